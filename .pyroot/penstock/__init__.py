@@ -1,0 +1,1 @@
+"""Penstock: reinforcement learning for coding agents as typed events on durable streams."""

@@ -1,0 +1,1 @@
+"""Sandboxes, the task format, the agent harness's tools and the task factory."""

@@ -1,0 +1,1 @@
+"""MicroVM backends, images, the guest agent and the VM pool."""

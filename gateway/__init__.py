@@ -1,0 +1,1 @@
+"""The OpenAI-compatible API, user feedback and the live page."""

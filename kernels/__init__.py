@@ -1,0 +1,1 @@
+"""Numeric kernels: references, CPU fast paths and CUDA sources."""

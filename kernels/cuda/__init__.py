@@ -1,0 +1,1 @@
+"""CUDA sources and their loading."""
