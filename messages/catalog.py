@@ -1,0 +1,60 @@
+"""Every message there is: the codec decodes these and no others."""
+
+from penstock.messages.base import Message
+from penstock.messages.control import (
+    ActorFailed,
+    ActorStarted,
+    MessageRejected,
+    RunFinished,
+    RunStarted,
+)
+from penstock.messages.feedback import (
+    FeedbackReceived,
+    FeedbackRetracted,
+    InferenceRecorded,
+    LiveSampleJoined,
+)
+from penstock.messages.generation import AbortGeneration, Ack, Generate, RemoteError, TokensSampled
+from penstock.messages.machine import (
+    AcquireSandbox,
+    CommandFinished,
+    ExecCommand,
+    FileRead,
+    FilesListed,
+    ListFiles,
+    ReadFile,
+    ReleaseSandbox,
+    SandboxLeased,
+    WriteFiles,
+)
+from penstock.messages.pacing import CreditsChanged, EvalCompleted, EvalRequested
+from penstock.messages.reward import Verdict
+from penstock.messages.rollout import RolloutFinished, TurnSampled
+from penstock.messages.task import StartRollout
+from penstock.messages.telemetry import ActorReported, MidtrainProgressed
+from penstock.messages.training import (
+    BatchManifest,
+    CheckpointSaved,
+    MidtrainCompleted,
+    StepCompleted,
+)
+from penstock.messages.weights import WeightsApplied, WeightsPublished, WeightsRelayed
+
+EVENTS = (
+    StartRollout, TurnSampled, RolloutFinished, Verdict,
+    WeightsPublished, WeightsRelayed, WeightsApplied, CreditsChanged,
+    InferenceRecorded, FeedbackReceived, FeedbackRetracted, LiveSampleJoined,
+    BatchManifest, StepCompleted, MidtrainCompleted, CheckpointSaved,
+    RunStarted, RunFinished, ActorStarted, ActorFailed, EvalRequested, EvalCompleted,
+    MessageRejected, ActorReported, MidtrainProgressed,
+)  # fmt: skip
+"""Kept on streams."""
+
+REQUESTS = (
+    Generate, TokensSampled, AbortGeneration, RemoteError, Ack,
+    AcquireSandbox, SandboxLeased, ExecCommand, CommandFinished, ReadFile, FileRead,
+    WriteFiles, ListFiles, FilesListed, ReleaseSandbox,
+)  # fmt: skip
+"""Asked and answered, not kept."""
+
+MESSAGES: tuple[type[Message], ...] = EVENTS + REQUESTS

@@ -1,0 +1,76 @@
+"""Run life cycle."""
+
+from typing import ClassVar
+
+from penstock.messages.base import Event, Stream
+
+
+class RunStarted(Event, frozen=True, kw_only=True):
+    """Command line -> everyone. The whole configuration, so that the log explains itself."""
+
+    stream: ClassVar[Stream] = Stream.CONTROL
+    run_id: str
+    seed: int
+    config_toml: str
+    versions: dict[str, str]
+    """penstock, python, torch, platform: what replay must match."""
+
+    def key(self) -> str:
+        """One a run."""
+        return self.run_id
+
+
+class RunFinished(Event, frozen=True, kw_only=True):
+    """Trainer -> everyone: no further step will come."""
+
+    stream: ClassVar[Stream] = Stream.CONTROL
+    reason: str
+    step: int
+
+    def key(self) -> str:
+        """One a run."""
+        return "finished"
+
+
+class ActorStarted(Event, frozen=True, kw_only=True):
+    """Runtime -> monitor."""
+
+    stream: ClassVar[Stream] = Stream.CONTROL
+    actor: str
+    incarnation: str
+    pid: int
+
+    def key(self) -> str:
+        """One a start."""
+        return f"{self.actor}.{self.incarnation}"
+
+
+class ActorFailed(Event, frozen=True, kw_only=True):
+    """Runtime or command line -> monitor: an actor or its process ended by an error."""
+
+    stream: ClassVar[Stream] = Stream.CONTROL
+    actor: str
+    incarnation: str
+    error: str
+    num_restarts: int
+
+    def key(self) -> str:
+        """One a failure."""
+        return f"{self.actor}.{self.incarnation}"
+
+
+class MessageRejected(Event, frozen=True, kw_only=True):
+    """Runtime -> the dead-letter stream: a message that cannot be handled, with its cause."""
+
+    stream: ClassVar[Stream] = Stream.DLQ
+    source_stream: str
+    source_sequence: int
+    source_subject: str
+    actor: str
+    cause: str
+    data: bytes
+    """As received, so that it can be put back."""
+
+    def key(self) -> str:
+        """One a source position and actor."""
+        return f"{self.source_stream}.{self.source_sequence}.{self.actor}"

@@ -1,0 +1,46 @@
+"""The one exception tree.
+
+To add an error: derive from the nearest class here and from the standard-library type that a
+caller without Penstock would catch; pass plain values to `super().__init__` so that it pickles;
+name the field and what was expected in the text.
+"""
+
+
+class PenstockError(Exception):
+    """Root of all errors that Penstock raises on purpose."""
+
+
+class ConfigError(PenstockError, ValueError):
+    """A configuration key is unknown, missing, or has a wrong value; the text gives its path."""
+
+
+class CodecError(PenstockError, ValueError):
+    """Bytes do not decode to the expected message; the text gives the path inside it."""
+
+
+class BusError(PenstockError, ConnectionError):
+    """The event bus cannot do what was asked."""
+
+
+class BusClosedError(BusError):
+    """The bus was closed by this process."""
+
+
+class PublishConflictError(BusError):
+    """Another event with the same key is already on the stream."""
+
+
+class DeadlineError(PenstockError, TimeoutError):
+    """An awaited thing did not come in time; the text says what was awaited and for how long."""
+
+
+class QueueFullError(PenstockError, BlockingIOError):
+    """A bounded queue refused one more entry; try again later."""
+
+
+class NotFoundError(PenstockError, LookupError):
+    """A named thing (run, object, task, actor, backend) does not exist; the text lists the choices."""
+
+
+class CorruptDataError(PenstockError, ValueError):
+    """A digest does not match its bytes; nothing was written."""

@@ -1,0 +1,65 @@
+"""Requests to generators: request and streamed replies, not kept on a stream."""
+
+from enum import StrEnum
+
+from penstock.messages.base import Array, Message
+from penstock.messages.rollout import StopReason
+from penstock.messages.task import Purpose, Sampling
+
+
+class Generate(Message, frozen=True, kw_only=True):
+    """Rollout worker or gateway -> a generator that serves `purpose`."""
+
+    request_id: str
+    session_id: str
+    """Turns of one session share a KV prefix on one replica."""
+    purpose: Purpose
+    token_ids: Array
+    """int32 [P]: the whole context."""
+    sampling: Sampling
+    routes_from: int = 0
+    """Return routed experts from this position on."""
+    deadline_s: float = 60.0
+
+
+class TokensSampled(Message, frozen=True, kw_only=True):
+    """Generator -> requester: a chunk of the reply; the last one has a stop_reason."""
+
+    request_id: str
+    token_ids: Array
+    """int32 [N]."""
+    behavior_logprobs: Array
+    """float32 [N]."""
+    policy_version: int
+    """One chunk never spans two versions."""
+    stop_reason: StopReason | None = None
+    routed_experts: Array | None = None
+    """uint8 [R, L, K] on the last chunk: positions routes_from .. total-2."""
+    replica: str = ""
+    queue_ms: float = 0.0
+
+
+class AbortGeneration(Message, frozen=True, kw_only=True):
+    """Requester -> generators: stop sampling this request."""
+
+    request_id: str
+
+
+class RemoteErrorKind(StrEnum):
+    """How a remote failure is to be treated."""
+
+    INVALID = "invalid"
+    BUSY = "busy"
+    FAILED = "failed"
+    GONE = "gone"
+
+
+class RemoteError(Message, frozen=True, kw_only=True):
+    """Any server -> its requester: the request failed, and how."""
+
+    kind: RemoteErrorKind
+    error: str
+
+
+class Ack(Message, frozen=True, kw_only=True):
+    """Done, with nothing to tell."""

@@ -1,0 +1,87 @@
+"""Requests to sandbox hosts: request and reply, not kept on a stream."""
+
+from penstock.messages.base import Message
+from penstock.messages.rollout import SandboxRecord
+
+
+class AcquireSandbox(Message, frozen=True, kw_only=True):
+    """Rollout worker or judge -> any sandbox host with room."""
+
+    lease_id: str
+    """Chosen by the asker: asking twice gives the same machine."""
+    holder: str
+    lease_s: float
+    """Reaped this long after the last request that names the lease."""
+
+
+class SandboxLeased(Message, frozen=True, kw_only=True):
+    """Sandbox host -> asker."""
+
+    lease_id: str
+    host: str
+    """Further requests of this lease go to this host."""
+    sandbox: SandboxRecord
+
+
+class ExecCommand(Message, frozen=True, kw_only=True):
+    """Run a program in a leased machine."""
+
+    lease_id: str
+    op_key: str
+    """Asking twice with one key runs it once."""
+    argv: list[str]
+    cwd: str = "/work"
+    env: dict[str, str] = {}
+    timeout_s: float = 10.0
+    output_bytes_max: int = 65536
+
+
+class CommandFinished(Message, frozen=True, kw_only=True):
+    """The program's end."""
+
+    exit_code: int
+    stdout: bytes = b""
+    stderr: bytes = b""
+    truncated: bool = False
+    timed_out: bool = False
+    duration_ms: float = 0.0
+
+
+class ReadFile(Message, frozen=True, kw_only=True):
+    """Read one file of a leased machine."""
+
+    lease_id: str
+    path: str
+    num_bytes_max: int
+
+
+class FileRead(Message, frozen=True, kw_only=True):
+    """The file's bytes."""
+
+    data: bytes
+
+
+class WriteFiles(Message, frozen=True, kw_only=True):
+    """Write files into a leased machine, parents included."""
+
+    lease_id: str
+    files: dict[str, bytes]
+
+
+class ListFiles(Message, frozen=True, kw_only=True):
+    """List regular files below `root`, recursively."""
+
+    lease_id: str
+    root: str
+
+
+class FilesListed(Message, frozen=True, kw_only=True):
+    """Paths relative to the asked root, sorted."""
+
+    paths: list[str]
+
+
+class ReleaseSandbox(Message, frozen=True, kw_only=True):
+    """Give the machine back; it is destroyed."""
+
+    lease_id: str

@@ -1,0 +1,57 @@
+"""What each stream keeps, for how long, and how it refuses a second copy."""
+
+from enum import StrEnum
+
+import msgspec
+
+from penstock.messages.base import Stream
+
+
+class Retention(StrEnum):
+    """When a stored event may go."""
+
+    LIMITS = "limits"
+    WORK_QUEUE = "work_queue"
+    LAST_PER_SUBJECT = "last_per_subject"
+
+
+class Dedup(StrEnum):
+    """How a second publish of one key is refused."""
+
+    SUBJECT = "subject"
+    """Compare-and-swap: the subject must be empty. Holds for ever."""
+    MESSAGE_ID = "message_id"
+    """Nats-Msg-Id within the window; for streams whose events are removed when done."""
+    NONE = "none"
+
+
+class StreamSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Provisioning of one stream."""
+
+    retention: Retention
+    dedup: Dedup
+    in_memory: bool = False
+    max_age_s: float = 0.0
+    """0 keeps for ever."""
+    max_bytes: int = 8 << 30
+    max_event_bytes: int = 512 << 10
+    """Larger payloads go by claim check."""
+    window_s: float = 600.0
+
+
+_LOG = StreamSpec(retention=Retention.LIMITS, dedup=Dedup.SUBJECT)
+
+STREAMS: dict[Stream, StreamSpec] = {
+    Stream.TASKS: StreamSpec(retention=Retention.WORK_QUEUE, dedup=Dedup.MESSAGE_ID),
+    Stream.TRAJECTORIES: _LOG,
+    Stream.REWARDS: _LOG,
+    Stream.WEIGHTS: _LOG,
+    Stream.CREDITS: StreamSpec(retention=Retention.LAST_PER_SUBJECT, dedup=Dedup.NONE),
+    Stream.FEEDBACK: _LOG,
+    Stream.TRAINING: _LOG,
+    Stream.CONTROL: _LOG,
+    Stream.METRICS: StreamSpec(
+        retention=Retention.LIMITS, dedup=Dedup.NONE, in_memory=True, max_bytes=64 << 20
+    ),
+    Stream.DLQ: StreamSpec(retention=Retention.LIMITS, dedup=Dedup.SUBJECT, max_age_s=30 * 86400.0),
+}

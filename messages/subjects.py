@@ -1,0 +1,42 @@
+"""Subjects: `ps.<run>.<stream>.<Type>[.<key>]` for events, `ps.<run>.rpc.<service>` for requests."""
+
+import re
+
+from penstock.messages.base import Event, Stream
+
+_TOKEN = re.compile(r"[A-Za-z0-9_\-=+:]+(\.[A-Za-z0-9_\-=+:]+)*")
+
+
+def check_token(value: str, field: str) -> str:
+    """Return `value` if it can stand in a subject.
+
+    Raises:
+        ValueError: Empty, or has white space, wildcards or empty tokens.
+
+    """
+    if not _TOKEN.fullmatch(value):
+        raise ValueError(
+            f"{field}: expected letters, digits, '_-=+:' and inner dots, got {value!r}"
+        )
+    return value
+
+
+def event_subject(run_id: str, event: Event) -> str:
+    """Return the subject that keeps `event`; it names the event once and for all."""
+    name = type(event).__name__
+    return f"ps.{run_id}.{event.stream}.{name}.{check_token(event.key(), f'{name}.key')}"
+
+
+def type_filter(run_id: str, event_type: type[Event]) -> str:
+    """Return the filter that matches all events of one type."""
+    return f"ps.{run_id}.{event_type.stream}.{event_type.__name__}.>"
+
+
+def stream_filter(run_id: str, stream: Stream) -> str:
+    """Return the filter that matches all events of one stream."""
+    return f"ps.{run_id}.{stream}.>"
+
+
+def service_subject(run_id: str, service: str) -> str:
+    """Return the subject of a request service, e.g. `generate.train` or `sandbox.host-0`."""
+    return f"ps.{run_id}.rpc.{check_token(service, 'service')}"

@@ -1,0 +1,101 @@
+"""Coding tasks and the command to attempt one."""
+
+from enum import StrEnum
+from typing import ClassVar
+
+import msgspec
+
+from penstock.messages.base import Event, Stream
+
+
+class Split(StrEnum):
+    """Training never touches a held-out task."""
+
+    TRAIN = "train"
+    HELDOUT = "heldout"
+
+
+class Purpose(StrEnum):
+    """Why a rollout or a request runs; generators and the trainer treat each differently."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+    LIVE = "live"
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of one episode; reaching one is a typed stop reason."""
+
+    num_turns_max: int = 8
+    num_tokens_max: int = 1024
+    """Whole context, prompt and observations included."""
+    turn_tokens_max: int = 128
+    wall_s_max: float = 120.0
+    tool_s_max: float = 10.0
+    output_bytes_max: int = 2048
+    """Of one tool observation; the rest is cut and said so."""
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent may see of a task."""
+
+    task_id: str
+    rung: str
+    """The step of the difficulty ladder, e.g. `operator`."""
+    split: Split
+    instruction: str
+    files: dict[str, str]
+    """Path relative to the working directory -> text."""
+    limits: Limits = Limits()
+
+
+class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):
+    """What only the judge sees: never enters the VM of the episode."""
+
+    task_id: str
+    files: dict[str, str]
+    argv: list[str]
+    """Run in the working directory of a fresh VM with the episode's files plus `files`."""
+    timeout_s: float = 10.0
+    gold_files: dict[str, str] = {}
+    """A known solution, for the task's own gates."""
+
+
+class TaskSet(msgspec.Struct, frozen=True, kw_only=True):
+    """Tasks with their hidden tests, kept as one object; only the pacer and judges load it."""
+
+    tasks: list[Task]
+    hidden: list[HiddenTests]
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drawn."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    num_tokens_max: int = 128
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class StartRollout(Event, frozen=True, kw_only=True):
+    """Pacer -> one rollout worker. Work queue; a grant of one staleness credit a group."""
+
+    stream: ClassVar[Stream] = Stream.TASKS
+    rollout_id: str
+    group_id: str
+    group_index: int
+    """Position of the group in the run's order of grants, from 0; eval groups have their own."""
+    group_size: int
+    member: int
+    """0 <= member < group_size."""
+    purpose: Purpose
+    task: Task
+    sampling: Sampling
+    policy_version: int
+    """The trainer's version when the credit was granted."""
+
+    def key(self) -> str:
+        """One command a rollout."""
+        return self.rollout_id

@@ -1,0 +1,56 @@
+"""Lossy telemetry: what each actor does and waits for."""
+
+from typing import ClassVar
+
+import msgspec
+
+from penstock.messages.base import Event, Stream
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """One await in progress: an edge of the wait-for graph."""
+
+    target: str
+    """Whom or what it waits for: an actor role, `sandbox`, `group 12`."""
+    reason: str
+    since: float
+    """Unix seconds."""
+    deadline_s: float
+    policy_version: int = -1
+
+
+class ActorReported(Event, frozen=True, kw_only=True):
+    """Runtime -> monitor, once a second."""
+
+    stream: ClassVar[Stream] = Stream.METRICS
+    actor: str
+    role: str
+    at: float
+    """Unix seconds."""
+    busy_s: float
+    """Time spent working, not waiting, since the actor started."""
+    uptime_s: float
+    num_handled: int
+    num_queued: int
+    gauges: dict[str, float] = {}
+    waits: list[Wait] = []
+
+    def key(self) -> str:
+        """The actor; the latest wins."""
+        return self.actor
+
+
+class MidtrainProgressed(Event, frozen=True, kw_only=True):
+    """Trainer -> monitor, command line."""
+
+    stream: ClassVar[Stream] = Stream.METRICS
+    num_tokens: int
+    num_tokens_total: int
+    loss: float
+    heldout_loss: float = 0.0
+    """0 where it was not measured at this point."""
+    tokens_per_s: float = 0.0
+
+    def key(self) -> str:
+        """The latest wins."""
+        return "progress"

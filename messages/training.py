@@ -1,0 +1,117 @@
+"""The order of training: what replay follows."""
+
+from typing import ClassVar
+
+import msgspec
+
+from penstock.messages.base import Event, Stream
+from penstock.messages.reward import Outcome
+from penstock.messages.rollout import VersionSpan
+
+
+class SampleEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One rollout (or live request) in a batch, or left out of it, and why."""
+
+    rollout_id: str
+    outcome: Outcome
+    """SOLVED, FAILED, POLICY_ERROR, TIMEOUT are trained; the others say why they are not."""
+    reward: float
+    advantage: float
+    """Given to every sampled token of every turn; 0 where not trained."""
+    version_spans: list[VersionSpan]
+    """All sampled tokens, merged over turns: the conservation ledger counts these."""
+
+
+class GroupEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """The rollouts of one task."""
+
+    group_id: str
+    group_index: int
+    task_id: str
+    samples: list[SampleEntry]
+
+
+class BatchManifest(Event, frozen=True, kw_only=True):
+    """Trainer -> trainer, replay, ledger. Published before the step is taken: exactly-once."""
+
+    stream: ClassVar[Stream] = Stream.TRAINING
+    step: int
+    """1 for the step that makes policy version 1."""
+    policy_version: int
+    """The version that this batch trains, = step - 1."""
+    groups: list[GroupEntry]
+    """In the order of training."""
+    discarded: list[GroupEntry] = []
+    """Groups that left the pool with this step without being trained (filtered, failed, stale)."""
+    live: list[SampleEntry] = []
+    """Live samples, `rollout_id` being the request id."""
+
+    def key(self) -> str:
+        """One a step: of two trainers, one wins."""
+        return str(self.step)
+
+
+class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampled tokens by fate. generated = the sum of all the others."""
+
+    generated: int = 0
+    trained: int = 0
+    stale: int = 0
+    filtered: int = 0
+    infra_failed: int = 0
+    judge_failed: int = 0
+    in_flight: int = 0
+
+
+class StepCompleted(Event, frozen=True, kw_only=True):
+    """Trainer -> publisher, pacer, replay, monitor."""
+
+    stream: ClassVar[Stream] = Stream.TRAINING
+    step: int
+    policy_version: int
+    """The version that the step made, = step."""
+    weights_digest: str
+    """Of the fp32 master weights."""
+    optimizer_digest: str
+    metrics: dict[str, float]
+    """loss, reward_mean, pass_rate, grad_norm, mismatch_k1, mismatch_k3, ess, masked_fraction,
+    staleness_mean, staleness_max ..."""
+    staleness_tokens: dict[int, int] = {}
+    """Staleness at consumption -> number of trained tokens."""
+    train_s: float = 0.0
+    wait_s: float = 0.0
+
+    def key(self) -> str:
+        """One a step."""
+        return str(self.step)
+
+
+class MidtrainCompleted(Event, frozen=True, kw_only=True):
+    """Trainer -> everyone: policy version 0 exists."""
+
+    stream: ClassVar[Stream] = Stream.TRAINING
+    num_tokens: int
+    loss_first: float
+    loss_last: float
+    heldout_loss: float
+    heldout_perplexity: float
+    weights_digest: str
+    wall_s: float
+
+    def key(self) -> str:
+        """One a run."""
+        return "midtrain"
+
+
+class CheckpointSaved(Event, frozen=True, kw_only=True):
+    """Trainer -> trainer at the next start, garbage collection."""
+
+    stream: ClassVar[Stream] = Stream.TRAINING
+    step: int
+    object_key: str
+    """In the run's object store: weights, optimizer, random state, in one file."""
+    weights_digest: str
+
+    def key(self) -> str:
+        """One a step."""
+        return str(self.step)

@@ -1,0 +1,93 @@
+"""Weight snapshots and deltas: manifests and acknowledgements; the bytes go by claim check."""
+
+from enum import StrEnum
+from typing import ClassVar
+
+import msgspec
+
+from penstock.messages.base import Event, Stream
+
+
+class SnapshotKind(StrEnum):
+    """What an object set is applied to."""
+
+    ANCHOR = "anchor"
+    """Nothing: it is whole."""
+    DELTA = "delta"
+    """Version - 1."""
+    FOLD = "fold"
+    """An older version."""
+
+
+class ShardRef(msgspec.Struct, frozen=True, kw_only=True):
+    """One object of a snapshot."""
+
+    shard_id: int
+    object_key: str
+    num_bytes: int
+    blake3: str
+    codec: str
+    codec_version: int = 1
+
+
+class WeightsPublished(Event, frozen=True, kw_only=True):
+    """Publisher -> relays. The manifest of one policy version; immutable."""
+
+    stream: ClassVar[Stream] = Stream.WEIGHTS
+    policy_version: int
+    base_version: int
+    """-1 for an anchor."""
+    kind: SnapshotKind
+    optimizer_step: int
+    fencing_token: int
+    """Of the publisher; a lower one than the head's is refused."""
+    representation: str
+    """e.g. bf16."""
+    base_root_digest: str
+    target_root_digest: str
+    num_params: int
+    num_changed: int
+    full_bytes: int
+    """Of the whole snapshot, for the ratio."""
+    shards: list[ShardRef]
+    config_json: str = ""
+    """The policy's config.json, on anchors."""
+
+    def key(self) -> str:
+        """One a version: two publishers cannot both publish it."""
+        return str(self.policy_version)
+
+
+class WeightsRelayed(Event, frozen=True, kw_only=True):
+    """Relay -> receivers of its region, monitor."""
+
+    stream: ClassVar[Stream] = Stream.WEIGHTS
+    region: str
+    policy_version: int
+    num_bytes: int
+    fetch_ms: float
+
+    def key(self) -> str:
+        """One a region and version."""
+        return f"{self.region}.{self.policy_version}"
+
+
+class WeightsApplied(Event, frozen=True, kw_only=True):
+    """Receiver -> pacer, monitor: this replica now samples under the version."""
+
+    stream: ClassVar[Stream] = Stream.WEIGHTS
+    region: str
+    replica: str
+    policy_version: int
+    root_digest: str
+    digest_matches: bool
+    from_version: int
+    num_bytes: int
+    stage_ms: float
+    """Fetch, decode and verify, while generation goes on."""
+    pause_ms: float
+    """Generation stood still."""
+
+    def key(self) -> str:
+        """One a replica and version and start of the replica (it may apply a version again)."""
+        return f"{self.region}.{self.replica}.{self.policy_version}"
