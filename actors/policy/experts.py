@@ -1,0 +1,104 @@
+"""The expert layer of training: tokens sorted by expert, one pair of matmuls an expert.
+
+Each expert sees a contiguous block of rows, so the work is that of the chosen experts only. The
+slots of a token are summed in slot order and gradients are gathered, never scattered, so forward
+and backward are reproducible bit for bit at a fixed thread count.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+
+class ExpertMlp(torch.autograd.Function):
+    """Weighted sum over a token's experts of `down(silu(gate(x)) * up(x))`.
+
+    Shapes: x [T, d], expert_ids [T, K] int64, expert_weights [T, K], gate_up [E, 2f, d],
+    down [E, d, f] -> [T, d].
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        expert_ids: torch.Tensor,
+        expert_weights: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+    ) -> torch.Tensor:
+        """Compute [T, d] and keep what the backward pass reads."""
+        num_slots = expert_ids.shape[1]
+        flat_ids = expert_ids.reshape(-1)
+        order = torch.argsort(flat_ids, stable=True)
+        counts = torch.bincount(flat_ids, minlength=gate_up.shape[0]).tolist()
+        inverse = torch.empty_like(order)
+        inverse[order] = torch.arange(order.numel())
+        rows = order // num_slots
+        x_sorted = x.index_select(0, rows)
+        hidden = x.new_empty(order.numel(), gate_up.shape[1])
+        for expert, block in _blocks(counts):
+            torch.mm(x_sorted[block], gate_up[expert].t(), out=hidden[block])
+        gate, up = hidden.chunk(2, dim=1)
+        activation = F.silu(gate).mul_(up)
+        output = x.new_empty(order.numel(), x.shape[1])
+        for expert, block in _blocks(counts):
+            torch.mm(activation[block], down[expert].t(), out=output[block])
+        per_slot = output.index_select(0, inverse).view(*expert_ids.shape, -1)
+        ctx.save_for_backward(
+            x_sorted, hidden, activation, per_slot, expert_weights, gate_up, down, rows, inverse
+        )
+        ctx.order, ctx.counts = order, counts
+        return combine(per_slot, expert_weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return gradients of x, expert_weights, gate_up and down."""
+        (grad,) = grad_outputs
+        x_sorted, hidden, activation, per_slot, weights, gate_up, down, rows, inverse = (
+            ctx.saved_tensors
+        )
+        grad = grad.contiguous()
+        grad_weights = torch.bmm(per_slot, grad.unsqueeze(2)).squeeze(2)
+        sorted_weights = weights.reshape(-1).index_select(0, ctx.order)
+        grad_sorted = grad.index_select(0, rows).mul_(sorted_weights.unsqueeze(1))
+        grad_down = torch.zeros_like(down)
+        grad_activation = torch.empty_like(activation)
+        for expert, block in _blocks(ctx.counts):
+            torch.mm(grad_sorted[block], down[expert], out=grad_activation[block])
+            torch.mm(grad_sorted[block].t(), activation[block], out=grad_down[expert])
+        grad_hidden = _gated_silu_backward(grad_activation, hidden)
+        grad_gate_up = torch.zeros_like(gate_up)
+        grad_x_sorted = torch.empty_like(x_sorted)
+        for expert, block in _blocks(ctx.counts):
+            torch.mm(grad_hidden[block], gate_up[expert], out=grad_x_sorted[block])
+            torch.mm(grad_hidden[block].t(), x_sorted[block], out=grad_gate_up[expert])
+        grad_x = grad_x_sorted.index_select(0, inverse).view_as(per_slot).sum(1)
+        return grad_x, None, grad_weights, grad_gate_up, grad_down
+
+
+def combine(per_slot: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Sum [T, K, d] weighted by [T, K] over K in slot order -> [T, d]."""
+    total = per_slot[:, 0] * weights[:, 0:1]
+    for slot in range(1, weights.shape[1]):
+        total.addcmul_(per_slot[:, slot], weights[:, slot : slot + 1])
+    return total
+
+
+def _gated_silu_backward(grad: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    gate, up = hidden.chunk(2, dim=1)
+    result = torch.empty_like(hidden)
+    grad_gate, grad_up = result.chunk(2, dim=1)
+    torch.mul(grad, F.silu(gate), out=grad_up)
+    grad_gate.copy_(torch.ops.aten.silu_backward(grad * up, gate))
+    return result
+
+
+def _blocks(counts: list[int]) -> list[tuple[int, slice]]:
+    """Return (expert, its rows) for every expert that has any."""
+    blocks, start = [], 0
+    for expert, count in enumerate(counts):
+        if count:
+            blocks.append((expert, slice(start, start + count)))
+        start += count
+    return blocks

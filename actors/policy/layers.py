@@ -1,0 +1,171 @@
+"""The transformer's layers, over packed tokens: rows are tokens, segments are sequences.
+
+Projections that share an input are stored as one matrix, cut so that every tensor of the
+checkpoint format is a contiguous view of it (see `checkpoint.py`).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.experts import ExpertMlp
+
+ROUTE_FREE = -1
+"""An expert id that means: no route was recorded here, use the router's own choice."""
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Where the sequences of a packed batch lie."""
+
+    lengths: tuple[int, ...]
+    """Tokens of each sequence, in order; they sum to T."""
+    cos: torch.Tensor
+    """[T, 1, D/2] rotary cosines of each token's position in its own sequence."""
+    sin: torch.Tensor
+    """[T, 1, D/2]."""
+
+
+def rotary_table(config: PolicyConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (cos, sin), each [max_position_embeddings, D/2] float32."""
+    half = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    frequencies = 1.0 / (config.rope_theta**half)
+    positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+    angles = torch.outer(positions, frequencies)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Apply rotary embedding (half-split pairs) to [T, H, D] with tables [T, 1, D/2]."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class Attention(nn.Module):
+    """Grouped-query causal attention with normalized queries and keys."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        super().__init__()
+        self.config = config
+        rows = config.query_dim + 2 * config.key_value_dim
+        self.qkv = nn.Parameter(torch.empty(rows, config.hidden_size))
+        self.output = nn.Parameter(torch.empty(config.hidden_size, config.query_dim))
+        self.query_norm = nn.Parameter(torch.ones(config.head_dim))
+        self.key_norm = nn.Parameter(torch.ones(config.head_dim))
+
+    def forward(self, x: torch.Tensor, segments: Segments) -> torch.Tensor:
+        """[T, d] -> [T, d]; a token sees its own segment up to itself."""
+        query, key, value = self.project(x, segments.cos, segments.sin)
+        attended = _attend(query, key, value, segments.lengths)
+        return F.linear(attended.flatten(1), self.output)
+
+    def project(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[T, d] -> rotated query [T, Hq, D], rotated key [T, Hkv, D], value [T, Hkv, D]."""
+        config = self.config
+        heads = F.linear(x, self.qkv).view(x.shape[0], -1, config.head_dim)
+        query, key, value = heads.split(
+            (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads), 1
+        )
+        shape, eps = (config.head_dim,), config.rms_norm_eps
+        query = rotate(F.rms_norm(query, shape, self.query_norm, eps), cos, sin)
+        key = rotate(F.rms_norm(key, shape, self.key_norm, eps), cos, sin)
+        return query, key, value
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: tuple[int, ...]
+) -> torch.Tensor:
+    """Causal attention inside each segment: [T, Hq, D], [T, Hkv, D] x 2 -> [T, Hq, D]."""
+    if len(set(lengths)) == 1:
+        return _attend_rows(query, key, value, len(lengths))
+    parts = zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
+    return torch.cat([_attend_rows(q, k, v, 1) for q, k, v in parts])
+
+
+def _attend_rows(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, num_rows: int
+) -> torch.Tensor:
+    groups = query.shape[1] // key.shape[1]
+    q, k, v = (t.unflatten(0, (num_rows, -1)).transpose(1, 2) for t in (query, key, value))
+    k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
+    attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return attended.transpose(1, 2).flatten(0, 1)
+
+
+class Router(nn.Module):
+    """Chooses experts from fp32 scores, or replays the choice of another forward pass."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        super().__init__()
+        self.num_chosen = config.num_experts_per_tok
+        self.normalize = config.norm_topk_prob
+        self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
+
+    def forward(
+        self, x: torch.Tensor, recorded: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Route [T, d].
+
+        Args:
+            recorded: [T, K] expert ids to use instead of the router's, in slot order; a row that
+                starts with `ROUTE_FREE` is routed freely. Weights always come from the scores of
+                this pass, so gradients reach the router.
+
+        Returns:
+            ids [T, K] int64, weights [T, K], scores [T, E], and how many recorded ids the
+            router itself would not have chosen (0-dim int64).
+        """
+        scores = F.linear(x.float(), self.weight.float()).softmax(-1)
+        own = scores.detach().topk(self.num_chosen, dim=-1).indices
+        ids, mismatch = own, own.new_zeros(())
+        if recorded is not None:
+            is_recorded = recorded[:, :1] != ROUTE_FREE
+            ids = torch.where(is_recorded, recorded, own)
+            mismatch = (ids.unsqueeze(2) != own.unsqueeze(1)).all(2).sum()
+        weights = scores.gather(1, ids)
+        if self.normalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return ids, weights, scores, mismatch
+
+
+class Experts(nn.Module):
+    """The experts' weights, stacked."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        super().__init__()
+        width, hidden = config.moe_intermediate_size, config.hidden_size
+        self.gate_up = nn.Parameter(torch.empty(config.num_experts, 2 * width, hidden))
+        self.down = nn.Parameter(torch.empty(config.num_experts, hidden, width))
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """[T, d] through the chosen experts -> [T, d]."""
+        return ExpertMlp.apply(x, ids, weights.to(x.dtype), self.gate_up, self.down)
+
+
+class Layer(nn.Module):
+    """One transformer block: attention, then experts, each after a norm and around a skip."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        super().__init__()
+        self.eps = config.rms_norm_eps
+        self.attention_norm = nn.Parameter(torch.ones(config.hidden_size))
+        self.attention = Attention(config)
+        self.expert_norm = nn.Parameter(torch.ones(config.hidden_size))
+        self.router = Router(config)
+        self.experts = Experts(config)
+
+    def forward(
+        self, x: torch.Tensor, segments: Segments, recorded: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[T, d] -> ([T, d], expert ids [T, K], router scores [T, E], mismatched ids)."""
+        shape = (x.shape[-1],)
+        normed = F.rms_norm(x, shape, self.attention_norm, self.eps)
+        x = x + self.attention(normed, segments)
+        normed = F.rms_norm(x, shape, self.expert_norm, self.eps)
+        ids, weights, scores, mismatch = self.router(normed, recorded)
+        return x + self.experts(normed, ids, weights), ids, scores, mismatch

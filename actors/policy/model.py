@@ -1,0 +1,181 @@
+"""The policy: a mixture-of-experts transformer of Qwen3-MoE's architecture, in plain torch.
+
+Forward and backward give the same bits on every run on the CPU at a fixed thread count; exact
+replay of training rests on that. Sequences are packed: `input_ids` is flat and `lengths` says
+where each sequence ends, so no work goes into padding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.layers import Layer, Segments, rotary_table
+
+
+@dataclass(frozen=True)
+class PolicyOutput:
+    """What one forward pass over T packed tokens gives."""
+
+    hidden: torch.Tensor
+    """[T, d] after the final norm; `Policy.logits` turns the rows that matter into logits."""
+    routed_experts: torch.Tensor
+    """[T, L, K] int16: the experts each token went through, in slot order."""
+    router_mismatch: torch.Tensor
+    """0-dim float32: the share of the recorded ids that the router would not have chosen."""
+    balance_loss: torch.Tensor
+    """0-dim: load balance, 1 when even (Switch Transformer, arXiv 2101.03961, equation 4)."""
+
+
+class MtpHead(nn.Module):
+    """Predicts the token after next from a hidden state and the next token's embedding.
+
+    DeepSeek-V3's multi-token prediction (arXiv 2412.19437, section 2.2) without its transformer
+    block: norm both, project [2d] to [d], then the shared output head. Mid-training only.
+    """
+
+    def __init__(self, config: PolicyConfig) -> None:
+        super().__init__()
+        self.eps = config.rms_norm_eps
+        self.hidden_norm = nn.Parameter(torch.ones(config.hidden_size))
+        self.embedding_norm = nn.Parameter(torch.ones(config.hidden_size))
+        self.output_norm = nn.Parameter(torch.ones(config.hidden_size))
+        self.projection = nn.Parameter(torch.empty(config.hidden_size, 2 * config.hidden_size))
+
+    def forward(self, hidden: torch.Tensor, next_embedding: torch.Tensor) -> torch.Tensor:
+        """[N, d] and [N, d] -> [N, d], to be put through `Policy.logits`."""
+        shape = (hidden.shape[-1],)
+        left = F.rms_norm(hidden, shape, self.hidden_norm, self.eps)
+        right = F.rms_norm(next_embedding, shape, self.embedding_norm, self.eps)
+        mixed = F.linear(torch.cat((left, right), dim=-1), self.projection)
+        return F.rms_norm(left + F.silu(mixed), shape, self.output_norm, self.eps)
+
+
+class Policy(nn.Module):
+    """The language model that acts, and that RL improves.
+
+    Example:
+        >>> policy = Policy(PolicyConfig(), seed=0)
+        >>> output = policy(torch.tensor([5, 6, 7, 5, 6]), lengths=[3, 2])
+        >>> policy.logits(output.hidden).shape
+        torch.Size([5, 1024])
+    """
+
+    def __init__(self, config: PolicyConfig, seed: int | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.final_norm = nn.Parameter(torch.ones(config.hidden_size))
+        if not config.tie_word_embeddings:
+            self.head = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        if config.mtp_num_heads:
+            self.mtp = MtpHead(config)
+        cos, sin = rotary_table(config)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        if seed is not None:
+            self.initialize(seed)
+
+    @torch.no_grad()
+    def initialize(self, seed: int) -> None:
+        """Draw weights from N(0, 0.02), residual outputs scaled down by sqrt(2L)."""
+        generator = torch.Generator().manual_seed(seed)
+        residual = 0.02 / (2 * self.config.num_hidden_layers) ** 0.5
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                std = residual if name.endswith(("attention.output", "experts.down")) else 0.02
+                parameter.normal_(0.0, std, generator=generator)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        lengths: Sequence[int],
+        routed_experts: torch.Tensor | None = None,
+    ) -> PolicyOutput:
+        """Run the packed tokens.
+
+        Args:
+            input_ids: [T] int64, sequence after sequence.
+            lengths: tokens of each sequence, summing to T.
+            routed_experts: [T, L, K] integer ids to replay; rows of `ROUTE_FREE` route freely.
+
+        Raises:
+            ValueError: lengths that do not fit, or routes of the wrong shape.
+        """
+        segments = self._segments(input_ids, tuple(lengths))
+        recorded = self._checked_routes(input_ids, routed_experts)
+        x = F.embedding(input_ids, self.embedding)
+        routes, balance, mismatches = [], [], []
+        for index, layer in enumerate(self.layers):
+            replay = None if recorded is None else recorded[:, index]
+            x, ids, scores, mismatch = layer(x, segments, replay)
+            routes.append(ids.to(torch.int16))
+            balance.append(_balance(ids, scores))
+            mismatches.append(mismatch)
+        return PolicyOutput(
+            hidden=F.rms_norm(x, (x.shape[-1],), self.final_norm, self.config.rms_norm_eps),
+            routed_experts=torch.stack(routes, dim=1),
+            router_mismatch=_mismatch_share(mismatches, recorded),
+            balance_loss=torch.stack(balance).mean(),
+        )
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, d] -> [N, vocab_size]."""
+        return F.linear(hidden, self.embedding if self.config.tie_word_embeddings else self.head)
+
+    def mtp_hidden(self, hidden: torch.Tensor, next_ids: torch.Tensor) -> torch.Tensor:
+        """Hidden states [N, d] and the next tokens [N] -> states that predict the ones after."""
+        return self.mtp(hidden, F.embedding(next_ids, self.embedding))
+
+    def _segments(self, input_ids: torch.Tensor, lengths: tuple[int, ...]) -> Segments:
+        if input_ids.dim() != 1 or sum(lengths) != input_ids.numel() or min(lengths) < 1:
+            raise ValueError(
+                f"lengths must be positive and sum to the {input_ids.numel()} packed input_ids"
+            )
+        if max(lengths) > self.config.max_position_embeddings:
+            raise ValueError(
+                f"a sequence of {max(lengths)} tokens exceeds max_position_embeddings "
+                f"{self.config.max_position_embeddings}"
+            )
+        cos = torch.cat([self.cos[:n] for n in lengths]).unsqueeze(1)
+        sin = torch.cat([self.sin[:n] for n in lengths]).unsqueeze(1)
+        return Segments(lengths, cos, sin)
+
+    def _checked_routes(
+        self, input_ids: torch.Tensor, routed_experts: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        if routed_experts is None:
+            return None
+        config = self.config
+        shape = (input_ids.numel(), config.num_hidden_layers, config.num_experts_per_tok)
+        if tuple(routed_experts.shape) != shape:
+            raise ValueError(
+                f"routed_experts must be {shape} (tokens, layers, slots), "
+                f"not {tuple(routed_experts.shape)}"
+            )
+        if routed_experts.numel() and int(routed_experts.max()) >= config.num_experts:
+            raise ValueError(f"routed_experts must be below num_experts {config.num_experts}")
+        return routed_experts.to(torch.int64)
+
+
+def token_logprobs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Log-probability of each target: [N, V] and [N] int64 -> [N] float32."""
+    return -F.cross_entropy(logits.float(), targets, reduction="none")
+
+
+def _balance(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """E * sum over experts of (share of slots) * (mean score)."""
+    num_experts = scores.shape[1]
+    share = torch.bincount(ids.reshape(-1), minlength=num_experts) / ids.numel()
+    return num_experts * (share * scores.mean(0)).sum()
+
+
+def _mismatch_share(mismatches: list[torch.Tensor], recorded: torch.Tensor | None) -> torch.Tensor:
+    total = torch.stack(mismatches).sum().float()
+    if recorded is None:
+        return total
+    return total / (recorded >= 0).sum().clamp(min=1)
