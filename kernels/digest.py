@@ -19,6 +19,7 @@ def tensor_digest(array: np.ndarray) -> int:
 
     Returns:
         The 128-bit xxh3 of dtype, shape and bytes in C order.
+
     """
     hasher = xxhash.xxh3_128(f"{array.dtype.str}{array.shape}".encode())
     hasher.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -35,6 +36,7 @@ def root_digest(arrays: dict[str, np.ndarray]) -> str:
 
     Returns:
         32 hexadecimal digits: the sum of the named digests modulo 2**128.
+
     """
     total = sum(named_digest(name, tensor_digest(array)) for name, array in arrays.items())
     return f"{total % _MODULUS:032x}"

@@ -94,6 +94,7 @@ def load_published(policy: Policy, state: Mapping[str, torch.Tensor]) -> None:
 
     Raises:
         ValueError: names or shapes that are not exactly the policy's.
+
     """
     views = hf_views(policy)
     check_state(views, state)
@@ -106,6 +107,7 @@ def check_state(views: Mapping[str, torch.Tensor], state: Mapping[str, torch.Ten
 
     Raises:
         ValueError: naming the tensors.
+
     """
     if views.keys() != state.keys():
         missing, unknown = sorted(views.keys() - state.keys()), sorted(state.keys() - views.keys())
@@ -152,6 +154,7 @@ def load_checkpoint(folder: Path) -> Policy:
     Raises:
         ValueError: a file that is not of the format, or whose tensors do not fit the config.
         FileNotFoundError: a file that is missing.
+
     """
     policy = Policy(load_config(folder))
     load_published(policy, _load_tensors(folder / "model.safetensors"))
@@ -169,6 +172,7 @@ def load_config(folder: Path) -> PolicyConfig:
 
     Raises:
         ValueError: not JSON, or an architecture other than Qwen3-MoE's.
+
     """
     path = folder / "config.json"
     raw = json.loads(path.read_bytes())

@@ -19,7 +19,7 @@ class ExpertMlp(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0913, PLR0917 - autograd passes tensors one by one
         ctx: Any,
         x: torch.Tensor,
         expert_ids: torch.Tensor,

@@ -119,6 +119,7 @@ class Router(nn.Module):
         Returns:
             ids [T, K] int64, weights [T, K], scores [T, E], and how many recorded ids the
             router itself would not have chosen (0-dim int64).
+
         """
         scores = F.linear(x.float(), self.weight.float()).softmax(-1)
         own = scores.detach().topk(self.num_chosen, dim=-1).indices

@@ -62,6 +62,7 @@ class Policy(nn.Module):
         >>> output = policy(torch.tensor([5, 6, 7, 5, 6]), lengths=[3, 2])
         >>> policy.logits(output.hidden).shape
         torch.Size([5, 1024])
+
     """
 
     def __init__(self, config: PolicyConfig, seed: int | None = None) -> None:
@@ -105,6 +106,7 @@ class Policy(nn.Module):
 
         Raises:
             ValueError: lengths that do not fit, or routes of the wrong shape.
+
         """
         segments = self._segments(input_ids, tuple(lengths))
         recorded = self._checked_routes(input_ids, routed_experts)

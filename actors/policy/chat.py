@@ -1,0 +1,91 @@
+"""The chat and tool-call format: messages to token ids, sampled ids to calls.
+
+A conversation is a row of messages, each `<|role|> text <|end|>`. An assistant's turn is text,
+then any number of calls:
+
+    <call name="edit_file"><path>a.py</path><old>x < y</old><new>x <= y</new></call><|end|>
+
+All structure is marks (`marks.py`), one token each, so arguments need no escaping. What the policy
+sampled is never tokenized again: a multi-turn context is the concatenation of `render_prompt`,
+sampled ids, `render_observation`, sampled ids, and so on.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from penstock.actors.policy import marks
+from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.messages.rollout import ToolCall
+
+
+class Role(StrEnum):
+    """Who wrote a message."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+_ROLE_MARKS = {
+    Role.SYSTEM: marks.SYSTEM,
+    Role.USER: marks.USER,
+    Role.ASSISTANT: marks.ASSISTANT,
+    Role.TOOL: marks.TOOL,
+}
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of a conversation."""
+
+    role: Role
+    content: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    """What an assistant's message calls, after its content."""
+
+
+def render_prompt(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> list[int]:
+    """Render a conversation and the mark after which the assistant's next turn is sampled."""
+    ids: list[int] = []
+    for message in messages:
+        ids.append(tokenizer.mark_id(_ROLE_MARKS[message.role]))
+        ids += render_turn(tokenizer, message.content, message.calls)
+    ids.append(tokenizer.mark_id(marks.ASSISTANT))
+    return ids
+
+
+def render_observation(tokenizer: Tokenizer, results: Sequence[str]) -> list[int]:
+    """Render the results of a turn's calls, in their order, and open the next turn."""
+    messages = [ChatMessage(role=Role.TOOL, content=result) for result in results]
+    return render_prompt(tokenizer, messages)
+
+
+def render_turn(tokenizer: Tokenizer, text: str, calls: Sequence[ToolCall] = ()) -> list[int]:
+    """Render the body of a message with its end mark: what a policy would have to sample."""
+    ids = tokenizer.encode(text) if text else []
+    for call in calls:
+        ids += _render_call(tokenizer, call)
+    ids.append(tokenizer.end_id)
+    return ids
+
+
+def _render_call(tokenizer: Tokenizer, call: ToolCall) -> list[int]:
+    mark = tokenizer.mark_id
+    known = marks.call_open(call.name)
+    ids = _opening(tokenizer, known, marks.CALL_OPEN, call.name)
+    for name, value in call.arguments.items():
+        opening, closing = marks.argument_open(name), marks.argument_close(name)
+        ids += _opening(tokenizer, opening, marks.ARGUMENT_OPEN, name)
+        ids += tokenizer.encode(value)
+        ids.append(mark(closing if tokenizer.has_mark(opening) else marks.ARGUMENT_CLOSE))
+    ids.append(mark(marks.CALL_CLOSE))
+    return ids
+
+
+def _opening(tokenizer: Tokenizer, known: str, generic: str, name: str) -> list[int]:
+    if tokenizer.has_mark(known):
+        return [tokenizer.mark_id(known)]
+    spelled = tokenizer.encode(name)
+    return [tokenizer.mark_id(generic), *spelled, tokenizer.mark_id(marks.NAME_CLOSE)]

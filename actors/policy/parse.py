@@ -1,0 +1,140 @@
+"""From sampled token ids to calls or a final answer; anything malformed is a typed failure."""
+
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from penstock.actors.policy import marks
+from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.messages.rollout import ToolCall
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+_CALL_NAMES = {marks.call_open(name): name for name in marks.TOOL_NAMES}
+_ARGUMENT_NAMES = {marks.argument_open(name): name for name in marks.ARGUMENT_NAMES}
+
+
+class ParseFailureReason(StrEnum):
+    """What is wrong with a turn."""
+
+    UNFINISHED = "unfinished"
+    """The end mark is missing: sampling was cut short."""
+    UNEXPECTED = "unexpected"
+    """A token where the format allows none of its kind."""
+    BAD_NAME = "bad_name"
+    DUPLICATE_ARGUMENT = "duplicate_argument"
+
+
+class ParseFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn that is neither calls nor a final answer."""
+
+    reason: ParseFailureReason
+    detail: str
+    position: int
+    """Index of the offending token in the turn."""
+
+
+class ParsedTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A well-formed turn; without calls its text is the final answer."""
+
+    text: str
+    calls: tuple[ToolCall, ...]
+
+
+class _Malformed(Exception):
+    def __init__(self, reason: ParseFailureReason, detail: str, position: int) -> None:
+        super().__init__(detail)
+        self.failure = ParseFailure(reason=reason, detail=detail, position=position)
+
+
+def parse_turn(tokenizer: Tokenizer, token_ids: Sequence[int]) -> ParsedTurn | ParseFailure:
+    """Parse one sampled turn, end mark included.
+
+    Grammar: turn = text call* END; call = open argument* CALL_CLOSE; argument = open text close.
+    Nothing may stand between calls or between arguments.
+    """
+    try:
+        return _Parser(tokenizer, token_ids).turn()
+    except _Malformed as error:
+        return error.failure
+
+
+class _Parser:
+    def __init__(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._ids = token_ids
+        self._position = 0
+
+    def turn(self) -> ParsedTurn:
+        text = self._text()
+        calls = []
+        while (mark := self._mark()) != marks.END:
+            calls.append(self._call(mark))
+        if self._position != len(self._ids):
+            raise self._unexpected("a token after the end mark", self._position)
+        return ParsedTurn(text=text, calls=tuple(calls))
+
+    def _call(self, opening: str) -> ToolCall:
+        name = _CALL_NAMES.get(opening)
+        if name is None:
+            name = self._spelled(opening, marks.CALL_OPEN)
+        arguments: dict[str, str] = {}
+        while (mark := self._mark()) != marks.CALL_CLOSE:
+            start = self._position - 1
+            argument, value = self._argument(mark)
+            if argument in arguments:
+                reason = ParseFailureReason.DUPLICATE_ARGUMENT
+                raise _Malformed(reason, f"argument {argument!r} is given twice", start)
+            arguments[argument] = value
+        return ToolCall(name=name, arguments=arguments)
+
+    def _argument(self, opening: str) -> tuple[str, str]:
+        name = _ARGUMENT_NAMES.get(opening)
+        closing = marks.ARGUMENT_CLOSE if name is None else marks.argument_close(name)
+        if name is None:
+            name = self._spelled(opening, marks.ARGUMENT_OPEN)
+        value = self._text()
+        self._expect(closing)
+        return name, value
+
+    def _spelled(self, opening: str, expected: str) -> str:
+        """Read a name that follows a generic opening."""
+        start = self._position - 1
+        if opening != expected:
+            raise self._unexpected(f"{opening!r}, not a {expected!r}", start)
+        name = self._text()
+        self._expect(marks.NAME_CLOSE)
+        if not _NAME.fullmatch(name):
+            raise _Malformed(ParseFailureReason.BAD_NAME, f"{name!r} is no name", start)
+        return name
+
+    def _text(self) -> str:
+        """Read plain tokens up to the next mark."""
+        start = self._position
+        while self._position < len(self._ids) and self._mark_at(self._position) is None:
+            self._position += 1
+        return self._tokenizer.decode(self._ids[start : self._position])
+
+    def _mark(self) -> str:
+        """Read one token that must be a mark."""
+        if self._position >= len(self._ids):
+            detail = f"no {marks.END} after {len(self._ids)} tokens"
+            raise _Malformed(ParseFailureReason.UNFINISHED, detail, len(self._ids))
+        mark = self._mark_at(self._position)
+        if mark is None:
+            raise self._unexpected("text between calls or arguments", self._position)
+        self._position += 1
+        return mark
+
+    def _expect(self, expected: str) -> None:
+        mark = self._mark()
+        if mark != expected:
+            raise self._unexpected(f"{mark!r}, not {expected!r}", self._position - 1)
+
+    def _mark_at(self, position: int) -> str | None:
+        return self._tokenizer.mark_of(self._ids[position])
+
+    @staticmethod
+    def _unexpected(detail: str, position: int) -> _Malformed:
+        return _Malformed(ParseFailureReason.UNEXPECTED, f"found {detail}", position)

@@ -1,0 +1,168 @@
+"""Byte-level BPE, trained locally, with one token for each mark of the chat format.
+
+Pieces never cross a line break, and every digit and operator is a piece of its own, so that an
+edit to code changes few tokens. Any bytes round-trip. Text never encodes to a special token:
+what looks like `<|end|>` in a file or in a user's message stays plain characters, so that only
+the chat format itself can write marks.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as BpeTokenizer
+
+from penstock.actors.policy.checkpoint import write_atomic
+from penstock.actors.policy.marks import ALL_MARKS, END, PAD
+
+_PIECES = (
+    r"\r?\n[ \t]*"  # a line break with the indentation after it
+    r"| ?(?:\*\*=|//=|>>=|<<=|\.\.\.|==|!=|<=|>=|->|:=|\+=|-=|\*=|/=|%=|&=|\|=|\^=|//|\*\*|<<|>>)"
+    r"| ?\d"
+    r"| ?[^\W\d]+"
+    r"| ?[^\w\s]"
+    r"|[ \t]+"
+)
+_ESCAPED_BYTE = re.compile("([\udc80-\udcff])")
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    Example:
+        >>> tokenizer = train_tokenizer(["def f(x): return x"], vocab_size=400)
+        >>> tokenizer.decode(tokenizer.encode("return 12"))
+        'return 12'
+
+    """
+
+    def __init__(self, bpe: BpeTokenizer) -> None:
+        """Wrap a trained BPE whose vocabulary holds all 256 bytes."""
+        bpe.encode_special_tokens = True
+        self._bpe = bpe
+        self._bytes = _bytes_by_id(bpe)
+        self._byte_ids = {
+            data[0]: index for index, data in enumerate(self._bytes) if len(data) == 1
+        }
+        self._mark_ids = {
+            token.content: index for index, token in bpe.get_added_tokens_decoder().items()
+        }
+        self._mark_names = {index: mark for mark, index in self._mark_ids.items()}
+        self.end_id = self._mark_ids[END]
+        self.pad_id = self._mark_ids[PAD]
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, marks included."""
+        return len(self._bytes)
+
+    def encode(self, text: str | bytes) -> list[int]:
+        """Encode to plain tokens, never marks."""
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "surrogateescape")
+        if text.isascii() or not _ESCAPED_BYTE.search(text):
+            return self._bpe.encode(text, add_special_tokens=False).ids
+        ids: list[int] = []
+        for index, part in enumerate(_ESCAPED_BYTE.split(text)):
+            if index % 2:
+                ids.append(self._byte_ids[bytes((ord(part) - 0xDC00,))])
+            else:
+                ids += self._bpe.encode(part, add_special_tokens=False).ids
+        return ids
+
+    def decode_bytes(self, ids: Sequence[int]) -> bytes:
+        """Decode exactly; marks give their literal text."""
+        return b"".join(self._bytes[index] for index in ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode to text; bytes that are no UTF-8 become U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", "replace")
+
+    def mark_id(self, mark: str) -> int:
+        """Return the token id of a mark of the chat format.
+
+        Raises:
+            KeyError: this tokenizer has no such mark.
+
+        """
+        return self._mark_ids[mark]
+
+    def has_mark(self, mark: str) -> bool:
+        """Tell whether a mark has a token of its own."""
+        return mark in self._mark_ids
+
+    def mark_of(self, token_id: int) -> str | None:
+        """Return the mark that a token id stands for, or None if it is plain."""
+        return self._mark_names.get(token_id)
+
+    def save(self, path: Path) -> None:
+        """Write a `tokenizer.json` that the tokenizers library and transformers read."""
+        write_atomic(path, self._bpe.to_str(pretty=True).encode())
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Read what `save` wrote.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is no tokenizer of ours.
+
+        """
+        text = path.read_text(encoding="utf-8")
+        try:
+            return cls(BpeTokenizer.from_str(text))
+        except Exception as error:  # the library raises bare Exception on any bad file
+            raise ValueError(f"{path}: not a tokenizer: {error!r}") from error
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
+    """Learn merges from texts; the same texts in the same order give the same tokenizer.
+
+    Args:
+        texts: plain text (code, instructions, tool output); marks are added by themselves.
+        vocab_size: at least 256 bytes plus the marks.
+
+    Raises:
+        ValueError: `vocab_size` leaves no room for the bytes and marks.
+
+    """
+    smallest = 256 + len(ALL_MARKS)
+    if vocab_size < smallest:
+        raise ValueError(f"vocab_size must be at least {smallest}, not {vocab_size}")
+    bpe = BpeTokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])  # type: ignore[assignment]
+    bpe.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(ALL_MARKS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    return Tokenizer(bpe)
+
+
+def _bytes_by_id(bpe: BpeTokenizer) -> list[bytes]:
+    """Return the bytes of every token id; the byte-level alphabet is undone, marks stay text."""
+    marks = {index: token.content for index, token in bpe.get_added_tokens_decoder().items()}
+    byte_of = _byte_alphabet()
+    table = []
+    for index in range(bpe.get_vocab_size()):
+        token = bpe.id_to_token(index)
+        plain = index not in marks
+        table.append(bytes(byte_of[c] for c in token) if plain else marks[index].encode())
+    return table
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return the byte that each character of the byte-level alphabet stands for.
+
+    Printable Latin-1 characters stand for themselves; the rest follow from U+0100 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(0x100 + index): byte for index, byte in enumerate(others)}
