@@ -42,9 +42,7 @@ class Tokenizer:
         bpe.encode_special_tokens = True
         self._bpe = bpe
         self._bytes = _bytes_by_id(bpe)
-        self._byte_ids = {
-            data[0]: index for index, data in enumerate(self._bytes) if len(data) == 1
-        }
+        self._byte_ids = {data: index for index, data in enumerate(self._bytes)}
         self._mark_ids = {
             token.content: index for index, token in bpe.get_added_tokens_decoder().items()
         }
