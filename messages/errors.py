@@ -44,3 +44,21 @@ class NotFoundError(PenstockError, LookupError):
 
 class CorruptDataError(PenstockError, ValueError):
     """A digest does not match its bytes; nothing was written."""
+
+
+class RemoteCallError(PenstockError, RuntimeError):
+    """The server of a request answered with `RemoteError`.
+
+    Attributes:
+        kind: A `RemoteErrorKind` value: invalid, busy, failed, gone.
+        text: The server's words.
+
+    """
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(kind, text)
+        self.kind = kind
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"

@@ -10,6 +10,7 @@ from penstock.messages.bus import ObjectStore, Receipt
 
 P = ParamSpec("P")
 R = TypeVar("R")
+E = TypeVar("E", bound=Event)
 
 
 class Context(Protocol):
@@ -55,16 +56,26 @@ class Context(Protocol):
         """Publish durably in the middle of a handler (e.g. a turn of a long episode)."""
         ...
 
+    async def last(self, event_type: type[E], key: str | None = None) -> E | None:
+        """Return the newest stored event of a type (of one key, if given), or None."""
+        ...
+
     async def request(
         self, service: str, message: Message, *, deadline_s: float, reason: str = ""
     ) -> Message:
-        """Ask and wait, visibly: the wait-for graph shows it. RemoteError replies raise."""
+        """Ask and wait, visibly: the wait-for graph shows it.
+
+        Raises:
+            RemoteCallError: The server replied with RemoteError.
+            DeadlineError: No reply in time.
+
+        """
         ...
 
     def stream_request(
         self, service: str, message: Message, *, idle_s: float, reason: str = ""
     ) -> AsyncIterator[Message]:
-        """Ask and iterate over the replies, visibly. RemoteError replies raise."""
+        """Ask and iterate over the replies, visibly. Raises as `request` does."""
         ...
 
     def waiting(
