@@ -1,0 +1,48 @@
+# Two commands do everything, set-up included: `make run` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CONFIG ?= infra/configs/quickstart.toml
+SEED ?= 0
+
+.PHONY: run test test-slow lint setup doctor clean help
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+run: setup  ## The quickstart: a real run, end to end
+	$(BIN)/penstock run --config $(CONFIG) --seed $(SEED)
+
+test: setup lint  ## Lint, types, import contracts and the fast tests
+	$(BIN)/python -m pytest
+
+test-slow: setup  ## Minutes long: kill -9 of every actor, whole runs, long fuzzing
+	$(BIN)/python -m pytest -m slow --timeout 3000
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+setup: .cache/apt.done $(VENV)/.installed  ## Packages, virtual environment, VM kernel and image; cached
+	@$(BIN)/python -m penstock.infra.vm_setup
+
+.cache/apt.done: infra/apt-packages.txt infra/install-apt.sh
+	@sh infra/install-apt.sh infra/apt-packages.txt
+	@mkdir -p .cache && touch $@
+
+$(VENV)/.installed: pyproject.toml | .cache/apt.done
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Penstock needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Set PYTHON=python3.x"; exit 1; }
+	@echo "[setup] Python packages into $(VENV) (a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+doctor: $(VENV)/.installed  ## What is there, what is missing, how to get it
+	$(BIN)/penstock doctor
+
+clean:  ## Remove what was built here (not the shared VM cache)
+	rm -rf $(VENV) .cache build dist .pytest_cache .ruff_cache .hypothesis

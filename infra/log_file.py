@@ -1,0 +1,160 @@
+"""Logs as one file: zstd frames of msgpack maps, `penstock log export|import|cat`.
+
+A file is a header map `{"penstock_log": 1, "run_id": ...}`, then entries in the order of the log:
+`{"kind": "event", "stream", "sequence", "stored_at", "data"}` (data: the event's own msgpack) and
+`{"kind": "object", "key", "data"}` (claim checks: checkpoints, tasks, tokenizer, weights).
+Each entry is a u32 little-endian length and that many bytes, inside one zstd stream.
+"""
+
+import struct
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import zstandard
+
+from penstock.messages.base import Event, Stream
+from penstock.messages.bus import Bus, ObjectStore
+from penstock.messages.catalog import EVENTS
+from penstock.messages.codec import decode, encode
+from penstock.messages.errors import CorruptDataError
+
+FORMAT_VERSION = 1
+ENTRY_BYTES_MAX = 1 << 30
+NOT_FACTS = frozenset({Stream.METRICS, Stream.TASKS, Stream.CREDITS})
+"""Telemetry, and commands that are done once handled."""
+
+
+def log_types() -> list[type[Event]]:
+    """Return the event types that make the log of a run."""
+    return [event for event in EVENTS if event.stream not in NOT_FACTS]
+
+
+async def export_log(bus: Bus, store: ObjectStore, path: Path) -> int:
+    """Write the log and its objects to `path`, atomically; return the number of events."""
+    temporary = path.with_name(f".{path.name}.partial")
+    count = 0
+    try:
+        with temporary.open("wb") as file, zstandard.ZstdCompressor(3).stream_writer(file) as out:
+            _write(out, {"penstock_log": FORMAT_VERSION, "run_id": bus.run_id})
+            for key in await store.keys(""):
+                _write(out, {"kind": "object", "key": key, "data": await store.get(key)})
+            async for delivery in bus.follow(log_types(), stop_at_end=True):
+                _write(
+                    out,
+                    {
+                        "kind": "event",
+                        "stream": str(delivery.stream),
+                        "sequence": delivery.sequence,
+                        "stored_at": delivery.stored_at,
+                        "data": encode(delivery.event),
+                    },
+                )
+                count += 1
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return count
+
+
+async def import_log(bus: Bus, store: ObjectStore, path: Path) -> int:
+    """Put a file's objects and events into an empty server, in the file's order.
+
+    Raises:
+        CorruptDataError: Not a log, or cut short.
+    """
+    count = 0
+    batch: list[Event] = []
+    for entry in read_entries(path):
+        if entry["kind"] == "object":
+            await store.put(entry["key"], entry["data"])
+            continue
+        message = decode(entry["data"])
+        assert isinstance(message, Event)
+        batch.append(message)
+        if len(batch) == 256:
+            await bus.publish(batch)
+            count, batch = count + len(batch), []
+    await bus.publish(batch)
+    return count + len(batch)
+
+
+def read_header(path: Path) -> str:
+    """Return the run id of a log file."""
+    with path.open("rb") as file:
+        return str(_header(_frames(file, path), path)["run_id"])
+
+
+def read_entries(path: Path) -> Iterator[dict[str, Any]]:
+    """Iterate over the entries after the header."""
+    with path.open("rb") as file:
+        frames = _frames(file, path)
+        _header(frames, path)
+        for frame in frames:
+            yield msgspec.msgpack.decode(frame)
+
+
+async def cat_log(bus: Bus, types: list[type[Event]]) -> AsyncIterator[str]:
+    """Yield one JSON line an event; arrays are shown by dtype and shape."""
+    async for delivery in bus.follow(types, stop_at_end=True):
+        body = msgspec.msgpack.decode(encode(delivery.event))
+        line = {"stream": delivery.stream, "sequence": delivery.sequence, **_readable(body)}
+        yield msgspec.json.encode(line).decode()
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _readable(v) for k, v in value.items()}
+    if isinstance(value, list):
+        if len(value) == 3 and isinstance(value[2], bytes):
+            return f"{value[0]}{value[1]}"
+        return [_readable(v) for v in value]
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    return value
+
+
+def _write(out: Any, entry: dict[str, Any]) -> None:
+    data = msgspec.msgpack.encode(entry)
+    out.write(struct.pack("<I", len(data)) + data)
+
+
+def _header(frames: Iterator[bytes], path: Path) -> dict[str, Any]:
+    try:
+        header = msgspec.msgpack.decode(next(frames))
+    except (StopIteration, msgspec.DecodeError) as error:
+        raise CorruptDataError(f"{path}: not a penstock log") from error
+    if not isinstance(header, dict) or header.get("penstock_log") != FORMAT_VERSION:
+        raise CorruptDataError(f"{path}: not a penstock log of format {FORMAT_VERSION}")
+    return header
+
+
+def _frames(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    with zstandard.ZstdDecompressor().stream_reader(file) as stream:
+        while head := _read(stream, 4, path):
+            (size,) = struct.unpack("<I", head)
+            if size > ENTRY_BYTES_MAX:
+                raise CorruptDataError(f"{path}: an entry claims {size} bytes")
+            body = _read(stream, size, path)
+            if len(body) != size:
+                raise CorruptDataError(f"{path}: cut short")
+            yield body
+
+
+def _read(stream: Any, size: int, path: Path) -> bytes:
+    parts: list[bytes] = []
+    left = size
+    while left:
+        try:
+            part = stream.read(left)
+        except zstandard.ZstdError as error:
+            raise CorruptDataError(f"{path}: not a penstock log, or damaged: {error}") from error
+        if not part:
+            break
+        parts.append(part)
+        left -= len(part)
+    data = b"".join(parts)
+    if data and len(data) != size:
+        raise CorruptDataError(f"{path}: cut short")
+    return data

@@ -1,0 +1,51 @@
+"""One operating-system process that runs some actors: what `penstock actor ROLE ...` does."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+
+from penstock.actors.runtime.host import ActorHost
+from penstock.infra.bus.nats_bus import NatsBus
+from penstock.infra.config import RunConfig
+from penstock.infra.roles import Assembly, build_actors
+from penstock.infra.runs import RunDir
+
+DRAIN_S = 30.0
+"""Longest orderly end: handlers finish, the trainer saves."""
+
+
+async def run_actors(run: RunDir, config: RunConfig, specs: Sequence[str], url: str) -> None:
+    """Run the actors of `specs` (`role` or `role:region`) until SIGTERM, or until one fails.
+
+    Raises:
+        PenstockError: The first actor's failure; the others are stopped in order first.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    store = run.store()
+    bus = await NatsBus.connect(url, run_id=run.run_id, store=store, name="+".join(specs))
+    assembly = Assembly(run=run, config=config, bus=bus, store=store)
+    try:
+        actors = [named for spec in specs for named in await build_actors(spec, assembly)]
+        async with asyncio.TaskGroup() as group:
+            for name, actor in actors:
+                host = ActorHost(actor, bus, store, name=name, seed=config.run.seed)
+                group.create_task(host.run(stop), name=name)
+    finally:
+        await bus.close()
+
+
+def main(run: RunDir, config: RunConfig, specs: Sequence[str], url: str) -> int:
+    """Run the process to its end; 0 after an orderly stop, 1 after a failure (said on stderr)."""
+    import uvloop
+
+    try:
+        uvloop.run(run_actors(run, config, specs, url))
+    except* Exception as failures:
+        for error in failures.exceptions:
+            sys.stderr.write(f"actor failed: {type(error).__name__}: {error}\n")
+        raise
+    return 0

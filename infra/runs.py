@@ -1,0 +1,137 @@
+"""Where a run lives on disk, and how to reach its event log.
+
+```
+runs/<run_id>/
+  config.toml     as given, defaults filled in      gateway_key     bearer key of the local gateway, 0600
+  state.json      server address, launcher pid      summary.json    closing figures
+  events/         nats-server's own store           report.html     the live page, frozen
+  objects/        claim checks: weights, checkpoints, tasks, tokenizer
+  regions/<r>/    each region's copy of the weights  logs/<process>.log
+```
+"""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+
+from penstock.infra.bus.nats_bus import NatsBus
+from penstock.infra.bus.server import EmbeddedServer
+from penstock.infra.files import write_atomic
+from penstock.infra.stores.directory import DirectoryStore
+from penstock.messages.errors import BusError, NotFoundError
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True):
+    """What `state.json` tells other processes while the run is up."""
+
+    run_id: str
+    url: str
+    pid: int
+    """Of the launcher."""
+    started_at: float
+
+
+class RunDir:
+    """Paths of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run_id = path.name
+        self.config = path / "config.toml"
+        self.state = path / "state.json"
+        self.events = path / "events"
+        self.objects = path / "objects"
+        self.regions = path / "regions"
+        self.logs = path / "logs"
+        self.summary = path / "summary.json"
+        self.report = path / "report.html"
+        self.gateway_key = path / "gateway_key"
+
+    def store(self) -> DirectoryStore:
+        """Return the run's object store."""
+        return DirectoryStore(self.objects)
+
+    def read_state(self) -> RunState | None:
+        """Return the state of a run that is up, or None."""
+        try:
+            state = msgspec.json.decode(self.state.read_bytes(), type=RunState)
+        except FileNotFoundError:
+            return None
+        return state if _is_alive(state.pid) else None
+
+    def write_state(self, url: str) -> None:
+        """Tell other processes where the server is."""
+        state = RunState(run_id=self.run_id, url=url, pid=os.getpid(), started_at=time.time())
+        write_atomic(self.state, msgspec.json.encode(state))
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the run alone.
+
+        Raises:
+            BusError: Another launcher has it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise BusError(f"run {self.run_id}: another process is running it") from error
+            yield
+
+
+def find_run(name: str, root: Path) -> RunDir:
+    """Return the run of that id or path; `latest` is the newest.
+
+    Raises:
+        NotFoundError: No such run; the text lists the newest ones.
+    """
+    known = sorted((p.parent for p in root.glob("*/config.toml")), key=lambda p: p.stat().st_mtime)
+    if name == "latest" and known:
+        return RunDir(known[-1])
+    for path in (Path(name), root / name):
+        if (path / "config.toml").exists():
+            return RunDir(path.resolve())
+    choices = ", ".join(p.name for p in known[-5:]) or "none yet"
+    raise NotFoundError(f"run {name!r}: not found under {root}/; the newest are: {choices}")
+
+
+@contextlib.asynccontextmanager
+async def open_log(run: RunDir, name: str) -> AsyncIterator[NatsBus]:
+    """Connect to a run's log: to its server while it is up, else to one started for the reading."""
+    state = run.read_state()
+    if state is not None:
+        bus = await NatsBus.connect(state.url, run_id=run.run_id, store=run.store(), name=name)
+        try:
+            yield bus
+        finally:
+            await bus.close()
+        return
+    with run.lock():
+        server = EmbeddedServer(store_dir=run.events)
+        await server.start()
+        try:
+            bus = await NatsBus.connect(
+                server.url, run_id=run.run_id, store=run.store(), name=name
+            )
+            try:
+                yield bus
+            finally:
+                await bus.close()
+        finally:
+            await server.stop()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
