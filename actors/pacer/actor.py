@@ -1,0 +1,159 @@
+"""The pacer: turns credits into rollouts."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from penstock.actors.pacer.budget import Budget
+from penstock.actors.pacer.commands import eval_commands, group_commands
+from penstock.actors.pacer.config import PacerConfig
+from penstock.actors.pacer.curriculum import Curriculum, make_curriculum
+from penstock.actors.runtime.actor import Actor, Effects
+from penstock.actors.runtime.context import Context
+from penstock.messages.base import Event
+from penstock.messages.control import RunFinished
+from penstock.messages.pacing import CreditsChanged, EvalCompleted, EvalRequested
+from penstock.messages.task import Split, Task, TaskSet
+from penstock.messages.training import BatchManifest, MidtrainCompleted, StepCompleted
+from penstock.messages.weights import WeightsApplied
+
+_task_sets = msgspec.msgpack.Decoder(TaskSet)
+
+
+class Pacer(Actor):
+    """Grants groups as the budget allows; its state follows from the log.
+
+    Commands go out before the credits that count them: after a crash in between, the same groups
+    are granted again under the same ids, and none is lost.
+    """
+
+    role = "pacer"
+    follows: ClassVar[tuple[type[Event], ...]] = (
+        MidtrainCompleted,
+        StepCompleted,
+        BatchManifest,
+        WeightsApplied,
+        EvalRequested,
+        EvalCompleted,
+        RunFinished,
+    )
+
+    def __init__(self, config: PacerConfig) -> None:
+        """Start with an empty budget."""
+        self._config = config
+        self._budget = Budget(
+            groups_per_batch=config.groups_per_batch,
+            staleness_max=config.staleness_granted,
+            steps_max=config.steps_max,
+        )
+        self._trainer_version = -1
+        self._applied: dict[str, int] = dict.fromkeys(config.replicas, -1)
+        self._has_baseline = not config.await_baseline
+        self._curriculum: Curriculum | None = None
+        self._published: CreditsChanged | None = None
+
+    async def start(self, ctx: Context) -> Effects:
+        """Take up the count of grants where an earlier incarnation left it."""
+        self._published = await ctx.last(CreditsChanged)
+        if self._published is not None:
+            self._budget = self._budget.resumed_at(self._published.num_groups_granted)
+        return ()
+
+    async def on_midtrain_completed(self, event: MidtrainCompleted, ctx: Context) -> Effects:
+        """Version 0 exists."""
+        return await self._move_to(0, ctx)
+
+    async def on_step_completed(self, event: StepCompleted, ctx: Context) -> Effects:
+        """Count a new version."""
+        return await self._move_to(event.policy_version, ctx)
+
+    async def on_weights_applied(self, event: WeightsApplied, ctx: Context) -> Effects:
+        """Count the version that a replica now samples under."""
+        if event.replica not in self._applied:
+            return ()
+        self._applied[event.replica] = max(self._applied[event.replica], event.policy_version)
+        return await self._grant(ctx)
+
+    async def on_batch_manifest(self, event: BatchManifest, ctx: Context) -> Effects:
+        """Count trained and discarded groups."""
+        self._budget = self._budget.with_batch(len(event.groups), len(event.discarded))
+        return await self._grant(ctx)
+
+    async def on_eval_completed(self, event: EvalCompleted, ctx: Context) -> Effects:
+        """Open the gate after the baseline."""
+        self._has_baseline = self._has_baseline or event.policy_version == 0
+        return await self._grant(ctx)
+
+    async def on_eval_requested(self, event: EvalRequested, ctx: Context) -> Effects:
+        """Have every chosen held-out task attempted once."""
+        return eval_commands(self._config, event, await _load_tasks(ctx, Split.HELDOUT))
+
+    async def on_run_finished(self, event: RunFinished, ctx: Context) -> Effects:
+        """Grant no more."""
+        self._budget = self._budget.closed()
+        return ()
+
+    async def _move_to(self, trainer_version: int, ctx: Context) -> Effects:
+        self._trainer_version = max(self._trainer_version, trainer_version)
+        return await self._grant(ctx)
+
+    def _version(self) -> int:
+        """Return the oldest version that a rollout granted now can meet."""
+        return min([self._trainer_version, *self._applied.values()])
+
+    async def _grant(self, ctx: Context) -> Effects:
+        self._budget = self._budget.with_version(self._version())
+        num_groups = self._budget.num_grantable if self._has_baseline else 0
+        first, version = self._budget.num_granted, self._budget.policy_version
+        effects: list[Event] = []
+        for index in range(first, first + num_groups):
+            task = (await self._curriculum_of(ctx)).pick(index)
+            effects += group_commands(self._config, index, task, version)
+        self._budget = self._budget.with_granted(num_groups)
+        return [*effects, *self._changed_credits(ctx)]
+
+    async def _curriculum_of(self, ctx: Context) -> Curriculum:
+        if self._curriculum is None:
+            config, tasks = self._config, await _load_tasks(ctx, Split.TRAIN)
+            self._curriculum = make_curriculum(
+                config.curriculum, config.seed, tasks, config.rung_weights
+            )
+        return self._curriculum
+
+    def _changed_credits(self, ctx: Context) -> Effects:
+        """Show the budget, unless nothing changed or a restart still reads what was shown."""
+        credits, shown = _credits(self._budget), self._published
+        ctx.set_gauge("groups_granted", credits.num_groups_granted)
+        ctx.set_gauge("groups_allowed", credits.num_groups_allowed)
+        if credits.policy_version < 0 or credits == shown:
+            return ()
+        if shown is not None and _progress(credits) < _progress(shown):
+            return ()
+        self._published = credits
+        return (credits,)
+
+
+async def _load_tasks(ctx: Context, split: Split) -> Sequence[Task]:
+    """Return the tasks of a split.
+
+    Raises:
+        NotFoundError: The run's store has no such task set.
+
+    """
+    return _task_sets.decode(await ctx.store.get(f"tasks/{split}")).tasks
+
+
+def _credits(budget: Budget) -> CreditsChanged:
+    return CreditsChanged(
+        policy_version=budget.policy_version,
+        num_groups_granted=budget.num_granted,
+        num_groups_trained=budget.num_trained,
+        num_groups_discarded=budget.num_discarded,
+        num_groups_allowed=budget.num_allowed,
+        staleness_max=budget.staleness_max,
+    )
+
+
+def _progress(credits: CreditsChanged) -> tuple[int, int, int]:
+    return credits.policy_version, credits.num_groups_trained, credits.num_groups_granted

@@ -1,0 +1,77 @@
+"""The staleness budget: how many groups may be granted now. A pure state machine.
+
+```
+ granted ──────────────▶ running + finished ──▶ trained (groups_per_batch a version)
+    ▲                                      └──▶ discarded
+    └── allowed = (staleness_max + version + 1) x groups_per_batch + discarded
+```
+The trainer takes groups in the order of their index. Group number n (from 0, discarded ones left
+out) trains version n // groups_per_batch. It is granted no earlier than at the version where
+n < (staleness_max + version + 1) x groups_per_batch; so at most `staleness_max` versions pass
+between its first token and its training.
+
+Example (groups_per_batch 2, staleness_max 1): version 0 allows 4; a discarded group makes it 5;
+version 1 makes it 7.
+"""
+
+import msgspec
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts since the start of the run; each change gives a new budget."""
+
+    groups_per_batch: int
+    staleness_max: int
+    steps_max: int
+    policy_version: int = -1
+    """The oldest version that a rollout granted now can be sampled with; -1: none exists."""
+    num_granted: int = 0
+    num_trained: int = 0
+    num_discarded: int = 0
+    is_closed: bool = False
+
+    @property
+    def num_allowed(self) -> int:
+        """Bound on `num_granted` by staleness."""
+        if self.policy_version < 0:
+            return 0
+        batches = self.staleness_max + self.policy_version + 1
+        return batches * self.groups_per_batch + self.num_discarded
+
+    @property
+    def num_needed(self) -> int:
+        """Groups that the whole run can use."""
+        return self.steps_max * self.groups_per_batch + self.num_discarded
+
+    @property
+    def num_grantable(self) -> int:
+        """Groups that may be granted now."""
+        if self.is_closed:
+            return 0
+        return max(0, min(self.num_allowed, self.num_needed) - self.num_granted)
+
+    def with_version(self, policy_version: int) -> "Budget":
+        """Return the budget at a version; versions never go back."""
+        newest = max(self.policy_version, policy_version)
+        return msgspec.structs.replace(self, policy_version=newest)
+
+    def with_batch(self, num_trained: int, num_discarded: int) -> "Budget":
+        """Return the budget after one more batch manifest."""
+        return msgspec.structs.replace(
+            self,
+            num_trained=self.num_trained + num_trained,
+            num_discarded=self.num_discarded + num_discarded,
+        )
+
+    def with_granted(self, num_groups: int) -> "Budget":
+        """Return the budget after granting that many more groups."""
+        assert num_groups <= self.num_grantable, f"{num_groups} > {self.num_grantable} grantable"
+        return msgspec.structs.replace(self, num_granted=self.num_granted + num_groups)
+
+    def resumed_at(self, num_granted: int) -> "Budget":
+        """Return the budget with the grants of an earlier incarnation."""
+        return msgspec.structs.replace(self, num_granted=max(self.num_granted, num_granted))
+
+    def closed(self) -> "Budget":
+        """Return the budget of a run that trains no more."""
+        return msgspec.structs.replace(self, is_closed=True)

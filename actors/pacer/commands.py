@@ -1,0 +1,69 @@
+"""The commands that a grant turns into; their ids follow from the group alone.
+
+A command published twice (a restart between two publishes) is therefore the same command: the
+stream keeps one, and a worker that meets the other finds the rollout finished.
+"""
+
+import random
+from collections.abc import Sequence
+
+from penstock.actors.pacer.config import PacerConfig
+from penstock.messages.pacing import EvalRequested
+from penstock.messages.task import Purpose, Sampling, StartRollout, Task
+
+
+def group_commands(
+    config: PacerConfig, group_index: int, task: Task, policy_version: int
+) -> list[StartRollout]:
+    """Return the commands of one training group: `g<index>-m<member>`."""
+    return [
+        StartRollout(
+            rollout_id=(rollout_id := f"g{group_index}-m{member}"),
+            group_id=f"g{group_index}",
+            group_index=group_index,
+            group_size=config.group_size,
+            member=member,
+            purpose=Purpose.TRAIN,
+            task=task,
+            sampling=Sampling(
+                temperature=config.temperature,
+                top_p=config.top_p,
+                num_tokens_max=task.limits.turn_tokens_max,
+                seed=_sampling_seed(config.seed, rollout_id),
+            ),
+            policy_version=policy_version,
+        )
+        for member in range(config.group_size)
+    ]
+
+
+def eval_commands(
+    config: PacerConfig, request: EvalRequested, tasks: Sequence[Task]
+) -> list[StartRollout]:
+    """Return one command for each chosen held-out task: `e<eval_id>-<i>` in group `<eval_id>`.
+
+    Tasks are taken at even distances, so that fewer than all still cover all rungs.
+    """
+    num_tasks = min(request.num_tasks, len(tasks))
+    return [
+        StartRollout(
+            rollout_id=(rollout_id := f"e{request.eval_id}-{index}"),
+            group_id=request.eval_id,
+            group_index=request.policy_version,
+            group_size=num_tasks,
+            member=index,
+            purpose=Purpose.EVAL,
+            task=(task := tasks[index * len(tasks) // num_tasks]),
+            sampling=Sampling(
+                temperature=config.eval_temperature,
+                num_tokens_max=task.limits.turn_tokens_max,
+                seed=_sampling_seed(config.seed, rollout_id),
+            ),
+            policy_version=request.policy_version,
+        )
+        for index in range(num_tasks)
+    ]
+
+
+def _sampling_seed(seed: int, rollout_id: str) -> int:
+    return random.Random(f"sampling.{seed}.{rollout_id}").getrandbits(31)

@@ -1,0 +1,66 @@
+"""Which task each group attempts: a function of the seed and the group's index alone."""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from penstock.messages.errors import ConfigError
+from penstock.messages.task import Task
+
+
+class Curriculum(Protocol):
+    """Chooses tasks. Restart-safe: equal arguments give equal tasks."""
+
+    def pick(self, group_index: int) -> Task:
+        """Return the task of a group."""
+        ...
+
+
+class WeightedCurriculum:
+    """Draws a rung by its weight, then one of the rung's tasks."""
+
+    def __init__(self, seed: int, tasks: Sequence[Task], weights: Mapping[str, float]) -> None:
+        """Sort tasks by rung.
+
+        Raises:
+            ConfigError: A weight for a rung that has no task, or no task with a weight.
+
+        """
+        self._seed = seed
+        self._tasks: dict[str, list[Task]] = defaultdict(list)
+        for task in tasks:
+            self._tasks[task.rung].append(task)
+        unknown = sorted(set(weights) - set(self._tasks))
+        if unknown:
+            known = ", ".join(sorted(self._tasks))
+            raise ConfigError(f"pacer.rung_weights: unknown rungs {unknown}; there are: {known}")
+        self._weights = dict(weights) or dict.fromkeys(sorted(self._tasks), 1.0)
+        if sum(self._weights.values()) <= 0:
+            raise ConfigError("pacer.rung_weights: expected a task and a weight above 0")
+
+    def pick(self, group_index: int) -> Task:
+        """Return the task of a group."""
+        generator = random.Random(f"curriculum.{self._seed}.{group_index}")
+        rungs = sorted(self._weights)
+        rung = generator.choices(rungs, [self._weights[rung] for rung in rungs])[0]
+        return generator.choice(self._tasks[rung])
+
+
+CURRICULA: dict[str, Callable[[int, Sequence[Task], Mapping[str, float]], Curriculum]] = {
+    "weighted": WeightedCurriculum,
+}
+
+
+def make_curriculum(
+    name: str, seed: int, tasks: Sequence[Task], weights: Mapping[str, float]
+) -> Curriculum:
+    """Return the curriculum of that name.
+
+    Raises:
+        ConfigError: No such curriculum, or weights that fit no task.
+
+    """
+    if name not in CURRICULA:
+        raise ConfigError(f"pacer.curriculum: {name!r} is none of {', '.join(sorted(CURRICULA))}")
+    return CURRICULA[name](seed, tasks, weights)
