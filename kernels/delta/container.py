@@ -1,0 +1,230 @@
+"""The byte layout of one delta payload, and its strict parser.
+
+```
+ offset  bytes  field                                     all integers little-endian
+      0      4  magic "PSDX"
+      4      1  format version, 1
+      5      1  codec (`Codec`)
+      6      1  element size in bytes: 1, 2 or 4
+      7      1  number of classes, C <= 16
+      8      8  number of elements, N <= 2**28
+     16      8  number of changed elements, K <= N
+     24      8  xxh3-64 of the base's bytes
+     32      8  xxh3-64 of the target's bytes
+     40   16*C  classes: first key u8, shift u8, inverted u8, 0 u8, coded u32, changed u32, 0 u32
+               then per stream, S = 5*C (raw: the element size): raw length u32, stored length u32
+               the streams, one after the other; one whose stored length is less than its raw
+               length is a zstd frame, else it is plain
+    end-8     8  xxh3-64 of all bytes before
+```
+A parser reads nothing that it has not bounded: lengths are checked against N and against the
+payload before any buffer is made, and the checksum before anything is decoded.
+"""
+
+import struct
+from enum import IntEnum
+
+import msgspec
+import xxhash
+import zstandard
+
+from penstock.messages.errors import CorruptDataError
+
+MAGIC = b"PSDX"
+FORMAT_VERSION = 1
+NUM_ELEMENTS_MAX = 1 << 28
+NUM_CLASSES_MAX = 16
+STREAMS_PER_CLASS = 5
+_FIXED = struct.Struct("<4sBBBBQQQQ")
+_CLASS = struct.Struct("<BBBxIIxxxx")
+_STREAM = struct.Struct("<II")
+_CHECK_BYTES = 8
+_ZSTD_LEVEL = 1
+
+
+class Codec(IntEnum):
+    """How a payload says what changed."""
+
+    EQUAL = 0
+    """Nothing changed: no streams."""
+    RAW = 1
+    """The whole target, cut into byte planes; needs no base."""
+    GAP_ULP = 2
+    """Gaps between changed positions, and steps in units in the last place."""
+    CLASS_GAP_ULP = 3
+    """The same, apart for each class of base exponents."""
+
+
+class ClassRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The coding of one class of elements."""
+
+    first_key: int
+    """The class holds the base keys from here to the next class."""
+    shift: int
+    """Low bits of a gap that are kept apart."""
+    inverted: bool
+    """The coded positions are those that did not change."""
+    num_coded: int
+    num_changed: int
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """What a payload says of itself."""
+
+    codec: Codec
+    itemsize: int
+    num_elements: int
+    num_changed: int
+    base_check: int
+    target_check: int
+    classes: tuple[ClassRecord, ...] = ()
+
+    @property
+    def num_streams(self) -> int:
+        """Return how many streams follow."""
+        if self.codec is Codec.EQUAL:
+            return 0
+        return self.itemsize if self.codec is Codec.RAW else STREAMS_PER_CLASS * len(self.classes)
+
+    @property
+    def stream_bytes_max(self) -> int:
+        """Return the bound of one stream before compression."""
+        return self.num_elements * max(4, self.itemsize)
+
+
+def pack(header: Header, streams: list[bytes]) -> bytes:
+    """Lay out one payload; `streams` are plain, and are compressed here where that helps."""
+    stored = [_compress(stream) for stream in streams]
+    parts = [
+        _FIXED.pack(
+            MAGIC,
+            FORMAT_VERSION,
+            header.codec,
+            header.itemsize,
+            len(header.classes),
+            header.num_elements,
+            header.num_changed,
+            header.base_check,
+            header.target_check,
+        ),
+        *(
+            _CLASS.pack(c.first_key, c.shift, c.inverted, c.num_coded, c.num_changed)
+            for c in header.classes
+        ),
+        *(_STREAM.pack(len(s), len(p)) for s, p in zip(streams, stored, strict=True)),
+        *stored,
+    ]
+    body = b"".join(parts)
+    return body + xxhash.xxh3_64_intdigest(body).to_bytes(_CHECK_BYTES, "little")
+
+
+def read_header(payload: bytes | memoryview) -> Header:
+    """Parse and check what stands before the streams.
+
+    Raises:
+        CorruptDataError: not a payload of this format, or a field out of its bounds.
+
+    """
+    return _read_header(memoryview(payload))[0]
+
+
+def unpack(payload: bytes | memoryview) -> tuple[Header, list[bytes]]:
+    """Parse a payload into its header and plain streams.
+
+    Raises:
+        CorruptDataError: truncated, foreign, damaged, or with lengths that do not add up.
+
+    """
+    view = memoryview(payload)
+    header, offset = _read_header(view)
+    body = view[:-_CHECK_BYTES]
+    if xxhash.xxh3_64_intdigest(body) != int.from_bytes(view[-_CHECK_BYTES:], "little"):
+        raise CorruptDataError("delta: the checksum does not match; the payload is damaged")
+    table_end = offset + _STREAM.size * header.num_streams
+    if table_end > len(body):
+        raise CorruptDataError("delta.streams: the table of streams is cut short")
+    lengths = list(_STREAM.iter_unpack(body[offset:table_end]))
+    if table_end + sum(stored for _, stored in lengths) != len(body):
+        raise CorruptDataError("delta.streams: the lengths do not add up to the payload's")
+    streams: list[bytes] = []
+    for plain_bytes, stored_bytes in lengths:
+        if plain_bytes > header.stream_bytes_max:
+            raise CorruptDataError(f"delta.streams: {plain_bytes} bytes are more than can be used")
+        streams.append(_decompress(body[table_end : table_end + stored_bytes], plain_bytes))
+        table_end += stored_bytes
+    return header, streams
+
+
+def _read_header(view: memoryview) -> tuple[Header, int]:
+    if len(view) < _FIXED.size + _CHECK_BYTES:
+        raise CorruptDataError(f"delta: {len(view)} bytes are too few for a header")
+    magic, version, codec, itemsize, num_classes, *numbers = _FIXED.unpack_from(view)
+    if magic != MAGIC:
+        raise CorruptDataError(f"delta.magic: expected {MAGIC!r}, got {magic!r}")
+    if version != FORMAT_VERSION:
+        raise CorruptDataError(f"delta.version: expected {FORMAT_VERSION}, got {version}")
+    if codec not in Codec.__members__.values():
+        raise CorruptDataError(f"delta.codec: expected one of {list(map(int, Codec))}, got {codec}")
+    num_elements, num_changed, base_check, target_check = numbers
+    if itemsize not in (1, 2, 4) or num_changed > num_elements or num_elements > NUM_ELEMENTS_MAX:
+        raise CorruptDataError(
+            f"delta: {num_changed} changed of {num_elements} elements of {itemsize} bytes is not"
+            f" within the format's bounds (1, 2 or 4 bytes, at most {NUM_ELEMENTS_MAX} elements)"
+        )
+    offset = _FIXED.size
+    end = offset + num_classes * _CLASS.size
+    if num_classes > NUM_CLASSES_MAX or end + _CHECK_BYTES > len(view):
+        raise CorruptDataError(f"delta.classes: {num_classes} classes do not fit")
+    header = Header(
+        codec=Codec(codec),
+        itemsize=itemsize,
+        num_elements=num_elements,
+        num_changed=num_changed,
+        base_check=base_check,
+        target_check=target_check,
+        classes=tuple(_class_record(r) for r in _CLASS.iter_unpack(view[offset:end])),
+    )
+    _check_classes(header)
+    return header, end
+
+
+def _class_record(fields: tuple[int, ...]) -> ClassRecord:
+    first_key, shift, inverted, num_coded, num_changed = fields
+    return ClassRecord(
+        first_key=first_key,
+        shift=shift,
+        inverted=bool(inverted),
+        num_coded=num_coded,
+        num_changed=num_changed,
+    )
+
+
+def _check_classes(header: Header) -> None:
+    keys = [record.first_key for record in header.classes]
+    coded = header.codec in (Codec.GAP_ULP, Codec.CLASS_GAP_ULP)
+    if coded != bool(keys) or keys != sorted(set(keys)) or (keys and keys[0] != 0):
+        raise CorruptDataError(f"delta.classes: keys {keys} do not fit codec {header.codec.name}")
+    if header.codec is Codec.GAP_ULP and len(keys) != 1:
+        raise CorruptDataError(f"delta.classes: gap_ulp has one class, got {len(keys)}")
+    if coded and sum(record.num_changed for record in header.classes) != header.num_changed:
+        raise CorruptDataError("delta.classes: their changes do not add up to the header's")
+    if any(
+        record.shift > 28 or record.num_coded > header.num_elements for record in header.classes
+    ):
+        raise CorruptDataError("delta.classes: a shift or a count is out of bounds")
+
+
+def _compress(stream: bytes) -> bytes:
+    packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(stream)
+    return packed if len(packed) < len(stream) else stream
+
+
+def _decompress(stored: memoryview, plain_bytes: int) -> bytes:
+    if len(stored) == plain_bytes:
+        return bytes(stored)
+    try:
+        if zstandard.frame_content_size(stored) != plain_bytes:
+            raise CorruptDataError("delta.streams: a zstd frame has another size than the table's")
+        return zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise CorruptDataError(f"delta.streams: not a zstd frame: {error}") from error

@@ -1,0 +1,1 @@
+"""Slow and plain: what the fast paths are checked against."""
