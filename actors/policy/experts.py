@@ -5,10 +5,23 @@ slots of a token are summed in slot order and gradients are gathered, never scat
 and backward are reproducible bit for bit at a fixed thread count.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
+
+
+class Dispatch(NamedTuple):
+    """Which rows go to which expert."""
+
+    order: torch.Tensor
+    """[T*K]: slots sorted by expert, stable."""
+    inverse: torch.Tensor
+    """[T*K]: where each slot went."""
+    rows: torch.Tensor
+    """[T*K]: the token of each sorted slot."""
+    blocks: list[tuple[int, slice]]
+    """(expert, its rows in the sorted order), for every expert that has any."""
 
 
 class ExpertMlp(torch.autograd.Function):
@@ -28,53 +41,72 @@ class ExpertMlp(torch.autograd.Function):
         down: torch.Tensor,
     ) -> torch.Tensor:
         """Compute [T, d] and keep what the backward pass reads."""
-        num_slots = expert_ids.shape[1]
-        flat_ids = expert_ids.reshape(-1)
-        order = torch.argsort(flat_ids, stable=True)
-        counts = torch.bincount(flat_ids, minlength=gate_up.shape[0]).tolist()
-        inverse = torch.empty_like(order)
-        inverse[order] = torch.arange(order.numel())
-        rows = order // num_slots
-        x_sorted = x.index_select(0, rows)
-        hidden = x.new_empty(order.numel(), gate_up.shape[1])
-        for expert, block in _blocks(counts):
-            torch.mm(x_sorted[block], gate_up[expert].t(), out=hidden[block])
-        gate, up = hidden.chunk(2, dim=1)
-        activation = F.silu(gate).mul_(up)
-        output = x.new_empty(order.numel(), x.shape[1])
-        for expert, block in _blocks(counts):
-            torch.mm(activation[block], down[expert].t(), out=output[block])
-        per_slot = output.index_select(0, inverse).view(*expert_ids.shape, -1)
-        ctx.save_for_backward(
-            x_sorted, hidden, activation, per_slot, expert_weights, gate_up, down, rows, inverse
-        )
-        ctx.order, ctx.counts = order, counts
+        dispatch = sort_by_expert(expert_ids, gate_up.shape[0])
+        x_sorted, hidden, activation, per_slot = run_experts(x, dispatch, gate_up, down)
+        ctx.save_for_backward(x_sorted, hidden, activation, per_slot, expert_weights, gate_up, down)
+        ctx.dispatch = dispatch
         return combine(per_slot, expert_weights)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return gradients of x, expert_weights, gate_up and down."""
         (grad,) = grad_outputs
-        x_sorted, hidden, activation, per_slot, weights, gate_up, down, rows, inverse = (
-            ctx.saved_tensors
-        )
+        x_sorted, hidden, activation, per_slot, weights, gate_up, down = ctx.saved_tensors
+        order, inverse, rows, blocks = ctx.dispatch
         grad = grad.contiguous()
         grad_weights = torch.bmm(per_slot, grad.unsqueeze(2)).squeeze(2)
-        sorted_weights = weights.reshape(-1).index_select(0, ctx.order)
+        sorted_weights = weights.reshape(-1).index_select(0, order)
         grad_sorted = grad.index_select(0, rows).mul_(sorted_weights.unsqueeze(1))
         grad_down = torch.zeros_like(down)
         grad_activation = torch.empty_like(activation)
-        for expert, block in _blocks(ctx.counts):
+        for expert, block in blocks:
             torch.mm(grad_sorted[block], down[expert], out=grad_activation[block])
             torch.mm(grad_sorted[block].t(), activation[block], out=grad_down[expert])
         grad_hidden = _gated_silu_backward(grad_activation, hidden)
         grad_gate_up = torch.zeros_like(gate_up)
         grad_x_sorted = torch.empty_like(x_sorted)
-        for expert, block in _blocks(ctx.counts):
+        for expert, block in blocks:
             torch.mm(grad_hidden[block], gate_up[expert], out=grad_x_sorted[block])
             torch.mm(grad_hidden[block].t(), x_sorted[block], out=grad_gate_up[expert])
         grad_x = grad_x_sorted.index_select(0, inverse).view_as(per_slot).sum(1)
         return grad_x, None, grad_weights, grad_gate_up, grad_down
+
+
+def sort_by_expert(expert_ids: torch.Tensor, num_experts: int) -> Dispatch:
+    """Plan the work of [T, K] expert ids."""
+    flat_ids = expert_ids.reshape(-1)
+    order = torch.argsort(flat_ids, stable=True)
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(order.numel())
+    blocks, start = [], 0
+    for expert, count in enumerate(torch.bincount(flat_ids, minlength=num_experts).tolist()):
+        if count:
+            blocks.append((expert, slice(start, start + count)))
+        start += count
+    return Dispatch(order, inverse, order // expert_ids.shape[1], blocks)
+
+
+def run_experts(
+    x: torch.Tensor, dispatch: Dispatch, gate_up: torch.Tensor, down: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Run [T, d] through its experts.
+
+    Returns:
+        Sorted inputs [T*K, d], gate and up [T*K, 2f], activations [T*K, f], and the unweighted
+        outputs by slot [T, K, d].
+
+    """
+    x_sorted = x.index_select(0, dispatch.rows)
+    hidden = x.new_empty(x_sorted.shape[0], gate_up.shape[1])
+    for expert, block in dispatch.blocks:
+        torch.mm(x_sorted[block], gate_up[expert].t(), out=hidden[block])
+    gate, up = hidden.chunk(2, dim=1)
+    activation = F.silu(gate).mul_(up)
+    output = torch.empty_like(x_sorted)
+    for expert, block in dispatch.blocks:
+        torch.mm(activation[block], down[expert].t(), out=output[block])
+    per_slot = output.index_select(0, dispatch.inverse).view(x.shape[0], -1, x.shape[1])
+    return x_sorted, hidden, activation, per_slot
 
 
 def combine(per_slot: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -92,13 +124,3 @@ def _gated_silu_backward(grad: torch.Tensor, hidden: torch.Tensor) -> torch.Tens
     torch.mul(grad, F.silu(gate), out=grad_up)
     grad_gate.copy_(torch.ops.aten.silu_backward(grad * up, gate))
     return result
-
-
-def _blocks(counts: list[int]) -> list[tuple[int, slice]]:
-    """Return (expert, its rows) for every expert that has any."""
-    blocks, start = [], 0
-    for expert, count in enumerate(counts):
-        if count:
-            blocks.append((expert, slice(start, start + count)))
-        start += count
-    return blocks

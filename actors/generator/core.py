@@ -1,0 +1,216 @@
+"""Continuous batching: which requests share the next step, and what each gets out of it.
+
+    waiting --acquire a row--> prefilling --last prompt token computed--> decoding --> finished
+
+Every method runs on the engine's one worker thread. A step decodes one token for every decoding
+request and computes up to `prefill_tokens_max` prompt tokens beside them.
+"""
+
+import time
+from collections import deque
+
+import msgspec
+import numpy as np
+import torch
+
+from penstock.actors.generator.decoder import Decoder, PrefillChunk, StepBatch
+from penstock.actors.generator.engine import EngineMetrics, TokenChunk
+from penstock.actors.generator.kv_cache import SlotCache
+from penstock.actors.generator.request import Request
+from penstock.actors.generator.sampler import SamplingBatch, sample
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.model import Policy
+from penstock.messages.rollout import StopReason
+
+_SHARED_PREFIX_WORTH = 16
+"""Wait for a prompt in prefill if it saves computing at least this many tokens."""
+
+Output = tuple[Request, TokenChunk]
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of the torch engine."""
+
+    num_running_max: int = 64
+    num_parked_max: int = 64
+    """Further rows that keep the prefixes of sessions between turns."""
+    num_waiting_max: int = 1024
+    num_tokens_max: int = 1024
+    """Longest context."""
+    prefill_tokens_max: int = 512
+    """Prompt tokens computed in one step."""
+    chunk_tokens: int = 16
+    """Sampled tokens a chunk carries, but the first, which has one."""
+    num_threads: int = 1
+    """Of torch, in the worker."""
+
+
+class EngineCore:
+    """Scheduler, cache, decoder and sampler behind `TorchEngine`."""
+
+    def __init__(self, config: PolicyConfig, options: EngineOptions) -> None:
+        self.options = options
+        self.metrics = EngineMetrics()
+        self.policy: Policy | None = None
+        self.policy_version = -1
+        num_rows = options.num_running_max + options.num_parked_max
+        self.cache = SlotCache(config, num_rows, options.num_tokens_max)
+        self.waiting: deque[Request] = deque()
+        self.prefilling: list[Request] = []
+        self.decoding: list[Request] = []
+        """Request i runs in row i."""
+        self._decoder = Decoder(config, self.cache)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a row."""
+        return len(self.prefilling) + len(self.decoding)
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self.metrics.num_requests += 1
+        self.waiting.append(request)
+
+    def swap_policy(self, policy: Policy, policy_version: int) -> list[Output]:
+        """Use other weights from the next step on; flush what the old ones sampled."""
+        flushed = [
+            (request, request.flush(self.policy_version))
+            for request in self.decoding
+            if request.num_pending
+        ]
+        self.policy, self.policy_version = policy, policy_version
+        self.cache.mark_stale()
+        return flushed
+
+    def abort(self, request_id: str | None) -> list[Output]:
+        """End one request, or all."""
+        requests = [*self.waiting, *self.prefilling, *self.decoding]
+        chosen = [r for r in requests if request_id in (None, r.request_id)]
+        self.metrics.num_aborted += len(chosen)
+        return [(request, self._finish(request, StopReason.ABORTED)) for request in chosen]
+
+    @torch.inference_mode()
+    def step(self, *, admit: bool = True) -> list[Output]:
+        """Run one step; returns the chunks that came due."""
+        assert self.policy is not None
+        started = time.perf_counter()
+        if admit and self.waiting:
+            self._admit()
+        batch, sampled = self._plan()
+        if not batch.token_ids:
+            return []
+        logits = self._decoder.step(self.policy, batch)
+        self._advance(batch)
+        outputs = self._sample(sampled, logits) if sampled else []
+        self.metrics.num_steps += 1
+        self.metrics.busy_s += time.perf_counter() - started
+        return outputs
+
+    def _admit(self) -> None:
+        """Give rows to waiting requests, in order, passing over those worth deferring."""
+        deferred: list[Request] = []
+        while self.waiting and self.num_running < self.options.num_running_max:
+            request = self.waiting.popleft()
+            if self._is_better_later(request):
+                deferred.append(request)
+                continue
+            row = self.cache.acquire(request.prompt, request.session_id)
+            assert row is not None, "there are more rows than running requests"
+            request.start(row)
+            self.metrics.num_cached_tokens += row.length
+            self.prefilling.append(request)
+        self.waiting.extendleft(reversed(deferred))
+
+    def _is_better_later(self, request: Request) -> bool:
+        """Tell whether a prompt that is being computed will share more than the cache does."""
+        if not self.prefilling:
+            return False
+        _, cached = self.cache.match(request.prompt, request.session_id)
+        coming = max(shared_prefix(other.prompt, request.prompt) for other in self.prefilling)
+        return min(coming, len(request.prompt) - 1) - cached >= _SHARED_PREFIX_WORTH
+
+    def _plan(self) -> tuple[StepBatch, list[Request]]:
+        """Choose the tokens of the next step, and who gets a token sampled from it."""
+        token_ids = [request.last_token for request in self.decoding]
+        positions = [self.cache.rows[i].length for i in range(len(self.decoding))]
+        outputs = list(range(len(self.decoding)))
+        sampled, chunks = list(self.decoding), []
+        budget = self.options.prefill_tokens_max
+        for request in self.prefilling:
+            row = request.row
+            assert row is not None
+            num_tokens = min(budget, len(request.prompt) - row.length)
+            if num_tokens == 0:
+                break
+            budget -= num_tokens
+            chunks.append(PrefillChunk(row.index, row.length, num_tokens))
+            end = row.length + num_tokens
+            token_ids += request.prompt[row.length : end].tolist()
+            if end == len(request.prompt):
+                outputs.append(len(token_ids) - 1)
+                sampled.append(request)
+        return StepBatch(token_ids, positions, chunks, outputs), sampled
+
+    def _advance(self, batch: StepBatch) -> None:
+        """Note that the batch's tokens are in the cache now."""
+        num_decode = len(batch.decode_positions)
+        at = (np.arange(num_decode), np.array(batch.decode_positions, dtype=np.int64))
+        self.cache.tokens[at] = batch.token_ids[:num_decode]
+        for row in self.cache.rows[:num_decode]:
+            row.length += 1
+        for chunk in batch.chunks:
+            self.cache.rows[chunk.row].length += chunk.num_tokens
+            self.metrics.num_prefill_tokens += chunk.num_tokens
+
+    def _sample(self, requests: list[Request], logits: torch.Tensor) -> list[Output]:
+        values = SamplingBatch(
+            temperatures=[request.sampling.temperature for request in requests],
+            top_ps=[request.sampling.top_p for request in requests],
+            uniforms=[request.uniforms[request.num_sampled] for request in requests],
+        )
+        token_ids, logprobs = sample(logits, values)
+        self.metrics.num_generated_tokens += len(requests)
+        outputs: list[Output] = []
+        for request, token_id, logprob in zip(requests, token_ids, logprobs, strict=True):
+            request.push(token_id, logprob)
+            reason = request.stop_reason(self.options.num_tokens_max)
+            if reason is not None:
+                outputs.append((request, self._finish(request, reason)))
+                continue
+            if request.num_sampled == 1:
+                self._promote(request)
+            if request.num_sampled == 1 or request.num_pending >= self.options.chunk_tokens:
+                outputs.append((request, request.flush(self.policy_version)))
+        return outputs
+
+    def _promote(self, request: Request) -> None:
+        assert request.row is not None
+        self.prefilling.remove(request)
+        self.cache.swap(request.row, len(self.decoding))
+        self.decoding.append(request)
+
+    def _finish(self, request: Request, reason: StopReason) -> TokenChunk:
+        """Take a request out, wherever it is; its row stays cached."""
+        row, routes = request.row, None
+        if row is None:
+            self.waiting.remove(request)
+        else:
+            # Sampled but not yet fed back: the last token has no routes and no cache entry.
+            routes = self.cache.routes[row.index, request.routes_from : row.length].numpy().copy()
+            if request in self.prefilling:
+                self.prefilling.remove(request)
+            else:
+                last = self.decoding.pop()
+                if last is not request:
+                    assert last.row is not None
+                    self.decoding[row.index] = last
+                    self.cache.swap(row, last.row.index)
+            self.cache.release(row)
+        return request.flush(self.policy_version, reason, routes)
+
+
+def shared_prefix(left: np.ndarray, right: np.ndarray) -> int:
+    """Return how many leading tokens two rows of ids have in common."""
+    limit = min(len(left), len(right))
+    differs = left[:limit] != right[:limit]
+    return int(differs.argmax()) if differs.any() else limit

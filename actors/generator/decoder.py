@@ -1,0 +1,154 @@
+"""One step of inference: decoding rows and prefill chunks in one packed forward pass.
+
+Reads the policy's own parameters and expert kernel, so that a swap of the policy object is a
+complete weight update and the arithmetic is the trainer's.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from penstock.actors.generator.kv_cache import SlotCache
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.experts import combine, run_experts, sort_by_expert
+from penstock.actors.policy.layers import Layer
+from penstock.actors.policy.model import Policy
+
+_SPAN_STEP = 32
+"""Decoding attention reads a multiple of this many positions."""
+
+
+@dataclass(frozen=True)
+class PrefillChunk:
+    """Consecutive prompt tokens of one row."""
+
+    row: int
+    start: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """What one step computes: first a token for each row 0 .. B-1, then the chunks."""
+
+    token_ids: list[int]
+    """N."""
+    decode_positions: list[int]
+    """B: where each decoding row's token goes."""
+    chunks: list[PrefillChunk]
+    output_rows: list[int]
+    """Which of the N rows' logits are wanted."""
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where the batch's tokens lie, as tensors."""
+
+    rows: torch.Tensor
+    positions: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    span: int
+    decode_mask: torch.Tensor
+    """[B, 1, 1, span], 0 or -inf."""
+    chunk_masks: list[torch.Tensor]
+    """[n, start + n] each, 0 or -inf."""
+
+
+class Decoder:
+    """Runs steps of a policy over a slot cache."""
+
+    def __init__(self, config: PolicyConfig, cache: SlotCache) -> None:
+        self.config = config
+        self.cache = cache
+        self._columns = torch.arange(cache.num_tokens_max)
+
+    def step(self, policy: Policy, batch: StepBatch) -> torch.Tensor:
+        """Extend the cache by the batch's tokens.
+
+        Returns:
+            Logits [len(output_rows), V].
+
+        """
+        places = self._places(policy, batch)
+        x = F.embedding(torch.tensor(batch.token_ids), policy.embedding)
+        routes = []
+        for index, layer in enumerate(policy.layers):
+            assert isinstance(layer, Layer)
+            normed = F.rms_norm(x, (x.shape[1],), layer.attention_norm, layer.eps)
+            x = x + self._attention(index, layer, normed, batch, places)
+            normed = F.rms_norm(x, (x.shape[1],), layer.expert_norm, layer.eps)
+            ids, weights, _, _ = layer.router(normed, None)
+            dispatch = sort_by_expert(ids, self.config.num_experts)
+            experts = layer.experts
+            per_slot = run_experts(normed, dispatch, experts.gate_up, experts.down)[3]
+            x = x + combine(per_slot, weights)
+            routes.append(ids)
+        recorded = torch.stack(routes, dim=1).to(self.cache.routes.dtype)
+        self.cache.routes[places.rows, places.positions] = recorded
+        if len(batch.output_rows) < x.shape[0]:
+            x = x[batch.output_rows]
+        hidden = F.rms_norm(x, (x.shape[1],), policy.final_norm, self.config.rms_norm_eps)
+        return policy.logits(hidden)
+
+    def _places(self, policy: Policy, batch: StepBatch) -> _Places:
+        rows = list(range(len(batch.decode_positions)))
+        positions = list(batch.decode_positions)
+        masks = []
+        for chunk in batch.chunks:
+            end = chunk.start + chunk.num_tokens
+            rows += [chunk.row] * chunk.num_tokens
+            positions += range(chunk.start, end)
+            last_visible = self._columns[chunk.start : end].unsqueeze(1)
+            masks.append(_additive(self._columns[:end] > last_visible))
+        at = torch.tensor(positions)
+        num_decode = len(batch.decode_positions)
+        longest = max(batch.decode_positions, default=0) + 1
+        span = min(-(-longest // _SPAN_STEP) * _SPAN_STEP, self.cache.num_tokens_max)
+        hidden = self._columns[:span] > at[:num_decode].unsqueeze(1)
+        return _Places(
+            rows=torch.tensor(rows),
+            positions=at,
+            cos=policy.cos[at].unsqueeze(1),
+            sin=policy.sin[at].unsqueeze(1),
+            span=span,
+            decode_mask=_additive(hidden)[:, None, None],
+            chunk_masks=masks,
+        )
+
+    def _attention(
+        self, index: int, layer: Layer, x: torch.Tensor, batch: StepBatch, places: _Places
+    ) -> torch.Tensor:
+        config, kv = self.config, self.cache.kv[index]
+        query, key, value = layer.attention.project(x, places.cos, places.sin)
+        kv[places.rows, :, places.positions] = torch.cat((key, value), dim=1)
+        attended = torch.empty(x.shape[0], config.query_dim)
+        num_decode = len(batch.decode_positions)
+        if num_decode:
+            grouped = query[:num_decode].unflatten(1, (config.num_key_value_heads, -1))
+            keys, values = self._split(kv[:num_decode, :, : places.span])
+            out = F.scaled_dot_product_attention(
+                grouped, keys, values, attn_mask=places.decode_mask
+            )
+            attended[:num_decode] = out.flatten(1)
+        start = num_decode
+        for chunk, mask in zip(batch.chunks, places.chunk_masks, strict=True):
+            end = start + chunk.num_tokens
+            keys, values = self._split(kv[chunk.row, None, :, : chunk.start + chunk.num_tokens])
+            heads_first = query[start:end].transpose(0, 1).unsqueeze(0)
+            out = F.scaled_dot_product_attention(
+                heads_first, keys, values, attn_mask=mask, enable_gqa=True
+            )
+            attended[start:end] = out[0].transpose(0, 1).flatten(1)
+            start = end
+        return F.linear(attended, layer.attention.output)
+
+    def _split(self, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[B, 2*Hkv, T, D] -> keys and values, each [B, Hkv, T, D]."""
+        heads = self.config.num_key_value_heads
+        return kv[:, :heads], kv[:, heads:]
+
+
+def _additive(is_hidden: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)

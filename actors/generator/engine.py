@@ -1,0 +1,191 @@
+"""What a generator asks of an inference engine.
+
+`tests/contract/check_engine.py` is the conformance suite: every engine passes it.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from penstock.messages.errors import PenstockError
+from penstock.messages.rollout import StopReason
+from penstock.messages.task import Sampling
+
+
+class InvalidRequestError(PenstockError, ValueError):
+    """A request that no retry helps: the text names the field and what it must be."""
+
+
+class EngineNotReadyError(PenstockError, RuntimeError):
+    """The engine holds no weights yet, or was stopped."""
+
+
+class PauseMode(StrEnum):
+    """What becomes of the requests in flight."""
+
+    KEEP = "keep"
+    """They stand still and go on at `resume`."""
+    ABORT = "abort"
+    """They end with `StopReason.ABORTED`."""
+    DRAIN = "drain"
+    """They run to their end first; new ones wait."""
+
+
+class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of one request as they come; the last chunk has a stop_reason."""
+
+    token_ids: np.ndarray
+    """int32 [N], N >= 0; the stop token is among them."""
+    behavior_logprobs: np.ndarray
+    """float32 [N]: of the distribution that the sampler drew from (after temperature and top-p);
+    of the untempered distribution where the temperature is 0."""
+    policy_version: int
+    """Under which all N were sampled."""
+    stop_reason: StopReason | None = None
+    routed_experts: np.ndarray | None = None
+    """uint8 (int16 above 256 experts) [R, L, K], on the last chunk: of the input positions
+    routes_from .. total-2. The logits that gave the token at position p come from position p-1."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that were not computed again."""
+    queue_ms: float = 0.0
+    """Wait before the first prefill."""
+
+
+class TensorPatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Absolute new values at some places of one tensor; applying it twice is harmless."""
+
+    flat_indices: np.ndarray
+    """int64 [N], in C order of the named tensor."""
+    values: np.ndarray
+    """uint16 [N]: bfloat16 bit patterns."""
+
+
+class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the engine can serve."""
+
+    ready: bool
+    paused: bool
+    policy_version: int
+    """-1 before the first commit."""
+    num_running: int
+    num_waiting: int
+    error: str = ""
+    """Why the engine died, if it did."""
+
+
+class EngineMetrics(msgspec.Struct, kw_only=True):
+    """Counters since the start."""
+
+    num_steps: int = 0
+    num_generated_tokens: int = 0
+    num_prefill_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens taken from the prefix cache."""
+    num_requests: int = 0
+    num_aborted: int = 0
+    num_commits: int = 0
+    busy_s: float = 0.0
+    """Time spent in steps."""
+    last_pause_ms: float = 0.0
+    """How long the last commit kept steps from running."""
+
+
+class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What this engine can do."""
+
+    name: str
+    num_tokens_max: int
+    """Longest context, prompt and sampled tokens together."""
+    num_running_max: int
+    num_waiting_max: int
+    routed_experts: bool
+    sparse_updates: bool
+    keeps_requests_over_updates: bool
+
+
+class Engine(Protocol):
+    """An inference engine under a generator. All methods belong to one event loop."""
+
+    def generate(
+        self,
+        token_ids: np.ndarray,
+        sampling: Sampling,
+        *,
+        request_id: str,
+        session_id: str = "",
+        routes_from: int = 0,
+    ) -> AsyncIterator[TokenChunk]:
+        """Sample a continuation of `token_ids` (int [P], P >= 1).
+
+        Requests of one non-empty session reuse the cache of the session's earlier turns. Closing
+        the iterator aborts the request.
+
+        Raises:
+            InvalidRequestError: an empty or too long prompt, ids outside the vocabulary, a
+                sampling value out of range, or a request_id that is in flight.
+            QueueFullError: num_waiting_max requests wait already.
+            EngineNotReadyError: no weights yet, or stopped.
+
+        """
+        ...
+
+    async def abort(self, request_id: str | None = None) -> None:
+        """End one request, or all, with `StopReason.ABORTED`; unknown ids are passed over."""
+        ...
+
+    async def pause(self, mode: PauseMode = PauseMode.KEEP) -> None:
+        """Stop sampling; returns once nothing runs."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on sampling."""
+        ...
+
+    async def begin_update(self) -> None:
+        """Open an update on a copy of the weights, dropping one that was never committed."""
+        ...
+
+    async def apply(self, patches: Mapping[str, np.ndarray | TensorPatch]) -> None:
+        """Stage whole tensors (uint16 bfloat16 bits, in shape) or patches; names are HF's.
+
+        Raises:
+            InvalidRequestError: no update is open, or a name, shape or index does not fit.
+
+        """
+        ...
+
+    async def commit(self, policy_version: int, root_digest: str | None = None) -> float:
+        """Swap the staged weights in between two steps; requests in flight keep their cache.
+
+        Returns:
+            Milliseconds during which no step could run.
+
+        Raises:
+            CorruptDataError: the staged weights' digest is not `root_digest`; nothing changed.
+            InvalidRequestError: no update is open.
+
+        """
+        ...
+
+    async def digest(self) -> str:
+        """Return the root digest of the weights in use, as bfloat16 under HF's names."""
+        ...
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes but those of requests in flight."""
+        ...
+
+    def health(self) -> EngineHealth:
+        """Tell whether the engine can serve; never blocks."""
+        ...
+
+    def metrics(self) -> EngineMetrics:
+        """Return the counters; never blocks."""
+        ...
+
+    def capabilities(self) -> EngineCapabilities:
+        """Return what this engine can do."""
+        ...

@@ -1,0 +1,134 @@
+"""The slot cache: one row a sequence, holding keys, values, routes and the tokens they belong to.
+
+Rows 0 .. num_decoding-1 are kept dense by swapping, so that a decoding step reads one contiguous
+block. All other rows are prefilling, parked (a finished turn whose session may come back, or whose
+prompt another member of the group may share) or empty.
+"""
+
+import numpy as np
+import torch
+
+from penstock.actors.policy.config import PolicyConfig
+
+
+class Row:
+    """One row's bookkeeping; it moves with its contents when rows are swapped."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        """Where its contents lie now."""
+        self.length = 0
+        """Tokens whose keys and values are valid."""
+        self.session_id = ""
+        self.is_fresh = True
+        """Whether everything in it was computed with the weights in use."""
+        self.is_pinned = False
+        """Whether a request runs in it."""
+        self.last_used = 0
+
+
+class SlotCache:
+    """Preallocated rows with longest-common-prefix reuse and least-recently-used eviction."""
+
+    def __init__(self, config: PolicyConfig, num_rows: int, num_tokens_max: int) -> None:
+        layers, heads = config.num_hidden_layers, 2 * config.num_key_value_heads
+        self.num_tokens_max = num_tokens_max
+        self.kv = torch.zeros(layers, num_rows, heads, num_tokens_max, config.head_dim)
+        """[L, rows, 2*Hkv, T, D]: keys then values."""
+        route_dtype = torch.uint8 if config.num_experts <= 256 else torch.int16
+        shape = (num_rows, num_tokens_max, layers, config.num_experts_per_tok)
+        self.routes = torch.zeros(shape, dtype=route_dtype)
+        self.tokens = np.zeros((num_rows, num_tokens_max), dtype=np.int32)
+        self.rows = [Row(index) for index in range(num_rows)]
+        """Indexed by the row's place."""
+        self._clock = 0
+
+    def match(self, token_ids: np.ndarray, session_id: str) -> tuple[Row | None, int]:
+        """Find the row that shares the longest prefix, short of the last token.
+
+        A session may continue on its own row even if that is older than the weights in use;
+        rows of others are only good if they are fresh.
+        """
+        lengths = np.array([self._usable(row, session_id) for row in self.rows])
+        limit = min(int(lengths.max()), len(token_ids) - 1)
+        if limit < 1:
+            return None, 0
+        same = self.tokens[:, :limit] == token_ids[:limit]
+        first_difference = np.where(same.all(1), limit, same.argmin(1))
+        shared = np.minimum(first_difference, lengths)
+        best = int(shared.argmax())
+        return (self.rows[best], int(shared[best])) if shared[best] else (None, 0)
+
+    @staticmethod
+    def _usable(row: Row, session_id: str) -> int:
+        own = bool(session_id) and row.session_id == session_id
+        return row.length if row.is_fresh or (own and not row.is_pinned) else 0
+
+    def acquire(self, token_ids: np.ndarray, session_id: str) -> Row | None:
+        """Pin a row for a request and fill it with the longest prefix at hand.
+
+        Returns:
+            The row, whose `length` tokens need no prefill; None if every row is pinned.
+
+        """
+        donor, shared = self.match(token_ids, session_id)
+        target = self._target(donor, session_id)
+        if target is None:
+            return None
+        if donor is None:
+            target.is_fresh = True
+        elif donor is not target:
+            self._copy_prefix(donor, target, shared)
+        target.length = shared
+        target.session_id = session_id
+        target.is_pinned = True
+        self.tokens[target.index, : len(token_ids)] = token_ids
+        return target
+
+    def _target(self, donor: Row | None, session_id: str) -> Row | None:
+        """Choose the row to run in: the session's own, else an empty one, else the oldest."""
+        parked = [row for row in self.rows if not row.is_pinned]
+        if not parked:
+            return None
+        for row in parked:
+            if session_id and row.session_id == session_id:
+                return row
+        spare = [row for row in parked if row is not donor]
+        return min(spare or parked, key=lambda row: (row.length > 0, row.last_used, row.index))
+
+    def release(self, row: Row) -> None:
+        """Unpin a row; its contents stay until another request needs the place."""
+        self._clock += 1
+        row.is_pinned = False
+        row.last_used = self._clock
+
+    def _copy_prefix(self, source: Row, target: Row, num_tokens: int) -> None:
+        a, b, n = source.index, target.index, num_tokens
+        self.kv[:, b, :, :n] = self.kv[:, a, :, :n]
+        self.routes[b, :n] = self.routes[a, :n]
+        target.is_fresh = source.is_fresh
+
+    def swap(self, row: Row, index: int) -> None:
+        """Exchange the contents of a row with those at another place."""
+        other = self.rows[index]
+        if other is row:
+            return
+        a, b, n = row.index, index, max(row.length, other.length)
+        for tensor in (self.kv[:, :, :, :n].transpose(0, 1), self.routes[:, :n]):
+            held = tensor[a].clone()
+            tensor[a] = tensor[b]
+            tensor[b] = held
+        self.tokens[[a, b]] = self.tokens[[b, a]]
+        self.rows[a], self.rows[b] = other, row
+        row.index, other.index = b, a
+
+    def mark_stale(self) -> None:
+        """Note that the weights changed: what is cached serves only those who go on with it."""
+        for row in self.rows:
+            row.is_fresh = row.length == 0
+
+    def forget_parked(self) -> None:
+        """Empty every row that no request runs in."""
+        for row in self.rows:
+            if not row.is_pinned:
+                row.length, row.session_id, row.is_fresh = 0, "", True

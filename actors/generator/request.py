@@ -1,0 +1,85 @@
+"""A request inside the torch engine: what was asked, and what came of it so far."""
+
+import time
+
+import numpy as np
+
+from penstock.actors.generator.engine import TokenChunk
+from penstock.actors.generator.kv_cache import Row
+from penstock.actors.generator.sampler import uniforms_for
+from penstock.messages.rollout import StopReason
+from penstock.messages.task import Sampling
+
+
+class Request:
+    """Belongs to the engine's worker thread once it is added."""
+
+    def __init__(
+        self,
+        token_ids: np.ndarray,
+        sampling: Sampling,
+        request_id: str,
+        session_id: str,
+        routes_from: int,
+    ) -> None:
+        self.request_id = request_id
+        self.session_id = session_id
+        self.prompt = np.ascontiguousarray(token_ids, dtype=np.int32)
+        self.sampling = sampling
+        self.routes_from = routes_from
+        self.stop_ids = frozenset(sampling.stop_token_ids)
+        self.uniforms = uniforms_for(sampling)
+        self.num_sampled = 0
+        self.last_token = -1
+        self.row: Row | None = None
+        self._created = time.perf_counter()
+        self._queue_ms = 0.0
+        self._num_cached = 0
+        self._token_ids: list[int] = []
+        self._logprobs: list[float] = []
+
+    def start(self, row: Row) -> None:
+        """Take a row whose first `length` tokens are cached."""
+        self.row = row
+        self._num_cached = row.length
+        self._queue_ms = (time.perf_counter() - self._created) * 1e3
+
+    def push(self, token_id: int, logprob: float) -> None:
+        """Note one sampled token."""
+        self.last_token = token_id
+        self.num_sampled += 1
+        self._token_ids.append(token_id)
+        self._logprobs.append(logprob)
+
+    def stop_reason(self, num_tokens_max: int) -> StopReason | None:
+        """Say whether the last token ended the request."""
+        if self.last_token in self.stop_ids:
+            return StopReason.STOP
+        full = len(self.prompt) + self.num_sampled >= num_tokens_max
+        if full or self.num_sampled >= self.sampling.num_tokens_max:
+            return StopReason.LENGTH
+        return None
+
+    @property
+    def num_pending(self) -> int:
+        """Sampled tokens that no chunk has carried yet."""
+        return len(self._token_ids)
+
+    def flush(
+        self,
+        policy_version: int,
+        stop_reason: StopReason | None = None,
+        routed_experts: np.ndarray | None = None,
+    ) -> TokenChunk:
+        """Make a chunk of what is pending."""
+        chunk = TokenChunk(
+            token_ids=np.array(self._token_ids, dtype=np.int32),
+            behavior_logprobs=np.array(self._logprobs, dtype=np.float32),
+            policy_version=policy_version,
+            stop_reason=stop_reason,
+            routed_experts=routed_experts,
+            num_cached_tokens=self._num_cached,
+            queue_ms=self._queue_ms,
+        )
+        self._token_ids, self._logprobs = [], []
+        return chunk

@@ -1,0 +1,71 @@
+"""Drawing tokens: one uniform number a token, from the request's own stream.
+
+Inverse-CDF sampling uses up exactly one number a token, so a request's draws depend on its seed
+and its logits only, never on who shares the batch.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from penstock.messages.task import Sampling
+
+
+@dataclass(frozen=True)
+class SamplingBatch:
+    """The sampling values of B rows."""
+
+    temperatures: list[float]
+    top_ps: list[float]
+    uniforms: list[float]
+    """In [0, 1)."""
+
+
+def uniforms_for(sampling: Sampling) -> list[float]:
+    """Return the request's stream: one number for each token it may draw."""
+    seed = sampling.seed % 2**128
+    return np.random.Generator(np.random.Philox(key=seed)).random(sampling.num_tokens_max).tolist()
+
+
+def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[list[int], list[float]]:
+    """Draw one token a row.
+
+    Args:
+        logits: [B, V] float32; overwritten.
+        batch: B values each.
+
+    Returns:
+        Token ids, and their log-probabilities under the distribution drawn from.
+
+    """
+    greedy = min(batch.temperatures) <= 0.0
+    if any(temperature != 1.0 for temperature in batch.temperatures):
+        scale = torch.tensor([1.0 / t if t > 0 else 1.0 for t in batch.temperatures])
+        logits.mul_(scale.unsqueeze(1))
+    if min(batch.top_ps) < 1.0:
+        _keep_nucleus(logits, torch.tensor(batch.top_ps))
+    logprobs = torch.log_softmax(logits, dim=-1)
+    cdf = logprobs.exp().cumsum_(-1)
+    targets = torch.tensor(batch.uniforms, dtype=torch.float32).unsqueeze(1) * cdf[:, -1:]
+    tokens = torch.searchsorted(cdf, targets, right=True)
+    if greedy:
+        is_greedy = torch.tensor([t <= 0.0 for t in batch.temperatures]).unsqueeze(1)
+        tokens = torch.where(is_greedy, logprobs.argmax(-1, keepdim=True), tokens)
+    tokens = _within_support(tokens, cdf)
+    return tokens.squeeze(1).tolist(), logprobs.gather(1, tokens).squeeze(1).tolist()
+
+
+def _within_support(tokens: torch.Tensor, cdf: torch.Tensor) -> torch.Tensor:
+    """Move draws that rounding put past the CDF's end to the last token that has mass."""
+    last = torch.searchsorted(cdf, cdf[:, -1:].contiguous(), right=False)
+    return torch.minimum(tokens, last)
+
+
+def _keep_nucleus(logits: torch.Tensor, top_ps: torch.Tensor) -> None:
+    """Mask, in place, all but the smallest set of tokens whose mass reaches top_p [B]."""
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    mass = ordered.softmax(-1)
+    before = mass.cumsum(-1) - mass
+    masked = ordered.masked_fill(before >= top_ps.unsqueeze(1), -torch.inf)
+    logits.scatter_(1, order, masked)

@@ -1,0 +1,100 @@
+"""In-flight weight updates: two policies, one sampling, one being written.
+
+    begin: standby <- copy of live    apply: write standby    commit: verify, then swap the two
+
+Only the swap keeps a step from running; it exchanges two references.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from penstock.actors.generator.engine import InvalidRequestError, TensorPatch
+from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE, hf_views, state_digest
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.model import Policy
+from penstock.messages.errors import CorruptDataError
+
+
+class StagedWeights:
+    """The double buffer. Not thread-safe: its owner runs one method at a time."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        self._live = _empty_policy(config)
+        self._standby = _empty_policy(config)
+        self._views: dict[str, torch.Tensor] | None = None
+        """Of the standby, while an update is open."""
+
+    def begin(self) -> None:
+        """Open an update that starts from the live weights."""
+        live, standby = hf_views(self._live), hf_views(self._standby)
+        for name, view in standby.items():
+            view.copy_(live[name])
+        self._views = standby
+
+    def apply(self, patches: Mapping[str, np.ndarray | TensorPatch]) -> None:
+        """Write into the standby."""
+        views = self._open_views()
+        for name, patch in patches.items():
+            view = views.get(name)
+            if view is None:
+                raise InvalidRequestError(f"the policy has no tensor {name!r}")
+            if isinstance(patch, TensorPatch):
+                _write_patch(name, view, patch)
+            else:
+                _write_whole(name, view, patch)
+
+    def verify(self, root_digest: str) -> None:
+        """Check the standby against the digest that its publisher announced."""
+        found = _published_digest(self._open_views())
+        if found != root_digest:
+            raise CorruptDataError(f"staged weights have root digest {found}, not {root_digest}")
+
+    def swap(self) -> Policy:
+        """Close the update and return the policy to sample with."""
+        self._open_views()
+        self._live, self._standby, self._views = self._standby, self._live, None
+        return self._live
+
+    def digest(self) -> str:
+        """Return the root digest of the live weights."""
+        return _published_digest(hf_views(self._live))
+
+    def _open_views(self) -> dict[str, torch.Tensor]:
+        if self._views is None:
+            raise InvalidRequestError("no weight update is open; call begin_update first")
+        return self._views
+
+
+def _empty_policy(config: PolicyConfig) -> Policy:
+    policy = Policy(config)
+    for parameter in policy.parameters():
+        parameter.detach().zero_()
+    return policy.requires_grad_(False).eval()
+
+
+def _published_digest(views: Mapping[str, torch.Tensor]) -> str:
+    return state_digest({name: view.to(PUBLISHED_DTYPE) for name, view in views.items()})
+
+
+def _write_whole(name: str, view: torch.Tensor, values: np.ndarray) -> None:
+    if values.dtype != np.uint16 or values.shape != tuple(view.shape):
+        raise InvalidRequestError(
+            f"tensor {name} must be uint16 {tuple(view.shape)}, not {values.dtype} {values.shape}"
+        )
+    view.copy_(_from_bits(values))
+
+
+def _write_patch(name: str, view: torch.Tensor, patch: TensorPatch) -> None:
+    indices, values = patch.flat_indices, patch.values
+    if values.dtype != np.uint16 or indices.dtype != np.int64 or indices.shape != values.shape:
+        raise InvalidRequestError(f"patch of {name}: int64 [N] indices and uint16 [N] values")
+    if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < view.numel():
+        raise InvalidRequestError(f"patch of {name}: indices must lie in 0..{view.numel() - 1}")
+    view.view(-1)[torch.from_numpy(indices)] = _from_bits(values)
+
+
+def _from_bits(values: np.ndarray) -> torch.Tensor:
+    """Widen bfloat16 bit patterns to float32, exactly."""
+    return torch.from_numpy((values.astype(np.uint32) << 16).view(np.float32))

@@ -1,0 +1,226 @@
+"""The embedded engine: the policy in torch, continuous batching, staged weight swaps."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+
+import msgspec
+import numpy as np
+
+from penstock.actors.generator.core import EngineCore, EngineOptions, Output
+from penstock.actors.generator.engine import (
+    EngineCapabilities,
+    EngineHealth,
+    EngineMetrics,
+    EngineNotReadyError,
+    InvalidRequestError,
+    PauseMode,
+    TensorPatch,
+    TokenChunk,
+)
+from penstock.actors.generator.request import Request
+from penstock.actors.generator.staging import StagedWeights
+from penstock.actors.generator.worker import EngineWorker
+from penstock.actors.policy.config import PolicyConfig
+from penstock.messages.errors import DeadlineError, QueueFullError
+from penstock.messages.task import Sampling
+
+_REQUEST_S = 600.0
+"""Longest wait for a request's next chunk, pauses included."""
+_DRAIN_S = 300.0
+_DRAIN_POLL_S = 0.005
+
+
+class TorchEngine:
+    """An `Engine`; construct it, `start()` it on the event loop, then give it weights.
+
+    Example:
+        >>> engine = TorchEngine(config, EngineOptions(num_threads=1))
+        >>> engine.start()
+        >>> await engine.begin_update()
+        >>> await engine.apply({name: as_numpy(t) for name, t in publishable_state(p).items()})
+        >>> await engine.commit(0)
+
+    """
+
+    def __init__(self, config: PolicyConfig, options: EngineOptions | None = None) -> None:
+        self._options = options or EngineOptions()
+        if self._options.num_tokens_max > config.max_position_embeddings:
+            raise InvalidRequestError(
+                f"num_tokens_max {self._options.num_tokens_max} exceeds the policy's "
+                f"max_position_embeddings {config.max_position_embeddings}"
+            )
+        self._config = config
+        self._core = EngineCore(config, self._options)
+        self._worker = EngineWorker(self._core, self._deliver)
+        self._weights = StagedWeights(config)
+        self._weights_lock = asyncio.Lock()
+        self._streams: dict[str, asyncio.Queue[TokenChunk]] = {}
+
+    def start(self) -> None:
+        """Start stepping; call once."""
+        self._worker.start()
+
+    async def stop(self) -> None:
+        """Abort everything and end the worker."""
+        if self._worker.is_alive:
+            await self.abort()
+        await self._worker.stop()
+
+    async def generate(
+        self,
+        token_ids: np.ndarray,
+        sampling: Sampling,
+        *,
+        request_id: str,
+        session_id: str = "",
+        routes_from: int = 0,
+    ) -> AsyncIterator[TokenChunk]:
+        """See `Engine.generate`; errors come with the first iteration."""
+        self._check_ready(request_id)
+        self._check_prompt(token_ids, routes_from)
+        _check_sampling(sampling)
+        request = Request(token_ids, sampling, request_id, session_id, routes_from)
+        stream: asyncio.Queue[TokenChunk] = asyncio.Queue(sampling.num_tokens_max + 2)
+        self._streams[request_id] = stream
+        self._worker.post(lambda: self._core.add(request))
+        ended = False
+        try:
+            while not ended:
+                chunk = await asyncio.wait_for(stream.get(), _REQUEST_S)
+                ended = chunk.stop_reason is not None
+                if ended and self._worker.error:
+                    raise EngineNotReadyError(f"the engine died: {self._worker.error}")
+                yield chunk
+        finally:
+            del self._streams[request_id]
+            if not ended:
+                self._worker.post(lambda: self._abort(request_id))
+
+    async def abort(self, request_id: str | None = None) -> None:
+        """See `Engine.abort`."""
+        await self._worker.call(lambda: self._abort(request_id))
+
+    async def pause(self, mode: PauseMode = PauseMode.KEEP) -> None:
+        """See `Engine.pause`."""
+        if mode is PauseMode.ABORT:
+            await self.abort()
+        if mode is PauseMode.DRAIN:
+            await self._drain()
+        await self._worker.call(lambda: self._set_paused(True))
+
+    async def resume(self) -> None:
+        """See `Engine.resume`."""
+        self._worker.is_admitting = True
+        await self._worker.call(lambda: self._set_paused(False))
+
+    async def begin_update(self) -> None:
+        """See `Engine.begin_update`."""
+        async with self._weights_lock:
+            await asyncio.to_thread(self._weights.begin)
+
+    async def apply(self, patches: Mapping[str, np.ndarray | TensorPatch]) -> None:
+        """See `Engine.apply`."""
+        async with self._weights_lock:
+            await asyncio.to_thread(self._weights.apply, patches)
+
+    async def commit(self, policy_version: int, root_digest: str | None = None) -> float:
+        """See `Engine.commit`."""
+        async with self._weights_lock:
+            if root_digest is not None:
+                await asyncio.to_thread(self._weights.verify, root_digest)
+            return await self._worker.call(lambda: self._swap(policy_version))
+
+    async def digest(self) -> str:
+        """See `Engine.digest`."""
+        async with self._weights_lock:
+            return await asyncio.to_thread(self._weights.digest)
+
+    async def reset_prefix_cache(self) -> None:
+        """See `Engine.reset_prefix_cache`."""
+        await self._worker.call(self._core.cache.forget_parked)
+
+    def health(self) -> EngineHealth:
+        """See `Engine.health`."""
+        core, worker = self._core, self._worker
+        return EngineHealth(
+            ready=core.policy is not None and worker.is_alive,
+            paused=worker.is_paused,
+            policy_version=core.policy_version,
+            num_running=core.num_running,
+            num_waiting=len(self._streams) - core.num_running,
+            error=worker.error,
+        )
+
+    def metrics(self) -> EngineMetrics:
+        """See `Engine.metrics`."""
+        return msgspec.structs.replace(self._core.metrics)
+
+    def capabilities(self) -> EngineCapabilities:
+        """See `Engine.capabilities`."""
+        return EngineCapabilities(
+            name="torch",
+            num_tokens_max=self._options.num_tokens_max,
+            num_running_max=self._options.num_running_max,
+            num_waiting_max=self._options.num_waiting_max,
+            routed_experts=True,
+            sparse_updates=True,
+            keeps_requests_over_updates=True,
+        )
+
+    def _check_ready(self, request_id: str) -> None:
+        if not self.health().ready:
+            raise EngineNotReadyError(f"no weights, or not running {self._worker.error}".rstrip())
+        if request_id in self._streams:
+            raise InvalidRequestError(f"request_id {request_id!r} is in flight already")
+        if len(self._streams) >= self._options.num_running_max + self._options.num_waiting_max:
+            raise QueueFullError(f"{len(self._streams)} requests are in flight, the most allowed")
+
+    def _check_prompt(self, token_ids: np.ndarray, routes_from: int) -> None:
+        length, vocab_size = len(token_ids), self._config.vocab_size
+        if not 1 <= length < self._options.num_tokens_max:
+            raise InvalidRequestError(
+                f"token_ids must be 1..{self._options.num_tokens_max - 1} long, not {length}"
+            )
+        if not 0 <= int(np.min(token_ids)) <= int(np.max(token_ids)) < vocab_size:
+            raise InvalidRequestError(f"token_ids must lie in 0..{vocab_size - 1}")
+        if not 0 <= routes_from < length:
+            raise InvalidRequestError(f"routes_from must lie in 0..{length - 1}, not {routes_from}")
+
+    def _deliver(self, outputs: list[Output]) -> None:
+        for request, chunk in outputs:
+            stream = self._streams.get(request.request_id)
+            if stream is not None:
+                stream.put_nowait(chunk)
+
+    def _abort(self, request_id: str | None) -> None:
+        self._worker.emit(self._core.abort(request_id))
+
+    def _set_paused(self, is_paused: bool) -> None:
+        self._worker.is_paused = is_paused
+
+    def _swap(self, policy_version: int) -> float:
+        started = time.perf_counter()
+        self._worker.emit(self._core.swap_policy(self._weights.swap(), policy_version))
+        pause_ms = (time.perf_counter() - started) * 1e3
+        self._core.metrics.num_commits += 1
+        self._core.metrics.last_pause_ms = pause_ms
+        return pause_ms
+
+    async def _drain(self) -> None:
+        """Admit nothing more and wait for those that run."""
+        self._worker.is_admitting = False
+        deadline = time.monotonic() + _DRAIN_S
+        while self._core.num_running:
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"requests still run {_DRAIN_S} s after draining began")
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+
+def _check_sampling(sampling: Sampling) -> None:
+    if not 0.0 <= sampling.temperature <= 100.0:
+        raise InvalidRequestError(f"temperature must lie in 0..100, not {sampling.temperature}")
+    if not 0.0 < sampling.top_p <= 1.0:
+        raise InvalidRequestError(f"top_p must lie in (0, 1], not {sampling.top_p}")
+    if sampling.num_tokens_max < 1:
+        raise InvalidRequestError(f"num_tokens_max must be >= 1, not {sampling.num_tokens_max}")
