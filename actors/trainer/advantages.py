@@ -1,0 +1,67 @@
+"""Advantage estimators: from the rewards of a group to one advantage a rollout.
+
+Rewards are of the unmasked rollouts alone, in member order; the arithmetic is Python's float64 in
+that order, so that replay gets the same bits. To add one: a function here, a line in the table, and
+the name in `config.ESTIMATORS`.
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+Estimator = Callable[[Sequence[float]], list[float]]
+
+
+def dr_grpo(rewards: Sequence[float]) -> list[float]:
+    """Reward minus the group's mean, not divided by its deviation (arXiv 2503.20783, section 3)."""
+    mean = sum(rewards) / len(rewards)
+    return [reward - mean for reward in rewards]
+
+
+def grpo(rewards: Sequence[float]) -> list[float]:
+    """Reward minus mean, over the group's deviation (arXiv 2402.03300, section 4.1)."""
+    centered = dr_grpo(rewards)
+    deviation = (sum(value * value for value in centered) / len(centered)) ** 0.5
+    return [value / (deviation + 1e-6) for value in centered]
+
+
+def rloo(rewards: Sequence[float]) -> list[float]:
+    """Reward minus the mean of the others (arXiv 2402.14740); 0 for a rollout alone."""
+    if len(rewards) == 1:
+        return [0.0]
+    total = sum(rewards)
+    return [reward - (total - reward) / (len(rewards) - 1) for reward in rewards]
+
+
+_ESTIMATORS: dict[str, Estimator] = {"dr_grpo": dr_grpo, "grpo": grpo, "rloo": rloo}
+
+
+def estimator(name: str) -> Estimator:
+    """Return the estimator of a name that `TrainerConfig` accepted."""
+    return _ESTIMATORS[name]
+
+
+class RunningBaseline(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean reward of the live samples trained so far, exponentially forgotten.
+
+    Production has one response a prompt: the baseline takes the group's place (REINFORCE).
+    """
+
+    momentum: float
+    value: float = 0.0
+    num_samples: int = 0
+
+    def advantage(self, reward: float) -> float:
+        """Return reward minus baseline; the first sample of all has no baseline and gives 0."""
+        return reward - self.value if self.num_samples else 0.0
+
+    def after(self, rewards: Sequence[float]) -> "RunningBaseline":
+        """Return the baseline after training these samples, in order.
+
+        The early ones are averaged evenly, so that the start value does not linger.
+        """
+        value, count = self.value, self.num_samples
+        for reward in rewards:
+            keep = min(self.momentum, count / (count + 1))
+            value, count = keep * value + (1 - keep) * reward, count + 1
+        return msgspec.structs.replace(self, value=value, num_samples=count)

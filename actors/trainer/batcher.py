@@ -1,0 +1,212 @@
+"""Forms batches from facts. A pure state machine: no clock, no torch, no I/O.
+
+```
+ TurnSampled ─────▶ running ──RolloutFinished + Verdict of every member──▶ complete
+                      │                                                      │
+                      │  (its deadline holds up younger batches, `deadlines`) │
+                      ▼                                                      ▼
+                too old when complete ──▶ discarded: stale         all masked ──▶ discarded
+                                                       all rewards equal ──▶ discarded: filtered
+                                                                     else ──▶ batch, by deadline
+```
+`propose` only looks; `commit` moves, and is fed with the manifests of the log alone. So of two
+trainers, or of one that was killed after publishing, only the stored manifest counts, and a group
+leaves the pool exactly once.
+
+Example (2 groups a batch, staleness_max 1): groups 0..3 are granted at version 0. Complete: 1, 2,
+then `propose(1)` takes 1 and 2. Version 1: group 4 is granted; 0 (deadline 1) runs, 3 and 4 are
+complete. Taking 3 and 4 would leave 0 behind for ever: `propose(2)` waits, then takes 0 and 3.
+
+The pacer grants new groups when steps are taken. Should so many groups be discarded that no full
+batch can come, a smaller one is taken; later steps may take as many more.
+"""
+
+from penstock.actors.trainer.advantages import RunningBaseline, estimator
+from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.deadlines import Candidate, Room, earliest, must_wait_for
+from penstock.actors.trainer.live import LivePool
+from penstock.actors.trainer.pool import Group
+from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
+from penstock.messages.pacing import CreditsChanged
+from penstock.messages.reward import Outcome, Verdict
+from penstock.messages.rollout import RolloutFinished, TurnSampled
+from penstock.messages.task import Purpose
+from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry
+
+
+class Batcher:
+    """The pool of groups and live samples, and the next batch from it."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self._config = config
+        self._groups: dict[str, Group] = {}
+        self._settled: set[str] = set()
+        self._num_trained = 0
+        self._num_discarded = 0
+        self._credits: CreditsChanged | None = None
+        self._live = LivePool(config)
+        self.waits_for: str = "the first group"
+        """Why the last `propose` gave nothing."""
+
+    def add_turn(self, event: TurnSampled) -> None:
+        """See that a group runs, and under which versions."""
+        if group := self._group(event.group_id, event.purpose):
+            group.add_turn(event)
+
+    def add_rollout(self, event: RolloutFinished, fault: str = "") -> None:
+        """See a finished rollout; `fault` says why it cannot be trained, if it cannot."""
+        if group := self._group(event.group_id, event.purpose):
+            group.add_rollout(event, fault)
+
+    def add_verdict(self, event: Verdict) -> None:
+        """See a rollout's reward; it may come before the rollout."""
+        if group := self._group(event.group_id, event.purpose):
+            group.add_verdict(event)
+
+    def add_live(self, event: LiveSampleJoined) -> None:
+        """See a user's sample."""
+        self._live.add(event)
+
+    def retract(self, event: FeedbackRetracted) -> None:
+        """Take a sample out of the pool, if it is still there."""
+        self._live.retract(event)
+
+    def add_credits(self, event: CreditsChanged) -> None:
+        """See how many groups were granted."""
+        self._credits = event
+
+    def propose(self, step: int) -> BatchManifest | None:
+        """Return the batch of a step, or None if it has to wait (`waits_for` says for what)."""
+        version = step - 1
+        discarded = [
+            entry
+            for group in self._groups.values()
+            if group.is_complete and (entry := self._discard(group, version))
+        ]
+        gone = {entry.group_id for entry in discarded}
+        taken = self._take(version, gone)
+        if taken is None:
+            return None
+        return BatchManifest(
+            step=step,
+            policy_version=version,
+            groups=[self._trained_entry(self._groups[candidate.group_id]) for candidate in taken],
+            discarded=discarded,
+            live=self._live.entries(version),
+        )
+
+    def commit(self, manifest: BatchManifest) -> None:
+        """Account for the groups and live samples of a stored manifest, in the log's order."""
+        for entry in (*manifest.groups, *manifest.discarded):
+            self._groups.pop(entry.group_id, None)
+            self._settled.add(entry.group_id)
+        self._num_trained += len(manifest.groups)
+        self._num_discarded += len(manifest.discarded)
+        self._live.commit(manifest)
+
+    @property
+    def baseline(self) -> RunningBaseline:
+        """The live samples' baseline after the manifests committed so far."""
+        return self._live.baseline
+
+    @property
+    def num_groups(self) -> int:
+        """Groups in the pool, running and complete."""
+        return len(self._groups)
+
+    def _group(self, group_id: str, purpose: Purpose) -> Group | None:
+        if purpose is not Purpose.TRAIN or group_id in self._settled:
+            return None
+        return self._groups.setdefault(group_id, Group(group_id=group_id))
+
+    def _take(self, version: int, gone: set[str]) -> list[Candidate] | None:
+        room = Room(
+            version=version,
+            groups_per_batch=self._config.groups_per_batch,
+            num_trained=self._num_trained,
+        )
+        candidates = self._candidates(version, gone)
+        taken = earliest(candidates, room)
+        if len(taken) < self._config.groups_per_batch and not self._is_all_there(version):
+            self.waits_for = f"{self._config.groups_per_batch - len(taken)} more groups"
+            return None
+        if self._config.staleness_policy == "pace":
+            late = must_wait_for(candidates, taken, room)
+            if late:
+                self.waits_for = f"group {late[0]}, due in step {version + 1} or soon"
+                return None
+        return taken
+
+    def _candidates(self, version: int, gone: set[str]) -> list[Candidate]:
+        found = []
+        for group in self._groups.values():
+            oldest = group.min_version
+            if oldest is None or group.group_id in gone:
+                continue
+            deadline = oldest + self._config.staleness_max
+            if deadline >= version:
+                found.append(
+                    Candidate(
+                        group_id=group.group_id,
+                        group_index=group.group_index,
+                        deadline=deadline,
+                        is_complete=group.is_complete,
+                    )
+                )
+        return found
+
+    def _is_all_there(self, version: int) -> bool:
+        """Whether every granted group is complete, and no grant comes before the next step."""
+        credits = self._credits
+        if credits is None or credits.policy_version != version:
+            return False
+        seen = (credits.num_groups_trained, credits.num_groups_discarded)
+        if seen != (self._num_trained, self._num_discarded):
+            return False
+        num_complete = sum(group.is_complete for group in self._groups.values())
+        num_open = credits.num_groups_granted - self._num_trained - self._num_discarded
+        return 0 < num_open <= num_complete
+
+    def _discard(self, group: Group, version: int) -> GroupEntry | None:
+        """Return the entry of a complete group that will not be trained, else None."""
+        oldest = group.min_version
+        if oldest is None:
+            return _entry(group, Outcome.FILTERED)
+        if version - oldest > self._config.staleness_max:
+            return _entry(group, Outcome.STALE)
+        rewards = {attempt.reward for attempt in group.unmasked}
+        if len(rewards) == 1 and self._config.filter_zero_variance:
+            return _entry(group, Outcome.FILTERED)
+        return None
+
+    def _trained_entry(self, group: Group) -> GroupEntry:
+        unmasked = group.unmasked
+        values = estimator(self._config.estimator)([attempt.reward for attempt in unmasked])
+        advantages = {
+            attempt.rollout_id: value for attempt, value in zip(unmasked, values, strict=True)
+        }
+        return _entry(group, None, advantages)
+
+
+def _entry(
+    group: Group, fate: Outcome | None, advantages: dict[str, float] | None = None
+) -> GroupEntry:
+    """Record a group; `fate` replaces the outcome of what would have been trained."""
+    samples = []
+    for attempt in group.members:
+        assert attempt.outcome is not None, f"{attempt.rollout_id} has no outcome"
+        samples.append(
+            SampleEntry(
+                rollout_id=attempt.rollout_id,
+                outcome=attempt.outcome if attempt.is_masked or not fate else fate,
+                reward=attempt.reward,
+                advantage=(advantages or {}).get(attempt.rollout_id, 0.0),
+                version_spans=attempt.spans,
+            )
+        )
+    return GroupEntry(
+        group_id=group.group_id,
+        group_index=group.group_index,
+        task_id=group.task_id,
+        samples=samples,
+    )

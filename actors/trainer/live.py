@@ -1,0 +1,76 @@
+"""Users' samples waiting for the next step: REINFORCE with a running baseline. Pure."""
+
+import msgspec
+
+from penstock.actors.trainer.advantages import RunningBaseline
+from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.pool import merge_spans
+from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
+from penstock.messages.reward import Outcome
+from penstock.messages.training import BatchManifest, SampleEntry
+
+TRAINED_OUTCOMES = frozenset(
+    {Outcome.SOLVED, Outcome.FAILED, Outcome.POLICY_ERROR, Outcome.TIMEOUT}
+)
+
+
+class LivePool:
+    """Joined samples by request, in the order they came, and the baseline."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self._config = config
+        self._entries: dict[str, SampleEntry] = {}
+        self._settled: set[str] = set()
+        self._retracted: set[str] = set()
+        self.baseline = RunningBaseline(momentum=config.live.baseline_momentum)
+
+    def add(self, event: LiveSampleJoined) -> None:
+        """Put a sample in, unless it was trained or withdrawn already."""
+        if event.request_id in self._settled:
+            return
+        outcome = Outcome.SOLVED if event.reward > 0 else Outcome.FAILED
+        if event.request_id in self._retracted:
+            outcome = Outcome.CANCELLED
+        self._entries[event.request_id] = SampleEntry(
+            rollout_id=event.request_id,
+            outcome=outcome,
+            reward=event.reward,
+            advantage=0.0,
+            version_spans=merge_spans(event.turn.version_spans),
+        )
+
+    def retract(self, event: FeedbackRetracted) -> None:
+        """Withdraw: an untrained sample is accounted for as cancelled in the next manifest."""
+        self._retracted.add(event.request_id)
+        entry = self._entries.get(event.request_id)
+        if entry is not None:
+            self._entries[event.request_id] = msgspec.structs.replace(
+                entry, outcome=Outcome.CANCELLED
+            )
+
+    def entries(self, version: int) -> list[SampleEntry]:
+        """Return the live part of the batch that trains a version: trained, stale, withdrawn."""
+        chosen: list[SampleEntry] = []
+        num_trained = 0
+        for entry in self._entries.values():
+            if entry.outcome is Outcome.CANCELLED:
+                chosen.append(entry)
+            elif self._is_stale(entry, version):
+                chosen.append(msgspec.structs.replace(entry, outcome=Outcome.STALE))
+            elif num_trained < self._config.live.num_samples_max:
+                advantage = self.baseline.advantage(entry.reward)
+                chosen.append(msgspec.structs.replace(entry, advantage=advantage))
+                num_trained += 1
+        return chosen
+
+    def commit(self, manifest: BatchManifest) -> None:
+        """Take out what a stored manifest lists, and move the baseline by what it trains."""
+        for entry in manifest.live:
+            self._entries.pop(entry.rollout_id, None)
+            self._settled.add(entry.rollout_id)
+        trained = [entry.reward for entry in manifest.live if entry.outcome in TRAINED_OUTCOMES]
+        self.baseline = self.baseline.after(trained)
+
+    def _is_stale(self, entry: SampleEntry, version: int) -> bool:
+        oldest = min((span.policy_version for span in entry.version_spans), default=version)
+        return version - oldest > self._config.staleness_max

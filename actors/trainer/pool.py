@@ -1,0 +1,109 @@
+"""What the trainer knows of each group that was granted and is not yet accounted for."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from penstock.messages.reward import Outcome, Verdict
+from penstock.messages.rollout import EpisodeEnd, RolloutFinished, TurnSampled, VersionSpan
+
+_ENDS_MASKED = {
+    EpisodeEnd.INFRASTRUCTURE_ERROR: Outcome.INFRASTRUCTURE_ERROR,
+    EpisodeEnd.CANCELLED: Outcome.CANCELLED,
+}
+"""Ends that need no judge."""
+
+
+@dataclass(kw_only=True)
+class Attempt:
+    """One rollout of a group, as far as the log tells."""
+
+    rollout_id: str
+    member: int = -1
+    """-1 until it is finished."""
+    turns: dict[int, list[VersionSpan]] = field(default_factory=dict)
+    outcome: Outcome | None = None
+    reward: float = 0.0
+
+    @property
+    def spans(self) -> list[VersionSpan]:
+        """All sampled tokens, one span a version, oldest first."""
+        return merge_spans(span for _, spans in sorted(self.turns.items()) for span in spans)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether it is accounted for but not the policy's doing."""
+        return self.outcome is not None and self.outcome.is_masked
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether nothing more is to come."""
+        return self.member >= 0 and self.outcome is not None
+
+
+@dataclass(kw_only=True)
+class Group:
+    """The rollouts of one task."""
+
+    group_id: str
+    group_index: int = -1
+    group_size: int = 0
+    """0 until a rollout is finished."""
+    task_id: str = ""
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+
+    def add_turn(self, event: TurnSampled) -> None:
+        """Note which versions drew a turn."""
+        self._attempt(event.rollout_id).turns[event.turn_index] = event.turn.version_spans
+
+    def add_rollout(self, event: RolloutFinished, fault: str) -> None:
+        """Note a finished rollout; one with a fault cannot be trained, and counts as masked."""
+        self.group_index, self.group_size = event.group_index, event.group_size
+        self.task_id = event.task_id
+        attempt = self._attempt(event.rollout_id)
+        attempt.member = event.member
+        for index, turn in enumerate(event.turns):
+            attempt.turns[index] = turn.version_spans
+        masked = Outcome.INFRASTRUCTURE_ERROR if fault else _ENDS_MASKED.get(event.end)
+        attempt.outcome = masked or attempt.outcome
+
+    def add_verdict(self, event: Verdict) -> None:
+        """Note a verdict; the first one counts, and an outcome without a judge stands."""
+        attempt = self._attempt(event.rollout_id)
+        if attempt.outcome is None:
+            attempt.outcome, attempt.reward = event.outcome, event.reward
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every member is finished and judged."""
+        judged = sum(attempt.is_judged for attempt in self.attempts.values())
+        return 0 < self.group_size == judged
+
+    @property
+    def members(self) -> list[Attempt]:
+        """Attempts in member order."""
+        return sorted(self.attempts.values(), key=lambda attempt: attempt.member)
+
+    @property
+    def unmasked(self) -> list[Attempt]:
+        """Attempts that count for the baseline and are trained, in member order."""
+        return [attempt for attempt in self.members if not attempt.is_masked]
+
+    @property
+    def min_version(self) -> int | None:
+        """The oldest version that drew a token which may be trained; None if there is none."""
+        spans = [span for attempt in self.unmasked for span in attempt.spans]
+        return min((span.policy_version for span in spans), default=None)
+
+    def _attempt(self, rollout_id: str) -> Attempt:
+        return self.attempts.setdefault(rollout_id, Attempt(rollout_id=rollout_id))
+
+
+def merge_spans(spans: Iterable[VersionSpan]) -> list[VersionSpan]:
+    """Add up the tokens of each version, oldest first."""
+    tokens: dict[int, int] = {}
+    for span in spans:
+        tokens[span.policy_version] = tokens.get(span.policy_version, 0) + span.num_tokens
+    return [
+        VersionSpan(policy_version=version, num_tokens=count)
+        for version, count in sorted(tokens.items())
+    ]
