@@ -16,8 +16,9 @@ from pathlib import Path
 
 from penstock.actors.runtime.supervisor import Decision, RestartPolicy
 from penstock.infra.bus.nats_bus import NatsBus
-from penstock.infra.bus.server import EmbeddedServer
 from penstock.infra.config import RunConfig
+
+from penstock.infra.bus.server import EmbeddedServer
 from penstock.infra.runs import RunDir
 from penstock.messages.control import ActorFailed
 from penstock.messages.errors import PenstockError

@@ -63,6 +63,7 @@ async def import_log(bus: Bus, store: ObjectStore, path: Path) -> int:
 
     Raises:
         CorruptDataError: Not a log, or cut short.
+
     """
     count = 0
     batch: list[Event] = []

@@ -9,6 +9,7 @@ from penstock.actors.runtime.host import ActorHost
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.config import RunConfig
 from penstock.infra.roles import Assembly, build_actors
+
 from penstock.infra.runs import RunDir
 
 DRAIN_S = 30.0
@@ -20,6 +21,7 @@ async def run_actors(run: RunDir, config: RunConfig, specs: Sequence[str], url: 
 
     Raises:
         PenstockError: The first actor's failure; the others are stopped in order first.
+
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -2,11 +2,11 @@
 
 ```
 runs/<run_id>/
-  config.toml     as given, defaults filled in      gateway_key     bearer key of the local gateway, 0600
-  state.json      server address, launcher pid      summary.json    closing figures
-  events/         nats-server's own store           report.html     the live page, frozen
-  objects/        claim checks: weights, checkpoints, tasks, tokenizer
-  regions/<r>/    each region's copy of the weights  logs/<process>.log
+  config.toml   as given, overrides applied    gateway_key   bearer key of the gateway, 0600
+  state.json    server address, launcher pid   summary.json  closing figures
+  events/       nats-server's own store        report.html   the live page, frozen
+  objects/      claim checks: weights, checkpoints, tasks, tokenizer
+  regions/<r>/  each region's weights          logs/<process>.log
 ```
 """
 
@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
-
 from penstock.infra.bus.nats_bus import NatsBus
+
 from penstock.infra.bus.server import EmbeddedServer
 from penstock.infra.files import write_atomic
 from penstock.infra.stores.directory import DirectoryStore
@@ -75,6 +75,7 @@ class RunDir:
 
         Raises:
             BusError: Another launcher has it.
+
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "lock").open("w") as file:
@@ -90,6 +91,7 @@ def find_run(name: str, root: Path) -> RunDir:
 
     Raises:
         NotFoundError: No such run; the text lists the newest ones.
+
     """
     known = sorted((p.parent for p in root.glob("*/config.toml")), key=lambda p: p.stat().st_mtime)
     if name == "latest" and known:
@@ -116,9 +118,7 @@ async def open_log(run: RunDir, name: str) -> AsyncIterator[NatsBus]:
         server = EmbeddedServer(store_dir=run.events)
         await server.start()
         try:
-            bus = await NatsBus.connect(
-                server.url, run_id=run.run_id, store=run.store(), name=name
-            )
+            bus = await NatsBus.connect(server.url, run_id=run.run_id, store=run.store(), name=name)
             try:
                 yield bus
             finally:

@@ -1,4 +1,4 @@
-"""Typed events, subjects, codec, the `Bus` protocol and the errors: all that actors say to each other.
+"""Typed events, subjects, codec, the `Bus` protocol and the errors: all that actors say.
 
 Recipe for a new message: one `Event` struct in `messages/<topic>.py` that names its stream and its
 key, one line in `catalog.py`, and a golden file (`python -m tests.golden.write`).

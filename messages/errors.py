@@ -39,7 +39,7 @@ class QueueFullError(PenstockError, BlockingIOError):
 
 
 class NotFoundError(PenstockError, LookupError):
-    """A named thing (run, object, task, actor, backend) does not exist; the text lists the choices."""
+    """A named thing (run, object, task, backend) does not exist; the text lists the choices."""
 
 
 class CorruptDataError(PenstockError, ValueError):

@@ -23,7 +23,7 @@ class EpisodeEnd(StrEnum):
     FINISHED = "finished"
     """The agent ended it by a turn without a call or by the `finish` tool."""
     TURN_LIMIT = "turn_limit"
-    TOKEN_LIMIT = "token_limit"
+    TOKEN_LIMIT = "token_limit"  # noqa: S105
     TIME_LIMIT = "time_limit"
     POLICY_ERROR = "policy_error"
     """A turn that is no valid call nor a final answer, where the task's rules end on that."""

@@ -55,3 +55,8 @@ STREAMS: dict[Stream, StreamSpec] = {
     ),
     Stream.DLQ: StreamSpec(retention=Retention.LIMITS, dedup=Dedup.SUBJECT, max_age_s=30 * 86400.0),
 }
+
+NUM_DELIVERIES_MAX = 20
+"""Shared work that was delivered so often and never settled goes to the dead-letter stream. A
+worker killed in the middle of an episode counts as one, so the bound is well above what chaos
+tests do to one event."""

@@ -1,4 +1,4 @@
-"""Subjects: `ps.<run>.<stream>.<Type>[.<key>]` for events, `ps.<run>.rpc.<service>` for requests."""
+"""Subjects: `ps.<run>.<stream>.<Type>.<key>` of events, `ps.<run>.rpc.<service>` of requests."""
 
 import re
 

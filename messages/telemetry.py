@@ -36,7 +36,7 @@ class ActorReported(Event, frozen=True, kw_only=True):
     waits: list[Wait] = []
 
     def key(self) -> str:
-        """The actor; the latest wins."""
+        """Name the actor; the latest wins."""
         return self.actor
 
 
@@ -52,5 +52,5 @@ class MidtrainProgressed(Event, frozen=True, kw_only=True):
     tokens_per_s: float = 0.0
 
     def key(self) -> str:
-        """The latest wins."""
+        """Name all alike; the latest wins."""
         return "progress"

@@ -23,7 +23,7 @@ class Context(Protocol):
 
     @property
     def actor(self) -> str:
-        """This actor's own name, e.g. `generator-west`."""
+        """Name of the actor itself, e.g. `generator-west`."""
         ...
 
     @property
@@ -85,6 +85,7 @@ class Context(Protocol):
 
         Raises:
             DeadlineError: The body did not end within `deadline_s`.
+
         """
         ...
 

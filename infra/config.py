@@ -1,0 +1,178 @@
+"""A run's configuration: typed TOML. Every table is the settings struct of the part it configures.
+
+Imports no torch, so that a wrong key is told at once.
+"""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.actors.gatekeeper.config import GatekeeperConfig
+from penstock.actors.generator.config import GeneratorConfig
+from penstock.actors.judge.config import JudgeConfig
+from penstock.actors.pacer.config import PacerConfig
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.rollout_worker.config import RolloutWorkerConfig
+from penstock.actors.sandbox.config import SandboxHostConfig
+from penstock.actors.trainer.config import TrainerConfig
+from penstock.gateway.config import GatewayConfig
+from penstock.infra.prepare import PrepareConfig
+from penstock.messages.errors import ConfigError
+from penstock.messages.task import Purpose
+
+
+class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The run itself."""
+
+    seed: int = 0
+    restarts_max: int = 10
+    """Deaths of one process within `restart_period_s` before the run gives up."""
+    restart_period_s: float = 300.0
+    wall_s_max: float = 3600.0
+    """The run is stopped in order, and fails, when it takes longer."""
+
+
+class BusSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which NATS server."""
+
+    url: str = ""
+    """Empty: one embedded in the run."""
+    server_path: str = ""
+    """nats-server to embed; empty: the installed wheel's, then PATH."""
+
+
+class RegionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One region: a relay, and a generator with its receiver."""
+
+    name: str
+    serves: list[Purpose]
+
+
+class UsersSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sample users who send real requests and feedback to the gateway during the run."""
+
+    num_requests: int = 0
+    period_s: float = 5.0
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All settings of a run."""
+
+    processes: dict[str, list[str]]
+    """Process -> the roles (`role` or `role:region`) that share it."""
+    regions: list[RegionSection]
+    run: RunSection = RunSection()
+    bus: BusSection = BusSection()
+    prepare: PrepareConfig = PrepareConfig()
+    policy: PolicyConfig = PolicyConfig()
+    generator: GeneratorConfig = GeneratorConfig()
+    rollout_worker: RolloutWorkerConfig = RolloutWorkerConfig()
+    sandbox: SandboxHostConfig = SandboxHostConfig()
+    judge: JudgeConfig = JudgeConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    pacer: PacerConfig = PacerConfig()
+    gatekeeper: GatekeeperConfig = GatekeeperConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    users: UsersSection = UsersSection()
+
+    def replicas(self, purpose: Purpose) -> tuple[str, ...]:
+        """Return the replicas that serve a purpose; a replica bears its region's name."""
+        return tuple(region.name for region in self.regions if purpose in region.serves)
+
+    def region(self, name: str) -> RegionSection:
+        """Return one region.
+
+        Raises:
+            ConfigError: No such region.
+
+        """
+        for region in self.regions:
+            if region.name == name:
+                return region
+        names = ", ".join(region.name for region in self.regions)
+        raise ConfigError(f"regions: expected one of {names}, got {name!r}")
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a TOML file and apply `key.path=value` overrides (values in TOML syntax).
+
+    Raises:
+        ConfigError: Unreadable, an unknown key, or a wrong value; the text gives file and path.
+
+    """
+    return parse_config(apply_overrides(read_toml(path), overrides), str(path))
+
+
+def parse_config(data: dict[str, Any], source: str) -> RunConfig:
+    """Check the tables of a configuration.
+
+    Raises:
+        ConfigError: As `load_config`.
+
+    """
+    try:
+        config = msgspec.convert(data, RunConfig)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ConfigError(f"{source}: {error}") from error
+    _check_whole(config, source)
+    return config
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        ConfigError: Missing, or not TOML.
+
+    """
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such configuration file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the tables with `key.path=value` set.
+
+    Raises:
+        ConfigError: Not of that form.
+
+    """
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {override}: expected KEY=VALUE")
+        *tables, last = key.strip().split(".")
+        target = data
+        for table in tables:
+            target = target.setdefault(table, {})
+        target[last] = _parse_value(text)
+    return data
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _check_whole(config: RunConfig, source: str) -> None:
+    """Check what no single table can."""
+    pairs = (
+        ("groups_per_batch", config.pacer.groups_per_batch, config.trainer.groups_per_batch),
+        ("staleness_max", config.pacer.staleness_max, config.trainer.staleness_max),
+        ("steps_max", config.pacer.steps_max, config.trainer.steps_max),
+    )
+    for name, granted, trained in pairs:
+        if granted != trained:
+            text = f"pacer.{name} and trainer.{name} must be equal, got {granted} and {trained}"
+            raise ConfigError(f"{source}: {text}")
+    for purpose in Purpose:
+        if not config.replicas(purpose):
+            raise ConfigError(f"{source}: regions: none serves {purpose.value!r}")

@@ -1,0 +1,68 @@
+"""`penstock log export|import|cat`."""
+
+import argparse
+import sys
+
+from penstock.infra.bus.nats_bus import NatsBus
+
+from penstock.infra.bus.server import EmbeddedServer
+from penstock.infra.files import write_atomic
+from penstock.infra.log_file import cat_log, export_log, import_log, log_types, read_header
+from penstock.infra.runs import RunDir, find_run, open_log
+from penstock.messages.base import Event
+from penstock.messages.catalog import EVENTS
+from penstock.messages.control import RunStarted
+from penstock.messages.errors import CorruptDataError, NotFoundError
+
+
+async def run(arguments: argparse.Namespace) -> int:
+    """Carry out one of the three actions."""
+    actions = {"export": _export, "import": _import, "cat": _cat}
+    await actions[arguments.action](arguments)
+    return 0
+
+
+async def _export(arguments: argparse.Namespace) -> None:
+    found = find_run(arguments.run, arguments.runs_dir)
+    async with open_log(found, "export") as bus:
+        count = await export_log(bus, found.store(), arguments.output)
+    size = arguments.output.stat().st_size / 1e6
+    print(f"{count} events of run {found.run_id} -> {arguments.output} ({size:.1f} MB)")
+
+
+async def _import(arguments: argparse.Namespace) -> None:
+    run_id = read_header(arguments.file)
+    target = RunDir(arguments.runs_dir / run_id)
+    if target.path.exists():
+        raise FileExistsError(f"{target.path}: exists; move it away to import run {run_id}")
+    target.path.mkdir(parents=True)
+    server = EmbeddedServer(store_dir=target.events)
+    await server.start()
+    try:
+        store = target.store()
+        bus = await NatsBus.connect(server.url, run_id=run_id, store=store, name="import")
+        await bus.provision()
+        count = await import_log(bus, store, arguments.file)
+        started = await bus.last(RunStarted)
+        await bus.close()
+    finally:
+        await server.stop()
+    if started is None or not isinstance(started.event, RunStarted):
+        raise CorruptDataError(f"{arguments.file}: holds no RunStarted event")
+    write_atomic(target.config, started.event.config_toml.encode())
+    print(f"{count} events -> {target.path}; try: penstock replay {run_id}")
+
+
+async def _cat(arguments: argparse.Namespace) -> None:
+    found = find_run(arguments.run, arguments.runs_dir)
+    async with open_log(found, "cat") as bus:
+        async for line in cat_log(bus, _types(arguments.type)):
+            sys.stdout.write(line + "\n")
+
+
+def _types(names: list[str]) -> list[type[Event]]:
+    known = {event.__name__: event for event in EVENTS}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise NotFoundError(f"--type {unknown[0]}: expected one of {', '.join(sorted(known))}")
+    return [known[name] for name in names] or log_types()
