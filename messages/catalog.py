@@ -31,7 +31,12 @@ from penstock.messages.pacing import CreditsChanged, EvalCompleted, EvalRequeste
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished, TurnSampled
 from penstock.messages.task import StartRollout
-from penstock.messages.telemetry import ActorReported, MidtrainProgressed
+from penstock.messages.telemetry import (
+    ActorReported,
+    MidtrainProgressed,
+    MonitorSnapshot,
+    ReadMonitor,
+)
 from penstock.messages.training import (
     BatchManifest,
     CheckpointSaved,
@@ -53,7 +58,7 @@ EVENTS = (
 REQUESTS = (
     Generate, TokensSampled, AbortGeneration, RemoteError, Ack,
     AcquireSandbox, SandboxLeased, ExecCommand, CommandFinished, ReadFile, FileRead,
-    WriteFiles, ListFiles, FilesListed, ReleaseSandbox,
+    WriteFiles, ListFiles, FilesListed, ReleaseSandbox, ReadMonitor, MonitorSnapshot,
 )  # fmt: skip
 """Asked and answered, not kept."""
 

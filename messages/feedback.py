@@ -42,6 +42,8 @@ class FeedbackReceived(Event, frozen=True, kw_only=True):
     correction: str = ""
     source: str = ""
     occurred_at: str = ""
+    amends: str = ""
+    """The feedback id that this one takes the place of; the newest amendment counts."""
 
     def key(self) -> str:
         """One a feedback id."""

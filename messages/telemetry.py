@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import msgspec
 
-from penstock.messages.base import Event, Stream
+from penstock.messages.base import Event, Message, Stream
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,3 +54,16 @@ class MidtrainProgressed(Event, frozen=True, kw_only=True):
     def key(self) -> str:
         """Name all alike; the latest wins."""
         return "progress"
+
+
+class ReadMonitor(Message, frozen=True, kw_only=True):
+    """Gateway, command line -> monitor: what is the state of the run?"""
+
+
+class MonitorSnapshot(Message, frozen=True, kw_only=True):
+    """Monitor -> asker. At most 512 KiB: curves are thinned, tails are cut."""
+
+    state_json: bytes
+    """`actors/monitor/state.py` as JSON."""
+    exposition: bytes
+    """The same in Prometheus' text format."""
