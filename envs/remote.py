@@ -1,0 +1,208 @@
+"""A sandbox on another host, spoken to by requests.
+
+```
+ lease_sandbox ──AcquireSandbox──▶ any host with room ──SandboxLeased──▶ RemoteSandbox
+                                                                          │ exec, read, write, list
+                    sandbox.<host>  ◀──────── every further request ──────┘ + renewal while held
+```
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from penstock.envs.sandbox import (
+    WORKING_DIRECTORY,
+    SandboxBusyError,
+    SandboxError,
+    SandboxFileError,
+    SandboxLostError,
+)
+from penstock.messages.base import Message
+from penstock.messages.errors import DeadlineError, RemoteCallError
+from penstock.messages.generation import Ack, RemoteErrorKind
+from penstock.messages.machine import (
+    AcquireSandbox,
+    CommandFinished,
+    ExecCommand,
+    FileRead,
+    FilesListed,
+    ListFiles,
+    ReadFile,
+    ReleaseSandbox,
+    SandboxLeased,
+    WriteFiles,
+)
+from penstock.messages.rollout import SandboxRecord
+
+ACQUIRE_SERVICE = "sandbox.acquire"
+_ERRORS: dict[str, type[SandboxError]] = {
+    RemoteErrorKind.INVALID: SandboxFileError,
+    RemoteErrorKind.BUSY: SandboxBusyError,
+    RemoteErrorKind.FAILED: SandboxError,
+    RemoteErrorKind.GONE: SandboxLostError,
+}
+M = TypeVar("M", bound=Message)
+
+
+class Asker(Protocol):
+    """What a remote sandbox needs of its user's `Context`."""
+
+    async def request(
+        self, service: str, message: Message, *, deadline_s: float, reason: str = ""
+    ) -> Message:
+        """Ask and wait; raises RemoteCallError and DeadlineError."""
+        ...
+
+    async def sleep(self, duration_s: float) -> None:
+        """Sleep."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        ...
+
+
+class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """How a machine is asked for and held."""
+
+    holder: str
+    lease_s: float = 60.0
+    """The host reaps the machine this long after the last request."""
+    acquire_wait_s: float = 120.0
+    """Longest wait for a host with room."""
+    retry_delay_s: float = 0.2
+    margin_s: float = 10.0
+    """Time that a host has to answer, on top of what the operation itself may take."""
+
+
+class RemoteSandbox:
+    """The `Sandbox` protocol over requests; an answer that does not come means a lost machine."""
+
+    def __init__(self, asker: Asker, leased: SandboxLeased, terms: LeaseTerms) -> None:
+        """Speak to the host that leased the machine."""
+        self._asker = asker
+        self._leased = leased
+        self._terms = terms
+        self._op_numbers = itertools.count()
+
+    @property
+    def record(self) -> SandboxRecord:
+        """What kind of machine it is."""
+        return self._leased.sandbox
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str = WORKING_DIRECTORY,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 10.0,
+        output_bytes_max: int = 65536,
+    ) -> CommandFinished:
+        """Run a program; it runs once, however often the request is delivered."""
+        command = ExecCommand(
+            lease_id=self._leased.lease_id,
+            op_key=f"{self._leased.lease_id}.{next(self._op_numbers)}",
+            argv=list(argv),
+            cwd=cwd,
+            env=dict(env or {}),
+            timeout_s=timeout_s,
+            output_bytes_max=output_bytes_max,
+        )
+        return await self._ask(command, CommandFinished, within_s=timeout_s)
+
+    async def read_file(self, path: str, *, num_bytes_max: int = 1 << 20) -> bytes:
+        """Return a file's bytes."""
+        message = ReadFile(lease_id=self._leased.lease_id, path=path, num_bytes_max=num_bytes_max)
+        return (await self._ask(message, FileRead)).data
+
+    async def write_files(self, files: Mapping[str, bytes]) -> None:
+        """Write files, parents included."""
+        message = WriteFiles(lease_id=self._leased.lease_id, files=dict(files))
+        await self._ask(message, Ack)
+
+    async def list_files(self, root: str = WORKING_DIRECTORY) -> list[str]:
+        """Return the paths of regular files below `root`."""
+        message = ListFiles(lease_id=self._leased.lease_id, root=root)
+        return (await self._ask(message, FilesListed)).paths
+
+    async def close(self) -> None:
+        """Give the machine back; a host that cannot be told reaps it by itself."""
+        with contextlib.suppress(SandboxError):
+            await self._ask(ReleaseSandbox(lease_id=self._leased.lease_id), Ack)
+
+    async def renew(self) -> None:
+        """Tell the host that the lease is still held."""
+        message = AcquireSandbox(
+            lease_id=self._leased.lease_id,
+            holder=self._terms.holder,
+            lease_s=self._terms.lease_s,
+        )
+        await self._ask(message, SandboxLeased)
+
+    async def _ask(self, message: Message, expected: type[M], *, within_s: float = 0.0) -> M:
+        service = f"sandbox.{self._leased.host}"
+        deadline_s = within_s + self._terms.margin_s
+        return await _ask(self._asker, service, message, expected, deadline_s)
+
+
+@contextlib.asynccontextmanager
+async def lease_sandbox(
+    asker: Asker, lease_id: str, terms: LeaseTerms
+) -> AsyncIterator[RemoteSandbox]:
+    """Hold a machine for the time of the block; it is renewed meanwhile and destroyed after.
+
+    Raises:
+        SandboxBusyError: No host had room for `terms.acquire_wait_s`.
+        SandboxError: The host failed.
+
+    """
+    sandbox = RemoteSandbox(asker, await _acquire(asker, lease_id, terms), terms)
+    renewal = asyncio.create_task(_renew(asker, sandbox, terms.lease_s / 3))
+    try:
+        yield sandbox
+    finally:
+        renewal.cancel()
+        await asyncio.gather(renewal, return_exceptions=True)
+        await sandbox.close()
+
+
+async def _acquire(asker: Asker, lease_id: str, terms: LeaseTerms) -> SandboxLeased:
+    message = AcquireSandbox(lease_id=lease_id, holder=terms.holder, lease_s=terms.lease_s)
+    give_up_at = asker.monotonic() + terms.acquire_wait_s
+    while True:
+        try:
+            return await _ask(asker, ACQUIRE_SERVICE, message, SandboxLeased, terms.margin_s)
+        except (SandboxBusyError, SandboxLostError) as error:
+            if asker.monotonic() + terms.retry_delay_s > give_up_at:
+                words = f"no sandbox within {terms.acquire_wait_s:g} s: {error}"
+                raise SandboxBusyError(words) from error
+        await asker.sleep(terms.retry_delay_s)
+
+
+async def _renew(asker: Asker, sandbox: RemoteSandbox, period_s: float) -> None:
+    """Renew until cancelled, or until the machine is gone: its user meets that by itself."""
+    with contextlib.suppress(SandboxError):
+        while True:
+            await asker.sleep(period_s)
+            await sandbox.renew()
+
+
+async def _ask(
+    asker: Asker, service: str, message: Message, expected: type[M], deadline_s: float
+) -> M:
+    reason = type(message).__name__
+    try:
+        reply = await asker.request(service, message, deadline_s=deadline_s, reason=reason)
+    except RemoteCallError as error:
+        raise _ERRORS.get(error.kind, SandboxError)(f"{service}: {error.text}") from error
+    except DeadlineError as error:
+        raise SandboxLostError(f"{service} does not answer: {error}") from error
+    if not isinstance(reply, expected):
+        raise SandboxError(f"{service}: expected {expected.__name__}, got {type(reply).__name__}")
+    return reply
