@@ -40,10 +40,10 @@ class StagedWeights:
             view = views.get(name)
             if view is None:
                 raise InvalidRequestError(f"the policy has no tensor {name!r}")
-            if isinstance(patch, TensorPatch):
-                _write_patch(name, view, patch)
-            else:
+            if isinstance(patch, np.ndarray):
                 _write_whole(name, view, patch)
+            else:
+                _write_patch(name, view, patch)
 
     def verify(self, root_digest: str) -> None:
         """Check the standby against the digest that its publisher announced."""

@@ -10,6 +10,8 @@ exponents, each of nearly one density, for free. An element's key is its exponen
 ```
 """
 
+from itertools import pairwise
+
 import numpy as np
 
 _CLASS_COST_BITS = 700.0
@@ -43,7 +45,7 @@ def choose_thresholds(keys: np.ndarray, changed: np.ndarray, num_classes_max: in
         return [0]
     groups = [(int(key), float(totals[key]), float(hits[key])) for key in occupied]
     while len(groups) > 1:
-        losses = [_merge_loss(a, b) for a, b in zip(groups, groups[1:], strict=False)]
+        losses = [_merge_loss(a, b) for a, b in pairwise(groups)]
         index = int(np.argmin(losses))
         if losses[index] > _CLASS_COST_BITS and len(groups) <= num_classes_max:
             break

@@ -34,7 +34,7 @@ Members = list[np.ndarray]
 class Patch(msgspec.Struct, frozen=True):
     """Absolute overwrites of a flat array: writing them twice does no harm."""
 
-    indices: np.ndarray
+    flat_indices: np.ndarray
     """[K] int64, rising."""
     values: np.ndarray
     """[K] bit patterns."""
@@ -124,7 +124,7 @@ def apply(base: np.ndarray, payload: bytes | memoryview) -> np.ndarray:
     """
     patch = decode(base, payload)
     target = base.copy()
-    target[patch.indices] = patch.values
+    target[patch.flat_indices] = patch.values
     if xxhash.xxh3_64_intdigest(target.data) != read_header(payload).target_check:
         raise CorruptDataError("delta: the result is not the array that was encoded")
     return target

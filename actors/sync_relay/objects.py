@@ -1,0 +1,204 @@
+"""Versions as objects: keys, manifests, and the way from bytes to an image and back.
+
+```
+ weights/00000007/delta/manifest                    WeightsPublished, as on the bus; written last
+ weights/00000007/delta/0-<blake3>                  one payload a shard
+ weights/00000016/anchor/{manifest, table-<blake3>, 0-<blake3> ...}
+ weights/00000016/fold-00000008/{manifest, 0-<blake3> ...}
+```
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+
+from penstock.actors.sync_relay.image import Image, TensorSpec
+from penstock.kernels import delta
+from penstock.messages import codec
+from penstock.messages.bus import ObjectStore
+from penstock.messages.errors import CorruptDataError
+from penstock.messages.weights import ShardRef, SnapshotKind, WeightsPublished
+
+PREFIX = "weights/"
+REPRESENTATION = "bf16"
+TABLE_CODEC = "table"
+_NUM_PUTS_MAX = 6
+_PUT_BACKOFF_S = 0.25
+Payloads = list[bytes]
+"""The objects of one version, in the order of the manifest's shards."""
+Sleep = Callable[[float], Awaitable[None]]
+
+
+def folder_key(version: int, kind: SnapshotKind, base_version: int) -> str:
+    """Return the common start of the keys of one way to one version."""
+    name = f"{kind}-{base_version:08d}" if kind is SnapshotKind.FOLD else str(kind)
+    return f"{PREFIX}{version:08d}/{name}/"
+
+
+def manifest_key(manifest: WeightsPublished) -> str:
+    """Return where a manifest lies."""
+    return folder_key(manifest.policy_version, manifest.kind, manifest.base_version) + "manifest"
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """What a manifest says besides its bytes."""
+
+    policy_version: int
+    base_version: int
+    kind: SnapshotKind
+    optimizer_step: int
+    fencing_token: int
+    config_json: str = ""
+
+
+def pack_version(
+    origin: Origin, base: Image | None, image: Image
+) -> tuple[WeightsPublished, Mapping[str, bytes]]:
+    """Make the manifest and the objects, by key, of one version.
+
+    Args:
+        origin: the version's place in the history.
+        base: what the deltas apply to; None for an anchor.
+        image: the version itself, of the base's table.
+
+    """
+    payloads = {f"{n}": _payload(base, image, n) for n in range(len(image.shards))}
+    headers = [delta.read_header(payload) for payload in payloads.values()]
+    codecs = [header.codec.name.lower() for header in headers]
+    if base is None:
+        payloads = {"table": msgspec.msgpack.encode(image.table), **payloads}
+        codecs.insert(0, TABLE_CODEC)
+    folder = folder_key(origin.policy_version, origin.kind, origin.base_version)
+    shards: list[ShardRef] = []
+    objects: dict[str, bytes] = {}
+    for number, (name, payload) in enumerate(payloads.items()):
+        check = blake3(payload).hexdigest()
+        key = f"{folder}{name}-{check[:16]}"
+        objects[key] = payload
+        shards.append(
+            ShardRef(
+                shard_id=number,
+                object_key=key,
+                num_bytes=len(payload),
+                blake3=check,
+                codec=codecs[number],
+            )
+        )
+    manifest = WeightsPublished(
+        **msgspec.structs.asdict(origin),
+        representation=REPRESENTATION,
+        base_root_digest="" if base is None else base.digest(),
+        target_root_digest=image.digest(),
+        num_params=image.num_params,
+        num_changed=sum(header.num_changed for header in headers),
+        full_bytes=image.num_bytes,
+        shards=shards,
+    )
+    return manifest, objects
+
+
+def unpack_version(base: Image | None, manifest: WeightsPublished, payloads: Payloads) -> Image:
+    """Make a version from its base, which is left as it is, and its objects.
+
+    Raises:
+        CorruptDataError: objects that are damaged, do not fit the base, or give another digest.
+
+    """
+    if manifest.kind is SnapshotKind.ANCHOR:
+        image, payloads = Image(_table(payloads[0], manifest)), payloads[1:]
+    elif base is None:
+        raise CorruptDataError(f"weights {manifest.policy_version}: a delta without its base")
+    else:
+        image = base.copy()
+    if len(payloads) != len(image.shards):
+        raise CorruptDataError(
+            f"weights {manifest.policy_version}: {len(payloads)} objects"
+            f" for {len(image.shards)} shards"
+        )
+    for shard, payload in zip(image.shards, payloads, strict=True):
+        patch = delta.decode(shard, payload)
+        shard[patch.flat_indices] = patch.values
+    if (digest := image.digest()) != manifest.target_root_digest:
+        raise CorruptDataError(
+            f"weights {manifest.policy_version}: the digest is {digest},"
+            f" the manifest says {manifest.target_root_digest}"
+        )
+    return image
+
+
+async def put_version(
+    store: ObjectStore, manifest: WeightsPublished, objects: Mapping[str, bytes], sleep: Sleep
+) -> None:
+    """Store the objects, then the manifest, which makes them count.
+
+    Raises:
+        CorruptDataError: another manifest of this version is there.
+        OSError: no room, after several attempts.
+
+    """
+    for key, data in objects.items():
+        await _put_patiently(store, key, data, sleep)
+    await _put_patiently(store, manifest_key(manifest), codec.encode(manifest), sleep)
+
+
+async def _put_patiently(store: ObjectStore, key: str, data: bytes, sleep: Sleep) -> None:
+    for attempt in range(_NUM_PUTS_MAX):
+        try:
+            return await store.put(key, data)
+        except OSError:
+            if attempt == _NUM_PUTS_MAX - 1:
+                raise
+            await sleep(_PUT_BACKOFF_S * 2**attempt)
+
+
+async def get_checked(store: ObjectStore, shard: ShardRef) -> bytes:
+    """Fetch one object.
+
+    Raises:
+        CorruptDataError: its size or blake3 is not the manifest's.
+        NotFoundError: it is not there.
+
+    """
+    data = await store.get(shard.object_key)
+    if len(data) != shard.num_bytes or blake3(data).hexdigest() != shard.blake3:
+        raise CorruptDataError(f"object {shard.object_key}: its blake3 is not the manifest's")
+    return data
+
+
+async def read_manifest(store: ObjectStore, key: str) -> WeightsPublished:
+    """Read one manifest.
+
+    Raises:
+        CorruptDataError: not a manifest, or one that belongs elsewhere.
+        NotFoundError: it is not there.
+
+    """
+    data = await store.get(key)
+    try:
+        manifest = codec.decode(data)
+    except ValueError as error:
+        raise CorruptDataError(f"object {key}: not a manifest: {error}") from error
+    if not isinstance(manifest, WeightsPublished) or manifest_key(manifest) != key:
+        raise CorruptDataError(f"object {key}: not the manifest of this key")
+    return manifest
+
+
+def _payload(base: Image | None, image: Image, number: int) -> bytes:
+    target = image.shards[number]
+    if base is None:
+        return delta.encode_with(delta.Codec.RAW, np.zeros_like(target), target)
+    return delta.encode(base.shards[number], target)
+
+
+def _table(data: bytes, manifest: WeightsPublished) -> tuple[TensorSpec, ...]:
+    """Decode a tensor table; nothing is allocated for one that the manifest does not bear out."""
+    try:
+        table = msgspec.msgpack.decode(data, type=tuple[TensorSpec, ...])
+        num_bytes = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in table)
+    except (msgspec.DecodeError, TypeError) as error:
+        raise CorruptDataError(f"weights: not a tensor table: {error}") from error
+    if num_bytes != manifest.full_bytes or any(min(spec.shape, default=0) < 0 for spec in table):
+        raise CorruptDataError("weights: the tensor table does not fit the manifest")
+    return table

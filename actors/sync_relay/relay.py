@@ -1,0 +1,103 @@
+"""One a region: brings every object over once, and keeps the region able to help itself."""
+
+import logging
+from typing import ClassVar
+
+from penstock.actors.runtime.actor import Actor, Effects
+from penstock.actors.runtime.context import Context
+from penstock.actors.sync_relay.catalog import Catalog, num_bytes
+from penstock.actors.sync_relay.consolidation import Consolidation
+from penstock.actors.sync_relay.objects import get_checked, put_version
+from penstock.messages.base import Event
+from penstock.messages.bus import ObjectStore
+from penstock.messages.errors import CorruptDataError, NotFoundError
+from penstock.messages.weights import ShardRef, WeightsPublished, WeightsRelayed
+
+_log = logging.getLogger(__name__)
+_NUM_FETCHES_MAX = 5
+_FETCH_BACKOFF_S = 0.2
+
+
+class Relay(Actor):
+    """Follows the publisher; fills its region's store from the origin, `ctx.store`.
+
+    A version that is here, or older than what the region keeps, is passed over, so events may come
+    twice and in any order. A manifest under an older fencing token than one before it is refused.
+    """
+
+    role: ClassVar[str] = "relay"
+    follows: ClassVar[tuple[type[Event], ...]] = (WeightsPublished,)
+
+    def __init__(self, region: str, local: ObjectStore) -> None:
+        self._region = region
+        self._local = local
+        self._catalog = Catalog(local)
+        self._consolidation = Consolidation(local, self._catalog)
+        self._num_refused = 0
+
+    async def start(self, ctx: Context) -> Effects:
+        """Look at what the region holds."""
+        await self._catalog.refresh()
+        return ()
+
+    async def on_weights_published(self, event: WeightsPublished, ctx: Context) -> Effects:
+        """Bring one version over.
+
+        Raises:
+            CorruptDataError: the origin's object is damaged, attempt after attempt.
+            NotFoundError: the origin has lost the object.
+            OSError: no room in the region's store, after several attempts.
+
+        """
+        held = self._catalog.find(event.policy_version, event.kind)
+        if held is not None or event.policy_version < self._consolidation.oldest_version:
+            return (self._relayed(held, 0.0),) if held == self._newest() and held else ()
+        if (cause := self._refusal(event)) is not None:
+            self._num_refused += 1
+            ctx.set_gauge("num_refused", self._num_refused)
+            _log.warning(
+                "relay %s refuses weights %d: %s", self._region, event.policy_version, cause
+            )
+            return ()
+        began = ctx.monotonic()
+        objects = {shard.object_key: await self._fetch(shard, ctx) for shard in event.shards}
+        await put_version(self._local, event, objects, ctx.sleep)
+        self._catalog.add(event)
+        fetch_ms = (ctx.monotonic() - began) * 1e3
+        await ctx.publish(self._relayed(event, fetch_ms))
+        await self._consolidation.advance(ctx)
+        return ()
+
+    def _relayed(self, manifest: WeightsPublished, fetch_ms: float) -> WeightsRelayed:
+        return WeightsRelayed(
+            region=self._region,
+            policy_version=manifest.policy_version,
+            num_bytes=num_bytes(manifest),
+            fetch_ms=fetch_ms,
+        )
+
+    def _newest(self) -> WeightsPublished | None:
+        fetched = [m for m in self._catalog.manifests if m.base_version == m.policy_version - 1]
+        return max(fetched, key=lambda manifest: manifest.policy_version, default=None)
+
+    def _refusal(self, event: WeightsPublished) -> str | None:
+        """Tell why a manifest cannot be of this run's one history, or None."""
+        for held in self._catalog.manifests:
+            if held.policy_version < event.policy_version:
+                if held.fencing_token > event.fencing_token:
+                    return f"fencing token {event.fencing_token} after {held.fencing_token}"
+                is_base = held.policy_version == event.base_version
+                if is_base and held.target_root_digest != event.base_root_digest:
+                    return f"its base is {event.base_root_digest}, not {held.target_root_digest}"
+        return None
+
+    async def _fetch(self, shard: ShardRef, ctx: Context) -> bytes:
+        for attempt in range(_NUM_FETCHES_MAX):
+            try:
+                return await get_checked(ctx.store, shard)
+            except (CorruptDataError, NotFoundError, OSError) as error:
+                if attempt == _NUM_FETCHES_MAX - 1:
+                    raise
+                _log.warning("relay %s fetches again: %s", self._region, error)
+                await ctx.sleep(_FETCH_BACKOFF_S * 2**attempt)
+        raise AssertionError("unreachable")
