@@ -1,0 +1,97 @@
+"""From a stored message to a `Delivery`, or to the dead-letter stream with its cause."""
+
+import asyncio
+import logging
+
+import msgspec
+from nats.aio.msg import Msg
+
+from penstock.infra.bus.claims import Claims
+from penstock.infra.bus.publisher import Publisher
+from penstock.messages.base import Event, Stream
+from penstock.messages.bus import Delivery
+from penstock.messages.control import MessageRejected
+from penstock.messages.errors import CodecError, NotFoundError
+
+log = logging.getLogger(__name__)
+
+
+class Position(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a delivered message stands, read from its reply subject."""
+
+    sequence: int
+    consumer_sequence: int
+    num_delivered: int
+    stored_at: float
+    num_pending: int
+    """Messages of the consumer's filter after this one."""
+
+
+def position(message: Msg) -> Position:
+    """Read `$JS.ACK.<stream>.<consumer>.<delivered>.<seq>.<consumer seq>.<ns>.<pending>`.
+
+    With a domain there are two tokens more in front, and one behind.
+    """
+    tokens = message.reply.split(".")
+    start = 4 if len(tokens) == 9 else 6
+    delivered, sequence, consumer_sequence, stored_ns, pending = map(int, tokens[start : start + 5])
+    return Position(
+        sequence=sequence,
+        consumer_sequence=consumer_sequence,
+        num_delivered=delivered,
+        stored_at=stored_ns / 1e9,
+        num_pending=pending,
+    )
+
+
+class Intake:
+    """Decodes what comes from the server."""
+
+    def __init__(self, claims: Claims, publisher: Publisher, name: str) -> None:
+        self._claims = claims
+        self._publisher = publisher
+        self._name = name
+
+    async def accept(self, stream: Stream, message: Msg) -> Delivery | None:
+        """Return the delivery; None where it was undecodable and is on the dead-letter stream."""
+        place = position(message)
+        try:
+            event = await self.decode(message.data, message.headers)
+        except (CodecError, NotFoundError) as error:
+            await self.reject(stream, message, str(error))
+            return None
+        return Delivery(
+            event=event,
+            subject=message.subject,
+            stream=stream,
+            sequence=place.sequence,
+            stored_at=place.stored_at,
+            num_delivered=place.num_delivered,
+        )
+
+    async def decode(self, data: bytes, headers: dict[str, str] | None) -> Event:
+        """Decode an event, claim check included.
+
+        Raises:
+            CodecError: Undecodable, or no event.
+            NotFoundError: Its claimed payload is gone.
+
+        """
+        message = await self._claims.unpack(data, headers)
+        if not isinstance(message, Event):
+            raise CodecError(f"expected an event, got {type(message).__name__}")
+        return message
+
+    async def reject(self, stream: Stream, message: Msg, cause: str) -> None:
+        """Keep an unusable message, once for each place and reader."""
+        place = position(message)
+        log.error("%s %s rejected: %s", stream, place.sequence, cause)
+        rejected = MessageRejected(
+            source_stream=stream,
+            source_sequence=place.sequence,
+            source_subject=message.subject,
+            actor=self._name,
+            cause=cause,
+            data=message.data,
+        )
+        await asyncio.shield(self._publisher.publish([rejected]))

@@ -1,0 +1,260 @@
+"""One NATS connection: an inbox shared by all requests, and word of every break."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from penstock.messages.errors import BusClosedError, BusError, DeadlineError
+
+log = logging.getLogger(__name__)
+
+CONNECT_S_MAX = 15.0
+RECONNECT_WAIT_S = 0.1
+PENDING_BYTES_MAX = 64 << 20
+PING_S = 5
+NO_RESPONDERS = "503"
+RETRY_S = 0.1
+
+OnReply = Callable[[Msg], None]
+
+
+class LinkBrokenError(BusError):
+    """The connection broke while something was outstanding; it may have been done or not."""
+
+
+class ApiError(BusError):
+    """JetStream refused a call; `code` is its err_code."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text)
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"JetStream error {self.args[0]}: {self.args[1]}"
+
+
+class Link:
+    """A connection that comes back by itself.
+
+    Every request has its own reply subject under one subscription: a reply to an earlier attempt
+    never answers a later one.
+    """
+
+    def __init__(self, client: Client, inbox: str) -> None:
+        self._client = client
+        self._inbox = inbox
+        self._tokens = itertools.count()
+        self._replies: dict[str, OnReply] = {}
+        self._breaks: dict[int, Callable[[], None]] = {}
+        self._is_up = asyncio.Event()
+        self._is_up.set()
+        self.is_closed = False
+        self.num_breaks = 0
+
+    @classmethod
+    async def connect(cls, url: str, name: str) -> "Link":
+        """Connect.
+
+        Raises:
+            BusError: No server there within CONNECT_S_MAX, or it refused us.
+
+        """
+        client = Client()
+        link = cls(client, client.new_inbox())
+        try:
+            async with asyncio.timeout(CONNECT_S_MAX):
+                await client.connect(
+                    url,
+                    name=name,
+                    error_cb=link._on_error,
+                    disconnected_cb=link._on_break,
+                    reconnected_cb=link._on_back,
+                    reconnect_time_wait=RECONNECT_WAIT_S,  # pyright: ignore[reportArgumentType]
+                    max_reconnect_attempts=-1,
+                    pending_size=PENDING_BYTES_MAX,
+                    ping_interval=PING_S,
+                    skip_subject_validation=True,
+                )
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            place = url.rsplit("@", 1)[-1]
+            raise BusError(f"no NATS server at {place}: {error or type(error).__name__}") from error
+        await client.subscribe(f"{link._inbox}.*", cb=link._on_reply)
+        return link
+
+    @property
+    def client(self) -> Client:
+        """The connection itself, for subscriptions."""
+        return self._client
+
+    async def close(self) -> None:
+        """Send what is pending, then disconnect; idempotent."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._fire_breaks()
+        self._is_up.set()
+        with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+            await self._client.flush(2)
+        await self._client.close()
+
+    async def flush(self) -> None:
+        """Wait until the server has read all that was sent."""
+        try:
+            await self._client.flush(10)
+        except (nats.errors.Error, TimeoutError) as error:
+            raise BusError(f"flush: {error or type(error).__name__}") from error
+
+    async def until_up(self) -> None:
+        """Wait for the connection; the caller bounds it."""
+        await self._is_up.wait()
+        if self.is_closed:
+            raise BusClosedError("the bus was closed")
+
+    async def send(
+        self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        """Send, or buffer while the connection is away."""
+        if self.is_closed:
+            raise BusClosedError("the bus was closed")
+        try:
+            await self._client.publish(subject, data, reply, headers)
+        except nats.errors.Error as error:
+            raise BusError(f"send to {subject}: {error}") from error
+
+    @contextlib.contextmanager
+    def replies(self, on_reply: OnReply, on_break: Callable[[], None]) -> Iterator[str]:
+        """Give a reply subject for as long as the body runs."""
+        token = next(self._tokens)
+        self._replies[str(token)] = on_reply
+        self._breaks[token] = on_break
+        try:
+            yield f"{self._inbox}.{token}"
+        finally:
+            del self._replies[str(token)]
+            del self._breaks[token]
+
+    @contextlib.asynccontextmanager
+    async def inbox(self, on_message: OnReply, on_break: Callable[[], None]) -> AsyncIterator[str]:
+        """Give a prefix `p` whose subjects `p.*` all come to `on_message`.
+
+        Deliveries of JetStream come to a reply subject but bear the subject they were stored
+        under: only a subscription of their own tells whose they are.
+        """
+        prefix = self._client.new_inbox()
+        token = next(self._tokens)
+
+        async def forward(message: Msg) -> None:
+            on_message(message)
+
+        subscription = await self._client.subscribe(f"{prefix}.*", cb=forward)
+        self._breaks[token] = on_break
+        try:
+            yield prefix
+        finally:
+            del self._breaks[token]
+            with contextlib.suppress(nats.errors.Error):
+                await subscription.unsubscribe()
+
+    async def ask(self, subject: str, data: bytes, *, deadline_s: float) -> Msg:
+        """Send and return the first reply.
+
+        Raises:
+            LinkBrokenError: The connection broke before the reply.
+            DeadlineError: No reply in time.
+
+        """
+        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+
+        def on_reply(message: Msg) -> None:
+            if not future.done():
+                future.set_result(message)
+
+        def on_break() -> None:
+            if not future.done():
+                future.set_exception(LinkBrokenError(f"{subject}: connection broke"))
+
+        with self.replies(on_reply, on_break) as inbox:
+            try:
+                async with asyncio.timeout(deadline_s):
+                    await self.until_up()
+                    await self.send(subject, data, reply=inbox)
+                    return await future
+            except TimeoutError as error:
+                raise DeadlineError(f"{subject}: no reply within {deadline_s} s") from error
+
+    async def api(
+        self, call: str, body: dict[str, Any], *, deadline_s: float = 30.0
+    ) -> dict[str, Any]:
+        """Call the JetStream API, again and again while the server is away.
+
+        Only for calls that may be made twice.
+
+        Raises:
+            ApiError: The server refused.
+            DeadlineError: No answer within `deadline_s`.
+
+        """
+        data = json.dumps(body).encode()
+        try:
+            async with asyncio.timeout(deadline_s):
+                while True:
+                    reply = await self._try_ask(f"$JS.API.{call}", data)
+                    if reply is not None:
+                        break
+                    await asyncio.sleep(RETRY_S)
+        except TimeoutError as error:
+            raise DeadlineError(f"JetStream {call}: no answer within {deadline_s} s") from error
+        answer: dict[str, Any] = json.loads(reply.data)
+        if "error" in answer:
+            error = answer["error"]
+            raise ApiError(error.get("err_code", 0), f"{call}: {error.get('description', '')}")
+        return answer
+
+    async def _try_ask(self, subject: str, data: bytes) -> Msg | None:
+        try:
+            reply = await self.ask(subject, data, deadline_s=5.0)
+        except (LinkBrokenError, DeadlineError):
+            return None
+        return None if status(reply) == NO_RESPONDERS else reply
+
+    async def _on_reply(self, message: Msg) -> None:
+        on_reply = self._replies.get(message.subject.rsplit(".", 1)[-1])
+        if on_reply is not None:
+            on_reply(message)
+
+    async def _on_break(self) -> None:
+        if self.is_closed:
+            return
+        log.warning("connection to the NATS server broke")
+        self._is_up.clear()
+        self._fire_breaks()
+
+    def _fire_breaks(self) -> None:
+        self.num_breaks += 1
+        for on_break in list(self._breaks.values()):
+            on_break()
+
+    async def _on_back(self) -> None:
+        log.warning("connection to the NATS server is back")
+        self._is_up.set()
+
+    async def _on_error(self, error: Exception) -> None:
+        """Permission denials arrive here and nowhere else."""
+        if not isinstance(error, OSError):  # An OSError is one more failed reconnect.
+            log.error("NATS: %s: %s", type(error).__name__, error)
+
+
+def status(message: Msg) -> str:
+    """Return the status code of a control message; empty for any other."""
+    if message.data or not message.headers:
+        return ""
+    return message.headers.get("Status", "")

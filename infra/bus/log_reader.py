@@ -1,0 +1,150 @@
+"""Reading the log: one stream in order, through breaks of the server, without loss or repeats."""
+
+import asyncio
+import heapq
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+
+from penstock.infra.bus.intake import Intake, position
+from penstock.infra.bus.link import ApiError, Link
+from penstock.infra.bus.provision import stream_name
+from penstock.infra.bus.puller import Puller
+from penstock.messages.base import Event, Stream
+from penstock.messages.bus import Delivery
+from penstock.messages.errors import BusError
+from penstock.messages.subjects import type_filter
+
+READ_AHEAD = 128
+"""Events on their way to one reader of one stream; at most 64 MiB."""
+INACTIVE_S = 60.0
+
+
+class LogReader:
+    """One reader's place in one stream.
+
+    The place is kept here and not on the server: whatever happens to the connection, a new
+    consumer starts right behind the last event that was yielded.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        intake: Intake,
+        run_id: str,
+        types: Sequence[type[Event]],
+        *,
+        after: int,
+        stop_at_end: bool,
+    ) -> None:
+        self._link = link
+        self._intake = intake
+        self._stream: Stream = types[0].stream
+        self._filters = [type_filter(run_id, kind) for kind in types]
+        self._last = after
+        self._stop_at_end = stop_at_end
+        self._end: int | None = None
+        self._name = ""
+        self._expected = 1
+        self.puller = Puller(link, stream_name(self._stream), self._ensure, READ_AHEAD)
+
+    async def deliveries(self) -> AsyncGenerator[Delivery, None]:
+        """Iterate in stream order; ends only with `stop_at_end` or when the puller is closed."""
+        async for message in self.puller.messages():
+            self.puller.settle()
+            place = position(message)
+            if place.consumer_sequence != self._expected:
+                self.puller.restart()
+                continue
+            self._expected += 1
+            if self._end is not None and place.sequence > self._end:
+                return
+            self._last = place.sequence
+            delivery = await self._intake.accept(self._stream, message)
+            if delivery is not None:
+                yield delivery
+            if self._end is not None and (place.sequence == self._end or place.num_pending == 0):
+                return
+
+    async def _ensure(self) -> str:
+        """Make a consumer that starts behind the last event."""
+        self.puller.drop()
+        stream = stream_name(self._stream)
+        if self._stop_at_end and self._end is None:
+            info = await self._link.api(f"STREAM.INFO.{stream}", {})
+            self._end = int(info["state"]["last_seq"])
+        await self._drop()
+        self._name = f"read-{secrets.token_hex(8)}"
+        config = {
+            "name": self._name,
+            "ack_policy": "none",
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": self._last + 1,
+            "filter_subjects": self._filters,
+            "inactive_threshold": int(INACTIVE_S * 1e9),
+            "mem_storage": True,
+            "num_replicas": 1,
+        }
+        answer = await self._link.api(
+            f"CONSUMER.CREATE.{stream}.{self._name}",
+            {"stream_name": stream, "config": config, "action": ""},
+        )
+        self._expected = 1
+        if self._stop_at_end and answer["num_pending"] == 0:
+            self.puller.close()
+        return self._name
+
+    async def _drop(self) -> None:
+        if self._name:
+            try:
+                await self._link.api(
+                    f"CONSUMER.DELETE.{stream_name(self._stream)}.{self._name}", {}
+                )
+            except ApiError:  # The server forgot it already.
+                return
+
+
+async def live(readers: Sequence[LogReader]) -> AsyncGenerator[Delivery, None]:
+    """Merge as events come; order holds inside each stream."""
+    merged: asyncio.Queue[Delivery | BusError | None] = asyncio.Queue(1)
+
+    async def pump(reader: LogReader) -> None:
+        try:
+            async for delivery in reader.deliveries():
+                await merged.put(delivery)
+            await merged.put(None)
+        except BusError as error:
+            await merged.put(error)
+
+    tasks = [asyncio.create_task(pump(reader)) for reader in readers]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            delivery = await merged.get()
+            if delivery is None:
+                num_open -= 1
+            elif isinstance(delivery, BusError):
+                raise delivery
+            else:
+                yield delivery
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def by_time(readers: Sequence[LogReader]) -> AsyncGenerator[Delivery, None]:
+    """Merge finite readers by the time at which the server stored each event."""
+    streams = [reader.deliveries() for reader in readers]
+    heap: list[tuple[float, int, int, Delivery]] = []
+
+    async def push(n: int) -> None:
+        delivery = await anext(streams[n], None)
+        if delivery is not None:
+            heapq.heappush(heap, (delivery.stored_at, n, delivery.sequence, delivery))
+
+    for n in range(len(streams)):
+        await push(n)
+    while heap:
+        _, n, _, delivery = heapq.heappop(heap)
+        yield delivery
+        await push(n)

@@ -1,0 +1,178 @@
+"""The bus on NATS JetStream."""
+
+import asyncio
+import base64
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from datetime import datetime
+from itertools import groupby
+from typing import Any
+
+from penstock.infra.bus import log_reader, rpc
+from penstock.infra.bus.claims import CLAIM_HEADER, Claims
+from penstock.infra.bus.intake import Intake
+from penstock.infra.bus.link import ApiError, Link
+from penstock.infra.bus.provision import provision, stream_name
+from penstock.infra.bus.publisher import Publisher
+from penstock.infra.bus.puller import Puller
+from penstock.infra.bus.work import NatsWorkItem, WorkQueue
+from penstock.messages.base import Event, Message, Stream
+from penstock.messages.bus import Delivery, ObjectStore, Receipt, Serve
+from penstock.messages.subjects import check_token, service_subject, type_filter
+
+NO_MESSAGE = 10037
+
+
+class NatsBus:
+    """A `Bus` over one connection. Make it with `connect`."""
+
+    def __init__(self, link: Link, run_id: str, store: ObjectStore, name: str) -> None:
+        self._link = link
+        self._run_id = check_token(run_id, "run_id")
+        self._claims = Claims(store)
+        self._publisher = Publisher(link, self._claims, run_id)
+        self._intake = Intake(self._claims, self._publisher, check_token(name, "name"))
+        self._asker = rpc.Asker(link, self._claims, run_id)
+        self._pullers: set[Puller] = set()
+        self._stops: list[Callable[[], Awaitable[None]]] = []
+
+    @classmethod
+    async def connect(cls, url: str, *, run_id: str, store: ObjectStore, name: str) -> "NatsBus":
+        """Connect; `name` signs what this process rejects.
+
+        Raises:
+            BusError: No server at `url`, or it refused us.
+
+        """
+        return cls(await Link.connect(url, name), run_id, store, name)
+
+    @property
+    def run_id(self) -> str:
+        """The run whose subjects this bus speaks."""
+        return self._run_id
+
+    @property
+    def num_breaks(self) -> int:
+        """How often the connection broke."""
+        return self._link.num_breaks
+
+    async def provision(self) -> None:
+        """Create all streams, or bring them up to date; idempotent."""
+        await provision(self._link)
+
+    async def publish(self, events: Sequence[Event]) -> list[Receipt]:
+        """See `Bus.publish`."""
+        return await self._publisher.publish(events)
+
+    async def consume(
+        self,
+        durable: str,
+        types: Sequence[type[Event]],
+        *,
+        num_pending_max: int,
+        ack_wait_s: float = 30.0,
+    ) -> AsyncGenerator[NatsWorkItem, None]:
+        """See `Bus.consume`."""
+        work = WorkQueue(
+            self._link,
+            self._intake,
+            self._run_id,
+            durable,
+            types,
+            num_pending_max=num_pending_max,
+            ack_wait_s=ack_wait_s,
+        )
+        self._pullers.add(work.puller)
+        items = work.items()
+        try:
+            async for item in items:
+                yield item
+        finally:
+            self._pullers.discard(work.puller)
+            await items.aclose()
+
+    async def follow(
+        self,
+        types: Sequence[type[Event]],
+        *,
+        after: dict[Stream, int] | None = None,
+        stop_at_end: bool = False,
+    ) -> AsyncGenerator[Delivery, None]:
+        """See `Bus.follow`."""
+        ordered = sorted(types, key=lambda kind: kind.stream)
+        readers = [
+            log_reader.LogReader(
+                self._link,
+                self._intake,
+                self._run_id,
+                list(kinds),
+                after=(after or {}).get(stream, 0),
+                stop_at_end=stop_at_end,
+            )
+            for stream, kinds in groupby(ordered, key=lambda kind: kind.stream)
+        ]
+        pullers = {reader.puller for reader in readers}
+        self._pullers |= pullers
+        merged = log_reader.by_time(readers) if stop_at_end else log_reader.live(readers)
+        try:
+            async for delivery in merged:
+                yield delivery
+        finally:
+            self._pullers -= pullers
+            await merged.aclose()
+
+    async def last(self, event_type: type[Event], key: str | None = None) -> Delivery | None:
+        """See `Bus.last`."""
+        prefix = type_filter(self._run_id, event_type).removesuffix(">")
+        subject = prefix + (">" if key is None else check_token(key, "key"))
+        call = f"STREAM.MSG.GET.{stream_name(event_type.stream)}"
+        try:
+            answer = await self._link.api(call, {"last_by_subj": subject})
+        except ApiError as error:
+            if error.code != NO_MESSAGE:
+                raise
+            return None
+        return await self._stored(event_type.stream, answer["message"])
+
+    async def _stored(self, stream: Stream, stored: dict[str, Any]) -> Delivery:
+        head = base64.b64decode(stored.get("hdrs", "")).decode()
+        headers = {CLAIM_HEADER: "1"} if f"\n{CLAIM_HEADER}:" in head else None
+        data = base64.b64decode(stored.get("data", ""))
+        return Delivery(
+            event=await self._intake.decode(data, headers),
+            subject=stored["subject"],
+            stream=stream,
+            sequence=stored["seq"],
+            stored_at=datetime.fromisoformat(stored["time"]).timestamp(),
+        )
+
+    async def request(self, service: str, message: Message, *, deadline_s: float) -> Message:
+        """See `Bus.request`."""
+        return await self._asker.request(service, message, deadline_s=deadline_s)
+
+    def stream_request(
+        self, service: str, message: Message, *, idle_s: float
+    ) -> AsyncGenerator[Message, None]:
+        """See `Bus.stream_request`."""
+        return self._asker.stream(service, message, idle_s=idle_s)
+
+    async def serve(
+        self, service: str, handler: Serve, *, shared: bool = True
+    ) -> Callable[[], Awaitable[None]]:
+        """See `Bus.serve`."""
+        server = rpc.Server(self._link, self._claims, service, handler)
+        subject = service_subject(self._run_id, service)
+        stop = await server.start(subject, "servers" if shared else "")
+        self._stops.append(stop)
+        return stop
+
+    async def flush(self) -> None:
+        """Wait until the server has read all that was sent."""
+        await self._link.flush()
+
+    async def close(self) -> None:
+        """Stop all iterators and services, then disconnect; idempotent."""
+        for puller in list(self._pullers):
+            puller.close()
+        await asyncio.gather(*(stop() for stop in self._stops))
+        self._stops.clear()
+        await self._link.close()

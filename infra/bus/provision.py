@@ -1,0 +1,51 @@
+"""Streams as JetStream keeps them."""
+
+from typing import Any
+
+from penstock.infra.bus.link import ApiError, Link
+from penstock.messages.base import Stream
+from penstock.messages.streams import STREAMS, Dedup, Retention, StreamSpec
+
+NAME_IN_USE = 10058
+STREAM_NOT_FOUND = 10059
+
+
+def stream_name(stream: Stream) -> str:
+    """Return the JetStream name: one stream holds all runs of a server."""
+    return f"PS_{stream.upper()}"
+
+
+async def provision(link: Link) -> None:
+    """Create every stream, or bring it up to its specification; idempotent."""
+    for stream, spec in STREAMS.items():
+        name = stream_name(stream)
+        config = stream_config(stream, spec)
+        try:
+            await link.api(f"STREAM.CREATE.{name}", config)
+        except ApiError as error:
+            if error.code != NAME_IN_USE:
+                raise
+            await link.api(f"STREAM.UPDATE.{name}", config)
+
+
+def stream_config(stream: Stream, spec: StreamSpec) -> dict[str, Any]:
+    """Translate. A full log refuses new events: it never forgets old ones in silence."""
+    is_queue = spec.retention is Retention.WORK_QUEUE
+    is_lossy = spec.dedup is Dedup.NONE
+    config: dict[str, Any] = {
+        "name": stream_name(stream),
+        "subjects": [f"ps.*.{stream}.>"],
+        "retention": "workqueue" if is_queue else "limits",
+        "storage": "memory" if spec.in_memory else "file",
+        "discard": "old" if is_lossy else "new",
+        "max_age": int(spec.max_age_s * 1e9),
+        "max_bytes": spec.max_bytes,
+        "max_msgs": -1,
+        "num_replicas": 1,
+        "allow_direct": True,
+        "allow_atomic": not spec.in_memory,
+        "duplicate_window": int(spec.window_s * 1e9),
+    }
+    if spec.retention is Retention.LAST_PER_SUBJECT:
+        config["max_msgs_per_subject"] = 1
+    return config

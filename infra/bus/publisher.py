@@ -1,0 +1,235 @@
+"""Durable publishing: atomic batches, else a window of single messages, until all are synced."""
+
+import asyncio
+import base64
+import itertools
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from nats.aio.msg import Msg
+
+from penstock.infra.bus.claims import Claims
+from penstock.infra.bus.link import (
+    NO_RESPONDERS,
+    RETRY_S,
+    ApiError,
+    Link,
+    LinkBrokenError,
+    status,
+)
+from penstock.infra.bus.provision import stream_name
+from penstock.messages.base import Event, Stream
+from penstock.messages.bus import Receipt
+from penstock.messages.errors import BusError
+from penstock.messages.streams import STREAMS, Dedup
+from penstock.messages.subjects import event_subject
+
+PUBLISH_S_MAX = 60.0
+"""A server gone for longer is an error."""
+ATTEMPT_S = 10.0
+WINDOW = 256
+BATCH_EVENTS_MAX = 500
+"""The server's own bound is 1000."""
+BATCH_BYTES_MAX = 8 << 20
+WRONG_LAST_SEQUENCE = {10071, 10164}
+PUBLISH_HEADER = "Penstock-Publish"
+"""Names one publish: tells our own first copy, whose ack was lost, from another's."""
+
+
+class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
+    """One event on its way."""
+
+    stream: Stream
+    subject: str
+    data: bytes
+    headers: dict[str, str]
+
+
+class Publisher:
+    """Stores events; each once."""
+
+    def __init__(self, link: Link, claims: Claims, run_id: str) -> None:
+        self._link = link
+        self._claims = claims
+        self._run_id = run_id
+        self._ids = (f"{secrets.token_hex(6)}-{n}" for n in itertools.count())
+
+    async def publish(self, events: Sequence[Event]) -> list[Receipt]:
+        """See `Bus.publish`."""
+        outgoing = [await self._pack(event) for event in events]
+        receipts: list[Receipt] = []
+        try:
+            async with asyncio.timeout(PUBLISH_S_MAX):
+                for batch in _batches(outgoing):
+                    receipts += await self._publish_batch(batch)
+        except TimeoutError as error:
+            raise BusError(
+                f"publish: {len(receipts)} of {len(events)} events were stored within "
+                f"{PUBLISH_S_MAX} s; next is {outgoing[len(receipts)].subject}"
+            ) from error
+        return receipts
+
+    async def _pack(self, event: Event) -> Outgoing:
+        spec = STREAMS[event.stream]
+        data, headers = await self._claims.pack(event, spec.max_event_bytes)
+        subject = event_subject(self._run_id, event)
+        headers[PUBLISH_HEADER] = next(self._ids)
+        if spec.dedup is Dedup.SUBJECT:
+            headers["Nats-Expected-Last-Subject-Sequence"] = "0"
+        elif spec.dedup is Dedup.MESSAGE_ID:
+            headers["Nats-Msg-Id"] = subject
+        return Outgoing(stream=event.stream, subject=subject, data=data, headers=headers)
+
+    async def _publish_batch(self, batch: list[Outgoing]) -> list[Receipt]:
+        """Publish atomically; where something in it is stored already, one by one."""
+        if len(batch) > 1 and STREAMS[batch[0].stream].dedup is Dedup.SUBJECT:
+            await self._link.until_up()
+            try:
+                return await self._commit(batch)
+            except (ApiError, LinkBrokenError, TimeoutError):
+                pass
+        return await self._publish_window(batch)
+
+    async def _commit(self, batch: list[Outgoing]) -> list[Receipt]:
+        batch_id = next(self._ids)
+        for n, item in enumerate(batch[:-1], start=1):
+            await self._link.send(item.subject, item.data, headers=_batched(item, batch_id, n))
+        last = batch[-1]
+        headers = {**_batched(last, batch_id, len(batch)), "Nats-Batch-Commit": "1"}
+        answer = await _Attempt(self._link, last).answer(headers)
+        first = answer["seq"] - len(batch) + 1
+        return [_receipt(item, first + n, False) for n, item in enumerate(batch)]
+
+    async def _publish_window(self, batch: list[Outgoing]) -> list[Receipt]:
+        receipts: dict[int, Receipt] = {}
+        is_retry = len(batch) > 1
+        while True:
+            missing = [n for n in range(len(batch)) if n not in receipts]
+            if not missing:
+                return [receipts[n] for n in range(len(batch))]
+            await self._link.until_up()
+            answers = await self._send_window([batch[n] for n in missing])
+            for n, answer in zip(missing, answers, strict=True):
+                if not isinstance(answer, LinkBrokenError | TimeoutError):
+                    receipts[n] = await self._judge(batch[n], answer, is_retry)
+            if len(receipts) < len(batch):
+                await asyncio.sleep(RETRY_S)
+            is_retry = True
+
+    async def _send_window(self, items: list[Outgoing]) -> list[dict[str, Any] | Exception]:
+        """Send in order, at most WINDOW unanswered."""
+        room = asyncio.Semaphore(WINDOW)
+        tasks: list[asyncio.Task[dict[str, Any] | Exception]] = []
+        for item in items:
+            await room.acquire()
+            attempt = _Attempt(self._link, item)
+            await attempt.send(item.headers)
+            task = asyncio.create_task(attempt.outcome())
+            task.add_done_callback(lambda _: room.release())
+            tasks.append(task)
+        return await asyncio.gather(*tasks)
+
+    async def _judge(
+        self, item: Outgoing, answer: dict[str, Any] | Exception, is_retry: bool
+    ) -> Receipt:
+        """Tell stored, stored before by us (a lost ack), and a duplicate of another's."""
+        if isinstance(answer, dict):
+            if not answer.get("duplicate"):
+                return _receipt(item, answer["seq"], False)
+        elif not (isinstance(answer, ApiError) and answer.code in WRONG_LAST_SEQUENCE):
+            raise answer
+        sequence = await self._own_copy(item) if is_retry else 0
+        return _receipt(item, sequence, sequence == 0)
+
+    async def _own_copy(self, item: Outgoing) -> int:
+        """Return the sequence of the stored event if it is this very publish, else 0."""
+        call = f"STREAM.MSG.GET.{stream_name(item.stream)}"
+        try:
+            stored = (await self._link.api(call, {"last_by_subj": item.subject}))["message"]
+        except ApiError:  # Done and removed from its work queue meanwhile.
+            return 0
+        return int(stored["seq"]) if item.headers[PUBLISH_HEADER] in _header_text(stored) else 0
+
+
+class _Attempt:
+    """One message and its acknowledgement."""
+
+    def __init__(self, link: Link, item: Outgoing) -> None:
+        self._link = link
+        self._item = item
+        self._future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._replies = link.replies(self._on_reply, self._on_break)
+        self._inbox = self._replies.__enter__()
+
+    async def send(self, headers: dict[str, str]) -> None:
+        """Send, or buffer."""
+        await self._link.send(
+            self._item.subject, self._item.data, reply=self._inbox, headers=headers
+        )
+
+    async def answer(self, headers: dict[str, str]) -> dict[str, Any]:
+        """Send and return the ack; raises ApiError, LinkBrokenError, TimeoutError."""
+        await self.send(headers)
+        outcome = await self.outcome()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def outcome(self) -> dict[str, Any] | Exception:
+        """Return the ack, or why there is none."""
+        try:
+            message = await asyncio.wait_for(self._future, ATTEMPT_S)
+        except (LinkBrokenError, TimeoutError) as error:
+            return error
+        finally:
+            self._replies.__exit__(None, None, None)
+        if status(message) == NO_RESPONDERS:
+            return LinkBrokenError(f"{self._item.subject}: no stream takes it yet")
+        answer: dict[str, Any] = json.loads(message.data)
+        if "error" in answer:
+            error = answer["error"]
+            return ApiError(
+                error.get("err_code", 0), f"{self._item.subject}: {error.get('description', '')}"
+            )
+        return answer
+
+    def _on_reply(self, message: Msg) -> None:
+        if not self._future.done():
+            self._future.set_result(message)
+
+    def _on_break(self) -> None:
+        if not self._future.done():
+            self._future.set_exception(LinkBrokenError(f"{self._item.subject}: connection broke"))
+
+
+def _batches(outgoing: list[Outgoing]) -> list[list[Outgoing]]:
+    """Cut into runs of one stream, bounded in number and bytes; order is kept."""
+    batches: list[list[Outgoing]] = []
+    num_bytes = 0
+    for item in outgoing:
+        num_bytes += len(item.data)
+        is_full = not batches or (
+            batches[-1][0].stream is not item.stream
+            or len(batches[-1]) == BATCH_EVENTS_MAX
+            or num_bytes > BATCH_BYTES_MAX
+        )
+        if is_full:
+            batches.append([])
+            num_bytes = len(item.data)
+        batches[-1].append(item)
+    return batches
+
+
+def _batched(item: Outgoing, batch_id: str, n: int) -> dict[str, str]:
+    return {**item.headers, "Nats-Batch-Id": batch_id, "Nats-Batch-Sequence": str(n)}
+
+
+def _receipt(item: Outgoing, sequence: int, is_duplicate: bool) -> Receipt:
+    return Receipt(stream=item.stream, sequence=sequence, is_duplicate=is_duplicate)
+
+
+def _header_text(stored: dict[str, Any]) -> str:
+    return base64.b64decode(stored.get("hdrs", "")).decode(errors="replace")

@@ -1,0 +1,166 @@
+"""Pulls messages of one JetStream consumer, with demand bounded and outstanding all the time."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from nats.aio.msg import Msg
+
+from penstock.infra.bus.link import Link, status
+from penstock.messages.errors import BusError
+
+log = logging.getLogger(__name__)
+
+EXPIRES_S = 20.0
+HEARTBEAT_S = 1.0
+STALL_S = 4.0
+"""Without a message or heartbeat for so long, a pull is taken for lost and made again."""
+AWAY_S_MAX = 60.0
+"""A server gone for longer ends the iteration with an error."""
+ENDED = {"404", "408"}
+
+
+class Puller:
+    """One reader of one consumer.
+
+    Demand = `num_max` - taken and not settled - asked for. It is asked for in shares of at least a
+    quarter, so that requests overlap with deliveries. `ensure` makes the consumer (again) and
+    returns its name: called at the start, after every break and after every stall.
+    """
+
+    def __init__(
+        self, link: Link, stream: str, ensure: Callable[[], Awaitable[str]], num_max: int
+    ) -> None:
+        self._link = link
+        self._stream = stream
+        self._ensure = ensure
+        self._num_max = num_max
+        self._num_unsettled = 0
+        self._asked: dict[str, int] = {}
+        """Pull number -> messages still to come from it."""
+        self._pulls = itertools.count()
+        self._seen_at = 0.0
+        self._is_broken = False
+        self._is_closed = False
+        self._wake = asyncio.Event()
+        self._queue: asyncio.Queue[Msg | Exception | None] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self.num_stalls = 0
+
+    async def messages(self) -> AsyncGenerator[Msg, None]:
+        """Iterate until `close`; every message taken must be settled.
+
+        Raises:
+            BusError: The server was gone for too long, or refuses the consumer.
+
+        """
+        self._task = asyncio.create_task(self._run(), name=f"pull {self._stream}")
+        try:
+            while (message := await self._queue.get()) is not None:
+                if isinstance(message, Exception):
+                    raise message
+                yield message
+        finally:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def settle(self) -> None:
+        """Free the place of one message."""
+        self._num_unsettled -= 1
+        self._wake.set()
+
+    def drop(self) -> None:
+        """Forget what came and was not taken yet."""
+        while not self._queue.empty():
+            if isinstance(self._queue.get_nowait(), Msg):
+                self._num_unsettled -= 1
+        if self._is_closed:
+            self._queue.put_nowait(None)
+
+    def restart(self) -> None:
+        """Make the consumer again."""
+        self._on_break()
+
+    def close(self) -> None:
+        """End the iteration."""
+        self._is_closed = True
+        self._queue.put_nowait(None)
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                async with asyncio.timeout(AWAY_S_MAX):
+                    await self._link.until_up()
+                name = await self._ensure()
+                await self._pull(name)
+        except TimeoutError:
+            self._queue.put_nowait(BusError(f"{self._stream}: no NATS server for {AWAY_S_MAX} s"))
+        except BusError as error:
+            self._queue.put_nowait(error)
+
+    async def _pull(self, name: str) -> None:
+        """Keep demand outstanding until something breaks."""
+        self._asked.clear()
+        self._is_broken = False
+        self._seen_at = asyncio.get_running_loop().time()
+        async with self._link.inbox(self._on_message, self._on_break) as inbox:
+            while not self._is_broken:
+                self._wake.clear()
+                await self._top_up(name, inbox)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), HEARTBEAT_S)
+                self._check_stall()
+
+    async def _top_up(self, name: str, inbox: str) -> None:
+        num_asked = sum(self._asked.values())
+        num_free = self._num_max - self._num_unsettled - num_asked
+        if num_free < 1 or (num_asked and num_free < self._num_max // 4):
+            return
+        pull = str(next(self._pulls))
+        self._asked[pull] = num_free
+        body = {
+            "batch": num_free,
+            "expires": int(EXPIRES_S * 1e9),
+            "idle_heartbeat": int(HEARTBEAT_S * 1e9),
+        }
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{name}"
+        await self._link.send(subject, json.dumps(body).encode(), reply=f"{inbox}.{pull}")
+
+    def _on_message(self, message: Msg) -> None:
+        self._seen_at = asyncio.get_running_loop().time()
+        if message.reply.startswith("$JS.ACK."):
+            self._on_delivery(message)
+            return
+        code = status(message)
+        if code in ENDED:
+            self._asked.pop(message.subject.rsplit(".", 1)[-1], None)
+            self._wake.set()
+        elif code != "100":
+            log.info("%s: pull ended: %s", self._stream, message.headers)
+            self._on_break()
+
+    def _on_delivery(self, message: Msg) -> None:
+        """The server serves pulls in turn: a delivery counts for the oldest."""
+        self._num_unsettled += 1
+        self._queue.put_nowait(message)
+        oldest = next(iter(self._asked), None)
+        if oldest is None:
+            return
+        self._asked[oldest] -= 1
+        if self._asked[oldest] == 0:
+            del self._asked[oldest]
+            self._wake.set()
+
+    def _on_break(self) -> None:
+        self._is_broken = True
+        self._wake.set()
+
+    def _check_stall(self) -> None:
+        silent_s = asyncio.get_running_loop().time() - self._seen_at
+        if self._asked and silent_s > STALL_S:
+            self.num_stalls += 1
+            log.warning("%s: a pull was silent for %.1f s; made again", self._stream, silent_s)
+            self._on_break()

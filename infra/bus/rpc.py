@@ -1,0 +1,162 @@
+"""Requests on core NATS: numbered replies, an explicit end, errors as values.
+
+```
+asker ── request (reply to an inbox of its own) ──▶ one server of the queue group
+      ◀── reply 0, reply 1, ... each with Penstock-Reply: n
+      ◀── empty, Penstock-End: number of replies
+```
+
+A number that is missing means that a reply was lost with a connection: the asker raises rather
+than go on with a hole.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from nats.aio.msg import Msg
+
+from penstock.infra.bus.claims import Claims
+from penstock.infra.bus.faults import to_error, to_remote
+from penstock.infra.bus.link import NO_RESPONDERS, RETRY_S, Link, LinkBrokenError, status
+from penstock.messages.base import Message
+from penstock.messages.bus import Serve
+from penstock.messages.errors import BusError, DeadlineError, PenstockError, QueueFullError
+from penstock.messages.generation import RemoteError
+from penstock.messages.subjects import service_subject
+
+log = logging.getLogger(__name__)
+
+PAYLOAD_BYTES_MAX = 512 << 10
+REQUESTS_MAX = 1024
+"""Requests that one served service works on at once; more are answered `busy`."""
+REPLY_HEADER = "Penstock-Reply"
+END_HEADER = "Penstock-End"
+
+
+class Asker:
+    """The requesting side."""
+
+    def __init__(self, link: Link, claims: Claims, run_id: str) -> None:
+        self._link = link
+        self._claims = claims
+        self._run_id = run_id
+
+    async def request(self, service: str, message: Message, *, deadline_s: float) -> Message:
+        """Return the first reply; asks again after a broken connection (see `Bus.request`)."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                while True:
+                    with contextlib.suppress(LinkBrokenError):
+                        return await self._first(service, message)
+                    await asyncio.sleep(RETRY_S)
+        except TimeoutError as error:
+            if isinstance(error, DeadlineError):
+                raise
+            raise DeadlineError(f"{service}: no reply within {deadline_s} s") from error
+
+    async def _first(self, service: str, message: Message) -> Message:
+        async with contextlib.aclosing(self.stream(service, message, idle_s=1e6)) as replies:
+            async for reply in replies:
+                return reply
+        raise BusError(f"{service}: ended without a reply")
+
+    async def stream(
+        self, service: str, message: Message, *, idle_s: float
+    ) -> AsyncGenerator[Message, None]:
+        """See `Bus.stream_request`."""
+        subject = service_subject(self._run_id, service)
+        data, headers = await self._claims.pack(message, PAYLOAD_BYTES_MAX)
+        queue: asyncio.Queue[Msg | None] = asyncio.Queue()
+        with self._link.replies(queue.put_nowait, lambda: queue.put_nowait(None)) as inbox:
+
+            async def next_reply(num_before: int) -> Msg:
+                while True:
+                    if num_before == 0:
+                        await self._link.until_up()
+                        await self._link.send(subject, data, reply=inbox, headers=headers)
+                    reply = await queue.get()
+                    if reply is None:
+                        raise LinkBrokenError(f"{service}: connection broke before the end")
+                    if status(reply) != NO_RESPONDERS:
+                        return reply
+                    await asyncio.sleep(RETRY_S)
+
+            num_replies = 0
+            while True:
+                try:
+                    reply = await asyncio.wait_for(next_reply(num_replies), idle_s)
+                except TimeoutError as error:
+                    raise DeadlineError(f"{service}: no reply for {idle_s} s") from error
+                if _is_end(service, reply, num_replies):
+                    return
+                num_replies += 1
+                answer = await self._claims.unpack(reply.data, reply.headers)
+                if isinstance(answer, RemoteError):
+                    raise to_error(answer)
+                yield answer
+
+
+class Server:
+    """The answering side of one service."""
+
+    def __init__(self, link: Link, claims: Claims, service: str, handler: Serve) -> None:
+        self._link = link
+        self._claims = claims
+        self._service = service
+        self._handler = handler
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, subject: str, queue: str) -> Callable[[], Awaitable[None]]:
+        """Subscribe; return the function that stops."""
+        subscription = await self._link.client.subscribe(subject, queue, cb=self._on_request)
+        await self._link.flush()
+
+        async def stop() -> None:
+            if not self._link.is_closed:
+                await subscription.unsubscribe()
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+        return stop
+
+    async def _on_request(self, message: Msg) -> None:
+        task = asyncio.create_task(self._answer(message), name=f"serve {self._service}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, message: Msg) -> None:
+        num_replies = 0
+        try:
+            async for reply in self._replies(message):
+                data, headers = await self._claims.pack(reply, PAYLOAD_BYTES_MAX)
+                headers[REPLY_HEADER] = str(num_replies)
+                await self._link.send(message.reply, data, headers=headers)
+                num_replies += 1
+            await self._link.send(message.reply, b"", headers={END_HEADER: str(num_replies)})
+        except BusError as error:  # The asker sees a missing number, or no reply in time.
+            log.warning("%s: reply not sent: %s", self._service, error)
+
+    async def _replies(self, message: Msg) -> AsyncGenerator[Message, None]:
+        """The handler's replies; its error is the last one. What it raises never ends us."""
+        try:
+            if len(self._tasks) > REQUESTS_MAX:
+                raise QueueFullError(f"{self._service}: {REQUESTS_MAX} requests are in work")  # noqa: TRY301
+            request = await self._claims.unpack(message.data, message.headers)
+            async for reply in self._handler(request):
+                yield reply
+        except Exception as error:  # noqa: BLE001
+            if not isinstance(error, PenstockError):
+                log.exception("%s: handler failed", self._service)
+            yield to_remote(error)
+
+
+def _is_end(service: str, reply: Msg, num_expected: int) -> bool:
+    """Tell an end from a reply, and find holes."""
+    headers = reply.headers or {}
+    number = headers.get(END_HEADER, headers.get(REPLY_HEADER))
+    if number != str(num_expected):
+        raise BusError(f"{service}: expected reply {num_expected}, got {number}: some were lost")
+    return END_HEADER in headers

@@ -1,0 +1,201 @@
+"""A nats-server of our own: JetStream on a loopback port, synced to disk at every write."""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from penstock.infra.bus import deathsig
+from penstock.infra.bus.server_binary import find_server
+from penstock.infra.files import write_atomic
+from penstock.messages.errors import BusError, ConfigError, DeadlineError
+
+log = logging.getLogger(__name__)
+
+MAX_PAYLOAD_BYTES = 1 << 20
+START_S_MAX = 30.0
+STOP_S_MAX = 10.0
+
+
+class EmbeddedServer:
+    """One nats-server process that ends with this process.
+
+    ```
+    server = EmbeddedServer(store_dir=Path("runs/r1/nats"))
+    await server.start()
+    bus = await NatsBus.connect(server.url, run_id="r1", store=store)
+    ...
+    await server.stop()
+    ```
+
+    When it dies, `wait` returns, and `start` starts it again on its port and store: clients
+    reconnect by themselves.
+    """
+
+    def __init__(
+        self, *, store_dir: Path, port: int | None = None, binary: Path | str | None = None
+    ) -> None:
+        """Args: `port` None picks a free one at the first start."""
+        self._folder = store_dir
+        self._port = port
+        self._binary = None if binary is None else Path(binary)
+        self._process: asyncio.subprocess.Process | None = None
+        self._token = ""
+
+    @property
+    def url(self) -> str:
+        """Where clients connect, credentials included: keep it out of logs."""
+        if self._port is None:
+            raise BusError("nats-server: `url` is known after start()")
+        return f"nats://{self._token}@127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        """Of the newest process; 0 before the first start."""
+        return 0 if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """Start and wait until JetStream answers; nothing to do where it runs already.
+
+        Raises:
+            NotFoundError: No usable nats-server program.
+            BusError: It ended at once; the text has its last lines.
+            DeadlineError: Not ready in time.
+
+        """
+        if self._process is not None and self._process.returncode is None:
+            return
+        await self._spawn(await asyncio.to_thread(self._prepare))
+
+    async def wait(self) -> int:
+        """Wait for the process to end, for whatever reason; return its exit code."""
+        if self._process is None:
+            raise BusError("nats-server: not started")
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """End the process in good order; idempotent."""
+        if self._process is not None:
+            await _end(self._process)
+            (self._folder / "nats.pid").unlink(missing_ok=True)
+
+    def _prepare(self) -> Path:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        program = find_server(self._binary)
+        _end_stale(self._folder / "nats.pid", self._folder)
+        self._token = _load_token(self._folder / "token")
+        if self._port is None:
+            self._port = _free_port()
+        config = _config(self._folder, self._port, self._token)
+        write_atomic(self._folder / "nats.conf", config.encode(), mode=0o600)
+        return program
+
+    async def _spawn(self, program: Path) -> None:
+        argv = [sys.executable, "-I", "-S", deathsig.__file__, str(os.getpid()), str(program)]
+        with (self._folder / "nats.log").open("ab") as log_file:
+            self._process = await asyncio.create_subprocess_exec(
+                *argv, "-c", str(self._folder / "nats.conf"), stdout=log_file, stderr=log_file
+            )
+        write_atomic(self._folder / "nats.pid", str(self._process.pid).encode())
+        try:
+            async with asyncio.timeout(START_S_MAX):
+                await self._wait_ready(self._process)
+        except TimeoutError as error:
+            await _end(self._process)
+            raise DeadlineError(f"nats-server: not ready within {START_S_MAX} s") from error
+
+    async def _wait_ready(self, process: asyncio.subprocess.Process) -> None:
+        while process.returncode is None:
+            if await _answers(self._port or 0):
+                return
+            await asyncio.sleep(0.01)
+        lines = _tail(self._folder / "nats.log")
+        raise BusError(f"nats-server: ended with {process.returncode} at start:\n{lines}")
+
+
+def _config(folder: Path, port: int, token: str) -> str:
+    """`sync_interval: always`: with the default, a power cut loses what was acked last."""
+    store = json.dumps(str((folder / "jetstream").resolve()))
+    return f"""
+server_name: penstock
+listen: "127.0.0.1:{port}"
+max_payload: {MAX_PAYLOAD_BYTES}
+max_pending: {256 << 20}
+write_deadline: "10s"
+authorization {{ token: {json.dumps(token)} }}
+jetstream {{
+  store_dir: {store}
+  sync_interval: always
+  max_memory_store: {256 << 20}
+  max_file_store: {1 << 40}
+}}
+"""
+
+
+async def _answers(port: int) -> bool:
+    """Tell whether a server greets, with JetStream ready."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    try:
+        greeting = await reader.readline()
+    except OSError:
+        return False
+    finally:
+        writer.close()
+    return greeting.startswith(b"INFO ") and b'"jetstream":true' in greeting
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), STOP_S_MAX)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _end_stale(pid_file: Path, folder: Path) -> None:
+    """End a server that a killed process left behind on this very store."""
+    try:
+        pid = int(pid_file.read_text())
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return
+    if str(folder / "nats.conf").encode() not in argv:
+        return
+    log.warning("ending the nats-server %s that an earlier process left on %s", pid, folder)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + STOP_S_MAX
+        while time.monotonic() < deadline:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                return
+            time.sleep(0.05)
+    raise ConfigError(f"{pid_file}: process {pid} uses the store and cannot be ended")
+
+
+def _load_token(path: Path) -> str:
+    if not path.exists():
+        write_atomic(path, secrets.token_hex(24).encode(), mode=0o600)
+    return path.read_text()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _tail(path: Path) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-5:])

@@ -1,0 +1,111 @@
+"""Shared work: a durable consumer whose deliveries someone must settle."""
+
+import json
+from collections.abc import AsyncGenerator, Sequence
+
+from nats.aio.msg import Msg
+
+from penstock.infra.bus.intake import Intake, position
+from penstock.infra.bus.link import Link
+from penstock.infra.bus.provision import stream_name
+from penstock.infra.bus.puller import Puller
+from penstock.messages.base import Event, Stream
+from penstock.messages.bus import Delivery
+from penstock.messages.streams import NUM_DELIVERIES_MAX
+from penstock.messages.subjects import type_filter
+
+
+class NatsWorkItem:
+    """One delivery, to be settled once; settling again does nothing."""
+
+    def __init__(self, delivery: Delivery, reply: str, link: Link, puller: Puller) -> None:
+        self._delivery = delivery
+        self._reply = reply
+        self._link = link
+        self._puller = puller
+        self._is_settled = False
+
+    @property
+    def delivery(self) -> Delivery:
+        """What was delivered."""
+        return self._delivery
+
+    async def ack(self) -> None:
+        """Done."""
+        await self._settle(b"+ACK")
+
+    async def nak(self, delay_s: float = 0.0) -> None:
+        """Deliver again after `delay_s`."""
+        await self._settle(b"-NAK " + json.dumps({"delay": int(delay_s * 1e9)}).encode())
+
+    async def in_progress(self) -> None:
+        """Reset the redelivery timer."""
+        if not self._is_settled:
+            await self._link.send(self._reply, b"+WPI")
+
+    async def term(self) -> None:
+        """Never deliver again."""
+        await self._settle(b"+TERM")
+
+    async def _settle(self, how: bytes) -> None:
+        if self._is_settled:
+            return
+        self._is_settled = True
+        self._puller.settle()
+        await self._link.send(self._reply, how)
+
+
+class WorkQueue:
+    """The share of one process in a durable consumer."""
+
+    def __init__(
+        self,
+        link: Link,
+        intake: Intake,
+        run_id: str,
+        durable: str,
+        types: Sequence[type[Event]],
+        *,
+        num_pending_max: int,
+        ack_wait_s: float,
+    ) -> None:
+        self._link = link
+        self._intake = intake
+        self._stream: Stream = types[0].stream
+        self._name = f"{run_id}-{durable}".replace(".", "-")
+        self._config = {
+            "durable_name": self._name,
+            "ack_policy": "explicit",
+            "ack_wait": int(ack_wait_s * 1e9),
+            "max_ack_pending": num_pending_max,
+            "max_deliver": -1,
+            "deliver_policy": "all",
+            "filter_subjects": [type_filter(run_id, kind) for kind in types],
+        }
+        self.puller = Puller(link, stream_name(self._stream), self._ensure, num_pending_max)
+
+    async def items(self) -> AsyncGenerator[NatsWorkItem, None]:
+        """Iterate until the puller is closed."""
+        async for message in self.puller.messages():
+            delivery = await self._accept(message)
+            if delivery is None:
+                self.puller.settle()
+                await self._link.send(message.reply, b"+TERM")
+            else:
+                yield NatsWorkItem(delivery, message.reply, self._link, self.puller)
+
+    async def _accept(self, message: Msg) -> Delivery | None:
+        num_delivered = position(message).num_delivered
+        if num_delivered > NUM_DELIVERIES_MAX:
+            cause = f"delivered {num_delivered - 1} times and never settled"
+            await self._intake.reject(self._stream, message, cause)
+            return None
+        return await self._intake.accept(self._stream, message)
+
+    async def _ensure(self) -> str:
+        stream = stream_name(self._stream)
+        await self._link.api(
+            f"CONSUMER.DURABLE.CREATE.{stream}.{self._name}",
+            {"stream_name": stream, "config": self._config, "action": ""},
+        )
+        return self._name
