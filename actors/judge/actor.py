@@ -1,0 +1,76 @@
+"""The judge actor: a verdict for every finished rollout."""
+
+from typing import ClassVar
+
+from penstock.actors.judge.compose import Findings, outcome_of_end, reward_components
+from penstock.actors.judge.config import JudgeConfig
+from penstock.actors.judge.registry import make_judge
+from penstock.actors.judge.tasks import TaskBook
+from penstock.actors.runtime.actor import Actor, Effects
+from penstock.actors.runtime.context import Context
+from penstock.messages.base import Event
+from penstock.messages.errors import NotFoundError
+from penstock.messages.reward import Outcome, Verdict
+from penstock.messages.rollout import RolloutFinished
+
+
+class JudgeActor(Actor):
+    """Every rollout gets one verdict: graded, its own fault, or masked with the cause."""
+
+    role = "judge"
+    consumes: ClassVar[tuple[type[Event], ...]] = (RolloutFinished,)
+
+    def __init__(self, config: JudgeConfig) -> None:
+        """Make the judge that the settings name.
+
+        Raises:
+            ConfigError: There is none of that name.
+
+        """
+        self.num_concurrent = config.num_concurrent
+        self._config = config
+        self._judge = make_judge(config)
+        self._tasks: TaskBook | None = None
+
+    async def start(self, ctx: Context) -> Effects:
+        """Open the book of tasks."""
+        self._tasks = TaskBook(ctx.store)
+        return ()
+
+    async def on_rollout_finished(self, rollout: RolloutFinished, ctx: Context) -> Effects:
+        """Judge one rollout."""
+        started_at = ctx.monotonic()
+        findings = await self._find(rollout, ctx)
+        components = reward_components(rollout, findings.outcome, self._config)
+        return (
+            Verdict(
+                rollout_id=rollout.rollout_id,
+                group_id=rollout.group_id,
+                group_index=rollout.group_index,
+                purpose=rollout.purpose,
+                judge=self._judge.name,
+                judge_version=self._judge.version,
+                outcome=findings.outcome,
+                reward=sum(components.values()),
+                components=components,
+                num_tests_passed=findings.num_tests_passed,
+                num_tests=findings.num_tests,
+                policy_version=rollout.min_policy_version,
+                rung=rollout.rung,
+                sandbox=findings.sandbox,
+                duration_ms=1e3 * (ctx.monotonic() - started_at),
+                detail=findings.detail,
+            ),
+        )
+
+    async def _find(self, rollout: RolloutFinished, ctx: Context) -> Findings:
+        """Ask the judge, unless the episode's end says it all or there is nothing to ask about."""
+        outcome = outcome_of_end(rollout.end)
+        if outcome is not None:
+            return Findings(outcome=outcome, detail=rollout.error)
+        assert self._tasks is not None, "a rollout before start"
+        try:
+            task = await self._tasks.find(rollout.purpose, rollout.task_id)
+        except NotFoundError as error:
+            return Findings(outcome=Outcome.JUDGE_ERROR, detail=str(error))
+        return await self._judge.judge(rollout, task, ctx)

@@ -1,0 +1,36 @@
+"""Settings of judges."""
+
+import msgspec
+
+from penstock.actors.judge.length_penalty import LengthPenaltyConfig
+
+
+class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which judge, what an outcome is worth, and how long grading may take."""
+
+    judge: str = "hidden_tests"
+    num_concurrent: int = 4
+    """Rollouts graded at once, each in a machine of its own."""
+    reward_solved: float = 1.0
+    reward_failed: float = 0.0
+    reward_min: float = -0.25
+    """Of the policy's own faults (a broken turn, a timeout), whatever the tests would say."""
+    length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
+    num_attempts_max: int = 3
+    """Machines tried before a rollout is masked as an infrastructure error."""
+    acquire_wait_s: float = 120.0
+    retry_delay_s: float = 0.5
+    lease_s: float = 60.0
+    output_bytes_max: int = 65536
+
+    def __post_init__(self) -> None:
+        """Refuse rewards that would pay for failing."""
+        floor = self.reward_failed - self.length_penalty.penalty_max
+        if not self.reward_min <= floor < self.reward_solved - self.length_penalty.penalty_max:
+            raise ValueError(
+                "judge: expected reward_min <= reward_failed - length_penalty.penalty_max and "
+                f"reward_failed < reward_solved, got {self.reward_min}, {floor}, "
+                f"{self.reward_solved}"
+            )
+        if self.num_concurrent < 1 or self.num_attempts_max < 1:
+            raise ValueError("judge.num_concurrent, .num_attempts_max: expected >= 1")

@@ -1,0 +1,110 @@
+"""The judge that runs a task's hidden tests on what the episode left behind.
+
+```
+ fresh machine ◀─ the task's own files ◀─ the episode's changes ◀─ hidden tests ─▶ run, read report
+```
+An episode that changed nothing is not run: no task enters a task set unless its tests fail on the
+unchanged files (the null patch), so the answer is known. The verdict says so.
+"""
+
+from pathlib import PurePosixPath
+
+from penstock.actors.judge.compose import Findings
+from penstock.actors.judge.config import JudgeConfig
+from penstock.actors.judge.report import read_report
+from penstock.actors.judge.tasks import GradedTask
+from penstock.actors.runtime.context import Context
+from penstock.envs.remote import LeaseTerms, lease_sandbox
+from penstock.envs.sandbox import Sandbox, SandboxBusyError, SandboxError
+from penstock.messages.errors import DeadlineError
+from penstock.messages.reward import Outcome
+from penstock.messages.rollout import RolloutFinished
+
+_DETAIL_CHARACTERS_MAX = 400
+
+
+class HiddenTestsJudge:
+    """Solved if and only if every hidden test passes in a fresh machine."""
+
+    name = "hidden_tests"
+    version = "1"
+
+    def __init__(self, config: JudgeConfig) -> None:
+        """Take the bounds."""
+        self._config = config
+
+    async def judge(self, rollout: RolloutFinished, task: GradedTask, ctx: Context) -> Findings:
+        """Grade one rollout; a machine that fails is replaced, then the rollout is masked."""
+        if not rollout.files and not rollout.deleted:
+            detail = "no file changed: the tests are known to fail on the unchanged files"
+            return Findings(outcome=Outcome.FAILED, detail=detail)
+        if forbidden := touched_hidden_files(rollout, task):
+            detail = f"the episode wrote where hidden tests lie: {', '.join(forbidden)}"
+            return Findings(outcome=Outcome.POLICY_ERROR, detail=detail)
+        error = ""
+        for _ in range(self._config.num_attempts_max):
+            try:
+                terms = self._terms(rollout)
+                async with lease_sandbox(ctx, ctx.new_id("grade"), terms) as sandbox:
+                    return await self._grade(rollout, task, sandbox)
+            except SandboxBusyError as failure:
+                error = str(failure)
+                break
+            except (SandboxError, DeadlineError) as failure:
+                error = str(failure)
+            await ctx.sleep(self._config.retry_delay_s)
+        return Findings(outcome=Outcome.INFRASTRUCTURE_ERROR, detail=error)
+
+    async def _grade(
+        self, rollout: RolloutFinished, task: GradedTask, sandbox: Sandbox
+    ) -> Findings:
+        kept = {
+            path: text.encode()
+            for path, text in task.task.files.items()
+            if path not in rollout.deleted
+        }
+        await sandbox.write_files(kept | rollout.files)
+        await sandbox.write_files({p: text.encode() for p, text in task.hidden.files.items()})
+        done = await sandbox.exec(
+            task.hidden.argv,
+            timeout_s=task.hidden.timeout_s,
+            output_bytes_max=self._config.output_bytes_max,
+        )
+        report = read_report(done)
+        tail = (done.stdout + done.stderr).decode("utf-8", "replace")[-_DETAIL_CHARACTERS_MAX:]
+        return Findings(
+            outcome=Outcome.SOLVED if report.is_solved else Outcome.FAILED,
+            num_tests_passed=report.num_passed,
+            num_tests=report.num_tests,
+            sandbox=sandbox.record,
+            detail="" if report.is_solved else tail,
+        )
+
+    def _terms(self, rollout: RolloutFinished) -> LeaseTerms:
+        return LeaseTerms(
+            holder=f"judge.{rollout.rollout_id}",
+            lease_s=self._config.lease_s,
+            acquire_wait_s=self._config.acquire_wait_s,
+            retry_delay_s=self._config.retry_delay_s,
+        )
+
+
+def touched_hidden_files(rollout: RolloutFinished, task: GradedTask) -> list[str]:
+    """Return the episode's paths that would overwrite or shadow a hidden test, sorted.
+
+    Shadowing: a file where a hidden file's folder must be, a folder where the file must be, or a
+    package of the same module name beside it.
+    """
+    hidden = {PurePosixPath(path) for path in task.hidden.files}
+    places = hidden | {parent for path in hidden for parent in path.parents if parent.name}
+    modules = {path.with_suffix("") for path in hidden if path.suffix == ".py"}
+    return sorted(
+        path
+        for path in rollout.files
+        if _shadows(PurePosixPath(path), places, hidden | modules)
+        and task.task.files.get(path) is None
+    )
+
+
+def _shadows(path: PurePosixPath, places: set[PurePosixPath], folders: set[PurePosixPath]) -> bool:
+    return path in places or not folders.isdisjoint(path.parents) or path in folders

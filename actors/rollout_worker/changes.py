@@ -1,0 +1,62 @@
+"""What an episode left behind in its machine: the files that a judge will put into a fresh one."""
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+import msgspec
+
+from penstock.envs.sandbox import Sandbox, SandboxFileError
+from penstock.messages.errors import PenstockError
+
+_SEALED_FOLDERS = frozenset({"__pycache__", ".git", ".pytest_cache"})
+"""Never carried over: bytecode and history could smuggle in what the sources do not say."""
+
+
+class TooManyChangesError(PenstockError, ValueError):
+    """The episode left more behind than a trajectory may carry: the policy's own fault."""
+
+
+class Changes(msgspec.Struct, frozen=True, kw_only=True):
+    """The difference between a task's files and what is there now."""
+
+    files: dict[str, bytes] = {}
+    """Changed or added."""
+    deleted: list[str] = []
+
+
+async def read_changes(
+    sandbox: Sandbox, initial: Mapping[str, str], *, num_files_max: int, num_bytes_max: int
+) -> Changes:
+    """Compare the working directory with the task's files.
+
+    Raises:
+        TooManyChangesError: More files, or more bytes in changed files, than the bounds.
+        SandboxError: The machine failed.
+
+    """
+    paths = [path for path in await sandbox.list_files() if not is_sealed(path)]
+    if len(paths) > len(initial) + num_files_max:
+        raise TooManyChangesError(f"{len(paths)} files are there, {num_files_max} may be new")
+    files: dict[str, bytes] = {}
+    num_bytes = 0
+    for path in paths:
+        data = await _read(sandbox, path, num_bytes_max)
+        if path in initial and data == initial[path].encode():
+            continue
+        files[path] = data
+        num_bytes += len(data)
+        if num_bytes > num_bytes_max:
+            raise TooManyChangesError(f"changed files hold more than {num_bytes_max} bytes")
+    return Changes(files=files, deleted=sorted(set(initial) - set(paths)))
+
+
+def is_sealed(path: str) -> bool:
+    """Tell whether a path is never carried over."""
+    return not _SEALED_FOLDERS.isdisjoint(PurePosixPath(path).parts)
+
+
+async def _read(sandbox: Sandbox, path: str, num_bytes_max: int) -> bytes:
+    try:
+        return await sandbox.read_file(path, num_bytes_max=num_bytes_max)
+    except SandboxFileError as error:
+        raise TooManyChangesError(f"{path}: {error}") from error

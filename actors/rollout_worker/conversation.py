@@ -1,0 +1,109 @@
+"""The tokens of one episode, and when it ends. Pure: no I/O.
+
+```
+ prompt │ turn 0 sampled │ observation │ turn 1 sampled │ observation │ ...
+ └ context_ids ┘           └ context_ids ┘
+```
+What was sampled is never tokenized again: the context of a turn is the concatenation.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.actors.policy.chat import ChatMessage, Role, render_observation, render_prompt
+from penstock.actors.policy.parse import ParseFailure, parse_turn
+from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.actors.rollout_worker.sampling import SampledTokens
+from penstock.messages.base import Array
+from penstock.messages.rollout import EpisodeEnd, Turn
+from penstock.messages.task import Task
+
+
+class Conversation:
+    """One episode from its prompt on.
+
+    Each turn goes through `append`, then, unless that ended the episode, `observe`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, task: Task, *, ends_on_parse_error: bool) -> None:
+        """Render the prompt."""
+        self.turns: list[Turn] = []
+        self.end: EpisodeEnd | None = None
+        self._tokenizer = tokenizer
+        self._limits = task.limits
+        self._ends_on_parse_error = ends_on_parse_error
+        self._past: list[int] = []
+        prompt = [ChatMessage(role=Role.USER, content=task.instruction)]
+        self._context = render_prompt(tokenizer, prompt)
+        self._end_without_room()
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The whole context of the next turn."""
+        return self._past + self._context
+
+    @property
+    def routes_from(self) -> int:
+        """First position whose routed experts no earlier turn has recorded."""
+        return max(0, len(self._past) - 1)
+
+    @property
+    def num_tokens_next_max(self) -> int:
+        """How many tokens the next turn may have."""
+        room = self._limits.num_tokens_max - len(self._past) - len(self._context)
+        return min(self._limits.turn_tokens_max, room)
+
+    def make_turn(self, sampled: SampledTokens) -> Turn:
+        """Parse what was sampled into the next turn, not yet appended."""
+        parsed = parse_turn(self._tokenizer, sampled.token_ids.tolist())
+        failed = isinstance(parsed, ParseFailure)
+        return Turn(
+            context_ids=int32_array(self._context),
+            token_ids=int32_array(sampled.token_ids),
+            behavior_logprobs=sampled.behavior_logprobs,
+            routed_experts=sampled.routed_experts,
+            version_spans=sampled.version_spans,
+            stop_reason=sampled.stop_reason,
+            calls=[] if isinstance(parsed, ParseFailure) else list(parsed.calls),
+            parse_error=f"{parsed.reason}: {parsed.detail}" if failed else "",
+        )
+
+    def append(self, turn: Turn) -> None:
+        """Take a turn, just sampled or stored by an earlier incarnation.
+
+        A stored turn proves that the episode went on, whatever a tool says when it runs again.
+        """
+        self.end = None
+        self.turns.append(turn)
+        self._past += [*int32_list(turn.context_ids), *int32_list(turn.token_ids)]
+        self._context = []
+        if turn.parse_error and self._ends_on_parse_error:
+            self.end = EpisodeEnd.POLICY_ERROR
+        elif not turn.parse_error and not turn.calls:
+            self.end = EpisodeEnd.FINISHED
+
+    def observe(self, results: Sequence[str], *, is_finished: bool) -> None:
+        """Take what the last turn's calls returned, in their order."""
+        self._context = render_observation(self._tokenizer, results)
+        if is_finished:
+            self.end = EpisodeEnd.FINISHED
+        elif len(self.turns) >= self._limits.num_turns_max:
+            self.end = EpisodeEnd.TURN_LIMIT
+        else:
+            self._end_without_room()
+
+    def _end_without_room(self) -> None:
+        if self.num_tokens_next_max < 1:
+            self.end = EpisodeEnd.TOKEN_LIMIT
+
+
+def int32_array(values: Sequence[int] | np.ndarray) -> Array:
+    """Return int32 [N] for the wire."""
+    array = np.asarray(values, dtype="<i4")
+    return Array(dtype="int32", shape=array.shape, data=array.tobytes())
+
+
+def int32_list(array: Array) -> list[int]:
+    """Return the numbers of an int32 [N]."""
+    return np.frombuffer(array.data, dtype="<i4").tolist()
