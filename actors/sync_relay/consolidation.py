@@ -13,7 +13,7 @@ from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.catalog import NOTHING, Catalog
 from penstock.actors.sync_relay.image import Image
 from penstock.actors.sync_relay.loading import Loader
-from penstock.actors.sync_relay.objects import Origin, manifest_key, pack_version, put_version
+from penstock.actors.sync_relay.objects import PREFIX, Origin, pack_version, replace_version
 from penstock.messages.bus import ObjectStore
 from penstock.messages.weights import SnapshotKind, WeightsPublished
 
@@ -76,15 +76,17 @@ class Consolidation:
             fencing_token=manifest.fencing_token,
         )
         made, objects = await ctx.offload(pack_version, origin, base, image)
-        await put_version(self._local, made, objects, ctx.sleep)
+        await replace_version(self._local, made, objects, ctx.sleep)
         self._catalog.add(made)
 
     async def _delete_old(self) -> None:
+        """Delete by key, manifests first, so that what a failed put left behind goes too."""
         oldest = self.oldest_version
-        for manifest in self._catalog.manifests:
-            is_way_to_oldest = manifest.policy_version == oldest and manifest.base_version >= 0
-            if manifest.policy_version < oldest or is_way_to_oldest:
-                self._catalog.discard(manifest)
-                await self._local.delete(manifest_key(manifest))
-                for shard in manifest.shards:
-                    await self._local.delete(shard.object_key)
+        if oldest <= 0:
+            return
+        keys = await self._local.keys(PREFIX)
+        for key in sorted(keys, key=lambda key: not key.endswith("/manifest")):
+            version, kind = key.removeprefix(PREFIX).split("/")[:2]
+            if int(version) < oldest or (int(version) == oldest and kind != SnapshotKind.ANCHOR):
+                await self._local.delete(key)
+        await self._catalog.refresh()

@@ -10,6 +10,7 @@
 """
 
 import logging
+from contextlib import suppress
 
 import msgspec
 
@@ -36,12 +37,16 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     """Digests that were wrong on the way."""
 
 
-class _Unusable(Exception):
-    """A manifest whose objects are damaged or gone everywhere."""
+class _UnusableError(Exception):
+    """A manifest whose objects are damaged or gone everywhere, or that contradicts them."""
 
     def __init__(self, manifest: WeightsPublished) -> None:
         super().__init__(manifest)
         self.manifest = manifest
+
+
+class _WrongDigestError(_UnusableError):
+    """Sound objects that do not give the manifest's digest: it or the base is wrong."""
 
 
 class Loader:
@@ -64,14 +69,13 @@ class Loader:
             way = await self._way(version, target, ctx)
             try:
                 loaded = await self._walk(image, way, ctx)
-            except _Unusable as error:
-                _log.warning("weights: dropping %s", manifest_key(error.manifest))
-                self._catalog.discard(error.manifest)
-                await self._local.delete(manifest_key(error.manifest))
-            except CorruptDataError:
+            except _WrongDigestError as error:
+                num_mismatches += 1
                 if version == NOTHING:
-                    raise
-                image, version, num_mismatches = None, NOTHING, num_mismatches + 1
+                    await self._drop(error.manifest)
+                image, version = None, NOTHING
+            except _UnusableError as error:
+                await self._drop(error.manifest)
             else:
                 return Loaded(
                     image=loaded,
@@ -96,8 +100,11 @@ class Loader:
             try:
                 payloads = [await self._fetch(shard, ctx) for shard in manifest.shards]
             except (CorruptDataError, NotFoundError) as error:
-                raise _Unusable(manifest) from error
-            image = await ctx.offload(unpack_version, image, manifest, payloads)
+                raise _UnusableError(manifest) from error
+            try:
+                image = await ctx.offload(unpack_version, image, manifest, payloads)
+            except CorruptDataError as error:
+                raise _WrongDigestError(manifest) from error
         assert image is not None
         return image
 
@@ -108,5 +115,11 @@ class Loader:
             data = await get_checked(ctx.store, shard)
             _log.warning("weights: repaired from the origin: %s", error)
         await self._local.delete(shard.object_key)
-        await self._local.put(shard.object_key, data)
+        with suppress(OSError):  # no room: the next reader asks the origin again
+            await self._local.put(shard.object_key, data)
         return data
+
+    async def _drop(self, manifest: WeightsPublished) -> None:
+        _log.warning("weights: dropping %s", manifest_key(manifest))
+        self._catalog.discard(manifest)
+        await self._local.delete(manifest_key(manifest))

@@ -3,11 +3,12 @@
 ```
  weights/00000007/delta/manifest                    WeightsPublished, as on the bus; written last
  weights/00000007/delta/0-<blake3>                  one payload a shard
- weights/00000016/anchor/{manifest, table-<blake3>, 0-<blake3> ...}
+ weights/00000016/anchor/{manifest, 0-<blake3>, 1-<blake3> ...}    0 is the tensor table
  weights/00000016/fold-00000008/{manifest, 0-<blake3> ...}
 ```
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
@@ -21,11 +22,13 @@ from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.weights import ShardRef, SnapshotKind, WeightsPublished
 
+_log = logging.getLogger(__name__)
 PREFIX = "weights/"
 REPRESENTATION = "bf16"
 TABLE_CODEC = "table"
 _NUM_PUTS_MAX = 6
 _PUT_BACKOFF_S = 0.25
+_NUM_KEY_DIGITS = 16
 Payloads = list[bytes]
 """The objects of one version, in the order of the manifest's shards."""
 Sleep = Callable[[float], Awaitable[None]]
@@ -64,28 +67,16 @@ def pack_version(
         image: the version itself, of the base's table.
 
     """
-    payloads = {f"{n}": _payload(base, image, n) for n in range(len(image.shards))}
-    headers = [delta.read_header(payload) for payload in payloads.values()]
-    codecs = [header.codec.name.lower() for header in headers]
+    payloads = [_payload(base, image, number) for number in range(len(image.shards))]
+    headers = [delta.read_header(payload) for payload in payloads]
+    parts = [
+        (header.codec.name.lower(), payload)
+        for header, payload in zip(headers, payloads, strict=True)
+    ]
     if base is None:
-        payloads = {"table": msgspec.msgpack.encode(image.table), **payloads}
-        codecs.insert(0, TABLE_CODEC)
+        parts.insert(0, (TABLE_CODEC, msgspec.msgpack.encode(image.table)))
     folder = folder_key(origin.policy_version, origin.kind, origin.base_version)
-    shards: list[ShardRef] = []
-    objects: dict[str, bytes] = {}
-    for number, (name, payload) in enumerate(payloads.items()):
-        check = blake3(payload).hexdigest()
-        key = f"{folder}{name}-{check[:16]}"
-        objects[key] = payload
-        shards.append(
-            ShardRef(
-                shard_id=number,
-                object_key=key,
-                num_bytes=len(payload),
-                blake3=check,
-                codec=codecs[number],
-            )
-        )
+    shards = [_shard_ref(folder, number, *part) for number, part in enumerate(parts)]
     manifest = WeightsPublished(
         **msgspec.structs.asdict(origin),
         representation=REPRESENTATION,
@@ -96,7 +87,20 @@ def pack_version(
         full_bytes=image.num_bytes,
         shards=shards,
     )
-    return manifest, objects
+    return manifest, {
+        shard.object_key: data for shard, (_, data) in zip(shards, parts, strict=True)
+    }
+
+
+def _shard_ref(folder: str, number: int, codec_name: str, data: bytes) -> ShardRef:
+    check = blake3(data).hexdigest()
+    return ShardRef(
+        shard_id=number,
+        object_key=f"{folder}{number}-{check[:_NUM_KEY_DIGITS]}",
+        num_bytes=len(data),
+        blake3=check,
+        codec=codec_name,
+    )
 
 
 def unpack_version(base: Image | None, manifest: WeightsPublished, payloads: Payloads) -> Image:
@@ -139,17 +143,35 @@ async def put_version(
 
     """
     for key, data in objects.items():
-        await _put_patiently(store, key, data, sleep)
+        try:
+            await _put_patiently(store, key, data, sleep)
+        except CorruptDataError:  # the key names the bytes: what is there is damaged
+            await store.delete(key)
+            await _put_patiently(store, key, data, sleep)
     await _put_patiently(store, manifest_key(manifest), codec.encode(manifest), sleep)
+
+
+async def replace_version(
+    store: ObjectStore, manifest: WeightsPublished, objects: Mapping[str, bytes], sleep: Sleep
+) -> None:
+    """Store a version that is absent or has a damaged manifest, in a store of one's own.
+
+    Raises:
+        OSError: no room, after several attempts.
+
+    """
+    await store.delete(manifest_key(manifest))
+    await put_version(store, manifest, objects, sleep)
 
 
 async def _put_patiently(store: ObjectStore, key: str, data: bytes, sleep: Sleep) -> None:
     for attempt in range(_NUM_PUTS_MAX):
         try:
             return await store.put(key, data)
-        except OSError:
+        except OSError as error:
             if attempt == _NUM_PUTS_MAX - 1:
                 raise
+            _log.warning("object %s: trying again: %s", key, error)
             await sleep(_PUT_BACKOFF_S * 2**attempt)
 
 

@@ -7,7 +7,7 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.catalog import Catalog, num_bytes
 from penstock.actors.sync_relay.consolidation import Consolidation
-from penstock.actors.sync_relay.objects import get_checked, put_version
+from penstock.actors.sync_relay.objects import get_checked, replace_version
 from penstock.messages.base import Event
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError
@@ -33,11 +33,13 @@ class Relay(Actor):
         self._local = local
         self._catalog = Catalog(local)
         self._consolidation = Consolidation(local, self._catalog)
-        self._num_refused = 0
+        self._newest: WeightsPublished | None = None
 
     async def start(self, ctx: Context) -> Effects:
-        """Look at what the region holds."""
+        """Look at what the region holds; only the newest of it is announced again."""
         await self._catalog.refresh()
+        fetched = [m for m in self._catalog.manifests if m.base_version == m.policy_version - 1]
+        self._newest = max(fetched, key=lambda manifest: manifest.policy_version, default=None)
         return ()
 
     async def on_weights_published(self, event: WeightsPublished, ctx: Context) -> Effects:
@@ -50,21 +52,15 @@ class Relay(Actor):
 
         """
         held = self._catalog.find(event.policy_version, event.kind)
-        if held is not None or event.policy_version < self._consolidation.oldest_version:
-            return (self._relayed(held, 0.0),) if held == self._newest() and held else ()
-        if (cause := self._refusal(event)) is not None:
-            self._num_refused += 1
-            ctx.set_gauge("num_refused", self._num_refused)
-            _log.warning(
-                "relay %s refuses weights %d: %s", self._region, event.policy_version, cause
-            )
+        if held is not None:
+            return (self._relayed(held, 0.0),) if held == self._newest else ()
+        if event.policy_version < self._consolidation.oldest_version or self._refuses(event):
             return ()
         began = ctx.monotonic()
         objects = {shard.object_key: await self._fetch(shard, ctx) for shard in event.shards}
-        await put_version(self._local, event, objects, ctx.sleep)
+        await replace_version(self._local, event, objects, ctx.sleep)
         self._catalog.add(event)
-        fetch_ms = (ctx.monotonic() - began) * 1e3
-        await ctx.publish(self._relayed(event, fetch_ms))
+        await ctx.publish(self._relayed(event, (ctx.monotonic() - began) * 1e3))
         await self._consolidation.advance(ctx)
         return ()
 
@@ -76,20 +72,14 @@ class Relay(Actor):
             fetch_ms=fetch_ms,
         )
 
-    def _newest(self) -> WeightsPublished | None:
-        fetched = [m for m in self._catalog.manifests if m.base_version == m.policy_version - 1]
-        return max(fetched, key=lambda manifest: manifest.policy_version, default=None)
-
-    def _refusal(self, event: WeightsPublished) -> str | None:
-        """Tell why a manifest cannot be of this run's one history, or None."""
-        for held in self._catalog.manifests:
-            if held.policy_version < event.policy_version:
-                if held.fencing_token > event.fencing_token:
-                    return f"fencing token {event.fencing_token} after {held.fencing_token}"
-                is_base = held.policy_version == event.base_version
-                if is_base and held.target_root_digest != event.base_root_digest:
-                    return f"its base is {event.base_root_digest}, not {held.target_root_digest}"
-        return None
+    def _refuses(self, event: WeightsPublished) -> bool:
+        """Tell, and say why, whether a manifest is not of this run's one history."""
+        cause = next(filter(None, (_conflict(held, event) for held in self._catalog.manifests)), "")
+        if cause:
+            _log.warning(
+                "relay %s refuses weights %d: %s", self._region, event.policy_version, cause
+            )
+        return bool(cause)
 
     async def _fetch(self, shard: ShardRef, ctx: Context) -> bytes:
         for attempt in range(_NUM_FETCHES_MAX):
@@ -101,3 +91,15 @@ class Relay(Actor):
                 _log.warning("relay %s fetches again: %s", self._region, error)
                 await ctx.sleep(_FETCH_BACKOFF_S * 2**attempt)
         raise AssertionError("unreachable")
+
+
+def _conflict(held: WeightsPublished, event: WeightsPublished) -> str:
+    """Say why `event` cannot follow `held`; empty where it can."""
+    if held.policy_version >= event.policy_version:
+        return ""
+    if held.fencing_token > event.fencing_token:
+        return f"its fencing token is {event.fencing_token}, after {held.fencing_token}"
+    is_base = held.policy_version == event.base_version
+    if is_base and held.target_root_digest != event.base_root_digest:
+        return f"its base is {event.base_root_digest}, not {held.target_root_digest}"
+    return ""
