@@ -16,11 +16,12 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from penstock.envs.sandbox import (
-    WORKING_DIRECTORY,
-    SandboxBusyError,
+    WORK_DIR,
+    ExecResult,
+    SandboxDied,
     SandboxError,
     SandboxFileError,
-    SandboxLostError,
+    SandboxTimeout,
 )
 from penstock.messages.base import Message
 from penstock.messages.errors import DeadlineError, RemoteCallError
@@ -40,11 +41,17 @@ from penstock.messages.machine import (
 from penstock.messages.rollout import SandboxRecord
 
 ACQUIRE_SERVICE = "sandbox.acquire"
+
+
+class SandboxBusyError(SandboxError, BlockingIOError):
+    """No host has room for one more machine now; ask again later."""
+
+
 _ERRORS: dict[str, type[SandboxError]] = {
     RemoteErrorKind.INVALID: SandboxFileError,
     RemoteErrorKind.BUSY: SandboxBusyError,
     RemoteErrorKind.FAILED: SandboxError,
-    RemoteErrorKind.GONE: SandboxLostError,
+    RemoteErrorKind.GONE: SandboxDied,
 }
 M = TypeVar("M", bound=Message)
 
@@ -85,49 +92,54 @@ class RemoteSandbox:
 
     def __init__(self, asker: Asker, leased: SandboxLeased, terms: LeaseTerms) -> None:
         """Speak to the host that leased the machine."""
+        self.info: SandboxRecord = leased.sandbox
         self._asker = asker
         self._leased = leased
         self._terms = terms
         self._op_numbers = itertools.count()
 
-    @property
-    def record(self) -> SandboxRecord:
-        """What kind of machine it is."""
-        return self._leased.sandbox
-
-    async def exec(
+    async def exec(  # noqa: PLR0913 - the protocol asks for them
         self,
         argv: Sequence[str],
         *,
-        cwd: str = WORKING_DIRECTORY,
+        timeout_s: float,
+        cwd: str = WORK_DIR,
         env: Mapping[str, str] | None = None,
-        timeout_s: float = 10.0,
         output_bytes_max: int = 65536,
-    ) -> CommandFinished:
+        op_key: str = "",
+    ) -> ExecResult:
         """Run a program; it runs once, however often the request is delivered."""
         command = ExecCommand(
             lease_id=self._leased.lease_id,
-            op_key=f"{self._leased.lease_id}.{next(self._op_numbers)}",
+            op_key=op_key or f"op{next(self._op_numbers)}",
             argv=list(argv),
             cwd=cwd,
             env=dict(env or {}),
             timeout_s=timeout_s,
             output_bytes_max=output_bytes_max,
         )
-        return await self._ask(command, CommandFinished, within_s=timeout_s)
+        done = await self._ask(command, CommandFinished, within_s=timeout_s)
+        return ExecResult(
+            exit_code=done.exit_code,
+            stdout=done.stdout,
+            stderr=done.stderr,
+            truncated=done.truncated,
+            timed_out=done.timed_out,
+            duration_ms=done.duration_ms,
+        )
 
-    async def read_file(self, path: str, *, num_bytes_max: int = 1 << 20) -> bytes:
-        """Return a file's bytes."""
-        message = ReadFile(lease_id=self._leased.lease_id, path=path, num_bytes_max=num_bytes_max)
+    async def read_file(self, path: str, bytes_max: int) -> bytes:
+        """Return the first `bytes_max` bytes of a regular file."""
+        message = ReadFile(lease_id=self._leased.lease_id, path=path, num_bytes_max=bytes_max)
         return (await self._ask(message, FileRead)).data
 
     async def write_files(self, files: Mapping[str, bytes]) -> None:
-        """Write files, parents included."""
+        """Write whole files, parents included."""
         message = WriteFiles(lease_id=self._leased.lease_id, files=dict(files))
         await self._ask(message, Ack)
 
-    async def list_files(self, root: str = WORKING_DIRECTORY) -> list[str]:
-        """Return the paths of regular files below `root`."""
+    async def list_files(self, root: str) -> list[str]:
+        """Return the regular files below `root`, relative to it, sorted."""
         message = ListFiles(lease_id=self._leased.lease_id, root=root)
         return (await self._ask(message, FilesListed)).paths
 
@@ -178,7 +190,7 @@ async def _acquire(asker: Asker, lease_id: str, terms: LeaseTerms) -> SandboxLea
     while True:
         try:
             return await _ask(asker, ACQUIRE_SERVICE, message, SandboxLeased, terms.margin_s)
-        except (SandboxBusyError, SandboxLostError) as error:
+        except (SandboxBusyError, SandboxTimeout) as error:
             if asker.monotonic() + terms.retry_delay_s > give_up_at:
                 words = f"no sandbox within {terms.acquire_wait_s:g} s: {error}"
                 raise SandboxBusyError(words) from error
@@ -202,7 +214,7 @@ async def _ask(
     except RemoteCallError as error:
         raise _ERRORS.get(error.kind, SandboxError)(f"{service}: {error.text}") from error
     except DeadlineError as error:
-        raise SandboxLostError(f"{service} does not answer: {error}") from error
+        raise SandboxTimeout(f"{service} does not answer: {error}") from error
     if not isinstance(reply, expected):
         raise SandboxError(f"{service}: expected {expected.__name__}, got {type(reply).__name__}")
     return reply

@@ -14,8 +14,8 @@ from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.report import read_report
 from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.runtime.context import Context
-from penstock.envs.remote import LeaseTerms, lease_sandbox
-from penstock.envs.sandbox import Sandbox, SandboxBusyError, SandboxError
+from penstock.envs.remote import LeaseTerms, SandboxBusyError, lease_sandbox
+from penstock.envs.sandbox import Sandbox, SandboxError
 from penstock.messages.errors import DeadlineError
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import RolloutFinished
@@ -76,7 +76,7 @@ class HiddenTestsJudge:
             outcome=Outcome.SOLVED if report.is_solved else Outcome.FAILED,
             num_tests_passed=report.num_passed,
             num_tests=report.num_tests,
-            sandbox=sandbox.record,
+            sandbox=sandbox.info,
             detail="" if report.is_solved else tail,
         )
 

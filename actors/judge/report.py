@@ -1,37 +1,35 @@
-"""What a run of hidden tests says: how many tests ran, and how many passed. Pure.
+"""What a run of hidden tests says: how many there are, and how many passed. Pure.
 
-The exit code alone proves nothing: a module that calls `sys.exit(0)` when imported ends a test run
-with 0. The runner's own closing lines must be there and agree.
+The exit code alone proves nothing: a module that calls `sys.exit(0)` when imported ends the run
+with 0. The last line of the test program's output must be `passed N of M`, with N = M > 0.
 """
 
 import re
 
 import msgspec
 
-from penstock.messages.machine import CommandFinished
+from penstock.envs.sandbox import ExecResult
 
-_RAN = re.compile(rb"^Ran (\d+) tests? in ", re.MULTILINE)
-_OK = re.compile(rb"^OK(?: \(.*\))?\s*$", re.MULTILINE)
-_FAILED = re.compile(rb"^FAILED \((.*)\)\s*$", re.MULTILINE)
-_COUNT = re.compile(rb"(failures|errors|unexpected successes)=(\d+)")
+_REPORT = re.compile(rb"passed (\d+) of (\d+)")
 
 
 class SuiteReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one run of `unittest`."""
+    """The result of one run of hidden tests."""
 
-    num_tests: int
     num_passed: int
+    num_tests: int
     is_solved: bool
 
 
-def read_report(done: CommandFinished) -> SuiteReport:
-    """Read the closing lines of `python -m unittest`; without them no test passed."""
-    output = done.stdout + b"\n" + done.stderr
-    ran = _RAN.findall(output)
-    num_tests = int(ran[-1]) if ran else 0
-    failed = _FAILED.findall(output)
-    num_failed = sum(int(n) for _, n in _COUNT.findall(failed[-1])) if failed else 0
-    is_ok = bool(_OK.search(output)) and not failed
-    is_solved = is_ok and num_tests > 0 and done.exit_code == 0 and not done.timed_out
-    num_passed = max(0, num_tests - num_failed) if is_ok or failed else 0
-    return SuiteReport(num_tests=num_tests, num_passed=num_passed, is_solved=is_solved)
+def read_report(done: ExecResult) -> SuiteReport:
+    """Read the closing line of a test program; without it no test passed."""
+    lines = done.stdout.strip().splitlines()
+    match = _REPORT.fullmatch(lines[-1].strip()) if lines else None
+    num_passed, num_tests = (int(n) for n in match.groups()) if match else (0, 0)
+    is_solved = (
+        0 < num_tests == num_passed
+        and done.exit_code == 0
+        and not done.timed_out
+        and not done.truncated
+    )
+    return SuiteReport(num_passed=num_passed, num_tests=num_tests, is_solved=is_solved)

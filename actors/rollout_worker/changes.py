@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from penstock.envs.sandbox import Sandbox, SandboxFileError
+from penstock.envs.sandbox import WORK_DIR, Sandbox, SandboxFileError
 from penstock.messages.errors import PenstockError
 
 _SEALED_FOLDERS = frozenset({"__pycache__", ".git", ".pytest_cache"})
@@ -34,7 +34,7 @@ async def read_changes(
         SandboxError: The machine failed.
 
     """
-    paths = [path for path in await sandbox.list_files() if not is_sealed(path)]
+    paths = [path for path in await sandbox.list_files(WORK_DIR) if not is_sealed(path)]
     if len(paths) > len(initial) + num_files_max:
         raise TooManyChangesError(f"{len(paths)} files are there, {num_files_max} may be new")
     files: dict[str, bytes] = {}
@@ -57,6 +57,6 @@ def is_sealed(path: str) -> bool:
 
 async def _read(sandbox: Sandbox, path: str, num_bytes_max: int) -> bytes:
     try:
-        return await sandbox.read_file(path, num_bytes_max=num_bytes_max)
+        return await sandbox.read_file(path, num_bytes_max + 1)
     except SandboxFileError as error:
         raise TooManyChangesError(f"{path}: {error}") from error

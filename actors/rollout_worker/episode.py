@@ -23,8 +23,8 @@ from penstock.actors.rollout_worker.sampling import GenerationError, RetryPolicy
 from penstock.actors.runtime.context import Context
 from penstock.envs.harness.result import ToolResult
 from penstock.envs.harness.run import run_calls
-from penstock.envs.remote import LeaseTerms, lease_sandbox
-from penstock.envs.sandbox import Sandbox, SandboxBusyError, SandboxError
+from penstock.envs.remote import LeaseTerms, SandboxBusyError, lease_sandbox
+from penstock.envs.sandbox import Sandbox, SandboxError
 from penstock.messages.errors import DeadlineError
 from penstock.messages.generation import Generate
 from penstock.messages.rollout import (
@@ -86,7 +86,7 @@ class Episode:
 
     async def _run_in(self, sandbox: Sandbox) -> RolloutFinished:
         """Run in one machine from the beginning, stored turns first."""
-        self._tally = Tally(started_at=self._ctx.monotonic(), sandbox=sandbox.record)
+        self._tally = Tally(started_at=self._ctx.monotonic(), sandbox=sandbox.info)
         task = self._command.task
         await sandbox.write_files({path: text.encode() for path, text in task.files.items()})
         conversation = Conversation(

@@ -7,19 +7,21 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.sandbox.config import SandboxHostConfig
 from penstock.actors.sandbox.leases import LeaseBook, MachinePool
-from penstock.envs.remote import ACQUIRE_SERVICE
+from penstock.envs.remote import ACQUIRE_SERVICE, SandboxBusyError
 from penstock.envs.sandbox import (
+    ExecResult,
     Sandbox,
-    SandboxBusyError,
+    SandboxDied,
     SandboxError,
     SandboxFileError,
-    SandboxLostError,
+    SandboxTimeout,
 )
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.generation import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.machine import (
     AcquireSandbox,
+    CommandFinished,
     ExecCommand,
     FileRead,
     FilesListed,
@@ -33,7 +35,8 @@ from penstock.messages.machine import (
 _ON_LEASE = (AcquireSandbox, ExecCommand, ReadFile, WriteFiles, ListFiles)
 _KINDS: tuple[tuple[type[SandboxError], RemoteErrorKind], ...] = (
     (SandboxBusyError, RemoteErrorKind.BUSY),
-    (SandboxLostError, RemoteErrorKind.GONE),
+    (SandboxDied, RemoteErrorKind.GONE),
+    (SandboxTimeout, RemoteErrorKind.GONE),
     (SandboxFileError, RemoteErrorKind.INVALID),
     (SandboxError, RemoteErrorKind.FAILED),
 )
@@ -99,14 +102,14 @@ class SandboxHost(Actor):
         except SandboxError as error:
             yield _remote_error(error)
             return
-        yield SandboxLeased(lease_id=message.lease_id, host=self._host, sandbox=sandbox.record)
+        yield SandboxLeased(lease_id=message.lease_id, host=self._host, sandbox=sandbox.info)
 
     async def _answer(self, message: Message) -> AsyncIterator[Message]:
         """Do something in a leased machine."""
         lease_id = getattr(message, "lease_id", "")
         try:
             yield await self._operate(message)
-        except SandboxLostError as error:
+        except (SandboxDied, SandboxTimeout) as error:
             await self._leases.lose(lease_id)
             yield _remote_error(error)
         except SandboxError as error:
@@ -122,12 +125,10 @@ class SandboxHost(Actor):
         lease.num_running += 1
         try:
             if isinstance(message, ExecCommand):
-                return await lease.exec(message)
+                return _finished(await lease.exec(message))
             sandbox = await asyncio.shield(lease.machine)
             if isinstance(message, AcquireSandbox):
-                return SandboxLeased(
-                    lease_id=lease.lease_id, host=self._host, sandbox=sandbox.record
-                )
+                return SandboxLeased(lease_id=lease.lease_id, host=self._host, sandbox=sandbox.info)
             return await _touch_files(sandbox, message)
         finally:
             lease.num_running -= 1
@@ -137,13 +138,24 @@ class SandboxHost(Actor):
 async def _touch_files(sandbox: Sandbox, message: ReadFile | WriteFiles | ListFiles) -> Message:
     match message:
         case ReadFile():
-            data = await sandbox.read_file(message.path, num_bytes_max=message.num_bytes_max)
+            data = await sandbox.read_file(message.path, message.num_bytes_max)
             return FileRead(data=data)
         case WriteFiles():
             await sandbox.write_files(message.files)
             return Ack()
         case ListFiles():
             return FilesListed(paths=await sandbox.list_files(message.root))
+
+
+def _finished(result: ExecResult) -> CommandFinished:
+    return CommandFinished(
+        exit_code=result.exit_code,
+        stdout=result.stdout,
+        stderr=result.stderr,
+        truncated=result.truncated,
+        timed_out=result.timed_out,
+        duration_ms=result.duration_ms,
+    )
 
 
 def _remote_error(error: SandboxError) -> RemoteError:

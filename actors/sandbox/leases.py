@@ -17,8 +17,9 @@ from typing import Protocol
 import msgspec
 
 from penstock.actors.sandbox.config import SandboxHostConfig
-from penstock.envs.sandbox import Sandbox, SandboxBusyError, SandboxError, SandboxLostError
-from penstock.messages.machine import AcquireSandbox, CommandFinished, ExecCommand
+from penstock.envs.remote import SandboxBusyError
+from penstock.envs.sandbox import ExecResult, Sandbox, SandboxDied, SandboxError
+from penstock.messages.machine import AcquireSandbox, ExecCommand
 
 _BOOTS_KEPT = 1024
 
@@ -57,9 +58,9 @@ class Lease:
         self.expires_at = float("inf")
         self.num_running = 0
         self._num_results_kept = num_results_kept
-        self._results: OrderedDict[str, asyncio.Task[CommandFinished]] = OrderedDict()
+        self._results: OrderedDict[str, asyncio.Task[ExecResult]] = OrderedDict()
 
-    async def exec(self, command: ExecCommand) -> CommandFinished:
+    async def exec(self, command: ExecCommand) -> ExecResult:
         """Run a command once for each `op_key`: a repeated request waits for the same run."""
         task = self._results.get(command.op_key)
         if task is None:
@@ -69,7 +70,7 @@ class Lease:
                 self._results.popitem(last=False)
         return await asyncio.shield(task)
 
-    async def _run(self, command: ExecCommand) -> CommandFinished:
+    async def _run(self, command: ExecCommand) -> ExecResult:
         sandbox = await asyncio.shield(self.machine)
         return await sandbox.exec(
             command.argv,
@@ -77,6 +78,7 @@ class Lease:
             env=command.env,
             timeout_s=command.timeout_s,
             output_bytes_max=command.output_bytes_max,
+            op_key=command.op_key,
         )
 
 
@@ -125,12 +127,12 @@ class LeaseBook:
         """Return a lease and renew it.
 
         Raises:
-            SandboxLostError: There is none: never granted here, released, reaped or lost.
+            SandboxDied: There is none: never granted here, released, reaped or lost.
 
         """
         lease = self._leases.get(lease_id)
         if lease is None:
-            raise SandboxLostError(f"lease {lease_id} is not held: released, reaped or lost")
+            raise SandboxDied(f"lease {lease_id} is not held: released, reaped or lost")
         self.touch(lease)
         return lease
 
@@ -178,5 +180,5 @@ class LeaseBook:
     async def _boot(self) -> Sandbox:
         sandbox = await self._pool.acquire()
         self.counts.num_booted += 1
-        self.counts.boot_ms.append(sandbox.record.boot_ms)
+        self.counts.boot_ms.append(sandbox.info.boot_ms)
         return sandbox
