@@ -57,7 +57,7 @@ class MidtrainProgressed(Event, frozen=True, kw_only=True):
 
 
 class ReadMonitor(Message, frozen=True, kw_only=True):
-    """Gateway, command line -> monitor: what is the state of the run?"""
+    """Gateway, command line -> monitor: give the state of the run."""
 
 
 class MonitorSnapshot(Message, frozen=True, kw_only=True):

@@ -1,0 +1,44 @@
+"""The monitor as an actor: follows everything, answers `monitor.state`."""
+
+from collections.abc import AsyncIterator, Mapping
+
+from penstock.actors.monitor.exposition import exposition
+from penstock.actors.monitor.fold import Fold
+from penstock.actors.monitor.state import encode_state
+from penstock.actors.runtime.actor import Actor, Effects
+from penstock.actors.runtime.context import Context
+from penstock.messages.base import Message
+from penstock.messages.bus import Bus, Serve
+from penstock.messages.telemetry import MonitorSnapshot, ReadMonitor
+
+
+class Monitor(Actor):
+    """Reads the log by itself, not through handlers: it needs each event's own time."""
+
+    role = "monitor"
+
+    def __init__(self, bus: Bus) -> None:
+        """Take the bus to follow."""
+        self._bus = bus
+        self._fold = Fold()
+        self._ctx: Context | None = None
+
+    def services(self) -> Mapping[str, Serve]:
+        """Answer with the state of the run."""
+        return {"monitor.state": self._read}
+
+    async def start(self, ctx: Context) -> Effects:
+        """Begin to follow."""
+        self._ctx = ctx
+        ctx.spawn("follow", self._follow())
+        return ()
+
+    async def _follow(self) -> None:
+        async for delivery in self._bus.follow(self._fold.types):
+            self._fold.apply(delivery.event, delivery.stored_at)
+
+    async def _read(self, message: Message) -> AsyncIterator[Message]:
+        assert isinstance(message, ReadMonitor)
+        assert self._ctx is not None, "the monitor has not started"
+        state = self._fold.state(self._ctx.now())
+        yield MonitorSnapshot(state_json=encode_state(state), exposition=exposition(state))

@@ -1,0 +1,75 @@
+"""Events worth a line of the log, in words."""
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.actors.monitor.state import LogLine
+from penstock.messages.base import Event
+from penstock.messages.control import (
+    ActorFailed,
+    ActorStarted,
+    MessageRejected,
+    RunFinished,
+    RunStarted,
+)
+from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted, LiveSampleJoined
+from penstock.messages.pacing import EvalCompleted, EvalRequested
+from penstock.messages.training import CheckpointSaved, MidtrainCompleted, StepCompleted
+from penstock.messages.weights import WeightsApplied, WeightsPublished
+
+TEXT_CHARS_MAX = 240
+
+
+def describe(event: Event, at: float) -> LogLine | None:
+    """Return the line of an event, or None where it is worth none."""
+    if isinstance(event, WeightsApplied) and not event.digest_matches:
+        text = f"{event.replica}: version {event.policy_version} does not have the right digest"
+        return LogLine(at=at, level="error", text=text)
+    entry = _WORDS.get(type(event))
+    if entry is None:
+        return None
+    level, words = entry
+    return LogLine(at=at, level=level, text=words(event)[:TEXT_CHARS_MAX])
+
+
+def _step(event: StepCompleted) -> str:
+    metrics = event.metrics
+    reward = metrics.get("reward_mean", float("nan"))
+    passed = metrics.get("pass_rate", float("nan"))
+    return f"step {event.step}: reward {reward:.3f}, pass rate {passed:.0%}"
+
+
+def _evaluated(event: EvalCompleted) -> str:
+    rate = event.num_solved / max(1, event.num_tasks)
+    counts = f"{event.num_solved} of {event.num_tasks}"
+    return f"version {event.policy_version} solves {rate:.0%} of held-out tasks ({counts})"
+
+
+def _published(event: WeightsPublished) -> str:
+    num_bytes = sum(shard.num_bytes for shard in event.shards)
+    return f"version {event.policy_version} published: {event.kind}, {num_bytes / 1e6:.2f} MB"
+
+
+def _midtrained(event: MidtrainCompleted) -> str:
+    return (
+        f"mid-training complete: loss {event.loss_first:.3f} to {event.loss_last:.3f}, "
+        f"held-out {event.heldout_loss:.3f}"
+    )
+
+
+_WORDS: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
+    RunStarted: ("info", lambda e: f"run {e.run_id} started, seed {e.seed}"),
+    RunFinished: ("info", lambda e: f"run finished at step {e.step}: {e.reason}"),
+    ActorStarted: ("info", lambda e: f"{e.actor} started (pid {e.pid})"),
+    ActorFailed: ("error", lambda e: f"{e.actor} failed: {e.error}"),
+    MessageRejected: ("error", lambda e: f"{e.actor} rejected a message: {e.cause}"),
+    MidtrainCompleted: ("info", _midtrained),
+    StepCompleted: ("info", _step),
+    CheckpointSaved: ("info", lambda e: f"checkpoint of step {e.step} saved"),
+    WeightsPublished: ("info", _published),
+    EvalRequested: ("info", lambda e: f"evaluation of version {e.policy_version} requested"),
+    EvalCompleted: ("info", _evaluated),
+    FeedbackReceived: ("info", lambda e: f"feedback {e.name} = {e.value:g} on {e.request_id}"),
+    FeedbackRetracted: ("warn", lambda e: f"feedback {e.feedback_id} retracted"),
+    LiveSampleJoined: ("info", lambda e: f"{e.request_id} joined with reward {e.reward:.2f}"),
+}

@@ -1,0 +1,176 @@
+"""Folds events into the state of the run: pure, and the same live as from a finished log."""
+
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from penstock.actors.monitor.chronicle import describe
+from penstock.actors.monitor.curves import append_tail
+from penstock.actors.monitor.fleet import Fleet
+from penstock.actors.monitor.learning import Learning
+from penstock.actors.monitor.regions import Regions
+from penstock.actors.monitor.state import LedgerView, MonitorState
+from penstock.actors.runtime.ledger import Ledger
+from penstock.messages.base import Event
+from penstock.messages.control import MessageRejected, RunFinished, RunStarted
+from penstock.messages.feedback import (
+    FeedbackReceived,
+    FeedbackRetracted,
+    InferenceRecorded,
+    LiveSampleJoined,
+)
+from penstock.messages.reward import Verdict
+from penstock.messages.rollout import RolloutFinished, SandboxRecord, TurnSampled
+from penstock.messages.task import Purpose
+from penstock.messages.telemetry import ActorReported, MidtrainProgressed
+from penstock.messages.training import BatchManifest, StepCompleted
+
+NUM_LOG_LINES_MAX = 200
+NUM_BOOTS_MAX = 1024
+NUM_LEDGER_ROWS_MAX = 64
+NUM_VIOLATIONS_SHOWN = 8
+_MOVES = (TurnSampled, RolloutFinished, Verdict, StepCompleted, MidtrainProgressed)
+"""Events that mean the run moves."""
+
+
+class Fold:
+    """The state of a run and what is needed to carry it on."""
+
+    def __init__(self) -> None:
+        self._state = MonitorState()
+        self._ledger = Ledger()
+        self._learning = Learning(self._state)
+        self._regions = Regions(self._state.regions)
+        self._fleet = Fleet(self._state.actors)
+        self._boots_ms: deque[float] = deque(maxlen=NUM_BOOTS_MAX)
+        self._moved_at = 0.0
+        self._live_reward_sum = 0.0
+        self._ledger_changed = False
+        self._handlers: dict[type[Event], Callable[[Any, float], None]] = {
+            RunStarted: self._run_started,
+            RunFinished: self._run_finished,
+            MessageRejected: self._message_rejected,
+            TurnSampled: self._turn_sampled,
+            RolloutFinished: self._rollout_finished,
+            Verdict: self._verdict,
+            BatchManifest: self._manifest,
+            InferenceRecorded: self._inference_recorded,
+            FeedbackReceived: self._feedback_received,
+            FeedbackRetracted: self._feedback_retracted,
+            LiveSampleJoined: self._live_joined,
+            **self._learning.handlers,
+            **self._regions.handlers,
+            **self._fleet.handlers,
+        }
+
+    @property
+    def types(self) -> tuple[type[Event], ...]:
+        """The events that the fold reads."""
+        return tuple(self._handlers)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The whole ledger, of which the state shows the newest rows."""
+        return self._ledger
+
+    def apply(self, event: Event, at: float) -> None:
+        """Take in one event that was stored at `at` (unix seconds)."""
+        self._handlers[type(event)](event, at)
+        if isinstance(event, _MOVES):
+            self._moved_at = max(self._moved_at, at)
+        if not isinstance(event, ActorReported) and (line := describe(event, at)):
+            append_tail(self._state.log, line, NUM_LOG_LINES_MAX)
+
+    def state(self, now: float) -> MonitorState:
+        """Return the state at `now` (unix seconds); it is changed by later events."""
+        state = self._state
+        state.run.now = now
+        if state.run.phase == "starting" and state.midtrain.num_tokens:
+            state.run.phase = "midtrain"
+        if self._ledger_changed:
+            state.ledger = _ledger_view(self._ledger)
+            self._ledger_changed = False
+        state.sandbox.gauges = self._fleet.gauges("sandbox")
+        is_over = state.run.phase == "finished"
+        since = self._moved_at or state.run.started_at or now
+        quiet_s = 0.0 if is_over else max(0.0, now - since)
+        state.stall = self._fleet.explain(now, quiet_s, is_over=is_over)
+        return state
+
+    def _run_started(self, event: RunStarted, at: float) -> None:
+        run = self._state.run
+        run.run_id, run.seed, run.versions = event.run_id, event.seed, event.versions
+        run.started_at = at
+
+    def _run_finished(self, event: RunFinished, at: float) -> None:
+        self._state.run.phase = "finished"
+        self._state.run.finish_reason = event.reason
+
+    def _message_rejected(self, event: MessageRejected, at: float) -> None:
+        self._state.run.num_rejected += 1
+
+    def _turn_sampled(self, event: TurnSampled, at: float) -> None:
+        self._ledger.add_turn(event)
+        self._ledger_changed = True
+
+    def _rollout_finished(self, event: RolloutFinished, at: float) -> None:
+        view = self._state.rollouts
+        view.num_finished += 1
+        view.num_turns += len(event.turns)
+        view.num_sampled_tokens += event.num_sampled_tokens
+        view.num_calls += event.num_calls
+        view.num_invalid_calls += event.num_invalid_calls
+        view.ends[event.end] = view.ends.get(event.end, 0) + 1
+        self._machine(event.sandbox)
+
+    def _verdict(self, event: Verdict, at: float) -> None:
+        if event.purpose is Purpose.TRAIN:
+            outcomes = self._state.rollouts.outcomes
+            outcomes[event.outcome] = outcomes.get(event.outcome, 0) + 1
+        self._machine(event.sandbox)
+
+    def _machine(self, record: SandboxRecord | None) -> None:
+        if record is None:
+            return
+        view = self._state.sandbox
+        view.backend, view.isolation_class = record.backend, record.isolation_class
+        view.num_vms += 1
+        if record.boot_ms > 0:
+            self._boots_ms.append(record.boot_ms)
+            view.boot_ms_p50 = median(self._boots_ms)
+
+    def _manifest(self, event: BatchManifest, at: float) -> None:
+        self._ledger.add_manifest(event)
+        self._ledger_changed = True
+        self._state.live.num_trained += len(event.live)
+
+    def _inference_recorded(self, event: InferenceRecorded, at: float) -> None:
+        self._state.live.num_requests += 1
+        self._state.live.num_consented += int(event.training_consent)
+
+    def _feedback_received(self, event: FeedbackReceived, at: float) -> None:
+        self._state.live.num_feedback += int(not event.amends)
+
+    def _feedback_retracted(self, event: FeedbackRetracted, at: float) -> None:
+        self._state.live.num_retracted += 1
+
+    def _live_joined(self, event: LiveSampleJoined, at: float) -> None:
+        self._ledger.add_live(event)
+        self._ledger_changed = True
+        live = self._state.live
+        live.num_joined += 1
+        self._live_reward_sum += event.reward
+        live.reward_mean = self._live_reward_sum / live.num_joined
+
+
+def _ledger_view(ledger: Ledger) -> LedgerView:
+    rows, violations = ledger.rows(), ledger.violations
+    newest = sorted(rows)[-NUM_LEDGER_ROWS_MAX:]
+    return LedgerView(
+        totals=ledger.totals(),
+        rows={version: rows[version] for version in newest},
+        balanced=not violations,
+        violations=violations[:NUM_VIOLATIONS_SHOWN],
+        num_violations=len(violations),
+    )

@@ -1,0 +1,89 @@
+"""The learning curves: mid-training, steps, evaluations, staleness."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from penstock.actors.monitor.curves import append_thinned
+from penstock.actors.monitor.state import EvalPoint, MidtrainPoint, MonitorState, StepPoint
+from penstock.messages.base import Event
+from penstock.messages.pacing import CreditsChanged, EvalCompleted, EvalRequested
+from penstock.messages.telemetry import MidtrainProgressed
+from penstock.messages.training import CheckpointSaved, MidtrainCompleted, StepCompleted
+
+
+class Learning:
+    """Folds what the trainer, the pacer and the gatekeeper tell."""
+
+    def __init__(self, state: MonitorState) -> None:
+        self._state = state
+        self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
+            MidtrainProgressed: self._midtrain_progressed,
+            MidtrainCompleted: self._midtrain_completed,
+            StepCompleted: self._step_completed,
+            CheckpointSaved: self._checkpoint_saved,
+            EvalRequested: self._eval_requested,
+            EvalCompleted: self._eval_completed,
+            CreditsChanged: self._credits_changed,
+        }
+
+    def _midtrain_progressed(self, event: MidtrainProgressed, at: float) -> None:
+        view = self._state.midtrain
+        if self._state.run.phase == "starting":
+            self._state.run.phase = "midtrain"
+        view.num_tokens, view.num_tokens_total = event.num_tokens, event.num_tokens_total
+        view.tokens_per_s = event.tokens_per_s
+        view.loss_last = event.loss
+        view.heldout_loss = event.heldout_loss or view.heldout_loss
+        if math.isfinite(event.loss):
+            point = MidtrainPoint(
+                num_tokens=event.num_tokens, loss=event.loss, heldout_loss=event.heldout_loss
+            )
+            append_thinned(view.points, point)
+
+    def _midtrain_completed(self, event: MidtrainCompleted, at: float) -> None:
+        view = self._state.midtrain
+        if self._state.run.phase != "finished":
+            self._state.run.phase = "rl"
+        view.num_tokens = event.num_tokens
+        view.num_tokens_total = max(view.num_tokens_total, event.num_tokens)
+        view.loss_first, view.loss_last = event.loss_first, event.loss_last
+        view.heldout_loss = event.heldout_loss
+        view.heldout_perplexity = event.heldout_perplexity
+        view.wall_s = event.wall_s
+
+    def _step_completed(self, event: StepCompleted, at: float) -> None:
+        finite = {name: value for name, value in event.metrics.items() if math.isfinite(value)}
+        point = StepPoint(
+            step=event.step, at=at, train_s=event.train_s, wait_s=event.wait_s, metrics=finite
+        )
+        append_thinned(self._state.steps, point)
+        self._state.run.step = max(self._state.run.step, event.step)
+        view = self._state.staleness
+        for staleness, num_tokens in event.staleness_tokens.items():
+            view.tokens[staleness] = view.tokens.get(staleness, 0) + num_tokens
+        view.seen_max = max(view.tokens, default=0)
+
+    def _checkpoint_saved(self, event: CheckpointSaved, at: float) -> None:
+        """Only the log tail tells of it."""
+
+    def _eval_requested(self, event: EvalRequested, at: float) -> None:
+        """Only the log tail tells of it."""
+
+    def _eval_completed(self, event: EvalCompleted, at: float) -> None:
+        point = EvalPoint(
+            policy_version=event.policy_version,
+            num_solved=event.num_solved,
+            num_tasks=event.num_tasks,
+            num_masked=event.num_masked,
+            by_rung=event.pass_rate_by_rung,
+        )
+        append_thinned(self._state.evals, point)
+
+    def _credits_changed(self, event: CreditsChanged, at: float) -> None:
+        view = self._state.staleness
+        view.budget_max = event.staleness_max
+        view.num_groups_granted = event.num_groups_granted
+        view.num_groups_trained = event.num_groups_trained
+        view.num_groups_discarded = event.num_groups_discarded
+        view.num_groups_allowed = event.num_groups_allowed

@@ -1,0 +1,246 @@
+"""What is known of a run: plain structs that encode to JSON, one top-level field a section."""
+
+import msgspec
+
+from penstock.messages.telemetry import Wait
+from penstock.messages.training import LedgerRow
+
+
+class RunView(msgspec.Struct, kw_only=True):
+    """The run and how far it is."""
+
+    run_id: str = ""
+    seed: int = 0
+    phase: str = "starting"
+    """starting, midtrain, rl, finished."""
+    started_at: float = 0.0
+    """Unix seconds; 0 before the run began."""
+    now: float = 0.0
+    """Unix seconds of this state."""
+    step: int = 0
+    finish_reason: str = ""
+    versions: dict[str, str] = {}
+    num_rejected: int = 0
+    """Messages in the dead-letter stream."""
+
+
+class MidtrainPoint(msgspec.Struct, kw_only=True):
+    """Losses after some tokens, in nats a token."""
+
+    num_tokens: int
+    loss: float
+    heldout_loss: float = 0.0
+    """0 where it was not measured."""
+
+
+class MidtrainView(msgspec.Struct, kw_only=True):
+    """Stage one."""
+
+    num_tokens: int = 0
+    num_tokens_total: int = 0
+    tokens_per_s: float = 0.0
+    points: list[MidtrainPoint] = []
+    loss_first: float = 0.0
+    loss_last: float = 0.0
+    heldout_loss: float = 0.0
+    heldout_perplexity: float = 0.0
+    wall_s: float = 0.0
+    """0 until it is complete."""
+
+
+class StepPoint(msgspec.Struct, kw_only=True):
+    """One optimizer step."""
+
+    step: int
+    at: float
+    train_s: float
+    wait_s: float
+    metrics: dict[str, float]
+    """reward_mean, pass_rate, loss, grad_norm, ess, mismatch_k1, mismatch_k3 ..."""
+
+
+class EvalPoint(msgspec.Struct, kw_only=True):
+    """One evaluation on held-out tasks."""
+
+    policy_version: int
+    num_solved: int
+    num_tasks: int
+    num_masked: int
+    by_rung: dict[str, float] = {}
+
+
+class StalenessView(msgspec.Struct, kw_only=True):
+    """How old trained tokens were, and the budget."""
+
+    tokens: dict[int, int] = {}
+    """Staleness in versions -> number of trained tokens."""
+    seen_max: int = 0
+    budget_max: int = -1
+    """`staleness_max`; -1 until the pacer has said it."""
+    num_groups_granted: int = 0
+    num_groups_trained: int = 0
+    num_groups_discarded: int = 0
+    num_groups_allowed: int = 0
+
+
+class DeltaPoint(msgspec.Struct, kw_only=True):
+    """One policy version on its way to one region; times are of the slowest replica."""
+
+    policy_version: int
+    kind: str = ""
+    num_bytes: int = 0
+    full_bytes: int = 0
+    changed_fraction: float = 0.0
+    fetch_ms: float = 0.0
+    stage_ms: float = 0.0
+    pause_ms: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller than the whole snapshot; 0 where it is not known."""
+        return self.full_bytes / self.num_bytes if self.num_bytes else 0.0
+
+
+class RegionView(msgspec.Struct, kw_only=True):
+    """Weights in one region."""
+
+    replicas: dict[str, int] = {}
+    """Replica -> the version that it serves."""
+    deltas: list[DeltaPoint] = []
+    num_full_after_v0: int = 0
+    num_digest_mismatches: int = 0
+
+
+class RolloutsView(msgspec.Struct, kw_only=True):
+    """Episodes of training and evaluation."""
+
+    num_finished: int = 0
+    num_turns: int = 0
+    num_sampled_tokens: int = 0
+    num_calls: int = 0
+    num_invalid_calls: int = 0
+    ends: dict[str, int] = {}
+    outcomes: dict[str, int] = {}
+    """Verdicts on training rollouts."""
+
+
+class SandboxView(msgspec.Struct, kw_only=True):
+    """Machines."""
+
+    backend: str = ""
+    isolation_class: str = ""
+    num_vms: int = 0
+    """Machines that ran an episode or a test."""
+    boot_ms_p50: float = 0.0
+    gauges: dict[str, float] = {}
+    """What the pools report now, summed over hosts."""
+
+
+class LedgerView(msgspec.Struct, kw_only=True):
+    """The conservation ledger."""
+
+    totals: LedgerRow = LedgerRow()
+    rows: dict[int, LedgerRow] = {}
+    """By policy version; the newest ones."""
+    balanced: bool = True
+    violations: list[str] = []
+    num_violations: int = 0
+
+
+class LiveView(msgspec.Struct, kw_only=True):
+    """Users' requests and what became of them."""
+
+    num_requests: int = 0
+    num_consented: int = 0
+    num_feedback: int = 0
+    num_retracted: int = 0
+    num_joined: int = 0
+    num_trained: int = 0
+    reward_mean: float = 0.0
+    """Over the joined samples."""
+
+
+class ActorView(msgspec.Struct, kw_only=True):
+    """One actor."""
+
+    role: str = ""
+    pid: int = 0
+    at: float = 0.0
+    """Unix seconds of its last report."""
+    is_reporting: bool = True
+    uptime_s: float = 0.0
+    busy_fraction: float = 0.0
+    """Since it started."""
+    busy_fraction_recent: float = 0.0
+    """Between its last two reports."""
+    num_handled: int = 0
+    num_queued: int = 0
+    num_starts: int = 0
+    last_error: str = ""
+    gauges: dict[str, float] = {}
+    waits: list[Wait] = []
+
+
+class WaitEdge(msgspec.Struct, kw_only=True):
+    """An edge of the wait-for graph."""
+
+    actor: str
+    target: str
+    reason: str
+    waited_s: float
+    deadline_s: float
+
+
+class StallView(msgspec.Struct, kw_only=True):
+    """Why the run does not go faster, or not at all."""
+
+    is_stalled: bool = False
+    """Nothing has moved for longer than `waits.QUIET_S`."""
+    quiet_s: float = 0.0
+    """Since something moved."""
+    chain: list[WaitEdge] = []
+    root: str = ""
+    """Who or what the chain ends at."""
+    words: str = "nothing is waiting"
+
+
+class LogLine(msgspec.Struct, kw_only=True):
+    """One line of the log tail."""
+
+    at: float
+    level: str
+    """info, warn, error."""
+    text: str
+
+
+class MonitorState(msgspec.Struct, kw_only=True):
+    """Everything; each field is a section of the page."""
+
+    run: RunView = msgspec.field(default_factory=RunView)
+    midtrain: MidtrainView = msgspec.field(default_factory=MidtrainView)
+    steps: list[StepPoint] = []
+    evals: list[EvalPoint] = []
+    staleness: StalenessView = msgspec.field(default_factory=StalenessView)
+    regions: dict[str, RegionView] = {}
+    rollouts: RolloutsView = msgspec.field(default_factory=RolloutsView)
+    sandbox: SandboxView = msgspec.field(default_factory=SandboxView)
+    ledger: LedgerView = msgspec.field(default_factory=LedgerView)
+    live: LiveView = msgspec.field(default_factory=LiveView)
+    actors: dict[str, ActorView] = {}
+    stall: StallView = msgspec.field(default_factory=StallView)
+    log: list[LogLine] = []
+
+
+def encode_state(state: MonitorState) -> bytes:
+    """Return the state as JSON."""
+    return msgspec.json.encode(state)
+
+
+def decode_state(data: bytes) -> MonitorState:
+    """Read what `encode_state` wrote.
+
+    Raises:
+        msgspec.DecodeError: It is something else.
+
+    """
+    return msgspec.json.decode(data, type=MonitorState)

@@ -1,0 +1,113 @@
+"""The wait-for graph: who waits for whom, and which chain of waits holds the run up.
+
+A wait names an actor, a role, or a thing (`group 12`). A role stands for its slowest member, since
+the one that answers may be any of them; a chain that comes back to itself is a deadlock.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from penstock.actors.monitor.state import ActorView, StallView, WaitEdge
+from penstock.messages.telemetry import Wait
+
+QUIET_S = 15.0
+"""The run counts as stalled when nothing has moved for this long."""
+SILENT_S = 6.0
+"""An actor that has not reported for this long counts as gone."""
+SHORT_S = 0.5
+"""Waits below this are the ordinary course of things."""
+CHAIN_MAX = 16
+
+
+def explain(actors: Mapping[str, ActorView], now: float, quiet_s: float) -> StallView:
+    """Return the longest chain of waits, in words; where two are equal, the older one."""
+    chains = [list(_walk(name, actors, now)) for name in actors]
+    chains = [chain for chain in chains if chain and chain[0].waited_s >= SHORT_S]
+    stalled = quiet_s >= QUIET_S
+    if not chains:
+        return _without_waits(actors, now, quiet_s)
+    chain = max(chains, key=lambda c: (len(c), c[0].waited_s))
+    root, verdict = _root_of(chain, actors, now)
+    words = f"{_sentence(chain)}; {verdict}"
+    if stalled:
+        words = f"nothing has moved for {quiet_s:.0f} s: {words}"
+    return StallView(is_stalled=stalled, quiet_s=quiet_s, chain=chain, root=root, words=words)
+
+
+def _walk(name: str, actors: Mapping[str, ActorView], now: float) -> Iterator[WaitEdge]:
+    """Follow the oldest wait of each actor until someone who does not wait, a thing, or a loop."""
+    seen: set[str] = set()
+    actor: str | None = name
+    while actor is not None and actor not in seen and len(seen) < CHAIN_MAX:
+        seen.add(actor)
+        wait = _oldest(actors[actor], now)
+        if wait is None or not is_reporting(actors[actor], now):
+            return
+        yield WaitEdge(
+            actor=actor,
+            target=wait.target,
+            reason=wait.reason,
+            waited_s=max(0.0, now - wait.since),
+            deadline_s=wait.deadline_s,
+        )
+        actor = _resolve(wait.target, actors, now)
+
+
+def _resolve(target: str, actors: Mapping[str, ActorView], now: float) -> str | None:
+    """Return the actor that a wait's target stands for: itself, or the worst of its role."""
+    if target in actors:
+        return target
+    members = [name for name, view in actors.items() if view.role == target]
+    if not members:
+        return None
+    gone = [name for name in members if not is_reporting(actors[name], now)]
+    if gone:
+        return gone[0]
+    return max(members, key=lambda name: _waited_s(actors[name], now))
+
+
+def _root_of(chain: list[WaitEdge], actors: Mapping[str, ActorView], now: float) -> tuple[str, str]:
+    last = chain[-1]
+    name = _resolve(last.target, actors, now)
+    if name is None:
+        return last.target, f"{last.target} is what all of it waits for"
+    if any(edge.actor == name for edge in chain):
+        return name, f"that is a deadlock: {name} is part of the chain"
+    view = actors[name]
+    if not is_reporting(view, now):
+        error = f" (last error: {view.last_error})" if view.last_error else ""
+        return name, f"{name} has not reported for {now - view.at:.0f} s{error}"
+    return name, f"{name} is working ({view.busy_fraction_recent:.0%} busy)"
+
+
+def _without_waits(actors: Mapping[str, ActorView], now: float, quiet_s: float) -> StallView:
+    gone = [name for name, view in actors.items() if not is_reporting(view, now)]
+    words = "nothing is waiting"
+    if gone:
+        words = f"nothing is waiting, but {', '.join(gone)} no longer reports"
+    if quiet_s >= QUIET_S:
+        words = f"nothing has moved for {quiet_s:.0f} s, yet {words}"
+    root = gone[0] if gone else ""
+    return StallView(is_stalled=quiet_s >= QUIET_S, quiet_s=quiet_s, root=root, words=words)
+
+
+def _sentence(chain: list[WaitEdge]) -> str:
+    return ", which ".join(
+        f"{edge.actor if i == 0 else ''} has waited {edge.waited_s:.1f} s for {edge.target}"
+        f"{f' ({edge.reason})' if edge.reason else ''}".strip()
+        + (" past its deadline" if edge.waited_s > edge.deadline_s else "")
+        for i, edge in enumerate(chain)
+    )
+
+
+def is_reporting(view: ActorView, now: float) -> bool:
+    """Tell whether an actor has reported lately."""
+    return now - view.at <= SILENT_S
+
+
+def _oldest(view: ActorView, now: float) -> Wait | None:
+    return min(view.waits, key=lambda wait: wait.since, default=None)
+
+
+def _waited_s(view: ActorView, now: float) -> float:
+    oldest = _oldest(view, now)
+    return now - oldest.since if oldest else 0.0

@@ -1,0 +1,87 @@
+"""The gateway as an actor: HTTP on one side, messages on the other."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import ClassVar
+
+from aiohttp import web
+
+from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.actors.runtime.actor import Actor, Effects
+from penstock.actors.runtime.context import Context
+from penstock.gateway.app import build_app
+from penstock.gateway.config import GatewayConfig
+from penstock.gateway.keys import KeyRing, KeySpec
+from penstock.gateway.services import Services
+from penstock.messages.base import Event
+from penstock.messages.feedback import InferenceRecorded
+from penstock.messages.weights import WeightsApplied
+
+
+class Gateway(Actor):
+    """Serves users from the generators that serve `generate.live`."""
+
+    role = "gateway"
+    follows: ClassVar[tuple[type[Event], ...]] = (InferenceRecorded, WeightsApplied)
+    tick_s = 1.0
+
+    def __init__(
+        self, config: GatewayConfig, tokenizer: Tokenizer, keys: Sequence[KeySpec]
+    ) -> None:
+        """Check the keys; nothing listens before `start`."""
+        self._config = config
+        self._tokenizer = tokenizer
+        self._keys = KeyRing(keys)
+        self._services: Services | None = None
+        self._runner: web.AppRunner | None = None
+        self.url = ""
+        """`http://host:port` once started."""
+
+    async def start(self, ctx: Context) -> Effects:
+        """Listen.
+
+        Raises:
+            OSError: The address is taken.
+
+        """
+        self._services = Services(ctx, self._config, self._tokenizer, self._keys)
+        self._runner = web.AppRunner(build_app(self._services), access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(
+            self._runner,
+            self._config.host,
+            self._config.port,
+            shutdown_timeout=self._config.drain_s_max,
+        )
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        return ()
+
+    async def on_inference_recorded(self, event: InferenceRecorded, ctx: Context) -> Effects:
+        """Know whose request it was, also after a restart and over several gateways."""
+        self._started().index.add(event)
+        return ()
+
+    async def on_weights_applied(self, event: WeightsApplied, ctx: Context) -> Effects:
+        """Know what is served."""
+        services = self._started()
+        services.policy_version = max(services.policy_version, event.policy_version)
+        return ()
+
+    async def on_tick(self, ctx: Context) -> Effects:
+        """Show the open requests in the monitor."""
+        ctx.set_gauge("chats_open", self._started().num_chats)
+        return ()
+
+    async def stop(self, ctx: Context) -> Effects:
+        """Refuse new requests and let the open ones end."""
+        self._started().is_draining = True
+        assert self._runner is not None
+        async with asyncio.timeout(self._config.drain_s_max + 5.0):
+            await self._runner.cleanup()
+        return ()
+
+    def _started(self) -> Services:
+        assert self._services is not None, "the gateway has not started"
+        return self._services

@@ -1,0 +1,73 @@
+"""Routes, request ids, errors."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from aiohttp import web
+
+from penstock.gateway.completions import chat_completions
+from penstock.gateway.errors import ApiError, error_response
+from penstock.gateway.feedback import delete_feedback, patch_feedback, post_feedback
+from penstock.gateway.health import healthz, metrics, models, readyz
+from penstock.gateway.live_page import live_page
+from penstock.gateway.monitor_feed import MonitorFeed, monitor_events, monitor_state
+from penstock.gateway.services import Services
+from penstock.messages.errors import PenstockError
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def build_app(services: Services) -> web.Application:
+    """Return the application of one gateway."""
+    feed = MonitorFeed(services.ctx)
+    app = web.Application(
+        client_max_size=services.config.body_bytes_max, middlewares=[_outer(services)]
+    )
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", partial(chat_completions, services)),
+            web.get("/v1/models", partial(models, services)),
+            web.post("/v1/feedback", partial(post_feedback, services)),
+            web.patch("/v1/feedback/{feedback_id}", partial(patch_feedback, services)),
+            web.delete("/v1/feedback/{feedback_id}", partial(delete_feedback, services)),
+            web.get("/healthz", partial(healthz, services)),
+            web.get("/readyz", partial(readyz, services)),
+            web.get("/metrics", partial(metrics, services, feed)),
+            web.get("/v1/monitor/state", partial(monitor_state, feed)),
+            web.get("/v1/monitor/events", partial(monitor_events, services, feed)),
+            web.get("/", live_page),
+        ]
+    )
+    return app
+
+
+def _outer(services: Services) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+    @web.middleware
+    async def outer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Name the request, turn errors into OpenAI's format, count."""
+        request["request_id"] = services.ctx.new_id("chatcmpl")
+        try:
+            response = await handler(request)
+        except ConnectionResetError:
+            response = web.Response(status=499)
+        except (ApiError, PenstockError, web.HTTPException) as error:
+            response = error_response(_as_api_error(error))
+        if not response.prepared:
+            response.headers.update(request.get("headers", {}))
+            response.headers["x-request-id"] = request["request_id"]
+        route = request.match_info.route.resource
+        name = route.canonical if route else "unknown"
+        services.metrics.requests.labels(name, str(response.status)).inc()
+        return response
+
+    return outer
+
+
+def _as_api_error(error: Exception) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return ApiError(413, "body_too_large", "the body is larger than this gateway takes")
+    if isinstance(error, web.HTTPException):
+        return ApiError(error.status, error.reason.lower().replace(" ", "_"), error.reason)
+    return ApiError(503, "unavailable", str(error), retry_after_s=1.0)

@@ -1,0 +1,36 @@
+"""What a gateway can be told."""
+
+import msgspec
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Address and bounds of one gateway."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    """0 takes a free one."""
+    model: str = "policy"
+    """The one model name that requests may give."""
+    context_tokens_max: int = 1024
+    """Prompt and reply together."""
+    reply_tokens_max: int = 256
+    """Bound of one reply, and its length where the request names none."""
+    body_bytes_max: int = 2 << 20
+    num_requests_max: int = 64
+    """Chat requests in progress over all keys; one more is answered 503."""
+    num_viewers_max: int = 16
+    """Open live pages."""
+    request_s_max: float = 120.0
+    """Longest chat request, retries included."""
+    idle_s_max: float = 30.0
+    """Longest silence of a generator before another is tried."""
+    write_s_max: float = 30.0
+    """Longest that a client may take to read one chunk."""
+    record_s_max: float = 10.0
+    """Longest wait for the log before a reply goes out unrecorded."""
+    num_attempts_max: int = 8
+    """Generators tried for one request."""
+    retry_s: float = 0.25
+    """Pause before the second attempt; doubles, up to 4 s."""
+    drain_s_max: float = 10.0
+    """Open requests may go on for this long after the order to stop."""

@@ -1,0 +1,167 @@
+"""`/v1/feedback`: users' signals on answered requests, amended and retracted."""
+
+import math
+
+import msgspec
+from aiohttp import web
+
+from penstock.gateway.errors import ApiError, invalid
+from penstock.gateway.keys import KeySpec
+from penstock.gateway.schema import decode_body
+from penstock.gateway.services import Services
+from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted
+from penstock.messages.subjects import check_token
+
+TEXT_CHARS_MAX = 16_384
+ID_CHARS_MAX = 128
+
+
+class FeedbackBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/feedback`; `key`/`metric_name` and `score` are other names."""
+
+    name: str = ""
+    key: str = ""
+    metric_name: str = ""
+    value: float | bool | None = None
+    score: float | bool | None = None
+    feedback_id: str = ""
+    request_id: str = ""
+    session_id: str = ""
+    """Instead of a request: the last one of the session."""
+    weight: float = 1.0
+    comment: str = ""
+    correction: str = ""
+    source: str = ""
+    occurred_at: str = ""
+    metadata: dict[str, str] | None = None
+
+
+class AmendmentBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `PATCH /v1/feedback/{feedback_id}`: only what changes."""
+
+    value: float | bool | None = None
+    weight: float | None = None
+    comment: str | None = None
+    correction: str | None = None
+
+
+async def post_feedback(services: Services, request: web.Request) -> web.Response:
+    """Take one piece of feedback; the same feedback_id again changes nothing."""
+    key = services.authenticate(request)
+    body = decode_body(await request.read(), FeedbackBody)
+    event = _received(body, key, services)
+    _check_owner(event.request_id, key, services)
+    receipts = await services.ctx.publish(event)
+    services.metrics.feedback.labels(event.name).inc()
+    return _reply(event, is_duplicate=receipts[0].is_duplicate)
+
+
+async def patch_feedback(services: Services, request: web.Request) -> web.Response:
+    """Amend feedback: the newest amendment counts."""
+    key = services.authenticate(request)
+    body = decode_body(await request.read(), AmendmentBody)
+    event = await _find(services, request, key)
+    changes = {
+        name: value for name in body.__struct_fields__ if (value := getattr(body, name)) is not None
+    }
+    if not changes:
+        raise invalid(f"expected one of {', '.join(body.__struct_fields__)}", "value")
+    amended = msgspec.structs.replace(
+        event,
+        **changes,
+        feedback_id=f"{event.feedback_id}.{services.ctx.new_id('amend')}",
+        amends=event.feedback_id,
+    )
+    _check_numbers(amended)
+    await services.ctx.publish(amended)
+    return _reply(event, is_duplicate=False)
+
+
+async def delete_feedback(services: Services, request: web.Request) -> web.Response:
+    """Retract feedback, with all its amendments; retracting again changes nothing."""
+    key = services.authenticate(request)
+    event = await _find(services, request, key)
+    await services.ctx.publish(
+        FeedbackRetracted(feedback_id=event.feedback_id, request_id=event.request_id)
+    )
+    return web.json_response({"feedback_id": event.feedback_id, "retracted": True})
+
+
+async def _find(services: Services, request: web.Request, key: KeySpec) -> FeedbackReceived:
+    feedback_id = _token(request.match_info["feedback_id"], "feedback_id")
+    event = await services.ctx.last(FeedbackReceived, feedback_id)
+    if event is None or (event.key_id != key.key_id and not key.is_trusted):
+        text = f"this key gave no feedback {feedback_id!r}"
+        raise ApiError(404, "not_found", text, "feedback_id")
+    return event
+
+
+def _received(body: FeedbackBody, key: KeySpec, services: Services) -> FeedbackReceived:
+    value = body.value if body.value is not None else body.score
+    if value is None:
+        raise invalid("expected a number or a boolean", "value")
+    event = FeedbackReceived(
+        feedback_id=_token(body.feedback_id or services.ctx.new_id("fb"), "feedback_id"),
+        request_id=_request_id(body, key, services),
+        name=_token(body.name or body.key or body.metric_name, "name"),
+        value=float(value),
+        key_id=key.key_id,
+        weight=body.weight,
+        comment=_short(body.comment, "comment"),
+        correction=_short(body.correction, "correction"),
+        source=_short(body.source, "source"),
+        occurred_at=_short(body.occurred_at, "occurred_at"),
+    )
+    _check_numbers(event)
+    return event
+
+
+def _request_id(body: FeedbackBody, key: KeySpec, services: Services) -> str:
+    if body.request_id:
+        return _token(body.request_id, "request_id")
+    if not body.session_id:
+        raise invalid("expected request_id or session_id", "request_id")
+    request_id = services.index.last_of(key.key_id, body.session_id)
+    if request_id is None:
+        text = f"this key made no request in session {body.session_id!r}"
+        raise ApiError(404, "not_found", text, "session_id")
+    return request_id
+
+
+def _check_owner(request_id: str, key: KeySpec, services: Services) -> None:
+    owner = services.index.key_id_of(request_id)
+    if owner is not None and owner != key.key_id and not key.is_trusted:
+        text = "the request was made with another key"
+        raise ApiError(403, "not_your_request", text, "request_id")
+
+
+def _check_numbers(event: FeedbackReceived) -> None:
+    if not math.isfinite(event.value) or abs(event.value) > 1e6:
+        raise invalid("expected a finite number of magnitude up to 1e6", "value")
+    if not 0 <= event.weight <= 1:
+        raise invalid("expected a number from 0 to 1", "weight")
+
+
+def _token(value: str, param: str) -> str:
+    try:
+        check_token(value, param)
+    except ValueError as error:
+        raise invalid(str(error), param) from error
+    if len(value) > ID_CHARS_MAX:
+        raise invalid(f"expected at most {ID_CHARS_MAX} characters", param)
+    return value
+
+
+def _short(value: str, param: str) -> str:
+    if len(value) > TEXT_CHARS_MAX:
+        raise invalid(f"expected at most {TEXT_CHARS_MAX} characters", param)
+    return value
+
+
+def _reply(event: FeedbackReceived, *, is_duplicate: bool) -> web.Response:
+    fields = {
+        "feedback_id": event.feedback_id,
+        "request_id": event.request_id,
+        "duplicate": is_duplicate,
+    }
+    return web.json_response(fields)

@@ -1,0 +1,146 @@
+"""One reply from whichever generator is there: retried and resumed, token by token on record.
+
+A generator that goes away is not the user's trouble: the next attempt continues after the tokens
+that are out already, possibly under a newer policy version; the version spans say which token came
+from which.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import msgspec
+import numpy as np
+
+from penstock.actors.runtime.context import Context
+from penstock.gateway.config import GatewayConfig
+from penstock.gateway.errors import ApiError
+from penstock.messages.base import Array
+from penstock.messages.errors import BusError, DeadlineError, RemoteCallError
+from penstock.messages.generation import Generate, RemoteErrorKind, TokensSampled
+from penstock.messages.rollout import StopReason, VersionSpan
+from penstock.messages.task import Purpose, Sampling
+
+SERVICE = "generate.live"
+PAUSE_S_MAX = 4.0
+_NO_ROUTES = Array(dtype="uint8", shape=(0, 0, 0), data=b"")
+
+
+class Sampled(msgspec.Struct, kw_only=True):
+    """What has been sampled of one reply so far.
+
+    Shapes: N tokens; `token_ids` [N], `logprobs` [N] (behavior logprobs).
+    """
+
+    token_ids: list[int] = []
+    logprobs: list[float] = []
+    version_spans: list[VersionSpan] = []
+    routed_experts: Array = _NO_ROUTES
+    stop_reason: StopReason | None = None
+    replica: str = ""
+
+    @property
+    def min_policy_version(self) -> int:
+        """The oldest version that drew a token; -1 before the first token."""
+        return min((span.policy_version for span in self.version_spans), default=-1)
+
+    def add(self, chunk: TokensSampled) -> list[int]:
+        """Append a chunk; return its token ids."""
+        ids = [int(i) for i in _numbers(chunk.token_ids)]
+        self.token_ids += ids
+        self.logprobs += [float(p) for p in _numbers(chunk.behavior_logprobs)]
+        self.replica = chunk.replica or self.replica
+        self.routed_experts = chunk.routed_experts or self.routed_experts
+        self.stop_reason = chunk.stop_reason
+        if ids:
+            self._extend_spans(chunk.policy_version, len(ids))
+        return ids
+
+    def _extend_spans(self, policy_version: int, num_tokens: int) -> None:
+        if self.version_spans and self.version_spans[-1].policy_version == policy_version:
+            num_tokens += self.version_spans.pop().num_tokens
+        span = VersionSpan(policy_version=policy_version, num_tokens=num_tokens)
+        self.version_spans.append(span)
+
+
+class Generation:
+    """One request to the generators, over all its attempts."""
+
+    def __init__(
+        self,
+        request_id: str,
+        session_id: str,
+        context_ids: list[int],
+        sampling: Sampling,
+    ) -> None:
+        self.request_id = request_id
+        self.session_id = session_id
+        self.context_ids = context_ids
+        self.sampling = sampling
+        self.sampled = Sampled()
+        self.num_attempts = 0
+
+    async def stream(self, ctx: Context, config: GatewayConfig) -> AsyncGenerator[list[int], None]:
+        """Yield the ids of each chunk as it comes; `sampled` holds all that is known of them.
+
+        Raises:
+            ApiError: 400 where the generator refuses the request, 503 where none answers.
+
+        """
+        cause: Exception | None = None
+        while self.num_attempts < config.num_attempts_max:
+            if self.num_attempts:
+                await ctx.sleep(min(PAUSE_S_MAX, config.retry_s * 2 ** (self.num_attempts - 1)))
+            self.num_attempts += 1
+            try:
+                async with aclosing(self._attempt(ctx, config)) as chunks:
+                    async for chunk in chunks:
+                        if ids := self.sampled.add(chunk):
+                            yield ids
+            except RemoteCallError as error:
+                if error.kind == RemoteErrorKind.INVALID:
+                    raise ApiError(400, "invalid_value", error.text) from error
+                cause = error
+            except (DeadlineError, BusError) as error:
+                cause = error
+            if self._is_complete():
+                return
+        raise ApiError(
+            503, "no_generator", f"no generator answered: {cause}", retry_after_s=2.0
+        ) from cause
+
+    async def _attempt(
+        self, ctx: Context, config: GatewayConfig
+    ) -> AsyncGenerator[TokensSampled, None]:
+        request = self._request(config)
+        reason = f"reply to {self.request_id}, attempt {self.num_attempts}"
+        replies = ctx.stream_request(SERVICE, request, idle_s=config.idle_s_max, reason=reason)
+        try:
+            async for reply in replies:
+                if not isinstance(reply, TokensSampled):
+                    raise BusError(f"{SERVICE}: unexpected {type(reply).__name__}")
+                yield reply
+        finally:
+            if isinstance(replies, AsyncGenerator):
+                await replies.aclose()
+
+    def _request(self, config: GatewayConfig) -> Generate:
+        sampled = self.sampled.token_ids
+        left = self.sampling.num_tokens_max - len(sampled)
+        ids = np.asarray([*self.context_ids, *sampled], dtype="<i4")
+        return Generate(
+            request_id=f"{self.request_id}.{self.num_attempts}",
+            session_id=self.session_id,
+            purpose=Purpose.LIVE,
+            token_ids=Array(dtype="int32", shape=ids.shape, data=ids.tobytes()),
+            sampling=msgspec.structs.replace(self.sampling, num_tokens_max=left),
+            deadline_s=config.request_s_max,
+        )
+
+    def _is_complete(self) -> bool:
+        if len(self.sampled.token_ids) >= self.sampling.num_tokens_max:
+            self.sampled.stop_reason = self.sampled.stop_reason or StopReason.LENGTH
+        return self.sampled.stop_reason in {StopReason.STOP, StopReason.LENGTH}
+
+
+def _numbers(array: Array) -> np.ndarray:
+    return np.frombuffer(array.data, dtype=np.dtype(array.dtype).newbyteorder("<"))

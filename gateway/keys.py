@@ -1,0 +1,112 @@
+"""Bearer keys: only their SHA-256 is kept, and events name a key by its id."""
+
+import hashlib
+import hmac
+import os
+import secrets
+import tempfile
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from penstock.messages.errors import ConfigError
+
+
+class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One bearer key and what its holder may do."""
+
+    key_id: str
+    """Stands in events and metrics."""
+    key_hash: str
+    """SHA-256 of the key, in lower-case hex."""
+    training_consent: bool = False
+    """Whether requests and feedback of this key may become training data."""
+    rpm_limit: int = 600
+    """Requests a minute."""
+    tpm_limit: int = 600_000
+    """Prompt and reply tokens a minute."""
+    max_parallel_requests: int = 16
+    is_trusted: bool = False
+    """May give feedback on requests of other keys."""
+
+
+class KeyRing:
+    """Finds the key of an `Authorization` header."""
+
+    def __init__(self, keys: Iterable[KeySpec]) -> None:
+        """Check and index the keys.
+
+        Raises:
+            ConfigError: Two keys share an id or a hash, or a hash is no SHA-256.
+
+        """
+        self._by_hash: dict[str, KeySpec] = {}
+        ids: set[str] = set()
+        for key in keys:
+            if len(key.key_hash) != 64 or not set(key.key_hash) <= set("0123456789abcdef"):
+                raise ConfigError(f"keys.{key.key_id}.key_hash: expected 64 lower-case hex digits")
+            if min(key.rpm_limit, key.tpm_limit, key.max_parallel_requests) < 1:
+                raise ConfigError(f"keys.{key.key_id}: expected limits of at least 1")
+            if key.key_id in ids or key.key_hash in self._by_hash:
+                raise ConfigError(f"keys.{key.key_id}: id or hash is given twice")
+            ids.add(key.key_id)
+            self._by_hash[key.key_hash] = key
+
+    def find(self, authorization: str) -> KeySpec | None:
+        """Return the key of a header `Bearer <key>`, or None."""
+        scheme, _, secret = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not secret:
+            return None
+        digest = hash_key(secret.strip())
+        key = self._by_hash.get(digest)
+        return key if key and hmac.compare_digest(key.key_hash, digest) else None
+
+
+def hash_key(secret: str) -> str:
+    """Return the SHA-256 of a key in hex."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def create_key(path: Path, *, key_id: str, training_consent: bool = False) -> KeySpec:
+    """Return the key kept at `path` (mode 0600), made there first if the file is absent."""
+    try:
+        secret = path.read_text().strip()
+    except FileNotFoundError:
+        secret = f"psk-{secrets.token_urlsafe(32)}"
+        _write_private(path, secret + "\n")
+    return KeySpec(key_id=key_id, key_hash=hash_key(secret), training_consent=training_consent)
+
+
+def load_keys(path: Path) -> list[KeySpec]:
+    """Read a TOML file with one `[[keys]]` table a key.
+
+    Raises:
+        ConfigError: Not TOML, or a field is unknown, missing or wrong; the text gives its path.
+        FileNotFoundError: No such file.
+
+    """
+    try:
+        table = tomllib.loads(path.read_text())
+        return msgspec.convert(table, _KeysFile).keys
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+class _KeysFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    keys: list[KeySpec]
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,37 @@
+"""The live page: one self-contained HTML, live from the gateway or frozen in a report."""
+
+from functools import cache
+from importlib.resources import files
+
+from aiohttp import web
+
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:"
+)
+
+
+def render_page(state_json: bytes = b"null") -> str:
+    """Return the page with a state inside; `null` makes it follow its gateway."""
+    safe = state_json.decode().replace("</", "<\\/").replace("\u2028", "\\u2028")
+    return _template().replace("/*STATE*/null", safe)
+
+
+async def live_page(request: web.Request) -> web.Response:
+    """Serve the page that follows this gateway."""
+    headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache"}
+    return web.Response(text=render_page(), content_type="text/html", headers=headers)
+
+
+@cache
+def _template() -> str:
+    folder = files(__package__) / "page"
+    parts = {
+        "/*STYLE*/": "page.css",
+        "/*CHARTS*/": "charts.js",
+        "/*VIEW*/": "page.js",
+    }
+    text = (folder / "page.html").read_text(encoding="utf-8")
+    for mark, name in parts.items():
+        text = text.replace(mark, (folder / name).read_text(encoding="utf-8"))
+    return text

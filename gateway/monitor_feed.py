@@ -1,0 +1,100 @@
+"""The run's state for the live page: asked of the monitor once for all viewers."""
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+from aiohttp import web
+
+from penstock.actors.runtime.context import Context
+from penstock.gateway.errors import ApiError
+from penstock.gateway.services import Services
+from penstock.messages.errors import PenstockError
+from penstock.messages.telemetry import MonitorSnapshot, ReadMonitor
+
+SERVICE = "monitor.state"
+FRESH_S = 0.5
+ANSWER_S = 3.0
+PERIOD_S = 1.0
+STREAM_S_MAX = 3600.0
+"""A viewer's browser connects again after this by itself."""
+
+
+class MonitorFeed:
+    """Keeps the last snapshot for half a second, so that viewers cost the monitor nothing."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._lock = asyncio.Lock()
+        self._snapshot: MonitorSnapshot | None = None
+        self._at = 0.0
+        self.num_viewers = 0
+
+    async def snapshot(self) -> MonitorSnapshot:
+        """Return the run's state.
+
+        Raises:
+            PenstockError: The monitor does not answer.
+
+        """
+        async with self._lock:
+            if self._snapshot is None or self._ctx.monotonic() - self._at > FRESH_S:
+                reply = await self._ctx.request(SERVICE, ReadMonitor(), deadline_s=ANSWER_S)
+                assert isinstance(reply, MonitorSnapshot)
+                self._snapshot, self._at = reply, self._ctx.monotonic()
+            return self._snapshot
+
+
+async def monitor_state(feed: MonitorFeed, request: web.Request) -> web.Response:
+    """Return the whole state as JSON."""
+    try:
+        snapshot = await feed.snapshot()
+    except PenstockError as error:
+        raise ApiError(503, "no_monitor", str(error), retry_after_s=2.0) from error
+    return web.Response(body=snapshot.state_json, content_type="application/json")
+
+
+async def monitor_events(
+    services: Services, feed: MonitorFeed, request: web.Request
+) -> web.StreamResponse:
+    """Stream the state's changed sections, once a second."""
+    if feed.num_viewers >= services.config.num_viewers_max:
+        raise ApiError(503, "too_many_viewers", "too many live pages are open", retry_after_s=10.0)
+    headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+    response = web.StreamResponse(headers=headers)
+    await response.prepare(request)
+    feed.num_viewers += 1
+    try:
+        await _send_changes(services, feed, response)
+    finally:
+        feed.num_viewers -= 1
+    return response
+
+
+async def _send_changes(
+    services: Services, feed: MonitorFeed, response: web.StreamResponse
+) -> None:
+    sent: Mapping[str, bytes] = {}
+    end = services.ctx.monotonic() + STREAM_S_MAX
+    while services.ctx.monotonic() < end and not services.is_draining:
+        try:
+            sections = split_sections((await feed.snapshot()).state_json)
+            event = b"data: " + changed_sections(sent, sections) + b"\n\n"
+            sent = sections
+        except PenstockError:
+            event = b": the monitor does not answer\n\n"
+        async with asyncio.timeout(services.config.write_s_max):
+            await response.write(event)
+        await services.ctx.sleep(PERIOD_S)
+
+
+def split_sections(state_json: bytes) -> Mapping[str, bytes]:
+    """Return the JSON of each top-level field."""
+    raw = msgspec.json.decode(state_json, type=dict[str, msgspec.Raw])
+    return {name: bytes(value) for name, value in raw.items()}
+
+
+def changed_sections(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> bytes:
+    """Return one JSON object of the fields whose bytes differ."""
+    changed = {name: msgspec.Raw(value) for name, value in new.items() if old.get(name) != value}
+    return msgspec.json.encode(changed)
