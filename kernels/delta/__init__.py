@@ -11,6 +11,16 @@ reference.
 """
 
 from penstock.kernels.delta.codec import Patch, apply, decode, encode, encode_with
-from penstock.kernels.delta.container import Codec, Header, read_header
+from penstock.kernels.delta.container import Codec, Header, checksum, read_header
 
-__all__ = ["Codec", "Header", "Patch", "apply", "decode", "encode", "encode_with", "read_header"]
+__all__ = [
+    "Codec",
+    "Header",
+    "Patch",
+    "apply",
+    "checksum",
+    "decode",
+    "encode",
+    "encode_with",
+    "read_header",
+]

@@ -115,7 +115,12 @@ def pack(header: Header, streams: list[bytes]) -> bytes:
         *stored,
     ]
     body = b"".join(parts)
-    return body + xxhash.xxh3_64_intdigest(body).to_bytes(_CHECK_BYTES, "little")
+    return body + checksum(body)
+
+
+def checksum(body: bytes | bytearray | memoryview) -> bytes:
+    """Return what ends a payload: the xxh3-64 of all bytes before."""
+    return xxhash.xxh3_64_intdigest(body).to_bytes(_CHECK_BYTES, "little")
 
 
 def read_header(payload: bytes | memoryview) -> Header:
@@ -138,7 +143,7 @@ def unpack(payload: bytes | memoryview) -> tuple[Header, list[bytes]]:
     view = memoryview(payload)
     header, offset = _read_header(view)
     body = view[:-_CHECK_BYTES]
-    if xxhash.xxh3_64_intdigest(body) != int.from_bytes(view[-_CHECK_BYTES:], "little"):
+    if checksum(body) != view[-_CHECK_BYTES:]:
         raise CorruptDataError("delta: the checksum does not match; the payload is damaged")
     table_end = offset + _STREAM.size * header.num_streams
     if table_end > len(body):

@@ -1,0 +1,112 @@
+"""Any two arrays of bits go through every codec and come back, or are refused."""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis.extra import numpy as nps
+
+from penstock.kernels import delta
+from penstock.kernels.delta import Codec
+from penstock.kernels.reference.delta import read_changes
+from penstock.messages.errors import CorruptDataError
+
+SPECIAL = [0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 0x7F81, 0xFFFF, 0x0001, 0x8001, 0x3F80, 0xBF7F]
+"""bfloat16: zeros, infinities, quiet and signaling NaNs, subnormals, +-1."""
+BITS = st.one_of(st.sampled_from(SPECIAL), st.integers(0, 0xFFFF))
+DTYPES = [np.uint8, np.uint16, np.uint32]
+
+
+@st.composite
+def pairs(draw, dtypes=DTYPES):
+    """Two arrays that differ nowhere, here and there, or everywhere."""
+    dtype = draw(st.sampled_from(dtypes))
+    elements = BITS if dtype is np.uint16 else None
+    base = draw(nps.arrays(dtype, st.integers(0, 300), elements=elements))
+    other = draw(nps.arrays(dtype, base.shape, elements=elements))
+    density = draw(st.sampled_from([0.0, 0.02, 0.3, 0.9, 1.0]))
+    mask = np.random.default_rng(draw(st.integers(0, 2**32))).random(base.shape) < density
+    return base, np.where(mask, other, base)
+
+
+@given(pairs())
+def test_the_ladder_is_lossless_and_applying_twice_is_harmless(pair):
+    base, target = pair
+    payload = delta.encode(base, target)
+    np.testing.assert_array_equal(delta.apply(base, payload), target)
+    patch = delta.decode(base, payload)
+    np.testing.assert_array_equal(patch.flat_indices, np.flatnonzero(base != target))
+    twice = base.copy()
+    for _ in range(2):
+        twice[patch.flat_indices] = patch.values
+    np.testing.assert_array_equal(twice, target)
+
+
+@given(pairs([np.uint16]), st.sampled_from([Codec.RAW, Codec.GAP_ULP, Codec.CLASS_GAP_ULP]))
+def test_each_codec_agrees_with_the_reference(pair, codec):
+    base, target = pair
+    payload = delta.encode_with(codec, base, target)
+    where = np.flatnonzero(base != target)
+    expected = dict(zip(where.tolist(), target[where].tolist(), strict=True))
+    assert read_changes(base.tolist(), payload) == expected
+    patch = delta.decode(base, payload)
+    assert dict(zip(patch.flat_indices.tolist(), patch.values.tolist(), strict=True)) == expected
+
+
+@given(pairs([np.uint8, np.uint32]))
+def test_other_element_sizes_agree_with_the_reference(pair):
+    base, target = pair
+    where = np.flatnonzero(base != target)
+    expected = dict(zip(where.tolist(), target[where].tolist(), strict=True))
+    for codec in (Codec.RAW, Codec.GAP_ULP):
+        assert read_changes(base.tolist(), delta.encode_with(codec, base, target)) == expected
+
+
+@given(pairs(), st.data())
+def test_a_cut_or_flipped_payload_is_refused(pair, data):
+    base, target = pair
+    payload = delta.encode(base, target)
+    cut = data.draw(st.integers(0, len(payload) - 1))
+    with pytest.raises(CorruptDataError):
+        delta.decode(base, payload[:cut])
+    damaged = bytearray(payload)
+    damaged[cut] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(CorruptDataError):
+        delta.decode(base, bytes(damaged))
+
+
+@given(st.binary(max_size=300))
+def test_foreign_bytes_are_refused(junk):
+    for payload in (junk, b"PSDX\x01" + junk):
+        with pytest.raises(CorruptDataError):
+            delta.decode(np.zeros(8, np.uint16), payload)
+
+
+@settings(max_examples=200)
+@given(pairs([np.uint16]), st.data())
+def test_a_forged_payload_gives_a_patch_inside_the_array_or_is_refused(pair, data):
+    """With a valid checksum over damaged fields, as a hostile sender would make."""
+    base, target = pair
+    payload = bytearray(delta.encode_with(Codec.CLASS_GAP_ULP, base, target)[:-8])
+    for _ in range(data.draw(st.integers(1, 4))):
+        payload[data.draw(st.integers(4, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    forged = bytes(payload) + delta.checksum(payload)
+    try:
+        patch = delta.decode(base, forged)
+    except CorruptDataError:
+        return
+    assert patch.flat_indices.shape == patch.values.shape
+    assert np.all((patch.flat_indices >= 0) & (patch.flat_indices < base.size))
+
+
+@given(pairs([np.uint16]))
+def test_another_base_is_refused(pair):
+    base, target = pair
+    other = base + np.uint16(1)
+    for codec in (Codec.GAP_ULP, Codec.CLASS_GAP_ULP):
+        payload = delta.encode_with(codec, base, target)
+        if base.size:
+            with pytest.raises(CorruptDataError, match="another base"):
+                delta.decode(other, payload)
+        with pytest.raises(CorruptDataError, match="elements"):
+            delta.decode(np.append(base, base.dtype.type(0)), payload)
