@@ -54,7 +54,7 @@ class Relay(Actor):
         held = self._catalog.find(event.policy_version, event.kind)
         if held is not None:
             return (self._relayed(held, 0.0),) if held == self._newest else ()
-        if event.policy_version < self._consolidation.oldest_version or self._refuses(event):
+        if event.policy_version <= self._consolidation.oldest_version or self._refuses(event):
             return ()
         began = ctx.monotonic()
         objects = {shard.object_key: await self._fetch(shard, ctx) for shard in event.shards}

@@ -1,0 +1,176 @@
+"""The publisher: idempotent, fenced, and able to find its base again."""
+
+import numpy as np
+import pytest
+
+from penstock.actors.sync_relay.catalog import NOTHING, Catalog
+from penstock.actors.sync_relay.image import SHARD_ELEMENTS_MAX, Image, tensor_table
+from penstock.actors.sync_relay.objects import get_checked, unpack_version
+from penstock.actors.sync_relay.publisher import Publisher, StaleTokenError
+from penstock.infra.stores.directory import DirectoryStore
+from penstock.kernels.digest import root_digest
+from penstock.messages.errors import CorruptDataError, NotFoundError, PublishConflictError
+from penstock.messages.weights import SnapshotKind
+
+
+async def no_sleep(duration_s):
+    """Take no time."""
+
+
+@pytest.fixture
+def store(tmp_path):
+    return DirectoryStore(tmp_path)
+
+
+def publisher(store):
+    return Publisher(store, sleep=no_sleep)
+
+
+def versions(count, seed=0):
+    rng = np.random.default_rng(seed)
+    state = {
+        "a": rng.integers(0, 1 << 16, (30, 7), np.uint16),
+        "b.half": rng.integers(0, 1 << 16, 50, np.uint16),
+        "c.float": rng.standard_normal((5, 3)).astype(np.float32),
+    }
+    for _ in range(count):
+        yield {name: array.copy() for name, array in state.items()}
+        for array in state.values():
+            flat = array.reshape(-1)
+            flat[rng.integers(0, flat.size, 3)] += 1
+
+
+async def prepare(target, version, snapshot):
+    return await target.prepare(
+        version, snapshot, optimizer_step=version, config_json='{"layers": 1}'
+    )
+
+
+async def test_only_version_0_is_whole_and_the_chain_of_digests_closes(store):
+    target = publisher(store)
+    before = ""
+    for version, snapshot in enumerate(versions(5)):
+        manifest = await prepare(target, version, snapshot)
+        assert manifest.kind is (SnapshotKind.ANCHOR if version == 0 else SnapshotKind.DELTA)
+        assert manifest.base_version == version - 1
+        assert manifest.base_root_digest == before
+        before = manifest.target_root_digest
+        assert before == root_digest(snapshot)
+        assert manifest.full_bytes == sum(array.nbytes for array in snapshot.values())
+        assert bool(manifest.config_json) == (version == 0)
+        assert manifest.num_changed <= (9 if version else manifest.num_params)
+
+
+async def test_preparing_again_gives_an_equal_manifest_and_puts_nothing(store):
+    target = publisher(store)
+    first, second = versions(2)
+    await prepare(target, 0, first)
+    manifest = await prepare(target, 1, second)
+    keys = await store.keys("")
+    assert await prepare(target, 1, second) == manifest
+    assert await store.keys("") == keys
+
+
+async def test_a_restarted_publisher_reads_its_base_back_and_goes_on_with_a_delta(store):
+    history = list(versions(7))
+    target = publisher(store)
+    for version, snapshot in enumerate(history[:5]):
+        await prepare(target, version, snapshot)
+    restarted = publisher(store)
+    again = await prepare(restarted, 4, history[4])
+    assert again.fencing_token == 1
+    other = publisher(store)
+    manifest = await prepare(other, 5, history[5])
+    assert (manifest.kind, manifest.fencing_token) == (SnapshotKind.DELTA, 3)
+    await prepare(other, 6, history[6])
+    assert await _image(store, 6) == root_digest(history[6])
+
+
+async def _image(store, version):
+    catalog = Catalog(store)
+    await catalog.refresh()
+    image = None
+    for manifest in catalog.plan(NOTHING, version):
+        payloads = [await get_checked(store, shard) for shard in manifest.shards]
+        image = unpack_version(image, manifest, payloads)
+    return image.digest()
+
+
+async def test_a_publisher_that_was_taken_over_is_refused(store):
+    history = list(versions(3))
+    old, new = publisher(store), publisher(store)
+    await prepare(old, 0, history[0])
+    await prepare(new, 1, history[1])
+    with pytest.raises(StaleTokenError, match="fencing token 1"):
+        await prepare(old, 2, history[2])
+    assert not await store.exists("weights/00000002/delta/manifest")
+
+
+async def test_other_weights_for_a_prepared_version_are_refused(store):
+    target = publisher(store)
+    first, second = versions(2)
+    await prepare(target, 0, first)
+    with pytest.raises(PublishConflictError, match="weights 0"):
+        await prepare(target, 0, second)
+
+
+async def test_a_version_without_its_base_is_refused(store):
+    (snapshot,) = versions(1)
+    with pytest.raises(NotFoundError, match="weights 6"):
+        await prepare(publisher(store), 7, snapshot)
+
+
+async def test_another_set_of_tensors_is_refused_by_name(store):
+    target = publisher(store)
+    first, second = versions(2)
+    await prepare(target, 0, first)
+    with pytest.raises(ValueError, match=r"b\.half"):
+        await prepare(target, 1, second | {"b.half": second["b.half"][:-1]})
+    with pytest.raises(ValueError, match="<f8"):
+        await prepare(target, 1, {"a": np.zeros(3)})
+
+
+async def test_a_damaged_base_in_the_store_is_named(store, tmp_path):
+    history = list(versions(3))
+    target = publisher(store)
+    manifest = await prepare(target, 0, history[0])
+    key = manifest.shards[1].object_key
+    data = bytearray((tmp_path / key).read_bytes())
+    data[-1] ^= 1
+    (tmp_path / key).write_bytes(data)
+    with pytest.raises(CorruptDataError, match=key):
+        await prepare(publisher(store), 1, history[1])
+
+
+async def test_a_damaged_manifest_is_named(store, tmp_path):
+    (first,) = versions(1)
+    await prepare(publisher(store), 0, first)
+    (tmp_path / "weights/00000000/anchor/manifest").write_bytes(b"junk")
+    with pytest.raises(CorruptDataError, match="anchor/manifest"):
+        await prepare(publisher(store), 0, first)
+
+
+def test_tensors_are_cut_into_shards_of_one_dtype_and_bounded_size(monkeypatch):
+    monkeypatch.setattr("penstock.actors.sync_relay.image.SHARD_ELEMENTS_MAX", 20)
+    shapes = {"a": (10,), "b": (10,), "c": (1,), "d": (3, 20), "e": ()}
+    snapshot = {name: np.full(shape, 3, np.uint16) for name, shape in shapes.items()}
+    snapshot["f"] = np.ones(4, np.float32)
+    image = Image.of(snapshot)
+    assert [[spec.name for spec in group] for group in image.groups] == [
+        ["a", "b"], ["c"], ["d"], ["e"], ["f"]
+    ]  # fmt: skip
+    assert image.digest() == root_digest(snapshot)
+    assert image.table == tensor_table(snapshot)
+    assert SHARD_ELEMENTS_MAX * 2 == 32 << 20
+
+
+def test_changes_are_split_by_tensor():
+    base = Image.of({"a": np.zeros((2, 3), np.uint16), "b": np.zeros(4, np.uint16)})
+    image = base.copy()
+    image.tensors["a"][1, 2] = 7
+    image.tensors["b"][[0, 3]] = 9
+    changes = image.changes_since(base)
+    assert {n: (p.flat_indices.tolist(), p.values.tolist()) for n, p in changes.items()} == {
+        "a": ([5], [7]),
+        "b": ([0, 3], [9, 9]),
+    }
