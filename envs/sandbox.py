@@ -1,76 +1,184 @@
-"""The one way to speak to a machine in which an agent works.
+"""The sandbox contract: what the agent harness and the graders may ask of a machine.
 
-`tests/contract/check_sandbox.py` is the conformance suite: every implementation, local or remote,
-real or fake, passes it.
+To add a backend: write a class that meets `Backend`, add its line to `backends`, and pass
+`tests/contract/check_sandbox.py`. What a backend cannot do it must not declare: asking for an
+absent capability raises, and no backend ever stands in for another silently.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Protocol
 
-from penstock.messages.errors import NotFoundError, PenstockError
-from penstock.messages.machine import CommandFinished
+import msgspec
+
+from penstock.messages.errors import PenstockError
 from penstock.messages.rollout import SandboxRecord
 
-WORKING_DIRECTORY = "/work"
-"""Where a task's files lie; relative paths start here."""
+WORK_DIR = "/work"
+"""Where the agent works; relative paths start here."""
 
 
 class SandboxError(PenstockError, RuntimeError):
-    """A machine refused or failed an operation."""
+    """Root of what a sandbox can raise. An infrastructure failure, never the policy's fault."""
 
 
-class SandboxLostError(SandboxError, ConnectionError):
-    """The machine is gone or does not answer; nothing of it is left."""
+class SandboxDied(SandboxError, ConnectionError):
+    """The machine ended while it was in use; the text has its last words."""
 
 
-class SandboxBusyError(SandboxError, BlockingIOError):
-    """There is no room for one more machine now; ask again later."""
+class SandboxTimeout(SandboxError, TimeoutError):
+    """The machine did not answer in time, beyond the deadline of the command itself."""
 
 
-class SandboxFileError(SandboxError, NotFoundError):
-    """The path is no regular file that can be read or written, or is larger than the bound."""
+class SandboxFileError(SandboxError, OSError):
+    """A path in the guest is absent, not a regular file, or cannot be written."""
+
+
+class SandboxRequestError(SandboxError, ValueError):
+    """The guest agent refused a request; the text has its reason."""
+
+
+class CapabilityMissing(SandboxError, NotImplementedError):
+    """A backend was asked for what it does not declare; the text lists what it has."""
+
+
+class BackendUnavailable(SandboxError, LookupError):
+    """A backend is unknown, refused, or not installed; the text says how to get it."""
+
+
+class IsolationClass(StrEnum):
+    """What stands between the guest's code and the host."""
+
+    USER_MODE_KERNEL = "user_mode_kernel"
+    """A kernel of its own, as an unprivileged process inside namespaces."""
+    PROCESS = "process"
+    """Namespaces alone: the host's kernel answers the guest's system calls."""
+
+
+class Capability(StrEnum):
+    """What a backend may declare."""
+
+    COLD_BOOT = "cold_boot"
+    OWN_KERNEL = "own_kernel"
+    RAM_SNAPSHOT = "ram_snapshot"
+    FORK = "fork"
+    CHECKPOINT = "checkpoint"
+    MULTI_VCPU = "multi_vcpu"
+    NETWORK = "network"
+
+
+class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How a program ended."""
+
+    exit_code: int
+    """Minus the signal's number when a signal ended it."""
+    stdout: bytes = b""
+    """The first `output_bytes_max` bytes; `stderr` likewise."""
+    stderr: bytes = b""
+    truncated: bool = False
+    timed_out: bool = False
+    """Its process group was killed at the deadline."""
+    duration_ms: float = 0.0
 
 
 class Sandbox(Protocol):
-    """One single-use machine. Every operation is bounded, and raises as said above."""
+    """One single-use machine. Calls may overlap; each has its own deadline."""
 
-    @property
-    def record(self) -> SandboxRecord:
-        """What kind of machine it is."""
-        ...
+    info: SandboxRecord
 
-    async def exec(
+    async def exec(  # noqa: PLR0913
         self,
         argv: Sequence[str],
         *,
-        cwd: str = WORKING_DIRECTORY,
+        timeout_s: float,
+        cwd: str = WORK_DIR,
         env: Mapping[str, str] | None = None,
-        timeout_s: float = 10.0,
         output_bytes_max: int = 65536,
-    ) -> CommandFinished:
-        """Run a program to its leader's exit; at the timeout its process group is killed.
+        op_key: str = "",
+    ) -> ExecResult:
+        """Run a program with stdin `/dev/null`, until its leader exits.
 
-        A program that does not exist is exit code 127 with words on stderr.
+        Args:
+            argv: Program and arguments; no shell.
+            timeout_s: Then its process group is killed, and `timed_out` is set.
+            cwd: Working directory in the guest.
+            env: Added to the default environment (PATH, HOME, LC_ALL, TERM).
+            output_bytes_max: Kept of each stream; at most 1 MiB.
+            op_key: At most 64 bytes. A repeat with this key answers without running again.
+
+        Raises:
+            SandboxDied: The machine ended.
+            SandboxTimeout: The machine hangs: no answer some seconds after `timeout_s`.
+
         """
         ...
 
-    async def read_file(self, path: str, *, num_bytes_max: int = 1 << 20) -> bytes:
-        """Return a file's bytes.
-
-        Raises:
-            SandboxFileError: No such regular file, or it is larger than the bound.
-
-        """
+    async def read_file(self, path: str, bytes_max: int) -> bytes:
+        """Return the first `bytes_max` bytes of a regular file."""
         ...
 
     async def write_files(self, files: Mapping[str, bytes]) -> None:
-        """Write files, parents included."""
+        """Write whole files, parents included, owned by the guest's user."""
         ...
 
-    async def list_files(self, root: str = WORKING_DIRECTORY) -> list[str]:
-        """Return the paths of regular files below `root`, relative to it, sorted."""
+    async def list_files(self, root: str) -> list[str]:
+        """Return the regular files below `root`, relative to it, sorted; at most 20,000."""
         ...
 
     async def close(self) -> None:
-        """Destroy the machine; idempotent, never raises SandboxLostError."""
+        """End the machine and everything in it. May be called twice."""
         ...
+
+
+class Backend(Protocol):
+    """A way to start sandboxes."""
+
+    name: str
+    isolation_class: IsolationClass
+    capabilities: frozenset[Capability]
+
+    async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> Sandbox:
+        """Boot one machine, ready for its first `exec`; `cpu` pins it to one host CPU."""
+        ...
+
+
+backends: dict[str, str] = {
+    "uml": "penstock.envs.microvm.uml:UmlBackend",
+    "process": "penstock.envs.microvm.process:ProcessBackend",
+}
+"""Name -> "module:class"; imported when opened, so that listing them costs nothing."""
+
+
+def open_backend(name: str, *, allow_process: bool = False, **options: Any) -> Backend:
+    """Return the backend called `name`.
+
+    Args:
+        name: A key of `backends`.
+        allow_process: Must be set for `process`, which is no boundary against hostile code.
+        options: Passed to the backend's class.
+
+    Raises:
+        BackendUnavailable: No such backend, it is not installed, or it was not allowed.
+
+    """
+    if name not in backends:
+        raise BackendUnavailable(f"sandbox backend {name!r}: choose one of {sorted(backends)}")
+    if name == "process" and not allow_process:
+        raise BackendUnavailable(
+            "sandbox backend 'process' shares the host's kernel with the guest's code; "
+            "allow it explicitly (allow_process=True), or use 'uml'"
+        )
+    module, _, cls = backends[name].partition(":")
+    backend: Backend = getattr(importlib.import_module(module), cls)(**options)
+    return backend
+
+
+def require(backend: Backend, wanted: Iterable[Capability]) -> None:
+    """Raise `CapabilityMissing` unless `backend` declares all of `wanted`."""
+    missing = sorted(set(wanted) - backend.capabilities)
+    if missing:
+        raise CapabilityMissing(
+            f"sandbox backend {backend.name!r} has no {', '.join(missing)}; "
+            f"it has {', '.join(sorted(backend.capabilities))}"
+        )

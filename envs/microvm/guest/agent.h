@@ -1,0 +1,53 @@
+/* The guest agent: PID 1 of a microVM, one thread, one poll loop.
+ *
+ *   host --frames--> wire_receive -> serve -> exec | files -> reply_send --frames--> host
+ *
+ * A frame is u32 little-endian length + msgpack map. Replies carry the request's id and `credit`,
+ * the bytes consumed so far; execs run side by side and answer when their leader exits.
+ */
+#ifndef PENSTOCK_AGENT_H
+#define PENSTOCK_AGENT_H
+
+#include <poll.h>
+#include <sys/types.h>
+
+#include "request.h"
+
+#define EXECS_MAX 64
+#define OUTPUT_BYTES_MAX (1u << 20)
+#define READ_BYTES_MAX (1u << 18)
+#define AGENT_UID 1000
+
+/* wire.c: the serial line holds 4 KiB, so the host never has more than that unconfirmed. */
+void wire_open(const char *device);
+void wire_adopt(int fd);
+int wire_fd(void);
+bool wire_read(void);                     /* takes in what has come; false when the host is gone */
+bool wire_next(struct view *frame);       /* one complete frame, valid until the next call */
+void wire_credit(void);                   /* confirms consumed bytes that no reply confirmed yet */
+struct buffer *reply_begin(uint32_t pairs);
+void reply_send(uint64_t id, struct view op_key);
+void reply_error(uint64_t id, struct view op_key, const char *code, const char *text);
+void wire_send(uint64_t id, uint32_t pairs, const struct buffer *body);
+
+/* store.c: results by op_key, so that a request sent twice runs once. */
+bool store_claim(const struct request *rq); /* false: answered from the store, or will be */
+void store_finish(struct view op_key, uint64_t id, uint32_t pairs, const struct buffer *body);
+
+/* exec.c */
+void exec_drop_root(void); /* commands run as AGENT_UID from now on */
+void exec_start(const struct request *rq);
+void exec_cancel(uint64_t id);
+unsigned exec_poll_fds(struct pollfd *fds); /* appends at most 2 * EXECS_MAX, returns how many */
+void exec_drain_ready(const struct pollfd *fds, unsigned n);
+void exec_reap(void);
+int exec_enforce_deadlines(void); /* kills the late; returns ms until the next deadline, or -1 */
+
+/* files.c */
+void file_read(const struct request *rq);
+void file_write(const struct request *rq);
+void file_list(const struct request *rq);
+
+uint64_t now_ms(void);
+
+#endif

@@ -1,0 +1,151 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <net/if.h>
+#include <sys/mount.h>
+#include <sys/reboot.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "agent.h"
+
+#define LINE "/dev/ttyS0"
+
+uint64_t now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+static void must(bool ok, const char *what) {
+    if (ok) return;
+    fprintf(stderr, "penstock-agent: %s: %s\n", what, strerror(errno));
+    abort(); /* PID 1 dies, the kernel panics, the machine ends: the host sees a death */
+}
+
+/* The image is read-only and shared; writes go to a tmpfs above it, bounded by its size. */
+static void mount_root(void) {
+    must(mount("tmpfs", "/mnt", "tmpfs", 0, "size=75%,mode=755") == 0, "mount /mnt");
+    must(mkdir("/mnt/up", 0755) == 0 && mkdir("/mnt/wk", 0755) == 0 && mkdir("/mnt/root", 0755) == 0,
+         "mkdir in /mnt");
+    must(mount("overlay", "/mnt/root", "overlay", 0,
+               "lowerdir=/,upperdir=/mnt/up,workdir=/mnt/wk") == 0, "mount the overlay");
+    must(mount("devtmpfs", "/mnt/root/dev", "devtmpfs", 0, "mode=755") == 0, "mount /dev");
+    must(mount("proc", "/mnt/root/proc", "proc", 0, NULL) == 0, "mount /proc");
+    must(chdir("/mnt/root") == 0 && chroot(".") == 0, "enter the new root");
+    must(chown("/work", AGENT_UID, AGENT_UID) == 0, "own /work");
+    must(chown("/home/agent", AGENT_UID, AGENT_UID) == 0, "own /home/agent");
+    mkdir("/dev/pts", 0755);
+    mkdir("/dev/shm", 01777);
+    mount("devpts", "/dev/pts", "devpts", 0, "ptmxmode=666,mode=620");
+}
+
+/* Without a console the kernel starts init with 0, 1 and 2 closed, and pipes would land there. */
+static void open_standard_fds(void) {
+    int fd = open("/dev/null", O_RDWR);
+    must(fd >= 0 && dup2(fd, 0) == 0 && dup2(fd, 1) == 1 && dup2(fd, 2) == 2, "open /dev/null");
+    if (fd > 2) close(fd);
+}
+
+static void raise_loopback(void) {
+    struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return;
+    ioctl(fd, SIOCSIFFLAGS, &request);
+    close(fd);
+}
+
+static int block_signals(void) {
+    sigset_t all;
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, NULL);
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    return signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+static void end(void) {
+    reboot(RB_POWER_OFF);
+    _exit(0); /* a namespace has no power to switch off, and ends with its PID 1 */
+}
+
+static void answer_empty(const struct request *rq) {
+    reply_begin(0);
+    reply_send(rq->id, (struct view){0});
+}
+
+static void serve(struct view frame) {
+    struct request rq;
+    struct view no_key = {0};
+    if (!request_decode(frame, &rq))
+        return reply_error(rq.id, no_key, "bad_request", "not a well-formed request");
+    bool changes = view_is(rq.op, "exec") || view_is(rq.op, "write");
+    if (!changes) rq.op_key = no_key; /* the others may run twice */
+    if (!store_claim(&rq)) return;
+    if (view_is(rq.op, "exec")) return exec_start(&rq);
+    if (view_is(rq.op, "write")) return file_write(&rq);
+    if (view_is(rq.op, "read")) return file_read(&rq);
+    if (view_is(rq.op, "list")) return file_list(&rq);
+    if (view_is(rq.op, "cancel")) exec_cancel(rq.target);
+    if (view_is(rq.op, "ping") || view_is(rq.op, "cancel")) return answer_empty(&rq);
+    if (view_is(rq.op, "shutdown")) end();
+    reply_error(rq.id, no_key, "unknown_op", "ops: ping exec write read list cancel shutdown");
+}
+
+static void loop(int signals) {
+    struct pollfd fds[2 + 2 * EXECS_MAX];
+    struct signalfd_siginfo info;
+    struct view frame;
+    for (;;) {
+        int wait_ms = exec_enforce_deadlines();
+        fds[0] = (struct pollfd){.fd = wire_fd(), .events = POLLIN};
+        fds[1] = (struct pollfd){.fd = signals, .events = POLLIN};
+        unsigned n = exec_poll_fds(fds + 2);
+        if (poll(fds, 2 + n, wait_ms) < 0 && errno != EINTR) must(false, "poll");
+        exec_drain_ready(fds + 2, n);
+        if (fds[1].revents != 0) {
+            while (read(signals, &info, sizeof info) > 0) {}
+            exec_reap();
+        }
+        if (fds[0].revents == 0) continue;
+        if (!wire_read()) end();
+        while (wire_next(&frame)) serve(frame);
+        wire_credit();
+    }
+}
+
+/* In a machine of its own the agent makes the root; in a bare namespace (argument: the descriptor
+ * of its line) the root is made already and the user is the only one there is. */
+int main(int argc, char **argv) {
+    if (getpid() != 1) {
+        fputs("penstock-agent: runs only as PID 1 of a sandbox\n", stderr);
+        return 2;
+    }
+    umask(022);
+    if (argc == 2) {
+        wire_adopt(atoi(argv[1]));
+    } else {
+        mount_root();
+        open_standard_fds();
+        raise_loopback();
+        wire_open(LINE);
+        exec_drop_root();
+    }
+    int signals = block_signals();
+    must(signals >= 0, "signalfd");
+    struct buffer *hello = reply_begin(1);
+    mp_write_str(hello, "hello");
+    mp_write_uint(hello, PROTOCOL_VERSION);
+    reply_send(0, (struct view){0});
+    loop(signals);
+}

@@ -1,0 +1,31 @@
+/* One decoded request. All views point into the frame it came from. */
+#ifndef PENSTOCK_REQUEST_H
+#define PENSTOCK_REQUEST_H
+
+#include "msgpack.h"
+
+#define PROTOCOL_VERSION 1
+#define FRAME_BYTES_MAX (1u << 20)
+
+struct request {
+    uint64_t id;
+    uint64_t deadline_ms;  /* of an exec, from its receipt; 0 is refused */
+    uint64_t bytes_max;    /* of each output stream, or of a read */
+    uint64_t offset;       /* of a read */
+    uint64_t target;       /* of a cancel: the id of the exec */
+    struct view op;
+    struct view op_key;    /* empty: not de-duplicated */
+    struct view path;      /* of read and list; the working directory of exec */
+    struct view argv;      /* encoded array of strings */
+    struct view env;       /* encoded array of "NAME=value" strings */
+    struct view files;     /* encoded array of [path, mode, append, data] */
+};
+
+/* Decodes a frame's body. Returns false for anything that is not a well-formed request. */
+bool request_decode(struct view frame, struct request *out);
+
+/* Copies an encoded array of strings into a NULL-ended vector in one allocation (free() it).
+ * Returns NULL when an item holds a NUL or there are more than items_max. */
+char **request_strings(struct view encoded, uint32_t items_max);
+
+#endif

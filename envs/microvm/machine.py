@@ -1,0 +1,233 @@
+"""A guest behind a socket: its host process, and the `Sandbox` it gives."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from penstock.envs.microvm.protocol import FilePiece, GuestConnection, Request
+from penstock.envs.sandbox import WORK_DIR, ExecResult, SandboxDied, SandboxTimeout
+from penstock.messages.rollout import SandboxRecord
+
+HANG_GRACE_S = 10.0
+"""A loaded host may answer late; beyond this the machine counts as hung."""
+READ_PIECE_BYTES = 1 << 18
+WRITE_PIECE_BYTES = 1 << 17
+FILES_MAX = 20_000
+LAST_WORDS_BYTES = 2048
+DEFAULT_ENV = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/home/agent",
+    "LC_ALL": "C.UTF-8",
+    "TERM": "dumb",
+}
+
+
+def _absolute(path: str) -> str:
+    return path if path.startswith("/") else f"{WORK_DIR}/{path}"
+
+
+class HostProcess:
+    """The bubblewrap process that holds a guest; killing it ends everything inside.
+
+    Bubblewrap asks the kernel to kill it when the thread that started it ends (a process that
+    dies, even by kill -9, thus leaves no orphan): start machines from a thread that stays.
+    """
+
+    def __init__(self, argv: Sequence[str], guest_end: socket.socket, cpu: int | None) -> None:
+        self._words = os.memfd_create("guest-output", os.MFD_CLOEXEC)
+        self._popen = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=self._words,
+            stderr=self._words,
+            env={},
+            pass_fds=[guest_end.fileno()],
+        )
+        if cpu is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(self._popen.pid, {cpu})
+
+    @property
+    def pid(self) -> int:
+        """Of the outermost process."""
+        return self._popen.pid
+
+    def last_words(self) -> str:
+        """Return the end of what the machine printed, and how it ended."""
+        code = self._popen.poll()
+        text = b""
+        if self._words >= 0:
+            size = os.fstat(self._words).st_size
+            text = os.pread(self._words, LAST_WORDS_BYTES, max(0, size - LAST_WORDS_BYTES))
+        state = "its connection closed" if code is None else f"it exited with {code}"
+        return f"the machine ended: {state}. {text.decode(errors='replace').strip()}".strip()
+
+    async def kill(self) -> None:
+        """Kill and reap; returns when the kernel has taken the process away."""
+        if self._words < 0:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._popen.pid, signal.SIGKILL)
+        await self._gone()
+        os.close(self._words)
+        self._words = -1
+
+    async def _gone(self) -> None:
+        if self._popen.poll() is not None:
+            return
+        loop = asyncio.get_running_loop()
+        gone = loop.create_future()
+        pidfd = os.pidfd_open(self._popen.pid)
+        loop.add_reader(pidfd, lambda: gone.done() or gone.set_result(None))
+        try:
+            async with asyncio.timeout(HANG_GRACE_S):
+                await gone
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        self._popen.wait()
+
+
+class GuestSandbox:
+    """A `Sandbox` over a connection to a guest agent."""
+
+    def __init__(
+        self, connection: GuestConnection, process: HostProcess, info: SandboxRecord
+    ) -> None:
+        self.info = info
+        self.process = process
+        self.hang_grace_s = HANG_GRACE_S
+        self._connection = connection
+
+    async def exec(  # noqa: PLR0913
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        cwd: str = WORK_DIR,
+        env: Mapping[str, str] | None = None,
+        output_bytes_max: int = 65536,
+        op_key: str = "",
+    ) -> ExecResult:
+        """See `Sandbox.exec`; a cancelled call kills the program."""
+        request = Request(
+            op="exec",
+            op_key=op_key,
+            argv=list(argv),
+            env=[f"{name}={value}" for name, value in (DEFAULT_ENV | dict(env or {})).items()],
+            path=_absolute(cwd),
+            deadline_ms=max(1, round(timeout_s * 1000)),
+            bytes_max=output_bytes_max,
+        )
+        try:
+            reply = await self._connection.call(request, timeout_s=timeout_s + self.hang_grace_s)
+        except asyncio.CancelledError:
+            self._cancel(request.id)
+            raise
+        return ExecResult(
+            exit_code=reply.exit_code,
+            stdout=reply.stdout,
+            stderr=reply.stderr,
+            truncated=reply.truncated,
+            timed_out=reply.timed_out,
+            duration_ms=float(reply.duration_ms),
+        )
+
+    def _cancel(self, target: int) -> None:
+        with contextlib.suppress(SandboxDied):
+            self._connection.begin(Request(op="cancel", target=target))
+
+    async def ping(self) -> None:
+        """Return when the guest agent has answered."""
+        await self._connection.call(Request(op="ping"), timeout_s=self.hang_grace_s)
+
+    async def read_file(self, path: str, bytes_max: int) -> bytes:
+        """See `Sandbox.read_file`."""
+        content = bytearray()
+        while len(content) < bytes_max:
+            piece = min(READ_PIECE_BYTES, bytes_max - len(content))
+            request = Request(op="read", path=_absolute(path), offset=len(content), bytes_max=piece)
+            reply = await self._connection.call(request, timeout_s=self.hang_grace_s)
+            content += reply.data
+            if len(reply.data) < piece:
+                break
+        return bytes(content)
+
+    async def write_files(self, files: Mapping[str, bytes]) -> None:
+        """See `Sandbox.write_files`."""
+        batch: list[FilePiece] = []
+        room = WRITE_PIECE_BYTES
+        for path, data in files.items():
+            for start in range(0, max(1, len(data)), WRITE_PIECE_BYTES):
+                piece = data[start : start + WRITE_PIECE_BYTES]
+                if len(piece) > room and batch:
+                    await self._write(batch)
+                    batch, room = [], WRITE_PIECE_BYTES
+                batch.append(FilePiece(_absolute(path), 0o644, start > 0, piece))
+                room -= len(piece) + len(path) + 32
+        if batch:
+            await self._write(batch)
+
+    async def _write(self, pieces: list[FilePiece]) -> None:
+        await self._connection.call(Request(op="write", files=pieces), timeout_s=self.hang_grace_s)
+
+    async def list_files(self, root: str) -> list[str]:
+        """See `Sandbox.list_files`."""
+        base = _absolute(root).rstrip("/") + "/"
+        request = Request(op="list", path=base, bytes_max=FILES_MAX)
+        reply = await self._connection.call(request, timeout_s=self.hang_grace_s)
+        return sorted(os.fsdecode(e.path)[len(base) :] for e in reply.files if e.kind == "file")
+
+    async def close(self) -> None:
+        """See `Sandbox.close`."""
+        self._connection.abort()
+        await self.process.kill()
+        await self._connection.lost
+
+
+async def start_machine(
+    command: Callable[[int], list[str]],
+    record: Callable[[float], SandboxRecord],
+    *,
+    cpu: int | None,
+    timeout_s: float,
+) -> GuestSandbox:
+    """Start a host process with one end of a socket and wait for the guest's hello.
+
+    Args:
+        command: Makes the command line, given the descriptor of the guest's end.
+        record: Makes the sandbox's record, given its boot time in ms.
+        cpu: Host CPU to pin the machine to. One CPU is the fast way: the guest's kernel and its
+            processes take turns, and a wake-up on another CPU costs more than the switch.
+        timeout_s: Until the hello.
+
+    Raises:
+        SandboxDied: The machine ended before its hello.
+        SandboxTimeout: No hello in time.
+
+    """
+    started = time.perf_counter()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = HostProcess(command(theirs.fileno()), theirs, cpu)
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.create_connection(
+        lambda: GuestConnection(process.last_words), sock=ours
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            await connection.ready
+    except BaseException as error:
+        connection.abort()
+        words = process.last_words()
+        await process.kill()
+        if isinstance(error, TimeoutError):
+            raise SandboxTimeout(f"no hello within {timeout_s:g} s; {words}") from None
+        raise
+    boot_ms = (time.perf_counter() - started) * 1000
+    return GuestSandbox(connection, process, record(boot_ms))
