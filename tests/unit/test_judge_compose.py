@@ -1,0 +1,109 @@
+"""From findings to rewards."""
+
+import pytest
+
+from penstock.actors.judge.compose import outcome_of_end, reward_components
+from penstock.actors.judge.config import JudgeConfig
+from penstock.actors.judge.hidden_tests import touched_hidden_files
+from penstock.actors.judge.registry import make_judge
+from penstock.actors.judge.report import read_report
+from penstock.actors.judge.tasks import GradedTask
+from penstock.envs.sandbox import ExecResult
+from penstock.messages.errors import ConfigError
+from penstock.messages.reward import Outcome
+from penstock.messages.rollout import EpisodeEnd, RolloutFinished
+from penstock.messages.task import HiddenTests, Purpose, Split, Task
+
+CONFIG = JudgeConfig()
+TASK = GradedTask(
+    task=Task(
+        task_id="t",
+        rung="r",
+        split=Split.TRAIN,
+        instruction="Fix f",
+        files={"m.py": "", "n/k.py": ""},
+    ),
+    hidden=HiddenTests(task_id="t", files={"tests/_hidden.py": ""}, argv=["python3"]),
+)
+
+
+def make_rollout(**changes: object) -> RolloutFinished:
+    fields: dict = {
+        "rollout_id": "g0-m0", "group_id": "g0", "group_index": 0, "group_size": 1, "member": 0,
+        "purpose": Purpose.TRAIN, "task_id": "t", "rung": "r", "end": EpisodeEnd.FINISHED,
+        "turns": [], "files": {},
+    }  # fmt: skip
+    return RolloutFinished(**{**fields, **changes})
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_masked_outcomes_have_no_reward_and_faults_have_the_least(outcome: Outcome) -> None:
+    components = reward_components(make_rollout(num_calls=3), outcome, CONFIG)
+    assert (components == {}) == outcome.is_masked
+    if outcome in {Outcome.POLICY_ERROR, Outcome.TIMEOUT}:
+        assert components == {"policy_fault": CONFIG.reward_min}
+    if outcome is Outcome.SOLVED:
+        assert components["tests"] == CONFIG.reward_solved
+        assert components["length_penalty"] < 0
+    assert outcome.is_masked or sum(components.values()) >= CONFIG.reward_min
+
+
+def test_ends_that_say_it_all() -> None:
+    settled = {end: outcome_of_end(end) for end in EpisodeEnd if outcome_of_end(end)}
+    assert settled == {
+        EpisodeEnd.TIME_LIMIT: Outcome.TIMEOUT,
+        EpisodeEnd.POLICY_ERROR: Outcome.POLICY_ERROR,
+        EpisodeEnd.INFRASTRUCTURE_ERROR: Outcome.INFRASTRUCTURE_ERROR,
+        EpisodeEnd.CANCELLED: Outcome.CANCELLED,
+    }
+
+
+@pytest.mark.parametrize(
+    ("stdout", "exit_code", "expected"),
+    [
+        (b"passed 5 of 5\n", 0, (5, 5, True)),
+        (b"noise\npassed 3 of 5\n", 1, (3, 5, False)),
+        (b"passed 5 of 5\n", 1, (5, 5, False)),
+        (b"passed 0 of 0\n", 0, (0, 0, False)),
+        (b"passed 4 of 5\n", 0, (4, 5, False)),
+        (b"passed 5 of 5\nmore\n", 0, (0, 0, False)),
+        (b"", 0, (0, 0, False)),
+        (b"I passed 5 of 5\n", 0, (0, 0, False)),
+    ],
+)
+def test_report(stdout: bytes, exit_code: int, expected: tuple[int, int, bool]) -> None:
+    report = read_report(ExecResult(exit_code=exit_code, stdout=stdout))
+    assert (report.num_passed, report.num_tests, report.is_solved) == expected
+
+
+def test_a_stopped_run_is_not_solved() -> None:
+    done = ExecResult(exit_code=0, stdout=b"passed 5 of 5\n", timed_out=True)
+    assert not read_report(done).is_solved
+
+
+@pytest.mark.parametrize(
+    ("path", "is_refused"),
+    [
+        ("m.py", False),
+        ("tests/other.py", False),
+        ("n/k.py", False),
+        ("tests/_hidden.py", True),
+        ("tests", True),
+        ("tests/_hidden/__init__.py", True),
+        ("tests/_hidden.py/x", True),
+        ("other/_hidden.py", False),
+    ],
+)
+def test_hidden_tests_cannot_be_overwritten_or_shadowed(path: str, is_refused: bool) -> None:
+    rollout = make_rollout(files={path: b""})
+    assert touched_hidden_files(rollout, TASK) == ([path] if is_refused else [])
+
+
+def test_unknown_judge_names_the_choices() -> None:
+    with pytest.raises(ConfigError, match="'vibes' is none of hidden_tests"):
+        make_judge(JudgeConfig(judge="vibes"))
+
+
+def test_rewards_that_pay_for_faults_are_refused() -> None:
+    with pytest.raises(ValueError, match="reward_min"):
+        JudgeConfig(reward_min=0.5)
