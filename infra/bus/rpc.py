@@ -15,6 +15,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
+import nats.errors
 from nats.aio.msg import Msg
 
 from penstock.infra.bus.claims import Claims
@@ -114,7 +115,7 @@ class Server:
         await self._link.flush()
 
         async def stop() -> None:
-            if not self._link.is_closed:
+            with contextlib.suppress(nats.errors.Error):  # Stopped before, or disconnected.
                 await subscription.unsubscribe()
             for task in list(self._tasks):
                 task.cancel()
@@ -147,7 +148,7 @@ class Server:
             request = await self._claims.unpack(message.data, message.headers)
             async for reply in self._handler(request):
                 yield reply
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             if not isinstance(error, PenstockError):
                 log.exception("%s: handler failed", self._service)
             yield to_remote(error)

@@ -1,0 +1,209 @@
+"""Runs one actor on a bus.
+
+```
+            ┌─────────────── ActorHost ───────────────┐
+ bus ──────▶│ follow: one at a time, in order         │──▶ effects published
+ (durable) ▶│ consume: num_concurrent at once         │──▶ effects published, then ack
+            │ services · on_tick · background tasks   │
+            │ ActorReported once a second             │
+            └─────────────────────────────────────────┘
+ stop: no new work ▶ work in hand ends (drain_s) ▶ followers rest ▶ actor.stop ▶ services end
+```
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from penstock.actors.runtime.actor import Actor
+from penstock.actors.runtime.applier import Applier
+from penstock.actors.runtime.clock import Clock, SystemClock
+from penstock.actors.runtime.dispatch import find_handlers
+from penstock.actors.runtime.host_context import HostContext
+from penstock.actors.runtime.tasks import Tasks
+from penstock.actors.runtime.workbench import Workbench
+from penstock.messages.base import Event
+from penstock.messages.bus import Bus, ObjectStore
+from penstock.messages.control import ActorFailed, ActorStarted
+from penstock.messages.errors import BusError, DeadlineError
+from penstock.messages.telemetry import ActorReported
+
+log = logging.getLogger(__name__)
+
+REPORT_S = 1.0
+
+
+class ActorHost:
+    """One start of one actor: `await ActorHost(...).run(stop)`."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        bus: Bus,
+        store: ObjectStore,
+        *,
+        name: str,
+        seed: int,
+        clock: Clock | None = None,
+        incarnation: str = "",
+        drain_s: float = 20.0,
+    ) -> None:
+        """Prepare; nothing runs yet.
+
+        Args:
+            actor: The role; one host each.
+            bus: Shared by the actors of a process.
+            store: The run's objects.
+            name: Unique in the run, e.g. `generator-west`.
+            seed: The run's.
+            clock: Default: the machine's.
+            incarnation: Tells the starts of one name apart; default: time and process id.
+            drain_s: Longest orderly end of the work in hand.
+
+        Raises:
+            ConfigError: The actor lacks a handler for something it follows or consumes.
+
+        """
+        self._actor = actor
+        self._bus = bus
+        self._name = name
+        self._clock = clock or SystemClock()
+        self._incarnation = incarnation or f"{int(self._clock.now() * 1000):x}-{os.getpid():x}"
+        self._drain_s = drain_s
+        self._ctx = HostContext(
+            bus=bus,
+            store=store,
+            name=name,
+            seed=seed,
+            incarnation=self._incarnation,
+            clock=self._clock,
+        )
+        self._applier = Applier(self._ctx, bus, find_handlers(actor))
+        self._bench = Workbench(name, bus, self._applier)
+        self._loops = Tasks()
+        self._state = asyncio.Lock()
+        """Held while a followed event or a tick changes the actor's state."""
+        self._started_at = self._clock.monotonic()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until `stop` is set and everything is saved.
+
+        Raises:
+            Exception: Whatever the actor raised, after ActorFailed was published. What it had not
+                settled is delivered again.
+
+        """
+        try:
+            await self._live(stop)
+        except Exception as error:
+            log.exception("%s failed", self._name)
+            await self._announce(self._failure(error))
+            raise
+        finally:
+            await self._bench.close()
+            await self._loops.cancel()
+            self._loops.close()
+            await self._ctx.close()
+
+    async def _live(self, stop: asyncio.Event) -> None:
+        started = ActorStarted(actor=self._name, incarnation=self._incarnation, pid=os.getpid())
+        await self._bus.publish([started])
+        self._loops.start(f"{self._name}: report", self._report())
+        await self._applier.apply(self._actor.start(self._ctx))
+        async with self._serving():
+            self._start_loops()
+            await self._until(stop)
+            await self._rest()
+            await self._applier.apply(self._actor.stop(self._ctx))
+
+    def _start_loops(self) -> None:
+        actor = self._actor
+        if actor.follows:
+            self._loops.start(f"{self._name}: follow", self._follow())
+        if actor.consumes:
+            self._bench.start(actor.role, actor.consumes, actor.num_concurrent)
+        if actor.tick_s > 0:
+            self._loops.start(f"{self._name}: tick", self._tick())
+
+    @contextlib.asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
+        stops: list[Callable[[], Awaitable[None]]] = []
+        try:
+            for service, serve in self._actor.services().items():
+                stops.append(await self._bus.serve(service, serve))
+            yield
+        finally:
+            for stop in stops:
+                await stop()
+
+    async def _until(self, stop: asyncio.Event) -> None:
+        """Wait for `stop`, or raise the first failure of any task."""
+        stopped = asyncio.create_task(stop.wait())
+        failures = [self._ctx.tasks.failed, self._loops.failed, *self._bench.failures]
+        try:
+            await asyncio.wait([stopped, *failures], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+        for failure in failures:
+            if failure.done():
+                failure.result()
+
+    async def _rest(self) -> None:
+        """Let work in hand end, then stop the followers between two events."""
+        await self._bench.drain(self._drain_s)
+        try:
+            async with asyncio.timeout(self._drain_s):
+                await self._state.acquire()
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"{self._name}: a handler was still running {self._drain_s:g} s after the stop"
+            ) from error
+        await self._loops.cancel()
+        self._state.release()
+
+    async def _follow(self) -> None:
+        after = dict(self._actor.follow_after())
+        async for delivery in self._bus.follow(self._actor.follows, after=after):
+            async with self._state:
+                await self._applier.handle(delivery)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._actor.tick_s)
+            async with self._state:
+                await self._applier.apply(self._actor.on_tick(self._ctx))
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_S)
+            await self._announce(self._reported())
+
+    def _reported(self) -> ActorReported:
+        return ActorReported(
+            actor=self._name,
+            role=self._actor.role,
+            at=self._clock.now(),
+            busy_s=self._ctx.meter.busy_s,
+            uptime_s=self._clock.monotonic() - self._started_at,
+            num_handled=self._applier.num_handled,
+            num_queued=len(self._bench),
+            gauges=dict(self._ctx.gauges),
+            waits=self._ctx.waits.current(),
+        )
+
+    def _failure(self, error: Exception) -> ActorFailed:
+        return ActorFailed(
+            actor=self._name,
+            incarnation=self._incarnation,
+            error=f"{type(error).__name__}: {error}",
+            num_restarts=0,
+        )
+
+    async def _announce(self, event: Event) -> None:
+        """Publish what nothing depends on."""
+        try:
+            await self._bus.publish([event])
+        except (BusError, TimeoutError) as error:
+            log.warning("%s: %s not published: %s", self._name, type(event).__name__, error)

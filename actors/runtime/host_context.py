@@ -1,0 +1,157 @@
+"""The context that the host gives to its actor."""
+
+import asyncio
+import contextlib
+import functools
+import random
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from typing import Any, ParamSpec, TypeVar
+
+from penstock.actors.runtime.clock import Clock
+from penstock.actors.runtime.meter import Meter
+from penstock.actors.runtime.tasks import Tasks
+from penstock.actors.runtime.waits import Waits
+from penstock.messages.base import Event, Message
+from penstock.messages.bus import Bus, ObjectStore, Receipt
+from penstock.messages.errors import DeadlineError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+E = TypeVar("E", bound=Event)
+
+
+class HostContext:
+    """A `Context` over a bus, a store and a clock."""
+
+    def __init__(
+        self, *, bus: Bus, store: ObjectStore, name: str, seed: int, incarnation: str, clock: Clock
+    ) -> None:
+        self._bus = bus
+        self._store = store
+        self._name = name
+        self._incarnation = incarnation
+        self._clock = clock
+        self._random = random.Random(f"{seed}/{name}")
+        self._num_ids = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-work")
+        self.meter = Meter(clock)
+        self.waits = Waits(name, clock)
+        self.tasks = Tasks()
+        self.gauges: dict[str, float] = {}
+
+    @property
+    def run_id(self) -> str:
+        """The run."""
+        return self._bus.run_id
+
+    @property
+    def actor(self) -> str:
+        """Name of the actor."""
+        return self._name
+
+    @property
+    def random(self) -> random.Random:
+        """Seeded by run seed and actor name."""
+        return self._random
+
+    @property
+    def store(self) -> ObjectStore:
+        """The run's objects."""
+        return self._store
+
+    def now(self) -> float:
+        """Unix seconds."""
+        return self._clock.now()
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        return self._clock.monotonic()
+
+    def new_id(self, prefix: str) -> str:
+        """Return an id unique in the run: a restarted actor counts under another incarnation."""
+        self._num_ids += 1
+        return f"{prefix}-{self._name}-{self._incarnation}-{self._num_ids}"
+
+    async def sleep(self, duration_s: float) -> None:
+        """Sleep on the actor's clock."""
+        await asyncio.sleep(duration_s)
+
+    async def publish(self, *events: Event) -> list[Receipt]:
+        """Publish durably."""
+        return await self._bus.publish(events) if events else []
+
+    async def last(self, event_type: type[E], key: str | None = None) -> E | None:
+        """Return the newest stored event of a type, or None."""
+        delivery = await self._bus.last(event_type, key)
+        if delivery is None:
+            return None
+        assert isinstance(delivery.event, event_type)
+        return delivery.event
+
+    async def request(
+        self, service: str, message: Message, *, deadline_s: float, reason: str = ""
+    ) -> Message:
+        """Ask and wait, visibly."""
+        reason = reason or type(message).__name__
+        with self.waits.shown(service, reason, deadline_s), self._named(reason):
+            return await self._bus.request(service, message, deadline_s=deadline_s)
+
+    async def stream_request(
+        self, service: str, message: Message, *, idle_s: float, reason: str = ""
+    ) -> AsyncGenerator[Message, None]:
+        """Ask and iterate over the replies, visibly."""
+        reason = reason or type(message).__name__
+        replies = self._bus.stream_request(service, message, idle_s=idle_s)
+        try:
+            while True:
+                with self.waits.shown(service, reason, idle_s), self._named(reason):
+                    reply = await anext(replies, None)
+                if reply is None:
+                    return
+                yield reply
+        finally:
+            if isinstance(replies, AsyncGenerator):
+                await replies.aclose()
+
+    def waiting(
+        self, target: str, reason: str, *, deadline_s: float, policy_version: int = -1
+    ) -> AbstractAsyncContextManager[None]:
+        """Bound and publish a wait."""
+        return self.waits.bounded(target, reason, deadline_s, policy_version)
+
+    async def offload(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run blocking work in the one worker thread; counted as busy."""
+        work = functools.partial(self._measured, functools.partial(function, *args, **kwargs))
+        if not self._clock.uses_threads:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def spawn(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a background task under supervision."""
+        self.tasks.start(f"{self._name}: {name}", self.meter.run(coroutine))
+
+    def set_gauge(self, name: str, value: float) -> None:
+        """Show a number in the next report."""
+        self.gauges[name] = value
+
+    async def close(self) -> None:
+        """End the background tasks; work in the thread is left to end by itself."""
+        await self.tasks.cancel()
+        self.tasks.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _measured(self, work: Callable[[], R]) -> R:
+        started = self._clock.monotonic()
+        try:
+            return work()
+        finally:
+            self.meter.add(self._clock.monotonic() - started)
+
+    @contextlib.contextmanager
+    def _named(self, reason: str) -> Iterator[None]:
+        try:
+            yield
+        except DeadlineError as error:
+            raise DeadlineError(f"{self._name}: {reason}: {error}") from error
