@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.actors.gatekeeper.config import GatekeeperConfig
+from penstock.actors.gatekeeper.join import JoinConfig
 from penstock.actors.generator.config import GeneratorConfig
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.pacer.config import PacerConfig
@@ -76,6 +77,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pacer: PacerConfig = PacerConfig()
     gatekeeper: GatekeeperConfig = GatekeeperConfig()
     gateway: GatewayConfig = GatewayConfig()
+    feedback_join: JoinConfig = JoinConfig()
     users: UsersSection = UsersSection()
 
     def replicas(self, purpose: Purpose) -> tuple[str, ...]:
@@ -113,6 +115,7 @@ def parse_config(data: dict[str, Any], source: str) -> RunConfig:
         ConfigError: As `load_config`.
 
     """
+    _derive(data)
     try:
         config = msgspec.convert(data, RunConfig)
     except (msgspec.ValidationError, ValueError) as error:
@@ -160,6 +163,14 @@ def _parse_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def _derive(data: dict[str, Any]) -> None:
+    """Let the pacer grant what the trainer takes, unless it is told otherwise."""
+    trainer = data.get("trainer", {})
+    for name in ("groups_per_batch", "staleness_max", "steps_max"):
+        value = trainer.get(name, getattr(TrainerConfig(), name))
+        data.setdefault("pacer", {}).setdefault(name, value)
 
 
 def _check_whole(config: RunConfig, source: str) -> None:

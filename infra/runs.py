@@ -51,6 +51,7 @@ class RunDir:
         self.summary = path / "summary.json"
         self.report = path / "report.html"
         self.gateway_key = path / "gateway_key"
+        self.gateway_url = path / "gateway_url"
 
     def store(self) -> DirectoryStore:
         """Return the run's object store."""

