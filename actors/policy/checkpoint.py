@@ -138,14 +138,19 @@ def save_checkpoint(policy: Policy, folder: Path, dtype: torch.dtype = torch.flo
     Each file is replaced atomically; the weights are written last.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    config = msgspec.to_builtins(policy.config) | _FIXED_CONFIG
-    config["dtype"] = str(dtype).removeprefix("torch.")
-    write_atomic(folder / "config.json", json.dumps(config, indent=2).encode())
+    write_atomic(folder / "config.json", config_json(policy.config, dtype).encode())
     if policy.config.mtp_num_heads:
         head = {f"mtp.{name}": p.detach() for name, p in policy.mtp.named_parameters()}
         write_atomic(folder / "mtp.safetensors", save(head))
     state = {name: view.to(dtype).contiguous() for name, view in hf_views(policy).items()}
     write_atomic(folder / "model.safetensors", save(state, {"format": "pt"}))
+
+
+def config_json(config: PolicyConfig, dtype: torch.dtype = PUBLISHED_DTYPE) -> str:
+    """Return the text of the format's `config.json`."""
+    values = msgspec.to_builtins(config) | _FIXED_CONFIG
+    values["dtype"] = str(dtype).removeprefix("torch.")
+    return json.dumps(values, indent=2)
 
 
 def load_checkpoint(folder: Path) -> Policy:

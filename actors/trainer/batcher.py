@@ -43,6 +43,8 @@ class Batcher:
         self._settled: set[str] = set()
         self._num_trained = 0
         self._num_discarded = 0
+        self.last_step = 0
+        """Step of the last manifest committed."""
         self._credits: CreditsChanged | None = None
         self._live = LivePool(config)
         self.waits_for: str = "the first group"
@@ -96,7 +98,9 @@ class Batcher:
         )
 
     def commit(self, manifest: BatchManifest) -> None:
-        """Account for the groups and live samples of a stored manifest, in the log's order."""
+        """Account for the groups and live samples of a stored manifest, in the order of steps."""
+        assert manifest.step == self.last_step + 1, f"{manifest.step} after {self.last_step}"
+        self.last_step = manifest.step
         for entry in (*manifest.groups, *manifest.discarded):
             self._groups.pop(entry.group_id, None)
             self._settled.add(entry.group_id)

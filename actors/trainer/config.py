@@ -156,6 +156,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Save a checkpoint every so many steps."""
     checkpoints_kept: int = 3
     """Newest ones; that of step 0 is always kept, replay starts from it."""
+    batch_wait_s_max: float = 900.0
+    """The trainer fails, loudly, when a batch takes longer to come."""
     micro_batch_tokens: int = 8192
     """Bound of one forward and backward pass; a longer sequence goes alone."""
     num_threads: int = 1

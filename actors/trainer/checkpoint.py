@@ -1,0 +1,131 @@
+"""Checkpoints of training: all of the learner, and the facts of its step, in one object.
+
+The object is a safetensors file whose metadata hold a `CheckpointHead`. Stores put atomically, so a
+checkpoint is there whole or not at all, and all digests are checked on loading. Stage two draws no
+random numbers, and the pool of groups is folded again from the log, so that neither is kept: the
+step is the whole position.
+"""
+
+import struct
+
+import msgspec
+import xxhash
+from safetensors.torch import load, save
+
+from penstock.actors.runtime.context import Context
+from penstock.actors.trainer.learner import Learner
+from penstock.messages.bus import ObjectStore
+from penstock.messages.errors import CorruptDataError
+from penstock.messages.training import (
+    CheckpointSaved,
+    LedgerRow,
+    MidtrainCompleted,
+    StepCompleted,
+)
+
+_PREFIX = "checkpoints/"
+_HEAD = "head"
+
+
+class CheckpointHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint knows of itself."""
+
+    step: int
+    """= policy version; 0 after stage one."""
+    weights_digest: str
+    optimizer_digest: str
+    completed: MidtrainCompleted | StepCompleted
+    """The fact that announces this version. Published again at a start from here, in case that the
+    trainer died between saving and publishing; the bus refuses it where it is known."""
+    ledger: dict[int, LedgerRow] = {}
+    """Sampled tokens by fate and policy version, as the trainer saw them."""
+
+
+async def save_checkpoint(
+    ctx: Context,
+    learner: Learner,
+    completed: MidtrainCompleted | StepCompleted,
+    ledger: dict[int, LedgerRow],
+) -> CheckpointSaved:
+    """Store a checkpoint of the learner as it is; a step that has one keeps it."""
+    step = completed.step if isinstance(completed, StepCompleted) else 0
+    there = await ctx.store.keys(_step_prefix(step))
+    if there:
+        key = there[0]
+    else:
+        data = await ctx.offload(_encode, learner, step, completed, ledger)
+        key = f"{_step_prefix(step)}{_digest(data)}"
+        await ctx.store.put(key, data)
+    return CheckpointSaved(step=step, object_key=key, weights_digest=completed.weights_digest)
+
+
+async def load_checkpoint(store: ObjectStore, key: str, learner: Learner) -> CheckpointHead:
+    """Put the learner where the checkpoint was.
+
+    Raises:
+        NotFoundError: No such object.
+        CorruptDataError: Not a checkpoint, damaged, or of another policy.
+
+    """
+    data = await store.get(key)
+    if _digest(data) != key.rpartition("-")[2]:
+        raise CorruptDataError(f"{key}: the bytes do not match the digest in the name")
+    head = _read_head(data, key)
+    learner.load_state(load(data))
+    found = (learner.weights_digest(), learner.optimizer_digest())
+    if found != (head.weights_digest, head.optimizer_digest):
+        raise CorruptDataError(f"{key}: weights or moments do not match their digests")
+    return head
+
+
+async def newest_checkpoint(store: ObjectStore) -> str | None:
+    """Return the key of the newest checkpoint, or None."""
+    keys = await store.keys(_PREFIX)
+    return keys[-1] if keys else None
+
+
+async def first_checkpoint(store: ObjectStore) -> str | None:
+    """Return the key of step 0's checkpoint, from which replay starts, or None."""
+    keys = await store.keys(_step_prefix(0))
+    return keys[0] if keys else None
+
+
+async def drop_old_checkpoints(store: ObjectStore, num_kept: int) -> None:
+    """Delete all but step 0's and the `num_kept` newest."""
+    keys = [key for key in await store.keys(_PREFIX) if not key.startswith(_step_prefix(0))]
+    for key in keys[:-num_kept]:
+        await store.delete(key)
+
+
+def _encode(
+    learner: Learner,
+    step: int,
+    completed: MidtrainCompleted | StepCompleted,
+    ledger: dict[int, LedgerRow],
+) -> bytes:
+    head = CheckpointHead(
+        step=step,
+        weights_digest=learner.weights_digest(),
+        optimizer_digest=learner.optimizer_digest(),
+        completed=completed,
+        ledger=ledger,
+    )
+    assert head.weights_digest == completed.weights_digest, "the learner moved on"
+    return save(learner.state(), {_HEAD: msgspec.json.encode(head).decode()})
+
+
+def _read_head(data: bytes, key: str) -> CheckpointHead:
+    try:
+        (size,) = struct.unpack_from("<Q", data)
+        metadata = msgspec.json.decode(data[8 : 8 + size])["__metadata__"]
+        return msgspec.json.decode(metadata[_HEAD], type=CheckpointHead)
+    except (struct.error, msgspec.MsgspecError, KeyError) as error:
+        raise CorruptDataError(f"{key}: not a checkpoint: {error}") from error
+
+
+def _step_prefix(step: int) -> str:
+    return f"{_PREFIX}{step:08d}-"
+
+
+def _digest(data: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(data)

@@ -1,0 +1,137 @@
+"""The policy with its float32 master weights and its optimizer: all that training changes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE, as_numpy
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.model import Policy
+from penstock.actors.trainer.config import OptimizerConfig
+from penstock.kernels.digest import root_digest
+from penstock.messages.errors import CorruptDataError
+
+_WEIGHTS = "weights."
+_OPTIMIZER = "optimizer."
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+class Learner:
+    """What a checkpoint keeps and a step changes.
+
+    The multi-token-prediction head is a part of the weights, but of stage one only.
+    """
+
+    def __init__(self, policy_config: PolicyConfig, config: OptimizerConfig, seed: int) -> None:
+        self.config = config
+        self.policy = Policy(policy_config, seed=seed)
+        self.parameters = {
+            name: parameter
+            for name, parameter in self.policy.named_parameters()
+            if not name.startswith("mtp.")
+        }
+        self.optimizer = torch.optim.AdamW(
+            self.parameters.values(),
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+        )
+
+    def set_threads(self, num_threads: int) -> None:
+        """Fix torch's thread count in this process, on which the bits depend."""
+        torch.set_num_threads(num_threads)
+
+    def weights_digest(self) -> str:
+        """Digest the float32 master weights."""
+        return _digest(self._weights())
+
+    def optimizer_digest(self) -> str:
+        """Digest the optimizer's moments and step counts."""
+        return _digest(self._moments())
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return all tensors by name, sharing memory with the learner."""
+        return self._weights() | self._moments()
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Take over the tensors of `state`.
+
+        Raises:
+            CorruptDataError: Tensors that do not fit this policy.
+
+        """
+        weights = self._weights()
+        given = {name for name in state if name.startswith(_WEIGHTS)}
+        if given != set(weights) or any(state[name].shape != weights[name].shape for name in given):
+            raise CorruptDataError("checkpoint: expected the tensors of this policy's shape")
+        for name, weight in weights.items():
+            weight.copy_(state[name])
+        self.optimizer.state.clear()
+        for name, parameter in self.parameters.items():
+            moments = {moment: state.get(_moment_name(name, moment)) for moment in _MOMENTS}
+            if moments["step"] is not None:
+                self.optimizer.state[parameter] = {
+                    moment: value.clone() for moment, value in moments.items() if value is not None
+                }
+
+    @contextmanager
+    def published_weights(self) -> Iterator[None]:
+        """Compute with the weights that generators have, rounded as published, inside the block.
+
+        Gradients taken there are applied to the masters afterwards. So the trainer's logprobs are
+        of the very policy that samples, and what mismatch is left comes from staleness and from the
+        order of sums, not from rounding.
+        """
+        masters = {name: value.detach().clone() for name, value in self.parameters.items()}
+        self._copy({name: value.to(PUBLISHED_DTYPE) for name, value in masters.items()})
+        try:
+            yield
+        finally:
+            self._copy(masters)
+
+    def apply(self, step: int) -> float:
+        """Clip the gradients, take optimizer step `step` (from 1), and clear them.
+
+        Returns:
+            The gradients' norm before clipping.
+
+        """
+        warmup = min(1.0, step / max(self.config.warmup_steps, 1))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate * warmup
+        norm = torch.nn.utils.clip_grad_norm_(
+            list(self.parameters.values()), self.config.grad_clip, error_if_nonfinite=True
+        )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(norm)
+
+    @torch.no_grad()
+    def _copy(self, values: dict[str, torch.Tensor]) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.copy_(values[name])
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return {
+            _WEIGHTS + name: parameter.detach()
+            for name, parameter in self.policy.named_parameters()
+        }
+
+    def _moments(self) -> dict[str, torch.Tensor]:
+        return {
+            _moment_name(name, moment): self.optimizer.state[parameter][moment]
+            for name, parameter in self.parameters.items()
+            if parameter in self.optimizer.state
+            for moment in _MOMENTS
+        }
+
+
+def _moment_name(parameter_name: str, moment: str) -> str:
+    return f"{_OPTIMIZER}{moment}.{parameter_name}"
+
+
+def _digest(tensors: dict[str, torch.Tensor]) -> str:
+    return root_digest({name: as_numpy(tensor) for name, tensor in tensors.items()})

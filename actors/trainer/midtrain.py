@@ -1,0 +1,200 @@
+"""Stage one: next-token and multi-token prediction on packed tokens."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from penstock.actors.policy.model import Policy
+from penstock.actors.trainer.config import MidtrainConfig
+from penstock.actors.trainer.corpus import Corpus, segments
+
+
+class MidtrainReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of stage one; losses are nats a token."""
+
+    num_tokens: int = 0
+    loss_first: float = 0.0
+    loss_last: float = 0.0
+    """Means over the first and the last tenth of the steps."""
+    heldout_loss_before: float = 0.0
+    heldout_loss: float = 0.0
+    wall_s: float = 0.0
+
+    @property
+    def heldout_perplexity(self) -> float:
+        """Exp of the held-out loss."""
+        return math.exp(self.heldout_loss)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Packed segments: T tokens, M of them targets, Q targets of the second head."""
+
+    token_ids: torch.Tensor
+    lengths: list[int]
+    rows: torch.Tensor
+    """[M] positions that have a next token in their segment."""
+    mtp_rows: torch.Tensor
+    """[Q] positions that have a token after next."""
+    weights: torch.Tensor
+    """[T] of each token as a target."""
+
+
+class Midtrainer:
+    """Takes one step at a time, so that its caller can report and stop between steps."""
+
+    def __init__(
+        self, policy: Policy, config: MidtrainConfig, train: Corpus, heldout: Corpus, seed: int
+    ) -> None:
+        self._policy, self._config = policy, config
+        self._heldout = heldout
+        self._batches = _batches(train, config, np.random.default_rng(seed))
+        decayed = [p for p in policy.parameters() if p.dim() > 1]
+        plain = [p for p in policy.parameters() if p.dim() <= 1]
+        self._optimizer = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain}],
+            lr=config.learning_rate,
+            betas=(0.9, 0.95),
+            weight_decay=0.0,
+        )
+        self.num_tokens = 0
+        self.losses: list[float] = []
+
+    def spent(self, elapsed_s: float) -> float:
+        """Return the spent share of the budget, 0..1."""
+        if self._config.seconds > 0:
+            return min(1.0, elapsed_s / self._config.seconds)
+        return min(1.0, self.num_tokens / max(self._config.num_tokens, 1))
+
+    def run(self, elapsed_s: float) -> None:
+        """Take the steps of one report.
+
+        Args:
+            elapsed_s: since the start, which the budget by the clock goes by.
+
+        """
+        for _ in range(self._config.report_steps):
+            share = self.spent(elapsed_s)
+            if share >= 1.0:
+                break
+            self.losses.append(self._step(next(self._batches), share))
+
+    @torch.no_grad()
+    def heldout_loss(self) -> float:
+        """Return the mean next-token loss over the first tokens of the held-out corpus."""
+        total, weight = 0.0, 0.0
+        for batch in _one_pass(self._heldout, self._config):
+            hidden = self._policy(batch.token_ids, batch.lengths).hidden
+            losses, weights = self._losses(hidden, batch)
+            total += float((losses * weights).double().sum())
+            weight += float(weights.double().sum())
+            if weight >= self._config.heldout_tokens_max:
+                break
+        return total / max(weight, 1.0)
+
+    def report(self, heldout_loss_before: float, wall_s: float) -> MidtrainReport:
+        """Sum up, with the held-out loss measured now."""
+        tenth = max(1, len(self.losses) // 10)
+        return MidtrainReport(
+            num_tokens=self.num_tokens,
+            loss_first=sum(self.losses[:tenth]) / tenth,
+            loss_last=sum(self.losses[-tenth:]) / tenth,
+            heldout_loss_before=heldout_loss_before,
+            heldout_loss=self.heldout_loss(),
+            wall_s=wall_s,
+        )
+
+    def _step(self, batch: _Batch, progress: float) -> float:
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._config.learning_rate * rate(self._config, progress)
+        output = self._policy(batch.token_ids, batch.lengths)
+        loss = _mean(*self._losses(output.hidden, batch))
+        total = loss + self._config.balance_weight * output.balance_loss
+        if self._policy.config.mtp_num_heads and self._config.mtp_weight > 0:
+            total = total + self._config.mtp_weight * self._mtp_loss(output.hidden, batch)
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(
+            list(self._policy.parameters()), self._config.grad_clip, error_if_nonfinite=True
+        )
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.num_tokens += batch.token_ids.numel()
+        return float(loss.detach())
+
+    def _mtp_loss(self, hidden: torch.Tensor, batch: _Batch) -> torch.Tensor:
+        rows = batch.mtp_rows
+        after = self._policy.mtp_hidden(hidden.index_select(0, rows), batch.token_ids[rows + 1])
+        targets = rows + 2
+        losses = F.cross_entropy(
+            self._policy.logits(after), batch.token_ids[targets], reduction="none"
+        )
+        return _mean(losses, batch.weights[targets])
+
+    def _losses(self, hidden: torch.Tensor, batch: _Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return losses and weights, [M], of the next tokens of hidden states [T, d]."""
+        targets = batch.rows + 1
+        logits = self._policy.logits(hidden.index_select(0, batch.rows))
+        losses = F.cross_entropy(logits, batch.token_ids[targets], reduction="none")
+        return losses, batch.weights[targets]
+
+
+def _mean(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return (losses * weights).sum() / weights.sum().clamp(min=1e-6)
+
+
+def rate(config: MidtrainConfig, progress: float) -> float:
+    """Return the learning rate's factor at a spent share of the budget, 0..1."""
+    if progress < config.warmup_fraction:
+        return max(progress / config.warmup_fraction, 0.01)
+    if config.schedule == "cosine":
+        done = (progress - config.warmup_fraction) / max(1 - config.warmup_fraction, 1e-9)
+        return 0.1 + 0.45 * (1 + math.cos(math.pi * min(done, 1.0)))
+    left = (1 - progress) / max(config.decay_fraction, 1e-9)
+    return 0.1 + 0.9 * min(1.0, max(0.0, left))
+
+
+def _batches(
+    corpus: Corpus, config: MidtrainConfig, random: np.random.Generator
+) -> Iterator[_Batch]:
+    """Yield batches for ever, shuffled anew in every pass."""
+    pieces = segments(corpus, config.sequence_tokens)
+    while True:
+        yield from _packed(corpus, pieces[random.permutation(len(pieces))], config.batch_tokens)
+
+
+def _one_pass(corpus: Corpus, config: MidtrainConfig) -> Iterator[_Batch]:
+    return _packed(corpus, segments(corpus, config.sequence_tokens), config.batch_tokens)
+
+
+def _packed(corpus: Corpus, pieces: np.ndarray, tokens_max: int) -> Iterator[_Batch]:
+    chosen: list[tuple[int, int]] = []
+    room = tokens_max
+    for start, length in pieces.tolist():
+        if length > room:
+            yield _batch(corpus, chosen)
+            chosen, room = [], tokens_max
+        chosen.append((start, length))
+        room -= length
+    if chosen:
+        yield _batch(corpus, chosen)
+
+
+def _batch(corpus: Corpus, pieces: list[tuple[int, int]]) -> _Batch:
+    index = np.concatenate([np.arange(start, start + length) for start, length in pieces])
+    lengths = [length for _, length in pieces]
+    to_end = np.concatenate([np.arange(length, 0, -1) for length in lengths])
+    weights = np.ones(index.size, np.float32)
+    if corpus.weights is not None:
+        weights = corpus.weights[index].astype(np.float32)
+    return _Batch(
+        token_ids=torch.from_numpy(corpus.tokens[index].astype(np.int64)),
+        lengths=lengths,
+        rows=torch.from_numpy(np.flatnonzero(to_end > 1)),
+        mtp_rows=torch.from_numpy(np.flatnonzero(to_end > 2)),
+        weights=torch.from_numpy(weights),
+    )

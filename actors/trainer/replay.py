@@ -1,0 +1,197 @@
+"""Replay: recompute a run's training from its log alone and compare every digest.
+
+Rewards are summed again from the verdicts' components, advantages and the live baseline are
+computed again from rewards, and every optimizer step is taken again from version 0's checkpoint.
+With another loss the same log answers "what if", and nothing is compared.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+
+import msgspec
+
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.trainer.audit import ManifestAudit
+from penstock.actors.trainer.checkpoint import first_checkpoint, load_checkpoint
+from penstock.actors.trainer.config import LossConfig, TrainerConfig
+from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.step import StepResult, train_step
+from penstock.actors.trainer.turns import TurnStore
+from penstock.messages.base import Event
+from penstock.messages.bus import Delivery, ObjectStore
+from penstock.messages.errors import NotFoundError
+from penstock.messages.feedback import LiveSampleJoined
+from penstock.messages.reward import Verdict
+from penstock.messages.rollout import RolloutFinished
+from penstock.messages.training import BatchManifest, MidtrainCompleted, StepCompleted
+
+REPLAY_TYPES: tuple[type[Event], ...] = (
+    MidtrainCompleted,
+    RolloutFinished,
+    Verdict,
+    LiveSampleJoined,
+    BatchManifest,
+    StepCompleted,
+)
+"""What replay reads of the log."""
+
+
+class ReplayReport(msgspec.Struct, kw_only=True):
+    """What replay found."""
+
+    steps: int = 0
+    """Steps taken again."""
+    steps_compared: int = 0
+    """Of them, those whose digests the log records."""
+    identical: bool = False
+    """Whether all that was compared is equal, and something was compared."""
+    first_difference: str = ""
+    wall_s: float = 0.0
+    """Of the steps taken again, log reading included."""
+    live_s: float = 0.0
+    """From version 0 to the last recorded step, in the run itself."""
+    losses: list[float] = []
+    weights_digest: str = ""
+    """Of the last version."""
+
+    @property
+    def speedup(self) -> float:
+        """How many times faster than the run."""
+        return self.live_s / self.wall_s if self.wall_s > 0 else 0.0
+
+
+OnStep = Callable[[BatchManifest, StepResult], None]
+
+
+class Replay:
+    """Folds deliveries, in the order of the log, into a report."""
+
+    def __init__(
+        self, learner: Learner, config: TrainerConfig, *, is_what_if: bool, on_step: OnStep | None
+    ) -> None:
+        self._learner, self._config = learner, config
+        self._is_what_if = is_what_if
+        self._on_step = on_step
+        self._turns = TurnStore()
+        self._audit = ManifestAudit(config)
+        self._manifests: list[BatchManifest] = []
+        self._results: dict[int, StepResult] = {}
+        self._recorded: dict[int, StepCompleted] = {}
+        self._live_from = 0.0
+        self.report = ReplayReport(weights_digest=learner.weights_digest())
+
+    async def add(self, delivery: Delivery) -> None:
+        """Take one event of the log."""
+        match delivery.event:
+            case MidtrainCompleted() as event:
+                self._live_from = delivery.stored_at
+                self._compare(
+                    "version 0: weights", self.report.weights_digest, event.weights_digest
+                )
+            case RolloutFinished() as event:
+                self._turns.add(event.rollout_id, event.turns)
+            case LiveSampleJoined() as event:
+                self._turns.add(event.request_id, [event.turn])
+                self._audit.add_live(event)
+            case Verdict() as event:
+                self._audit.add_verdict(event)
+            case BatchManifest() as event:
+                self._manifests.append(event)
+            case StepCompleted() as event:
+                self._recorded[event.step] = event
+                self.report.live_s = delivery.stored_at - self._live_from
+            case _:
+                pass
+        await self._advance()
+
+    def finish(self) -> ReplayReport:
+        """Close the report: what is left could not be trained."""
+        for manifest in self._manifests:
+            self._differ(f"step {manifest.step}: the log lacks turns of its rollouts")
+        for step in sorted(set(self._recorded) - set(self._results)):
+            self._differ(f"step {step}: recorded, but the log lacks its manifest")
+        self.report.identical = self.report.steps_compared > 0 and not self.report.first_difference
+        return self.report
+
+    async def _advance(self) -> None:
+        while self._manifests and self._turns.has(self._manifests[0]):
+            await self._train(self._manifests.pop(0))
+        for step in [step for step in self._recorded if step in self._results]:
+            self._compare_step(self._recorded.pop(step), self._results.pop(step))
+
+    async def _train(self, manifest: BatchManifest) -> None:
+        for difference in self._audit.differences(manifest):
+            self._differ(difference)
+        turns = self._turns.of(manifest)
+        result = await asyncio.to_thread(train_step, self._learner, manifest, turns, self._config)
+        self._turns.drop(manifest)
+        self._results[manifest.step] = result
+        self.report.steps += 1
+        self.report.losses.append(result.metrics["loss"])
+        self.report.weights_digest = result.weights_digest
+        if self._on_step is not None:
+            self._on_step(manifest, result)
+
+    def _compare_step(self, recorded: StepCompleted, result: StepResult) -> None:
+        if self._is_what_if:
+            return
+        name = f"step {recorded.step}"
+        self.report.steps_compared += 1
+        self._compare(f"{name}: weights", result.weights_digest, recorded.weights_digest)
+        self._compare(f"{name}: optimizer", result.optimizer_digest, recorded.optimizer_digest)
+        loss = recorded.metrics.get("loss", math.nan)
+        self._compare(f"{name}: loss", result.metrics["loss"], loss)
+
+    def _compare(self, name: str, found: object, recorded: object) -> None:
+        if found != recorded and not self._is_what_if:
+            self._differ(f"{name}: {found}, the log has {recorded}")
+
+    def _differ(self, difference: str) -> None:
+        self.report.first_difference = self.report.first_difference or difference
+
+
+async def replay(
+    deliveries: AsyncIterator[Delivery] | Iterable[Delivery],
+    store: ObjectStore,
+    policy_config: PolicyConfig,
+    config: TrainerConfig,
+    *,
+    loss: LossConfig | None = None,
+    on_step: OnStep | None = None,
+) -> ReplayReport:
+    """Retrain a run.
+
+    Args:
+        deliveries: the log, of `REPLAY_TYPES` at least, each stream in order.
+        store: the run's objects: version 0's checkpoint.
+        policy_config: shape of the run's policy.
+        config: the run's own settings.
+        loss: another loss, for a what-if; nothing is compared then.
+        on_step: told of each step.
+
+    Raises:
+        NotFoundError: The store has no checkpoint of step 0.
+        CorruptDataError: The checkpoint is damaged.
+
+    """
+    started = time.perf_counter()
+    learner = Learner(policy_config, config.optimizer, seed=0)
+    learner.set_threads(config.num_threads)
+    key = await first_checkpoint(store)
+    if key is None:
+        raise NotFoundError("checkpoints/00000000-*: the run has no checkpoint of version 0")
+    await load_checkpoint(store, key, learner)
+    if loss is not None:
+        config = msgspec.structs.replace(config, loss=loss)
+    run = Replay(learner, config, is_what_if=loss is not None, on_step=on_step)
+    if isinstance(deliveries, AsyncIterator):
+        async for delivery in deliveries:
+            await run.add(delivery)
+    else:
+        for delivery in deliveries:
+            await run.add(delivery)
+    report = run.finish()
+    report.wall_s = time.perf_counter() - started
+    return report

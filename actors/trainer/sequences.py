@@ -1,0 +1,138 @@
+"""From logged turns to training sequences. Imports no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.actors.policy.config import PolicyConfig
+from penstock.kernels.arrays import from_array
+from penstock.messages.rollout import Turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSequence:
+    """One rollout, token by token.
+
+    Shapes: T tokens, N of them sampled, L layers, K experts a token.
+    """
+
+    rollout_id: str
+    token_ids: np.ndarray
+    """[T] int64: context and sampled tokens of all turns."""
+    sampled_at: np.ndarray
+    """[N] int64: positions of the sampled tokens, ascending, > 0."""
+    behavior_logprobs: np.ndarray
+    """[N] float32."""
+    routed_experts: np.ndarray
+    """[T - 1, L, K] uint8 or wider: of the positions that predict something."""
+    advantage: float
+    weight: float = 1.0
+
+    @property
+    def num_inputs(self) -> int:
+        """Tokens that the model reads: all but the last."""
+        return self.token_ids.size - 1
+
+
+def training_sequence(
+    rollout_id: str, turns: Sequence[Turn], advantage: float, weight: float = 1.0
+) -> TrainingSequence:
+    """Concatenate the turns of a rollout.
+
+    Raises:
+        ValueError: An array that is not as `Turn` says; the text names the rollout and the turn.
+
+    """
+    try:
+        parts = [_turn_arrays(turn) for turn in turns]
+    except ValueError as error:
+        raise ValueError(f"rollout {rollout_id}: {error}") from error
+    token_ids, is_sampled, logprobs, routes = (
+        np.concatenate(part) for part in zip(*parts, strict=True)
+    )
+    sampled_at = np.flatnonzero(is_sampled)
+    if sampled_at[0] == 0:
+        raise ValueError(f"rollout {rollout_id}: the first turn has no context")
+    if routes.shape[0] != token_ids.size - 1:
+        raise ValueError(
+            f"rollout {rollout_id}: routed_experts cover {routes.shape[0]} positions, expected "
+            f"{token_ids.size - 1}; a missing route is never guessed"
+        )
+    return TrainingSequence(
+        rollout_id=rollout_id,
+        token_ids=token_ids,
+        sampled_at=sampled_at,
+        behavior_logprobs=logprobs,
+        routed_experts=routes,
+        advantage=advantage,
+        weight=weight,
+    )
+
+
+def check_trajectory(rollout_id: str, turns: Sequence[Turn], config: PolicyConfig) -> None:
+    """Refuse a rollout that the policy cannot be trained on; one without turns is fine.
+
+    Raises:
+        ValueError: Says what was expected.
+
+    """
+    if not turns:
+        return
+    sequence = training_sequence(rollout_id, turns, 0.0)
+    routes, tokens = sequence.routed_experts, sequence.token_ids
+    shape = (config.num_hidden_layers, config.num_experts_per_tok)
+    _require(routes.shape[1:] == shape, f"routed_experts: expected (layers, slots) {shape}")
+    _require(_within(routes, config.num_experts), f"routed_experts: below {config.num_experts}")
+    _require(_within(tokens, config.vocab_size), f"token_ids: below {config.vocab_size}")
+    longest = config.max_position_embeddings
+    _require(sequence.num_inputs <= longest, f"token_ids: at most {longest}, got {tokens.size}")
+    finite = bool(np.isfinite(sequence.behavior_logprobs).all())
+    _require(finite, "behavior_logprobs: expected finite numbers")
+
+
+def micro_batches(
+    sequences: Sequence[TrainingSequence], tokens_max: int
+) -> list[list[TrainingSequence]]:
+    """Cut into passes of at most `tokens_max` input tokens, like lengths together.
+
+    The order is by length, then as given: a function of the batch alone. A longer sequence goes
+    alone.
+    """
+    batches: list[list[TrainingSequence]] = []
+    room = 0
+    for sequence in sorted(sequences, key=lambda sequence: sequence.num_inputs):
+        if not batches or sequence.num_inputs > room:
+            batches.append([])
+            room = tokens_max
+        batches[-1].append(sequence)
+        room -= sequence.num_inputs
+    return batches
+
+
+def _turn_arrays(turn: Turn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return token_ids [P + N], is_sampled [P + N], logprobs [N], routes [R, L, K]."""
+    context, sampled = from_array(turn.context_ids), from_array(turn.token_ids)
+    logprobs, routes = from_array(turn.behavior_logprobs), from_array(turn.routed_experts)
+    if context.ndim != 1 or sampled.ndim != 1 or sampled.size == 0:
+        raise ValueError(
+            f"expected flat token ids, at least one sampled, got {context.shape}, {sampled.shape}"
+        )
+    if logprobs.shape != sampled.shape:
+        raise ValueError(f"behavior_logprobs: expected shape {sampled.shape}, got {logprobs.shape}")
+    if routes.ndim != 3:
+        raise ValueError(f"routed_experts: expected [positions, layers, slots], got {routes.shape}")
+    if sum(span.num_tokens for span in turn.version_spans) != sampled.size:
+        raise ValueError(f"version_spans: expected {sampled.size} tokens, got another sum")
+    tokens = np.concatenate([context, sampled]).astype(np.int64)
+    is_sampled = np.arange(tokens.size) >= context.size
+    return tokens, is_sampled, logprobs, routes
+
+
+def _within(values: np.ndarray, bound: int) -> bool:
+    return values.size == 0 or bool(values.min() >= 0 and values.max() < bound)
+
+
+def _require(condition: bool, expectation: str) -> None:
+    if not condition:
+        raise ValueError(expectation)

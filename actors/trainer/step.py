@@ -1,0 +1,201 @@
+"""One optimizer step from one batch manifest.
+
+Deterministic: the same learner, manifest, turns, settings and torch thread count give the same
+bits, which is what replay proves. Logprobs are taken with the published (rounded) weights and with
+the sampler's own routes; advantages and the choice of samples come from the manifest alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import torch
+
+from penstock.actors.policy.model import token_logprobs
+from penstock.actors.trainer.config import LossConfig, TrainerConfig
+from penstock.actors.trainer.corrections import correction_weights, log_ratios
+from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.live import TRAINED_OUTCOMES
+from penstock.actors.trainer.losses import normalizer, token_losses
+from penstock.actors.trainer.mismatch import MismatchSums, mismatch_sums
+from penstock.actors.trainer.sequences import TrainingSequence, micro_batches, training_sequence
+from penstock.messages.reward import Outcome
+from penstock.messages.rollout import Turn
+from penstock.messages.training import BatchManifest, SampleEntry
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step did, bit for bit."""
+
+    weights_digest: str
+    optimizer_digest: str
+    metrics: dict[str, float]
+    staleness_tokens: dict[int, int]
+
+
+@dataclass(kw_only=True)
+class _Sums:
+    loss: float = 0.0
+    logprob: float = 0.0
+    num_inputs: int = 0
+    router_mismatch: float = 0.0
+    mismatch: MismatchSums = field(default_factory=MismatchSums)
+
+
+def train_step(
+    learner: Learner,
+    manifest: BatchManifest,
+    turns: Mapping[str, Sequence[Turn]],
+    config: TrainerConfig,
+) -> StepResult:
+    """Train the samples of a manifest; an empty one changes no weight.
+
+    Args:
+        learner: at policy version `manifest.policy_version`; changed in place.
+        manifest: which samples, and with which advantages.
+        turns: by rollout or request id, of every trained sample.
+        config: loss, correction, bounds.
+
+    Raises:
+        ValueError: Turns that are malformed, or not those that the manifest counted.
+        KeyError: Turns that are missing.
+
+    """
+    torch.set_num_threads(config.num_threads)
+    sequences = list(_sequences(manifest, turns, config))
+    sums, norm = _Sums(), 0.0
+    if sequences:
+        divisor = normalizer(len(sequences), config.loss)
+        with learner.published_weights():
+            for batch in micro_batches(sequences, config.micro_batch_tokens):
+                _accumulate(learner, batch, config.loss, divisor, sums)
+        norm = learner.apply(manifest.step)
+    staleness = _staleness_tokens(manifest)
+    return StepResult(
+        weights_digest=learner.weights_digest(),
+        optimizer_digest=learner.optimizer_digest(),
+        metrics=_figures(sums, norm) | _batch_figures(manifest, staleness),
+        staleness_tokens=staleness,
+    )
+
+
+def trained_samples(manifest: BatchManifest) -> list[SampleEntry]:
+    """Return the samples with tokens to train: those of groups, then live ones."""
+    samples = [sample for group in manifest.groups for sample in group.samples] + manifest.live
+    return [
+        sample for sample in samples if sample.outcome in TRAINED_OUTCOMES and sample.version_spans
+    ]
+
+
+def _sequences(
+    manifest: BatchManifest, turns: Mapping[str, Sequence[Turn]], config: TrainerConfig
+) -> Iterator[TrainingSequence]:
+    live = {sample.rollout_id for sample in manifest.live}
+    for sample in trained_samples(manifest):
+        weight = config.live.weight if sample.rollout_id in live else 1.0
+        name = sample.rollout_id
+        sequence = training_sequence(name, turns[name], sample.advantage, weight)
+        num_tokens = sum(span.num_tokens for span in sample.version_spans)
+        if sequence.sampled_at.size != num_tokens:
+            raise ValueError(
+                f"rollout {name}: the manifest of step {manifest.step} counts {num_tokens} tokens, "
+                f"its turns have {sequence.sampled_at.size}"
+            )
+        yield sequence
+
+
+def _accumulate(
+    learner: Learner,
+    batch: Sequence[TrainingSequence],
+    config: LossConfig,
+    divisor: float,
+    sums: _Sums,
+) -> None:
+    """Add the gradient of one micro-batch, and its figures."""
+    counts = torch.tensor([sequence.sampled_at.size for sequence in batch])
+    behavior = _cat([sequence.behavior_logprobs for sequence in batch])
+    current, router_mismatch = _logprobs(learner, batch, config.temperature)
+    ids = torch.arange(len(batch)).repeat_interleave(counts)
+    ratio = log_ratios(current, behavior)
+    weights = correction_weights(ratio, ids, config)
+    advantages = _per_token([sequence.advantage for sequence in batch], counts)
+    losses = token_losses(current, behavior, advantages, weights, config)
+    loss = (losses * _per_token([sequence.weight for sequence in batch], counts)).sum() / divisor
+    loss.backward()
+    num_inputs = sum(sequence.num_inputs for sequence in batch)
+    sums.loss += float(loss.detach())
+    sums.logprob += float(current.detach().double().sum())
+    sums.num_inputs += num_inputs
+    sums.router_mismatch += router_mismatch * num_inputs
+    sums.mismatch.add(mismatch_sums(ratio, weights))
+
+
+def _logprobs(
+    learner: Learner, batch: Sequence[TrainingSequence], temperature: float
+) -> tuple[torch.Tensor, float]:
+    """Return the sampled tokens' logprobs, [N], and the share of routes the router would change."""
+    lengths = [sequence.num_inputs for sequence in batch]
+    starts = np.cumsum([0, *lengths[:-1]])
+    output = learner.policy(
+        _cat([sequence.token_ids[:-1] for sequence in batch]),
+        lengths,
+        _cat([sequence.routed_experts.astype(np.int64) for sequence in batch]),
+    )
+    rows = [sequence.sampled_at - 1 + start for sequence, start in zip(batch, starts, strict=True)]
+    targets = [sequence.token_ids[sequence.sampled_at] for sequence in batch]
+    logits = learner.policy.logits(output.hidden.index_select(0, _cat(rows)))
+    if temperature != 1.0:
+        logits = logits * (1.0 / temperature)
+    return token_logprobs(logits, _cat(targets)), float(output.router_mismatch)
+
+
+def _cat(parts: Sequence[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def _per_token(values: Sequence[float], counts: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts)
+
+
+def _staleness_tokens(manifest: BatchManifest) -> dict[int, int]:
+    tokens: dict[int, int] = {}
+    for sample in trained_samples(manifest):
+        for span in sample.version_spans:
+            staleness = manifest.policy_version - span.policy_version
+            tokens[staleness] = tokens.get(staleness, 0) + span.num_tokens
+    return dict(sorted(tokens.items()))
+
+
+def _figures(sums: _Sums, norm: float) -> dict[str, float]:
+    num_tokens = max(sums.mismatch.num_tokens, 1.0)
+    return {
+        "loss": sums.loss,
+        "grad_norm": norm,
+        "logprob_mean": sums.logprob / num_tokens,
+        "tokens_trained": sums.mismatch.num_tokens,
+        "tokens_read": float(sums.num_inputs),
+        "router_mismatch": sums.router_mismatch / max(sums.num_inputs, 1),
+        **sums.mismatch.figures(),
+    }
+
+
+def _batch_figures(manifest: BatchManifest, staleness: dict[int, int]) -> dict[str, float]:
+    trained = [
+        sample
+        for group in manifest.groups
+        for sample in group.samples
+        if sample.outcome in TRAINED_OUTCOMES
+    ]
+    num_solved = sum(sample.outcome is Outcome.SOLVED for sample in trained)
+    num_tokens = max(sum(staleness.values()), 1)
+    live = [sample for sample in manifest.live if sample.outcome in TRAINED_OUTCOMES]
+    return {
+        "reward_mean": sum(sample.reward for sample in trained) / max(len(trained), 1),
+        "pass_rate": num_solved / max(len(trained), 1),
+        "num_groups": float(len(manifest.groups)),
+        "num_discarded": float(len(manifest.discarded)),
+        "num_live": float(len(live)),
+        "staleness_mean": sum(age * count for age, count in staleness.items()) / num_tokens,
+        "staleness_max": float(max(staleness, default=0)),
+    }
