@@ -8,6 +8,7 @@ request and computes up to `prefill_tokens_max` prompt tokens beside them.
 
 import time
 from collections import deque
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,10 +17,12 @@ import torch
 from penstock.actors.generator.decoder import Decoder, PrefillChunk, StepBatch
 from penstock.actors.generator.engine import EngineMetrics, TokenChunk
 from penstock.actors.generator.kv_cache import SlotCache
+from penstock.actors.generator.native_decoder import NativeDecoder
 from penstock.actors.generator.request import Request
 from penstock.actors.generator.sampler import SamplingBatch, sample
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
+from penstock.kernels.decode import DecodeWeights
 from penstock.messages.rollout import StopReason
 
 _SHARED_PREFIX_WORTH = 16
@@ -51,7 +54,8 @@ class EngineCore:
     def __init__(self, config: PolicyConfig, options: EngineOptions) -> None:
         self.options = options
         self.metrics = EngineMetrics()
-        self.policy: Policy | None = None
+        self.model: Policy | DecodeWeights | None = None
+        """What the decoder's `prepare` made of the weights in use."""
         self.policy_version = -1
         num_rows = options.num_running_max + options.num_parked_max
         self.cache = SlotCache(config, num_rows, options.num_tokens_max)
@@ -59,7 +63,9 @@ class EngineCore:
         self.prefilling: list[Request] = []
         self.decoding: list[Request] = []
         """Request i runs in row i."""
-        self._decoder = Decoder(config, self.cache)
+        native = NativeDecoder.load(config, self.cache, options.num_threads)
+        self.decoder: Any = native or Decoder(config, self.cache)
+        """Both kinds have `prepare` and `step`; what one prepares, it steps with."""
 
     @property
     def num_running(self) -> int:
@@ -71,14 +77,14 @@ class EngineCore:
         self.metrics.num_requests += 1
         self.waiting.append(request)
 
-    def swap_policy(self, policy: Policy, policy_version: int) -> list[Output]:
+    def swap_model(self, model: Policy | DecodeWeights, policy_version: int) -> list[Output]:
         """Use other weights from the next step on; flush what the old ones sampled."""
         flushed = [
             (request, request.flush(self.policy_version))
             for request in self.decoding
             if request.num_pending
         ]
-        self.policy, self.policy_version = policy, policy_version
+        self.model, self.policy_version = model, policy_version
         self.cache.mark_stale()
         return flushed
 
@@ -92,14 +98,14 @@ class EngineCore:
     @torch.inference_mode()
     def step(self, *, admit: bool = True) -> list[Output]:
         """Run one step; returns the chunks that came due."""
-        assert self.policy is not None
+        assert self.model is not None
         started = time.perf_counter()
         if admit and self.waiting:
             self._admit()
         batch, sampled = self._plan()
         if not batch.token_ids:
             return []
-        logits = self._decoder.step(self.policy, batch)
+        logits = self.decoder.step(self.model, batch)
         self._advance(batch)
         outputs = self._sample(sampled, logits) if sampled else []
         self.metrics.num_steps += 1

@@ -38,7 +38,16 @@ class StepBatch:
     """B: where each decoding row's token goes."""
     chunks: list[PrefillChunk]
     output_rows: list[int]
-    """Which of the N rows' logits are wanted."""
+    """Which of the N tokens' logits are wanted."""
+
+    def places(self) -> tuple[list[int], list[int]]:
+        """Return each token's cache row and position."""
+        rows = list(range(len(self.decode_positions)))
+        positions = list(self.decode_positions)
+        for chunk in self.chunks:
+            rows += [chunk.row] * chunk.num_tokens
+            positions += range(chunk.start, chunk.start + chunk.num_tokens)
+        return rows, positions
 
 
 @dataclass(frozen=True)
@@ -57,12 +66,19 @@ class _Places:
 
 
 class Decoder:
-    """Runs steps of a policy over a slot cache."""
+    """Runs steps of a policy over a slot cache, in torch: everywhere, and on any device."""
+
+    name = "torch"
 
     def __init__(self, config: PolicyConfig, cache: SlotCache) -> None:
         self.config = config
         self.cache = cache
         self._columns = torch.arange(cache.num_tokens_max)
+
+    @staticmethod
+    def prepare(policy: Policy) -> Policy:
+        """Return what `step` computes with: the policy's own parameters."""
+        return policy
 
     def step(self, policy: Policy, batch: StepBatch) -> torch.Tensor:
         """Extend the cache by the batch's tokens.
@@ -93,13 +109,10 @@ class Decoder:
         return policy.logits(hidden)
 
     def _places(self, policy: Policy, batch: StepBatch) -> _Places:
-        rows = list(range(len(batch.decode_positions)))
-        positions = list(batch.decode_positions)
+        rows, positions = batch.places()
         masks = []
         for chunk in batch.chunks:
             end = chunk.start + chunk.num_tokens
-            rows += [chunk.row] * chunk.num_tokens
-            positions += range(chunk.start, end)
             last_visible = self._columns[chunk.start : end].unsqueeze(1)
             masks.append(_additive(self._columns[:end] > last_visible))
         at = torch.tensor(positions)

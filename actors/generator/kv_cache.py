@@ -9,6 +9,13 @@ import numpy as np
 import torch
 
 from penstock.actors.policy.config import PolicyConfig
+from penstock.kernels.decode import TILE
+from penstock.kernels.memory import huge_zeros
+
+
+def round_up(num_tokens: int) -> int:
+    """Round up to whole tiles of positions."""
+    return -(-num_tokens // TILE) * TILE
 
 
 class Row:
@@ -32,9 +39,12 @@ class SlotCache:
 
     def __init__(self, config: PolicyConfig, num_rows: int, num_tokens_max: int) -> None:
         layers, heads = config.num_hidden_layers, 2 * config.num_key_value_heads
+        num_tokens_max = round_up(num_tokens_max)
         self.num_tokens_max = num_tokens_max
-        self.kv = torch.zeros(layers, num_rows, heads, num_tokens_max, config.head_dim)
-        """[L, rows, 2*Hkv, T, D]: keys then values."""
+        kv_shape = (layers, num_rows, heads, num_tokens_max, config.head_dim)
+        self.kv = torch.from_numpy(huge_zeros(kv_shape, np.float32))
+        """[L, rows, 2*Hkv, T, D]: keys then values; inside a tile of positions, the decoder's own
+        layout."""
         route_dtype = torch.uint8 if config.num_experts <= 256 else torch.int16
         shape = (num_rows, num_tokens_max, layers, config.num_experts_per_tok)
         self.routes = torch.zeros(shape, dtype=route_dtype)
@@ -103,7 +113,7 @@ class SlotCache:
         row.last_used = self._clock
 
     def _copy_prefix(self, source: Row, target: Row, num_tokens: int) -> None:
-        a, b, n = source.index, target.index, num_tokens
+        a, b, n = source.index, target.index, round_up(num_tokens)
         self.kv[:, b, :, :n] = self.kv[:, a, :, :n]
         self.routes[b, :n] = self.routes[a, :n]
         target.is_fresh = source.is_fresh
@@ -113,7 +123,7 @@ class SlotCache:
         other = self.rows[index]
         if other is row:
             return
-        a, b, n = row.index, index, max(row.length, other.length)
+        a, b, n = row.index, index, round_up(max(row.length, other.length))
         for tensor in (self.kv[:, :, :, :n].transpose(0, 1), self.routes[:, :n]):
             held = tensor[a].clone()
             tensor[a] = tensor[b]

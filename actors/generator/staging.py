@@ -51,11 +51,16 @@ class StagedWeights:
         if found != root_digest:
             raise CorruptDataError(f"staged weights have root digest {found}, not {root_digest}")
 
-    def swap(self) -> Policy:
-        """Close the update and return the policy to sample with."""
+    @property
+    def standby(self) -> Policy:
+        """The policy that is being written."""
+        self._open_views()
+        return self._standby
+
+    def swap(self) -> None:
+        """Close the update: the standby is live."""
         self._open_views()
         self._live, self._standby, self._views = self._standby, self._live, None
-        return self._live
 
     def digest(self) -> str:
         """Return the root digest of the live weights."""

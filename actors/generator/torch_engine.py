@@ -22,6 +22,8 @@ from penstock.actors.generator.request import Request
 from penstock.actors.generator.staging import StagedWeights
 from penstock.actors.generator.worker import EngineWorker
 from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.model import Policy
+from penstock.kernels.decode import DecodeWeights
 from penstock.messages.errors import DeadlineError, QueueFullError
 from penstock.messages.task import Sampling
 
@@ -129,7 +131,9 @@ class TorchEngine:
         async with self._weights_lock:
             if root_digest is not None:
                 await asyncio.to_thread(self._weights.verify, root_digest)
-            return await self._worker.call(lambda: self._swap(policy_version))
+            prepare, standby = self._core.decoder.prepare, self._weights.standby
+            model = await asyncio.to_thread(prepare, standby)
+            return await self._worker.call(lambda: self._swap(model, policy_version))
 
     async def digest(self) -> str:
         """See `Engine.digest`."""
@@ -144,7 +148,7 @@ class TorchEngine:
         """See `Engine.health`."""
         core, worker = self._core, self._worker
         return EngineHealth(
-            ready=core.policy is not None and worker.is_alive,
+            ready=core.model is not None and worker.is_alive,
             paused=worker.is_paused,
             policy_version=core.policy_version,
             num_running=core.num_running,
@@ -159,7 +163,7 @@ class TorchEngine:
     def capabilities(self) -> EngineCapabilities:
         """See `Engine.capabilities`."""
         return EngineCapabilities(
-            name="torch",
+            name=f"torch ({self._core.decoder.name} step)",
             num_tokens_max=self._options.num_tokens_max,
             num_running_max=self._options.num_running_max,
             num_waiting_max=self._options.num_waiting_max,
@@ -199,9 +203,10 @@ class TorchEngine:
     def _set_paused(self, is_paused: bool) -> None:
         self._worker.is_paused = is_paused
 
-    def _swap(self, policy_version: int) -> float:
+    def _swap(self, model: Policy | DecodeWeights, policy_version: int) -> float:
         started = time.perf_counter()
-        self._worker.emit(self._core.swap_policy(self._weights.swap(), policy_version))
+        self._weights.swap()
+        self._worker.emit(self._core.swap_model(model, policy_version))
         pause_ms = (time.perf_counter() - started) * 1e3
         self._core.metrics.num_commits += 1
         self._core.metrics.last_pause_ms = pause_ms

@@ -106,7 +106,7 @@ class EngineWorker:
     def _has_work(self) -> bool:
         core = self.core
         wanted = core.num_running > 0 or (self.is_admitting and bool(core.waiting))
-        return wanted and not self.is_paused and core.policy is not None
+        return wanted and not self.is_paused and core.model is not None
 
     def _run_commands(self) -> None:
         """Run what is in the inbox; wait for something if there is nothing else to do."""

@@ -1,0 +1,137 @@
+"""The compiled step: the same interface and results as `Decoder`, several times as fast.
+
+Sums run in an order of their own, so a token comes out as the same bits in any batch. Rows are
+independent of each other: with several threads each takes a share of the rows through all layers.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from penstock.actors.generator.decoder import StepBatch
+from penstock.actors.generator.kv_cache import SlotCache
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.layers import Layer
+from penstock.actors.policy.model import Policy
+from penstock.kernels.decode import DecodeKernel, DecodeShape, DecodeWeights, LayerWeights, pack
+
+_SPLIT_TOKENS = 8
+"""Fewer tokens than this are not worth a second thread."""
+
+
+class NativeDecoder:
+    """Runs steps of a policy over a slot cache, with `penstock.kernels.decode`."""
+
+    name = "native"
+
+    def __init__(self, kernels: list[DecodeKernel], config: PolicyConfig, cache: SlotCache) -> None:
+        """Take one kernel a thread: each has its own scratch memory."""
+        self._kernels = kernels
+        self._vocab_size = config.vocab_size
+        self._kv, self._routes = cache.kv.numpy(), cache.routes.numpy()
+        self._pool = ThreadPoolExecutor(max(1, len(kernels) - 1), "decode")
+
+    @classmethod
+    def load(
+        cls, config: PolicyConfig, cache: SlotCache, num_threads: int
+    ) -> "NativeDecoder | None":
+        """Return None where the kernel cannot be compiled or does not fit the shape."""
+        shape = _shape(config, cache)
+        kernels = [DecodeKernel.load(shape) for _ in range(num_threads)]
+        loaded = [kernel for kernel in kernels if kernel is not None]
+        return cls(loaded, config, cache) if loaded else None
+
+    @staticmethod
+    def prepare(policy: Policy) -> DecodeWeights:
+        """Return what `step` computes with: a packed copy of the parameters."""
+        return pack_policy(policy)
+
+    def step(self, weights: DecodeWeights, batch: StepBatch) -> torch.Tensor:
+        """Extend the cache by the batch's tokens.
+
+        Returns:
+            Logits [len(output_rows), V].
+
+        """
+        rows, positions = (np.array(values, dtype=np.int32) for values in batch.places())
+        tokens = (np.array(batch.token_ids, dtype=np.int32), rows, positions)
+        outputs = np.array(batch.output_rows, dtype=np.int32)
+        num_shares = len(self._kernels) if len(rows) >= _SPLIT_TOKENS else 1
+        if num_shares == 1:
+            return torch.from_numpy(self._run(0, weights, tokens, outputs))
+        logits = np.empty((len(outputs), self._vocab_size), dtype=np.float32)
+        owners = rows % num_shares
+
+        def run(share: int) -> None:
+            mine = np.flatnonzero(owners == share).astype(np.int32)
+            wanted = owners[outputs] == share
+            local = np.searchsorted(mine, outputs[wanted]).astype(np.int32)
+            taken = (tokens[0][mine], tokens[1][mine], tokens[2][mine])
+            if len(mine):
+                logits[wanted] = self._run(share, weights, taken, local)
+
+        others = [self._pool.submit(run, share) for share in range(1, num_shares)]
+        run(0)
+        for other in others:
+            other.result()
+        return torch.from_numpy(logits)
+
+    def _run(
+        self,
+        share: int,
+        weights: DecodeWeights,
+        tokens: tuple[np.ndarray, np.ndarray, np.ndarray],
+        outputs: np.ndarray,
+    ) -> np.ndarray:
+        return self._kernels[share].step(weights, self._kv, self._routes, tokens, outputs)
+
+
+def pack_policy(policy: Policy) -> DecodeWeights:
+    """Lay a policy's weights out for the kernel."""
+    head = policy.embedding if policy.config.tie_word_embeddings else policy.head
+    return DecodeWeights(
+        layers=[_pack_layer(layer) for layer in policy.layers if isinstance(layer, Layer)],
+        embedding=_numpy(policy.embedding),
+        head=pack(_numpy(head)),
+        final_norm=_numpy(policy.final_norm),
+        rotary=(_numpy(policy.cos), _numpy(policy.sin)),
+    )
+
+
+def _pack_layer(layer: Layer) -> LayerWeights:
+    attention = layer.attention
+    return LayerWeights(
+        attention_norm=_numpy(layer.attention_norm),
+        qkv=pack(_numpy(attention.qkv)),
+        output=pack(_numpy(attention.output)),
+        query_norm=_numpy(attention.query_norm),
+        key_norm=_numpy(attention.key_norm),
+        expert_norm=_numpy(layer.expert_norm),
+        gate=pack(_numpy(layer.router.weight)),
+        gate_up=pack(_numpy(layer.experts.gate_up)),
+        down=pack(_numpy(layer.experts.down)),
+    )
+
+
+def _numpy(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().numpy()
+
+
+def _shape(config: PolicyConfig, cache: SlotCache) -> DecodeShape:
+    return DecodeShape(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        experts=config.num_experts,
+        chosen=config.num_experts_per_tok,
+        width=config.moe_intermediate_size,
+        vocab=config.vocab_size,
+        rows=len(cache.rows),
+        positions=cache.num_tokens_max,
+        normalize=config.norm_topk_prob,
+        wide_routes=cache.routes.dtype == torch.int16,
+        eps=config.rms_norm_eps,
+    )
