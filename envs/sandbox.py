@@ -131,6 +131,15 @@ class Sandbox(Protocol):
         ...
 
 
+class Machine(Sandbox, Protocol):
+    """A sandbox held where it runs."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether its guest still listens."""
+        ...
+
+
 class Backend(Protocol):
     """A way to start sandboxes."""
 
@@ -138,7 +147,7 @@ class Backend(Protocol):
     isolation_class: IsolationClass
     capabilities: frozenset[Capability]
 
-    async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> Sandbox:
+    async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> Machine:
         """Boot one machine, ready for its first `exec`; `cpu` pins it to one host CPU."""
         ...
 

@@ -104,6 +104,11 @@ class GuestSandbox:
         self.hang_grace_s = HANG_GRACE_S
         self._connection = connection
 
+    @property
+    def alive(self) -> bool:
+        """See `Machine.alive`."""
+        return self._connection.died is None
+
     async def exec(  # noqa: PLR0913
         self,
         argv: Sequence[str],
