@@ -1,0 +1,60 @@
+"""The feedback join as an actor: FEEDBACK in, live samples out."""
+
+from typing import ClassVar
+
+from penstock.actors.gatekeeper.join import FeedbackJoin, JoinConfig
+from penstock.actors.runtime.actor import Actor, Effects
+from penstock.actors.runtime.context import Context
+from penstock.messages.base import Event
+from penstock.messages.feedback import (
+    FeedbackReceived,
+    FeedbackRetracted,
+    InferenceRecorded,
+    LiveSampleJoined,
+)
+
+
+class FeedbackJoiner(Actor):
+    """Joins requests with their feedback; its state follows from the log."""
+
+    role = "feedback_join"
+    tick_s = 0.5
+    follows: ClassVar[tuple[type[Event], ...]] = (
+        InferenceRecorded,
+        FeedbackReceived,
+        FeedbackRetracted,
+        LiveSampleJoined,
+    )
+
+    def __init__(self, config: JoinConfig) -> None:
+        """Start with nothing open."""
+        self._join = FeedbackJoin(config)
+
+    async def on_inference_recorded(self, event: InferenceRecorded, ctx: Context) -> Effects:
+        """Open the request."""
+        self._join.add_record(event, ctx.now())
+        return ()
+
+    async def on_feedback_received(self, event: FeedbackReceived, ctx: Context) -> Effects:
+        """Note the signal."""
+        self._join.add_feedback(event)
+        return ()
+
+    async def on_feedback_retracted(self, event: FeedbackRetracted, ctx: Context) -> Effects:
+        """Forget the signal."""
+        self._join.retract(event)
+        return ()
+
+    async def on_live_sample_joined(self, event: LiveSampleJoined, ctx: Context) -> Effects:
+        """Close the request: this join, or the one before a restart, has made its sample."""
+        self._join.note_joined(event)
+        return ()
+
+    async def on_tick(self, ctx: Context) -> Effects:
+        """Emit what is due; the log keeps one sample a request whatever happens."""
+        counts = self._join.counts
+        effects = list(self._join.due(ctx.now()))
+        ctx.set_gauge("requests_open", self._join.num_open)
+        ctx.set_gauge("requests_dropped", counts.num_dropped)
+        ctx.set_gauge("feedback_late", counts.num_late)
+        return effects

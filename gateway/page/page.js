@@ -1,0 +1,319 @@
+// The view: one function a section, from the state to elements.
+const BLANK = {
+  run: {}, midtrain: { points: [] }, steps: [], evals: [], staleness: { tokens: {} }, regions: {},
+  rollouts: { ends: {}, outcomes: {} }, sandbox: { gauges: {} }, ledger: { totals: {}, rows: {}, violations: [] },
+  live: {}, actors: {}, stall: {}, log: [],
+};
+let state = BLANK;
+
+const integer = (v) => Math.round(v ?? 0).toLocaleString("en-US");
+const percent = (v) => `${Math.round(v * 100)}%`;
+const short = (v) => (v >= 1e9 ? `${trim(v / 1e9)}G` : v >= 1e6 ? `${trim(v / 1e6)}M` : v >= 1e3 ? `${trim(v / 1e3)}k` : trim(v));
+const trim = (v) => String(Number(v.toPrecision(3)));
+const bytes = (v) => (v >= 1e6 ? `${trim(v / 1e6)} MB` : v >= 1e3 ? `${trim(v / 1e3)} kB` : `${Math.round(v)} B`);
+const small = (v) => (v === 0 ? "0" : Math.abs(v) < 1e-3 ? v.toExponential(0) : trim(v));
+const duration = (s) => {
+  const whole = Math.max(0, Math.round(s));
+  const minutes = Math.floor(whole / 60), hours = Math.floor(minutes / 60);
+  if (hours) return `${hours} h ${minutes % 60} min`;
+  return minutes ? `${minutes} min ${whole % 60} s` : `${whole} s`;
+};
+const seconds = (v) => `${trim(v)} s`;
+const milliseconds = (v) => (v >= 1000 ? `${trim(v / 1000)} s` : `${trim(v)} ms`);
+const median = (values) => {
+  const sorted = [...values].sort((a, b) => a - b), half = sorted.length >> 1;
+  return sorted.length ? (sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2) : 0;
+};
+const passRate = (e) => (e.num_tasks ? e.num_solved / e.num_tasks : 0);
+const metric = (name) => state.steps.filter((s) => name in s.metrics).map((s) => [s.step, s.metrics[name]]);
+const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
+
+// Mean over a window, so that a noisy curve can be read.
+function smooth(points, window) {
+  return points.map(([x], i) => {
+    const near = points.slice(Math.max(0, i - window + 1), i + 1);
+    return [x, near.reduce((sum, p) => sum + p[1], 0) / near.length];
+  });
+}
+
+function fill(id, ...children) {
+  const card = document.getElementById(id);
+  const title = card.querySelector("h2");
+  card.replaceChildren(title, ...children.filter(Boolean));
+}
+
+const widthOf = (id) => Math.max(240, document.getElementById(id).clientWidth - 28);
+const note = (content) => html("p", "sub", content);
+const empty = (content) => html("div", "empty", content);
+
+function drawHeader() {
+  const { run, stall } = state;
+  document.getElementById("run-id").textContent = run.run_id ?? "";
+  document.getElementById("phase").textContent = { starting: "starting", midtrain: "mid-training", rl: "reinforcement learning", finished: "finished" }[run.phase] ?? "no run";
+  document.getElementById("elapsed").textContent = run.started_at ? `${duration(run.now - run.started_at)} · seed ${run.seed}` : "";
+  document.title = run.run_id ? `Penstock · ${run.run_id}` : "Penstock";
+  const banner = document.getElementById("stall");
+  banner.className = `stall ${stall.is_stalled ? "bad" : run.phase === "finished" ? "good" : ""}`;
+  const lead = stall.is_stalled ? "Stalled" : run.phase === "finished" ? "Done" : "Waiting";
+  banner.replaceChildren(html("strong", "", `${lead}: `), stall.words ?? "no state yet");
+}
+
+function tile(name, value, detail, tone = "") {
+  return html("div", "tile", html("div", "name", name), html("div", `value ${tone}`, value), html("div", "note", detail));
+}
+
+function drawTiles() {
+  const { evals, steps, staleness, ledger, live, sandbox, run } = state;
+  const first = evals[0], last = evals[evals.length - 1];
+  const step = steps[steps.length - 1];
+  const within = staleness.budget_max < 0 || staleness.seen_max <= staleness.budget_max;
+  const settled = ledger.totals.generated ?? 0;
+  document.getElementById("tiles").replaceChildren(
+    tile("Held-out pass rate", last ? percent(passRate(last)) : "–", evals.length > 1 ? `from ${percent(passRate(first))} before RL` : last ? `of ${last.num_tasks} tasks` : "not evaluated yet"),
+    tile("Reward, last step", step && "reward_mean" in step.metrics ? step.metrics.reward_mean.toFixed(3) : "–", step && "pass_rate" in step.metrics ? `pass rate ${percent(step.metrics.pass_rate)}` : "no step yet"),
+    tile("Steps", integer(run.step), `${integer(state.rollouts.num_finished)} rollouts`),
+    tile("Staleness seen", integer(staleness.seen_max), staleness.budget_max >= 0 ? `budget ${staleness.budget_max} versions` : "versions", within ? "" : "bad-text"),
+    tile("Ledger", settled ? (ledger.balanced ? "balanced" : "off") : "–", `${short(settled)} tokens sampled`, settled ? (ledger.balanced ? "good-text" : "bad-text") : ""),
+    tile("VM boot, median", sandbox.boot_ms_p50 ? milliseconds(sandbox.boot_ms_p50) : "–", `${integer(sandbox.num_vms)} machines`),
+    tile("Users' requests", integer(live.num_requests), `${integer(live.num_feedback)} signals, ${integer(live.num_trained)} trained`),
+  );
+}
+
+function drawReward() {
+  const reward = metric("reward_mean"), passed = metric("pass_rate");
+  const evals = state.evals.map((e) => [e.policy_version, passRate(e)]);
+  const window = Math.max(1, Math.min(8, Math.floor(reward.length / 6)));
+  const raw = window > 1 ? [{ name: "reward a step", color: 1, thin: true, dash: "", points: reward }] : [];
+  const rewards = reward.map((p) => p[1]);
+  const graph = chart(widthOf("reward"), {
+    height: 236, x: { label: "step" }, y: { format: (v) => v.toFixed(2), min: Math.min(0, ...rewards), max: Math.max(1, ...rewards) },
+    series: [
+      { name: window > 1 ? `reward, mean of ${window} steps` : "reward", color: 1, points: smooth(reward, window) },
+      { name: window > 1 ? `training pass rate, mean of ${window}` : "training pass rate", color: 2, points: smooth(passed, window) },
+      { name: "held-out pass rate", color: 3, kind: "dots", joined: true, points: evals },
+      ...raw,
+    ],
+  });
+  fill("reward", graph ?? empty("No step has been taken yet."));
+}
+
+function drawMidtrain() {
+  const { midtrain } = state;
+  const points = midtrain.points ?? [];
+  const graph = chart(widthOf("midtrain"), {
+    x: { label: "tokens", format: short, whole: false }, y: { format: (v) => v.toFixed(1), tip: (v) => v.toFixed(3) },
+    series: [
+      { name: "training loss", color: 1, points: points.map((p) => [p.num_tokens, p.loss]) },
+      { name: "held-out loss", color: 3, kind: "dots", points: points.filter((p) => p.heldout_loss).map((p) => [p.num_tokens, p.heldout_loss]) },
+    ],
+  });
+  const speed = midtrain.tokens_per_s ? ` · ${short(midtrain.tokens_per_s)} tokens/s` : "";
+  const total = midtrain.num_tokens_total ? ` of ${short(midtrain.num_tokens_total)}` : "";
+  const line = midtrain.wall_s
+    ? `${short(midtrain.num_tokens)} tokens in ${duration(midtrain.wall_s)} · held-out perplexity ${trim(midtrain.heldout_perplexity)}`
+    : `${short(midtrain.num_tokens ?? 0)}${total} tokens${speed}`;
+  fill("midtrain", note(`Nats a token. ${line}`), graph ?? empty("Mid-training has not begun."));
+}
+
+function drawStaleness() {
+  const { staleness } = state;
+  const points = Object.entries(staleness.tokens).map(([k, v]) => [Number(k), v]).sort((a, b) => a[0] - b[0]);
+  const total = points.reduce((sum, p) => sum + p[1], 0) || 1;
+  const budget = Math.max(0, staleness.budget_max ?? -1);
+  const padded = Array.from({ length: Math.max(budget, points.length ? points[points.length - 1][0] : 0) + 1 }, (_, i) => [i, (staleness.tokens[i] ?? 0) / total]);
+  const graph = points.length && chart(widthOf("staleness"), {
+    x: { label: "versions behind the trainer" }, y: { format: percent, tip: (v) => `${(v * 100).toFixed(1)}%`, min: 0, max: 1 },
+    series: [{ name: "of trained tokens", color: 1, kind: "bars", points: padded }],
+  });
+  const allowed = staleness.num_groups_allowed ? ` · ${integer(staleness.num_groups_granted)} of ${integer(staleness.num_groups_allowed)} credits used` : "";
+  const bound = staleness.budget_max >= 0 ? `Budget ${staleness.budget_max}, seen at most ${staleness.seen_max}${allowed}` : "Share of trained tokens";
+  fill("staleness", note(bound), graph || empty("Nothing has been trained yet."));
+}
+
+function drawMismatch() {
+  const graph = chart(widthOf("mismatch"), {
+    x: { label: "step" }, y: { format: small },
+    series: [{ name: "k1", color: 1, points: metric("mismatch_k1") }, { name: "k3", color: 2, points: metric("mismatch_k3") }],
+  });
+  fill("mismatch", note("KL of trainer and sampler, nats a token; 0 is exact"), graph ?? empty("No step has been taken yet."));
+}
+
+function drawEss() {
+  const ess = metric("ess"), masked = metric("masked_fraction");
+  const graph = chart(widthOf("ess"), {
+    x: { label: "step" }, y: { format: percent, min: 0, max: 1 }, marks: [{ y: 0.3, name: "alarm 30%" }],
+    series: [{ name: "ESS / batch", color: 1, points: ess }, { name: "tokens masked", color: 2, points: masked }],
+  });
+  fill("ess", note("Of the importance weights; low means off-policy"), ess.length ? graph : empty("No step has been taken yet."));
+}
+
+function drawDeltas() {
+  const regions = Object.entries(state.regions);
+  const graph = chart(widthOf("deltas"), {
+    height: 200, x: { label: "policy version" }, y: { format: bytes, log: true },
+    series: regions.map(([name, r], i) => ({ name, color: i + 1, points: r.deltas.filter((d) => d.num_bytes > 0).map((d) => [d.policy_version, d.num_bytes]) })),
+  });
+  const head = ["region", "serves", "last delta", "ratio, median", "swap pause, median", "full uploads after v0", "digests"];
+  const rows = regions.map(([name, r]) => {
+    const deltas = r.deltas.filter((d) => d.kind !== "anchor" && d.num_bytes > 0);
+    const last = deltas[deltas.length - 1];
+    const served = [...new Set(Object.values(r.replicas))].sort((a, b) => a - b).map((v) => `v${v}`).join(", ");
+    const bad = r.num_digest_mismatches;
+    return [
+      name, served || "–", last ? bytes(last.num_bytes) : "–",
+      deltas.length ? `${trim(median(deltas.map((d) => d.full_bytes / d.num_bytes)))}× smaller` : "–",
+      deltas.length ? milliseconds(median(deltas.map((d) => d.pause_ms))) : "–", integer(r.num_full_after_v0),
+      html("span", bad ? "bad-text" : "good-text", bad ? `${bad} wrong` : "all equal"),
+    ];
+  });
+  fill("deltas", note("Bytes sent for each version, logarithmic"), graph ?? empty("No version has reached a region yet."), rows.length ? table(head, rows, [1, 2, 3, 4, 5]) : null);
+}
+
+function drawStepTime() {
+  const steps = state.steps;
+  const graph = chart(widthOf("steptime"), {
+    stacked: true, x: { label: "step" }, y: { format: seconds, min: 0 },
+    series: [
+      { name: "training", color: 1, kind: "bars", points: steps.map((s) => [s.step, s.train_s]) },
+      { name: "waiting for rollouts", color: 6, kind: "bars", points: steps.map((s) => [s.step, s.wait_s]) },
+    ],
+  });
+  const train = steps.reduce((sum, s) => sum + s.train_s, 0), wait = steps.reduce((sum, s) => sum + s.wait_s, 0);
+  fill("steptime", note(steps.length ? `The trainer trained ${percent(train / (train + wait || 1))} of the time` : "Trainer"), graph ?? empty("No step has been taken yet."));
+}
+
+function drawLedger() {
+  const { ledger } = state;
+  const fates = [["trained", 3], ["stale", 5], ["filtered", 4], ["infra_failed", 2], ["judge_failed", 6], ["in_flight", 1]];
+  const label = (name) => name.replace("_", " ");
+  const badge = html("span", `badge ${ledger.balanced ? "good" : "bad"}`, ledger.balanced ? "balanced" : `${ledger.num_violations} faults`);
+  const versions = Object.keys(ledger.rows).map(Number).sort((a, b) => b - a).slice(0, 5);
+  const head = ["tokens", "generated", ...fates.map(([n]) => label(n))];
+  const line = (name, row) => [name, integer(row.generated), ...fates.map(([n]) => integer(row[n]))];
+  const rows = [line("all versions", ledger.totals), ...versions.map((v) => line(`version ${v}`, ledger.rows[v]))];
+  const key = html("div", "legend", ...fates.map(([name, color]) => {
+    const swatch = html("i", "swatch");
+    swatch.style.background = `var(--c${color})`;
+    return html("span", "", swatch, label(name));
+  }));
+  const faults = (ledger.violations ?? []).map((v) => html("p", "sub bad-text", v));
+  const bar = stackedBar(fates.map(([name, color]) => ({ name: label(name), value: ledger.totals[name] ?? 0, color })));
+  const line1 = html("p", "sub", "Every sampled token ends in one column", ledger.totals.generated ? badge : null);
+  fill("ledger", line1, bar, key, table(head, rows, [1, 2, 3, 4, 5, 6, 7]), ...faults);
+}
+
+function drawOutcomes() {
+  const { rollouts } = state;
+  const tones = { solved: 3, failed: 1, policy_error: 4, timeout: 5, infrastructure_error: 2, judge_error: 2, stale: 6, filtered: 6, cancelled: 6 };
+  const parts = Object.entries(rollouts.outcomes).sort((a, b) => b[1] - a[1]).map(([name, value]) => ({ name, value, color: tones[name] ?? 6 }));
+  const total = parts.reduce((sum, p) => sum + p.value, 0);
+  if (!rollouts.num_finished) { fill("outcomes", empty("No rollout has finished yet.")); return; }
+  const list = html("dl");
+  for (const p of parts) {
+    const swatch = html("i", "swatch");
+    swatch.style.background = `var(--c${p.color})`;
+    list.append(html("dt", "", swatch, p.name.replace("_", " ")), html("dd", "", `${integer(p.value)} · ${percent(p.value / total)}`));
+  }
+  const pair = (name, value) => list.append(html("dt", "", name), html("dd", "", value));
+  pair("turns a rollout", trim(rollouts.num_turns / rollouts.num_finished));
+  pair("tokens a rollout", trim(rollouts.num_sampled_tokens / rollouts.num_finished));
+  pair("invalid tool calls", rollouts.num_calls ? `${(100 * rollouts.num_invalid_calls / rollouts.num_calls).toFixed(1)}%` : "–");
+  fill("outcomes", note("Verdicts on training rollouts"), stackedBar(parts), list);
+}
+
+function drawActors() {
+  const { actors, run, stall } = state;
+  const inChain = new Set((stall.chain ?? []).map((e) => e.actor));
+  const rows = Object.entries(actors).sort((a, b) => a[0].localeCompare(b[0])).map(([name, a]) => {
+    const bar = html("span", "bar", html("i"));
+    bar.firstChild.style.width = percent(a.busy_fraction_recent);
+    const wait = a.waits[0];
+    const over = wait && run.now - wait.since > wait.deadline_s;
+    const silent = !a.is_reporting && run.phase !== "finished";
+    const words = silent ? html("span", "bad-text", `no report for ${duration(run.now - a.at)}${a.last_error ? ` · ${a.last_error}` : ""}`)
+      : wait ? html("span", over ? "bad-text" : "", `${wait.target} for ${seconds(run.now - wait.since)}${wait.reason ? ` · ${wait.reason}` : ""}`)
+      : html("span", "muted", "–");
+    const label = inChain.has(name) ? html("strong", "", name) : name;
+    return [label, html("span", "", bar, percent(a.busy_fraction_recent)), integer(a.num_queued), integer(Math.max(0, a.num_starts - 1)), words];
+  });
+  fill("actors", rows.length ? table(["actor", "busy", "queued", "restarts", "waits for"], rows, [2, 3], 4) : empty("No actor has reported yet."));
+}
+
+function drawSandbox() {
+  const { sandbox } = state;
+  const list = html("dl");
+  const pair = (name, value) => list.append(html("dt", "", name), html("dd", "", value));
+  if (sandbox.backend) {
+    pair("backend", sandbox.backend);
+    pair("isolation", sandbox.isolation_class);
+    pair("machines used", integer(sandbox.num_vms));
+    pair("boot, median", milliseconds(sandbox.boot_ms_p50));
+  }
+  for (const [name, value] of Object.entries(sandbox.gauges)) pair(name.replaceAll("_", " "), trim(value));
+  fill("sandbox", list.children.length ? list : empty("No machine has been used yet."));
+}
+
+function drawLive() {
+  const { live } = state;
+  if (!live.num_requests) { fill("live", empty("No user has asked anything yet.")); return; }
+  const list = html("dl");
+  const rows = [["requests answered", live.num_requests], ["with consent to train", live.num_consented], ["feedback signals", live.num_feedback],
+    ["retracted", live.num_retracted], ["joined to samples", live.num_joined], ["trained", live.num_trained]];
+  for (const [name, value] of rows) list.append(html("dt", "", name), html("dd", "", integer(value)));
+  if (live.num_joined) list.append(html("dt", "", "mean reward"), html("dd", "", live.reward_mean.toFixed(2)));
+  fill("live", list);
+}
+
+function drawLog() {
+  const items = state.log.slice(-60).reverse().map((line) => html("li", line.level, html("time", "mono", clock(line.at)), html("span", "", line.text)));
+  fill("log", items.length ? html("ul", "lines", ...items) : empty("Nothing has happened yet."));
+}
+
+function table(head, rows, numeric, long = -1) {
+  const kind = (i) => (numeric.includes(i) ? "n" : i === long ? "long" : "");
+  const top = html("tr", "", ...head.map((name, i) => html("th", kind(i), name)));
+  const body = rows.map((row) => html("tr", "", ...row.map((cell, i) => html("td", kind(i), cell))));
+  return html("div", "scroll", html("table", "", html("thead", "", top), html("tbody", "", ...body)));
+}
+
+const SECTIONS = {
+  header: [["run", "stall"], drawHeader], tiles: [["evals", "steps", "staleness", "ledger", "live", "sandbox", "run"], drawTiles],
+  reward: [["steps", "evals"], drawReward], midtrain: [["midtrain"], drawMidtrain], staleness: [["staleness"], drawStaleness],
+  mismatch: [["steps"], drawMismatch], ess: [["steps"], drawEss], deltas: [["regions"], drawDeltas], steptime: [["steps"], drawStepTime],
+  ledger: [["ledger"], drawLedger], outcomes: [["rollouts"], drawOutcomes], actors: [["actors", "run", "stall"], drawActors],
+  sandbox: [["sandbox"], drawSandbox], live: [["live"], drawLive], log: [["log"], drawLog],
+};
+
+function draw(changed) {
+  for (const [needs, render] of Object.values(SECTIONS)) {
+    if (!changed || needs.some((name) => changed.includes(name))) render();
+  }
+}
+
+function setLink(words, color) {
+  const link = document.getElementById("link");
+  link.textContent = words;
+  link.style.setProperty("--dot", `var(--${color})`);
+}
+
+function follow() {
+  const source = new EventSource("/v1/monitor/events");
+  source.onmessage = (event) => {
+    const changed = JSON.parse(event.data);
+    state = { ...state, ...changed };
+    setLink("live", "good");
+    draw(Object.keys(changed));
+  };
+  source.onerror = () => setLink("connection lost, trying again", "bad");
+}
+
+if (EMBEDDED) {
+  state = EMBEDDED;
+  setLink(`report of ${new Date(state.run.now * 1000).toLocaleString("en-GB")}`, "c6");
+} else {
+  setLink("connecting", "c6");
+  follow();
+}
+draw();
+let resizing;
+addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(() => draw(), 120); });
