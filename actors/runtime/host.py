@@ -15,13 +15,13 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.applier import Applier
 from penstock.actors.runtime.clock import Clock, SystemClock
 from penstock.actors.runtime.dispatch import find_handlers
-from penstock.actors.runtime.host_context import HostContext
+from penstock.actors.runtime.host_context import HostContext, Identity
 from penstock.actors.runtime.tasks import Tasks
 from penstock.actors.runtime.workbench import Workbench
 from penstock.messages.base import Event
@@ -38,7 +38,7 @@ REPORT_S = 1.0
 class ActorHost:
     """One start of one actor: `await ActorHost(...).run(stop)`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         actor: Actor,
         bus: Bus,
@@ -73,11 +73,9 @@ class ActorHost:
         self._incarnation = incarnation or f"{int(self._clock.now() * 1000):x}-{os.getpid():x}"
         self._drain_s = drain_s
         self._ctx = HostContext(
+            Identity(name=name, seed=seed, incarnation=self._incarnation),
             bus=bus,
             store=store,
-            name=name,
-            seed=seed,
-            incarnation=self._incarnation,
             clock=self._clock,
         )
         self._applier = Applier(self._ctx, bus, find_handlers(actor))
@@ -128,7 +126,7 @@ class ActorHost:
             self._loops.start(f"{self._name}: tick", self._tick())
 
     @contextlib.asynccontextmanager
-    async def _serving(self) -> AsyncIterator[None]:
+    async def _serving(self) -> AsyncGenerator[None, None]:
         stops: list[Callable[[], Awaitable[None]]] = []
         try:
             for service, serve in self._actor.services().items():

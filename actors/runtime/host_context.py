@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import functools
 import random
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import Any, ParamSpec, TypeVar
+
+import msgspec
 
 from penstock.actors.runtime.clock import Clock
 from penstock.actors.runtime.meter import Meter
@@ -22,22 +24,30 @@ R = TypeVar("R")
 E = TypeVar("E", bound=Event)
 
 
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """Who an actor is."""
+
+    name: str
+    seed: int
+    """The run's."""
+    incarnation: str
+    """Tells the starts of one name apart."""
+
+
 class HostContext:
     """A `Context` over a bus, a store and a clock."""
 
-    def __init__(
-        self, *, bus: Bus, store: ObjectStore, name: str, seed: int, incarnation: str, clock: Clock
-    ) -> None:
+    def __init__(self, identity: Identity, *, bus: Bus, store: ObjectStore, clock: Clock) -> None:
         self._bus = bus
         self._store = store
-        self._name = name
-        self._incarnation = incarnation
+        self._name = identity.name
+        self._incarnation = identity.incarnation
         self._clock = clock
-        self._random = random.Random(f"{seed}/{name}")
+        self._random = random.Random(f"{identity.seed}/{identity.name}")
         self._num_ids = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-work")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"{identity.name}-work")
         self.meter = Meter(clock)
-        self.waits = Waits(name, clock)
+        self.waits = Waits(identity.name, clock)
         self.tasks = Tasks()
         self.gauges: dict[str, float] = {}
 
@@ -150,7 +160,7 @@ class HostContext:
             self.meter.add(self._clock.monotonic() - started)
 
     @contextlib.contextmanager
-    def _named(self, reason: str) -> Iterator[None]:
+    def _named(self, reason: str) -> Generator[None, None, None]:
         try:
             yield
         except DeadlineError as error:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
 
 from penstock.actors.runtime.clock import Clock
 from penstock.messages.errors import DeadlineError
@@ -29,7 +29,7 @@ class Waits:
     @contextlib.contextmanager
     def shown(
         self, target: str, reason: str, deadline_s: float, policy_version: int = -1
-    ) -> Iterator[None]:
+    ) -> Generator[None, None, None]:
         """Show a wait that is bounded elsewhere, and name it in that bound's error."""
         token = next(self._tokens)
         self._open[token] = Wait(
@@ -47,7 +47,7 @@ class Waits:
     @contextlib.asynccontextmanager
     async def bounded(
         self, target: str, reason: str, deadline_s: float, policy_version: int = -1
-    ) -> AsyncIterator[None]:
+    ) -> AsyncGenerator[None, None]:
         """Show a wait and end it at its deadline.
 
         Raises:

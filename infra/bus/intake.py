@@ -7,6 +7,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from penstock.infra.bus.claims import Claims
+from penstock.infra.bus.link import Link
 from penstock.infra.bus.publisher import Publisher
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Delivery
@@ -45,9 +46,13 @@ def position(message: Msg) -> Position:
 
 
 class Intake:
-    """Decodes what comes from the server."""
+    """Decodes what comes from the server, for one run and one reader."""
 
-    def __init__(self, claims: Claims, publisher: Publisher, name: str) -> None:
+    def __init__(
+        self, link: Link, claims: Claims, publisher: Publisher, *, run_id: str, name: str
+    ) -> None:
+        self.link = link
+        self.run_id = run_id
         self._claims = claims
         self._publisher = publisher
         self._name = name

@@ -5,13 +5,14 @@ import contextlib
 import itertools
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any
 
 import nats
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from penstock.messages.errors import BusClosedError, BusError, DeadlineError
 
@@ -87,13 +88,8 @@ class Link:
         except (TimeoutError, OSError, nats.errors.Error) as error:
             place = url.rsplit("@", 1)[-1]
             raise BusError(f"no NATS server at {place}: {error or type(error).__name__}") from error
-        await client.subscribe(f"{link._inbox}.*", cb=link._on_reply)
+        await link.subscribe(f"{link._inbox}.*", "", link._on_reply)
         return link
-
-    @property
-    def client(self) -> Client:
-        """The connection itself, for subscriptions."""
-        return self._client
 
     async def close(self) -> None:
         """Send what is pending, then disconnect; idempotent."""
@@ -113,6 +109,14 @@ class Link:
         except (nats.errors.Error, TimeoutError) as error:
             raise BusError(f"flush: {error or type(error).__name__}") from error
 
+    async def subscribe(
+        self, subject: str, queue: str, on_message: Callable[[Msg], Awaitable[None]]
+    ) -> Subscription:
+        """Subscribe; the client subscribes again by itself after a break."""
+        return await self._client.subscribe(  # pyright: ignore[reportUnknownMemberType]
+            subject, queue, cb=on_message
+        )
+
     async def until_up(self) -> None:
         """Wait for the connection; the caller bounds it."""
         await self._is_up.wait()
@@ -131,7 +135,9 @@ class Link:
             raise BusError(f"send to {subject}: {error}") from error
 
     @contextlib.contextmanager
-    def replies(self, on_reply: OnReply, on_break: Callable[[], None]) -> Iterator[str]:
+    def replies(
+        self, on_reply: OnReply, on_break: Callable[[], None]
+    ) -> Generator[str, None, None]:
         """Give a reply subject for as long as the body runs."""
         token = next(self._tokens)
         self._replies[str(token)] = on_reply
@@ -143,7 +149,9 @@ class Link:
             del self._breaks[token]
 
     @contextlib.asynccontextmanager
-    async def inbox(self, on_message: OnReply, on_break: Callable[[], None]) -> AsyncIterator[str]:
+    async def inbox(
+        self, on_message: OnReply, on_break: Callable[[], None]
+    ) -> AsyncGenerator[str, None]:
         """Give a prefix `p` whose subjects `p.*` all come to `on_message`.
 
         Deliveries of JetStream come to a reply subject but bear the subject they were stored
@@ -155,7 +163,7 @@ class Link:
         async def forward(message: Msg) -> None:
             on_message(message)
 
-        subscription = await self._client.subscribe(f"{prefix}.*", cb=forward)
+        subscription = await self.subscribe(f"{prefix}.*", "", forward)
         self._breaks[token] = on_break
         try:
             yield prefix

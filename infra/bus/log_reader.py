@@ -6,7 +6,7 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 
 from penstock.infra.bus.intake import Intake, position
-from penstock.infra.bus.link import ApiError, Link
+from penstock.infra.bus.link import ApiError
 from penstock.infra.bus.provision import stream_name
 from penstock.infra.bus.puller import Puller
 from penstock.messages.base import Event, Stream
@@ -28,24 +28,22 @@ class LogReader:
 
     def __init__(
         self,
-        link: Link,
         intake: Intake,
-        run_id: str,
         types: Sequence[type[Event]],
         *,
         after: int,
         stop_at_end: bool,
     ) -> None:
-        self._link = link
+        self._link = intake.link
         self._intake = intake
         self._stream: Stream = types[0].stream
-        self._filters = [type_filter(run_id, kind) for kind in types]
+        self._filters = [type_filter(intake.run_id, kind) for kind in types]
         self._last = after
         self._stop_at_end = stop_at_end
         self._end: int | None = None
         self._name = ""
         self._expected = 1
-        self.puller = Puller(link, stream_name(self._stream), self._ensure, READ_AHEAD)
+        self.puller = Puller(intake.link, stream_name(self._stream), self._ensure, READ_AHEAD)
 
     async def deliveries(self) -> AsyncGenerator[Delivery, None]:
         """Iterate in stream order; ends only with `stop_at_end` or when the puller is closed."""

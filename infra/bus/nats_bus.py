@@ -30,7 +30,9 @@ class NatsBus:
         self._run_id = check_token(run_id, "run_id")
         self._claims = Claims(store)
         self._publisher = Publisher(link, self._claims, run_id)
-        self._intake = Intake(self._claims, self._publisher, check_token(name, "name"))
+        self._intake = Intake(
+            link, self._claims, self._publisher, run_id=run_id, name=check_token(name, "name")
+        )
         self._asker = rpc.Asker(link, self._claims, run_id)
         self._pullers: set[Puller] = set()
         self._stops: list[Callable[[], Awaitable[None]]] = []
@@ -73,9 +75,7 @@ class NatsBus:
     ) -> AsyncGenerator[NatsWorkItem, None]:
         """See `Bus.consume`."""
         work = WorkQueue(
-            self._link,
             self._intake,
-            self._run_id,
             durable,
             types,
             num_pending_max=num_pending_max,
@@ -101,9 +101,7 @@ class NatsBus:
         ordered = sorted(types, key=lambda kind: kind.stream)
         readers = [
             log_reader.LogReader(
-                self._link,
                 self._intake,
-                self._run_id,
                 list(kinds),
                 after=(after or {}).get(stream, 0),
                 stop_at_end=stop_at_end,

@@ -143,7 +143,7 @@ class Puller:
             self._on_break()
 
     def _on_delivery(self, message: Msg) -> None:
-        """The server serves pulls in turn: a delivery counts for the oldest."""
+        """Queue it; it counts for the oldest pull, as the server serves pulls in turn."""
         self._num_unsettled += 1
         self._queue.put_nowait(message)
         oldest = next(iter(self._asked), None)

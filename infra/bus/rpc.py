@@ -111,7 +111,7 @@ class Server:
 
     async def start(self, subject: str, queue: str) -> Callable[[], Awaitable[None]]:
         """Subscribe; return the function that stops."""
-        subscription = await self._link.client.subscribe(subject, queue, cb=self._on_request)
+        subscription = await self._link.subscribe(subject, queue, self._on_request)
         await self._link.flush()
 
         async def stop() -> None:
@@ -141,7 +141,7 @@ class Server:
             log.warning("%s: reply not sent: %s", self._service, error)
 
     async def _replies(self, message: Msg) -> AsyncGenerator[Message, None]:
-        """The handler's replies; its error is the last one. What it raises never ends us."""
+        """Yield the handler's replies; its error is the last one, and never ends the server."""
         try:
             if len(self._tasks) > REQUESTS_MAX:
                 raise QueueFullError(f"{self._service}: {REQUESTS_MAX} requests are in work")  # noqa: TRY301

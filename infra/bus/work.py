@@ -60,19 +60,17 @@ class WorkQueue:
 
     def __init__(
         self,
-        link: Link,
         intake: Intake,
-        run_id: str,
         durable: str,
         types: Sequence[type[Event]],
         *,
         num_pending_max: int,
         ack_wait_s: float,
     ) -> None:
-        self._link = link
+        self._link = intake.link
         self._intake = intake
         self._stream: Stream = types[0].stream
-        self._name = f"{run_id}-{durable}".replace(".", "-")
+        self._name = f"{intake.run_id}-{durable}".replace(".", "-")
         self._config = {
             "durable_name": self._name,
             "ack_policy": "explicit",
@@ -80,9 +78,9 @@ class WorkQueue:
             "max_ack_pending": num_pending_max,
             "max_deliver": -1,
             "deliver_policy": "all",
-            "filter_subjects": [type_filter(run_id, kind) for kind in types],
+            "filter_subjects": [type_filter(intake.run_id, kind) for kind in types],
         }
-        self.puller = Puller(link, stream_name(self._stream), self._ensure, num_pending_max)
+        self.puller = Puller(intake.link, stream_name(self._stream), self._ensure, num_pending_max)
 
     async def items(self) -> AsyncGenerator[NatsWorkItem, None]:
         """Iterate until the puller is closed."""
