@@ -38,7 +38,7 @@ from penstock.actors.trainer.step import train_step
 from penstock.actors.trainer.turns import TurnStore
 from penstock.messages.base import Event
 from penstock.messages.control import RunFinished
-from penstock.messages.errors import CorruptDataError
+from penstock.messages.errors import PenstockError
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
 from penstock.messages.pacing import CreditsChanged
 from penstock.messages.reward import Verdict
@@ -53,7 +53,11 @@ from penstock.messages.training import (
 from penstock.messages.weights import WeightsPublished
 
 
-class NondeterminismError(CorruptDataError):
+class TrainingError(PenstockError, RuntimeError):
+    """Training cannot go on from this log; the actor fails, rather than set the event aside."""
+
+
+class NondeterminismError(TrainingError):
     """A step trained again gave other weights than the log records for it."""
 
 
@@ -178,7 +182,7 @@ class Trainer(Actor):
         while manifest := self._manifests.get(self._step + 1):
             if not self._turns.has(manifest):
                 return effects
-            effects += await self._train(manifest, ctx)
+            effects += await self._take_step(manifest, ctx)
         ctx.set_gauge("pool_groups", self._batcher.num_groups)
         ctx.set_gauge("pool_samples", len(self._turns))
         return [*effects, *self._propose()]
@@ -195,6 +199,13 @@ class Trainer(Actor):
             return ()
         self._step_proposed = step
         return (manifest,)
+
+    async def _take_step(self, manifest: BatchManifest, ctx: Context) -> Effects:
+        """Train, and turn an error in the data into one of the actor: steps cannot be left out."""
+        try:
+            return await self._train(manifest, ctx)
+        except (ValueError, LookupError) as error:
+            raise TrainingError(f"step {manifest.step}: {error}") from error
 
     async def _train(self, manifest: BatchManifest, ctx: Context) -> Effects:
         started = ctx.monotonic()

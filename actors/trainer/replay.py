@@ -152,7 +152,7 @@ class Replay:
         self.report.first_difference = self.report.first_difference or difference
 
 
-async def replay(
+async def replay(  # noqa: PLR0913 - what-if and progress are options by name
     deliveries: AsyncIterator[Delivery] | Iterable[Delivery],
     store: ObjectStore,
     policy_config: PolicyConfig,

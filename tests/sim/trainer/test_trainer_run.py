@@ -1,0 +1,177 @@
+"""Whole runs of the trainer on a small world: steps, kills, replay."""
+
+import msgspec
+import pytest
+
+from penstock.actors.runtime.ledger import Ledger
+from penstock.actors.trainer.actor import NondeterminismError
+from penstock.actors.trainer.config import LossConfig
+from penstock.actors.trainer.replay import replay
+from penstock.messages.control import RunFinished
+from penstock.messages.feedback import LiveSampleJoined
+from penstock.messages.rollout import TurnSampled
+from penstock.messages.training import (
+    BatchManifest,
+    CheckpointSaved,
+    MidtrainCompleted,
+    StepCompleted,
+)
+from penstock.messages.weights import WeightsPublished
+
+
+def ledger_of(world) -> Ledger:
+    ledger = Ledger()
+    for event in world.log.of(TurnSampled):
+        ledger.add_turn(event)
+    for event in world.log.of(LiveSampleJoined):
+        ledger.add_live(event)
+    for event in world.log.of(BatchManifest):
+        ledger.add_manifest(event)
+    return ledger
+
+
+async def replayed(world, **options):
+    config = options.pop("config", world.config)
+    policy = world.trainer()._policy_config
+    return await replay(world.log.deliveries, world.store, policy, config, **options)
+
+
+def check_run(world) -> None:
+    """Assert what every finished run must show, killed or not."""
+    steps = [event.step for event in world.log.of(StepCompleted)]
+    versions = [event.policy_version for event in world.log.of(WeightsPublished)]
+    assert steps == list(range(1, world.config.steps_max + 1))
+    assert versions == [0, *steps]
+    trained = [
+        sample.rollout_id
+        for manifest in world.log.of(BatchManifest)
+        for group in manifest.groups
+        for sample in group.samples
+    ]
+    assert len(trained) == len(set(trained)) > 0
+    assert ledger_of(world).violations == []
+    seen = max(event.metrics["staleness_max"] for event in world.log.of(StepCompleted))
+    assert seen <= world.config.staleness_max
+    assert world.log.of(RunFinished) == [RunFinished(reason="steps_max", step=steps[-1])]
+
+
+async def test_a_run_trains_every_step_and_replays_to_the_same_bits(make_world):
+    world = make_world()
+    await world.run()
+    check_run(world)
+    report = await replayed(world)
+    assert (report.first_difference, report.identical) == ("", True)
+    assert report.steps == report.steps_compared == world.config.steps_max
+    assert report.weights_digest == world.log.of(StepCompleted)[-1].weights_digest
+    live = [sample for event in world.log.of(BatchManifest) for sample in event.live]
+    assert {sample.outcome for sample in live} >= {"cancelled", "solved"}
+
+
+async def test_weights_change_and_loss_is_recorded(make_world):
+    world = make_world(filter_zero_variance=True)
+    await world.run()
+    midtrain = world.log.of(MidtrainCompleted)[0]
+    steps = world.log.of(StepCompleted)
+    assert midtrain.loss_last < midtrain.loss_first
+    assert midtrain.num_tokens >= 512
+    assert len({midtrain.weights_digest, *(event.weights_digest for event in steps)}) > 4
+    assert all(event.metrics["grad_norm"] > 0 for event in steps if event.staleness_tokens)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_killed_anywhere_it_recovers_exactly_once(make_world, seed):
+    world = make_world(seed)
+    num_kills = 0
+    for num_until_kill in (seed, seed % 3, 4):
+        world.log.num_until_kill = num_until_kill
+        num_kills += await world.run()
+        if world.log.of(RunFinished):
+            break
+    world.log.num_until_kill = float("inf")
+    await world.run()
+    assert num_kills >= 1
+    check_run(world)
+    report = await replayed(world)
+    assert (report.first_difference, report.identical) == ("", True)
+
+
+async def test_a_later_start_takes_the_recorded_steps_again_to_the_same_bits(make_world):
+    world = make_world(checkpoint_steps=100)
+    await world.run()
+    digests = [event.weights_digest for event in world.log.of(StepCompleted)]
+    for key in await world.store.keys("checkpoints/"):
+        if not key.startswith("checkpoints/00000000-"):
+            await world.store.delete(key)
+    world.log.deliveries = [d for d in world.log.deliveries if not isinstance(d.event, RunFinished)]
+    world.log.subjects = {d.subject for d in world.log.deliveries}
+    await world.run()
+    assert [event.weights_digest for event in world.log.of(StepCompleted)] == digests
+
+
+async def test_another_digest_on_the_log_stops_the_trainer(make_world):
+    world = make_world()
+    await world.run()
+    for key in await world.store.keys("checkpoints/"):
+        if not key.startswith("checkpoints/00000000-"):
+            await world.store.delete(key)
+    world.log.deliveries = [
+        msgspec.structs.replace(d, event=msgspec.structs.replace(d.event, weights_digest="0" * 32))
+        if isinstance(d.event, StepCompleted) and d.event.step == 2
+        else d
+        for d in world.log.deliveries
+        if not isinstance(d.event, RunFinished)
+    ]
+    world.log.subjects = {d.subject for d in world.log.deliveries}
+    with pytest.raises(NondeterminismError, match="step 2"):
+        await world.run()
+
+
+async def test_an_orderly_stop_saves_where_it_stands(make_world):
+    world = make_world(steps_max=4, checkpoint_steps=3)
+    await world.run()
+    assert [event.step for event in world.log.of(CheckpointSaved)] == [0, 3, 4]
+    keys = await world.store.keys("checkpoints/")
+    assert [int(key[12:20]) for key in keys] == [0, 4], "one besides step 0 is kept"
+
+
+async def test_replay_names_the_first_difference(make_world):
+    world = make_world()
+    await world.run()
+    other = msgspec.structs.replace(
+        world.config,
+        optimizer=msgspec.structs.replace(world.config.optimizer, learning_rate=2e-3),
+    )
+    report = await replayed(world, config=other)
+    assert not report.identical
+    assert report.first_difference.startswith("step 1: weights")
+
+
+async def test_replay_checks_rewards_and_advantages(make_world):
+    world = make_world()
+    await world.run()
+    index, first = next(
+        (i, d) for i, d in enumerate(world.log.deliveries) if isinstance(d.event, BatchManifest)
+    )
+    group = first.event.groups[0]
+    sample = next(s for s in group.samples if s.advantage)
+    wrong = msgspec.structs.replace(sample, advantage=sample.advantage * 2)
+    samples = [wrong if s is sample else s for s in group.samples]
+    groups = [msgspec.structs.replace(group, samples=samples), *first.event.groups[1:]]
+    event = msgspec.structs.replace(first.event, groups=groups)
+    world.log.deliveries[index] = msgspec.structs.replace(first, event=event)
+    report = await replayed(world)
+    assert f"{sample.rollout_id}: advantage" in report.first_difference
+
+
+async def test_what_if_trains_the_same_log_with_another_loss(make_world):
+    world = make_world()
+    await world.run()
+    steps = []
+    report = await replayed(
+        world,
+        loss=LossConfig(correction="icepop"),
+        on_step=lambda manifest, result: steps.append(manifest.step),
+    )
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert report.steps_compared == 0
+    assert report.weights_digest != world.log.of(StepCompleted)[-1].weights_digest
