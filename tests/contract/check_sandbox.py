@@ -1,0 +1,242 @@
+"""What every sandbox backend must do; `check_sandbox` runs all of it against a factory."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from penstock.envs.sandbox import (
+    Machine,
+    SandboxDied,
+    SandboxFileError,
+    SandboxRequestError,
+)
+
+Factory = Callable[[], Awaitable[Machine]]
+DEADLINE_S = 20.0
+
+
+async def sh(machine: Machine, script: str, **options) -> str:
+    """Run a shell script that must succeed; return what it printed."""
+    result = await machine.exec(["sh", "-c", script], **{"timeout_s": DEADLINE_S} | options)
+    assert result.exit_code == 0, result
+    return result.stdout.decode()
+
+
+async def until_fails(machine: Machine, script: str) -> None:
+    """Wait until a shell script no longer succeeds."""
+    for _ in range(200):
+        if (await machine.exec(["sh", "-c", script], timeout_s=DEADLINE_S)).exit_code != 0:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"still true: {script}")
+
+
+async def record_names_what_ran(machine: Machine) -> None:
+    info = machine.info
+    assert info.backend
+    assert info.isolation_class
+    assert info.kernel_digest
+    assert info.image_digest
+    assert info.boot_ms > 0
+
+
+async def exec_gives_both_streams_and_the_exit_code(machine: Machine) -> None:
+    script = "echo out; echo err >&2; exit 7"
+    result = await machine.exec(["sh", "-c", script], timeout_s=DEADLINE_S)
+    assert (result.exit_code, result.stdout, result.stderr) == (7, b"out\n", b"err\n")
+    assert not result.truncated
+    assert not result.timed_out
+
+
+async def a_signal_gives_its_negative_number(machine: Machine) -> None:
+    result = await machine.exec(["sh", "-c", "kill -SEGV $$"], timeout_s=DEADLINE_S)
+    assert result.exit_code == -11
+
+
+async def an_unknown_program_exits_127(machine: Machine) -> None:
+    result = await machine.exec(["no-such-program"], timeout_s=DEADLINE_S)
+    assert result.exit_code == 127
+    assert b"no-such-program" in result.stderr
+
+
+async def stdin_is_empty(machine: Machine) -> None:
+    assert await sh(machine, "wc -c | tr -d ' '; readlink /proc/self/fd/0") == "0\n/dev/null\n"
+
+
+async def cwd_and_environment_are_as_asked(machine: Machine) -> None:
+    await sh(machine, "mkdir -p /work/sub")
+    said = await sh(machine, 'pwd; echo "$A|$HOME"', cwd="sub", env={"A": "x y=z"})
+    assert said == "/work/sub\nx y=z|/home/agent\n"
+    missing = await machine.exec(["pwd"], cwd="/nowhere", timeout_s=DEADLINE_S)
+    assert missing.exit_code == 126
+
+
+async def programs_run_without_root(machine: Machine) -> None:
+    assert await sh(machine, "id -u") == "1000\n"
+    assert await sh(machine, "touch /usr/x 2>/dev/null || echo refused") == "refused\n"
+
+
+async def there_is_no_network_and_nothing_of_the_host(machine: Machine) -> None:
+    interfaces = await sh(machine, "cut -d: -f1 -s /proc/net/dev | tr -d ' '")
+    assert interfaces.split() == ["lo"]
+    assert await sh(machine, f"test -e {__file__} || echo absent") == "absent\n"
+
+
+async def exec_ends_with_its_leader(machine: Machine) -> None:
+    # A background child keeps stdout open for ever; the reply must not wait for it.
+    assert await sh(machine, "sleep 1000 & echo started") == "started\n"
+
+
+async def the_deadline_kills_the_whole_group(machine: Machine) -> None:
+    script = "echo before; sleep 1000 & echo $! > pid; sleep 1000"
+    result = await machine.exec(["sh", "-c", script], timeout_s=0.3)
+    assert result.timed_out
+    assert result.exit_code == -9
+    assert result.stdout == b"before\n"
+    await until_fails(machine, "kill -0 $(cat pid)")
+
+
+async def a_flood_of_output_is_bounded(machine: Machine) -> None:
+    result = await machine.exec(["yes"], timeout_s=0.3, output_bytes_max=1000)
+    assert result.truncated
+    assert result.timed_out
+    assert len(result.stdout) == 1000
+    exact = await machine.exec(["printf", "12345"], timeout_s=DEADLINE_S, output_bytes_max=5)
+    assert (exact.stdout, exact.truncated) == (b"12345", False)
+
+
+async def eight_commands_run_side_by_side(machine: Machine) -> None:
+    # Each ends only when it sees all eight: one after the other they would never end.
+    script = 'touch m$0; while [ "$(ls m* | wc -l)" -lt 8 ]; do sleep 0.01; done; echo $0'
+    runs = [machine.exec(["sh", "-c", script, str(i)], timeout_s=DEADLINE_S) for i in range(8)]
+    results = await asyncio.gather(*runs)
+    assert [r.stdout for r in results] == [f"{i}\n".encode() for i in range(8)]
+
+
+async def an_op_key_runs_once(machine: Machine) -> None:
+    argv = ["sh", "-c", "echo run >> runs; sleep 0.1; wc -l < runs"]
+    asked = [machine.exec(argv, timeout_s=DEADLINE_S, op_key="k1") for _ in range(3)]
+    results = await asyncio.gather(*asked)
+    results.append(await machine.exec(argv, timeout_s=DEADLINE_S, op_key="k1"))
+    assert {r.stdout for r in results} == {b"1\n"}
+    other = await machine.exec(argv, timeout_s=DEADLINE_S, op_key="k2")
+    assert other.stdout == b"2\n"
+
+
+async def a_cancelled_call_kills_its_program(machine: Machine) -> None:
+    script = "echo $$ > pid; exec sleep 1000"
+    task = asyncio.create_task(machine.exec(["sh", "-c", script], timeout_s=DEADLINE_S))
+    await sh(machine, "while ! [ -s pid ]; do sleep 0.01; done")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until_fails(machine, "kill -0 $(cat pid)")
+
+
+async def files_come_back_as_written(machine: Machine) -> None:
+    files = {
+        "a.py": b"print(1)\n",
+        "deep/er/b.bin": bytes(range(256)) * 1500,
+        "empty": b"",
+        "/tmp/absolute": b"x",
+        "\u00fc.txt": b"umlaut",
+    }
+    await machine.write_files(files)
+    for path, data in files.items():
+        assert await machine.read_file(path, 1 << 20) == data
+    assert await machine.list_files("/work") == ["a.py", "deep/er/b.bin", "empty", "\u00fc.txt"]
+    assert await machine.list_files("deep") == ["er/b.bin"]
+    assert await sh(machine, "echo more >> a.py; cat a.py") == "print(1)\nmore\n"
+    await machine.write_files({"a.py": b"short"})
+    assert await machine.read_file("a.py", 3) == b"sho"
+    assert await machine.read_file("a.py", 100) == b"short"
+
+
+async def paths_that_are_no_files_are_refused(machine: Machine) -> None:
+    await sh(machine, "mkfifo fifo; mkdir dir; ln -s /dev/zero zero")
+    for path in ("absent", "fifo", "dir", "zero"):
+        with pytest.raises(SandboxFileError, match=path):
+            await machine.read_file(path, 10)
+    with pytest.raises(SandboxFileError, match="dir"):
+        await machine.write_files({"dir": b""})
+    with pytest.raises(SandboxFileError):
+        await machine.list_files("absent")
+
+
+async def a_file_name_need_not_be_text(machine: Machine) -> None:
+    await sh(machine, r"touch $(printf 'a\377b')")
+    (name,) = await machine.list_files("/work")
+    assert name == b"a\xffb".decode(errors="surrogateescape")
+
+
+async def large_arguments_pass_through_the_narrow_line(machine: Machine) -> None:
+    argument = "x" * 100_000
+    result = await machine.exec(["printf", "%s", argument], timeout_s=DEADLINE_S)
+    assert result.stdout == argument[:65536].encode()
+
+
+async def senseless_requests_are_refused(machine: Machine) -> None:
+    with pytest.raises(SandboxRequestError):
+        await machine.exec([], timeout_s=DEADLINE_S)
+    with pytest.raises(SandboxRequestError):
+        await machine.exec(["true", "a\0b"], timeout_s=DEADLINE_S)
+    with pytest.raises(SandboxRequestError):
+        await machine.exec(["true"], timeout_s=DEADLINE_S, op_key="k" * 65)
+    assert await sh(machine, "echo fine") == "fine\n"
+
+
+async def a_full_disk_is_said_and_survived(machine: Machine) -> None:
+    fill = await machine.exec(["sh", "-c", "cat /dev/zero > big"], timeout_s=DEADLINE_S)
+    assert fill.exit_code != 0
+    with pytest.raises(SandboxFileError) as caught:
+        await machine.write_files({"more": bytes(100_000)})
+    assert "more" in str(caught.value)
+    assert await sh(machine, "rm big; echo fine > ok; cat ok") == "fine\n"
+
+
+async def after_close_every_call_fails(machine: Machine) -> None:
+    running = asyncio.create_task(machine.exec(["sleep", "1000"], timeout_s=1000))
+    await sh(machine, "true")
+    await machine.close()
+    await machine.close()
+    assert not machine.alive
+    with pytest.raises(SandboxDied):
+        await running
+    with pytest.raises(SandboxDied):
+        await machine.read_file("x", 1)
+
+
+CHECKS = (
+    record_names_what_ran,
+    exec_gives_both_streams_and_the_exit_code,
+    a_signal_gives_its_negative_number,
+    an_unknown_program_exits_127,
+    stdin_is_empty,
+    cwd_and_environment_are_as_asked,
+    programs_run_without_root,
+    there_is_no_network_and_nothing_of_the_host,
+    exec_ends_with_its_leader,
+    the_deadline_kills_the_whole_group,
+    a_flood_of_output_is_bounded,
+    eight_commands_run_side_by_side,
+    an_op_key_runs_once,
+    a_cancelled_call_kills_its_program,
+    files_come_back_as_written,
+    paths_that_are_no_files_are_refused,
+    a_file_name_need_not_be_text,
+    large_arguments_pass_through_the_narrow_line,
+    senseless_requests_are_refused,
+    a_full_disk_is_said_and_survived,
+    after_close_every_call_fails,
+)
+
+
+async def check_sandbox(factory: Factory) -> None:
+    """Run every check, each on a fresh machine."""
+    for check in CHECKS:
+        machine = await factory()
+        try:
+            await check(machine)
+        finally:
+            await machine.close()

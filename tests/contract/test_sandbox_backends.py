@@ -1,0 +1,84 @@
+"""Every backend under the one conformance suite, and what only a real kernel contains."""
+
+import pytest
+
+from penstock.envs.sandbox import (
+    BackendUnavailable,
+    Capability,
+    CapabilityMissing,
+    backends,
+    open_backend,
+    require,
+)
+
+from .check_sandbox import CHECKS, sh
+
+pytestmark = pytest.mark.vm
+
+
+def opened(name):
+    try:
+        return open_backend(name, allow_process=True)
+    except BackendUnavailable as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", sorted(backends))
+async def test_backend(name, check):
+    machine = await opened(name).start()
+    try:
+        await check(machine)
+    finally:
+        await machine.close()
+
+
+async def test_a_fork_bomb_and_a_memory_hog_leave_the_machine_usable():
+    machine = await opened("uml").start()
+    try:
+        bomb = "b() { b | b & }; b; sleep 0.5"
+        await machine.exec(["sh", "-c", bomb], timeout_s=1.0)
+        hog = "x = bytearray(1 << 20)\nwhile True: x += x"
+        result = await machine.exec(["python3", "-I", "-S", "-c", hog], timeout_s=20.0)
+        assert result.exit_code != 0
+        assert await sh(machine, "echo fine") == "fine\n"
+    finally:
+        await machine.close()
+
+
+async def test_the_guest_kernel_is_not_the_hosts():
+    machine = await opened("uml").start()
+    try:
+        said = await sh(machine, "uname -r; cat /proc/1/comm")
+        version, init = said.split()
+        assert version == opened("uml").assets.kernel_version
+        assert init == "penstock-agent"
+    finally:
+        await machine.close()
+
+
+async def test_absent_capabilities_raise():
+    backend = opened("uml")
+    require(backend, [Capability.OWN_KERNEL])
+    with pytest.raises(CapabilityMissing, match=r"'uml' has no fork"):
+        require(backend, [Capability.FORK])
+    with pytest.raises(CapabilityMissing):
+        require(opened("process"), [Capability.OWN_KERNEL])
+
+
+def test_an_unknown_backend_lists_the_choices():
+    with pytest.raises(BackendUnavailable, match=r"choose one of \['process', 'uml'\]"):
+        open_backend("qemu")
+
+
+def test_process_needs_an_explicit_flag():
+    with pytest.raises(BackendUnavailable, match="allow_process"):
+        open_backend("process")
+
+
+def test_an_empty_cache_says_how_to_get_the_files(tmp_path):
+    with pytest.raises(BackendUnavailable, match="make setup"):
+        open_backend("uml", cache=tmp_path)
+    (tmp_path / "current.json").write_text("{")
+    with pytest.raises(BackendUnavailable, match="broken"):
+        open_backend("uml", cache=tmp_path)
