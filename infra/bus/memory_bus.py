@@ -1,0 +1,232 @@
+"""The bus in memory: the same promises as NATS, with faults drawn from a seed."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+
+from penstock.infra.bus.claims import CLAIM_HEADER, Claims
+from penstock.infra.bus.memory_log import Stored
+from penstock.infra.bus.memory_rpc import MemoryAsker, serve
+from penstock.infra.bus.memory_server import MemoryServer
+from penstock.infra.bus.memory_work import MemoryDurable
+from penstock.infra.bus.memory_work_item import MemoryWorkItem
+from penstock.messages.base import Event, Message, Stream
+from penstock.messages.bus import Delivery, ObjectStore, Receipt, Serve
+from penstock.messages.control import MessageRejected
+from penstock.messages.errors import BusClosedError, CodecError, NotFoundError
+from penstock.messages.streams import NUM_DELIVERIES_MAX, STREAMS
+from penstock.messages.subjects import check_token, event_subject, service_subject, type_filter
+
+
+class MemoryBus:
+    """A `Bus` of one simulated process; many share a `MemoryServer`."""
+
+    def __init__(self, server: MemoryServer, *, run_id: str, store: ObjectStore, name: str) -> None:
+        self._server = server
+        self._run_id = check_token(run_id, "run_id")
+        self._claims = Claims(store)
+        self._name = check_token(name, "name")
+        self._asker = MemoryAsker(server)
+        self._stops: list[Callable[[], Awaitable[None]]] = []
+        self._is_closed = False
+
+    @property
+    def run_id(self) -> str:
+        """The run whose subjects this bus speaks."""
+        return self._run_id
+
+    async def publish(self, events: Sequence[Event]) -> list[Receipt]:
+        """See `Bus.publish`."""
+        self._check_open()
+        outgoing = [await self._pack(event) for event in events]
+        await self._server.travel()
+        receipts: list[Receipt] = []
+        for stream, message in outgoing:
+            log = self._server.logs[stream]
+            receipt = log.store(message)
+            self._server.notify()
+            while self._server.happens(self._server.faults.lose_receipt):
+                await self._server.travel()
+                receipt = log.store(message)
+            receipts.append(receipt)
+        await self._server.travel()
+        return receipts
+
+    async def _pack(self, event: Event) -> tuple[Stream, Stored]:
+        data, headers = await self._claims.pack(event, STREAMS[event.stream].max_event_bytes)
+        message = Stored(
+            sequence=0,
+            subject=event_subject(self._run_id, event),
+            data=data,
+            is_claim=bool(headers),
+            stored_at=self._server.clock.now(),
+            publish_id=str(next(self._server.ids)),
+        )
+        return event.stream, message
+
+    async def consume(
+        self,
+        durable: str,
+        types: Sequence[type[Event]],
+        *,
+        num_pending_max: int,
+        ack_wait_s: float = 30.0,
+    ) -> AsyncGenerator[MemoryWorkItem, None]:
+        """See `Bus.consume`."""
+        server, faults = self._server, self._server.faults
+        log = server.logs[types[0].stream]
+        state = server.durables.setdefault(
+            f"{self._run_id}-{durable}", MemoryDurable(log, self._prefixes(types))
+        )
+        state.num_pending_max = num_pending_max
+        num_unsettled = 0
+
+        def on_settled() -> None:
+            nonlocal num_unsettled
+            num_unsettled -= 1
+            server.notify()
+
+        while not self._is_closed:
+            now = server.clock.now()
+            taken = None
+            if num_unsettled < num_pending_max:
+                taken = state.take(now, ack_wait_s, server.rng, reorder=faults.reorder_delivery)
+            if taken is None:
+                await server.changed(state.next_time(now))
+                continue
+            if server.happens(faults.lose_delivery):
+                continue
+            delivery = await self._accept(log.stream, taken[0], taken[1])
+            if delivery is None:
+                state.ack(taken[0].sequence)
+                continue
+            if server.happens(faults.duplicate_delivery):
+                state.again(delivery.sequence, now)
+            num_unsettled += 1
+            yield MemoryWorkItem(
+                delivery, server, state, ack_wait_s=ack_wait_s, on_settled=on_settled
+            )
+
+    async def follow(
+        self,
+        types: Sequence[type[Event]],
+        *,
+        after: dict[Stream, int] | None = None,
+        stop_at_end: bool = False,
+    ) -> AsyncGenerator[Delivery, None]:
+        """See `Bus.follow`."""
+        server = self._server
+        prefixes = self._prefixes(types)
+        streams = sorted({kind.stream for kind in types})
+        last = {stream: (after or {}).get(stream, 0) for stream in streams}
+        end = {stream: server.logs[stream].last_sequence for stream in streams}
+        while not self._is_closed:
+            heads = [head for stream in streams if (head := self._next(stream, last, prefixes))]
+            if stop_at_end:
+                heads = [(stream, head) for stream, head in heads if head.sequence <= end[stream]]
+            if not heads and stop_at_end:
+                return
+            if not heads:
+                await server.changed()
+                continue
+            if stop_at_end:
+                stream, message = min(heads, key=lambda head: (head[1].stored_at, head[0]))
+            else:
+                stream, message = server.rng.choice(heads)
+                await server.travel()
+            last[stream] = message.sequence
+            delivery = await self._accept(stream, message, 1)
+            if delivery is not None:
+                yield delivery
+
+    def _next(
+        self, stream: Stream, last: dict[Stream, int], prefixes: tuple[str, ...]
+    ) -> tuple[Stream, Stored] | None:
+        log = self._server.logs[stream]
+        for sequence in range(last[stream] + 1, log.last_sequence + 1):
+            message = log.get(sequence)
+            if message is not None and message.subject.startswith(prefixes):
+                return stream, message
+        return None
+
+    async def last(self, event_type: type[Event], key: str | None = None) -> Delivery | None:
+        """See `Bus.last`."""
+        self._check_open()
+        await self._server.travel()
+        prefix = type_filter(self._run_id, event_type).removesuffix(">")
+        log = self._server.logs[event_type.stream]
+        found = log.newest(prefix + (key or ""), is_whole=key is not None)
+        return None if found is None else await self._delivery(event_type.stream, found, 1)
+
+    async def request(self, service: str, message: Message, *, deadline_s: float) -> Message:
+        """See `Bus.request`."""
+        self._check_open()
+        subject = service_subject(self._run_id, service)
+        return await self._asker.request(subject, message, deadline_s=deadline_s)
+
+    def stream_request(
+        self, service: str, message: Message, *, idle_s: float
+    ) -> AsyncGenerator[Message, None]:
+        """See `Bus.stream_request`."""
+        self._check_open()
+        subject = service_subject(self._run_id, service)
+        return self._asker.stream(subject, message, idle_s=idle_s)
+
+    async def serve(
+        self, service: str, handler: Serve, *, shared: bool = True
+    ) -> Callable[[], Awaitable[None]]:
+        """See `Bus.serve`."""
+        self._check_open()
+        subject = service_subject(self._run_id, service)
+        stop = serve(self._server, subject, handler, shared=shared)
+        self._stops.append(stop)
+        return stop
+
+    async def flush(self) -> None:
+        """Nothing is ever buffered here."""
+        self._check_open()
+
+    async def close(self) -> None:
+        """Stop all iterators and services; idempotent."""
+        self._is_closed = True
+        await asyncio.gather(*(stop() for stop in self._stops))
+        self._stops.clear()
+        self._server.notify()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise BusClosedError("the bus was closed")
+
+    def _prefixes(self, types: Sequence[type[Event]]) -> tuple[str, ...]:
+        return tuple(type_filter(self._run_id, kind).removesuffix(">") for kind in types)
+
+    async def _accept(self, stream: Stream, message: Stored, num_delivered: int) -> Delivery | None:
+        """Return the delivery; None where it is unusable and is on the dead-letter stream."""
+        try:
+            return await self._delivery(stream, message, num_delivered)
+        except (CodecError, NotFoundError) as error:
+            rejected = MessageRejected(
+                source_stream=stream,
+                source_sequence=message.sequence,
+                source_subject=message.subject,
+                actor=self._name,
+                cause=str(error),
+                data=message.data,
+            )
+            await self.publish([rejected])
+            return None
+
+    async def _delivery(self, stream: Stream, message: Stored, num_delivered: int) -> Delivery:
+        if num_delivered > NUM_DELIVERIES_MAX:
+            raise CodecError(f"delivered {num_delivered - 1} times and never settled")
+        headers = {CLAIM_HEADER: "1"} if message.is_claim else None
+        event = await self._claims.unpack(message.data, headers)
+        if not isinstance(event, Event):
+            raise CodecError(f"expected an event, got {type(event).__name__}")
+        return Delivery(
+            event=event,
+            subject=message.subject,
+            stream=stream,
+            sequence=message.sequence,
+            stored_at=message.stored_at,
+            num_delivered=num_delivered,
+        )

@@ -1,0 +1,33 @@
+"""Objects in memory, for simulations."""
+
+from penstock.messages.errors import CorruptDataError, NotFoundError
+
+
+class MemoryStore:
+    """An `ObjectStore` that ends with the process."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, bytes] = {}
+
+    async def put(self, key: str, data: bytes | memoryview) -> None:
+        """Store; see `ObjectStore.put`."""
+        if self._objects.setdefault(key, bytes(data)) != data:
+            raise CorruptDataError(f"object {key!r} is there with other bytes")
+
+    async def get(self, key: str) -> bytes:
+        """Return the bytes; see `ObjectStore.get`."""
+        if key not in self._objects:
+            raise NotFoundError(f"object {key!r} is not in memory")
+        return self._objects[key]
+
+    async def exists(self, key: str) -> bool:
+        """Tell whether the object is there."""
+        return key in self._objects
+
+    async def delete(self, key: str) -> None:
+        """Remove it; absent is fine."""
+        self._objects.pop(key, None)
+
+    async def keys(self, prefix: str) -> list[str]:
+        """List keys that start with `prefix`, sorted."""
+        return sorted(key for key in self._objects if key.startswith(prefix))
