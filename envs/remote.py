@@ -24,7 +24,7 @@ from penstock.envs.sandbox import (
     SandboxTimeout,
 )
 from penstock.messages.base import Message
-from penstock.messages.errors import DeadlineError, RemoteCallError
+from penstock.messages.errors import BusError, DeadlineError, RemoteCallError
 from penstock.messages.generation import Ack, RemoteErrorKind
 from penstock.messages.machine import (
     AcquireSandbox,
@@ -213,7 +213,7 @@ async def _ask(
         reply = await asker.request(service, message, deadline_s=deadline_s, reason=reason)
     except RemoteCallError as error:
         raise _ERRORS.get(error.kind, SandboxError)(f"{service}: {error.text}") from error
-    except DeadlineError as error:
+    except (DeadlineError, BusError) as error:
         raise SandboxTimeout(f"{service} does not answer: {error}") from error
     if not isinstance(reply, expected):
         raise SandboxError(f"{service}: expected {expected.__name__}, got {type(reply).__name__}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.actors.runtime.context import Context
 from penstock.messages.base import Array
-from penstock.messages.errors import DeadlineError, PenstockError, RemoteCallError
+from penstock.messages.errors import BusError, DeadlineError, PenstockError, RemoteCallError
 from penstock.messages.generation import Generate, RemoteErrorKind, TokensSampled
 from penstock.messages.rollout import StopReason, VersionSpan
 
@@ -21,7 +21,7 @@ class GenerationError(PenstockError, RuntimeError):
     """No generator gave this turn within the time there was."""
 
 
-class BrokenTurnError(PenstockError, ConnectionError):
+class BrokenTurnError(BusError):
     """The replies ended before the turn did."""
 
 
@@ -65,7 +65,7 @@ async def sample_turn(
         lost_s = ctx.monotonic() - started_at
         try:
             return await _sample_once(ctx, request, retry.idle_s), lost_s
-        except (DeadlineError, RemoteCallError, BrokenTurnError) as error:
+        except (DeadlineError, RemoteCallError, BusError) as error:
             is_hopeless = getattr(error, "kind", "") == RemoteErrorKind.INVALID
             if is_hopeless or ctx.monotonic() - started_at + delay_s > retry.wait_s:
                 raise GenerationError(f"{request.request_id}: {error}") from error

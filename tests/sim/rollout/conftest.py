@@ -1,0 +1,390 @@
+"""A small world for episodes: the in-memory bus on virtual time, a scripted policy, fake machines.
+
+Machines hold files in memory and run only what this file's tasks need; each can be made to die at
+its n-th operation. The scripted policy answers turn by turn from a script, deterministically, and
+can break off in the middle of a turn.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import struct
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+
+import msgspec
+import pytest
+
+from penstock.actors.gatekeeper.actor import Gatekeeper
+from penstock.actors.gatekeeper.config import GatekeeperConfig
+from penstock.actors.judge.actor import JudgeActor
+from penstock.actors.judge.config import JudgeConfig
+from penstock.actors.pacer.actor import Pacer
+from penstock.actors.pacer.config import PacerConfig
+from penstock.actors.policy.chat import render_turn
+from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
+from penstock.actors.rollout_worker.actor import RolloutWorker
+from penstock.actors.rollout_worker.config import RolloutWorkerConfig
+from penstock.actors.runtime.actor import Actor
+from penstock.actors.runtime.clock import VirtualClock, run_virtual
+from penstock.actors.runtime.host import ActorHost
+from penstock.actors.runtime.host_context import HostContext, Identity
+from penstock.actors.sandbox.actor import SandboxHost
+from penstock.actors.sandbox.config import SandboxHostConfig
+from penstock.envs.dry_run import DryRunSandbox
+from penstock.envs.ladder.execute import run_program
+from penstock.envs.remote import SandboxBusyError
+from penstock.envs.sandbox import ExecResult, Sandbox, SandboxDied
+from penstock.infra.bus.memory_bus import MemoryBus
+from penstock.infra.bus.memory_server import Faults, MemoryServer
+from penstock.messages.base import Array, Event, Message
+from penstock.messages.bus import Serve
+from penstock.messages.errors import CorruptDataError, NotFoundError
+from penstock.messages.generation import Generate, TokensSampled
+from penstock.messages.rollout import RolloutFinished, StopReason, ToolCall, TurnSampled
+from penstock.messages.task import (
+    HiddenTests,
+    Limits,
+    Purpose,
+    Sampling,
+    Split,
+    StartRollout,
+    Task,
+    TaskSet,
+)
+
+BUGGY = "def double(x):\n    return x + 1\n"
+FIXED = "def double(x):\n    return x * 2\n"
+HIDDEN = """\
+import m
+passed = sum(m.double(x) == 2 * x for x in (2, 3))
+print("passed", passed, "of", 2)
+assert passed == 2
+"""
+_TEXTS = [BUGGY, FIXED, HIDDEN, "Fix double in m.py", "error: edited done"] * 4
+
+Call = tuple[str, dict[str, str]]
+FIX: Call = ("edit_file", {"path": "m.py", "old": "x + 1", "new": "x * 2"})
+LOOK: Call = ("read_file", {"path": "m.py"})
+FINISH: Call = ("finish", {})
+GOOD_SCRIPT: list[list[Call]] = [[LOOK], [FIX], [FINISH]]
+
+
+def make_task(task_id: str = "t0", split: Split = Split.TRAIN, **limits: float) -> Task:
+    return Task(
+        task_id=task_id,
+        rung="operator",
+        split=split,
+        instruction="Fix double in m.py",
+        files={"m.py": BUGGY, "other.py": "x = 1\n"},
+        limits=Limits(**limits),
+    )
+
+
+def make_hidden(task_id: str) -> HiddenTests:
+    argv = ["python3", "-I", "-S", "_hidden.py"]
+    return HiddenTests(task_id=task_id, files={"_hidden.py": HIDDEN}, argv=argv)
+
+
+def make_command(rollout_id: str, task: Task | None = None, **changes: object) -> StartRollout:
+    fields: dict = {
+        "rollout_id": rollout_id, "group_id": "g0", "group_index": 0, "group_size": 1,
+        "member": 0, "purpose": Purpose.TRAIN, "task": task or make_task(),
+        "sampling": Sampling(seed=1), "policy_version": 0,
+    }  # fmt: skip
+    return StartRollout(**{**fields, **changes})
+
+
+class FakeMachine(DryRunSandbox):
+    """Files in memory; dies at its operation number `dies_at`."""
+
+    def __init__(self, dies_at: int, delay_s: float) -> None:
+        super().__init__({})
+        self.is_closed = False
+        self.commands: list[list[str]] = []
+        self._dies_at = dies_at
+        self._delay_s = delay_s
+        self._num_operations = 0
+
+    async def _operate(self) -> None:
+        self._num_operations += 1
+        await asyncio.sleep(self._delay_s)
+        if 0 < self._dies_at <= self._num_operations:
+            raise SandboxDied("killed by the test")
+
+    async def exec(self, argv: Sequence[str], **options: object) -> ExecResult:
+        await self._operate()
+        self.commands.append(list(argv))
+        if argv[0] == "rm":
+            self.files.pop(argv[-1])
+            return ExecResult(exit_code=0)
+        if argv[0] == "python3":
+            code, output = run_program(self.files, argv[-1])
+            return ExecResult(exit_code=code, stdout=output.encode())
+        return await super().exec(argv, **options)
+
+    async def read_file(self, path: str, bytes_max: int) -> bytes:
+        await self._operate()
+        return await super().read_file(path, bytes_max)
+
+    async def write_files(self, files: dict[str, bytes]) -> None:
+        await self._operate()
+        await super().write_files(files)
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class FakePool:
+    """Hands out fake machines; `deaths[n]` says at which operation machine n dies."""
+
+    def __init__(self, deaths: dict[int, int] | None = None, num_max: int = 1000) -> None:
+        self.machines: list[FakeMachine] = []
+        self.deaths = deaths or {}
+        self.delay_s = 0.002
+        self._num_max = num_max
+
+    async def acquire(self) -> Sandbox:
+        await asyncio.sleep(0.02)
+        if sum(not machine.is_closed for machine in self.machines) >= self._num_max:
+            raise SandboxBusyError("no room")
+        dies_at = self.deaths.get(len(self.machines), self.deaths.get(-1, 0))
+        self.machines.append(FakeMachine(dies_at, self.delay_s))
+        return self.machines[-1]
+
+    def gauges(self) -> dict[str, float]:
+        return {"warm": 0.0}
+
+    async def close(self) -> None:
+        return None
+
+
+class ScriptedPolicy(Actor):
+    """Serves `generate.*`: the n-th turn of a session is the n-th entry of its script."""
+
+    role = "generator"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.policy_version = 0
+        self.scripts: Callable[[str], list[list[Call]]] = lambda _session: GOOD_SCRIPT
+        self.token_s = 0.001
+        self.slow_sessions: dict[str, float] = {}
+        self.breaks: Counter[str] = Counter()
+        """Session -> how many of its next requests break off after three tokens."""
+        self.is_silent = False
+        self.requests: list[Generate] = []
+        self._tokenizer = tokenizer
+
+    def services(self) -> dict[str, Serve]:
+        return {f"generate.{purpose}": self._generate for purpose in Purpose}
+
+    def turn_ids(self, session: str, index: int) -> list[int]:
+        script = self.scripts(session)
+        calls = script[index] if index < len(script) else []
+        made = [ToolCall(name=name, arguments=arguments) for name, arguments in calls]
+        return render_turn(self._tokenizer, "ok" if not made else "", made)
+
+    async def _generate(self, request: Message) -> AsyncIterator[Message]:
+        assert isinstance(request, Generate)
+        self.requests.append(request)
+        session = request.session_id
+        token_ids = self.turn_ids(session, self._turn_index(request))
+        token_ids = token_ids[: request.sampling.num_tokens_max]
+        version = self.policy_version
+        is_broken = self.breaks[session] > 0
+        self.breaks[session] -= is_broken
+        for start in range(0, len(token_ids), 3):
+            chunk = token_ids[start : start + 3]
+            await asyncio.sleep(self.slow_sessions.get(session, self.token_s) * len(chunk))
+            is_last = start + 3 >= len(token_ids)
+            routes = request.token_ids.shape[0] + len(token_ids) - 1 - request.routes_from
+            stops = is_last and not is_broken
+            yield _sampled(request, chunk, version, num_routes=routes if stops else None)
+            if is_broken:
+                if self.is_silent:
+                    await asyncio.sleep(1e6)
+                raise RuntimeError("the generator died")
+            version = self.policy_version
+
+    def _turn_index(self, request: Generate) -> int:
+        """Count the assistant's marks in the context."""
+        mark = self._tokenizer.mark_id("<|assistant|>")
+        ids = struct.unpack(f"<{request.token_ids.shape[0]}i", request.token_ids.data)
+        return ids.count(mark) - 1
+
+
+def _sampled(
+    request: Generate, chunk: list[int], version: int, *, num_routes: int | None
+) -> TokensSampled:
+    count = len(chunk)
+    routes = None
+    if num_routes is not None:
+        routes = Array(dtype="uint8", shape=(num_routes, 1, 1), data=bytes(num_routes))
+    return TokensSampled(
+        request_id=request.request_id,
+        token_ids=Array(dtype="int32", shape=(count,), data=struct.pack(f"<{count}i", *chunk)),
+        behavior_logprobs=Array(
+            dtype="float32", shape=(count,), data=struct.pack(f"<{count}f", *[-0.5] * count)
+        ),
+        policy_version=version,
+        stop_reason=StopReason.STOP if routes else None,
+        routed_experts=routes,
+    )
+
+
+class MemoryStore:
+    """Objects in memory."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, bytes] = {}
+
+    async def put(self, key: str, data: bytes | memoryview) -> None:
+        if self._objects.setdefault(key, bytes(data)) != data:
+            raise CorruptDataError(f"{key} is there with other bytes")
+
+    async def get(self, key: str) -> bytes:
+        if key not in self._objects:
+            raise NotFoundError(f"no object {key}")
+        return self._objects[key]
+
+    async def exists(self, key: str) -> bool:
+        return key in self._objects
+
+    async def delete(self, key: str) -> None:
+        self._objects.pop(key, None)
+
+    async def keys(self, prefix: str) -> list[str]:
+        return sorted(key for key in self._objects if key.startswith(prefix))
+
+
+class Hosted:
+    """One running actor."""
+
+    def __init__(self, actor: Actor, host: ActorHost) -> None:
+        self.actor = actor
+        self._stop = asyncio.Event()
+        self.task = asyncio.create_task(host.run(self._stop))
+
+    async def stop(self) -> None:
+        self._stop.set()
+        await self.task
+
+    async def kill(self) -> None:
+        """End it as SIGKILL would: nothing is settled, nothing said."""
+        self.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.task
+
+
+class World:
+    """The bus, the store, a policy, machines, and whatever actors a test starts."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.server = MemoryServer(seed=0, clock=VirtualClock())
+        self.store = MemoryStore()
+        self.policy = ScriptedPolicy(tokenizer)
+        self.pool = FakePool()
+        self._hosted: list[Hosted] = []
+        self._names = itertools.count()
+        self._bus = self._connect("test")
+
+    def _connect(self, name: str) -> MemoryBus:
+        return MemoryBus(self.server, run_id="test", store=self.store, name=name)
+
+    def set_faults(self, **probabilities: float) -> None:
+        self.server.faults = Faults(**probabilities)
+
+    def asker(self) -> HostContext:
+        """Return a context of the test's own."""
+        identity = Identity(name="test", incarnation="i", seed=0)
+        return HostContext(identity, bus=self._bus, store=self.store, clock=VirtualClock())
+
+    async def sleep(self, duration_s: float) -> None:
+        await asyncio.sleep(duration_s)
+
+    def host(self, actor: Actor, name: str = "") -> Hosted:
+        name = name or f"{actor.role}-{next(self._names)}"
+        host = ActorHost(
+            actor,
+            self._connect(name),
+            self.store,
+            name=name,
+            seed=0,
+            clock=VirtualClock(),
+            incarnation=f"i{next(self._names)}",
+        )
+        self._hosted.append(Hosted(actor, host))
+        return self._hosted[-1]
+
+    def host_worker(self, **settings: object) -> Hosted:
+        return self.host(RolloutWorker(self.tokenizer, RolloutWorkerConfig(**settings)))
+
+    def host_judge(self, **settings: object) -> Hosted:
+        return self.host(JudgeActor(JudgeConfig(**settings)))
+
+    def host_machines(self, **settings: object) -> Hosted:
+        return self.host(SandboxHost(self.pool, "host-0", SandboxHostConfig(**settings)))
+
+    def host_pacer(self, **settings: object) -> Hosted:
+        return self.host(Pacer(PacerConfig(**settings)))
+
+    def host_gatekeeper(self, **settings: object) -> Hosted:
+        return self.host(Gatekeeper(GatekeeperConfig(**settings)))
+
+    async def put_tasks(self, num_train: int = 4, num_heldout: int = 4) -> None:
+        for split, count in ((Split.TRAIN, num_train), (Split.HELDOUT, num_heldout)):
+            tasks = [make_task(f"{split}-{n}", split) for n in range(count)]
+            hidden = [make_hidden(task.task_id) for task in tasks]
+            data = msgspec.msgpack.encode(TaskSet(tasks=tasks, hidden=hidden))
+            await self.store.put(f"tasks/{split}", data)
+
+    async def publish(self, *events: Event) -> None:
+        await self._bus.publish(events)
+
+    async def read(self, event_type: type[Event]) -> list[Event]:
+        """Return all stored events of a type."""
+        return [d.event async for d in self._bus.follow([event_type], stop_at_end=True)]
+
+    async def wait_for(self, event_type: type[Event], count: int, within_s: float = 600.0) -> list:
+        """Wait until that many events of a type are stored."""
+        async with asyncio.timeout(within_s):
+            while len(events := await self.read(event_type)) < count:
+                await asyncio.sleep(0.05)
+        return events
+
+    async def close(self) -> None:
+        for hosted in self._hosted:
+            if not hosted.task.done():
+                await hosted.stop()
+        await self._bus.close()
+
+    async def check_ledger(self) -> None:
+        """Every stored turn is in its rollout's trajectory, once, and no other turn is."""
+        stored: dict[str, list[TurnSampled]] = defaultdict(list)
+        for event in await self.read(TurnSampled):
+            stored[event.rollout_id].append(event)
+        for rollout in await self.read(RolloutFinished):
+            turns = sorted(stored.pop(rollout.rollout_id, []), key=lambda e: e.turn_index)
+            assert [event.turn_index for event in turns] == list(range(len(turns)))
+            assert [event.turn for event in turns] == rollout.turns
+        assert not stored
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(_TEXTS, vocab_size=400)
+
+
+@pytest.fixture
+def simulate(tokenizer: Tokenizer) -> Callable[[Callable[[World], Coroutine]], None]:
+    """Return a function that runs a scenario in a world of its own, on virtual time."""
+
+    async def run(scenario: Callable[[World], Coroutine]) -> None:
+        world = World(tokenizer)
+        try:
+            await scenario(world)
+        finally:
+            await world.close()
+
+    return lambda scenario: run_virtual(run(scenario))

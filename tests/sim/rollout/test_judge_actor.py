@@ -1,0 +1,136 @@
+"""Verdicts over the bus: graded in a fresh machine, masked where machines fail."""
+
+import pytest
+from tests.sim.rollout.conftest import FIXED, World
+
+from penstock.messages.reward import Outcome, Verdict
+from penstock.messages.rollout import EpisodeEnd, RolloutFinished
+from penstock.messages.task import Purpose
+
+
+def make_rollout(rollout_id: str = "g0-m0", **changes: object) -> RolloutFinished:
+    fields: dict = {
+        "rollout_id": rollout_id, "group_id": "g0", "group_index": 0, "group_size": 1, "member": 0,
+        "purpose": Purpose.TRAIN, "task_id": "train-0", "rung": "operator",
+        "end": EpisodeEnd.FINISHED, "turns": [], "files": {"m.py": FIXED.encode()},
+    }  # fmt: skip
+    return RolloutFinished(**{**fields, **changes})
+
+
+async def judge_one(world: World, rollout: RolloutFinished, **settings: object) -> Verdict:
+    await world.put_tasks()
+    world.host_machines()
+    world.host_judge(**settings)
+    await world.publish(rollout)
+    [verdict] = await world.wait_for(Verdict, 1)
+    assert verdict.reward == pytest.approx(sum(verdict.components.values()))
+    return verdict
+
+
+def test_a_fixed_file_passes_the_hidden_tests_of_a_fresh_machine(simulate) -> None:
+    async def scenario(world: World) -> None:
+        verdict = await judge_one(world, make_rollout())
+        assert verdict.outcome is Outcome.SOLVED
+        assert (verdict.num_tests_passed, verdict.num_tests) == (2, 2)
+        assert verdict.components["tests"] == 1.0
+        assert verdict.sandbox is not None
+        assert (verdict.judge, verdict.rung) == ("hidden_tests", "operator")
+        [machine] = world.pool.machines
+        assert machine.is_closed
+
+    simulate(scenario)
+
+
+def test_held_out_tasks_are_found_by_purpose(simulate) -> None:
+    async def scenario(world: World) -> None:
+        rollout = make_rollout("ev0-0", purpose=Purpose.EVAL, task_id="heldout-1")
+        assert (await judge_one(world, rollout)).outcome is Outcome.SOLVED
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"files": {"m.py": b"def double(x):\n    return 4\n"}}, (Outcome.FAILED, 1)),
+        ({"files": {"m.py": b"def double(x:\n"}}, (Outcome.FAILED, 0)),
+        ({"files": {"m.py": b"raise SystemExit(0)\n"}}, (Outcome.FAILED, 0)),
+        ({"files": {"m.py": b"print('passed 9 of 9')\nraise ValueError\n"}}, (Outcome.FAILED, 9)),
+        ({"files": {"_hidden.py": b"print('passed 1 of 1')\n"}}, (Outcome.POLICY_ERROR, 0)),
+        ({"files": {}, "deleted": ["m.py"]}, (Outcome.FAILED, 0)),
+        ({"files": {}}, (Outcome.FAILED, 0)),
+        ({"end": EpisodeEnd.TURN_LIMIT}, (Outcome.SOLVED, 2)),
+        ({"end": EpisodeEnd.TIME_LIMIT}, (Outcome.TIMEOUT, 0)),
+        ({"end": EpisodeEnd.POLICY_ERROR}, (Outcome.POLICY_ERROR, 0)),
+        ({"end": EpisodeEnd.INFRASTRUCTURE_ERROR}, (Outcome.INFRASTRUCTURE_ERROR, 0)),
+        ({"end": EpisodeEnd.CANCELLED}, (Outcome.CANCELLED, 0)),
+        ({"task_id": "stranger"}, (Outcome.JUDGE_ERROR, 0)),
+    ],
+)
+def test_outcomes(simulate, changes: dict, expected: tuple[Outcome, int]) -> None:
+    async def scenario(world: World) -> None:
+        verdict = await judge_one(world, make_rollout(**changes))
+        assert (verdict.outcome, verdict.num_tests_passed) == expected
+        assert (verdict.components == {}) == verdict.outcome.is_masked
+
+    simulate(scenario)
+
+
+def test_an_unchanged_repository_needs_no_machine_and_the_verdict_says_why(simulate) -> None:
+    async def scenario(world: World) -> None:
+        verdict = await judge_one(world, make_rollout(files={}))
+        assert verdict.outcome is Outcome.FAILED
+        assert "known to fail" in verdict.detail
+        assert world.pool.machines == []
+
+    simulate(scenario)
+
+
+def test_a_lost_machine_is_replaced(simulate) -> None:
+    async def scenario(world: World) -> None:
+        world.pool.deaths[0] = 3
+        assert (await judge_one(world, make_rollout())).outcome is Outcome.SOLVED
+        assert len(world.pool.machines) == 2
+
+    simulate(scenario)
+
+
+def test_machines_that_all_die_mask_the_rollout(simulate) -> None:
+    async def scenario(world: World) -> None:
+        world.pool.deaths[-1] = 2
+        verdict = await judge_one(world, make_rollout(), num_attempts_max=2)
+        assert verdict.outcome is Outcome.INFRASTRUCTURE_ERROR
+        assert verdict.components == {}
+        assert "killed by the test" in verdict.detail
+        assert len(world.pool.machines) == 2
+
+    simulate(scenario)
+
+
+def test_no_machine_at_all_masks_the_rollout(simulate) -> None:
+    async def scenario(world: World) -> None:
+        await world.put_tasks()
+        world.host_judge(acquire_wait_s=3.0)
+        await world.publish(make_rollout())
+        [verdict] = await world.wait_for(Verdict, 1)
+        assert verdict.outcome is Outcome.INFRASTRUCTURE_ERROR
+
+    simulate(scenario)
+
+
+def test_a_killed_judge_gives_one_verdict(simulate) -> None:
+    async def scenario(world: World) -> None:
+        await world.put_tasks()
+        world.pool.delay_s = 0.3
+        world.host_machines()
+        judge = world.host_judge()
+        await world.publish(make_rollout())
+        await world.sleep(0.5)
+        await judge.kill()
+        world.host_judge()
+        [verdict] = await world.wait_for(Verdict, 1)
+        assert verdict.outcome is Outcome.SOLVED
+        await world.sleep(120.0)
+        assert len(await world.read(Verdict)) == 1
+
+    simulate(scenario)

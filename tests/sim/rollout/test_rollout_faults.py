@@ -1,0 +1,202 @@
+"""Worker, generator or machine dies in mid-episode: no token is lost, none is counted twice."""
+
+import pytest
+from tests.sim.rollout.conftest import FINISH, FIX, FIXED, LOOK, World, make_command
+
+from penstock.messages.generation import Generate
+from penstock.messages.rollout import EpisodeEnd, RolloutFinished, TurnSampled
+
+SCRIPT = [[LOOK], [FIX], [LOOK], [FINISH]]
+
+
+def start(world: World, **settings: object) -> None:
+    world.policy.scripts = lambda _session: SCRIPT
+    world.host(world.policy)
+    world.host_machines()
+
+
+def check_complete(rollout: RolloutFinished) -> None:
+    assert rollout.end is EpisodeEnd.FINISHED
+    assert rollout.files == {"m.py": FIXED.encode()}
+    assert len(rollout.turns) == len(SCRIPT)
+    assert (rollout.num_calls, rollout.num_invalid_calls) == (4, 0)
+
+
+@pytest.mark.parametrize("num_turns_before", [0, 1, 2, 3])
+def test_a_killed_workers_episode_goes_on_from_its_stored_turns(
+    simulate, num_turns_before: int
+) -> None:
+    async def scenario(world: World) -> None:
+        start(world)
+        world.policy.token_s = 0.2
+        worker = world.host_worker()
+        await world.publish(make_command("g0-m0"))
+        await world.wait_for(TurnSampled, num_turns_before)
+        await world.sleep(0.3)
+        await worker.kill()
+        before = await world.read(TurnSampled)
+        world.host_worker()
+        [rollout] = await world.wait_for(RolloutFinished, 1)
+        check_complete(rollout)
+        assert rollout.turns[: len(before)] == [event.turn for event in before]
+        await world.check_ledger()
+
+    simulate(scenario)
+
+
+def test_killed_workers_over_and_over(simulate) -> None:
+    async def scenario(world: World) -> None:
+        start(world)
+        world.policy.token_s = 0.05
+        await world.publish(*[make_command(f"g0-m{n}") for n in range(6)])
+        for round_ in range(4):
+            worker = world.host_worker(num_concurrent=6)
+            await world.sleep(0.5 + 0.37 * round_)
+            await worker.kill()
+        world.host_worker(num_concurrent=6)
+        for rollout in await world.wait_for(RolloutFinished, 6):
+            check_complete(rollout)
+        await world.check_ledger()
+
+    simulate(scenario)
+
+
+def test_two_workers_on_one_command_store_each_turn_once(simulate) -> None:
+    async def scenario(world: World) -> None:
+        start(world)
+        world.policy.token_s = 0.1
+        world.set_faults(duplicate_delivery=1.0)
+        world.host_worker()
+        world.host_worker()
+        await world.publish(make_command("g0-m0"))
+        [rollout] = await world.wait_for(RolloutFinished, 1)
+        check_complete(rollout)
+        await world.sleep(30.0)
+        assert len(await world.read(TurnSampled)) == len(SCRIPT)
+        assert len(await world.read(RolloutFinished)) == 1
+        assert len(world.policy.requests) > len(SCRIPT)  # both sampled
+        await world.check_ledger()
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_turn_that_breaks_off_is_sampled_again(simulate, is_silent: bool) -> None:
+    async def scenario(world: World) -> None:
+        start(world)
+        world.policy.is_silent = is_silent
+        world.policy.breaks["g0-m0"] = 2
+        world.host_worker()
+        await world.publish(make_command("g0-m0"))
+        [rollout] = await world.wait_for(RolloutFinished, 1)
+        check_complete(rollout)
+        first: list[Generate] = world.policy.requests[:3]
+        assert len({request.sampling.seed for request in first}) == 1
+        assert len({request.request_id for request in first}) == 1
+        assert len(world.policy.requests) == len(SCRIPT) + 2
+        await world.check_ledger()
+
+    simulate(scenario)
+
+
+def test_no_generator_is_an_infrastructure_error_that_keeps_its_tokens(simulate) -> None:
+    async def scenario(world: World) -> None:
+        start(world)
+        world.host_worker(generate_wait_s=30.0)
+        world.policy.token_s = 0.1
+        await world.publish(make_command("g0-m0"))
+        await world.wait_for(TurnSampled, 1)
+        world.policy.breaks["g0-m0"] = 10**6
+        [rollout] = await world.wait_for(RolloutFinished, 1)
+        assert rollout.end is EpisodeEnd.INFRASTRUCTURE_ERROR
+        assert len(rollout.turns) >= 1
+        assert "g0-m0" in rollout.error
+        await world.check_ledger()
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("dies_at", [1, 2, 3, 4, 5, 6, 7])
+def test_a_lost_machine_is_rebuilt_from_the_stored_turns(simulate, dies_at: int) -> None:
+    async def scenario(world: World) -> None:
+        start(world)
+        world.pool.deaths[0] = dies_at
+        world.host_worker()
+        await world.publish(make_command("g0-m0"))
+        [rollout] = await world.wait_for(RolloutFinished, 1)
+        check_complete(rollout)
+        assert len(world.policy.requests) == len(SCRIPT)  # nothing was sampled twice
+        assert len(world.pool.machines) == 2
+        await world.check_ledger()
+
+    simulate(scenario)
+
+
+def test_machines_that_all_die_mask_the_rollout(simulate) -> None:
+    async def scenario(world: World) -> None:
+        start(world)
+        world.pool.deaths[-1] = 3
+        world.host_worker(num_machines_max=3)
+        await world.publish(make_command("g0-m0"))
+        [rollout] = await world.wait_for(RolloutFinished, 1)
+        assert rollout.end is EpisodeEnd.INFRASTRUCTURE_ERROR
+        assert "killed by the test" in rollout.error
+        assert len(world.pool.machines) == 3
+        assert rollout.turns
+        await world.check_ledger()
+
+    simulate(scenario)
+
+
+def test_a_busy_host_is_asked_again(simulate) -> None:
+    async def scenario(world: World) -> None:
+        world.policy.scripts = lambda _session: SCRIPT
+        world.host(world.policy)
+        world.host_machines(num_leases_max=1)
+        world.host_worker(num_concurrent=4)
+        await world.publish(*[make_command(f"g0-m{n}") for n in range(4)])
+        for rollout in await world.wait_for(RolloutFinished, 4):
+            check_complete(rollout)
+
+    simulate(scenario)
+
+
+def test_no_machine_at_all_is_an_infrastructure_error(simulate) -> None:
+    async def scenario(world: World) -> None:
+        world.host(world.policy)
+        world.host_worker(acquire_wait_s=5.0)
+        await world.publish(make_command("g0-m0"))
+        [rollout] = await world.wait_for(RolloutFinished, 1)
+        assert rollout.end is EpisodeEnd.INFRASTRUCTURE_ERROR
+        assert "no sandbox within 5 s" in rollout.error
+
+    simulate(scenario)
+
+
+def test_a_finished_rollout_is_not_run_again(simulate) -> None:
+    async def scenario(world: World) -> None:
+        start(world)
+        world.host_worker()
+        await world.publish(make_command("g0-m0"))
+        await world.wait_for(RolloutFinished, 1)
+        num_requests = len(world.policy.requests)
+        await world.sleep(1000.0)
+        await world.publish(make_command("g0-m0"))  # beyond the stream's window
+        await world.sleep(60.0)
+        assert len(world.policy.requests) == num_requests
+        assert len(await world.read(RolloutFinished)) == 1
+
+    simulate(scenario)
+
+
+def test_a_machine_is_kept_while_its_generator_is_slow(simulate) -> None:
+    async def scenario(world: World) -> None:
+        start(world)
+        world.policy.token_s = 2.0
+        world.host_worker(lease_s=3.0)
+        await world.publish(make_command("g0-m0"))
+        [rollout] = await world.wait_for(RolloutFinished, 1)
+        assert rollout.end in {EpisodeEnd.FINISHED, EpisodeEnd.TIME_LIMIT}
+        assert len(world.pool.machines) == 1
+
+    simulate(scenario)

@@ -1,0 +1,202 @@
+"""Leases: granted once, renewed, reaped, lost; asked for over the bus."""
+
+import asyncio
+
+import pytest
+from tests.sim.rollout.conftest import FakePool, World
+
+from penstock.actors.sandbox.config import SandboxHostConfig
+from penstock.actors.sandbox.leases import LeaseBook
+from penstock.envs.remote import LeaseTerms, RemoteSandbox, SandboxBusyError, lease_sandbox
+from penstock.envs.sandbox import SandboxDied, SandboxError, SandboxFileError, SandboxTimeout
+from penstock.messages.errors import DeadlineError
+from penstock.messages.machine import AcquireSandbox, SandboxLeased
+from penstock.messages.rollout import SandboxRecord
+
+TERMS = LeaseTerms(holder="test", lease_s=10.0, acquire_wait_s=5.0)
+CHECK = ["python3", "check.py"]
+
+
+class Now:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def make_book(pool: FakePool, **settings: float) -> tuple[LeaseBook, Now]:
+    now = Now()
+    return LeaseBook(pool, SandboxHostConfig(**settings), now), now
+
+
+def ask(lease_id: str, lease_s: float = 10.0) -> AcquireSandbox:
+    return AcquireSandbox(lease_id=lease_id, holder="test", lease_s=lease_s)
+
+
+async def test_asking_twice_gives_the_same_machine() -> None:
+    pool = FakePool()
+    book, _ = make_book(pool)
+    one, two = await asyncio.gather(book.acquire(ask("a")), book.acquire(ask("a")))
+    assert one is two is await book.acquire(ask("a"))
+    assert (len(pool.machines), book.counts.num_booted) == (1, 1)
+    assert await book.acquire(ask("b")) is not one
+
+
+async def test_leases_end_by_release_or_by_time() -> None:
+    pool = FakePool()
+    book, now = make_book(pool)
+    for lease_id in "abc":
+        await book.acquire(ask(lease_id))
+    await book.release("a")
+    await book.release("a")
+    now.seconds = 8.0
+    book.find("b")
+    now.seconds = 11.0
+    await book.reap()
+    assert [machine.is_closed for machine in pool.machines] == [True, False, True]
+    assert (len(book), book.counts.num_reaped) == (1, 1)
+    with pytest.raises(SandboxDied, match="lease c is not held"):
+        book.find("c")
+
+
+async def test_a_machine_in_use_is_not_reaped() -> None:
+    pool = FakePool()
+    book, now = make_book(pool)
+    await book.acquire(ask("a"))
+    book.find("a").num_running = 1
+    now.seconds = 100.0
+    await book.reap()
+    assert not pool.machines[0].is_closed
+
+
+async def test_the_host_is_full() -> None:
+    book, _ = make_book(FakePool(), num_leases_max=1)
+    await book.acquire(ask("a"))
+    with pytest.raises(SandboxBusyError, match="all 1 leases"):
+        await book.acquire(ask("b"))
+    await book.release("a")
+    await book.acquire(ask("b"))
+
+
+async def test_a_boot_that_fails_leaves_no_lease() -> None:
+    book, _ = make_book(FakePool(num_max=0))
+    with pytest.raises(SandboxBusyError, match="no room"):
+        await book.acquire(ask("a"))
+    assert len(book) == 0
+
+
+async def test_lease_time_is_bounded_by_the_host() -> None:
+    book, now = make_book(FakePool(), lease_s_max=20.0)
+    await book.acquire(ask("a", lease_s=1e9))
+    now.seconds = 21.0
+    await book.reap()
+    assert len(book) == 0
+
+
+def test_files_and_programs_over_the_bus(simulate) -> None:
+    async def scenario(world: World) -> None:
+        world.host_machines()
+        async with lease_sandbox(world.asker(), "lease-1", TERMS) as sandbox:
+            await sandbox.write_files({"check.py": b"print(1 + 1)"})
+            done = await sandbox.exec(CHECK, timeout_s=5.0)
+            assert (done.exit_code, done.stdout) == (0, b"2\n")
+            assert await sandbox.list_files("/work") == ["check.py"]
+            assert await sandbox.read_file("check.py", 5) == b"print"
+            with pytest.raises(SandboxFileError, match="no file absent"):
+                await sandbox.read_file("absent", 5)
+            assert sandbox.info.backend == "dry_run"
+        assert world.pool.machines[0].is_closed
+
+    simulate(scenario)
+
+
+def test_a_command_with_one_key_runs_once(simulate) -> None:
+    async def scenario(world: World) -> None:
+        world.host_machines()
+        async with lease_sandbox(world.asker(), "lease-1", TERMS) as sandbox:
+            await sandbox.write_files({"check.py": b"print(1)"})
+            runs = [sandbox.exec(CHECK, timeout_s=5.0, op_key="k") for _ in range(3)]
+            results = await asyncio.gather(*runs)
+            assert [result.stdout for result in results] == [b"1\n"] * 3
+            assert world.pool.machines[0].commands == [CHECK]
+            await sandbox.exec(CHECK, timeout_s=5.0)
+            assert len(world.pool.machines[0].commands) == 2
+
+    simulate(scenario)
+
+
+def test_a_dead_machine_is_gone_and_its_lease_with_it(simulate) -> None:
+    async def scenario(world: World) -> None:
+        world.pool.deaths[0] = 2
+        world.host_machines()
+        async with lease_sandbox(world.asker(), "lease-1", TERMS) as sandbox:
+            await sandbox.write_files({"check.py": b""})
+            with pytest.raises(SandboxDied, match="killed by the test"):
+                await sandbox.exec(CHECK, timeout_s=5.0)
+            with pytest.raises(SandboxDied, match="not held"):
+                await sandbox.exec(CHECK, timeout_s=5.0)
+
+    simulate(scenario)
+
+
+def test_a_silent_holder_is_reaped_and_a_waiting_one_is_not(simulate) -> None:
+    async def scenario(world: World) -> None:
+        world.host_machines()
+        asker = world.asker()
+        await asker.request("sandbox.acquire", ask("silent", 5.0), deadline_s=5.0)
+        async with lease_sandbox(asker, "waiting", TERMS) as sandbox:
+            await world.sleep(60.0)
+            assert [machine.is_closed for machine in world.pool.machines] == [True, False]
+            await sandbox.write_files({"a": b""})
+
+    simulate(scenario)
+
+
+def test_no_host_is_busy_and_a_host_that_left_is_a_timeout(simulate) -> None:
+    async def scenario(world: World) -> None:
+        with pytest.raises(SandboxBusyError, match="no sandbox within 5 s"):
+            async with lease_sandbox(world.asker(), "lease-1", TERMS):
+                pass
+        host = world.host_machines()
+        async with lease_sandbox(world.asker(), "lease-2", TERMS) as sandbox:
+            await host.stop()
+            with pytest.raises(SandboxTimeout, match="does not answer"):
+                await sandbox.read_file("x", 1)
+
+    simulate(scenario)
+
+
+class FaultyAsker:
+    """Answers with whatever the test gave."""
+
+    def __init__(self, answer: object) -> None:
+        self._answer = answer
+
+    async def request(self, service: str, message: object, **_: object) -> object:
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+    async def sleep(self, duration_s: float) -> None:
+        await asyncio.sleep(0)
+
+    def monotonic(self) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (DeadlineError("late"), SandboxTimeout),
+        (SandboxLeased(lease_id="l", host="h", sandbox=SandboxRecord(
+            backend="", isolation_class="", kernel_digest="", image_digest="")), SandboxError),
+    ],
+)  # fmt: skip
+async def test_answers_that_do_not_fit_are_typed(answer: object, expected: type) -> None:
+    record = SandboxRecord(backend="", isolation_class="", kernel_digest="", image_digest="")
+    leased = SandboxLeased(lease_id="l", host="h", sandbox=record)
+    sandbox = RemoteSandbox(FaultyAsker(answer), leased, TERMS)  # type: ignore[arg-type]
+    with pytest.raises(expected):
+        await sandbox.read_file("x", 1)
+    await sandbox.close()
