@@ -1,0 +1,54 @@
+"""Every engine passes `check_engine`; the torch engine does with both of its steps."""
+
+from functools import cache
+
+import pytest
+import torch
+from tests.contract.check_engine import CHECKS
+
+from penstock.actors.generator import core
+from penstock.actors.generator.core import EngineOptions
+from penstock.actors.generator.torch_engine import TorchEngine
+from penstock.actors.policy.checkpoint import as_numpy, publishable_state
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.model import Policy
+
+CONFIG = PolicyConfig(
+    vocab_size=200,
+    hidden_size=32,
+    num_hidden_layers=2,
+    head_dim=16,
+    moe_intermediate_size=32,
+    max_position_embeddings=256,
+)
+OPTIONS = EngineOptions(
+    num_running_max=4,
+    num_parked_max=4,
+    num_waiting_max=4,
+    num_tokens_max=200,
+    prefill_tokens_max=32,
+)
+
+
+@cache
+def weights_of(version):
+    policy = Policy(CONFIG, seed=version)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(5.0 if parameter.dim() > 1 else 1.0)
+    return {name: as_numpy(tensor) for name, tensor in publishable_state(policy).items()}
+
+
+@pytest.mark.parametrize("step", ["native", "torch"])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_engine_conforms(check, step, monkeypatch):
+    if step == "torch":
+        monkeypatch.setattr(core.NativeDecoder, "load", lambda *_: None)
+    engine = TorchEngine(CONFIG, OPTIONS)
+    if step not in engine.capabilities().name:
+        pytest.skip("no C compiler")
+    engine.start()
+    try:
+        await check(engine, weights_of)
+    finally:
+        await engine.stop()

@@ -1,0 +1,145 @@
+"""Tokenizer and chat format: everything round-trips, and nothing but the format writes marks."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.actors.policy import marks
+from penstock.actors.policy.chat import (
+    ChatMessage,
+    Role,
+    render_observation,
+    render_prompt,
+    render_turn,
+)
+from penstock.actors.policy.parse import ParsedTurn, ParseFailure, ParseFailureReason, parse_turn
+from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
+from penstock.messages.rollout import ToolCall
+
+TEXTS = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
+TOKENIZER = train_tokenizer(TEXTS, vocab_size=600)
+PLAIN = st.text(max_size=60) | st.sampled_from(["<|end|>", "</path>", "a < b\n", '<call name="x">'])
+NAMES = st.sampled_from([*marks.TOOL_NAMES, "other_tool", "x.y-z"])
+ARGUMENTS = st.sampled_from([*marks.ARGUMENT_NAMES, "count", "odd_name"])
+CALLS = st.builds(ToolCall, name=NAMES, arguments=st.dictionaries(ARGUMENTS, PLAIN, max_size=3))
+
+
+def drop_surrogates(text):
+    return text.encode("utf-8", "ignore").decode()
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_round_trip(data):
+    assert TOKENIZER.decode_bytes(TOKENIZER.encode(data)) == data
+
+
+@given(PLAIN)
+def test_any_text_round_trips_without_marks(text):
+    text = drop_surrogates(text)
+    ids = TOKENIZER.encode(text)
+    assert TOKENIZER.decode(ids) == text
+    assert [index for index in ids if TOKENIZER.mark_of(index)] == []
+
+
+@given(PLAIN, st.lists(CALLS, max_size=3))
+@settings(max_examples=200)
+def test_turns_round_trip(text, calls):
+    ids = render_turn(TOKENIZER, drop_surrogates(text), calls)
+    assert parse_turn(TOKENIZER, ids) == ParsedTurn(text=drop_surrogates(text), calls=tuple(calls))
+
+
+@given(st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=40))
+@settings(max_examples=300)
+def test_any_ids_parse_or_fail_with_a_reason(ids):
+    parsed = parse_turn(TOKENIZER, ids)
+    if isinstance(parsed, ParseFailure):
+        assert 0 <= parsed.position <= len(ids)
+    else:
+        assert ids[-1] == TOKENIZER.end_id
+
+
+def test_a_known_call_costs_one_token_a_tag():
+    call = ToolCall(name="edit_file", arguments={"path": "a", "old": "x", "new": "y"})
+    ids = render_turn(TOKENIZER, "", [call])
+    assert [TOKENIZER.mark_of(index) for index in ids if TOKENIZER.mark_of(index)] == [
+        '<call name="edit_file">',
+        *["<path>", "</path>", "<old>", "</old>", "<new>", "</new>"],
+        "</call>",
+        "<|end|>",
+    ]
+    assert len(ids) == 12
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason", "position"),
+    [
+        (["<path>"], ParseFailureReason.UNEXPECTED, 0),
+        (["<|user|>", "<|end|>"], ParseFailureReason.UNEXPECTED, 0),
+        (["</call>", "<|end|>"], ParseFailureReason.UNEXPECTED, 0),
+        ([], ParseFailureReason.UNFINISHED, 0),
+        (['<call name="finish">'], ParseFailureReason.UNFINISHED, 1),
+        (['<call name="finish">', "</call>"], ParseFailureReason.UNFINISHED, 2),
+        (['<call name="finish">', "<path>", "</old>"], ParseFailureReason.UNEXPECTED, 2),
+        (["<|end|>", "<|end|>"], ParseFailureReason.UNEXPECTED, 1),
+        (['<call name="', '">', "</call>", "<|end|>"], ParseFailureReason.BAD_NAME, 0),
+        (
+            ['<call name="finish">', "<path>", "</path>", "<path>", "</path>", "</call>"],
+            ParseFailureReason.DUPLICATE_ARGUMENT,
+            3,
+        ),
+    ],
+)
+def test_malformed_turns_say_what_and_where(ids, reason, position):
+    failure = parse_turn(TOKENIZER, [TOKENIZER.mark_id(mark) for mark in ids])
+    assert isinstance(failure, ParseFailure)
+    assert (failure.reason, failure.position) == (reason, position)
+
+
+def test_text_between_arguments_is_refused():
+    ids = [TOKENIZER.mark_id('<call name="finish">'), *TOKENIZER.encode("x")]
+    failure = parse_turn(TOKENIZER, [*ids, TOKENIZER.mark_id("</call>"), TOKENIZER.end_id])
+    assert isinstance(failure, ParseFailure)
+    assert failure.position == 1
+
+
+def test_prompts_end_where_the_assistant_begins():
+    ids = render_prompt(
+        TOKENIZER,
+        [
+            ChatMessage(role=Role.SYSTEM, content="s"),
+            ChatMessage(role=Role.USER, content="<|end|>"),
+        ],
+    )
+    text = TOKENIZER.decode(ids)
+    assert text == "<|system|>s<|end|><|user|><|end|><|end|><|assistant|>"
+    assert ids.count(TOKENIZER.end_id) == 2
+    observed = TOKENIZER.decode(render_observation(TOKENIZER, ["a", "b"]))
+    assert observed == "<|tool|>a<|end|><|tool|>b<|end|><|assistant|>"
+
+
+def test_training_is_deterministic_and_survives_a_save(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    train_tokenizer(TEXTS, vocab_size=600).save(path)
+    other = tmp_path / "other.json"
+    TOKENIZER.save(other)
+    assert path.read_bytes() == other.read_bytes()
+    loaded = Tokenizer.load(path)
+    assert loaded.encode("def f(x): <|end|> 42") == TOKENIZER.encode("def f(x): <|end|> 42")
+    assert loaded.end_id == TOKENIZER.end_id
+
+
+def test_digits_and_operators_stand_alone():
+    pieces = [TOKENIZER.decode([index]) for index in TOKENIZER.encode("x[i]<=123")]
+    assert pieces[-3:] == ["1", "2", "3"]
+    assert "<=" in pieces or pieces[-5:-3] == ["<", "="]
+
+
+def test_bad_tokenizer_files_and_sizes_are_refused(tmp_path):
+    bad = tmp_path / "tokenizer.json"
+    bad.write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        Tokenizer.load(bad)
+    with pytest.raises(ValueError, match="vocab_size"):
+        train_tokenizer([], vocab_size=256)
