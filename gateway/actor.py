@@ -45,15 +45,11 @@ class Gateway(Actor):
 
         """
         self._services = Services(ctx, self._config, self._tokenizer, self._keys)
-        self._runner = web.AppRunner(build_app(self._services), access_log=None)
-        await self._runner.setup()
-        site = web.TCPSite(
-            self._runner,
-            self._config.host,
-            self._config.port,
-            shutdown_timeout=self._config.drain_s_max,
+        self._runner = web.AppRunner(
+            build_app(self._services), access_log=None, shutdown_timeout=self._config.drain_s_max
         )
-        await site.start()
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._config.host, self._config.port).start()
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://{host}:{port}"
         return ()

@@ -11,7 +11,7 @@ from penstock.gateway.feedback import delete_feedback, patch_feedback, post_feed
 from penstock.gateway.health import healthz, metrics, models, readyz
 from penstock.gateway.live_page import live_page
 from penstock.gateway.monitor_feed import MonitorFeed, monitor_events, monitor_state
-from penstock.gateway.services import Services
+from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, Services
 from penstock.messages.errors import PenstockError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -45,7 +45,7 @@ def _outer(services: Services) -> Callable[[web.Request, Handler], Awaitable[web
     @web.middleware
     async def outer(request: web.Request, handler: Handler) -> web.StreamResponse:
         """Name the request, turn errors into OpenAI's format, count."""
-        request["request_id"] = services.ctx.new_id("chatcmpl")
+        request[REQUEST_ID] = services.ctx.new_id("chatcmpl")
         try:
             response = await handler(request)
         except ConnectionResetError:
@@ -53,8 +53,8 @@ def _outer(services: Services) -> Callable[[web.Request, Handler], Awaitable[web
         except (ApiError, PenstockError, web.HTTPException) as error:
             response = error_response(_as_api_error(error))
         if not response.prepared:
-            response.headers.update(request.get("headers", {}))
-            response.headers["x-request-id"] = request["request_id"]
+            response.headers.update(request.get(EXTRA_HEADERS, {}))
+            response.headers["x-request-id"] = request[REQUEST_ID]
         route = request.match_info.route.resource
         name = route.canonical if route else "unknown"
         services.metrics.requests.labels(name, str(response.status)).inc()

@@ -11,7 +11,7 @@ from penstock.gateway.exchange import Exchange
 from penstock.gateway.generation import Generation
 from penstock.gateway.prompt import check_length, offered_tools, render_context
 from penstock.gateway.schema import ChatRequest, parse_chat
-from penstock.gateway.services import Services
+from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, Services
 from penstock.messages.task import Sampling
 
 SESSION_HEADERS = (
@@ -30,11 +30,11 @@ async def chat_completions(services: Services, request: web.Request) -> web.Stre
     _check_model(chat, services)
     now = services.ctx.monotonic
     services.limiter.enter(key, now())
-    request["headers"] = dict(services.limiter.headers(key, now()))
+    request[EXTRA_HEADERS] = dict(services.limiter.headers(key, now()))
     generation = None
     try:
         with _slot(services):
-            generation = plan(chat, services, request["request_id"], session_of(request))
+            generation = plan(chat, services, request[REQUEST_ID], session_of(request))
             return await Exchange(services, request, key, chat, generation).answer()
     finally:
         services.limiter.leave(key, _num_tokens(generation), now())

@@ -14,7 +14,7 @@ from penstock.gateway.prompt import offered_tools
 from penstock.gateway.record import inference_record
 from penstock.gateway.reply import ReplyAssembler
 from penstock.gateway.schema import ChatRequest
-from penstock.gateway.services import Services
+from penstock.gateway.services import EXTRA_HEADERS, Services
 from penstock.messages.errors import PenstockError
 
 
@@ -123,7 +123,7 @@ class Exchange:
 
     def _headers(self) -> dict[str, str]:
         version = self._generation.sampled.min_policy_version
-        limits: dict[str, str] = self._request["headers"]
+        limits: dict[str, str] = self._request[EXTRA_HEADERS]
         return limits | {"x-policy-version": str(version)}
 
     async def _record(self) -> None:

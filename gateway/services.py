@@ -15,6 +15,9 @@ from penstock.gateway.prompt import ReplyMemory
 from penstock.messages.feedback import InferenceRecorded
 
 NUM_REQUESTS_KNOWN_MAX = 100_000
+REQUEST_ID = web.RequestKey("request_id", str)
+EXTRA_HEADERS = web.RequestKey("extra_headers", dict[str, str])
+"""Sent with the reply, whether it is one or an error."""
 
 
 class RequestIndex:

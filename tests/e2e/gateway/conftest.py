@@ -1,0 +1,169 @@
+"""A gateway on a real bus, with a generator that replies as it is told."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+
+import msgspec
+import numpy as np
+import pytest
+
+from penstock.actors.gatekeeper.feedback_join import FeedbackJoiner
+from penstock.actors.gatekeeper.join import JoinConfig
+from penstock.actors.monitor.actor import Monitor
+from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
+from penstock.actors.runtime.actor import Actor
+from penstock.actors.runtime.host import ActorHost
+from penstock.gateway.actor import Gateway
+from penstock.gateway.config import GatewayConfig
+from penstock.gateway.keys import KeySpec, hash_key
+from penstock.infra.bus.nats_bus import NatsBus
+from penstock.infra.bus.server import EmbeddedServer
+from penstock.infra.stores.directory import DirectoryStore
+from penstock.messages.base import Array, Event, Message
+from penstock.messages.bus import Serve
+from penstock.messages.generation import Generate, TokensSampled
+from penstock.messages.rollout import StopReason
+from penstock.messages.weights import WeightsApplied
+
+SECRET = "psk-test"
+KEYS = (
+    KeySpec(key_id="user", key_hash=hash_key(SECRET), training_consent=True),
+    KeySpec(key_id="private", key_hash=hash_key("psk-private")),
+    KeySpec(key_id="slow", key_hash=hash_key("psk-slow"), rpm_limit=2),
+    KeySpec(key_id="single", key_hash=hash_key("psk-single"), max_parallel_requests=1),
+)
+TEXTS = ["def add(a, b):\n    return a + b\n", "The café is open. Look, edit, run, finish.\n"]
+
+
+class Reply(msgspec.Struct, kw_only=True):
+    """What the scripted generator does with one request."""
+
+    token_ids: list[int] = []
+    num_chunk: int = 3
+    fail_after: int = -1
+    """Chunks before it fails; -1 for never."""
+    policy_version: int = 7
+
+
+class ScriptedGenerator(Actor):
+    """Answers `generate.live` from a list; what it was asked is on record."""
+
+    role = "generator"
+
+    def __init__(self) -> None:
+        self.replies: list[Reply] = []
+        self.asked: list[Generate] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def services(self) -> Mapping[str, Serve]:
+        return {"generate.live": self._generate}
+
+    async def _generate(self, message: Message) -> AsyncIterator[Message]:
+        assert isinstance(message, Generate)
+        self.asked.append(message)
+        reply = self.replies.pop(0)
+        await self.gate.wait()
+        ids = reply.token_ids[: message.sampling.num_tokens_max]
+        chunks = [ids[i : i + reply.num_chunk] for i in range(0, len(ids), reply.num_chunk)]
+        for index, chunk in enumerate(chunks):
+            if index == reply.fail_after:
+                raise RuntimeError("the machine is gone")
+            is_last = index == len(chunks) - 1
+            yield _chunk(message, chunk, reply, self._stop(message, ids) if is_last else None)
+
+    @staticmethod
+    def _stop(message: Generate, ids: list[int]) -> StopReason:
+        ended = ids[-1] in message.sampling.stop_token_ids
+        return StopReason.STOP if ended else StopReason.LENGTH
+
+
+def _chunk(
+    message: Generate, ids: list[int], reply: Reply, stop: StopReason | None
+) -> TokensSampled:
+    logprobs = np.asarray([-0.25] * len(ids), "<f4")
+    routes = Array(dtype="uint8", shape=(1, 1, 1), data=b"\x00") if stop else None
+    return TokensSampled(
+        request_id=message.request_id,
+        token_ids=Array(dtype="int32", shape=(len(ids),), data=np.asarray(ids, "<i4").tobytes()),
+        behavior_logprobs=Array(dtype="float32", shape=(len(ids),), data=logprobs.tobytes()),
+        policy_version=reply.policy_version,
+        stop_reason=stop,
+        routed_experts=routes,
+        replica="generator-west",
+    )
+
+
+class Site:
+    """A running gateway and what stands around it."""
+
+    def __init__(self, bus: NatsBus, store: DirectoryStore, tokenizer: Tokenizer) -> None:
+        self.bus = bus
+        self.tokenizer = tokenizer
+        self.generator = ScriptedGenerator()
+        self.config = GatewayConfig(port=0, retry_s=0.01, num_attempts_max=3, idle_s_max=5.0)
+        self.gateway = Gateway(self.config, tokenizer, KEYS)
+        self._store = store
+
+    @property
+    def url(self) -> str:
+        return self.gateway.url
+
+    def will_reply(self, token_ids: list[int], **options: int) -> None:
+        self.generator.replies.append(Reply(token_ids=token_ids, **options))
+
+    async def events(self, kind: type[Event]) -> list[Event]:
+        return [d.event async for d in self.bus.follow([kind], stop_at_end=True)]
+
+    @contextlib.asynccontextmanager
+    async def running(self, *actors: Actor) -> AsyncIterator[None]:
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for actor in (self.generator, *actors, self.gateway):
+                host = ActorHost(actor, self.bus, self._store, name=actor.role, seed=1)
+                group.create_task(host.run(stop))
+            await until(lambda: bool(self.gateway.url))
+            yield
+            stop.set()
+
+
+async def until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(TEXTS * 8, vocab_size=400)
+
+
+@pytest.fixture
+async def site(tmp_path, tokenizer) -> AsyncIterator[Site]:
+    server = EmbeddedServer(store_dir=tmp_path / "events")
+    await server.start()
+    store = DirectoryStore(tmp_path / "objects")
+    bus = await NatsBus.connect(server.url, run_id="r1", store=store, name="test")
+    try:
+        await bus.provision()
+        site = Site(bus, store, tokenizer)
+        async with site.running(Monitor(bus), FeedbackJoiner(JoinConfig(reward_wait_s=0.0))):
+            yield site
+    finally:
+        await bus.close()
+        await server.stop()
+
+
+def applied(policy_version: int) -> WeightsApplied:
+    return WeightsApplied(
+        region="west",
+        replica="generator-west",
+        policy_version=policy_version,
+        root_digest="d",
+        digest_matches=True,
+        from_version=policy_version - 1,
+        num_bytes=10,
+        stage_ms=1.0,
+        pause_ms=1.0,
+    )
