@@ -6,6 +6,8 @@
 ```
 """
 
+from collections.abc import Iterator
+
 import msgspec
 import numpy as np
 import xxhash
@@ -27,15 +29,13 @@ from penstock.messages.errors import CorruptDataError
 _RAW_FROM_CHANGED = 1 / 8
 """Raw is tried from this changed fraction on; below, it cannot win."""
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
-Members = list[np.ndarray]
-"""By class, the positions [n_c] of its elements in the array, rising."""
 
 
 class Patch(msgspec.Struct, frozen=True):
     """Absolute overwrites of a flat array: writing them twice does no harm."""
 
     flat_indices: np.ndarray
-    """[K] int64, rising."""
+    """[K] int64, each once, in no order."""
     values: np.ndarray
     """[K] bit patterns."""
 
@@ -157,82 +157,75 @@ def _check_base(header: Header, base: np.ndarray) -> None:
 def _encode_gap_ulp(
     header: Header, base: np.ndarray, target: np.ndarray, changed: np.ndarray
 ) -> bytes:
-    is_changed = np.zeros(base.size, np.bool_)
-    is_changed[changed] = True
+    thresholds, populations, groups = [0], [base.size], [(changed, changed)]
     if header.codec is Codec.CLASS_GAP_ULP:
         keys = classes.exponent_keys(base)
-        thresholds = classes.choose_thresholds(keys, keys[changed], NUM_CLASSES_MAX)
-    else:
-        thresholds = [0]
+        counts = classes.key_counts(keys)
+        hits = np.bincount(keys[changed], minlength=classes.NUM_KEYS)
+        thresholds = classes.choose_thresholds(counts.sum(axis=0), hits, NUM_CLASSES_MAX)
+        grouping = classes.Grouping(keys, counts, thresholds)
+        populations, groups = grouping.populations, grouping.ranks(base != target)
     records: list[ClassRecord] = []
     streams: list[bytes] = []
-    for key, members in zip(thresholds, _members(base, thresholds), strict=True):
-        record, class_streams = _encode_class(key, members, is_changed[members], base, target)
-        records.append(record)
-        streams += class_streams
+    for key, population, (ranks, places) in zip(thresholds, populations, groups, strict=True):
+        marks, mark_streams = gaps.encode_marks(ranks, population)
+        large, step_streams = _encode_steps(base[places], target[places])
+        records.append(
+            ClassRecord(first_key=key, num_changed=ranks.size, changed=marks, large=large)
+        )
+        streams += mark_streams + step_streams
     return pack(msgspec.structs.replace(header, classes=tuple(records)), streams)
 
 
-def _members(base: np.ndarray, thresholds: list[int]) -> Members:
-    if len(thresholds) == 1:
-        return [np.arange(base.size)]
-    labels = classes.labels_of(classes.exponent_keys(base), thresholds)
-    return [np.flatnonzero(labels == label) for label in range(len(thresholds))]
-
-
-def _encode_class(
-    key: int, members: np.ndarray, hits: np.ndarray, base: np.ndarray, target: np.ndarray
-) -> tuple[ClassRecord, list[bytes]]:
-    moved = members[hits]
-    inverted = 2 * moved.size > members.size
-    positions = np.flatnonzero(~hits if inverted else hits)
-    shift = gaps.choose_shift(members.size, positions.size)
-    record = ClassRecord(
-        first_key=key,
-        shift=shift,
-        inverted=inverted,
-        num_coded=positions.size,
-        num_changed=moved.size,
-    )
-    steps = ulp.encode_steps(base[moved], target[moved])
-    return record, [*gaps.encode_gaps(positions, shift), *steps]
+def _encode_steps(base: np.ndarray, target: np.ndarray) -> tuple[gaps.MarksRecord, list[bytes]]:
+    is_down, sizes = ulp.steps_between(base, target)
+    large = np.flatnonzero(sizes >= ulp.SMALLEST_LARGE)
+    record, marks = gaps.encode_marks(large, sizes.size)
+    return record, [gaps.pack_bits(is_down), *marks, *ulp.encode_sizes(sizes[large])]
 
 
 def _decode_gap_ulp(header: Header, base: np.ndarray, streams: list[bytes]) -> Patch:
-    members = _members(base, [record.first_key for record in header.classes])
-    moved: list[np.ndarray] = []
-    values: list[np.ndarray] = []
-    for number, (record, own) in enumerate(zip(header.classes, members, strict=True)):
-        first = number * STREAMS_PER_CLASS
-        where = own[_class_hits(record, own.size, streams[first : first + 3])]
-        codes, escapes = streams[first + 3 : first + STREAMS_PER_CLASS]
-        moved.append(where)
-        values.append(
-            ulp.decode_steps(
-                base[where], np.frombuffer(codes, np.uint8), np.frombuffer(escapes, base.dtype)
-            )
-        )
-    indices = np.concatenate(moved)
-    order = np.argsort(indices)
-    return Patch(indices[order], np.concatenate(values)[order])
+    populations, grouping = [base.size], None
+    if header.codec is Codec.CLASS_GAP_ULP:
+        keys = classes.exponent_keys(base)
+        thresholds = [record.first_key for record in header.classes]
+        grouping = classes.Grouping(keys, classes.key_counts(keys), thresholds)
+        populations = grouping.populations
+    by_class = list(_streams_by_class(streams))
+    ranks = [
+        _decode_ranks(record, own, population)
+        for record, own, population in zip(header.classes, by_class, populations, strict=True)
+    ]
+    places = ranks if grouping is None else grouping.places(ranks)
+    values = [
+        _decode_steps(record, own[gaps.STREAMS_PER_MARKS :], base[where])
+        for record, own, where in zip(header.classes, by_class, places, strict=True)
+    ]
+    return Patch(np.concatenate(places), np.concatenate(values))
 
 
-def _class_hits(record: ClassRecord, population: int, streams: list[bytes]) -> np.ndarray:
-    """Return the positions [k_c], within the class, of its changed elements."""
-    codes = np.frombuffer(streams[0], np.uint8)
-    if codes.size != record.num_coded:
-        raise CorruptDataError(f"delta.classes: {codes.size} gaps for {record.num_coded} positions")
-    low, escapes = np.frombuffer(streams[1], np.uint8), np.frombuffer(streams[2], "<u4")
-    positions = gaps.decode_gaps(codes, low, escapes, record.shift)
-    if positions.size and (positions.min() < 0 or positions.max() >= population):
-        raise CorruptDataError("delta.gaps: a position lies outside of its class")
-    if record.inverted:
-        kept = np.ones(population, np.bool_)
-        kept[positions] = False
-        positions = np.flatnonzero(kept)
-    if positions.size != record.num_changed:
-        raise CorruptDataError("delta.classes: the positions are not as many as the changes")
-    return positions
+def _streams_by_class(streams: list[bytes]) -> Iterator[list[bytes]]:
+    for first in range(0, len(streams), STREAMS_PER_CLASS):
+        yield streams[first : first + STREAMS_PER_CLASS]
+
+
+def _decode_ranks(record: ClassRecord, own: list[bytes], population: int) -> np.ndarray:
+    ranks = gaps.decode_marks(record.changed, own[: gaps.STREAMS_PER_MARKS], population)
+    if ranks.size != record.num_changed:
+        raise ValueError(f"{ranks.size} ranks for {record.num_changed} changes")
+    return ranks
+
+
+def _decode_steps(record: ClassRecord, own: list[bytes], base: np.ndarray) -> np.ndarray:
+    """Return the new values [k_c] of the class's changed elements."""
+    signs, *marks, codes, escapes = own
+    is_down = gaps.unpack_bits(np.frombuffer(signs, np.uint8), base.size)
+    large = gaps.decode_marks(record.large, marks, base.size)
+    sizes = np.ones(base.size, base.dtype)
+    sizes[large] = ulp.decode_sizes(
+        np.frombuffer(codes, np.uint8), np.frombuffer(escapes, base.dtype)
+    )
+    return ulp.walk(base, is_down, sizes)
 
 
 def _decode_raw(base: np.ndarray, streams: list[bytes]) -> Patch:

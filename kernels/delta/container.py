@@ -11,12 +11,16 @@
      16      8  number of changed elements, K <= N
      24      8  xxh3-64 of the base's bytes
      32      8  xxh3-64 of the target's bytes
-     40   16*C  classes: first key u8, shift u8, inverted u8, 0 u8, coded u32, changed u32, 0 u32
-               then per stream, S = 5*C (raw: the element size): raw length u32, stored length u32
+     40   20*C  classes: first key u8; of the changed: shift u8, inverted u8; of the large steps:
+               shift u8, inverted u8; 3 zero bytes; changed: coded u32; large: coded u32;
+               number of changed u32
+               then per stream, S = 9*C (raw: the element size): raw length u32, stored length u32
                the streams, one after the other; one whose stored length is less than its raw
                length is a zstd frame, else it is plain
     end-8     8  xxh3-64 of all bytes before
 ```
+The nine streams of a class: gap bytes, low bits and escapes of the changed ranks; signs; gap bytes,
+low bits and escapes of the large steps among the changed; sizes and escapes of the large steps.
 A parser reads nothing that it has not bounded: lengths are checked against N and against the
 payload before any buffer is made, and the checksum before anything is decoded.
 """
@@ -28,15 +32,16 @@ import msgspec
 import xxhash
 import zstandard
 
+from penstock.kernels.delta.gaps import SHIFT_MAX, MarksRecord
 from penstock.messages.errors import CorruptDataError
 
 MAGIC = b"PSDX"
 FORMAT_VERSION = 1
 NUM_ELEMENTS_MAX = 1 << 28
 NUM_CLASSES_MAX = 16
-STREAMS_PER_CLASS = 5
+STREAMS_PER_CLASS = 9
 _FIXED = struct.Struct("<4sBBBBQQQQ")
-_CLASS = struct.Struct("<BBBxIIxxxx")
+_CLASS = struct.Struct("<BBBBBxxxIII")
 _STREAM = struct.Struct("<II")
 _CHECK_BYTES = 8
 _ZSTD_LEVEL = 1
@@ -60,12 +65,11 @@ class ClassRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     first_key: int
     """The class holds the base keys from here to the next class."""
-    shift: int
-    """Low bits of a gap that are kept apart."""
-    inverted: bool
-    """The coded positions are those that did not change."""
-    num_coded: int
     num_changed: int
+    changed: MarksRecord
+    """The changed among the class."""
+    large: MarksRecord
+    """The steps of more than one unit among the changed."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +112,16 @@ def pack(header: Header, streams: list[bytes]) -> bytes:
             header.target_check,
         ),
         *(
-            _CLASS.pack(c.first_key, c.shift, c.inverted, c.num_coded, c.num_changed)
+            _CLASS.pack(
+                c.first_key,
+                c.changed.shift,
+                c.changed.inverted,
+                c.large.shift,
+                c.large.inverted,
+                c.changed.num_coded,
+                c.large.num_coded,
+                c.num_changed,
+            )
             for c in header.classes
         ),
         *(_STREAM.pack(len(s), len(p)) for s, p in zip(streams, stored, strict=True)),
@@ -194,13 +207,12 @@ def _read_header(view: memoryview) -> tuple[Header, int]:
 
 
 def _class_record(fields: tuple[int, ...]) -> ClassRecord:
-    first_key, shift, inverted, num_coded, num_changed = fields
+    first_key, shift, inverted, large_shift, large_inverted, *counts = fields
     return ClassRecord(
         first_key=first_key,
-        shift=shift,
-        inverted=bool(inverted),
-        num_coded=num_coded,
-        num_changed=num_changed,
+        num_changed=counts[2],
+        changed=MarksRecord(shift, bool(inverted), counts[0]),
+        large=MarksRecord(large_shift, bool(large_inverted), counts[1]),
     )
 
 
@@ -213,9 +225,8 @@ def _check_classes(header: Header) -> None:
         raise CorruptDataError(f"delta.classes: gap_ulp has one class, got {len(keys)}")
     if coded and sum(record.num_changed for record in header.classes) != header.num_changed:
         raise CorruptDataError("delta.classes: their changes do not add up to the header's")
-    if any(
-        record.shift > 28 or record.num_coded > header.num_elements for record in header.classes
-    ):
+    marks = [marks for record in header.classes for marks in (record.changed, record.large)]
+    if any(m.shift > SHIFT_MAX or m.num_coded > header.num_elements for m in marks):
         raise CorruptDataError("delta.classes: a shift or a count is out of bounds")
 
 

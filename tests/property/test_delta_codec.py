@@ -14,6 +14,7 @@ from penstock.messages.errors import CorruptDataError
 SPECIAL = [0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 0x7F81, 0xFFFF, 0x0001, 0x8001, 0x3F80, 0xBF7F]
 """bfloat16: zeros, infinities, quiet and signaling NaNs, subnormals, +-1."""
 BITS = st.one_of(st.sampled_from(SPECIAL), st.integers(0, 0xFFFF))
+CALM = settings(deadline=None, max_examples=60)
 DTYPES = [np.uint8, np.uint16, np.uint32]
 
 
@@ -29,19 +30,21 @@ def pairs(draw, dtypes=DTYPES):
     return base, np.where(mask, other, base)
 
 
+@CALM
 @given(pairs())
 def test_the_ladder_is_lossless_and_applying_twice_is_harmless(pair):
     base, target = pair
     payload = delta.encode(base, target)
     np.testing.assert_array_equal(delta.apply(base, payload), target)
     patch = delta.decode(base, payload)
-    np.testing.assert_array_equal(patch.flat_indices, np.flatnonzero(base != target))
+    np.testing.assert_array_equal(np.sort(patch.flat_indices), np.flatnonzero(base != target))
     twice = base.copy()
     for _ in range(2):
         twice[patch.flat_indices] = patch.values
     np.testing.assert_array_equal(twice, target)
 
 
+@CALM
 @given(pairs([np.uint16]), st.sampled_from([Codec.RAW, Codec.GAP_ULP, Codec.CLASS_GAP_ULP]))
 def test_each_codec_agrees_with_the_reference(pair, codec):
     base, target = pair
@@ -53,6 +56,7 @@ def test_each_codec_agrees_with_the_reference(pair, codec):
     assert dict(zip(patch.flat_indices.tolist(), patch.values.tolist(), strict=True)) == expected
 
 
+@CALM
 @given(pairs([np.uint8, np.uint32]))
 def test_other_element_sizes_agree_with_the_reference(pair):
     base, target = pair
@@ -62,6 +66,7 @@ def test_other_element_sizes_agree_with_the_reference(pair):
         assert read_changes(base.tolist(), delta.encode_with(codec, base, target)) == expected
 
 
+@CALM
 @given(pairs(), st.data())
 def test_a_cut_or_flipped_payload_is_refused(pair, data):
     base, target = pair
@@ -75,6 +80,7 @@ def test_a_cut_or_flipped_payload_is_refused(pair, data):
         delta.decode(base, bytes(damaged))
 
 
+@CALM
 @given(st.binary(max_size=300))
 def test_foreign_bytes_are_refused(junk):
     for payload in (junk, b"PSDX\x01" + junk):
@@ -82,7 +88,7 @@ def test_foreign_bytes_are_refused(junk):
             delta.decode(np.zeros(8, np.uint16), payload)
 
 
-@settings(max_examples=200)
+@CALM
 @given(pairs([np.uint16]), st.data())
 def test_a_forged_payload_gives_a_patch_inside_the_array_or_is_refused(pair, data):
     """With a valid checksum over damaged fields, as a hostile sender would make."""
@@ -99,6 +105,7 @@ def test_a_forged_payload_gives_a_patch_inside_the_array_or_is_refused(pair, dat
     assert np.all((patch.flat_indices >= 0) & (patch.flat_indices < base.size))
 
 
+@CALM
 @given(pairs([np.uint16]))
 def test_another_base_is_refused(pair):
     base, target = pair
