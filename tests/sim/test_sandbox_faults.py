@@ -1,0 +1,140 @@
+"""Machines that are killed, hang, or lose their owner; what their users and the host see."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.envs.microvm.pool import Pool
+from penstock.envs.sandbox import BackendUnavailable, SandboxDied, SandboxTimeout, open_backend
+
+pytestmark = pytest.mark.vm
+
+OWNER = """
+import asyncio
+from penstock.envs.microvm.pool import Pool
+from penstock.envs.sandbox import open_backend
+
+async def main():
+    async with Pool(open_backend("uml"), size=2, live_max=4) as pool:
+        lease = await pool.acquire(60.0)
+        run = asyncio.create_task(lease.sandbox.exec(["sleep", "1000"], timeout_s=1000.0))
+        await lease.sandbox.exec(["true"], timeout_s=30.0)
+        print("ready", flush=True)
+        await run
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def backend():
+    try:
+        return open_backend("uml")
+    except BackendUnavailable as missing:
+        pytest.skip(str(missing))
+
+
+def children_of(pid: int) -> list[int]:
+    """All descendants of a process."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            found += [int(child), *children_of(int(child))]
+    return found
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def left_of(pids: list[int]) -> list[int]:
+    """Those that live on; the kernel takes a killed namespace away a moment later."""
+    deadline = time.monotonic() + 10
+    while not all(gone(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return [pid for pid in pids if not gone(pid)]
+
+
+async def test_a_machine_killed_during_a_command_is_a_death(backend):
+    machine = await backend.start()
+    running = asyncio.create_task(machine.exec(["sleep", "1000"], timeout_s=1000.0))
+    await machine.exec(["true"], timeout_s=20.0)
+    inside = children_of(machine.process.pid)
+    os.kill(inside[0], signal.SIGKILL)
+    with pytest.raises(SandboxDied):
+        await running
+    assert not machine.alive
+    await machine.close()
+    assert left_of(inside) == []
+
+
+async def test_a_guest_that_powers_off_is_a_death(backend):
+    machine = await backend.start()
+    with pytest.raises(SandboxDied):
+        await machine.shutdown()
+    await machine.close()
+
+
+async def test_a_machine_that_hangs_is_a_timeout(backend):
+    machine = await backend.start()
+    machine.hang_grace_s = 0.1
+    stopped = children_of(machine.process.pid)[0]
+    os.kill(stopped, signal.SIGSTOP)
+    with pytest.raises(SandboxTimeout, match="'exec'"):
+        await machine.exec(["true"], timeout_s=0.1)
+    await machine.close()
+    assert left_of([stopped]) == []
+
+
+async def test_a_boot_that_fails_has_the_last_words(backend):
+    backend._prefix[-1] = "/no-such-kernel"
+    with pytest.raises(SandboxDied, match="no-such-kernel"):
+        await backend.start()
+
+
+async def test_the_pool_replaces_what_dies(backend):
+    async with Pool(backend, size=1, live_max=3) as pool:
+        lease = await pool.acquire(60.0)
+        os.kill(lease.sandbox.process.pid, signal.SIGKILL)
+        with pytest.raises(SandboxDied):
+            await lease.sandbox.exec(["sleep", "1000"], timeout_s=1000.0)
+        await pool.release(lease.lease_id)
+        again = await pool.acquire(60.0)
+        assert (await again.sandbox.exec(["true"], timeout_s=20.0)).exit_code == 0
+        assert pool.counters().deaths == 1
+
+
+@pytest.mark.usefixtures("backend")
+def test_kill_9_of_the_owner_leaves_no_orphan():
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE)
+    with owner, owner.stdout:
+        assert owner.stdout.readline() == b"ready\n"
+        machines = children_of(owner.pid)
+        assert len(machines) >= 4  # bubblewrap and kernel of at least two machines
+        owner.kill()
+        owner.wait()
+    assert left_of(machines) == []
+
+
+def num_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_no_descriptor_stays_open(backend):
+    machine = await backend.start()
+    before = num_descriptors()
+    for _ in range(3):
+        other = await backend.start()
+        await other.exec(["true"], timeout_s=20.0)
+        await other.close()
+    assert num_descriptors() == before
+    await machine.close()

@@ -1,0 +1,130 @@
+"""The parts of the VM build that need neither network nor root."""
+
+import subprocess
+import sys
+
+import pytest
+
+from penstock.envs.microvm.assets import load_assets
+from penstock.envs.microvm.build import assets as build
+from penstock.envs.microvm.build.kernel import choose_source
+from penstock.envs.microvm.build.steps import BuildError, Steps, build_lock, need_programs
+from penstock.envs.microvm.probe import probe
+
+
+def package(name):
+    return f"linux-source-{name} - Linux kernel source for version {name} with Debian patches\n"
+
+
+def test_the_preferred_series_is_taken_when_it_is_there():
+    assert choose_source(package("7.3") + package("7.2") + package("6.12")) == "linux-source-7.2"
+
+
+def test_else_the_newest_that_has_the_seccomp_mode():
+    assert choose_source(package("6.16") + package("7.10") + package("7.9")) == "linux-source-7.10"
+    with pytest.raises(BuildError, match=r"6\.16 or newer"):
+        choose_source(package("6.12") + package("6.1"))
+
+
+def test_missing_programs_are_all_named():
+    with pytest.raises(BuildError, match=r"no-such-a, no-such-b; as root: .*apt-packages"):
+        need_programs("sh", "no-such-a", "no-such-b")
+
+
+def test_a_failed_step_shows_the_end_of_its_output(tmp_path):
+    steps = Steps(tmp_path, lambda line: None)
+    with pytest.raises(BuildError, match=r"ended with 3.*\n.*reason"):
+        steps.run("step", ["sh", "-c", "echo reason; exit 3"], timeout_s=10)
+    with pytest.raises(BuildError, match="ended with None"):
+        steps.run("step", ["sleep", "100"], timeout_s=0.05)
+
+
+@pytest.fixture
+def recipe(monkeypatch):
+    """Builders that make small files; returns the names of what was built."""
+    built = []
+    inputs = {"kernel": [b"k1"], "image": [b"i1"]}
+
+    def kernel(steps, folder):
+        built.append("kernel")
+        (folder / "kernel.new").write_bytes(b"kernel of " + inputs["kernel"][0])
+        return folder / "kernel.new", "7.2"
+
+    def agent(steps, folder):
+        (folder / "agent.new").write_bytes(b"agent of " + inputs["image"][0])
+        return folder / "agent.new"
+
+    def image(steps, folder, agent):
+        built.append("image")
+        (folder / "image.new").write_bytes(b"image of " + inputs["image"][0])
+        return folder / "image.new"
+
+    for name, fake in (("build_kernel", kernel), ("build_agent", agent), ("build_image", image)):
+        monkeypatch.setattr(build, name, fake)
+    monkeypatch.setattr(build, "kernel_inputs", lambda: inputs["kernel"])
+    monkeypatch.setattr(build, "image_inputs", lambda: inputs["image"])
+    return built, inputs
+
+
+def quiet(line):
+    pass
+
+
+def test_only_what_changed_is_built_again(tmp_path, recipe):
+    built, inputs = recipe
+    first = build.build_assets(tmp_path, quiet)
+    assert built == ["image", "kernel"]
+    assert build.build_assets(tmp_path, quiet) == first
+    assert built == ["image", "kernel"]
+    inputs["image"] = [b"i2"]
+    second = build.build_assets(tmp_path, quiet)
+    assert built == ["image", "kernel", "image"]
+    assert second.kernel_digest == first.kernel_digest
+    assert second.image_digest != first.image_digest
+    assert load_assets(tmp_path) == (tmp_path, second)
+    named = {second.kernel, second.image, second.agent, "current.json", "build.lock"}
+    assert {path.name for path in tmp_path.iterdir()} == named
+
+
+def test_a_failed_build_leaves_the_old_set(tmp_path, recipe, monkeypatch):
+    _, inputs = recipe
+    first = build.build_assets(tmp_path, quiet)
+    inputs["kernel"] = [b"k2"]
+
+    def fails(steps, folder):
+        raise BuildError("no compiler")
+
+    monkeypatch.setattr(build, "build_kernel", fails)
+    with pytest.raises(BuildError):
+        build.build_assets(tmp_path, quiet)
+    assert load_assets(tmp_path) == (tmp_path, first)
+
+
+def test_what_a_dead_builder_left_is_swept(tmp_path, recipe):
+    (tmp_path / "build-dead").mkdir()
+    (tmp_path / "build-dead" / "x").write_text("x")
+    build.build_assets(tmp_path, quiet)
+    assert not (tmp_path / "build-dead").exists()
+
+
+def test_a_second_builder_waits_for_the_first(tmp_path):
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from penstock.envs.microvm.build.steps import build_lock\n"
+        "with build_lock(Path(sys.argv[1]), lambda line: print(line, flush=True)): print('in')\n"
+    )
+    with build_lock(tmp_path, quiet):
+        other = subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        assert "waiting" in other.stdout.readline()
+    with other:
+        assert other.stdout.readline() == "in\n"
+
+
+async def test_the_probe_says_what_is_missing_and_how_to_get_it(tmp_path):
+    results = {r.name: r for r in await probe(tmp_path)}
+    assert set(results) == {"uml", "process", "firecracker", "qemu-tcg"}
+    assert not any(r.available for r in results.values())
+    assert "vm_setup" in results["uml"].how_to_get
+    assert "no Firecracker backend" in results["firecracker"].reason
