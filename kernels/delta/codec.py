@@ -2,7 +2,7 @@
 
 ```
  nothing changed ──▶ equal
- else the smallest of  class_gap_ulp (2-byte elements)  gap_ulp  and, from 1/8 changed, raw
+ 2-byte elements ──▶ class_gap_ulp    others ──▶ gap_ulp     and raw, where it is smaller still
 ```
 """
 
@@ -26,8 +26,10 @@ from penstock.kernels.delta.container import (
 )
 from penstock.messages.errors import CorruptDataError
 
-_RAW_FROM_CHANGED = 1 / 8
-"""Raw is tried from this changed fraction on; below, it cannot win."""
+_RAW_FROM_SHARE = 1 / 4
+"""Raw is tried where the gaps take this share of the array; below, it seldom wins."""
+_CLASSED_ITEMSIZE = 2
+"""Element size that has exponents to go by: that of bfloat16."""
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
@@ -57,12 +59,11 @@ def encode(base: np.ndarray, target: np.ndarray) -> bytes:
     changed = _changed_positions(base, target)
     if changed.size == 0:
         return encode_with(Codec.EQUAL, base, target, changed)
-    candidates = [Codec.GAP_ULP]
-    if base.itemsize == 2:
-        candidates.append(Codec.CLASS_GAP_ULP)
-    if changed.size >= _RAW_FROM_CHANGED * base.size:
-        candidates.append(Codec.RAW)
-    return min((encode_with(codec, base, target, changed) for codec in candidates), key=len)
+    codec = Codec.CLASS_GAP_ULP if base.itemsize == _CLASSED_ITEMSIZE else Codec.GAP_ULP
+    payload = encode_with(codec, base, target, changed)
+    if len(payload) < _RAW_FROM_SHARE * base.nbytes:
+        return payload
+    return min(payload, encode_with(Codec.RAW, base, target, changed), key=len)
 
 
 def encode_with(
