@@ -1,10 +1,12 @@
 """What each stream keeps, for how long, and how it refuses a second copy."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
 
-from penstock.messages.base import Stream
+from penstock.messages.base import Event, Stream
+from penstock.messages.errors import ConfigError
 
 
 class Retention(StrEnum):
@@ -60,3 +62,15 @@ NUM_DELIVERIES_MAX = 20
 """Shared work that was delivered so often and never settled goes to the dead-letter stream. A
 worker killed in the middle of an episode counts as one, so the bound is well above what chaos
 tests do to one event."""
+
+
+def check_followed(types: Iterable[type[Event]]) -> None:
+    """Refuse to follow a work queue, which has no log.
+
+    Raises:
+        ConfigError: One of `types` is shared work, removed when it is done.
+
+    """
+    for kind in types:
+        if STREAMS[kind.stream].retention is Retention.WORK_QUEUE:
+            raise ConfigError(f"follow {kind.__name__}: {kind.stream} is a work queue: consume it")

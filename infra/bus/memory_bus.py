@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
+import msgspec
+
 from penstock.infra.bus.claims import CLAIM_HEADER, Claims
 from penstock.infra.bus.memory_log import Stored
 from penstock.infra.bus.memory_rpc import MemoryAsker, serve
@@ -13,7 +15,7 @@ from penstock.messages.base import Event, Message, Stream
 from penstock.messages.bus import Delivery, ObjectStore, Receipt, Serve
 from penstock.messages.control import MessageRejected
 from penstock.messages.errors import BusClosedError, CodecError, NotFoundError
-from penstock.messages.streams import NUM_DELIVERIES_MAX, STREAMS
+from penstock.messages.streams import NUM_DELIVERIES_MAX, STREAMS, check_followed
 from penstock.messages.subjects import check_token, event_subject, service_subject, type_filter
 
 
@@ -40,8 +42,9 @@ class MemoryBus:
         outgoing = [await self._pack(event) for event in events]
         await self._server.travel()
         receipts: list[Receipt] = []
-        for stream, message in outgoing:
+        for stream, packed in outgoing:
             log = self._server.logs[stream]
+            message = msgspec.structs.replace(packed, stored_at=self._server.clock.now())
             receipt = log.store(message)
             self._server.notify()
             while self._server.happens(self._server.faults.lose_receipt):
@@ -58,7 +61,7 @@ class MemoryBus:
             subject=event_subject(self._run_id, event),
             data=data,
             is_claim=bool(headers),
-            stored_at=self._server.clock.now(),
+            stored_at=0.0,
             publish_id=str(next(self._server.ids)),
         )
         return event.stream, message
@@ -114,6 +117,7 @@ class MemoryBus:
         stop_at_end: bool = False,
     ) -> AsyncGenerator[Delivery, None]:
         """See `Bus.follow`."""
+        check_followed(types)
         server = self._server
         prefixes = self._prefixes(types)
         streams = sorted({kind.stream for kind in types})

@@ -17,6 +17,7 @@ from penstock.infra.bus.puller import Puller
 from penstock.infra.bus.work import NatsWorkItem, WorkQueue
 from penstock.messages.base import Event, Message, Stream
 from penstock.messages.bus import Delivery, ObjectStore, Receipt, Serve
+from penstock.messages.streams import check_followed
 from penstock.messages.subjects import check_token, service_subject, type_filter
 
 NO_MESSAGE = 10037
@@ -98,6 +99,7 @@ class NatsBus:
         stop_at_end: bool = False,
     ) -> AsyncGenerator[Delivery, None]:
         """See `Bus.follow`."""
+        check_followed(types)
         ordered = sorted(types, key=lambda kind: kind.stream)
         readers = [
             log_reader.LogReader(

@@ -1,0 +1,52 @@
+"""The in-memory bus passes `check_bus`, on the simulation's clock, over several seeds."""
+
+import asyncio
+
+import pytest
+from tests.contract.check_bus import CHECKS
+
+from penstock.actors.runtime.clock import VirtualClock, run_virtual
+from penstock.infra.bus.memory_bus import MemoryBus
+from penstock.infra.bus.memory_log import Stored
+from penstock.infra.bus.memory_server import Faults, MemoryServer
+from penstock.infra.stores.memory import MemoryStore
+from penstock.messages.base import Stream
+
+SLOW = Faults(latency_s_max=0.002)
+
+
+class MemoryWorld:
+    def __init__(self, seed: int, faults: Faults) -> None:
+        self.server = MemoryServer(seed=seed, clock=VirtualClock(), faults=faults)
+        self.store = MemoryStore()
+
+    async def bus(self, name: str = "tester") -> MemoryBus:
+        return MemoryBus(self.server, run_id="r1", store=self.store, name=name)
+
+    async def inject(self, stream: Stream, suffix: str, data: bytes) -> None:
+        message = Stored(
+            sequence=0,
+            subject=f"ps.r1.{stream}.{suffix}",
+            data=data,
+            is_claim=False,
+            stored_at=self.server.clock.now(),
+            publish_id="injected",
+        )
+        self.server.logs[stream].store(message)
+        self.server.notify()
+
+    async def restart_server(self) -> None:
+        self.server.kill()
+        await asyncio.sleep(0.2)
+        self.server.restart()
+
+
+@pytest.mark.parametrize("faults", [Faults(), SLOW], ids=["instant", "slow"])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_conforms(check, faults):
+    for seed in range(3):
+
+        async def main(seed: int = seed) -> None:
+            await check(MemoryWorld(seed, faults))
+
+        run_virtual(main())
