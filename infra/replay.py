@@ -1,0 +1,98 @@
+"""`penstock replay`: retrain every step of a run from its log and compare every digest."""
+
+import platform
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.infra.config import RunConfig, load_config
+from penstock.infra.runs import RunDir, find_run, open_log
+from penstock.messages.bus import Bus
+from penstock.messages.control import RunStarted
+from penstock.messages.training import BatchManifest
+
+DIFFERENT = 1
+"""Exit code of a replay that did not give the recorded bits."""
+
+
+async def replay_command(name: str, runs_dir: Path, *, as_json: bool) -> int:
+    """Replay a run and tell the outcome; 0 only if every step is identical.
+
+    Raises:
+        NotFoundError: No such run, or it has no checkpoint of version 0.
+
+    """
+    run = find_run(name, runs_dir)
+    config = load_config(run.config)
+    async with open_log(run, "replay") as bus:
+        figures = await replay_run(run, config, bus, with_progress=not as_json)
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")
+    else:
+        sys.stdout.write(_told(figures) + "\n")
+    return 0 if figures["identical"] else DIFFERENT
+
+
+async def replay_run(
+    run: RunDir, config: RunConfig, bus: Bus, *, with_progress: bool = False
+) -> dict[str, Any]:
+    """Replay a run over an open log; return `steps`, `identical`, `speedup` and more."""
+    from penstock.actors.trainer.replay import REPLAY_TYPES, replay
+    from penstock.actors.trainer.step import StepResult
+
+    def say(manifest: BatchManifest, result: StepResult) -> None:
+        sys.stderr.write(
+            f"step {manifest.step}: weights {result.weights_digest[:16]}, "
+            f"loss {result.metrics['loss']:+.4f}\n"
+        )
+
+    report = await replay(
+        bus.follow(REPLAY_TYPES, stop_at_end=True),
+        run.store(),
+        config.policy,
+        config.trainer,
+        on_step=say if with_progress else None,
+    )
+    figures: dict[str, Any] = {
+        "steps": report.steps,
+        "steps_compared": report.steps_compared,
+        "identical": report.identical,
+        "speedup": report.speedup,
+        "wall_s": report.wall_s,
+        "live_s": report.live_s,
+        "weights_digest": report.weights_digest,
+    }
+    if not report.identical:
+        figures["first_difference"] = report.first_difference or "the log records no step"
+        figures["other_versions"] = await _other_versions(bus)
+    return figures
+
+
+async def _other_versions(bus: Bus) -> dict[str, str]:
+    """Return what the run was made with and this process is not: the likeliest cause."""
+    started = await bus.last(RunStarted)
+    if started is None or not isinstance(started.event, RunStarted):
+        return {}
+    here = {"python": platform.python_version(), "platform": platform.platform()}
+    here |= {name: version(name) for name in ("penstock", "torch")}
+    recorded = started.event.versions
+    return {
+        name: f"{recorded[name]} then, {value} now"
+        for name, value in here.items()
+        if name in recorded and recorded[name] != value
+    }
+
+
+def _told(figures: dict[str, Any]) -> str:
+    steps, speedup = figures["steps"], figures["speedup"]
+    if figures["identical"]:
+        return (
+            f"{steps} steps identical, bit for bit, in {figures['wall_s']:.1f} s, "
+            f"{speedup:.1f} times as fast as the run"
+        )
+    lines = [f"{steps} steps replayed; first difference: {figures['first_difference']}"]
+    lines += [f"  {name}: {text}" for name, text in figures["other_versions"].items()]
+    return "\n".join(lines)
