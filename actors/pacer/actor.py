@@ -50,11 +50,26 @@ class Pacer(Actor):
         self._trainer_version = -1
         self._applied: dict[str, int] = dict.fromkeys(config.replicas, -1)
         self._has_baseline = not config.await_baseline
-        self._curriculum: Curriculum | None = None
+        self._curriculum: Curriculum
+        self._heldout: Sequence[Task] = ()
         self._published: CreditsChanged | None = None
 
     async def start(self, ctx: Context) -> Effects:
-        """Take up the count of grants where an earlier incarnation left it."""
+        """Load the tasks, and take up the count of grants where an earlier incarnation left it.
+
+        Raises:
+            ConfigError: The settings name a rung that no training task has.
+            NotFoundError: The run's store has no task sets.
+
+        """
+        config = self._config
+        self._curriculum = make_curriculum(
+            config.curriculum,
+            config.seed,
+            await _load_tasks(ctx, Split.TRAIN),
+            config.rung_weights,
+        )
+        self._heldout = await _load_tasks(ctx, Split.HELDOUT)
         self._published = await ctx.last(CreditsChanged)
         if self._published is not None:
             self._budget = self._budget.resumed_at(self._published.num_groups_granted)
@@ -62,64 +77,56 @@ class Pacer(Actor):
 
     async def on_midtrain_completed(self, event: MidtrainCompleted, ctx: Context) -> Effects:
         """Version 0 exists."""
-        return await self._move_to(0, ctx)
+        return self._move_to(0, ctx)
 
     async def on_step_completed(self, event: StepCompleted, ctx: Context) -> Effects:
         """Count a new version."""
-        return await self._move_to(event.policy_version, ctx)
+        return self._move_to(event.policy_version, ctx)
 
     async def on_weights_applied(self, event: WeightsApplied, ctx: Context) -> Effects:
         """Count the version that a replica now samples under."""
         if event.replica not in self._applied:
             return ()
         self._applied[event.replica] = max(self._applied[event.replica], event.policy_version)
-        return await self._grant(ctx)
+        return self._grant(ctx)
 
     async def on_batch_manifest(self, event: BatchManifest, ctx: Context) -> Effects:
         """Count trained and discarded groups."""
         self._budget = self._budget.with_batch(len(event.groups), len(event.discarded))
-        return await self._grant(ctx)
+        return self._grant(ctx)
 
     async def on_eval_completed(self, event: EvalCompleted, ctx: Context) -> Effects:
         """Open the gate after the baseline."""
         self._has_baseline = self._has_baseline or event.policy_version == 0
-        return await self._grant(ctx)
+        return self._grant(ctx)
 
     async def on_eval_requested(self, event: EvalRequested, ctx: Context) -> Effects:
         """Have every chosen held-out task attempted once."""
-        return eval_commands(self._config, event, await _load_tasks(ctx, Split.HELDOUT))
+        return eval_commands(self._config, event, self._heldout)
 
     async def on_run_finished(self, event: RunFinished, ctx: Context) -> Effects:
         """Grant no more."""
         self._budget = self._budget.closed()
         return ()
 
-    async def _move_to(self, trainer_version: int, ctx: Context) -> Effects:
+    def _move_to(self, trainer_version: int, ctx: Context) -> Effects:
         self._trainer_version = max(self._trainer_version, trainer_version)
-        return await self._grant(ctx)
+        return self._grant(ctx)
 
     def _version(self) -> int:
         """Return the oldest version that a rollout granted now can meet."""
         return min([self._trainer_version, *self._applied.values()])
 
-    async def _grant(self, ctx: Context) -> Effects:
+    def _grant(self, ctx: Context) -> Effects:
         self._budget = self._budget.with_version(self._version())
         num_groups = self._budget.num_grantable if self._has_baseline else 0
         first, version = self._budget.num_granted, self._budget.policy_version
         effects: list[Event] = []
         for index in range(first, first + num_groups):
-            task = (await self._curriculum_of(ctx)).pick(index)
+            task = self._curriculum.pick(index)
             effects += group_commands(self._config, index, task, version)
         self._budget = self._budget.with_granted(num_groups)
         return [*effects, *self._changed_credits(ctx)]
-
-    async def _curriculum_of(self, ctx: Context) -> Curriculum:
-        if self._curriculum is None:
-            config, tasks = self._config, await _load_tasks(ctx, Split.TRAIN)
-            self._curriculum = make_curriculum(
-                config.curriculum, config.seed, tasks, config.rung_weights
-            )
-        return self._curriculum
 
     def _changed_credits(self, ctx: Context) -> Effects:
         """Show the budget, unless nothing changed or a restart still reads what was shown."""

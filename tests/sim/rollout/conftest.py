@@ -37,8 +37,9 @@ from penstock.envs.remote import SandboxBusyError
 from penstock.envs.sandbox import ExecResult, Sandbox, SandboxDied
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import Faults, MemoryServer
-from penstock.messages.base import Array, Event, Message
+from penstock.messages.base import Array, Event, Message, Stream
 from penstock.messages.bus import Serve
+from penstock.messages.codec import decode
 from penstock.messages.errors import CorruptDataError, NotFoundError
 from penstock.messages.generation import Generate, TokensSampled
 from penstock.messages.rollout import RolloutFinished, StopReason, ToolCall, TurnSampled
@@ -352,6 +353,18 @@ class World:
             while len(events := await self.read(event_type)) < count:
                 await asyncio.sleep(0.05)
         return events
+
+    def commands(self) -> list[StartRollout]:
+        """Return what lies on the work queue."""
+        stored = self.server.logs[Stream.TASKS].messages()
+        events = [decode(message.data) for message in stored]
+        return [event for event in events if isinstance(event, StartRollout)]
+
+    async def wait_for_commands(self, count: int) -> list[StartRollout]:
+        async with asyncio.timeout(600.0):
+            while len(self.commands()) < count:
+                await asyncio.sleep(0.05)
+        return self.commands()
 
     async def close(self) -> None:
         for hosted in self._hosted:
