@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from penstock.actors.runtime.snapshots import Snapshot
 from penstock.actors.sync_relay.catalog import NOTHING, Catalog
@@ -27,6 +29,7 @@ from penstock.messages.errors import (
 )
 from penstock.messages.weights import SnapshotKind, WeightsPublished
 
+Offload = Callable[..., Awaitable[Any]]
 _log = logging.getLogger(__name__)
 
 
@@ -41,9 +44,24 @@ class Publisher:
     publisher with a lower one is refused. The base moves only once the manifest is durable.
     """
 
-    def __init__(self, store: ObjectStore, *, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        sleep: Sleep = asyncio.sleep,
+        offload: Offload = asyncio.to_thread,
+    ) -> None:
+        """Prepare; nothing is read or claimed yet.
+
+        Args:
+            store: the origin.
+            sleep: waits between attempts.
+            offload: runs blocking work; a simulation's clock needs one without threads.
+
+        """
         self._store = store
         self._sleep = sleep
+        self._offload = offload
         self._token = 0
         self._base: Image | None = None
         self._base_version = NOTHING
@@ -62,7 +80,7 @@ class Publisher:
 
         """
         await self._hold_token()
-        image = await asyncio.to_thread(Image.of, snapshot)
+        image = await self._offload(Image.of, snapshot)
         stored = await self._stored(policy_version)
         if stored is None:
             stored = await self._store_version(policy_version, image, optimizer_step, config_json)
@@ -88,7 +106,7 @@ class Publisher:
             fencing_token=self._token,
             config_json=config_json if base is None else "",
         )
-        manifest, objects = await asyncio.to_thread(pack_version, origin, base, image)
+        manifest, objects = await self._offload(pack_version, origin, base, image)
         await put_version(self._store, manifest, objects, self._sleep)
         return manifest
 
@@ -105,7 +123,7 @@ class Publisher:
         image: Image | None = None
         for manifest in way:
             payloads = [await get_checked(self._store, shard) for shard in manifest.shards]
-            image = await asyncio.to_thread(unpack_version, image, manifest, payloads)
+            image = await self._offload(unpack_version, image, manifest, payloads)
         assert image is not None
         return image
 

@@ -1,18 +1,13 @@
 """Publisher, relays and receivers over real directories, with every fault between them."""
 
-import errno
 import random
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.sim.sync.world import SHAPES, FakeEngine, World, bits
 
-from penstock.actors.sync_relay.publisher import Publisher
 from penstock.actors.sync_relay.receiver import QuarantinedError, Receiver
-from penstock.actors.sync_relay.relay import Relay
 from penstock.infra.stores.directory import DirectoryStore
-from penstock.kernels.digest import root_digest
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.weights import (
     SnapshotKind,
@@ -21,173 +16,10 @@ from penstock.messages.weights import (
     WeightsRelayed,
 )
 
-SHAPES = {
-    "embed": (40, 16),
-    "layers.0.mlp": (3, 16, 24),
-    "norm": (16,),
-    "scale": (),
-    "none": (0, 4),
-}
-
-
-class FaultyStore(DirectoryStore):
-    """A directory that counts, and fails on demand."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.root = root
-        self.num_gets: dict[str, int] = {}
-        self.num_full = 0
-        self.num_flips = 0
-
-    async def put(self, key, data):
-        if self.num_full:
-            self.num_full -= 1
-            raise OSError(errno.ENOSPC, "no space left on device")
-        await super().put(key, data)
-
-    async def get(self, key):
-        self.num_gets[key] = self.num_gets.get(key, 0) + 1
-        data = await super().get(key)
-        if self.num_flips and not key.endswith("manifest"):
-            self.num_flips -= 1
-            data = bytes([data[0] ^ 1]) + data[1:]
-        return data
-
-    def damage(self, key):
-        path = self.root / key
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 0x10
-        path.write_bytes(data)
-
-
-class FakeContext:
-    """As much of a context as these actors use; sleeping takes no time."""
-
-    def __init__(self, store):
-        self.store = store
-        self.published = []
-        self.gauges = {}
-        self.slept_s = 0.0
-
-    def monotonic(self):
-        return self.slept_s
-
-    async def sleep(self, duration_s):
-        self.slept_s += duration_s
-
-    async def publish(self, *events):
-        self.published += events
-        return []
-
-    async def offload(self, function, *args):
-        return function(*args)
-
-    def set_gauge(self, name, value):
-        self.gauges[name] = value
-
-    @asynccontextmanager
-    async def waiting(self, target, reason, *, deadline_s, policy_version=-1):
-        yield
-
-
-class FakeEngine:
-    """Holds weights as bits; can die or write wrongly in the middle of an update."""
-
-    def __init__(self):
-        self.live = {}
-        self.staged = {}
-        self.dies = False
-        self.num_wrong = 0
-        self.num_whole = 0
-
-    async def begin_update(self):
-        self.staged = {name: array.copy() for name, array in self.live.items()}
-
-    async def apply(self, patches):
-        for number, (name, patch) in enumerate(patches.items()):
-            if self.dies and number == 1:
-                raise ConnectionResetError("killed mid-apply")
-            if isinstance(patch, np.ndarray):
-                self.num_whole += 1
-                self.staged[name] = patch.copy()
-            else:
-                self.staged[name].reshape(-1)[patch.flat_indices] = patch.values
-        if self.num_wrong:
-            self.num_wrong -= 1
-            self.staged["norm"][3] ^= 1
-
-    async def commit(self, policy_version, digest=None):
-        if root_digest(self.staged) != digest:
-            raise CorruptDataError("staged weights have another digest")
-        self.live = self.staged
-        return 0.5
-
-    async def digest(self):
-        return root_digest(self.live)
-
-
-def bits(weights):
-    return {name: (w.view(np.uint32) >> 16).astype(np.uint16) for name, w in weights.items()}
-
-
-class World:
-    """One trainer's weights and store, and the regions that follow."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.origin = FaultyStore(root / "origin")
-        self.context = FakeContext(self.origin)
-        self.publisher = Publisher(self.origin, sleep=self.context.sleep)
-        self.rng = np.random.default_rng(5)
-        self.weights = {
-            name: (self.rng.standard_normal(shape) * 0.05).astype(np.float32).reshape(shape)
-            for name, shape in SHAPES.items()
-        }
-        self.manifests: list[WeightsPublished] = []
-
-    async def step(self) -> WeightsPublished:
-        if self.manifests:
-            for name, array in self.weights.items():
-                noise = 1e-5 * self.rng.standard_normal(array.shape)
-                self.weights[name] = (array + noise).astype(np.float32).reshape(array.shape)
-        version = len(self.manifests)
-        manifest = await self.publisher.prepare(
-            version, bits(self.weights), optimizer_step=version, config_json="{}"
-        )
-        self.manifests.append(manifest)
-        return manifest
-
-    async def steps(self, count: int) -> None:
-        for _ in range(count):
-            await self.step()
-
-    async def region(self, name: str) -> tuple[Relay, FaultyStore]:
-        store = FaultyStore(self.root / name)
-        relay = Relay(name, store)
-        await relay.start(self.context)
-        return relay, store
-
-    async def relay(self, relay: Relay, first: int = 0) -> None:
-        for manifest in self.manifests[first:]:
-            await relay.on_weights_published(manifest, self.context)
-
-    async def wake(self, receiver: Receiver, version: int | None = None, region: str = "west"):
-        event = WeightsRelayed(
-            region=region,
-            policy_version=len(self.manifests) - 1 if version is None else version,
-            num_bytes=0,
-            fetch_ms=0.0,
-        )
-        return await receiver.on_weights_relayed(event, self.context)
-
-    def converged(self, engine: FakeEngine) -> bool:
-        return root_digest(engine.live) == root_digest(bits(self.weights))
-
 
 @pytest.fixture
 def world(tmp_path):
-    return World(tmp_path)
+    return World(lambda name: DirectoryStore(tmp_path / name))
 
 
 async def test_two_regions_follow_every_version_bit_for_bit(world):
@@ -280,7 +112,7 @@ async def test_a_damaged_origin_object_stops_the_relay_with_its_name(world):
     relay, store = await world.region("west")
     await world.steps(2)
     key = world.manifests[1].shards[0].object_key
-    world.origin.damage(key)
+    await world.origin.damage(key)
     with pytest.raises(CorruptDataError, match=key):
         await world.relay(relay)
     assert not any("00000001" in key for key in await store.keys("weights/"))
@@ -294,11 +126,11 @@ async def test_damage_in_the_region_is_repaired_without_the_trainer(world, what)
     keys = [key for key in await store.keys("weights/") if not key.endswith("manifest")]
     match what:
         case "delta":
-            store.damage(world.manifests[10].shards[0].object_key)
+            await store.damage(world.manifests[10].shards[0].object_key)
         case "manifest":
-            store.damage("weights/00000010/delta/manifest")
+            await store.damage("weights/00000010/delta/manifest")
         case "fold":
-            store.damage(next(key for key in keys if "fold" in key))
+            await store.damage(next(key for key in keys if "fold" in key))
         case "gone":
             for key in keys:
                 await store.delete(key)
@@ -388,7 +220,7 @@ async def test_a_disk_full_for_good_is_an_error_and_the_same_version_goes_throug
 async def test_a_relay_refuses_a_manifest_under_an_older_token_or_off_the_chain(world):
     relay, store = await world.region("west")
     await world.steps(3)
-    world.publisher = Publisher(world.origin, sleep=world.context.sleep)
+    world.publisher = world.new_publisher()
     await world.step()
     await world.relay(relay)
     assert world.manifests[3].fencing_token > world.manifests[2].fencing_token

@@ -1,0 +1,195 @@
+"""A trainer's weights, the stores between, and engines that hold bits."""
+
+import errno
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from penstock.actors.sync_relay.publisher import Publisher
+from penstock.actors.sync_relay.receiver import Receiver
+from penstock.actors.sync_relay.relay import Relay
+from penstock.kernels.digest import root_digest
+from penstock.messages.errors import CorruptDataError
+from penstock.messages.weights import WeightsPublished, WeightsRelayed
+
+SHAPES = {
+    "embed": (40, 16),
+    "layers.0.mlp": (3, 16, 24),
+    "norm": (16,),
+    "scale": (),
+    "none": (0, 4),
+}
+
+
+class FaultyStore:
+    """A store that counts, and fails on demand."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.num_gets: dict[str, int] = {}
+        self.num_full = 0
+        self.num_flips = 0
+        self.exists, self.delete, self.keys = inner.exists, inner.delete, inner.keys
+
+    async def put(self, key, data):
+        if self.num_full:
+            self.num_full -= 1
+            raise OSError(errno.ENOSPC, "no space left on device")
+        await self.inner.put(key, data)
+
+    async def get(self, key):
+        self.num_gets[key] = self.num_gets.get(key, 0) + 1
+        data = await self.inner.get(key)
+        if self.num_flips and not key.endswith("manifest"):
+            self.num_flips -= 1
+            data = flipped(data)
+        return data
+
+    async def damage(self, key):
+        data = await self.inner.get(key)
+        await self.inner.delete(key)
+        await self.inner.put(key, flipped(data))
+
+
+def flipped(data):
+    """Flip a bit in the middle."""
+    half = len(data) // 2
+    return data[:half] + bytes([data[half] ^ 0x10]) + data[half + 1 :]
+
+
+async def offload(function, *args):
+    """Work in place: the virtual clock knows no threads."""
+    return function(*args)
+
+
+class FakeContext:
+    """As much of a context as these actors use; sleeping takes no time."""
+
+    def __init__(self, store):
+        self.store = store
+        self.published = []
+        self.gauges = {}
+        self.slept_s = 0.0
+
+    def monotonic(self):
+        return self.slept_s
+
+    async def sleep(self, duration_s):
+        self.slept_s += duration_s
+
+    async def publish(self, *events):
+        self.published += events
+        return []
+
+    async def offload(self, function, *args):
+        return function(*args)
+
+    def set_gauge(self, name, value):
+        self.gauges[name] = value
+
+    @asynccontextmanager
+    async def waiting(self, target, reason, *, deadline_s, policy_version=-1):
+        yield
+
+
+class FakeEngine:
+    """Holds weights as bits; can die or write wrongly in the middle of an update."""
+
+    def __init__(self):
+        self.live = {}
+        self.staged = {}
+        self.dies = False
+        self.num_wrong = 0
+        self.num_whole = 0
+
+    async def begin_update(self):
+        self.staged = {name: array.copy() for name, array in self.live.items()}
+
+    async def apply(self, patches):
+        for number, (name, patch) in enumerate(patches.items()):
+            if self.dies and number == 1:
+                raise ConnectionResetError("killed mid-apply")
+            if isinstance(patch, np.ndarray):
+                self.num_whole += 1
+                self.staged[name] = patch.copy()
+            else:
+                self.staged[name].reshape(-1)[patch.flat_indices] = patch.values
+        if self.num_wrong:
+            self.num_wrong -= 1
+            self.staged["norm"][3] ^= 1
+
+    async def commit(self, policy_version, digest=None):
+        if root_digest(self.staged) != digest:
+            raise CorruptDataError("staged weights have another digest")
+        self.live = self.staged
+        return 0.5
+
+    async def digest(self):
+        return root_digest(self.live)
+
+
+def bits(weights):
+    return {name: (w.view(np.uint32) >> 16).astype(np.uint16) for name, w in weights.items()}
+
+
+class World:
+    """One trainer's weights and store, and the regions that follow."""
+
+    def __init__(self, make_store, seed=5) -> None:
+        self.make_store = make_store
+        self.stores: dict[str, FaultyStore] = {}
+        self.origin = FaultyStore(make_store("origin"))
+        self.context = FakeContext(self.origin)
+        self.publisher = self.new_publisher()
+        self.rng = np.random.default_rng(seed)
+        self.weights = {
+            name: (self.rng.standard_normal(shape) * 0.05).astype(np.float32).reshape(shape)
+            for name, shape in SHAPES.items()
+        }
+        self.manifests: list[WeightsPublished] = []
+
+    async def step(self) -> WeightsPublished:
+        if self.manifests:
+            for name, array in self.weights.items():
+                noise = 1e-5 * self.rng.standard_normal(array.shape)
+                self.weights[name] = (array + noise).astype(np.float32).reshape(array.shape)
+        version = len(self.manifests)
+        manifest = await self.publisher.prepare(
+            version, bits(self.weights), optimizer_step=version, config_json="{}"
+        )
+        self.manifests.append(manifest)
+        return manifest
+
+    async def steps(self, count: int) -> None:
+        for _ in range(count):
+            await self.step()
+
+    def new_publisher(self) -> Publisher:
+        return Publisher(self.origin, sleep=self.context.sleep, offload=offload)
+
+    def store(self, region: str) -> FaultyStore:
+        if region not in self.stores:
+            self.stores[region] = FaultyStore(self.make_store(region))
+        return self.stores[region]
+
+    async def region(self, name: str) -> tuple[Relay, FaultyStore]:
+        store = self.store(name)
+        relay = Relay(name, store)
+        await relay.start(self.context)
+        return relay, store
+
+    async def relay(self, relay: Relay, first: int = 0) -> None:
+        for manifest in self.manifests[first:]:
+            await relay.on_weights_published(manifest, self.context)
+
+    async def wake(self, receiver: Receiver, version: int | None = None, region: str = "west"):
+        event = WeightsRelayed(
+            region=region,
+            policy_version=len(self.manifests) - 1 if version is None else version,
+            num_bytes=0,
+            fetch_ms=0.0,
+        )
+        return await receiver.on_weights_relayed(event, self.context)
+
+    def converged(self, engine: FakeEngine) -> bool:
+        return root_digest(engine.live) == root_digest(bits(self.weights))
