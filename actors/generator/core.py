@@ -19,7 +19,7 @@ from penstock.actors.generator.engine import EngineMetrics, TokenChunk
 from penstock.actors.generator.kv_cache import SlotCache
 from penstock.actors.generator.native_decoder import NativeDecoder
 from penstock.actors.generator.request import Request
-from penstock.actors.generator.sampler import SamplingBatch, sample
+from penstock.actors.generator.sampler import SamplingBatch
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.kernels.decode import DecodeWeights
@@ -65,7 +65,7 @@ class EngineCore:
         """Request i runs in row i."""
         native = NativeDecoder.load(config, self.cache, options.num_threads)
         self.decoder: Any = native or Decoder(config, self.cache)
-        """Both kinds have `prepare` and `step`; what one prepares, it steps with."""
+        """Either kind: `prepare` weights, `step` with them, `sample` from what the step gave."""
 
     @property
     def num_running(self) -> int:
@@ -168,13 +168,13 @@ class EngineCore:
             self.cache.rows[chunk.row].length += chunk.num_tokens
             self.metrics.num_prefill_tokens += chunk.num_tokens
 
-    def _sample(self, requests: list[Request], logits: torch.Tensor) -> list[Output]:
+    def _sample(self, requests: list[Request], logits: Any) -> list[Output]:
         values = SamplingBatch(
             temperatures=[request.sampling.temperature for request in requests],
             top_ps=[request.sampling.top_p for request in requests],
             uniforms=[request.uniforms[request.num_sampled] for request in requests],
         )
-        token_ids, logprobs = sample(logits, values)
+        token_ids, logprobs = self.decoder.sample(logits, values)
         self.metrics.num_generated_tokens += len(requests)
         outputs: list[Output] = []
         for request, token_id, logprob in zip(requests, token_ids, logprobs, strict=True):

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from penstock.actors.generator.kv_cache import SlotCache
+from penstock.actors.generator.sampler import SamplingBatch, sample
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.experts import combine, run_experts, sort_by_expert
 from penstock.actors.policy.layers import Layer
@@ -79,6 +80,11 @@ class Decoder:
     def prepare(policy: Policy) -> Policy:
         """Return what `step` computes with: the policy's own parameters."""
         return policy
+
+    @staticmethod
+    def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[list[int], list[float]]:
+        """See `sampler.sample`."""
+        return sample(logits, batch)
 
     def step(self, policy: Policy, batch: StepBatch) -> torch.Tensor:
         """Extend the cache by the batch's tokens.

@@ -11,6 +11,7 @@ import torch
 
 from penstock.actors.generator.decoder import StepBatch
 from penstock.actors.generator.kv_cache import SlotCache
+from penstock.actors.generator.sampler import SamplingBatch, sample
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.layers import Layer
 from penstock.actors.policy.model import Policy
@@ -47,7 +48,7 @@ class NativeDecoder:
         """Return what `step` computes with: a packed copy of the parameters."""
         return pack_policy(policy)
 
-    def step(self, weights: DecodeWeights, batch: StepBatch) -> torch.Tensor:
+    def step(self, weights: DecodeWeights, batch: StepBatch) -> np.ndarray:
         """Extend the cache by the batch's tokens.
 
         Returns:
@@ -59,7 +60,7 @@ class NativeDecoder:
         outputs = np.array(batch.output_rows, dtype=np.int32)
         num_shares = len(self._kernels) if len(rows) >= _SPLIT_TOKENS else 1
         if num_shares == 1:
-            return torch.from_numpy(self._run(0, weights, tokens, outputs))
+            return self._run(0, weights, tokens, outputs)
         logits = np.empty((len(outputs), self._vocab_size), dtype=np.float32)
         owners = rows % num_shares
 
@@ -75,7 +76,13 @@ class NativeDecoder:
         run(0)
         for other in others:
             other.result()
-        return torch.from_numpy(logits)
+        return logits
+
+    def sample(self, logits: np.ndarray, batch: SamplingBatch) -> tuple[list[int], list[float]]:
+        """See `sampler.sample`; only a nucleus needs a sort and goes through torch."""
+        if min(batch.top_ps) < 1.0:
+            return sample(torch.from_numpy(logits), batch)
+        return self._kernels[0].sample(logits, batch.temperatures, batch.uniforms)
 
     def _run(
         self,

@@ -17,27 +17,20 @@ PANEL = 32
 TILE = 16
 """Positions of a key tile; every dimension must be a multiple of it."""
 
+_BELOW_ONE = np.nextafter(np.float32(1.0), np.float32(0.0))
 _SOURCE = Path(__file__).with_name("decode.c")
-_SHAPE_FIELDS = tuple(
-    ["layers", "hidden", "heads", "kv_heads", "head_dim", "experts", "chosen", "width", "vocab"]
-    + ["rows", "positions", "normalize", "wide_routes"]
+_SHAPE_FIELDS = (
+    *("layers", "hidden", "heads", "kv_heads", "head_dim", "experts", "chosen", "width", "vocab"),
+    *("rows", "positions", "normalize", "wide_routes"),
 )
-_LAYER_FIELDS = tuple(
-    [
-        "attention_norm",
-        "qkv",
-        "output",
-        "query_norm",
-        "key_norm",
-        "expert_norm",
-        "gate",
-        "gate_up",
-        "down",
-    ]
+_LAYER_FIELDS = (
+    *("attention_norm", "qkv", "output", "query_norm", "key_norm"),
+    *("expert_norm", "gate", "gate_up", "down"),
 )
 _WEIGHT_FIELDS = ("layers", "embedding", "head", "final_norm", "cos", "sin")
-_STEP_FIELDS = tuple(
-    ["token_ids", "rows", "positions", "outputs", "kv", "logits", "scratch", "routes"]
+_STEP_FIELDS = (
+    *("token_ids", "rows", "positions", "outputs"),
+    *("kv", "logits", "scratch", "routes"),
 )
 
 
@@ -136,6 +129,8 @@ class DecodeKernel:
         self._scratch = np.empty(0, dtype=np.float32)
         self._run = library.penstock_step
         self._run.restype = None
+        self._sample = library.penstock_sample
+        self._sample.restype = None
         self._scratch_floats = library.penstock_scratch
         self._scratch_floats.restype = ctypes.c_int64
 
@@ -178,6 +173,34 @@ class DecodeKernel:
         step = _Step(num_tokens, num_outputs, *(array.ctypes.data for array in arrays))
         self._run(ctypes.byref(self._shape), ctypes.byref(weights.struct), ctypes.byref(step))
         return logits
+
+    def sample(
+        self, logits: np.ndarray, temperatures: list[float], uniforms: list[float]
+    ) -> tuple[list[int], list[float]]:
+        """Draw one token a row by inverse CDF.
+
+        Args:
+            logits: [M, V] float32, C-contiguous.
+            temperatures: M; 0 takes the best token.
+            uniforms: M numbers in [0, 1).
+
+        Returns:
+            Tokens, and their log-probabilities under the tempered distribution (the untempered
+            one where the temperature is 0).
+
+        """
+        count, vocab = logits.shape
+        inverse = np.array([1.0 / t if t > 0 else 0.0 for t in temperatures], dtype=np.float32)
+        numbers = np.minimum(np.array(uniforms, dtype=np.float32), _BELOW_ONE)
+        tokens, logprobs = np.empty(count, np.int32), np.empty(count, np.float32)
+        sizes = (ctypes.c_int64(count), ctypes.c_int64(vocab))
+        arrays = (inverse, numbers, tokens, logprobs)
+        self._sample(_pointer(logits), *sizes, *map(_pointer, arrays))
+        return tokens.tolist(), logprobs.tolist()
+
+
+def _pointer(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
 
 
 def pack(matrix: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ typedef int32_t i16 __attribute__((vector_size(64), aligned(4), may_alias));
 
 #define PANEL 32
 #define TILE 16
+#define GROUP_MAX 4 /* query heads that go over the keys together */
 #ifdef __AVX512F__
 #define ROWS_MAX 12
 #else
@@ -86,6 +87,10 @@ static inline v16 exp16(v16 x) {
     return p * (v16)power;
 }
 
+static inline v16 exp_or_zero(v16 x) {
+    return select16(x == splat(-INFINITY), splat(0.0f), exp16(x));
+}
+
 /* rows x [.., K] times one panel -> out rows. The constant `rows` keeps sums in registers. */
 static inline __attribute__((always_inline)) void panel_rows(
     const int rows, const float *x, long x_stride, const float *panel, long K, float *out,
@@ -149,44 +154,88 @@ static void norm_and_rotate(float *x, const float *weight, float eps, long D, co
     }
 }
 
-/* One query head over positions 0 .. last; `scores` holds last + 1 floats, rounded up to a tile. */
-static void attend(const float *query, const float *keys, const float *values, long last, long D,
-                   float *scores, float *out) {
+/* Scores of G query heads against positions 0 .. count-1, softmax numerators left in `scores`. */
+static inline __attribute__((always_inline)) void score_group(
+    const int G, const float *query, const float *keys, long count, long D, float *scores,
+    long stride, float *inverse) {
     const float scale = 1.0f / sqrtf((float)D);
-    long count = last + 1, padded = (count + TILE - 1) / TILE * TILE;
-    v16 highest = splat(-INFINITY);
-    for (long t = 0; t < padded; t += TILE) {
+    v16 highest[GROUP_MAX], total[GROUP_MAX];
+    for (int g = 0; g < G; g++) highest[g] = splat(-INFINITY), total[g] = splat(0.0f);
+    for (long t = 0; t < count; t += TILE) {
         const float *tile = keys + t * D;
-        v16 even = splat(0.0f), odd = splat(0.0f);
+        v16 even[GROUP_MAX], odd[GROUP_MAX];
+        for (int g = 0; g < G; g++) even[g] = odd[g] = splat(0.0f);
         for (long d = 0; d < D; d += 2) {
-            even += query[d] * *(const v16 *)(tile + d * TILE);
-            odd += query[d + 1] * *(const v16 *)(tile + (d + 1) * TILE);
+            v16 first = *(const v16 *)(tile + d * TILE), second = *(const v16 *)(tile + (d + 1) * TILE);
+            for (int g = 0; g < G; g++) {
+                even[g] += query[g * D + d] * first;
+                odd[g] += query[g * D + d + 1] * second;
+            }
         }
-        v16 score = (even + odd) * scale;
-        if (t + TILE > count) /* what lies beyond the last position is of no one's business */
-            for (long i = count - t; i < TILE; i++) score[i] = -INFINITY;
-        *(v16 *)(scores + t) = score;
-        highest = select16(score > highest, score, highest);
-    }
-    float top = max16(highest);
-    v16 total = splat(0.0f);
-    for (long t = 0; t < padded; t += TILE) {
-        v16 score = *(v16 *)(scores + t), e = exp16(score - top);
-        e = select16(score == splat(-INFINITY), splat(0.0f), e);
-        *(v16 *)(scores + t) = e;
-        total += e;
-    }
-    float inverse = 1.0f / sum16(total);
-    for (long d = 0; d < D; d += 16) {
-        v16 even = splat(0.0f), odd = splat(0.0f);
-        long t = 0;
-        for (; t + 1 < count; t += 2) {
-            even += scores[t] * *(const v16 *)(values + t * D + d);
-            odd += scores[t + 1] * *(const v16 *)(values + (t + 1) * D + d);
+        for (int g = 0; g < G; g++) {
+            v16 score = (even[g] + odd[g]) * scale;
+            if (t + TILE > count) /* beyond the last position lies nothing that counts */
+                for (long i = count - t; i < TILE; i++) score[i] = -INFINITY;
+            *(v16 *)(scores + g * stride + t) = score;
+            highest[g] = select16(score > highest[g], score, highest[g]);
         }
-        if (t < count) even += scores[t] * *(const v16 *)(values + t * D + d);
-        *(v16 *)(out + d) = (even + odd) * inverse;
     }
+    for (int g = 0; g < G; g++) {
+        float top = max16(highest[g]);
+        for (long t = 0; t < count; t += TILE) {
+            v16 *at = (v16 *)(scores + g * stride + t), score = *at;
+            *at = exp_or_zero(score - top);
+            total[g] += *at;
+        }
+        inverse[g] = 1.0f / sum16(total[g]);
+    }
+}
+
+/* Scores times values [count, D] -> out [G, D], 32 columns at a time (16 where D has no more). */
+static inline __attribute__((always_inline)) void mix_group(
+    const int G, const int vectors, const float *scores, long stride, const float *values,
+    long count, long D, const float *inverse, float *out) {
+    v16 even[GROUP_MAX][2], odd[GROUP_MAX][2];
+    for (int g = 0; g < G; g++)
+        for (int v = 0; v < vectors; v++) even[g][v] = odd[g][v] = splat(0.0f);
+    long t = 0;
+    for (; t + 1 < count; t += 2)
+        for (int v = 0; v < vectors; v++) {
+            const float *at = values + t * D + v * 16;
+            v16 first = *(const v16 *)at, second = *(const v16 *)(at + D);
+            for (int g = 0; g < G; g++) {
+                even[g][v] += scores[g * stride + t] * first;
+                odd[g][v] += scores[g * stride + t + 1] * second;
+            }
+        }
+    for (int g = 0; g < G; g++)
+        for (int v = 0; v < vectors; v++) {
+            if (t < count) even[g][v] += scores[g * stride + t] * *(const v16 *)(values + t * D + v * 16);
+            *(v16 *)(out + g * D + v * 16) = (even[g][v] + odd[g][v]) * inverse[g];
+        }
+}
+
+/* G query heads that share keys and values, over positions 0 .. count-1 -> out [G, D]. */
+static inline __attribute__((always_inline)) void attend_group(
+    const int G, const float *query, const float *keys, const float *values, long count, long D,
+    float *scores, long stride, float *out) {
+    float inverse[GROUP_MAX];
+    score_group(G, query, keys, count, D, scores, stride, inverse);
+    long d = 0;
+    for (; d + 32 <= D; d += 32)
+        mix_group(G, 2, scores, stride, values + d, count, D, inverse, out + d);
+    if (d < D) mix_group(G, 1, scores, stride, values + d, count, D, inverse, out + d);
+}
+
+static void attend(int heads, const float *query, const float *keys, const float *values,
+                   long count, long D, float *scores, long stride, float *out) {
+    int head = 0;
+    for (; head + 4 <= heads; head += 4)
+        attend_group(4, query + head * D, keys, values, count, D, scores, stride, out + head * D);
+    for (; head + 2 <= heads; head += 2)
+        attend_group(2, query + head * D, keys, values, count, D, scores, stride, out + head * D);
+    for (; head < heads; head++)
+        attend_group(1, query + head * D, keys, values, count, D, scores, stride, out + head * D);
 }
 
 static float *kv_head(const shape_t *s, const step_t *b, long layer, long row, long head) {
@@ -221,11 +270,12 @@ static void attention(const shape_t *s, const weights_t *w, const step_t *b, lon
         store_kv(s, b, index, t, row + q, row + q + kv);
     }
     for (long t = 0; t < b->num_tokens; t++)
-        for (long h = 0; h < s->heads; h++) {
-            const float *keys = kv_head(s, b, index, b->rows[t], h / group);
-            const float *values = kv_head(s, b, index, b->rows[t], s->kv_heads + h / group);
-            attend(qkv + t * width + h * D, keys, values, b->positions[t], D, scores,
-                   attended + t * q + h * D);
+        for (long h = 0; h < s->kv_heads; h++) {
+            const float *keys = kv_head(s, b, index, b->rows[t], h);
+            const float *values = kv_head(s, b, index, b->rows[t], s->kv_heads + h);
+            long at = h * group * D;
+            attend((int)group, qkv + t * width + at, keys, values, b->positions[t] + 1, D, scores,
+                   s->positions, attended + t * q + at);
         }
 }
 
@@ -303,7 +353,7 @@ int64_t penstock_scratch(const shape_t *s, int64_t n) {
     int64_t mixture = s->experts + 3 * (int64_t)s->chosen + s->hidden + 3 * (int64_t)s->width +
                       (int64_t)s->chosen * s->hidden;
     int64_t larger = qkv + attended > mixture ? qkv + attended : mixture;
-    return n * (3 * (int64_t)s->hidden + larger) + s->positions + TILE;
+    return n * (3 * (int64_t)s->hidden + larger) + GROUP_MAX * (int64_t)s->positions;
 }
 
 /* Runs all tokens through all layers; a row's tokens must come in the order of their positions. */
@@ -311,7 +361,7 @@ void penstock_step(const shape_t *s, const weights_t *w, const step_t *b) {
     long N = b->num_tokens, d = s->hidden, q = (long)s->heads * s->head_dim;
     long width = q + 2L * s->kv_heads * s->head_dim;
     float *x = b->scratch, *normed = x + N * d, *mixed = normed + N * d, *work = mixed + N * d;
-    float *scores = b->scratch + penstock_scratch(s, N) - s->positions - TILE;
+    float *scores = b->scratch + penstock_scratch(s, N) - GROUP_MAX * (int64_t)s->positions;
     for (long t = 0; t < N; t++)
         memcpy(x + t * d, w->embedding + (long)b->token_ids[t] * d, d * sizeof(float));
     for (long index = 0; index < s->layers; index++) {
@@ -328,4 +378,61 @@ void penstock_step(const shape_t *s, const weights_t *w, const step_t *b) {
     for (long o = 0; o < b->num_outputs; o++)
         rms_norm(x + b->outputs[o] * d, w->final_norm, s->eps, d, normed + o * d);
     matmul(normed, b->num_outputs, d, w->head, s->vocab, b->logits);
+}
+
+/* Sixteen of a row's logits, tempered; past the row's end -inf. */
+static inline v16 tempered(const float *logits, long i, long V, float inverse_temperature) {
+    v16 values = splat(-INFINITY);
+    if (i + 16 <= V) values = *(const v16 *)(logits + i);
+    else memcpy(&values, logits + i, (size_t)(V - i) * sizeof(float));
+    return values * inverse_temperature;
+}
+
+static long best(const float *logits, long V) {
+    long chosen = 0;
+    for (long i = 1; i < V; i++)
+        if (logits[i] > logits[chosen]) chosen = i;
+    return chosen;
+}
+
+/* The first token at which the running mass exceeds the target. */
+static long draw(const float *logits, long V, float factor, float top, double target) {
+    double passed = 0.0;
+    for (long i = 0; i < V; i += 16) {
+        v16 mass = exp_or_zero(tempered(logits, i, V, factor) - top);
+        double block = sum16(mass);
+        if (passed + block <= target) {
+            passed += block;
+            continue;
+        }
+        for (long k = 0; k < 16 && i + k < V; k++) {
+            passed += mass[k];
+            if (mass[k] > 0.0f && passed > target) return i + k;
+        }
+    }
+    long last = V - 1; /* rounding carried the target past the end */
+    while (last > 0 && logits[last] == -INFINITY) last--;
+    return last;
+}
+
+/* Draws one token a row; an inverse temperature of 0 takes the best, its log-probability being that
+ * at temperature 1. Uniforms lie in [0, 1). */
+void penstock_sample(const float *logits, int64_t rows, int64_t V, const float *inverse_temperatures,
+                     const float *uniforms, int32_t *tokens, float *logprobs) {
+    for (int64_t r = 0; r < rows; r++, logits += V) {
+        int greedy = inverse_temperatures[r] == 0.0f;
+        float factor = greedy ? 1.0f : inverse_temperatures[r];
+        v16 highest = splat(-INFINITY);
+        for (long i = 0; i < V; i += 16) {
+            v16 block = tempered(logits, i, V, factor);
+            highest = select16(block > highest, block, highest);
+        }
+        float top = max16(highest);
+        double total = 0.0;
+        for (long i = 0; i < V; i += 16)
+            total += sum16(exp_or_zero(tempered(logits, i, V, factor) - top));
+        long token = greedy ? best(logits, V) : draw(logits, V, factor, top, uniforms[r] * total);
+        tokens[r] = (int32_t)token;
+        logprobs[r] = (float)(logits[token] * factor - top - log(total));
+    }
 }
