@@ -1,7 +1,6 @@
 """Messages to and from msgpack maps, readable by any msgpack reader."""
 
 from functools import reduce
-from operator import or_
 from typing import Any
 
 import msgspec
@@ -10,13 +9,18 @@ from penstock.messages.base import Message
 from penstock.messages.catalog import MESSAGES
 from penstock.messages.errors import CodecError
 
-_UNION: Any = reduce(or_, MESSAGES)
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
+
+def _either(a: Any, b: Any) -> Any:
+    return a | b
+
+
+_UNION: Any = reduce(_either, MESSAGES)
+_encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(_UNION)
 
 
 def encode(message: Message) -> bytes:
-    """Encode to one msgpack map with a `type` entry; equal messages give equal bytes."""
+    """Encode to one msgpack map with a `type` entry, fields in the order of their declaration."""
     return _encoder.encode(message)
 
 

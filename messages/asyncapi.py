@@ -1,0 +1,81 @@
+"""The AsyncAPI document of the messages, generated from their types.
+
+`python -m penstock.messages.asyncapi > asyncapi.json`
+"""
+
+import inspect
+import json
+import sys
+from typing import Any
+
+import msgspec
+
+from penstock.messages.base import Event, Message, Stream
+from penstock.messages.catalog import EVENTS, MESSAGES, REQUESTS
+from penstock.messages.streams import STREAMS
+
+_SCHEMAS = "#/components/schemas/{name}"
+
+
+def document() -> dict[str, Any]:
+    """Return the AsyncAPI 3.0 document: one channel a stream, one for the requests."""
+    _, schemas = msgspec.json.schema_components(MESSAGES, ref_template=_SCHEMAS)
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "Penstock events",
+            "version": "1",
+            "description": "Messages are msgpack maps with a `type` entry that names their class.",
+        },
+        "defaultContentType": "application/msgpack",
+        "channels": {str(stream): _channel(stream) for stream in Stream}
+        | {"rpc": _requests_channel()},
+        "components": {
+            "messages": {kind.__name__: _message(kind) for kind in MESSAGES},
+            "schemas": schemas,
+        },
+    }
+
+
+def _channel(stream: Stream) -> dict[str, Any]:
+    spec = STREAMS[stream]
+    return {
+        "address": f"ps.{{run}}.{stream}.{{type}}.{{key}}",
+        "description": (
+            f"Retention {spec.retention}; a second event of one key is refused by {spec.dedup}; "
+            f"payloads above {spec.max_event_bytes} bytes go by claim check."
+        ),
+        "parameters": {"run": {}, "type": {}, "key": {}},
+        "messages": _references([kind for kind in EVENTS if kind.stream is stream]),
+    }
+
+
+def _requests_channel() -> dict[str, Any]:
+    return {
+        "address": "ps.{run}.rpc.{service}",
+        "description": "Request and replies; not kept.",
+        "parameters": {"run": {}, "service": {}},
+        "messages": _references(REQUESTS),
+    }
+
+
+def _references(kinds: "list[type[Event]] | tuple[type[Message], ...]") -> dict[str, Any]:
+    return {k.__name__: {"$ref": f"#/components/messages/{k.__name__}"} for k in kinds}
+
+
+def _message(kind: type[Message]) -> dict[str, Any]:
+    return {
+        "name": kind.__name__,
+        "summary": inspect.getdoc(kind) or "",
+        "payload": {"$ref": _SCHEMAS.format(name=kind.__name__)},
+    }
+
+
+def main() -> None:
+    """Print the document."""
+    json.dump(document(), sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()

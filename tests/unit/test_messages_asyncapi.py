@@ -1,0 +1,34 @@
+"""The AsyncAPI document names every message once, and every reference leads somewhere."""
+
+import json
+
+from penstock.messages.asyncapi import document
+from penstock.messages.base import Stream
+from penstock.messages.catalog import MESSAGES
+
+
+def references(node):
+    if isinstance(node, dict):
+        if "$ref" in node:
+            yield node["$ref"]
+        for value in node.values():
+            yield from references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from references(value)
+
+
+def test_every_message_is_on_one_channel():
+    channels = document()["channels"]
+    named = [name for channel in channels.values() for name in channel["messages"]]
+    assert sorted(named) == sorted(kind.__name__ for kind in MESSAGES)
+    assert channels.keys() == {*Stream, "rpc"}
+
+
+def test_every_reference_resolves():
+    full = json.loads(json.dumps(document()))
+    for reference in references(full):
+        node = full
+        for key in reference.removeprefix("#/").split("/"):
+            node = node[key]
+        assert node
