@@ -1,7 +1,7 @@
 """The gateway as an actor: HTTP on one side, messages on the other."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from aiohttp import web
@@ -26,16 +26,31 @@ class Gateway(Actor):
     tick_s = 1.0
 
     def __init__(
-        self, config: GatewayConfig, tokenizer: Tokenizer, keys: Sequence[KeySpec]
+        self,
+        config: GatewayConfig,
+        tokenizer: Tokenizer,
+        keys: Sequence[KeySpec],
+        *,
+        on_listening: Callable[[str], None] = lambda url: None,
     ) -> None:
-        """Check the keys; nothing listens before `start`."""
+        """Check the keys; nothing listens before `start`.
+
+        Args:
+            config: Address and bounds.
+            tokenizer: The policy's.
+            keys: Who may ask.
+            on_listening: Told the base URL, `http://host:port`, once it listens.
+
+        Raises:
+            ConfigError: A key is wrong; see `KeyRing`.
+
+        """
+        self._on_listening = on_listening
         self._config = config
         self._tokenizer = tokenizer
         self._keys = KeyRing(keys)
         self._services: Services | None = None
         self._runner: web.AppRunner | None = None
-        self.url = ""
-        """`http://host:port` once started."""
 
     async def start(self, ctx: Context) -> Effects:
         """Listen.
@@ -51,7 +66,7 @@ class Gateway(Actor):
         await self._runner.setup()
         await web.TCPSite(self._runner, self._config.host, self._config.port).start()
         host, port = self._runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}"
+        self._on_listening(f"http://{host}:{port}")
         return ()
 
     async def on_inference_recorded(self, event: InferenceRecorded, ctx: Context) -> Effects:

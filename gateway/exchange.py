@@ -48,7 +48,7 @@ class Exchange:
             return await self._whole()
         finally:
             self._observe()
-            await asyncio.shield(self._record())
+            await asyncio.shield(self._settle())
 
     async def _whole(self) -> web.Response:
         try:
@@ -125,6 +125,10 @@ class Exchange:
         version = self._generation.sampled.min_policy_version
         limits: dict[str, str] = self._request[EXTRA_HEADERS]
         return limits | {"x-policy-version": str(version)}
+
+    async def _settle(self) -> None:
+        await self._record()
+        await self._generation.abort(self._services.ctx)
 
     async def _record(self) -> None:
         """Publish the record once; a log that is down must not fail the user's request."""

@@ -6,7 +6,7 @@ from which.
 """
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import msgspec
 import numpy as np
@@ -14,14 +14,16 @@ import numpy as np
 from penstock.actors.runtime.context import Context
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
+from penstock.kernels.arrays import from_array, to_array
 from penstock.messages.base import Array
-from penstock.messages.errors import BusError, DeadlineError, RemoteCallError
-from penstock.messages.generation import Generate, RemoteErrorKind, TokensSampled
+from penstock.messages.errors import BusError, DeadlineError, PenstockError, RemoteCallError
+from penstock.messages.generation import AbortGeneration, Generate, RemoteErrorKind, TokensSampled
 from penstock.messages.rollout import StopReason, VersionSpan
 from penstock.messages.task import Purpose, Sampling
 
 SERVICE = "generate.live"
 PAUSE_S_MAX = 4.0
+ABORT_S = 2.0
 _NO_ROUTES = Array(dtype="uint8", shape=(0, 0, 0), data=b"")
 
 
@@ -45,9 +47,9 @@ class Sampled(msgspec.Struct, kw_only=True):
 
     def add(self, chunk: TokensSampled) -> list[int]:
         """Append a chunk; return its token ids."""
-        ids = [int(i) for i in _numbers(chunk.token_ids)]
+        ids = from_array(chunk.token_ids).tolist()
         self.token_ids += ids
-        self.logprobs += [float(p) for p in _numbers(chunk.behavior_logprobs)]
+        self.logprobs += from_array(chunk.behavior_logprobs).tolist()
         self.replica = chunk.replica or self.replica
         self.routed_experts = chunk.routed_experts or self.routed_experts
         self.stop_reason = chunk.stop_reason
@@ -108,6 +110,14 @@ class Generation:
             503, "no_generator", f"no generator answered: {cause}", retry_after_s=2.0
         ) from cause
 
+    async def abort(self, ctx: Context) -> None:
+        """Tell the replica that nobody waits for the rest; where it fails, the rest is waste."""
+        if self.sampled.replica and not self._is_complete():
+            service = f"abort.{self.sampled.replica}"
+            message = AbortGeneration(request_id=self._attempt_id)
+            with suppress(PenstockError):
+                await ctx.request(service, message, deadline_s=ABORT_S, reason="abort")
+
     async def _attempt(
         self, ctx: Context, config: GatewayConfig
     ) -> AsyncGenerator[TokensSampled, None]:
@@ -123,15 +133,19 @@ class Generation:
             if isinstance(replies, AsyncGenerator):
                 await replies.aclose()
 
+    @property
+    def _attempt_id(self) -> str:
+        return f"{self.request_id}.{self.num_attempts}"
+
     def _request(self, config: GatewayConfig) -> Generate:
         sampled = self.sampled.token_ids
         left = self.sampling.num_tokens_max - len(sampled)
-        ids = np.asarray([*self.context_ids, *sampled], dtype="<i4")
+        ids = np.asarray([*self.context_ids, *sampled], dtype=np.int32)
         return Generate(
-            request_id=f"{self.request_id}.{self.num_attempts}",
+            request_id=self._attempt_id,
             session_id=self.session_id,
             purpose=Purpose.LIVE,
-            token_ids=Array(dtype="int32", shape=ids.shape, data=ids.tobytes()),
+            token_ids=to_array(ids),
             sampling=msgspec.structs.replace(self.sampling, num_tokens_max=left),
             deadline_s=config.request_s_max,
         )
@@ -140,7 +154,3 @@ class Generation:
         if len(self.sampled.token_ids) >= self.sampling.num_tokens_max:
             self.sampled.stop_reason = self.sampled.stop_reason or StopReason.LENGTH
         return self.sampled.stop_reason in {StopReason.STOP, StopReason.LENGTH}
-
-
-def _numbers(array: Array) -> np.ndarray:
-    return np.frombuffer(array.data, dtype=np.dtype(array.dtype).newbyteorder("<"))

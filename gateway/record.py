@@ -6,7 +6,7 @@ from penstock.actors.policy.parse import ParseFailure, parse_turn
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.gateway.generation import Generation
 from penstock.gateway.keys import KeySpec
-from penstock.messages.base import Array
+from penstock.kernels.arrays import to_array
 from penstock.messages.feedback import InferenceRecorded
 from penstock.messages.rollout import StopReason, Turn
 
@@ -38,17 +38,12 @@ def _turn(generation: Generation, tokenizer: Tokenizer) -> Turn:
     parsed = parse_turn(tokenizer, sampled.token_ids)
     failed = isinstance(parsed, ParseFailure)
     return Turn(
-        context_ids=_array(generation.context_ids, "int32"),
-        token_ids=_array(sampled.token_ids, "int32"),
-        behavior_logprobs=_array(sampled.logprobs, "float32"),
+        context_ids=to_array(np.asarray(generation.context_ids, np.int32)),
+        token_ids=to_array(np.asarray(sampled.token_ids, np.int32)),
+        behavior_logprobs=to_array(np.asarray(sampled.logprobs, np.float32)),
         routed_experts=sampled.routed_experts,
         version_spans=sampled.version_spans,
         stop_reason=sampled.stop_reason or StopReason.ABORTED,
         calls=[] if failed else list(parsed.calls),
         parse_error=f"{parsed.reason}: {parsed.detail}" if failed else "",
     )
-
-
-def _array(values: list[int] | list[float], dtype: str) -> Array:
-    array = np.asarray(values, dtype=np.dtype(dtype).newbyteorder("<"))
-    return Array(dtype=dtype, shape=array.shape, data=array.tobytes())

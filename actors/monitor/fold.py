@@ -45,6 +45,8 @@ class Fold:
         self._fleet = Fleet(self._state.actors)
         self._boots_ms: deque[float] = deque(maxlen=NUM_BOOTS_MAX)
         self._moved_at = 0.0
+        self.last_at = 0.0
+        """When the newest event was stored, unix seconds."""
         self._live_reward_sum = 0.0
         self._ledger_changed = False
         self._handlers: dict[type[Event], Callable[[Any, float], None]] = {
@@ -77,6 +79,7 @@ class Fold:
     def apply(self, event: Event, at: float) -> None:
         """Take in one event that was stored at `at` (unix seconds)."""
         self._handlers[type(event)](event, at)
+        self.last_at = max(self.last_at, at)
         if isinstance(event, _MOVES):
             self._moved_at = max(self._moved_at, at)
         if not isinstance(event, ActorReported) and (line := describe(event, at)):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -13,16 +14,19 @@ from penstock.actors.gatekeeper.join import JoinConfig
 from penstock.actors.monitor.actor import Monitor
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
 from penstock.actors.runtime.actor import Actor
+from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host import ActorHost
 from penstock.gateway.actor import Gateway
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.keys import KeySpec, hash_key
+from penstock.infra.bus.memory_bus import MemoryBus
+from penstock.infra.bus.memory_server import MemoryServer
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.bus.server import EmbeddedServer
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.base import Array, Event, Message
-from penstock.messages.bus import Serve
-from penstock.messages.generation import Generate, TokensSampled
+from penstock.messages.bus import Bus, Serve
+from penstock.messages.generation import AbortGeneration, Ack, Generate, TokensSampled
 from penstock.messages.rollout import StopReason
 from penstock.messages.weights import WeightsApplied
 
@@ -54,11 +58,17 @@ class ScriptedGenerator(Actor):
     def __init__(self) -> None:
         self.replies: list[Reply] = []
         self.asked: list[Generate] = []
+        self.aborted: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
 
     def services(self) -> Mapping[str, Serve]:
-        return {"generate.live": self._generate}
+        return {"generate.live": self._generate, "abort.generator-west": self._abort}
+
+    async def _abort(self, message: Message) -> AsyncIterator[Message]:
+        assert isinstance(message, AbortGeneration)
+        self.aborted.append(message.request_id)
+        yield Ack()
 
     async def _generate(self, message: Message) -> AsyncIterator[Message]:
         assert isinstance(message, Generate)
@@ -98,17 +108,17 @@ def _chunk(
 class Site:
     """A running gateway and what stands around it."""
 
-    def __init__(self, bus: NatsBus, store: DirectoryStore, tokenizer: Tokenizer) -> None:
+    def __init__(self, bus: Bus, store: DirectoryStore, tokenizer: Tokenizer) -> None:
         self.bus = bus
         self.tokenizer = tokenizer
         self.generator = ScriptedGenerator()
         self.config = GatewayConfig(port=0, retry_s=0.01, num_attempts_max=3, idle_s_max=5.0)
-        self.gateway = Gateway(self.config, tokenizer, KEYS)
+        self.url = ""
+        self.gateway = Gateway(self.config, tokenizer, KEYS, on_listening=self._on_listening)
         self._store = store
 
-    @property
-    def url(self) -> str:
-        return self.gateway.url
+    def _on_listening(self, url: str) -> None:
+        self.url = url
 
     def will_reply(self, token_ids: list[int], **options: int) -> None:
         self.generator.replies.append(Reply(token_ids=token_ids, **options))
@@ -123,7 +133,7 @@ class Site:
             for actor in (self.generator, *actors, self.gateway):
                 host = ActorHost(actor, self.bus, self._store, name=actor.role, seed=1)
                 group.create_task(host.run(stop))
-            await until(lambda: bool(self.gateway.url))
+            await until(lambda: self.url)
             yield
             stop.set()
 
@@ -139,20 +149,41 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(TEXTS * 8, vocab_size=400)
 
 
-@pytest.fixture
-async def site(tmp_path, tokenizer) -> AsyncIterator[Site]:
-    server = EmbeddedServer(store_dir=tmp_path / "events")
+@contextlib.asynccontextmanager
+async def _nats(folder: Path) -> AsyncIterator[Bus]:
+    server = EmbeddedServer(store_dir=folder / "events")
     await server.start()
-    store = DirectoryStore(tmp_path / "objects")
+    store = DirectoryStore(folder / "objects")
     bus = await NatsBus.connect(server.url, run_id="r1", store=store, name="test")
     try:
         await bus.provision()
-        site = Site(bus, store, tokenizer)
-        async with site.running(Monitor(bus), FeedbackJoiner(JoinConfig(reward_wait_s=0.0))):
-            yield site
+        yield bus
     finally:
         await bus.close()
         await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def _memory(folder: Path) -> AsyncIterator[Bus]:
+    server = MemoryServer(seed=1, clock=SystemClock())
+    bus = MemoryBus(server, run_id="r1", store=DirectoryStore(folder / "objects"), name="test")
+    yield bus
+    await bus.close()
+
+
+@pytest.fixture
+async def bus(request, tmp_path) -> AsyncIterator[Bus]:
+    """In memory; a test that asks for it by `indirect` gets a real nats-server."""
+    make = _nats if getattr(request, "param", "memory") == "nats" else _memory
+    async with make(tmp_path) as bus:
+        yield bus
+
+
+@pytest.fixture
+async def site(bus, tmp_path, tokenizer) -> AsyncIterator[Site]:
+    site = Site(bus, DirectoryStore(tmp_path / "objects"), tokenizer)
+    async with site.running(Monitor(bus), FeedbackJoiner(JoinConfig(reward_wait_s=0.0))):
+        yield site
 
 
 def applied(policy_version: int) -> WeightsApplied:

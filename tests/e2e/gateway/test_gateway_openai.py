@@ -32,6 +32,9 @@ async def client(site):
         yield client
 
 
+both_buses = pytest.mark.parametrize("bus", ["memory", "nats"], indirect=True)
+
+
 def ints(array) -> list[int]:
     return np.frombuffer(array.data, "<i4").tolist()
 
@@ -59,6 +62,7 @@ async def test_a_reply_holds_text_usage_and_is_recorded_token_by_token(site, cli
     assert record.turn.routed_experts.shape == (1, 1, 1)
 
 
+@both_buses
 async def test_a_stream_gives_the_same_text_and_calls_piece_by_piece(site, client):
     calls = [
         ToolCall(name="read_file", arguments={"path": "a.py", "line": "3"}),
@@ -151,6 +155,7 @@ async def test_no_generator_is_a_clean_error_before_and_during_a_stream(site, cl
             pass
     (record,) = await site.events(InferenceRecorded)
     assert record.turn.stop_reason is StopReason.ABORTED
+    assert site.generator.aborted == [f"{record.request_id}.3"]
 
 
 async def test_parallel_calls_can_be_turned_off(site, client):
@@ -165,6 +170,7 @@ async def test_parallel_calls_can_be_turned_off(site, client):
     assert ids[-1] in site.generator.asked[0].sampling.stop_token_ids
 
 
+@both_buses
 async def test_feedback_turns_a_request_into_a_live_sample(site, client):
     site.will_reply(render_turn(site.tokenizer, "return a + b"))
     reply = await client.chat.completions.create(model="policy", messages=USER)

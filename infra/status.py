@@ -1,0 +1,196 @@
+"""`penstock status RUN` and `penstock top`: the monitor's state on a terminal."""
+
+import asyncio
+import contextlib
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from penstock.actors.monitor.state import (
+    ActorView,
+    MonitorState,
+    RegionView,
+    decode_state,
+    encode_state,
+)
+from penstock.infra.report import fold_log
+from penstock.infra.runs import find_run, open_log
+from penstock.messages.bus import Bus
+from penstock.messages.errors import DeadlineError
+from penstock.messages.telemetry import MonitorSnapshot, ReadMonitor
+
+ANSWER_S = 3.0
+PERIOD_S = 1.0
+NUM_LOG_LINES = 8
+_PHASES = {"starting": "starting", "midtrain": "mid-training", "rl": "reinforcement learning"}
+
+
+async def status_command(name: str, runs_dir: Path, *, as_json: bool) -> int:
+    """Print a run's state once: up or not, its log is there."""
+    run = find_run(name, runs_dir)
+    async with open_log(run, "status") as bus:
+        state = await read_state(bus, is_up=run.read_state() is not None)
+    if as_json:
+        sys.stdout.write(encode_state(state).decode() + "\n")
+    else:
+        Console().print(render(state))
+    return 0
+
+
+async def top_command(name: str, runs_dir: Path) -> int:
+    """Show a run's state once a second until it ends or the user interrupts."""
+    run = find_run(name, runs_dir)
+    console = Console()
+    async with open_log(run, "top") as bus:
+        with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+            is_up = True
+            while is_up:
+                is_up = run.read_state() is not None
+                state = await read_state(bus, is_up=is_up)
+                live.update(render(state), refresh=True)
+                await asyncio.sleep(PERIOD_S if is_up else 0.0)
+    console.print(render(state))
+    return 0
+
+
+async def read_state(bus: Bus, *, is_up: bool) -> MonitorState:
+    """Return the state of a run: from its monitor, or from the log where none answers."""
+    if is_up:
+        with contextlib.suppress(DeadlineError):
+            reply = await bus.request("monitor.state", ReadMonitor(), deadline_s=ANSWER_S)
+            assert isinstance(reply, MonitorSnapshot)
+            return decode_state(reply.state_json)
+    return await fold_log(bus)
+
+
+def render(state: MonitorState) -> RenderableType:
+    """Lay the state out for a terminal."""
+    parts: list[RenderableType] = [_headline(state), _figures(state)]
+    if state.regions:
+        parts.append(_regions(state.regions))
+    if state.actors:
+        parts.append(_actors(state))
+    parts.append(_log(state))
+    return Group(*parts)
+
+
+def _headline(state: MonitorState) -> Panel:
+    run, stall = state.run, state.stall
+    done = run.phase == "finished"
+    phase = f"finished: {run.finish_reason}" if done else _PHASES[run.phase]
+    elapsed_s = max(0.0, run.now - run.started_at) if run.started_at else 0.0
+    title = f"{run.run_id or 'no run yet'} · {phase} · step {run.step} · {elapsed_s:.0f} s"
+    style = "red" if stall.is_stalled else "green" if done else "cyan"
+    lead = "stalled: " if stall.is_stalled else "" if done else "waiting: "
+    return Panel(Text(f"{lead}{stall.words}"), title=title, title_align="left", border_style=style)
+
+
+def _figures(state: MonitorState) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), expand=False)
+    for _ in range(4):
+        table.add_column(overflow="fold")
+    pairs = _pairs(state)
+    for left, right in zip(pairs[::2], pairs[1::2], strict=True):
+        table.add_row(Text(left[0], "dim"), left[1], Text(right[0], "dim"), right[1])
+    return table
+
+
+def _pairs(state: MonitorState) -> list[tuple[str, str]]:
+    step = state.steps[-1].metrics if state.steps else {}
+    staleness, live, sandbox = state.staleness, state.live, state.sandbox
+    budget = str(staleness.budget_max) if staleness.budget_max >= 0 else "?"
+    machines = f"{sandbox.num_vms} of {sandbox.backend or '?'}, boot {sandbox.boot_ms_p50:.0f} ms"
+    users = f"{live.num_requests} requests, {live.num_feedback} signals, {live.num_trained} trained"
+    return [
+        ("held-out pass rate", _held_out(state)),
+        ("reward, pass rate", f"{_number(step, 'reward_mean')}, {_number(step, 'pass_rate')}"),
+        ("mid-training", _midtrain(state)),
+        ("mismatch k1, k3", f"{_number(step, 'mismatch_k1')}, {_number(step, 'mismatch_k3')}"),
+        ("staleness seen", f"{staleness.seen_max} of {budget}"),
+        ("ESS", _number(step, "ess")),
+        ("ledger", _ledger(state)),
+        ("rollouts", f"{state.rollouts.num_finished}"),
+        ("virtual machines", machines),
+        ("users", users),
+    ]
+
+
+def _held_out(state: MonitorState) -> str:
+    rates = [e.num_solved / max(1, e.num_tasks) for e in state.evals]
+    if not rates:
+        return "not evaluated"
+    first = f"{rates[0]:.0%} → " if len(rates) > 1 else ""
+    return f"{first}{rates[-1]:.0%} (version {state.evals[-1].policy_version})"
+
+
+def _midtrain(state: MonitorState) -> str:
+    view = state.midtrain
+    if not view.num_tokens:
+        return "not begun"
+    return (
+        f"{view.num_tokens:,} tokens, loss {view.loss_last:.3f}, held out {view.heldout_loss:.3f}"
+    )
+
+
+def _ledger(state: MonitorState) -> str:
+    totals = state.ledger.totals
+    if not state.ledger.balanced:
+        return f"[red]does not balance: {state.ledger.num_violations} faults[/red]"
+    return f"balanced, {totals.generated:,} tokens, {totals.in_flight:,} in flight"
+
+
+def _number(metrics: dict[str, float], name: str) -> str:
+    return f"{metrics[name]:.3g}" if name in metrics else "–"
+
+
+def _regions(regions: dict[str, RegionView]) -> Table:
+    table = Table("region", "serves", "last delta", "ratio", "pause", "digests", box=None)
+    for name, region in regions.items():
+        last = region.deltas[-1] if region.deltas else None
+        served = ", ".join(f"{replica} v{v}" for replica, v in region.replicas.items())
+        bad = region.num_digest_mismatches
+        table.add_row(
+            name,
+            served or "–",
+            f"{last.num_bytes / 1e3:.1f} kB" if last else "–",
+            f"{last.ratio:.1f}×" if last and last.ratio else "–",
+            f"{last.pause_ms:.1f} ms" if last else "–",
+            f"[red]{bad} wrong[/red]" if bad else "equal",
+        )
+    return table
+
+
+def _actors(state: MonitorState) -> Table:
+    table = Table("actor", "busy", "queued", "restarts", "waits for", box=None)
+    for name, view in sorted(state.actors.items()):
+        restarts = str(max(0, view.num_starts - 1))
+        busy = f"{view.busy_fraction_recent:.0%}"
+        table.add_row(name, busy, str(view.num_queued), restarts, _waits_for(view, state))
+    return table
+
+
+def _waits_for(view: ActorView, state: MonitorState) -> Text:
+    if not view.is_reporting and state.run.phase != "finished":
+        silent_s = state.run.now - view.at
+        return Text(f"no report for {silent_s:.0f} s {view.last_error}".rstrip(), "red")
+    if not view.waits:
+        return Text("–", "dim")
+    wait = view.waits[0]
+    waited_s = max(0.0, state.run.now - wait.since)
+    style = "red" if waited_s > wait.deadline_s else ""
+    return Text(f"{wait.target} for {waited_s:.1f} s: {wait.reason}", style)
+
+
+def _log(state: MonitorState) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    styles = {"error": "red", "warn": "yellow", "info": ""}
+    for line in state.log[-NUM_LOG_LINES:]:
+        at = time.strftime("%H:%M:%S", time.localtime(line.at))
+        table.add_row(Text(at, "dim"), Text(line.text, styles[line.level]))
+    return table

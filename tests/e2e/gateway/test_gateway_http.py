@@ -1,0 +1,179 @@
+"""What the gateway refuses, limits and reports, over plain HTTP."""
+
+import asyncio
+import io
+
+import aiohttp
+import pytest
+
+from penstock.actors.policy.chat import render_turn
+from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted
+
+from .conftest import applied, until
+
+GOOD = {"model": "policy", "messages": [{"role": "user", "content": "Fix add."}]}
+
+
+@pytest.fixture
+async def http(site):
+    async with aiohttp.ClientSession(site.url) as session:
+        yield session
+
+
+def bearer(secret: str = "psk-test") -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+async def chat(http, body, secret="psk-test", **options):
+    return await http.post("/v1/chat/completions", json=body, headers=bearer(secret), **options)
+
+
+async def test_bad_requests_name_their_field(site, http):
+    cases = [
+        ({}, "model"),
+        (GOOD | {"model": "gpt"}, "model"),
+        (GOOD | {"messages": []}, "messages"),
+        (GOOD | {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        (GOOD | {"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        (GOOD | {"max_tokens": "many"}, "max_tokens"),
+        (GOOD | {"max_tokens": 0}, "max_tokens"),
+        (GOOD | {"max_tokens": 10**6, "messages": GOOD["messages"] * 400}, "messages"),
+        (GOOD | {"temperature": -1}, "temperature"),
+        (GOOD | {"top_p": 0}, "top_p"),
+        (GOOD | {"n": 2}, "n"),
+        (GOOD | {"wat": 1}, "wat"),
+        (GOOD | {"top_logprobs": 5}, "top_logprobs"),
+        (GOOD | {"tools": [{"type": "function"}]}, "tools[0].function"),
+        (GOOD | {"messages": [call_with("not json")]}, CALL_PARAM),
+    ]
+    for body, param in cases:
+        reply = await chat(http, body)
+        error = (await reply.json())["error"]
+        assert reply.status in {400, 404}, (body, error)
+        assert error["param"] == param, (body, error)
+        assert error["message"]
+    assert not site.generator.asked
+
+
+CALL_PARAM = "messages[0].tool_calls[0].function.arguments"
+
+
+def call_with(arguments: str) -> dict:
+    call = {"id": "c1", "type": "function", "function": {"name": "x", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+async def test_wrong_keys_bodies_and_paths_are_errors_in_openai_form(site, http):
+    no_key = await http.post("/v1/chat/completions", json=GOOD)
+    wrong = await chat(http, GOOD, secret="psk-wrong")
+    garbage = await http.post("/v1/chat/completions", data=b"{nope", headers=bearer())
+    large = await http.post(
+        "/v1/chat/completions", data=io.BytesIO(b"x" * (3 << 20)), headers=bearer()
+    )
+    nowhere = await http.get("/v1/nothing")
+    statuses = [r.status for r in (no_key, wrong, garbage, large, nowhere)]
+    assert statuses == [401, 401, 400, 413, 404]
+    for reply in (no_key, wrong, garbage, large, nowhere):
+        error = (await reply.json())["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert reply.headers["x-request-id"]
+
+
+async def test_a_key_s_rate_is_limited_and_said_in_headers(site, http):
+    for _ in range(2):
+        site.will_reply(render_turn(site.tokenizer, "ok"))
+        reply = await chat(http, GOOD, secret="psk-slow")
+        assert reply.status == 200
+        assert reply.headers["x-ratelimit-limit-requests"] == "2"
+        assert reply.headers["x-policy-version"] == "7"
+    assert reply.headers["x-ratelimit-remaining-requests"] == "0"
+    refused = await chat(http, GOOD, secret="psk-slow")
+    assert refused.status == 429
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert (await refused.json())["error"]["code"] == "rate_limit_exceeded"
+
+
+async def test_a_key_s_parallel_requests_are_limited(site, http):
+    site.generator.gate.clear()
+    site.will_reply(render_turn(site.tokenizer, "ok"))
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(chat(http, GOOD, secret="psk-single"))
+        await until(lambda: site.generator.asked)
+        refused = await chat(http, GOOD, secret="psk-single")
+        assert refused.status == 429
+        assert (await refused.json())["error"]["code"] == "too_many_parallel_requests"
+        site.generator.gate.set()
+    assert first.result().status == 200
+
+
+async def test_feedback_is_checked_amended_and_retracted(site, http):
+    site.will_reply(render_turn(site.tokenizer, "ok"))
+    headers = bearer("psk-private") | {"X-Session-Id": "s1"}
+    request_id = (
+        await (await http.post("/v1/chat/completions", json=GOOD, headers=headers)).json()
+    )["id"]
+    cases = [
+        ({"request_id": request_id, "name": "accept"}, 400, "value"),
+        ({"request_id": request_id, "name": "a b", "value": 1}, 400, "name"),
+        ({"request_id": request_id, "value": 1}, 400, "name"),
+        ({"name": "accept", "value": 1}, 400, "request_id"),
+        ({"session_id": "s2", "name": "accept", "value": 1}, 404, "session_id"),
+        ({"request_id": request_id, "name": "accept", "value": 1, "weight": 2}, 400, "weight"),
+    ]
+    for body, status, param in cases:
+        reply = await http.post("/v1/feedback", json=body, headers=headers)
+        assert (reply.status, (await reply.json())["error"]["param"]) == (status, param)
+    body = {"session_id": "s1", "key": "thumbs", "score": True, "feedback_id": "f1"}
+    foreign = await http.post(
+        "/v1/feedback", json=body | {"session_id": "", "request_id": request_id}, headers=bearer()
+    )
+    assert foreign.status == 403
+    reply = await http.post("/v1/feedback", json=body, headers=headers)
+    assert (await reply.json())["request_id"] == request_id
+
+    assert (await http.patch("/v1/feedback/f1", json={}, headers=headers)).status == 400
+    assert (await http.patch("/v1/feedback/f1", json={"value": 0}, headers=headers)).status == 200
+    assert (await http.delete("/v1/feedback/f1", headers=bearer())).status == 404
+    assert (await http.delete("/v1/feedback/f1", headers=headers)).status == 200
+    first, amended = await site.events(FeedbackReceived)
+    assert (first.name, first.value, first.amends) == ("thumbs", 1.0, "")
+    assert (amended.value, amended.amends) == (0.0, "f1")
+    (retracted,) = await site.events(FeedbackRetracted)
+    assert retracted.feedback_id == "f1"
+
+
+async def test_readiness_metrics_state_and_page(site, http):
+    assert (await http.get("/healthz")).status == 200
+    assert (await http.get("/readyz")).status == 503
+    await site.bus.publish([applied(3)])
+    async with asyncio.timeout(20):
+        while (ready := await http.get("/readyz")).status != 200:
+            await asyncio.sleep(0.05)
+    assert (await ready.json())["policy_version"] == 3
+    text = await (await http.get("/metrics")).text()
+    assert 'penstock_gateway_requests_total{route="/readyz",status="200"} 1.0' in text
+    assert 'penstock_served_version{region="west",replica="generator-west"} 3.0' in text
+    state = await (await http.get("/v1/monitor/state")).json()
+    assert state["regions"]["west"]["replicas"] == {"generator-west": 3}
+    page = await http.get("/")
+    assert page.content_type == "text/html"
+    assert "EMBEDDED = null" in await page.text()
+
+
+async def test_viewers_get_the_whole_state_then_only_what_changed(site, http):
+    async with http.get("/v1/monitor/events") as stream:
+        first = await next_event(stream)
+        assert {"run", "steps", "ledger", "actors"} <= set(first)
+        second = await next_event(stream)
+        assert "run" in second
+        assert "midtrain" not in second
+
+
+async def next_event(stream) -> dict:
+    import json
+
+    async with asyncio.timeout(20):
+        while True:
+            line = await stream.content.readline()
+            if line.startswith(b"data: "):
+                return json.loads(line[6:])
