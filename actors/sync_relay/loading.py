@@ -17,7 +17,12 @@ import msgspec
 from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.catalog import NOTHING, Catalog, num_bytes
 from penstock.actors.sync_relay.image import Image
-from penstock.actors.sync_relay.objects import get_checked, manifest_key, unpack_version
+from penstock.actors.sync_relay.objects import (
+    DamagedStoreError,
+    get_checked,
+    manifest_key,
+    unpack_version,
+)
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError
 from penstock.messages.weights import ShardRef, WeightsPublished
@@ -61,7 +66,7 @@ class Loader:
 
         Raises:
             NotFoundError: neither the region nor the origin holds a way.
-            CorruptDataError: damage that no other way goes around.
+            DamagedStoreError: damage that no other way goes around.
 
         """
         num_mismatches = 0
@@ -83,7 +88,7 @@ class Loader:
                     num_bytes=sum(num_bytes(manifest) for manifest in way),
                     num_mismatches=num_mismatches,
                 )
-        raise CorruptDataError(f"weights {target}: no undamaged way after {_NUM_PLANS_MAX} plans")
+        raise DamagedStoreError(f"weights {target}: no undamaged way after {_NUM_PLANS_MAX} plans")
 
     async def _way(self, version: int, target: int, ctx: Context) -> list[WeightsPublished]:
         way = self._catalog.plan(version, target)

@@ -19,7 +19,7 @@ from penstock.actors.sync_relay.image import Image, TensorSpec
 from penstock.kernels import delta
 from penstock.messages import codec
 from penstock.messages.bus import ObjectStore
-from penstock.messages.errors import CorruptDataError
+from penstock.messages.errors import CorruptDataError, NotFoundError, PenstockError
 from penstock.messages.weights import ShardRef, SnapshotKind, WeightsPublished
 
 _log = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ REPRESENTATION = "bf16"
 TABLE_CODEC = "table"
 _NUM_PUTS_MAX = 6
 _PUT_BACKOFF_S = 0.25
+_NUM_GETS_MAX = 5
+_GET_BACKOFF_S = 0.2
 _NUM_KEY_DIGITS = 16
 Payloads = list[bytes]
 """The objects of one version, in the order of the manifest's shards."""
@@ -43,6 +45,10 @@ def folder_key(version: int, kind: SnapshotKind, base_version: int) -> str:
 def manifest_key(manifest: WeightsPublished) -> str:
     """Return where a manifest lies."""
     return folder_key(manifest.policy_version, manifest.kind, manifest.base_version) + "manifest"
+
+
+class DamagedStoreError(PenstockError, OSError):
+    """A store keeps giving damaged objects, or none; whoever needs them cannot go on."""
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +193,23 @@ async def get_checked(store: ObjectStore, shard: ShardRef) -> bytes:
     if len(data) != shard.num_bytes or blake3(data).hexdigest() != shard.blake3:
         raise CorruptDataError(f"object {shard.object_key}: its blake3 is not the manifest's")
     return data
+
+
+async def get_patiently(store: ObjectStore, shard: ShardRef, sleep: Sleep) -> bytes:
+    """Fetch one object, several times if need be.
+
+    Raises:
+        DamagedStoreError: it came damaged, or not at all, every time.
+
+    """
+    for attempt in range(_NUM_GETS_MAX):
+        try:
+            return await get_checked(store, shard)
+        except (CorruptDataError, NotFoundError, OSError) as error:
+            _log.warning("fetching again: %s", error)
+            cause = error
+        await sleep(_GET_BACKOFF_S * 2**attempt)
+    raise DamagedStoreError(f"after {_NUM_GETS_MAX} attempts: {cause}") from cause
 
 
 async def read_manifest(store: ObjectStore, key: str) -> WeightsPublished:

@@ -11,10 +11,11 @@ from penstock.actors.sync_relay.catalog import NOTHING, Catalog
 from penstock.actors.sync_relay.image import Image
 from penstock.actors.sync_relay.objects import (
     PREFIX,
+    DamagedStoreError,
     Origin,
     Sleep,
     folder_key,
-    get_checked,
+    get_patiently,
     pack_version,
     put_version,
     read_manifest,
@@ -74,6 +75,7 @@ class Publisher:
         Raises:
             StaleTokenError: another publisher took over.
             PublishConflictError: this version was prepared before, from other weights.
+            DamagedStoreError: the store gives damaged objects, attempt after attempt.
             NotFoundError: the store holds no way to the version before this one.
             ValueError: the snapshot's tensors are not those of version 0.
             OSError: no room for the objects, after several attempts; the base has not moved.
@@ -122,8 +124,13 @@ class Publisher:
         _log.info("reading weights %d back from the store, %d steps", version, len(way))
         image: Image | None = None
         for manifest in way:
-            payloads = [await get_checked(self._store, shard) for shard in manifest.shards]
-            image = await self._offload(unpack_version, image, manifest, payloads)
+            payloads = [
+                await get_patiently(self._store, shard, self._sleep) for shard in manifest.shards
+            ]
+            try:
+                image = await self._offload(unpack_version, image, manifest, payloads)
+            except CorruptDataError as error:
+                raise DamagedStoreError(str(error)) from error
         assert image is not None
         return image
 
@@ -132,7 +139,10 @@ class Publisher:
         key = folder_key(version, kind, version - 1) + "manifest"
         if not await self._store.exists(key):
             return None
-        return await read_manifest(self._store, key)
+        try:
+            return await read_manifest(self._store, key)
+        except CorruptDataError as error:
+            raise DamagedStoreError(str(error)) from error
 
     async def _hold_token(self) -> None:
         """Claim a token, or check that nobody claimed a higher one."""

@@ -21,7 +21,7 @@ from penstock.actors.sync_relay.loading import Loaded, Loader
 from penstock.kernels.delta import Patch
 from penstock.messages.base import Event
 from penstock.messages.bus import ObjectStore
-from penstock.messages.errors import CorruptDataError
+from penstock.messages.errors import CorruptDataError, PenstockError
 from penstock.messages.weights import WeightsApplied, WeightsRelayed
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _STAGE_DEADLINE_S = 120.0
 _SWAP_DEADLINE_S = 60.0
 
 
-class QuarantinedError(CorruptDataError):
+class QuarantinedError(PenstockError, RuntimeError):
     """The engine does not hold the weights that were written to it; it must not serve."""
 
 
@@ -81,7 +81,7 @@ class Receiver(Actor):
 
         Raises:
             QuarantinedError: the engine's digest is wrong even after a whole reload.
-            CorruptDataError: no undamaged way to the version.
+            DamagedStoreError: no undamaged way to the version.
             DeadlineError: the store or the engine did not answer.
 
         """

@@ -7,15 +7,12 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.catalog import Catalog, num_bytes
 from penstock.actors.sync_relay.consolidation import Consolidation
-from penstock.actors.sync_relay.objects import get_checked, replace_version
+from penstock.actors.sync_relay.objects import get_patiently, replace_version
 from penstock.messages.base import Event
 from penstock.messages.bus import ObjectStore
-from penstock.messages.errors import CorruptDataError, NotFoundError
-from penstock.messages.weights import ShardRef, WeightsPublished, WeightsRelayed
+from penstock.messages.weights import WeightsPublished, WeightsRelayed
 
 _log = logging.getLogger(__name__)
-_NUM_FETCHES_MAX = 5
-_FETCH_BACKOFF_S = 0.2
 
 
 class Relay(Actor):
@@ -46,8 +43,7 @@ class Relay(Actor):
         """Bring one version over.
 
         Raises:
-            CorruptDataError: the origin's object is damaged, attempt after attempt.
-            NotFoundError: the origin has lost the object.
+            DamagedStoreError: the origin's object is damaged or gone, attempt after attempt.
             OSError: no room in the region's store, after several attempts.
 
         """
@@ -57,7 +53,10 @@ class Relay(Actor):
         if event.policy_version <= self._consolidation.oldest_version or self._refuses(event):
             return ()
         began = ctx.monotonic()
-        objects = {shard.object_key: await self._fetch(shard, ctx) for shard in event.shards}
+        objects = {
+            shard.object_key: await get_patiently(ctx.store, shard, ctx.sleep)
+            for shard in event.shards
+        }
         await replace_version(self._local, event, objects, ctx.sleep)
         self._catalog.add(event)
         await ctx.publish(self._relayed(event, (ctx.monotonic() - began) * 1e3))
@@ -80,17 +79,6 @@ class Relay(Actor):
                 "relay %s refuses weights %d: %s", self._region, event.policy_version, cause
             )
         return bool(cause)
-
-    async def _fetch(self, shard: ShardRef, ctx: Context) -> bytes:
-        for attempt in range(_NUM_FETCHES_MAX):
-            try:
-                return await get_checked(ctx.store, shard)
-            except (CorruptDataError, NotFoundError, OSError) as error:
-                if attempt == _NUM_FETCHES_MAX - 1:
-                    raise
-                _log.warning("relay %s fetches again: %s", self._region, error)
-                await ctx.sleep(_FETCH_BACKOFF_S * 2**attempt)
-        raise AssertionError("unreachable")
 
 
 def _conflict(held: WeightsPublished, event: WeightsPublished) -> str:

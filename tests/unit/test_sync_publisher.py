@@ -5,11 +5,11 @@ import pytest
 
 from penstock.actors.sync_relay.catalog import NOTHING, Catalog
 from penstock.actors.sync_relay.image import SHARD_ELEMENTS_MAX, Image, tensor_table
-from penstock.actors.sync_relay.objects import get_checked, unpack_version
+from penstock.actors.sync_relay.objects import DamagedStoreError, get_checked, unpack_version
 from penstock.actors.sync_relay.publisher import Publisher, StaleTokenError
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.kernels.digest import root_digest
-from penstock.messages.errors import CorruptDataError, NotFoundError, PublishConflictError
+from penstock.messages.errors import NotFoundError, PublishConflictError
 from penstock.messages.weights import SnapshotKind
 
 
@@ -138,7 +138,7 @@ async def test_a_damaged_base_in_the_store_is_named(store, tmp_path):
     data = bytearray((tmp_path / key).read_bytes())
     data[-1] ^= 1
     (tmp_path / key).write_bytes(data)
-    with pytest.raises(CorruptDataError, match=key):
+    with pytest.raises(DamagedStoreError, match=key):
         await prepare(publisher(store), 1, history[1])
 
 
@@ -146,7 +146,7 @@ async def test_a_damaged_manifest_is_named(store, tmp_path):
     (first,) = versions(1)
     await prepare(publisher(store), 0, first)
     (tmp_path / "weights/00000000/anchor/manifest").write_bytes(b"junk")
-    with pytest.raises(CorruptDataError, match="anchor/manifest"):
+    with pytest.raises(DamagedStoreError, match="anchor/manifest"):
         await prepare(publisher(store), 0, first)
 
 

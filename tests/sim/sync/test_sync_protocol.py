@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tests.sim.sync.world import SHAPES, FakeEngine, World, bits
 
+from penstock.actors.sync_relay.objects import DamagedStoreError
 from penstock.actors.sync_relay.receiver import QuarantinedError, Receiver
 from penstock.infra.stores.directory import DirectoryStore
-from penstock.messages.errors import CorruptDataError
 from penstock.messages.weights import (
     SnapshotKind,
     WeightsApplied,
@@ -113,7 +113,7 @@ async def test_a_damaged_origin_object_stops_the_relay_with_its_name(world):
     await world.steps(2)
     key = world.manifests[1].shards[0].object_key
     await world.origin.damage(key)
-    with pytest.raises(CorruptDataError, match=key):
+    with pytest.raises(DamagedStoreError, match=key):
         await world.relay(relay)
     assert not any("00000001" in key for key in await store.keys("weights/"))
 

@@ -148,11 +148,17 @@ class World:
         }
         self.manifests: list[WeightsPublished] = []
 
-    async def step(self) -> WeightsPublished:
+    def train(self) -> None:
         if self.manifests:
             for name, array in self.weights.items():
                 noise = 1e-5 * self.rng.standard_normal(array.shape)
                 self.weights[name] = (array + noise).astype(np.float32).reshape(array.shape)
+
+    async def step(self) -> WeightsPublished:
+        self.train()
+        return await self.prepare()
+
+    async def prepare(self) -> WeightsPublished:
         version = len(self.manifests)
         manifest = await self.publisher.prepare(
             version, bits(self.weights), optimizer_step=version, config_json="{}"

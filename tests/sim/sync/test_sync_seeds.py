@@ -1,0 +1,149 @@
+"""Whole regions on the virtual clock: kills, damage and full disks drawn from a seed."""
+
+import asyncio
+import contextlib
+import random
+
+import pytest
+from tests.sim.sync.world import FakeEngine, World
+
+from penstock.actors.runtime.clock import VirtualClock, run_virtual
+from penstock.actors.runtime.host import ActorHost
+from penstock.actors.sync_relay.receiver import Receiver
+from penstock.actors.sync_relay.relay import Relay
+from penstock.infra.bus.memory_bus import MemoryBus
+from penstock.infra.bus.memory_server import Faults, MemoryServer
+from penstock.infra.stores.memory import MemoryStore
+from penstock.messages.weights import SnapshotKind, WeightsApplied
+
+NUM_VERSIONS = 40
+REGIONS = ("west", "east")
+FAULTS = Faults(lose_receipt=0.05, latency_s_max=0.05)
+
+
+class Chaos(World):
+    """A world with hosts that die at random."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(lambda name: MemoryStore(), seed)
+        self.dice = random.Random(seed)
+        self.clock = VirtualClock()
+        self.server = MemoryServer(seed=seed, clock=self.clock, faults=FAULTS)
+        self.engines = {f"{region}-{n}": FakeEngine() for region in REGIONS for n in range(2)}
+        self.tasks: dict[str, asyncio.Task] = {}
+        self.num_starts = 0
+
+    def bus(self) -> MemoryBus:
+        self.num_starts += 1
+        return MemoryBus(
+            self.server, run_id="r", store=self.origin, name=f"process-{self.num_starts}"
+        )
+
+    def actor(self, name: str):
+        role, _, rest = name.partition(" ")
+        if role == "relay":
+            return Relay(rest, self.store(rest))
+        region, _, replica = rest.partition("-")
+        return Receiver(region, replica, self.store(region), self.engines[rest])
+
+    def ensure(self, name: str) -> None:
+        """Start an actor unless it runs; it is a new one, with nothing but the log and stores."""
+        task = self.tasks.get(name)
+        if task is None or task.done():
+            if task is not None and not task.cancelled():
+                task.exception()
+            host = ActorHost(
+                self.actor(name),
+                self.bus(),
+                self.origin,
+                name=name.replace(" ", "-"),
+                seed=1,
+                clock=self.clock,
+                incarnation=str(self.num_starts),
+            )
+            self.tasks[name] = asyncio.create_task(host.run(asyncio.Event()))
+
+    async def kill(self, name: str) -> None:
+        task = self.tasks[name]
+        task.cancel()
+        await asyncio.wait([task])
+
+    async def misfortune(self) -> None:
+        """Let one bad thing happen."""
+        match self.dice.randrange(7):
+            case 0 | 1:
+                await self.kill(self.dice.choice(sorted(self.tasks)))
+            case 2:
+                await self.damage_any(self.store(self.dice.choice(REGIONS)))
+            case 3:
+                self.store(self.dice.choice(REGIONS)).num_full = self.dice.randrange(1, 12)
+            case 4:
+                self.origin.num_flips = self.dice.randrange(1, 8)
+            case 5:
+                self.engines[self.dice.choice(sorted(self.engines))].num_wrong = 1
+            case 6:
+                self.publisher = self.new_publisher()
+
+    async def damage_any(self, store) -> None:
+        keys = await store.keys("weights/")
+        if keys:
+            await store.damage(self.dice.choice(keys))
+
+    async def run(self, names: list[str]) -> None:
+        bus = self.bus()
+        for _ in range(NUM_VERSIONS):
+            for name in names:
+                self.ensure(name)
+            await bus.publish([await self.train_and_prepare()])
+            await asyncio.sleep(self.dice.random())
+            if self.dice.random() < 0.6:
+                await self.misfortune()
+
+    async def train_and_prepare(self):
+        """Publish as a trainer does that is restarted whenever its publisher fails."""
+        self.train()
+        while True:
+            try:
+                return await self.prepare()
+            except OSError:
+                self.publisher = self.new_publisher()
+
+    async def settle(self, names: list[str]) -> None:
+        """Let the faults end; whoever is dead is started again."""
+        self.origin.num_flips = 0
+        for store in self.stores.values():
+            store.num_full = 0
+        for engine in self.engines.values():
+            engine.num_wrong = 0
+        for _ in range(200):
+            for name in names:
+                self.ensure(name)
+            await asyncio.sleep(1.0)
+            if all(self.converged(engine) for engine in self.engines.values()):
+                return
+
+
+async def live(seed: int) -> None:
+    chaos = Chaos(seed)
+    names = [f"relay {region}" for region in REGIONS]
+    names += [f"receiver {region}-0" for region in REGIONS]
+    await chaos.run(names)
+    names += [f"receiver {region}-1" for region in REGIONS]  # late joiners
+    await chaos.settle(names)
+    for task in chaos.tasks.values():
+        task.cancel()
+    await asyncio.wait(chaos.tasks.values())
+    for task in chaos.tasks.values():
+        with contextlib.suppress(asyncio.CancelledError):
+            task.exception()
+    states = {name: chaos.converged(engine) for name, engine in chaos.engines.items()}
+    assert all(states.values()), f"seed {seed}: {states}"
+    anchors = [m for m in chaos.manifests if m.kind is SnapshotKind.ANCHOR]
+    assert len(anchors) == 1
+    applied = await chaos.bus().last(WeightsApplied, f"west.1.{NUM_VERSIONS - 1}")
+    assert applied.event.root_digest == chaos.manifests[-1].target_root_digest
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_receiver_ends_bit_exact(seed):
+    run_virtual(live(seed))
