@@ -1,7 +1,8 @@
 """The wait-for graph: who waits for whom, and which chain of waits holds the run up.
 
-A wait names an actor, a role, or a thing (`group 12`). A role stands for its slowest member, since
-the one that answers may be any of them; a chain that comes back to itself is a deadlock.
+A wait names an actor, a role, a service of a role (`generate.train`), or a thing (`group 12`). A
+role stands for its slowest member, since the one that answers may be any of them; a chain that
+comes back to itself is a deadlock.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,13 @@ SILENT_S = 6.0
 SHORT_S = 0.5
 """Waits below this are the ordinary course of things."""
 CHAIN_MAX = 16
+_ROLE_OF = {
+    "generate": "generator",
+    "abort": "generator",
+    "engine": "generator",
+    "rollouts": "rollout_worker",
+}
+"""Who stands behind the first word of a service's name or of a wait's target."""
 
 
 def explain(actors: Mapping[str, ActorView], now: float, quiet_s: float) -> StallView:
@@ -56,7 +64,9 @@ def _resolve(target: str, actors: Mapping[str, ActorView], now: float) -> str | 
     """Return the actor that a wait's target stands for: itself, or the worst of its role."""
     if target in actors:
         return target
-    members = [name for name, view in actors.items() if view.role == target]
+    word = target.partition(".")[0]
+    role = _ROLE_OF.get(word, word)
+    members = [name for name, view in actors.items() if view.role == role]
     if not members:
         return None
     gone = [name for name in members if not is_reporting(actors[name], now)]

@@ -17,7 +17,7 @@ function html(name, className = "", ...children) {
 }
 
 // Round tick values that cover low..high, about `count` of them.
-function ticks(low, high, count = 4) {
+function ticks(low, high, count = 5) {
   const raw = (high - low) / count || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999);
@@ -49,7 +49,7 @@ function legend(series) {
     const mark = s.kind === "dots"
       ? svg("circle", { cx: 10, cy: 4, r: 4, fill: color })
       : s.kind === "bars" ? svg("rect", { x: 5, y: 0, width: 10, height: 8, fill: color })
-      : svg("line", { x1: 0, x2: 20, y1: 4, y2: 4, stroke: color, "stroke-width": 2.5, "stroke-dasharray": s.dash ?? DASHES[i] ?? "" });
+      : svg("line", { x1: 0, x2: 20, y1: 4, y2: 4, stroke: color, "stroke-width": s.thin ? 1.25 : 2.5, opacity: s.thin ? 0.55 : 1, "stroke-dasharray": s.dash ?? DASHES[i] ?? "" });
     return html("span", "", svg("svg", { viewBox: "0 0 20 8", "aria-hidden": "true" }, mark), s.name);
   });
   return html("div", "legend", ...entries);

@@ -54,7 +54,7 @@ function drawHeader() {
   document.title = run.run_id ? `Penstock · ${run.run_id}` : "Penstock";
   const banner = document.getElementById("stall");
   banner.className = `stall ${stall.is_stalled ? "bad" : run.phase === "finished" ? "good" : ""}`;
-  const lead = stall.is_stalled ? "Stalled" : run.phase === "finished" ? "Done" : "Waiting";
+  const lead = stall.is_stalled ? "Stalled" : run.phase === "finished" ? "Done" : (stall.chain ?? []).length ? "Waiting" : "Now";
   banner.replaceChildren(html("strong", "", `${lead}: `), stall.words ?? "no state yet");
 }
 
@@ -236,7 +236,7 @@ function drawActors() {
     const label = inChain.has(name) ? html("strong", "", name) : name;
     return [label, html("span", "", bar, percent(a.busy_fraction_recent)), integer(a.num_queued), integer(Math.max(0, a.num_starts - 1)), words];
   });
-  fill("actors", rows.length ? table(["actor", "busy", "queued", "restarts", "waits for"], rows, [2, 3], 4) : empty("No actor has reported yet."));
+  fill("actors", rows.length ? table(["actor", "busy", "queued", "restarts", "waits for"], rows, [2, 3], { long: 4, optional: [2, 3] }) : empty("No actor has reported yet."));
 }
 
 function drawSandbox() {
@@ -269,8 +269,9 @@ function drawLog() {
   fill("log", items.length ? html("ul", "lines", ...items) : empty("Nothing has happened yet."));
 }
 
-function table(head, rows, numeric, long = -1) {
-  const kind = (i) => (numeric.includes(i) ? "n" : i === long ? "long" : "");
+// numeric and optional name columns: those set right, and those that a phone leaves out.
+function table(head, rows, numeric, { long = -1, optional = [] } = {}) {
+  const kind = (i) => [numeric.includes(i) ? "n" : i === long ? "long" : "", optional.includes(i) ? "optional" : ""].join(" ").trim();
   const top = html("tr", "", ...head.map((name, i) => html("th", kind(i), name)));
   const body = rows.map((row) => html("tr", "", ...row.map((cell, i) => html("td", kind(i), cell))));
   return html("div", "scroll", html("table", "", html("thead", "", top), html("tbody", "", ...body)));

@@ -10,6 +10,8 @@ from penstock.actors.policy.chat import render_turn
 from penstock.messages.feedback import InferenceRecorded, LiveSampleJoined
 from penstock.messages.rollout import StopReason, ToolCall
 
+from .conftest import until
+
 USER = [{"role": "user", "content": "Fix add."}]
 READ_FILE = {
     "type": "function",
@@ -155,7 +157,7 @@ async def test_no_generator_is_a_clean_error_before_and_during_a_stream(site, cl
             pass
     (record,) = await site.events(InferenceRecorded)
     assert record.turn.stop_reason is StopReason.ABORTED
-    assert site.generator.aborted == [f"{record.request_id}.3"]
+    await until(lambda: site.generator.aborted == [f"{record.request_id}.3"])
 
 
 async def test_parallel_calls_can_be_turned_off(site, client):
