@@ -1,0 +1,47 @@
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from penstock.actors.trainer import advantages, config, corrections, losses
+from penstock.actors.trainer.config import LossConfig, MidtrainConfig, TrainerConfig
+from penstock.messages.errors import ConfigError
+
+
+def test_every_name_has_its_function():
+    assert tuple(advantages._ESTIMATORS) == config.ESTIMATORS
+    assert tuple(corrections._CORRECTIONS) == config.CORRECTIONS
+    assert tuple(losses._LOSSES) == config.LOSSES
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TrainerConfig(estimator="x"), "trainer.estimator: expected one of dr_grpo, grpo"),
+        (lambda: LossConfig(correction="tis"), "trainer.loss.correction: .* token_tis"),
+        (lambda: LossConfig(name="ppo"), "trainer.loss.name: .* ppo_clip"),
+        (lambda: LossConfig(name="ppo_clip"), "expected none"),
+        (lambda: MidtrainConfig(schedule="linear"), "wsd, cosine"),
+        (lambda: MidtrainConfig(batch_tokens=8), "batch_tokens: expected 256"),
+        (lambda: TrainerConfig(groups_per_batch=0), "groups_per_batch: expected 1"),
+        (lambda: TrainerConfig(staleness_max=-1), "staleness_max"),
+        (lambda: TrainerConfig(staleness_policy="wait"), "pace, drop"),
+    ],
+)
+def test_a_wrong_value_is_named(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_an_unknown_key_is_refused_with_its_path():
+    with pytest.raises(msgspec.ValidationError, match=r"lr.*\$.optimizer"):
+        msgspec.convert({"optimizer": {"lr": 1}}, TrainerConfig)
+
+
+def test_settings_and_pure_parts_import_no_torch():
+    code = (
+        "import sys; import penstock.actors.trainer.config, penstock.actors.trainer.batcher;"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
