@@ -83,7 +83,7 @@ class Supervisor:
             self._start(list(self._children))
             while self._running:
                 done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
+                for task in sorted(done, key=lambda task: task.get_name()):
                     await self._on_done(task)
         finally:
             await self._end(list(self._running.values()))

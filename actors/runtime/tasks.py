@@ -9,7 +9,8 @@ class Tasks:
     """Starts tasks and keeps them; `failed` is done with the first error of any."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        """In the order of their start: a set's order differs from run to run."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def __len__(self) -> int:
@@ -18,13 +19,13 @@ class Tasks:
     def start(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine under supervision."""
         task = asyncio.create_task(coroutine, name=name)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._on_done)
 
     async def settled(self, within_s: float) -> bool:
         """Wait until all have ended; False when `within_s` was not enough."""
         if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=within_s)
+            await asyncio.wait(self._tasks, timeout=within_s)
         return not self._tasks
 
     async def cancel(self) -> None:
@@ -42,7 +43,7 @@ class Tasks:
             self.failed.cancel()
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        del self._tasks[task]
         if task.cancelled():
             return
         error = task.exception()

@@ -30,6 +30,7 @@ class MemoryBus:
         self._asker = MemoryAsker(server)
         self._stops: list[Callable[[], Awaitable[None]]] = []
         self._is_closed = False
+        self._is_cut = False
 
     @property
     def run_id(self) -> str:
@@ -83,10 +84,11 @@ class MemoryBus:
         state.num_pending_max = num_pending_max
         num_unsettled = 0
 
-        def on_settled() -> None:
+        def on_settled() -> bool:
             nonlocal num_unsettled
             num_unsettled -= 1
             server.notify()
+            return not self._is_cut
 
         while not self._is_closed:
             now = server.clock.now()
@@ -194,6 +196,12 @@ class MemoryBus:
         self._is_closed = True
         await asyncio.gather(*(stop() for stop in self._stops))
         self._stops.clear()
+        self._server.notify()
+
+    def crash(self) -> None:
+        """Have no more of this process arrive at the server, as after a kill -9."""
+        self._is_closed = True
+        self._is_cut = True
         self._server.notify()
 
     def _check_open(self) -> None:

@@ -93,7 +93,7 @@ def serve(
     server: MemoryServer, subject: str, handler: Serve, *, shared: bool
 ) -> Callable[[], Awaitable[None]]:
     """Answer requests; return the function that stops, in the middle of a reply if need be."""
-    tasks: set[asyncio.Task[None]] = set()
+    tasks: dict[asyncio.Task[None], None] = {}
 
     async def run(data: bytes, replies: Replies) -> None:
         try:
@@ -105,8 +105,8 @@ def serve(
 
     def answer(data: bytes, replies: Replies) -> None:
         task = asyncio.create_task(run(data, replies), name=f"serve {subject}")
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        tasks[task] = None
+        task.add_done_callback(tasks.pop)
 
     served = Served(answer=answer, is_shared=shared)
     server.services[subject].append(served)

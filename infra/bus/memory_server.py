@@ -55,7 +55,7 @@ class MemoryServer:
         self.services: defaultdict[str, list[Served]] = defaultdict(list)
         self.ids = itertools.count()
         self.durables: dict[str, MemoryDurable] = {}
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}
         self._is_up = asyncio.Event()
         self._is_up.set()
 
@@ -87,10 +87,10 @@ class MemoryServer:
     async def changed(self, until: float | None = None) -> None:
         """Wait for `notify`, at most until the clock's `until`."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         timeout = None if until is None else max(0.0, until - self.clock.now())
         await asyncio.wait([waiter], timeout=timeout)
-        self._waiters.discard(waiter)
+        self._waiters.pop(waiter, None)
 
     def kill(self) -> None:
         """Lose what a killed server loses; nothing is answered until `restart`."""

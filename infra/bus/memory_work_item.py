@@ -17,7 +17,7 @@ class MemoryWorkItem:
         durable: MemoryDurable,
         *,
         ack_wait_s: float,
-        on_settled: Callable[[], None],
+        on_settled: Callable[[], bool],
     ) -> None:
         self._delivery = delivery
         self._server = server
@@ -57,5 +57,4 @@ class MemoryWorkItem:
         if self._is_settled:
             return False
         self._is_settled = True
-        self._on_settled()
-        return not self._server.happens(self._server.faults.lose_ack)
+        return self._on_settled() and not self._server.happens(self._server.faults.lose_ack)
