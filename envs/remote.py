@@ -21,11 +21,12 @@ from penstock.envs.sandbox import (
     SandboxDied,
     SandboxError,
     SandboxFileError,
+    SandboxRequestError,
     SandboxTimeout,
 )
 from penstock.messages.base import Message
 from penstock.messages.errors import BusError, DeadlineError, RemoteCallError
-from penstock.messages.generation import Ack, RemoteErrorKind
+from penstock.messages.generation import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.machine import (
     AcquireSandbox,
     CommandFinished,
@@ -47,12 +48,15 @@ class SandboxBusyError(SandboxError, BlockingIOError):
     """No host has room for one more machine now; ask again later."""
 
 
-_ERRORS: dict[str, type[SandboxError]] = {
-    RemoteErrorKind.INVALID: SandboxFileError,
-    RemoteErrorKind.BUSY: SandboxBusyError,
-    RemoteErrorKind.FAILED: SandboxError,
-    RemoteErrorKind.GONE: SandboxDied,
+_KINDS: dict[type[SandboxError], RemoteErrorKind] = {
+    SandboxBusyError: RemoteErrorKind.BUSY,
+    SandboxDied: RemoteErrorKind.GONE,
+    SandboxTimeout: RemoteErrorKind.GONE,
+    SandboxFileError: RemoteErrorKind.INVALID,
+    SandboxRequestError: RemoteErrorKind.INVALID,
+    SandboxError: RemoteErrorKind.FAILED,
 }
+_BY_NAME = {error_type.__name__: error_type for error_type in _KINDS}
 M = TypeVar("M", bound=Message)
 
 
@@ -212,9 +216,23 @@ async def _ask(
     try:
         reply = await asker.request(service, message, deadline_s=deadline_s, reason=reason)
     except RemoteCallError as error:
-        raise _ERRORS.get(error.kind, SandboxError)(f"{service}: {error.text}") from error
+        raise _from_remote(service, error) from error
     except (DeadlineError, BusError) as error:
         raise SandboxTimeout(f"{service} does not answer: {error}") from error
     if not isinstance(reply, expected):
         raise SandboxError(f"{service}: expected {expected.__name__}, got {type(reply).__name__}")
     return reply
+
+
+def to_remote_error(error: SandboxError) -> RemoteError:
+    """Return a sandbox's error as it travels: its kind, its type's name, its words."""
+    kind = next(kind for error_type, kind in _KINDS.items() if isinstance(error, error_type))
+    return RemoteError(kind=kind, error=f"{type(error).__name__}: {error}")
+
+
+def _from_remote(service: str, error: RemoteCallError) -> SandboxError:
+    name, _, words = error.text.partition(": ")
+    error_type = _BY_NAME.get(name)
+    if error_type is None:
+        return SandboxError(f"{service}: {error}")
+    return error_type(f"{service}: {words}")

@@ -12,8 +12,8 @@ _SEALED_FOLDERS = frozenset({"__pycache__", ".git", ".pytest_cache"})
 """Never carried over: bytecode and history could smuggle in what the sources do not say."""
 
 
-class TooManyChangesError(PenstockError, ValueError):
-    """The episode left more behind than a trajectory may carry: the policy's own fault."""
+class ChangesError(PenstockError, ValueError):
+    """What the episode left behind cannot be carried over: the policy's own fault."""
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,13 +30,14 @@ async def read_changes(
     """Compare the working directory with the task's files.
 
     Raises:
-        TooManyChangesError: More files, or more bytes in changed files, than the bounds.
+        ChangesError: More files, or more bytes in changed files, than the bounds; or the
+            working directory or a file in it cannot be read.
         SandboxError: The machine failed.
 
     """
-    paths = [path for path in await sandbox.list_files(WORK_DIR) if not is_sealed(path)]
+    paths = await _list(sandbox)
     if len(paths) > len(initial) + num_files_max:
-        raise TooManyChangesError(f"{len(paths)} files are there, {num_files_max} may be new")
+        raise ChangesError(f"{len(paths)} files are there, {num_files_max} may be new")
     files: dict[str, bytes] = {}
     num_bytes = 0
     for path in paths:
@@ -46,7 +47,7 @@ async def read_changes(
         files[path] = data
         num_bytes += len(data)
         if num_bytes > num_bytes_max:
-            raise TooManyChangesError(f"changed files hold more than {num_bytes_max} bytes")
+            raise ChangesError(f"changed files hold more than {num_bytes_max} bytes")
     return Changes(files=files, deleted=sorted(set(initial) - set(paths)))
 
 
@@ -55,8 +56,15 @@ def is_sealed(path: str) -> bool:
     return not _SEALED_FOLDERS.isdisjoint(PurePosixPath(path).parts)
 
 
+async def _list(sandbox: Sandbox) -> list[str]:
+    try:
+        return [path for path in await sandbox.list_files(WORK_DIR) if not is_sealed(path)]
+    except SandboxFileError as error:
+        raise ChangesError(f"{WORK_DIR}: {error}") from error
+
+
 async def _read(sandbox: Sandbox, path: str, num_bytes_max: int) -> bytes:
     try:
         return await sandbox.read_file(path, num_bytes_max + 1)
     except SandboxFileError as error:
-        raise TooManyChangesError(f"{path}: {error}") from error
+        raise ChangesError(f"{path}: {error}") from error

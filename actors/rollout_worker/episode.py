@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.actors.policy.tokenizer import Tokenizer
-from penstock.actors.rollout_worker.changes import Changes, TooManyChangesError, read_changes
+from penstock.actors.rollout_worker.changes import Changes, ChangesError, read_changes
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.conversation import Conversation, int32_array
 from penstock.actors.rollout_worker.sampling import GenerationError, RetryPolicy, sample_turn
@@ -171,7 +171,7 @@ class Episode:
                 num_files_max=config.num_files_max,
                 num_bytes_max=config.files_bytes_max,
             )
-        except TooManyChangesError as error:
+        except ChangesError as error:
             return self._finished(EpisodeEnd.POLICY_ERROR, Changes(), str(error))
         return self._finished(end, changes)
 

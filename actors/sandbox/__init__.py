@@ -1,4 +1,5 @@
-"""Sandbox hosts: machines on lease.
+"""Sandbox hosts: the machines of one pool, on lease over the bus.
 
-`leases.py` is the book of leases over a pool of machines, `actor.py` answers requests with it.
+The pool (`envs/microvm/pool.py`) boots, lends and reaps; `actor.py` answers requests with it. An
+asker uses `envs/remote.py`, which speaks the `Sandbox` protocol.
 """

@@ -1,23 +1,26 @@
-"""The sandbox host: answers requests for machines."""
+"""The sandbox host: answers requests for machines and to machines.
 
-import asyncio
+```
+ sandbox.acquire (shared by all hosts) ──AcquireSandbox──▶ a lease of the pool, or busy
+ sandbox.<host>  (this host's own)     ──Exec, Read, Write, List, Release, or Acquire to renew──▶
+```
+Every request that names a lease renews it; the pool reaps what nobody renews. The guest runs a
+command once for each `op_key`, however often it is asked.
+"""
+
 from collections.abc import AsyncIterator, Mapping
+
+import msgspec
 
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.sandbox.config import SandboxHostConfig
-from penstock.actors.sandbox.leases import LeaseBook, MachinePool
-from penstock.envs.remote import ACQUIRE_SERVICE, SandboxBusyError
-from penstock.envs.sandbox import (
-    ExecResult,
-    Sandbox,
-    SandboxDied,
-    SandboxError,
-    SandboxFileError,
-    SandboxTimeout,
-)
+from penstock.envs.microvm.pool import Pool
+from penstock.envs.remote import ACQUIRE_SERVICE, SandboxBusyError, to_remote_error
+from penstock.envs.sandbox import ExecResult, Sandbox, SandboxDied, SandboxError, SandboxTimeout
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
+from penstock.messages.errors import DeadlineError, NotFoundError, QueueFullError
 from penstock.messages.generation import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.machine import (
     AcquireSandbox,
@@ -32,119 +35,100 @@ from penstock.messages.machine import (
     WriteFiles,
 )
 
-_ON_LEASE = (AcquireSandbox, ExecCommand, ReadFile, WriteFiles, ListFiles)
-_KINDS: tuple[tuple[type[SandboxError], RemoteErrorKind], ...] = (
-    (SandboxBusyError, RemoteErrorKind.BUSY),
-    (SandboxDied, RemoteErrorKind.GONE),
-    (SandboxTimeout, RemoteErrorKind.GONE),
-    (SandboxFileError, RemoteErrorKind.INVALID),
-    (SandboxError, RemoteErrorKind.FAILED),
-)
-
 
 class SandboxHost(Actor):
-    """Leases machines of one pool; `sandbox.acquire` is shared, `sandbox.<host>` is its own."""
+    """Leases the machines of one pool."""
 
     role = "sandbox"
     tick_s = 1.0
 
-    def __init__(self, pool: MachinePool, host_name: str, config: SandboxHostConfig) -> None:
-        """Take the pool; it is closed when the actor stops."""
+    def __init__(self, pool: Pool, host_name: str, config: SandboxHostConfig) -> None:
+        """Take a pool that is not entered yet: it lives as long as the actor."""
         self._pool = pool
         self._host = host_name
         self._config = config
-        self._book: LeaseBook | None = None
 
     def services(self) -> Mapping[str, Serve]:
         """Return both services."""
         return {ACQUIRE_SERVICE: self._answer_acquire, f"sandbox.{self._host}": self._answer}
 
     async def start(self, ctx: Context) -> Effects:
-        """Open the book of leases."""
-        self._book = LeaseBook(self._pool, self._config, ctx.monotonic)
+        """Start warming machines."""
+        await self._pool.__aenter__()
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:
-        """Reap leases that ran out, and show the fleet."""
-        book = self._leases
-        await book.reap()
-        boots = sorted(book.counts.boot_ms)
-        gauges = {
-            "booted": book.counts.num_booted,
-            "live": len(book),
-            "reaped": book.counts.num_reaped,
-            "deaths": book.counts.num_lost,
-            "boot_ms_p50": _quantile(boots, 0.5),
-            "boot_ms_p99": _quantile(boots, 0.99),
-            **self._pool.gauges(),
-        }
-        for name, value in gauges.items():
+        """Show the fleet."""
+        for name, value in msgspec.structs.asdict(self._pool.counters()).items():
             ctx.set_gauge(name, value)
         return ()
 
     async def stop(self, ctx: Context) -> Effects:
         """Destroy all machines."""
-        await self._leases.close()
+        await self._pool.close()
         return ()
 
-    @property
-    def _leases(self) -> LeaseBook:
-        assert self._book is not None, "a request before start"
-        return self._book
-
     async def _answer_acquire(self, message: Message) -> AsyncIterator[Message]:
-        """Lease a machine to whoever asks."""
+        """Lease a machine to whoever asks; asking again with one lease id gives the same one."""
         if not isinstance(message, AcquireSandbox):
             yield _unexpected(message)
             return
         try:
-            sandbox = await self._leases.acquire(message)
+            lease = await self._pool.acquire(
+                min(message.lease_s, self._config.lease_s_max),
+                lease_id=message.lease_id,
+                timeout_s=self._config.acquire_s_max,
+            )
+        except (DeadlineError, QueueFullError) as error:
+            yield to_remote_error(SandboxBusyError(str(error)))
         except SandboxError as error:
-            yield _remote_error(error)
-            return
-        yield SandboxLeased(lease_id=message.lease_id, host=self._host, sandbox=sandbox.info)
+            yield to_remote_error(error)
+        else:
+            yield self._leased(message.lease_id, lease.sandbox)
 
     async def _answer(self, message: Message) -> AsyncIterator[Message]:
-        """Do something in a leased machine."""
-        lease_id = getattr(message, "lease_id", "")
+        """Do something in a leased machine; a machine that died loses its lease."""
         try:
             yield await self._operate(message)
         except (SandboxDied, SandboxTimeout) as error:
-            await self._leases.lose(lease_id)
-            yield _remote_error(error)
+            await self._pool.release(getattr(message, "lease_id", ""))
+            yield to_remote_error(error)
         except SandboxError as error:
-            yield _remote_error(error)
+            yield to_remote_error(error)
+        except NotFoundError as error:
+            yield to_remote_error(SandboxDied(str(error)))
 
     async def _operate(self, message: Message) -> Message:
-        if isinstance(message, ReleaseSandbox):
-            await self._leases.release(message.lease_id)
-            return Ack()
-        if not isinstance(message, _ON_LEASE):
-            return _unexpected(message)
-        lease = self._leases.find(message.lease_id)
-        lease.num_running += 1
-        try:
-            if isinstance(message, ExecCommand):
-                return _finished(await lease.exec(message))
-            sandbox = await asyncio.shield(lease.machine)
-            if isinstance(message, AcquireSandbox):
-                return SandboxLeased(lease_id=lease.lease_id, host=self._host, sandbox=sandbox.info)
-            return await _touch_files(sandbox, message)
-        finally:
-            lease.num_running -= 1
-            self._leases.touch(lease)
+        match message:
+            case ReleaseSandbox():
+                await self._pool.release(message.lease_id)
+                return Ack()
+            case AcquireSandbox():
+                return self._leased(message.lease_id, self._machine(message.lease_id))
+            case ExecCommand():
+                return await _exec(self._machine(message.lease_id), message)
+            case ReadFile() | WriteFiles() | ListFiles():
+                return await _touch_files(self._machine(message.lease_id), message)
+            case _:
+                return _unexpected(message)
+
+    def _machine(self, lease_id: str) -> Sandbox:
+        return self._pool.lease(lease_id).sandbox
+
+    def _leased(self, lease_id: str, sandbox: Sandbox) -> SandboxLeased:
+        return SandboxLeased(lease_id=lease_id, host=self._host, sandbox=sandbox.info)
 
 
-async def _touch_files(sandbox: Sandbox, message: ReadFile | WriteFiles | ListFiles) -> Message:
-    match message:
-        case ReadFile():
-            data = await sandbox.read_file(message.path, message.num_bytes_max)
-            return FileRead(data=data)
-        case WriteFiles():
-            await sandbox.write_files(message.files)
-            return Ack()
-        case ListFiles():
-            return FilesListed(paths=await sandbox.list_files(message.root))
+async def _exec(sandbox: Sandbox, command: ExecCommand) -> CommandFinished:
+    result = await sandbox.exec(
+        command.argv,
+        cwd=command.cwd,
+        env=command.env,
+        timeout_s=command.timeout_s,
+        output_bytes_max=command.output_bytes_max,
+        op_key=command.op_key,
+    )
+    return _finished(result)
 
 
 def _finished(result: ExecResult) -> CommandFinished:
@@ -158,15 +142,23 @@ def _finished(result: ExecResult) -> CommandFinished:
     )
 
 
-def _remote_error(error: SandboxError) -> RemoteError:
-    kind = next(kind for error_type, kind in _KINDS if isinstance(error, error_type))
-    return RemoteError(kind=kind, error=str(error))
+async def _touch_files(sandbox: Sandbox, message: ReadFile | WriteFiles | ListFiles) -> Message:
+    match message:
+        case ReadFile():
+            return FileRead(data=await sandbox.read_file(message.path, message.num_bytes_max))
+        case WriteFiles():
+            await sandbox.write_files(message.files)
+            return Ack()
+        case ListFiles():
+            paths = await sandbox.list_files(message.root)
+            return FilesListed(paths=[_as_text(path) for path in paths])
+
+
+def _as_text(path: str) -> str:
+    """Return a path that can travel: bytes that are no UTF-8 become U+FFFD."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _unexpected(message: Message) -> RemoteError:
     name = type(message).__name__
     return RemoteError(kind=RemoteErrorKind.INVALID, error=f"{name} is no request to a sandbox")
-
-
-def _quantile(ordered: list[float], fraction: float) -> float:
-    return ordered[int(fraction * (len(ordered) - 1))] if ordered else 0.0

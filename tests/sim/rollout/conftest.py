@@ -11,6 +11,7 @@ import itertools
 import struct
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -33,8 +34,16 @@ from penstock.actors.sandbox.actor import SandboxHost
 from penstock.actors.sandbox.config import SandboxHostConfig
 from penstock.envs.dry_run import DryRunSandbox
 from penstock.envs.ladder.execute import run_program
-from penstock.envs.remote import SandboxBusyError
-from penstock.envs.sandbox import ExecResult, Sandbox, SandboxDied
+from penstock.envs.microvm import lease as lease_module
+from penstock.envs.microvm import pool as pool_module
+from penstock.envs.microvm.pool import Pool
+from penstock.envs.sandbox import (
+    Capability,
+    ExecResult,
+    IsolationClass,
+    SandboxDied,
+    SandboxError,
+)
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import Faults, MemoryServer
 from penstock.messages.base import Array, Event, Message, Stream
@@ -101,8 +110,9 @@ class FakeMachine(DryRunSandbox):
 
     def __init__(self, dies_at: int, delay_s: float) -> None:
         super().__init__({})
-        self.is_closed = False
+        self.alive = True
         self.commands: list[list[str]] = []
+        self._results: dict[str, asyncio.Task[ExecResult]] = {}
         self._dies_at = dies_at
         self._delay_s = delay_s
         self._num_operations = 0
@@ -111,9 +121,16 @@ class FakeMachine(DryRunSandbox):
         self._num_operations += 1
         await asyncio.sleep(self._delay_s)
         if 0 < self._dies_at <= self._num_operations:
+            self.alive = False
+        if not self.alive:
             raise SandboxDied("killed by the test")
 
-    async def exec(self, argv: Sequence[str], **options: object) -> ExecResult:
+    async def exec(self, argv: Sequence[str], *, op_key: str = "", **options: object) -> ExecResult:
+        if op_key not in self._results:
+            self._results[op_key] = asyncio.create_task(self._run(argv, options))
+        return await asyncio.shield(self._results[op_key])
+
+    async def _run(self, argv: Sequence[str], options: dict) -> ExecResult:
         await self._operate()
         self.commands.append(list(argv))
         if argv[0] == "rm":
@@ -133,31 +150,29 @@ class FakeMachine(DryRunSandbox):
         await super().write_files(files)
 
     async def close(self) -> None:
-        self.is_closed = True
+        self.alive = False
 
 
-class FakePool:
-    """Hands out fake machines; `deaths[n]` says at which operation machine n dies."""
+class FakeBackend:
+    """Boots fake machines; `deaths[n]` says at which operation machine n dies, -1 any other."""
 
-    def __init__(self, deaths: dict[int, int] | None = None, num_max: int = 1000) -> None:
+    name = "dry_run"
+    isolation_class = IsolationClass.PROCESS
+    capabilities = frozenset({Capability.COLD_BOOT})
+
+    def __init__(self) -> None:
         self.machines: list[FakeMachine] = []
-        self.deaths = deaths or {}
+        self.deaths: dict[int, int] = {}
         self.delay_s = 0.002
-        self._num_max = num_max
+        self.is_broken = False
 
-    async def acquire(self) -> Sandbox:
+    async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> FakeMachine:
         await asyncio.sleep(0.02)
-        if sum(not machine.is_closed for machine in self.machines) >= self._num_max:
-            raise SandboxBusyError("no room")
+        if self.is_broken:
+            raise SandboxError("no boot today")
         dies_at = self.deaths.get(len(self.machines), self.deaths.get(-1, 0))
         self.machines.append(FakeMachine(dies_at, self.delay_s))
         return self.machines[-1]
-
-    def gauges(self) -> dict[str, float]:
-        return {"warm": 0.0}
-
-    async def close(self) -> None:
-        return None
 
 
 class ScriptedPolicy(Actor):
@@ -285,7 +300,7 @@ class World:
         self.server = MemoryServer(seed=0, clock=VirtualClock())
         self.store = MemoryStore()
         self.policy = ScriptedPolicy(tokenizer)
-        self.pool = FakePool()
+        self.backend = FakeBackend()
         self._hosted: list[Hosted] = []
         self._names = itertools.count()
         self._bus = self._connect("test")
@@ -324,8 +339,9 @@ class World:
     def host_judge(self, **settings: object) -> Hosted:
         return self.host(JudgeActor(JudgeConfig(**settings)))
 
-    def host_machines(self, **settings: object) -> Hosted:
-        return self.host(SandboxHost(self.pool, "host-0", SandboxHostConfig(**settings)))
+    def host_machines(self, *, live_max: int = 64, **settings: object) -> Hosted:
+        pool = Pool(self.backend, size=0, live_max=live_max)
+        return self.host(SandboxHost(pool, "host-0", SandboxHostConfig(**settings)))
 
     def host_pacer(self, **settings: object) -> Hosted:
         return self.host(Pacer(PacerConfig(**settings)))
@@ -390,8 +406,13 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture
-def simulate(tokenizer: Tokenizer) -> Callable[[Callable[[World], Coroutine]], None]:
+def simulate(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[World], Coroutine]], None]:
     """Return a function that runs a scenario in a world of its own, on virtual time."""
+    virtual_time = SimpleNamespace(monotonic=VirtualClock().monotonic)
+    monkeypatch.setattr(pool_module, "time", virtual_time)
+    monkeypatch.setattr(lease_module, "time", virtual_time)
 
     async def run(scenario: Callable[[World], Coroutine]) -> None:
         world = World(tokenizer)

@@ -35,8 +35,8 @@ def test_a_fixed_file_passes_the_hidden_tests_of_a_fresh_machine(simulate) -> No
         assert verdict.components["tests"] == 1.0
         assert verdict.sandbox is not None
         assert (verdict.judge, verdict.rung) == ("hidden_tests", "operator")
-        [machine] = world.pool.machines
-        assert machine.is_closed
+        [machine] = world.backend.machines
+        assert not machine.alive
 
     simulate(scenario)
 
@@ -81,28 +81,28 @@ def test_an_unchanged_repository_needs_no_machine_and_the_verdict_says_why(simul
         verdict = await judge_one(world, make_rollout(files={}))
         assert verdict.outcome is Outcome.FAILED
         assert "known to fail" in verdict.detail
-        assert world.pool.machines == []
+        assert world.backend.machines == []
 
     simulate(scenario)
 
 
 def test_a_lost_machine_is_replaced(simulate) -> None:
     async def scenario(world: World) -> None:
-        world.pool.deaths[0] = 3
+        world.backend.deaths[0] = 3
         assert (await judge_one(world, make_rollout())).outcome is Outcome.SOLVED
-        assert len(world.pool.machines) == 2
+        assert len(world.backend.machines) == 2
 
     simulate(scenario)
 
 
 def test_machines_that_all_die_mask_the_rollout(simulate) -> None:
     async def scenario(world: World) -> None:
-        world.pool.deaths[-1] = 2
+        world.backend.deaths[-1] = 2
         verdict = await judge_one(world, make_rollout(), num_attempts_max=2)
         assert verdict.outcome is Outcome.INFRASTRUCTURE_ERROR
         assert verdict.components == {}
         assert "killed by the test" in verdict.detail
-        assert len(world.pool.machines) == 2
+        assert len(world.backend.machines) == 2
 
     simulate(scenario)
 
@@ -121,7 +121,7 @@ def test_no_machine_at_all_masks_the_rollout(simulate) -> None:
 def test_a_killed_judge_gives_one_verdict(simulate) -> None:
     async def scenario(world: World) -> None:
         await world.put_tasks()
-        world.pool.delay_s = 0.3
+        world.backend.delay_s = 0.3
         world.host_machines()
         judge = world.host_judge()
         await world.publish(make_rollout())

@@ -37,7 +37,7 @@ def test_an_episode_looks_edits_and_finishes(simulate) -> None:
             "read_file", "edit_file", "finish",
         ]  # fmt: skip
         assert len(await world.read(TurnSampled)) == 3
-        assert all(machine.is_closed for machine in world.pool.machines)
+        assert all(not machine.alive for machine in world.backend.machines)
 
     simulate(scenario)
 

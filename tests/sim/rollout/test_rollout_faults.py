@@ -120,13 +120,13 @@ def test_no_generator_is_an_infrastructure_error_that_keeps_its_tokens(simulate)
 def test_a_lost_machine_is_rebuilt_from_the_stored_turns(simulate, dies_at: int) -> None:
     async def scenario(world: World) -> None:
         start(world)
-        world.pool.deaths[0] = dies_at
+        world.backend.deaths[0] = dies_at
         world.host_worker()
         await world.publish(make_command("g0-m0"))
         [rollout] = await world.wait_for(RolloutFinished, 1)
         check_complete(rollout)
         assert len(world.policy.requests) == len(SCRIPT)  # nothing was sampled twice
-        assert len(world.pool.machines) == 2
+        assert len(world.backend.machines) == 2
         await world.check_ledger()
 
     simulate(scenario)
@@ -135,13 +135,13 @@ def test_a_lost_machine_is_rebuilt_from_the_stored_turns(simulate, dies_at: int)
 def test_machines_that_all_die_mask_the_rollout(simulate) -> None:
     async def scenario(world: World) -> None:
         start(world)
-        world.pool.deaths[-1] = 3
+        world.backend.deaths[-1] = 3
         world.host_worker(num_machines_max=3)
         await world.publish(make_command("g0-m0"))
         [rollout] = await world.wait_for(RolloutFinished, 1)
         assert rollout.end is EpisodeEnd.INFRASTRUCTURE_ERROR
         assert "killed by the test" in rollout.error
-        assert len(world.pool.machines) == 3
+        assert len(world.backend.machines) == 3
         assert rollout.turns
         await world.check_ledger()
 
@@ -152,7 +152,7 @@ def test_a_busy_host_is_asked_again(simulate) -> None:
     async def scenario(world: World) -> None:
         world.policy.scripts = lambda _session: SCRIPT
         world.host(world.policy)
-        world.host_machines(num_leases_max=1)
+        world.host_machines(live_max=1)
         world.host_worker(num_concurrent=4)
         await world.publish(*[make_command(f"g0-m{n}") for n in range(4)])
         for rollout in await world.wait_for(RolloutFinished, 4):
@@ -197,6 +197,6 @@ def test_a_machine_is_kept_while_its_generator_is_slow(simulate) -> None:
         await world.publish(make_command("g0-m0"))
         [rollout] = await world.wait_for(RolloutFinished, 1)
         assert rollout.end in {EpisodeEnd.FINISHED, EpisodeEnd.TIME_LIMIT}
-        assert len(world.pool.machines) == 1
+        assert len(world.backend.machines) == 1
 
     simulate(scenario)

@@ -3,10 +3,8 @@
 import asyncio
 
 import pytest
-from tests.sim.rollout.conftest import FakePool, World
+from tests.sim.rollout.conftest import World
 
-from penstock.actors.sandbox.config import SandboxHostConfig
-from penstock.actors.sandbox.leases import LeaseBook
 from penstock.envs.remote import LeaseTerms, RemoteSandbox, SandboxBusyError, lease_sandbox
 from penstock.envs.sandbox import SandboxDied, SandboxError, SandboxFileError, SandboxTimeout
 from penstock.messages.errors import DeadlineError
@@ -17,81 +15,49 @@ TERMS = LeaseTerms(holder="test", lease_s=10.0, acquire_wait_s=5.0)
 CHECK = ["python3", "check.py"]
 
 
-class Now:
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-def make_book(pool: FakePool, **settings: float) -> tuple[LeaseBook, Now]:
-    now = Now()
-    return LeaseBook(pool, SandboxHostConfig(**settings), now), now
-
-
 def ask(lease_id: str, lease_s: float = 10.0) -> AcquireSandbox:
     return AcquireSandbox(lease_id=lease_id, holder="test", lease_s=lease_s)
 
 
-async def test_asking_twice_gives_the_same_machine() -> None:
-    pool = FakePool()
-    book, _ = make_book(pool)
-    one, two = await asyncio.gather(book.acquire(ask("a")), book.acquire(ask("a")))
-    assert one is two is await book.acquire(ask("a"))
-    assert (len(pool.machines), book.counts.num_booted) == (1, 1)
-    assert await book.acquire(ask("b")) is not one
+def test_asking_twice_gives_the_same_machine(simulate) -> None:
+    async def scenario(world: World) -> None:
+        world.host_machines()
+        asker = world.asker()
+        asked = [
+            asker.request("sandbox.acquire", ask(lease_id), deadline_s=5.0)
+            for lease_id in ("a", "a", "b")
+        ]
+        one, two, other = await asyncio.gather(*asked)
+        assert one == two
+        assert isinstance(other, SandboxLeased)
+        assert len(world.backend.machines) == 2
+
+    simulate(scenario)
 
 
-async def test_leases_end_by_release_or_by_time() -> None:
-    pool = FakePool()
-    book, now = make_book(pool)
-    for lease_id in "abc":
-        await book.acquire(ask(lease_id))
-    await book.release("a")
-    await book.release("a")
-    now.seconds = 8.0
-    book.find("b")
-    now.seconds = 11.0
-    await book.reap()
-    assert [machine.is_closed for machine in pool.machines] == [True, False, True]
-    assert (len(book), book.counts.num_reaped) == (1, 1)
-    with pytest.raises(SandboxDied, match="lease c is not held"):
-        book.find("c")
+def test_a_full_host_is_busy_and_a_boot_that_fails_is_said(simulate) -> None:
+    async def scenario(world: World) -> None:
+        world.host_machines(live_max=1, acquire_s_max=1.0)
+        async with lease_sandbox(world.asker(), "lease-1", TERMS):
+            with pytest.raises(SandboxBusyError, match="no machine within 1 s"):
+                async with lease_sandbox(world.asker(), "lease-2", TERMS):
+                    pass
+        world.backend.is_broken = True
+        with pytest.raises(SandboxError, match="no boot today"):
+            async with lease_sandbox(world.asker(), "lease-3", TERMS):
+                pass
+
+    simulate(scenario)
 
 
-async def test_a_machine_in_use_is_not_reaped() -> None:
-    pool = FakePool()
-    book, now = make_book(pool)
-    await book.acquire(ask("a"))
-    book.find("a").num_running = 1
-    now.seconds = 100.0
-    await book.reap()
-    assert not pool.machines[0].is_closed
+def test_lease_time_is_bounded_by_the_host(simulate) -> None:
+    async def scenario(world: World) -> None:
+        world.host_machines(lease_s_max=20.0)
+        await world.asker().request("sandbox.acquire", ask("a", 1e9), deadline_s=5.0)
+        await world.sleep(25.0)
+        assert not world.backend.machines[0].alive
 
-
-async def test_the_host_is_full() -> None:
-    book, _ = make_book(FakePool(), num_leases_max=1)
-    await book.acquire(ask("a"))
-    with pytest.raises(SandboxBusyError, match="all 1 leases"):
-        await book.acquire(ask("b"))
-    await book.release("a")
-    await book.acquire(ask("b"))
-
-
-async def test_a_boot_that_fails_leaves_no_lease() -> None:
-    book, _ = make_book(FakePool(num_max=0))
-    with pytest.raises(SandboxBusyError, match="no room"):
-        await book.acquire(ask("a"))
-    assert len(book) == 0
-
-
-async def test_lease_time_is_bounded_by_the_host() -> None:
-    book, now = make_book(FakePool(), lease_s_max=20.0)
-    await book.acquire(ask("a", lease_s=1e9))
-    now.seconds = 21.0
-    await book.reap()
-    assert len(book) == 0
+    simulate(scenario)
 
 
 def test_files_and_programs_over_the_bus(simulate) -> None:
@@ -106,7 +72,7 @@ def test_files_and_programs_over_the_bus(simulate) -> None:
             with pytest.raises(SandboxFileError, match="no file absent"):
                 await sandbox.read_file("absent", 5)
             assert sandbox.info.backend == "dry_run"
-        assert world.pool.machines[0].is_closed
+        assert not world.backend.machines[0].alive
 
     simulate(scenario)
 
@@ -119,22 +85,22 @@ def test_a_command_with_one_key_runs_once(simulate) -> None:
             runs = [sandbox.exec(CHECK, timeout_s=5.0, op_key="k") for _ in range(3)]
             results = await asyncio.gather(*runs)
             assert [result.stdout for result in results] == [b"1\n"] * 3
-            assert world.pool.machines[0].commands == [CHECK]
+            assert world.backend.machines[0].commands == [CHECK]
             await sandbox.exec(CHECK, timeout_s=5.0)
-            assert len(world.pool.machines[0].commands) == 2
+            assert len(world.backend.machines[0].commands) == 2
 
     simulate(scenario)
 
 
 def test_a_dead_machine_is_gone_and_its_lease_with_it(simulate) -> None:
     async def scenario(world: World) -> None:
-        world.pool.deaths[0] = 2
+        world.backend.deaths[0] = 2
         world.host_machines()
         async with lease_sandbox(world.asker(), "lease-1", TERMS) as sandbox:
             await sandbox.write_files({"check.py": b""})
             with pytest.raises(SandboxDied, match="killed by the test"):
                 await sandbox.exec(CHECK, timeout_s=5.0)
-            with pytest.raises(SandboxDied, match="not held"):
+            with pytest.raises(SandboxDied, match="never given"):
                 await sandbox.exec(CHECK, timeout_s=5.0)
 
     simulate(scenario)
@@ -147,7 +113,7 @@ def test_a_silent_holder_is_reaped_and_a_waiting_one_is_not(simulate) -> None:
         await asker.request("sandbox.acquire", ask("silent", 5.0), deadline_s=5.0)
         async with lease_sandbox(asker, "waiting", TERMS) as sandbox:
             await world.sleep(60.0)
-            assert [machine.is_closed for machine in world.pool.machines] == [True, False]
+            assert [machine.alive for machine in world.backend.machines] == [False, True]
             await sandbox.write_files({"a": b""})
 
     simulate(scenario)
