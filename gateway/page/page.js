@@ -66,7 +66,7 @@ function drawTiles() {
   const { evals, steps, staleness, ledger, live, sandbox, run } = state;
   const first = evals[0], last = evals[evals.length - 1];
   const step = steps[steps.length - 1];
-  const within = staleness.budget_max < 0 || staleness.seen_max <= staleness.budget_max;
+  const within = (staleness.budget_max ?? -1) < 0 || staleness.seen_max <= staleness.budget_max;
   const settled = ledger.totals.generated ?? 0;
   document.getElementById("tiles").replaceChildren(
     tile("Held-out pass rate", last ? percent(passRate(last)) : "–", evals.length > 1 ? `from ${percent(passRate(first))} before RL` : last ? `of ${last.num_tasks} tasks` : "not evaluated yet"),
