@@ -1,0 +1,81 @@
+"""Tools on single files. They go through the guest agent's file operations: no process starts."""
+
+import difflib
+
+from penstock.envs.harness.paths import checked_path
+from penstock.envs.harness.result import InvalidCallError
+from penstock.envs.sandbox import WORK_DIR, Sandbox, SandboxFileError
+from penstock.messages.task import Limits
+
+FILE_BYTES_MAX = 256 * 1024
+"""Largest file that a tool reads or writes."""
+
+
+async def read_file(sandbox: Sandbox, arguments: dict[str, str], limits: Limits) -> str:
+    """Return a file's text."""
+    return await _read(sandbox, checked_path(arguments["path"]))
+
+
+async def write_file(sandbox: Sandbox, arguments: dict[str, str], limits: Limits) -> str:
+    """Write a whole file, new or not."""
+    path = checked_path(arguments["path"])
+    await _write(sandbox, path, arguments["content"])
+    return f"wrote {path}"
+
+
+async def edit_file(sandbox: Sandbox, arguments: dict[str, str], limits: Limits) -> str:
+    """Replace the one occurrence of `old` by `new`; return the changed lines."""
+    path = checked_path(arguments["path"])
+    old, new = arguments["old"], arguments["new"]
+    if not old:
+        raise InvalidCallError("old is empty")
+    if old == new:
+        raise InvalidCallError("old and new are the same")
+    before = await _read(sandbox, path)
+    count = before.count(old)
+    if count != 1:
+        raise InvalidCallError("old is not in the file" if count == 0 else f"old is there {count}x")
+    after = before.replace(old, new)
+    await _write(sandbox, path, after)
+    return _changed_lines(before, after)
+
+
+async def delete_file(sandbox: Sandbox, arguments: dict[str, str], limits: Limits) -> str:
+    """Delete one file."""
+    path = checked_path(arguments["path"])
+    if path not in await sandbox.list_files(WORK_DIR):
+        raise InvalidCallError(f"no file {path}")
+    done = await sandbox.exec(["rm", "--", path], timeout_s=limits.tool_s_max)
+    if done.exit_code != 0:
+        raise InvalidCallError(done.stderr.decode("utf-8", "replace").strip())
+    return f"deleted {path}"
+
+
+async def _read(sandbox: Sandbox, path: str) -> str:
+    try:
+        data = await sandbox.read_file(path, FILE_BYTES_MAX + 1)
+    except SandboxFileError as error:
+        raise InvalidCallError(f"no file {path}") from error
+    if len(data) > FILE_BYTES_MAX:
+        raise InvalidCallError(f"{path} exceeds {FILE_BYTES_MAX} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidCallError(f"{path} is no UTF-8 text") from error
+
+
+async def _write(sandbox: Sandbox, path: str, text: str) -> None:
+    data = text.encode("utf-8", "replace")
+    if len(data) > FILE_BYTES_MAX:
+        raise InvalidCallError(f"the file would exceed {FILE_BYTES_MAX} bytes")
+    try:
+        await sandbox.write_files({path: data})
+    except SandboxFileError as error:
+        raise InvalidCallError(f"cannot write {path}") from error
+
+
+def _changed_lines(before: str, after: str) -> str:
+    """Return a unified diff without context and headers."""
+    diff = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
+    body = list(diff)[2:]
+    return "\n".join(line for line in body if not line.startswith("@@")) or "no line changed"

@@ -1,0 +1,107 @@
+"""A template made concrete: its source under given names, its bugs, and the cases that tell."""
+
+import ast
+import random
+from dataclasses import dataclass, field
+from functools import cached_property
+from string import Template as Slots
+from typing import Any
+
+from penstock.envs.ladder.execute import load, outcome
+from penstock.envs.ladder.mutate import Mutation, mutations
+from penstock.envs.ladder.names import draw_function_name, draw_variables
+from penstock.envs.ladder.template import KINDS, Template
+
+_NUM_CANDIDATES = 60
+_NUM_CASES_MIN = 6
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call and what it must return."""
+
+    arguments: tuple[Any, ...]
+    expected: str
+    """repr of the result."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """One template with one of its variants."""
+
+    template: Template
+    variant: int
+    canonical: str = field(init=False)
+    """Source with the slots themselves as names."""
+
+    def __post_init__(self) -> None:
+        """Render once with canonical names."""
+        names = {slot: slot for slot in self._slots}
+        object.__setattr__(self, "canonical", self.render("f", names))
+
+    @property
+    def _slots(self) -> list[str]:
+        return [*self.template.params, *self.template.local_slots]
+
+    @property
+    def name(self) -> str:
+        """Family and variant, e.g. `bisect.1`."""
+        return f"{self.template.family}.{self.variant}"
+
+    def render(self, function_name: str, names: dict[str, str]) -> str:
+        """Return the source under these names, formatted as `ast.unparse` does."""
+        words = self.template.variants[self.variant] | names
+        body = Slots(self.template.body).substitute(words)
+        parameters = ", ".join(names[slot] for slot in self.template.params)
+        indented = "\n".join(f"    {line}" for line in body.splitlines())
+        return ast.unparse(ast.parse(f"def {function_name}({parameters}):\n{indented}\n"))
+
+    def draw_names(self, rng: random.Random, *, heldout: bool) -> tuple[str, dict[str, str]]:
+        """Return a function name of the asked split, and names for the variables."""
+        function_name = draw_function_name(rng, self.template.verbs, heldout=heldout)
+        return function_name, draw_variables(rng, self._slots, self.template.params)
+
+    @cached_property
+    def cases(self) -> list[Case]:
+        """Distinct calls with what the right function returns; always the same."""
+        rng = random.Random(self.name)
+        function = load(self.canonical, "f")
+        found: dict[str, Case] = {}
+        for _ in range(_NUM_CANDIDATES):
+            arguments = tuple(KINDS[kind](rng) for kind in self.template.params.values())
+            is_value, result = outcome(function, arguments)
+            if is_value:
+                found.setdefault(repr(arguments), Case(arguments, result))
+        return list(found.values())
+
+    @cached_property
+    def killers(self) -> dict[str, list[int]]:
+        """Site of each real bug -> indexes of the cases that it fails; harmless edits are left out.
+
+        The site names do not depend on how the variables are called.
+        """
+        found = {}
+        for mutation in mutations(self.canonical):
+            failed = self._failed(mutation)
+            if failed:
+                found[mutation.site] = failed
+        return found
+
+    def _failed(self, mutation: Mutation) -> list[int]:
+        function = load(mutation.source, "f")
+        results = [outcome(function, case.arguments) for case in self.cases]
+        return [
+            index
+            for index, (case, result) in enumerate(zip(self.cases, results, strict=True))
+            if result != (True, case.expected)
+        ]
+
+    def hidden_cases(self, rng: random.Random) -> list[Case]:
+        """Return cases that together fail every known bug of this function."""
+        chosen: list[int] = []
+        for failed in self.killers.values():
+            if not set(failed) & set(chosen):
+                chosen.append(rng.choice(failed))
+        spare = [index for index in range(len(self.cases)) if index not in chosen]
+        num_more = max(0, min(_NUM_CASES_MIN - len(chosen), len(spare)))
+        return [self.cases[index] for index in sorted([*chosen, *rng.sample(spare, num_more)])]

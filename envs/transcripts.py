@@ -1,0 +1,127 @@
+"""Demonstrations for mid-training: episodes of mixed quality on training tasks.
+
+An actor with known weaknesses attempts a task with the harness itself, so every observation has
+the wording that the policy will meet. It looks in most cases, edits rightly in about a third, else
+makes another well-formed edit or none; it does not always check, and seldom repairs. The policy
+that imitates it starts low; what RL then has to find is in there.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.envs.dry_run import DryRunSandbox
+from penstock.envs.harness.result import ToolResult
+from penstock.envs.harness.run import run_calls
+from penstock.envs.ladder.generate import is_solved
+from penstock.envs.ladder.repository import CHECK_COMMAND, SEARCH, LineEdit, Repository
+from penstock.messages.rollout import ToolCall
+
+
+class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the demonstrating actor behaves: probabilities at each choice."""
+
+    looks: float = 0.95
+    """Reads the file before it edits; else it gives up at once."""
+    edits: float = 0.8
+    """Tries an edit after looking; else it gives up."""
+    edits_rightly: float = 0.45
+    """Of the edits."""
+    checks: float = 0.7
+    """Runs the visible check after an edit."""
+    repairs: float = 0.4
+    """After a failed check takes its own edit back and tries another; else it ends."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no probability."""
+        for name in self.__struct_fields__:
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"habits.{name}: expected 0 to 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class DemonstratedTurn:
+    """Calls of one turn and what they gave."""
+
+    calls: tuple[ToolCall, ...]
+    results: tuple[ToolResult, ...]
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """One attempt."""
+
+    instruction: str
+    turns: tuple[DemonstratedTurn, ...]
+    is_solved: bool
+    """Whether the hidden tests pass at its end."""
+
+
+async def demonstrate(repository: Repository, habits: Habits, rng: random.Random) -> Transcript:
+    """Attempt a task once."""
+    return await _Attempt(repository, habits, rng).run()
+
+
+class _Attempt:
+    def __init__(self, repository: Repository, habits: Habits, rng: random.Random) -> None:
+        self._repository, self._habits, self._rng = repository, habits, rng
+        self._sandbox = DryRunSandbox(repository.task.files)
+        self._turns: list[DemonstratedTurn] = []
+
+    async def run(self) -> Transcript:
+        repository, habits = self._repository, self._habits
+        if self._flip(habits.looks):
+            if repository.task.rung == SEARCH:
+                await self._turn("grep", pattern=f"def {repository.function_name}")
+            await self._turn("read_file", path=repository.path)
+            if self._flip(habits.edits):
+                await self._edit_and_check()
+        await self._turn("finish")
+        solved = is_solved(self._sandbox.files, repository.hidden)
+        return Transcript(repository.task.instruction, tuple(self._turns), solved)
+
+    async def _edit_and_check(self) -> None:
+        edit = self._choose(self._repository.wrong_edits)
+        await self._edit(edit)
+        if not self._flip(self._habits.checks):
+            return
+        if await self._check() or not self._flip(self._habits.repairs):
+            return
+        left = [other for other in self._repository.wrong_edits if other != edit]
+        second = self._repaired(edit, self._choose(left))
+        if second is not None:
+            await self._edit(second)
+            await self._check()
+
+    def _choose(self, wrong: Sequence[LineEdit]) -> LineEdit:
+        if not wrong or self._flip(self._habits.edits_rightly):
+            return self._repository.gold_edit
+        return self._rng.choice(wrong)
+
+    def _repaired(self, first: LineEdit, second: LineEdit) -> LineEdit | None:
+        """Return the second edit, as an edit of the line that the first one left behind.
+
+        None where it cannot be told in one edit.
+        """
+        text = self._sandbox.files[self._repository.path]
+        if first.old != second.old or first.new == second.new or text.count(first.new) != 1:
+            return None
+        return LineEdit(first.new, second.new)
+
+    async def _edit(self, edit: LineEdit) -> None:
+        await self._turn("edit_file", path=self._repository.path, old=edit.old, new=edit.new)
+
+    async def _check(self) -> bool:
+        result = await self._turn("run_terminal", command=CHECK_COMMAND)
+        return result.text == "ok"
+
+    async def _turn(self, tool: str, **arguments: str) -> ToolResult:
+        calls = (ToolCall(name=tool, arguments=arguments),)
+        results = await run_calls(self._sandbox, calls, self._repository.task.limits)
+        self._turns.append(DemonstratedTurn(calls, tuple(results)))
+        return results[0]
+
+    def _flip(self, probability: float) -> bool:
+        return self._rng.random() < probability

@@ -1,0 +1,114 @@
+"""Text and demonstrations for mid-training: what the tokenizer and the policy learn from first."""
+
+import asyncio
+import random
+import sysconfig
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from penstock.actors.policy.chat import (
+    ChatMessage,
+    Role,
+    render_observation,
+    render_prompt,
+    render_turn,
+)
+from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.actors.trainer.corpus import Corpus
+from penstock.envs.ladder.repository import Repository
+from penstock.envs.transcripts import Habits, Transcript, demonstrate
+
+_SKIPPED_FOLDERS = frozenset(
+    {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
+)
+_FILE_BYTES_MAX = 200_000
+_HELDOUT_EVERY = 20
+
+
+def standard_library(rng: random.Random) -> tuple[list[str], list[str]]:
+    """Read the standard library's own modules, shuffled.
+
+    Returns:
+        Texts to train on, and the held-out twentieth of the files, which is always the same.
+
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths = sorted(path for path in root.rglob("*.py") if _is_wanted(path.relative_to(root)))
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths]
+    heldout = texts[::_HELDOUT_EVERY]
+    train = [text for index, text in enumerate(texts) if index % _HELDOUT_EVERY]
+    rng.shuffle(train)
+    return train, heldout
+
+
+def attempts(
+    repositories: Iterable[Repository], habits: Habits, rng: random.Random
+) -> list[Transcript]:
+    """Let the demonstrating actor attempt each task once."""
+
+    async def all_attempts() -> list[Transcript]:
+        return [await demonstrate(repository, habits, rng) for repository in repositories]
+
+    return asyncio.run(all_attempts())
+
+
+def transcript_text(transcript: Transcript) -> str:
+    """Return the plain words of a transcript, for the tokenizer to learn from."""
+    parts = [transcript.instruction]
+    for turn in transcript.turns:
+        parts += [value for call in turn.calls for value in call.arguments.values()]
+        parts += [result.text for result in turn.results]
+    return "\n".join(parts)
+
+
+class CorpusBuilder:
+    """Collects documents with a weight for each token."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._documents: list[list[int]] = []
+        self._weights: list[list[float]] = []
+
+    def add_code(self, text: str, weight: float, tokens_max: int) -> int:
+        """Add a text in pieces of at most `tokens_max` tokens; return how many tokens it has."""
+        ids = self._tokenizer.encode(text)
+        for start in range(0, len(ids), tokens_max):
+            piece = ids[start : start + tokens_max]
+            self._add(piece, [weight] * len(piece))
+        return len(ids)
+
+    def add_transcript(self, transcript: Transcript, context_weight: float) -> int:
+        """Add an episode: the actor's own tokens have weight 1, what it reads has less."""
+        message = ChatMessage(role=Role.USER, content=transcript.instruction)
+        ids = render_prompt(self._tokenizer, [message])
+        weights = [context_weight] * len(ids)
+        for turn in transcript.turns:
+            said = render_turn(self._tokenizer, "", turn.calls)
+            seen = render_observation(self._tokenizer, [result.text for result in turn.results])
+            ids += said + seen
+            weights += [1.0] * len(said) + [context_weight] * len(seen)
+        unseen = len(render_observation(self._tokenizer, ["done"]))
+        self._add(ids[:-unseen], weights[:-unseen])
+        return len(ids) - unseen
+
+    def build(self) -> Corpus:
+        """Return all documents, in the order of adding."""
+        return Corpus(
+            tokens=_flat(self._documents, np.int32),
+            lengths=np.array([len(document) for document in self._documents], np.int32),
+            weights=_flat(self._weights, np.float32),
+        )
+
+    def _add(self, ids: list[int], weights: list[float]) -> None:
+        self._documents.append(ids)
+        self._weights.append(weights)
+
+
+def _flat(rows: Sequence[Sequence[float]], dtype: type[np.generic]) -> np.ndarray:
+    return np.concatenate([np.array(row, dtype) for row in rows])
+
+
+def _is_wanted(path: Path) -> bool:
+    return not _SKIPPED_FOLDERS & set(path.parts)

@@ -1,0 +1,134 @@
+"""Builds what a run starts from, for its configuration and seed, into its object store.
+
+`tokenizer.json`, the task sets `tasks/train` and `tasks/heldout` (msgpack `TaskSet`), and the
+corpora `midtrain/tokens` and `midtrain/heldout`. The same settings and seed give the same bytes.
+Importing this module imports no torch.
+"""
+
+import asyncio
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from penstock.actors.policy.config import PolicyConfig
+from penstock.envs.ladder.generate import LADDER, draw_repositories, to_task_set
+from penstock.envs.transcripts import Habits
+from penstock.messages.bus import ObjectStore
+from penstock.messages.task import Split
+
+TOKENIZER_KEY = "tokenizer.json"
+TRAIN_KEY = "tasks/train"
+HELDOUT_KEY = "tasks/heldout"
+MIDTRAIN_KEY = "midtrain/tokens"
+MIDTRAIN_HELDOUT_KEY = "midtrain/heldout"
+
+
+class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of everything."""
+
+    rungs: tuple[str, ...] = LADDER
+    """Of training and held-out tasks, in equal shares."""
+    num_train_tasks: int = 1024
+    num_heldout_tasks: int = 128
+    num_demonstrations: int = 8000
+    """Episodes of mid-training, each on a task of its own."""
+    code_tokens: int = 500_000
+    """Standard-library tokens of mid-training."""
+    code_weight: float = 0.3
+    """Of a code token as a target, next to 1 for what the demonstrating actor says."""
+    context_weight: float = 0.1
+    """Of a token that the demonstrating actor reads."""
+    piece_tokens: int = 256
+    habits: Habits = Habits()
+
+    def __post_init__(self) -> None:
+        """Refuse unknown rungs and impossible counts."""
+        unknown = sorted(set(self.rungs) - set(LADDER))
+        if unknown or not self.rungs:
+            raise ValueError(f"rungs: expected some of {', '.join(LADDER)}, got {unknown}")
+        for name in ("num_train_tasks", "num_heldout_tasks", "num_demonstrations", "code_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+
+
+async def prepare(
+    config: PrepareConfig,
+    policy: PolicyConfig,
+    store: ObjectStore,
+    seed: int,
+    say: Callable[[str], None],
+) -> None:
+    """Put all objects that are not there yet.
+
+    Args:
+        say: told in words what is being done.
+
+    """
+    keys = (TOKENIZER_KEY, TRAIN_KEY, HELDOUT_KEY, MIDTRAIN_KEY, MIDTRAIN_HELDOUT_KEY)
+    if all([await store.exists(key) for key in keys]):
+        return
+    say(f"preparing {config.num_train_tasks} tasks and {config.num_demonstrations} demonstrations")
+    objects = await asyncio.to_thread(build, config, policy, seed)
+    for key, data in objects.items():
+        await store.put(key, data)
+
+
+def build(config: PrepareConfig, policy: PolicyConfig, seed: int) -> dict[str, bytes]:
+    """Return every object by its key."""
+    return _task_objects(config, seed) | _midtrain_objects(config, policy, seed)
+
+
+def _task_objects(config: PrepareConfig, seed: int) -> dict[str, bytes]:
+    objects = {}
+    for key, split, num in (
+        (TRAIN_KEY, Split.TRAIN, config.num_train_tasks),
+        (HELDOUT_KEY, Split.HELDOUT, config.num_heldout_tasks),
+    ):
+        rng = random.Random(f"{split}/{seed}")
+        drawn = list(draw_repositories(split, num, config.rungs, rng, split.value))
+        objects[key] = msgspec.msgpack.encode(to_task_set(drawn))
+    return objects
+
+
+def _midtrain_objects(config: PrepareConfig, policy: PolicyConfig, seed: int) -> dict[str, bytes]:
+    from penstock.actors.policy.tokenizer import train_tokenizer
+    from penstock.actors.trainer.corpus import encode_corpus
+    from penstock.infra.midtrain_data import (
+        CorpusBuilder,
+        attempts,
+        standard_library,
+        transcript_text,
+    )
+
+    rng = random.Random(f"midtrain/{seed}")
+    code, heldout_code = standard_library(rng)
+    tasks = draw_repositories(Split.TRAIN, config.num_demonstrations, config.rungs, rng, "demo")
+    transcripts = attempts(tasks, config.habits, rng)
+    tokenizer = train_tokenizer(
+        [*(transcript_text(one) for one in transcripts[:2000]), *code[:40]], policy.vocab_size
+    )
+    train, heldout = CorpusBuilder(tokenizer), CorpusBuilder(tokenizer)
+    num_code = 0
+    for text in code:
+        num_code += train.add_code(text, config.code_weight, config.piece_tokens)
+        if num_code >= config.code_tokens:
+            break
+    for transcript in transcripts:
+        train.add_transcript(transcript, config.context_weight)
+    for text in heldout_code:
+        heldout.add_code(text, 1.0, config.piece_tokens)
+    return {
+        TOKENIZER_KEY: _tokenizer_bytes(tokenizer),
+        MIDTRAIN_KEY: encode_corpus(train.build()),
+        MIDTRAIN_HELDOUT_KEY: encode_corpus(heldout.build()),
+    }
+
+
+def _tokenizer_bytes(tokenizer: "Tokenizer") -> bytes:  # noqa: F821
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / TOKENIZER_KEY
+        tokenizer.save(path)
+        return path.read_bytes()
