@@ -46,10 +46,10 @@ from penstock.envs.sandbox import (
 )
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import Faults, MemoryServer
+from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.base import Array, Event, Message, Stream
 from penstock.messages.bus import Serve
 from penstock.messages.codec import decode
-from penstock.messages.errors import CorruptDataError, NotFoundError
 from penstock.messages.generation import Generate, TokensSampled
 from penstock.messages.rollout import RolloutFinished, StopReason, ToolCall, TurnSampled
 from penstock.messages.task import (
@@ -246,31 +246,6 @@ def _sampled(
         stop_reason=StopReason.STOP if routes else None,
         routed_experts=routes,
     )
-
-
-class MemoryStore:
-    """Objects in memory."""
-
-    def __init__(self) -> None:
-        self._objects: dict[str, bytes] = {}
-
-    async def put(self, key: str, data: bytes | memoryview) -> None:
-        if self._objects.setdefault(key, bytes(data)) != data:
-            raise CorruptDataError(f"{key} is there with other bytes")
-
-    async def get(self, key: str) -> bytes:
-        if key not in self._objects:
-            raise NotFoundError(f"no object {key}")
-        return self._objects[key]
-
-    async def exists(self, key: str) -> bool:
-        return key in self._objects
-
-    async def delete(self, key: str) -> None:
-        self._objects.pop(key, None)
-
-    async def keys(self, prefix: str) -> list[str]:
-        return sorted(key for key in self._objects if key.startswith(prefix))
 
 
 class Hosted:
