@@ -52,6 +52,18 @@ class RegionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     serves: list[Purpose]
 
 
+class PoolSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The machines of one sandbox host."""
+
+    backend: str = "uml"
+    allow_process: bool = False
+    """Accept the `process` backend, which isolates less."""
+    size: int = 4
+    """Idle machines kept ready."""
+    live_max: int = 40
+    """All machines that exist; bounds memory."""
+
+
 class UsersSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sample users who send real requests and feedback to the gateway during the run."""
 
@@ -72,6 +84,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     generator: GeneratorConfig = GeneratorConfig()
     rollout_worker: RolloutWorkerConfig = RolloutWorkerConfig()
     sandbox: SandboxHostConfig = SandboxHostConfig()
+    pool: PoolSection = PoolSection()
     judge: JudgeConfig = JudgeConfig()
     trainer: TrainerConfig = TrainerConfig()
     pacer: PacerConfig = PacerConfig()

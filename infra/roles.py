@@ -39,7 +39,8 @@ class Assembly:
         """Load the run's tokenizer."""
         from penstock.actors.policy.tokenizer import Tokenizer
 
-        return Tokenizer.from_bytes(await self.store.get(TOKENIZER_KEY))
+        text = (await self.store.get(TOKENIZER_KEY)).decode()
+        return Tokenizer.from_json(text, TOKENIZER_KEY)
 
     def region_store(self, region: str) -> DirectoryStore:
         """Return a region's own store."""
@@ -114,9 +115,12 @@ async def _rollout_worker(assembly: Assembly, region: str) -> list[tuple[str, Ac
 
 async def _sandbox(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     from penstock.actors.sandbox.actor import SandboxHost
-    from penstock.envs.microvm.pool import make_pool
+    from penstock.envs.microvm.pool import Pool
+    from penstock.envs.sandbox import open_backend
 
-    pool = await make_pool(assembly.config.pool)
+    settings = assembly.config.pool
+    backend = open_backend(settings.backend, allow_process=settings.allow_process)
+    pool = Pool(backend, size=settings.size, live_max=settings.live_max)
     return [("sandbox-local", SandboxHost(pool, "local", assembly.config.sandbox))]
 
 

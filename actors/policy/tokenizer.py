@@ -107,11 +107,20 @@ class Tokenizer:
             ValueError: it is no tokenizer of ours.
 
         """
-        text = path.read_text(encoding="utf-8")
+        return cls.from_json(path.read_text(encoding="utf-8"), str(path))
+
+    @classmethod
+    def from_json(cls, text: str, source: str) -> "Tokenizer":
+        """Read the text that `save` wrote to its file.
+
+        Raises:
+            ValueError: it is no tokenizer of ours; names `source`.
+
+        """
         try:
             return cls(BpeTokenizer.from_str(text))
         except Exception as error:  # the library raises bare Exception on any bad file
-            raise ValueError(f"{path}: not a tokenizer: {error!r}") from error
+            raise ValueError(f"{source}: not a tokenizer: {error!r}") from error
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
