@@ -1,0 +1,81 @@
+"""Keys and rate limits of the gateway."""
+
+import stat
+
+import pytest
+
+from penstock.gateway.errors import ApiError
+from penstock.gateway.keys import KeyRing, KeySpec, create_key, hash_key, load_keys
+from penstock.gateway.limits import RateLimiter
+from penstock.messages.errors import ConfigError
+
+KEY = KeySpec(
+    key_id="k", key_hash=hash_key("s"), rpm_limit=60, tpm_limit=600, max_parallel_requests=2
+)
+
+
+def refused(limiter: RateLimiter, now: float) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        limiter.enter(KEY, now)
+    return caught.value
+
+
+def test_a_minute_s_requests_may_come_at_once_and_refill_evenly():
+    limiter = RateLimiter()
+    for _ in range(60):
+        limiter.enter(KEY, 0.0)
+        limiter.leave(KEY, 0, 0.0)
+    error = refused(limiter, 0.25)
+    assert (error.status, error.code) == (429, "rate_limit_exceeded")
+    assert error.retry_after_s == pytest.approx(0.75)
+    limiter.enter(KEY, 1.0)
+
+
+def test_tokens_are_charged_afterwards_and_owed():
+    limiter = RateLimiter()
+    limiter.enter(KEY, 0.0)
+    limiter.leave(KEY, 900, 0.0)
+    assert "tokens a minute" in refused(limiter, 0.0).message
+    assert limiter.headers(KEY, 0.0)["x-ratelimit-remaining-tokens"] == "0"
+    assert refused(limiter, 30.0).retry_after_s == pytest.approx(0.1)
+    limiter.enter(KEY, 31.0)
+
+
+def test_parallel_requests_are_counted_per_key():
+    limiter = RateLimiter()
+    limiter.enter(KEY, 0.0)
+    limiter.enter(KEY, 0.0)
+    assert refused(limiter, 0.0).code == "too_many_parallel_requests"
+    limiter.leave(KEY, 0, 0.0)
+    limiter.enter(KEY, 0.0)
+
+
+def test_only_the_exact_secret_is_found():
+    ring = KeyRing([KEY])
+    assert ring.find("Bearer s") == KEY
+    assert ring.find("bearer  s ") == KEY
+    for header in ("", "s", "Basic s", "Bearer", "Bearer S", f"Bearer {KEY.key_hash}"):
+        assert ring.find(header) is None
+
+
+def test_keys_come_from_a_file_whose_faults_are_named(tmp_path):
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[[keys]]\nkey_id = "a"\nkey_hash = "{hash_key("x")}"\nrpm_limit = 3\n')
+    (key,) = load_keys(path)
+    assert (key.key_id, key.rpm_limit, key.training_consent) == ("a", 3, False)
+    path.write_text('[[keys]]\nkey_id = "a"\nkey_hash = 3\n')
+    with pytest.raises(ConfigError, match=r"keys.toml.*\$\.keys\[0\]\.key_hash|\$\.keys"):
+        load_keys(path)
+    for bad in ("short", hash_key("x").upper()):
+        with pytest.raises(ConfigError, match=r"keys\.a\.key_hash"):
+            KeyRing([KeySpec(key_id="a", key_hash=bad)])
+    with pytest.raises(ConfigError, match="limits of at least 1"):
+        KeyRing([KeySpec(key_id="a", key_hash=hash_key("x"), rpm_limit=0)])
+
+
+def test_a_created_key_is_private_and_kept(tmp_path):
+    path = tmp_path / "run" / "gateway_key"
+    key = create_key(path, key_id="local", training_consent=True)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert KeyRing([key]).find(f"Bearer {path.read_text().strip()}") == key
+    assert create_key(path, key_id="local", training_consent=True) == key

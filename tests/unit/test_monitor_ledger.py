@@ -1,0 +1,136 @@
+"""The conservation ledger on hand-made logs."""
+
+from penstock.actors.runtime.ledger import Ledger
+from penstock.messages.base import Array
+from penstock.messages.feedback import LiveSampleJoined
+from penstock.messages.reward import Outcome
+from penstock.messages.rollout import StopReason, Turn, TurnSampled, VersionSpan
+from penstock.messages.task import Purpose
+from penstock.messages.training import BatchManifest, GroupEntry, LedgerRow, SampleEntry
+
+EMPTY = Array(dtype="int32", shape=(0,), data=b"")
+
+
+def spans(**tokens: int) -> list[VersionSpan]:
+    """`v3=10` is ten tokens under version 3."""
+    return [VersionSpan(policy_version=int(k[1:]), num_tokens=n) for k, n in tokens.items()]
+
+
+def turn(**tokens: int) -> Turn:
+    return Turn(
+        context_ids=EMPTY,
+        token_ids=EMPTY,
+        behavior_logprobs=EMPTY,
+        routed_experts=EMPTY,
+        version_spans=spans(**tokens),
+        stop_reason=StopReason.STOP,
+    )
+
+
+def sampled(rollout_id: str, index: int = 0, purpose=Purpose.TRAIN, **tokens: int) -> TurnSampled:
+    return TurnSampled(
+        rollout_id=rollout_id,
+        group_id="g",
+        purpose=purpose,
+        turn_index=index,
+        turn=turn(**tokens),
+    )
+
+
+def sample(rollout_id: str, outcome: Outcome, **tokens: int) -> SampleEntry:
+    return SampleEntry(
+        rollout_id=rollout_id,
+        outcome=outcome,
+        reward=0.0,
+        advantage=0.0,
+        version_spans=spans(**tokens),
+    )
+
+
+def manifest(step: int, *samples: SampleEntry, discarded=(), live=()) -> BatchManifest:
+    def group(members):
+        return GroupEntry(group_id="g", group_index=0, task_id="t", samples=list(members))
+
+    return BatchManifest(
+        step=step,
+        policy_version=step - 1,
+        groups=[group(samples)],
+        discarded=[group(discarded)] if discarded else [],
+        live=list(live),
+    )
+
+
+def test_every_token_is_in_one_column_of_its_version():
+    ledger = Ledger()
+    ledger.add_turn(sampled("a", 0, v0=10))
+    ledger.add_turn(sampled("a", 1, v0=2, v1=5))
+    ledger.add_turn(sampled("b", 0, v0=7))
+    ledger.add_turn(sampled("c", 0, v1=3))
+    ledger.add_turn(sampled("d", 0, v1=4))
+    ledger.add_turn(sampled("e", 0, v1=6))
+    ledger.add_turn(sampled("x", 0, Purpose.EVAL, v1=100))
+    discarded = [sample("b", Outcome.STALE, v0=7), sample("c", Outcome.FILTERED, v1=3)]
+    ledger.add_manifest(
+        manifest(
+            1,
+            sample("a", Outcome.SOLVED, v0=12, v1=5),
+            sample("d", Outcome.INFRASTRUCTURE_ERROR, v1=4),
+            discarded=discarded,
+        )
+    )
+    assert ledger.rows() == {
+        0: LedgerRow(generated=19, trained=12, stale=7),
+        1: LedgerRow(generated=18, trained=5, filtered=3, infra_failed=4, in_flight=6),
+    }
+    assert ledger.totals() == LedgerRow(
+        generated=37, trained=17, stale=7, filtered=3, infra_failed=4, in_flight=6
+    )
+    assert ledger.balanced
+
+
+def test_streams_may_come_in_any_order_and_twice():
+    ledger = Ledger()
+    settled = manifest(1, sample("a", Outcome.FAILED, v0=10))
+    ledger.add_manifest(settled)
+    assert not ledger.balanced
+    for _ in range(2):
+        ledger.add_turn(sampled("a", 0, v0=10))
+        ledger.add_manifest(settled)
+    assert ledger.balanced
+    assert ledger.totals() == LedgerRow(generated=10, trained=10)
+
+
+def test_live_samples_count_from_their_joining():
+    ledger = Ledger()
+    joined = LiveSampleJoined(
+        request_id="q",
+        feedback_ids=[],
+        reward=1.0,
+        variant="current",
+        propensity=1.0,
+        policy_version=0,
+        turn=turn(v0=8),
+    )
+    ledger.add_live(joined)
+    assert ledger.totals() == LedgerRow(generated=8, in_flight=8)
+    ledger.add_manifest(manifest(1, live=[sample("q", Outcome.SOLVED, v0=8)]))
+    assert ledger.totals() == LedgerRow(generated=8, trained=8)
+    assert ledger.balanced
+
+
+def test_faults_are_named():
+    ledger = Ledger()
+    ledger.add_turn(sampled("a", v0=10))
+    ledger.add_turn(sampled("b", v0=10))
+    ledger.add_turn(sampled("c", v0=10))
+    ledger.add_manifest(manifest(1, sample("a", Outcome.SOLVED, v0=9)))
+    ledger.add_manifest(manifest(2, sample("b", Outcome.SOLVED, v0=10)))
+    ledger.add_manifest(manifest(3, sample("b", Outcome.SOLVED, v0=10)))
+    ledger.add_manifest(manifest(4, discarded=[sample("c", Outcome.FAILED, v0=10)]))
+    ledger.add_manifest(manifest(5, sample("ghost", Outcome.FAILED, v0=1)))
+    assert not ledger.balanced
+    twice, discarded, short, ghost = ledger.violations
+    assert twice == "b: settled in step 2 and in step 3"
+    assert discarded.startswith("c: discarded in step 4")
+    assert short.startswith("a: step 1 settles {0: 9}")
+    assert ghost.startswith("ghost: step 5 settles {0: 1}")
