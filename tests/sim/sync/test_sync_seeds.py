@@ -119,8 +119,20 @@ class Chaos(World):
             for name in names:
                 self.ensure(name)
             await asyncio.sleep(1.0)
-            if all(self.converged(engine) for engine in self.engines.values()):
+            if await self.is_settled():
                 return
+
+    async def is_settled(self) -> bool:
+        """Tell whether every engine is at the head and its receiver has said so."""
+        bus, head = self.bus(), self.manifests[-1]
+        for name, engine in self.engines.items():
+            key = f"{name.replace('-', '.')}.{head.policy_version}"
+            applied = await bus.last(WeightsApplied, key)
+            if applied is None or applied.event.root_digest != head.target_root_digest:
+                return False
+            if not self.converged(engine):
+                return False
+        return True
 
 
 async def live(seed: int) -> None:
@@ -136,14 +148,11 @@ async def live(seed: int) -> None:
     for task in chaos.tasks.values():
         with contextlib.suppress(asyncio.CancelledError):
             task.exception()
-    states = {name: chaos.converged(engine) for name, engine in chaos.engines.items()}
-    assert all(states.values()), f"seed {seed}: {states}"
+    assert await chaos.is_settled(), f"seed {seed}: not all receivers hold the head"
     anchors = [m for m in chaos.manifests if m.kind is SnapshotKind.ANCHOR]
     assert len(anchors) == 1
-    applied = await chaos.bus().last(WeightsApplied, f"west.1.{NUM_VERSIONS - 1}")
-    assert applied.event.root_digest == chaos.manifests[-1].target_root_digest
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_every_receiver_ends_bit_exact(seed):
     run_virtual(live(seed))
