@@ -58,6 +58,7 @@ class Link:
         self._breaks: dict[int, Callable[[], None]] = {}
         self._is_up = asyncio.Event()
         self._is_up.set()
+        self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_closed = False
         self.num_breaks = 0
 
@@ -71,21 +72,22 @@ class Link:
         """
         client = Client()
         link = cls(client, client.new_inbox())
+        connecting = client.connect(
+            url,
+            name=name,
+            error_cb=link._on_error,
+            disconnected_cb=link._on_break,
+            reconnected_cb=link._on_back,
+            reconnect_time_wait=RECONNECT_WAIT_S,  # pyright: ignore[reportArgumentType]
+            max_reconnect_attempts=-1,
+            pending_size=PENDING_BYTES_MAX,
+            ping_interval=PING_S,
+            skip_subject_validation=True,
+        )
         try:
-            async with asyncio.timeout(CONNECT_S_MAX):
-                await client.connect(
-                    url,
-                    name=name,
-                    error_cb=link._on_error,
-                    disconnected_cb=link._on_break,
-                    reconnected_cb=link._on_back,
-                    reconnect_time_wait=RECONNECT_WAIT_S,  # pyright: ignore[reportArgumentType]
-                    max_reconnect_attempts=-1,
-                    pending_size=PENDING_BYTES_MAX,
-                    ping_interval=PING_S,
-                    skip_subject_validation=True,
-                )
+            await _first_of(asyncio.create_task(connecting), link._refused, CONNECT_S_MAX)
         except (TimeoutError, OSError, nats.errors.Error) as error:
+            await client.close()
             place = url.rsplit("@", 1)[-1]
             raise BusError(f"no NATS server at {place}: {error or type(error).__name__}") from error
         await link.subscribe(f"{link._inbox}.*", "", link._on_reply)
@@ -257,6 +259,9 @@ class Link:
 
     async def _on_error(self, error: Exception) -> None:
         """Permission denials arrive here and nowhere else."""
+        if "authorization violation" in str(error).lower() and not self._refused.done():
+            self._refused.set_exception(PermissionError("it refuses our credentials"))
+            return
         if not isinstance(error, OSError):  # An OSError is one more failed reconnect.
             log.error("NATS: %s: %s", type(error).__name__, error)
 
@@ -266,3 +271,21 @@ def status(message: Msg) -> str:
     if message.data or not message.headers:
         return ""
     return message.headers.get("Status", "")
+
+
+async def _first_of(
+    connecting: asyncio.Task[None], refused: asyncio.Future[None], within_s: float
+) -> None:
+    """Wait for the connection; the client itself would try refused credentials for ever."""
+    try:
+        await asyncio.wait(
+            [connecting, refused], timeout=within_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if refused.done():
+            refused.result()
+        if not connecting.done():
+            raise TimeoutError(f"no answer within {within_s} s")
+        connecting.result()
+    finally:
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)

@@ -47,6 +47,8 @@ class EmbeddedServer:
         self._binary = None if binary is None else Path(binary)
         self._process: asyncio.subprocess.Process | None = None
         self._token = ""
+        self._name = f"penstock-{secrets.token_hex(8)}"
+        """Told in the greeting: another server on our port is not taken for ours."""
 
     @property
     def url(self) -> str:
@@ -92,7 +94,7 @@ class EmbeddedServer:
         self._token = _load_token(self._folder / "token")
         if self._port is None:
             self._port = _free_port()
-        config = _config(self._folder, self._port, self._token)
+        config = _config(self._folder, self._name, self._port, self._token)
         write_atomic(self._folder / "nats.conf", config.encode(), mode=0o600)
         return program
 
@@ -112,18 +114,18 @@ class EmbeddedServer:
 
     async def _wait_ready(self, process: asyncio.subprocess.Process) -> None:
         while process.returncode is None:
-            if await _answers(self._port or 0):
+            if await _answers(self._port or 0, self._name):
                 return
             await asyncio.sleep(0.01)
         lines = _tail(self._folder / "nats.log")
         raise BusError(f"nats-server: ended with {process.returncode} at start:\n{lines}")
 
 
-def _config(folder: Path, port: int, token: str) -> str:
+def _config(folder: Path, name: str, port: int, token: str) -> str:
     """`sync_interval: always`: with the default, a power cut loses what was acked last."""
     store = json.dumps(str((folder / "jetstream").resolve()))
     return f"""
-server_name: penstock
+server_name: {name}
 listen: "127.0.0.1:{port}"
 max_payload: {MAX_PAYLOAD_BYTES}
 max_pending: {256 << 20}
@@ -138,8 +140,8 @@ jetstream {{
 """
 
 
-async def _answers(port: int) -> bool:
-    """Tell whether a server greets, with JetStream ready."""
+async def _answers(port: int, name: str) -> bool:
+    """Tell whether the server `name` greets, with JetStream ready."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
@@ -150,7 +152,7 @@ async def _answers(port: int) -> bool:
         return False
     finally:
         writer.close()
-    return greeting.startswith(b"INFO ") and b'"jetstream":true' in greeting
+    return name.encode() in greeting and b'"jetstream":true' in greeting
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
