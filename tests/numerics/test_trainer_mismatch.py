@@ -1,0 +1,177 @@
+"""The trainer's logprobs against those that a real engine sampled with."""
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.actors.generator.torch_engine import TorchEngine
+from penstock.actors.policy.checkpoint import as_numpy, publishable_state
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.trainer.config import LossConfig, TrainerConfig
+from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.step import train_step
+from penstock.kernels.arrays import to_array
+from penstock.messages.reward import Outcome
+from penstock.messages.rollout import StopReason, Turn, VersionSpan
+from penstock.messages.task import Sampling
+from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry
+
+POLICY = PolicyConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, head_dim=16)
+TEMPERATURE = 0.8
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def learner():
+    learner = Learner(POLICY, TrainerConfig().optimizer, seed=1)
+    with torch.no_grad():
+        for parameter in learner.policy.parameters():
+            parameter.mul_(3.0)  # far from uniform, so that an error would show
+    return learner
+
+
+async def sample_rollout(engine, seed, num_turns=3):
+    rng = np.random.default_rng(seed)
+    context, turns, routes_from = np.zeros(0, np.int32), [], 0
+    for index in range(num_turns):
+        new = rng.integers(0, 96, 6).astype(np.int32)
+        context = np.concatenate([context, new])
+        sampling = Sampling(temperature=TEMPERATURE, num_tokens_max=9, seed=seed * 10 + index)
+        chunks = [
+            chunk
+            async for chunk in engine.generate(
+                context,
+                sampling,
+                request_id=f"{seed}-{index}",
+                session_id=f"s{seed}",
+                routes_from=routes_from,
+            )
+        ]
+        sampled = np.concatenate([chunk.token_ids for chunk in chunks])
+        context = np.concatenate([context, sampled])
+        routes_from = context.size - 1
+        turns.append(
+            Turn(
+                context_ids=to_array(new),
+                token_ids=to_array(sampled),
+                behavior_logprobs=to_array(np.concatenate([c.behavior_logprobs for c in chunks])),
+                routed_experts=to_array(chunks[-1].routed_experts),
+                version_spans=[VersionSpan(policy_version=0, num_tokens=sampled.size)],
+                stop_reason=StopReason.LENGTH,
+            )
+        )
+    return turns
+
+
+async def rollouts(learner, num_rollouts=4):
+    engine = TorchEngine(POLICY)
+    engine.start()
+    try:
+        await engine.begin_update()
+        state = publishable_state(learner.policy)
+        await engine.apply({name: as_numpy(tensor) for name, tensor in state.items()})
+        await engine.commit(0)
+        return {f"r{seed}": await sample_rollout(engine, seed) for seed in range(num_rollouts)}
+    finally:
+        await engine.stop()
+
+
+def manifest_of(turns, step=1):
+    samples = [
+        SampleEntry(
+            rollout_id=name,
+            outcome=Outcome.SOLVED if index % 2 else Outcome.FAILED,
+            reward=float(index % 2),
+            advantage=index % 2 - 0.5,
+            version_spans=[VersionSpan(policy_version=0, num_tokens=27)],
+        )
+        for index, name in enumerate(turns)
+    ]
+    group = GroupEntry(group_id="g0", group_index=0, task_id="t", samples=samples)
+    return BatchManifest(step=step, policy_version=step - 1, groups=[group])
+
+
+def config_with(**loss):
+    return TrainerConfig(loss=LossConfig(temperature=TEMPERATURE, **loss))
+
+
+async def test_on_policy_the_trainer_agrees_with_the_engine(learner):
+    turns = await rollouts(learner)
+    metrics = train_step(learner, manifest_of(turns), turns, config_with()).metrics
+    assert metrics["tokens_trained"] == 4 * 27
+    assert metrics["router_mismatch"] == 0.0
+    assert abs(metrics["mismatch_k1"]) < 1e-5
+    assert 0 <= metrics["mismatch_k3"] < 1e-9
+    assert metrics["ess"] > 0.999999
+
+
+async def test_a_wrong_temperature_or_an_older_policy_shows_as_mismatch(learner):
+    turns = await rollouts(learner)
+    wrong = TrainerConfig(loss=LossConfig(temperature=1.0))
+    state = {name: tensor.clone() for name, tensor in learner.state().items()}
+    assert train_step(learner, manifest_of(turns), turns, wrong).metrics["mismatch_k3"] > 1e-3
+    learner.load_state(state)
+    train_step(learner, manifest_of(turns), turns, config_with())
+    later = train_step(learner, manifest_of(turns, step=2), turns, config_with())
+    assert later.metrics["mismatch_k3"] > 1e-9
+    assert later.metrics["staleness_max"] == 1
+    assert later.staleness_tokens == {1: 4 * 27}
+
+
+async def test_a_step_makes_rewarded_turns_likelier(learner):
+    turns = await rollouts(learner)
+    good = {name: turns[name] for name in ("r1", "r3")}
+    losses = []
+    for step in range(1, 9):
+        train_step(learner, manifest_of(turns, step), turns, config_with())
+        probe = Learner(POLICY, TrainerConfig().optimizer, seed=1)
+        probe.load_state(learner.state())
+        losses.append(
+            train_step(probe, manifest_of(good), good, config_with()).metrics["logprob_mean"]
+        )
+    assert losses[-1] > losses[0]
+
+
+async def test_micro_batches_change_sums_only_by_rounding(learner):
+    turns = await rollouts(learner)
+    state = {name: tensor.clone() for name, tensor in learner.state().items()}
+    whole = train_step(learner, manifest_of(turns), turns, config_with())
+    learner.load_state(state)
+    again = train_step(learner, manifest_of(turns), turns, config_with())
+    assert again == whole, "the same inputs give the same bits"
+    learner.load_state(state)
+    config = TrainerConfig(loss=LossConfig(temperature=TEMPERATURE), micro_batch_tokens=50)
+    cut = train_step(learner, manifest_of(turns), turns, config)
+    for name in ("loss", "grad_norm", "mismatch_k3"):
+        assert cut.metrics[name] == pytest.approx(whole.metrics[name], rel=1e-4, abs=1e-7)
+
+
+async def test_missing_or_foreign_turns_are_refused(learner):
+    turns = await rollouts(learner, 2)
+    manifest = manifest_of(turns)
+    with pytest.raises(ValueError, match="rollout r0: routed_experts cover"):
+        cut = {**turns, "r0": turns["r0"][:2] + [without_routes(turns["r0"][2])]}
+        train_step(learner, manifest, cut, config_with())
+    with pytest.raises(ValueError, match=r"step 1 counts 27 tokens, its turns have 18"):
+        train_step(learner, manifest, {**turns, "r0": turns["r0"][:2]}, config_with())
+    with pytest.raises(KeyError):
+        train_step(learner, manifest, {"r0": turns["r0"]}, config_with())
+
+
+def without_routes(turn):
+    empty = to_array(np.zeros((0, 2, 2), np.uint8))
+    return Turn(
+        context_ids=turn.context_ids,
+        token_ids=turn.token_ids,
+        behavior_logprobs=turn.behavior_logprobs,
+        routed_experts=empty,
+        version_spans=turn.version_spans,
+        stop_reason=turn.stop_reason,
+    )
