@@ -8,7 +8,8 @@ import heapq
 from collections.abc import Iterable
 from itertools import count
 
-from penstock.actors.sync_relay.objects import PREFIX, manifest_key, read_manifest
+from penstock.actors.sync_relay.objects import PREFIX, manifest_key
+from penstock.actors.sync_relay.transfer import read_manifest
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError
 from penstock.messages.weights import SnapshotKind, WeightsPublished

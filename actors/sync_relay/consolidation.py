@@ -13,7 +13,8 @@ from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.catalog import NOTHING, Catalog
 from penstock.actors.sync_relay.image import Image
 from penstock.actors.sync_relay.loading import Loader
-from penstock.actors.sync_relay.objects import PREFIX, Origin, pack_version, replace_version
+from penstock.actors.sync_relay.objects import PREFIX, Origin, pack_version
+from penstock.actors.sync_relay.transfer import replace_version
 from penstock.messages.bus import ObjectStore
 from penstock.messages.weights import SnapshotKind, WeightsPublished
 

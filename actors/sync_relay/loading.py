@@ -17,12 +17,8 @@ import msgspec
 from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.catalog import NOTHING, Catalog, num_bytes
 from penstock.actors.sync_relay.image import Image
-from penstock.actors.sync_relay.objects import (
-    DamagedStoreError,
-    get_checked,
-    manifest_key,
-    unpack_version,
-)
+from penstock.actors.sync_relay.objects import manifest_key, unpack_version
+from penstock.actors.sync_relay.transfer import DamagedStoreError, get_checked
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError
 from penstock.messages.weights import ShardRef, WeightsPublished

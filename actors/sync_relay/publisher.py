@@ -11,15 +11,17 @@ from penstock.actors.sync_relay.catalog import NOTHING, Catalog
 from penstock.actors.sync_relay.image import Image
 from penstock.actors.sync_relay.objects import (
     PREFIX,
-    DamagedStoreError,
     Origin,
-    Sleep,
     folder_key,
-    get_patiently,
     pack_version,
+    unpack_version,
+)
+from penstock.actors.sync_relay.transfer import (
+    DamagedStoreError,
+    Sleep,
+    get_patiently,
     put_version,
     read_manifest,
-    unpack_version,
 )
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import (

@@ -7,7 +7,7 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.catalog import Catalog, num_bytes
 from penstock.actors.sync_relay.consolidation import Consolidation
-from penstock.actors.sync_relay.objects import get_patiently, replace_version
+from penstock.actors.sync_relay.transfer import get_patiently, replace_version
 from penstock.messages.base import Event
 from penstock.messages.bus import ObjectStore
 from penstock.messages.weights import WeightsPublished, WeightsRelayed

@@ -6,24 +6,13 @@
 ```
 """
 
-from collections.abc import Iterator
-
 import msgspec
 import numpy as np
 import xxhash
 
-from penstock.kernels.delta import classes, gaps, ulp
-from penstock.kernels.delta.container import (
-    NUM_CLASSES_MAX,
-    NUM_ELEMENTS_MAX,
-    STREAMS_PER_CLASS,
-    ClassRecord,
-    Codec,
-    Header,
-    pack,
-    read_header,
-    unpack,
-)
+from penstock.kernels.delta.container import pack, read_header, unpack
+from penstock.kernels.delta.gap_ulp import decode_gap_ulp, encode_gap_ulp
+from penstock.kernels.delta.header import NUM_ELEMENTS_MAX, Codec, Header
 from penstock.messages.errors import CorruptDataError
 
 _RAW_FROM_SHARE = 1 / 4
@@ -92,7 +81,8 @@ def encode_with(
             planes = target.view(np.uint8).reshape(-1, target.itemsize)
             return pack(header, [plane.tobytes() for plane in planes.T])
         case Codec.GAP_ULP | Codec.CLASS_GAP_ULP:
-            return _encode_gap_ulp(header, base, target, changed)
+            records, streams = encode_gap_ulp(codec, base, target, changed)
+            return pack(msgspec.structs.replace(header, classes=records), streams)
 
 
 def decode(base: np.ndarray, payload: bytes | memoryview) -> Patch:
@@ -111,7 +101,7 @@ def decode(base: np.ndarray, payload: bytes | memoryview) -> Patch:
             case Codec.RAW:
                 return _decode_raw(base, streams)
             case Codec.GAP_ULP | Codec.CLASS_GAP_ULP:
-                return _decode_gap_ulp(header, base, streams)
+                return Patch(*decode_gap_ulp(header, base, streams))
     except ValueError as error:
         raise CorruptDataError(f"delta: its streams contradict each other: {error}") from error
 
@@ -142,6 +132,8 @@ def _changed_positions(base: np.ndarray, target: np.ndarray) -> np.ndarray:
             f"expected at most {NUM_ELEMENTS_MAX} elements of uint8, uint16 or uint32,"
             f" got {base.size} of {base.dtype}"
         )
+    if not (base.flags.c_contiguous and target.flags.c_contiguous):
+        raise ValueError("expected contiguous arrays, got strided ones")
     return np.flatnonzero(base != target)
 
 
@@ -153,80 +145,6 @@ def _check_base(header: Header, base: np.ndarray) -> None:
         )
     if header.codec is not Codec.RAW and xxhash.xxh3_64_intdigest(base.data) != header.base_check:
         raise CorruptDataError("delta.base_check: the payload was made against another base")
-
-
-def _encode_gap_ulp(
-    header: Header, base: np.ndarray, target: np.ndarray, changed: np.ndarray
-) -> bytes:
-    thresholds, populations, groups = [0], [base.size], [(changed, changed)]
-    if header.codec is Codec.CLASS_GAP_ULP:
-        keys = classes.exponent_keys(base)
-        counts = classes.key_counts(keys)
-        hits = np.bincount(keys[changed], minlength=classes.NUM_KEYS)
-        thresholds = classes.choose_thresholds(counts.sum(axis=0), hits, NUM_CLASSES_MAX)
-        grouping = classes.Grouping(keys, counts, thresholds)
-        populations, groups = grouping.populations, grouping.ranks(base != target)
-    records: list[ClassRecord] = []
-    streams: list[bytes] = []
-    for key, population, (ranks, places) in zip(thresholds, populations, groups, strict=True):
-        marks, mark_streams = gaps.encode_marks(ranks, population)
-        large, step_streams = _encode_steps(base[places], target[places])
-        records.append(
-            ClassRecord(first_key=key, num_changed=ranks.size, changed=marks, large=large)
-        )
-        streams += mark_streams + step_streams
-    return pack(msgspec.structs.replace(header, classes=tuple(records)), streams)
-
-
-def _encode_steps(base: np.ndarray, target: np.ndarray) -> tuple[gaps.MarksRecord, list[bytes]]:
-    is_down, sizes = ulp.steps_between(base, target)
-    large = np.flatnonzero(sizes >= ulp.SMALLEST_LARGE)
-    record, marks = gaps.encode_marks(large, sizes.size)
-    return record, [gaps.pack_bits(is_down), *marks, *ulp.encode_sizes(sizes[large])]
-
-
-def _decode_gap_ulp(header: Header, base: np.ndarray, streams: list[bytes]) -> Patch:
-    populations, grouping = [base.size], None
-    if header.codec is Codec.CLASS_GAP_ULP:
-        keys = classes.exponent_keys(base)
-        thresholds = [record.first_key for record in header.classes]
-        grouping = classes.Grouping(keys, classes.key_counts(keys), thresholds)
-        populations = grouping.populations
-    by_class = list(_streams_by_class(streams))
-    ranks = [
-        _decode_ranks(record, own, population)
-        for record, own, population in zip(header.classes, by_class, populations, strict=True)
-    ]
-    places = ranks if grouping is None else grouping.places(ranks)
-    values = [
-        _decode_steps(record, own[gaps.STREAMS_PER_MARKS :], base[where])
-        for record, own, where in zip(header.classes, by_class, places, strict=True)
-    ]
-    return Patch(np.concatenate(places), np.concatenate(values))
-
-
-def _streams_by_class(streams: list[bytes]) -> Iterator[list[bytes]]:
-    for first in range(0, len(streams), STREAMS_PER_CLASS):
-        yield streams[first : first + STREAMS_PER_CLASS]
-
-
-def _decode_ranks(record: ClassRecord, own: list[bytes], population: int) -> np.ndarray:
-    ranks = gaps.decode_marks(record.changed, own[: gaps.STREAMS_PER_MARKS], population)
-    if ranks.size != record.num_changed:
-        raise ValueError(f"{ranks.size} ranks for {record.num_changed} changes")
-    return ranks
-
-
-def _decode_steps(record: ClassRecord, own: list[bytes], base: np.ndarray) -> np.ndarray:
-    """Return the new values [k_c] of the class's changed elements."""
-    signs, *marks, codes, escapes = own
-    is_down = gaps.unpack_bits(np.frombuffer(signs, np.uint8), base.size)
-    large = gaps.decode_marks(record.large, marks, base.size)
-    sizes = np.ones(base.size, base.dtype)
-    sizes[large] = ulp.decode_sizes(
-        np.frombuffer(codes, np.uint8), np.frombuffer(escapes, base.dtype)
-    )
-    return ulp.walk(base, is_down, sizes)
 
 
 def _decode_raw(base: np.ndarray, streams: list[bytes]) -> Patch:

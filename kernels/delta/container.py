@@ -26,74 +26,27 @@ payload before any buffer is made, and the checksum before anything is decoded.
 """
 
 import struct
-from enum import IntEnum
 
-import msgspec
 import xxhash
 import zstandard
 
 from penstock.kernels.delta.gaps import SHIFT_MAX, MarksRecord
+from penstock.kernels.delta.header import (
+    NUM_CLASSES_MAX,
+    NUM_ELEMENTS_MAX,
+    ClassRecord,
+    Codec,
+    Header,
+)
 from penstock.messages.errors import CorruptDataError
 
 MAGIC = b"PSDX"
 FORMAT_VERSION = 1
-NUM_ELEMENTS_MAX = 1 << 28
-NUM_CLASSES_MAX = 16
-STREAMS_PER_CLASS = 9
 _FIXED = struct.Struct("<4sBBBBQQQQ")
 _CLASS = struct.Struct("<BBBBBxxxIII")
 _STREAM = struct.Struct("<II")
 _CHECK_BYTES = 8
 _ZSTD_LEVEL = 1
-
-
-class Codec(IntEnum):
-    """How a payload says what changed."""
-
-    EQUAL = 0
-    """Nothing changed: no streams."""
-    RAW = 1
-    """The whole target, cut into byte planes; needs no base."""
-    GAP_ULP = 2
-    """Gaps between changed positions, and steps in units in the last place."""
-    CLASS_GAP_ULP = 3
-    """The same, apart for each class of base exponents."""
-
-
-class ClassRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The coding of one class of elements."""
-
-    first_key: int
-    """The class holds the base keys from here to the next class."""
-    num_changed: int
-    changed: MarksRecord
-    """The changed among the class."""
-    large: MarksRecord
-    """The steps of more than one unit among the changed."""
-
-
-class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What a payload says of itself."""
-
-    codec: Codec
-    itemsize: int
-    num_elements: int
-    num_changed: int
-    base_check: int
-    target_check: int
-    classes: tuple[ClassRecord, ...] = ()
-
-    @property
-    def num_streams(self) -> int:
-        """Return how many streams follow."""
-        if self.codec is Codec.EQUAL:
-            return 0
-        return self.itemsize if self.codec is Codec.RAW else STREAMS_PER_CLASS * len(self.classes)
-
-    @property
-    def stream_bytes_max(self) -> int:
-        """Return the bound of one stream before compression."""
-        return self.num_elements * max(4, self.itemsize)
 
 
 def pack(header: Header, streams: list[bytes]) -> bytes:
@@ -164,10 +117,10 @@ def unpack(payload: bytes | memoryview) -> tuple[Header, list[bytes]]:
     lengths = list(_STREAM.iter_unpack(body[offset:table_end]))
     if table_end + sum(stored for _, stored in lengths) != len(body):
         raise CorruptDataError("delta.streams: the lengths do not add up to the payload's")
+    if sum(plain for plain, _ in lengths) > header.plain_bytes_max:
+        raise CorruptDataError(f"delta.streams: more than {header.plain_bytes_max} bytes unpacked")
     streams: list[bytes] = []
     for plain_bytes, stored_bytes in lengths:
-        if plain_bytes > header.stream_bytes_max:
-            raise CorruptDataError(f"delta.streams: {plain_bytes} bytes are more than can be used")
         streams.append(_decompress(body[table_end : table_end + stored_bytes], plain_bytes))
         table_end += stored_bytes
     return header, streams

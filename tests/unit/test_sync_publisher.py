@@ -5,8 +5,9 @@ import pytest
 
 from penstock.actors.sync_relay.catalog import NOTHING, Catalog
 from penstock.actors.sync_relay.image import SHARD_ELEMENTS_MAX, Image, tensor_table
-from penstock.actors.sync_relay.objects import DamagedStoreError, get_checked, unpack_version
+from penstock.actors.sync_relay.objects import unpack_version
 from penstock.actors.sync_relay.publisher import Publisher, StaleTokenError
+from penstock.actors.sync_relay.transfer import DamagedStoreError, get_checked
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.kernels.digest import root_digest
 from penstock.messages.errors import NotFoundError, PublishConflictError

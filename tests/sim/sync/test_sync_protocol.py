@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tests.sim.sync.world import SHAPES, FakeEngine, World, bits
 
-from penstock.actors.sync_relay.objects import DamagedStoreError
 from penstock.actors.sync_relay.receiver import QuarantinedError, Receiver
+from penstock.actors.sync_relay.transfer import DamagedStoreError
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.weights import (
     SnapshotKind,
