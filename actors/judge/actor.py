@@ -9,7 +9,9 @@ from penstock.actors.judge.tasks import TaskBook
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.messages.base import Event
-from penstock.messages.errors import NotFoundError
+from penstock.messages.codec import decode
+from penstock.messages.control import MessageRejected
+from penstock.messages.errors import CodecError, NotFoundError
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished
 
@@ -19,6 +21,7 @@ class JudgeActor(Actor):
 
     role = "judge"
     consumes: ClassVar[tuple[type[Event], ...]] = (RolloutFinished,)
+    follows: ClassVar[tuple[type[Event], ...]] = (MessageRejected,)
 
     def __init__(self, config: JudgeConfig) -> None:
         """Make the judge that the settings name.
@@ -41,26 +44,40 @@ class JudgeActor(Actor):
         """Judge one rollout."""
         started_at = ctx.monotonic()
         findings = await self._find(rollout, ctx)
+        return (self._verdict(rollout, findings, ctx.monotonic() - started_at),)
+
+    async def on_message_rejected(self, event: MessageRejected, ctx: Context) -> Effects:
+        """Mask a rollout that this judge could not handle: its group must not wait for ever."""
+        if event.actor != ctx.actor:
+            return ()
+        try:
+            rollout = decode(event.data)
+        except CodecError:
+            return ()
+        if not isinstance(rollout, RolloutFinished):
+            return ()
+        findings = Findings(outcome=Outcome.JUDGE_ERROR, detail=f"rejected: {event.cause}")
+        return (self._verdict(rollout, findings, 0.0),)
+
+    def _verdict(self, rollout: RolloutFinished, findings: Findings, elapsed_s: float) -> Verdict:
         components = reward_components(rollout, findings.outcome, self._config)
-        return (
-            Verdict(
-                rollout_id=rollout.rollout_id,
-                group_id=rollout.group_id,
-                group_index=rollout.group_index,
-                purpose=rollout.purpose,
-                judge=self._judge.name,
-                judge_version=self._judge.version,
-                outcome=findings.outcome,
-                reward=sum(components.values()),
-                components=components,
-                num_tests_passed=findings.num_tests_passed,
-                num_tests=findings.num_tests,
-                policy_version=rollout.min_policy_version,
-                rung=rollout.rung,
-                sandbox=findings.sandbox,
-                duration_ms=1e3 * (ctx.monotonic() - started_at),
-                detail=findings.detail,
-            ),
+        return Verdict(
+            rollout_id=rollout.rollout_id,
+            group_id=rollout.group_id,
+            group_index=rollout.group_index,
+            purpose=rollout.purpose,
+            judge=self._judge.name,
+            judge_version=self._judge.version,
+            outcome=findings.outcome,
+            reward=sum(components.values()),
+            components=components,
+            num_tests_passed=findings.num_tests_passed,
+            num_tests=findings.num_tests,
+            policy_version=rollout.min_policy_version,
+            rung=rollout.rung,
+            sandbox=findings.sandbox,
+            duration_ms=1e3 * elapsed_s,
+            detail=findings.detail,
         )
 
     async def _find(self, rollout: RolloutFinished, ctx: Context) -> Findings:

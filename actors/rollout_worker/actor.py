@@ -7,7 +7,10 @@ from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.episode import Episode
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
-from penstock.messages.base import Event
+from penstock.messages.base import Event, Stream
+from penstock.messages.codec import decode
+from penstock.messages.control import MessageRejected
+from penstock.messages.errors import CodecError
 from penstock.messages.rollout import RolloutFinished
 from penstock.messages.task import StartRollout
 
@@ -21,6 +24,7 @@ class RolloutWorker(Actor):
 
     role = "rollout_worker"
     consumes: ClassVar[tuple[type[Event], ...]] = (StartRollout,)
+    follows: ClassVar[tuple[type[Event], ...]] = (MessageRejected,)
 
     def __init__(self, tokenizer: Tokenizer, config: RolloutWorkerConfig) -> None:
         """Take the tokenizer that the policy was trained with."""
@@ -40,3 +44,18 @@ class RolloutWorker(Actor):
         finally:
             self._num_running -= 1
             ctx.set_gauge("episodes", self._num_running)
+
+    async def on_message_rejected(self, event: MessageRejected, ctx: Context) -> Effects:
+        """Account for a command that nobody will carry out: its group must not wait for ever."""
+        if event.source_stream != Stream.TASKS:
+            return ()
+        try:
+            command = decode(event.data)
+        except CodecError:
+            return ()
+        if not isinstance(command, StartRollout):
+            return ()
+        if await ctx.last(RolloutFinished, command.rollout_id) is not None:
+            return ()
+        episode = Episode(command, self._tokenizer, self._config, ctx)
+        return (await episode.abandon(f"rejected: {event.cause}"),)

@@ -10,7 +10,6 @@ machine, another worker after a crash) takes the stored turns as they are and ru
 again; it never samples them again.
 """
 
-import random
 from collections.abc import Sequence
 
 import msgspec
@@ -19,7 +18,12 @@ from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.rollout_worker.changes import Changes, ChangesError, read_changes
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.conversation import Conversation, int32_array
-from penstock.actors.rollout_worker.sampling import GenerationError, RetryPolicy, sample_turn
+from penstock.actors.rollout_worker.sampling import (
+    GenerationError,
+    RetryPolicy,
+    sample_turn,
+    turn_sampling,
+)
 from penstock.actors.runtime.context import Context
 from penstock.envs.harness.result import ToolResult
 from penstock.envs.harness.run import run_calls
@@ -34,7 +38,7 @@ from penstock.messages.rollout import (
     Turn,
     TurnSampled,
 )
-from penstock.messages.task import Sampling, StartRollout
+from penstock.messages.task import StartRollout
 
 
 class Tally(msgspec.Struct):
@@ -83,6 +87,11 @@ class Episode:
             except (SandboxError, DeadlineError) as failure:
                 error = str(failure)
         return self._finished(EpisodeEnd.INFRASTRUCTURE_ERROR, Changes(), error)
+
+    async def abandon(self, cause: str) -> RolloutFinished:
+        """Close the account of an episode that nobody will carry on."""
+        self._turns = await self._stored_turns(0)
+        return self._finished(EpisodeEnd.INFRASTRUCTURE_ERROR, Changes(), cause)
 
     async def _run_in(self, sandbox: Sandbox) -> RolloutFinished:
         """Run in one machine from the beginning, stored turns first."""
@@ -221,11 +230,3 @@ class Episode:
             acquire_wait_s=config.acquire_wait_s,
             retry_delay_s=config.retry_delay_s,
         )
-
-
-def turn_sampling(sampling: Sampling, index: int, num_tokens_max: int, end_id: int) -> Sampling:
-    """Return how turn `index` is drawn; its seed follows from the rollout's and the index."""
-    seed = random.Random(f"turn.{sampling.seed}.{index}").getrandbits(31)
-    return msgspec.structs.replace(
-        sampling, seed=seed, num_tokens_max=num_tokens_max, stop_token_ids=(end_id,)
-    )

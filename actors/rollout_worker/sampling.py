@@ -5,6 +5,8 @@ sampled again with the same seed, and only what is stored as `TurnSampled` was e
 far as the ledger is concerned.
 """
 
+import random
+
 import msgspec
 import numpy as np
 
@@ -13,6 +15,7 @@ from penstock.messages.base import Array
 from penstock.messages.errors import BusError, DeadlineError, PenstockError, RemoteCallError
 from penstock.messages.generation import Generate, RemoteErrorKind, TokensSampled
 from penstock.messages.rollout import StopReason, VersionSpan
+from penstock.messages.task import Sampling
 
 _NO_EXPERTS = Array(dtype="uint8", shape=(0, 0, 0), data=b"")
 
@@ -45,6 +48,14 @@ class SampledTokens(msgspec.Struct, frozen=True, kw_only=True):
     """uint8 [R, L, K]."""
     version_spans: list[VersionSpan]
     stop_reason: StopReason
+
+
+def turn_sampling(sampling: Sampling, index: int, num_tokens_max: int, end_id: int) -> Sampling:
+    """Return how turn `index` is drawn; its seed follows from the rollout's and the index."""
+    seed = random.Random(f"turn.{sampling.seed}.{index}").getrandbits(31)
+    return msgspec.structs.replace(
+        sampling, seed=seed, num_tokens_max=num_tokens_max, stop_token_ids=(end_id,)
+    )
 
 
 async def sample_turn(

@@ -117,10 +117,10 @@ def test_commands_have_the_same_ids_and_seeds_each_time() -> None:
     assert {command.policy_version for command in group} == {2}
 
 
-def test_evaluation_spreads_over_the_task_set() -> None:
-    tasks = [make_task(f"t{n}") for n in range(10)]
+def test_evaluation_spreads_over_the_rungs() -> None:
+    tasks = [make_task(f"t{n}", "ab"[n % 2]) for n in range(10)]
     request = EvalRequested(eval_id="v0", policy_version=0, num_tasks=5)
     commands = eval_commands(PacerConfig(), request, tasks)
-    assert [command.task.task_id for command in commands] == ["t0", "t2", "t4", "t6", "t8"]
+    assert [command.task.task_id for command in commands] == ["t0", "t4", "t8", "t3", "t7"]
     assert [command.rollout_id for command in commands] == [f"ev0-{n}" for n in range(5)]
     assert {(command.group_id, command.group_size) for command in commands} == {("v0", 5)}

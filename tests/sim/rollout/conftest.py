@@ -286,9 +286,9 @@ class World:
     def set_faults(self, **probabilities: float) -> None:
         self.server.faults = Faults(**probabilities)
 
-    def asker(self) -> HostContext:
+    def asker(self, name: str = "test") -> HostContext:
         """Return a context of the test's own."""
-        identity = Identity(name="test", incarnation="i", seed=0)
+        identity = Identity(name=name, incarnation="i", seed=0)
         return HostContext(identity, bus=self._bus, store=self.store, clock=VirtualClock())
 
     async def sleep(self, duration_s: float) -> None:

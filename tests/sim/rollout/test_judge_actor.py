@@ -3,6 +3,10 @@
 import pytest
 from tests.sim.rollout.conftest import FIXED, World
 
+from penstock.actors.judge.actor import JudgeActor
+from penstock.actors.judge.config import JudgeConfig
+from penstock.messages.codec import encode
+from penstock.messages.control import MessageRejected
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished
 from penstock.messages.task import Purpose
@@ -132,5 +136,25 @@ def test_a_killed_judge_gives_one_verdict(simulate) -> None:
         assert verdict.outcome is Outcome.SOLVED
         await world.sleep(120.0)
         assert len(await world.read(Verdict)) == 1
+
+    simulate(scenario)
+
+
+def test_a_rejected_rollout_is_masked(simulate) -> None:
+    async def scenario(world: World) -> None:
+        await world.put_tasks()
+        rejected = MessageRejected(
+            source_stream="trajectories",
+            source_sequence=1,
+            source_subject="x",
+            actor="judge",
+            cause="too bad",
+            data=encode(make_rollout()),
+        )
+        world.host(JudgeActor(JudgeConfig()), "judge")
+        await world.publish(rejected)
+        [verdict] = await world.wait_for(Verdict, 1)
+        assert verdict.outcome is Outcome.JUDGE_ERROR
+        assert "too bad" in verdict.detail
 
     simulate(scenario)

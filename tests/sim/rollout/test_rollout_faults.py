@@ -1,8 +1,15 @@
 """Worker, generator or machine dies in mid-episode: no token is lost, none is counted twice."""
 
+import asyncio
+
 import pytest
 from tests.sim.rollout.conftest import FINISH, FIX, FIXED, LOOK, World, make_command
 
+from penstock.actors.rollout_worker.actor import RolloutWorker
+from penstock.actors.rollout_worker.config import RolloutWorkerConfig
+from penstock.messages.base import Stream
+from penstock.messages.codec import encode
+from penstock.messages.control import MessageRejected
 from penstock.messages.generation import Generate
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished, TurnSampled
 
@@ -65,16 +72,19 @@ def test_two_workers_on_one_command_store_each_turn_once(simulate) -> None:
     async def scenario(world: World) -> None:
         start(world)
         world.policy.token_s = 0.1
-        world.set_faults(duplicate_delivery=1.0)
-        world.host_worker()
-        world.host_worker()
-        await world.publish(make_command("g0-m0"))
-        [rollout] = await world.wait_for(RolloutFinished, 1)
-        check_complete(rollout)
-        await world.sleep(30.0)
-        assert len(await world.read(TurnSampled)) == len(SCRIPT)
-        assert len(await world.read(RolloutFinished)) == 1
+        handled = [
+            RolloutWorker(world.tokenizer, RolloutWorkerConfig()).on_start_rollout(
+                make_command("g0-m0"), world.asker(name)
+            )
+            for name in ("one", "two")
+        ]
+        (first,), (second,) = await asyncio.gather(*handled)
+        await world.publish(first, second)
         assert len(world.policy.requests) > len(SCRIPT)  # both sampled
+        [rollout] = await world.read(RolloutFinished)
+        check_complete(rollout)
+        assert first.turns == second.turns
+        assert len(await world.read(TurnSampled)) == len(SCRIPT)
         await world.check_ledger()
 
     simulate(scenario)
@@ -198,5 +208,33 @@ def test_a_machine_is_kept_while_its_generator_is_slow(simulate) -> None:
         [rollout] = await world.wait_for(RolloutFinished, 1)
         assert rollout.end in {EpisodeEnd.FINISHED, EpisodeEnd.TIME_LIMIT}
         assert len(world.backend.machines) == 1
+
+    simulate(scenario)
+
+
+def test_a_rejected_command_is_accounted_for_with_its_tokens(simulate) -> None:
+    async def scenario(world: World) -> None:
+        start(world)
+        world.policy.token_s = 0.2
+        worker = world.host_worker()
+        command = make_command("g0-m0")
+        await world.publish(command)
+        await world.wait_for(TurnSampled, 1)
+        await worker.kill()
+        world.server.logs[Stream.TASKS].remove(1)
+        rejected = MessageRejected(
+            source_stream=Stream.TASKS,
+            source_sequence=1,
+            source_subject="x",
+            actor="rollout_worker",
+            cause="delivered 20 times",
+            data=encode(command),
+        )
+        await world.publish(rejected)
+        world.host_worker()
+        [rollout] = await world.wait_for(RolloutFinished, 1)
+        assert rollout.end is EpisodeEnd.INFRASTRUCTURE_ERROR
+        assert "delivered 20 times" in rollout.error
+        await world.check_ledger()
 
     simulate(scenario)
