@@ -24,8 +24,8 @@ Effects = Sequence[Event]
 class Actor:
     """One role. Single-threaded: followed events are handled one at a time, in order.
 
-    A handler is named after its event: `async def on_verdict(self, event, ctx) -> Effects`. It takes
-    time, randomness, ids and I/O from `ctx` alone, so that a run can be simulated.
+    A handler is named after its event: `async def on_verdict(self, event, ctx) -> Effects`. It
+    takes time, randomness, ids and I/O from `ctx` alone, so that a run can be simulated.
     """
 
     role: ClassVar[str]

@@ -22,6 +22,7 @@ from penstock.actors.runtime.applier import Applier
 from penstock.actors.runtime.clock import Clock, SystemClock
 from penstock.actors.runtime.dispatch import find_handlers
 from penstock.actors.runtime.host_context import HostContext, Identity
+from penstock.actors.runtime.iteration import closing
 from penstock.actors.runtime.tasks import Tasks
 from penstock.actors.runtime.workbench import Workbench
 from penstock.messages.base import Event
@@ -33,6 +34,8 @@ from penstock.messages.telemetry import ActorReported
 log = logging.getLogger(__name__)
 
 REPORT_S = 1.0
+REST_S_MAX = 25.0
+"""Longest that a followed event or a tick may go on after a stop."""
 
 
 class ActorHost:
@@ -48,7 +51,7 @@ class ActorHost:
         seed: int,
         clock: Clock | None = None,
         incarnation: str = "",
-        drain_s: float = 20.0,
+        drain_s: float = 5.0,
     ) -> None:
         """Prepare; nothing runs yet.
 
@@ -60,7 +63,7 @@ class ActorHost:
             seed: The run's.
             clock: Default: the machine's.
             incarnation: Tells the starts of one name apart; default: time and process id.
-            drain_s: Longest orderly end of the work in hand.
+            drain_s: So long may consumed events go on after a stop; then they are given back.
 
         Raises:
             ConfigError: The actor lacks a handler for something it follows or consumes.
@@ -109,12 +112,28 @@ class ActorHost:
         started = ActorStarted(actor=self._name, incarnation=self._incarnation, pid=os.getpid())
         await self._bus.publish([started])
         self._loops.start(f"{self._name}: report", self._report())
-        await self._applier.apply(self._actor.start(self._ctx))
+        if not await self._begin(stop):
+            return
         async with self._serving():
             self._start_loops()
             await self._until(stop)
             await self._rest()
             await self._applier.apply(self._actor.stop(self._ctx))
+
+    async def _begin(self, stop: asyncio.Event) -> bool:
+        """Run `actor.start`; False where a stop cut it short, and there is nothing to save."""
+        starting = asyncio.create_task(self._applier.apply(self._actor.start(self._ctx)))
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                return False
+            starting.result()
+            return True
+        finally:
+            for task in (starting, stopped):
+                task.cancel()
+            await asyncio.gather(starting, stopped, return_exceptions=True)
 
     def _start_loops(self) -> None:
         actor = self._actor
@@ -152,20 +171,21 @@ class ActorHost:
         """Let work in hand end, then stop the followers between two events."""
         await self._bench.drain(self._drain_s)
         try:
-            async with asyncio.timeout(self._drain_s):
+            async with asyncio.timeout(REST_S_MAX):
                 await self._state.acquire()
         except TimeoutError as error:
             raise DeadlineError(
-                f"{self._name}: a handler was still running {self._drain_s:g} s after the stop"
+                f"{self._name}: a handler was still running {REST_S_MAX:g} s after the stop"
             ) from error
         await self._loops.cancel()
         self._state.release()
 
     async def _follow(self) -> None:
         after = dict(self._actor.follow_after())
-        async for delivery in self._bus.follow(self._actor.follows, after=after):
-            async with self._state:
-                await self._applier.handle(delivery)
+        async with closing(self._bus.follow(self._actor.follows, after=after)) as deliveries:
+            async for delivery in deliveries:
+                async with self._state:
+                    await self._applier.handle(delivery)
 
     async def _tick(self) -> None:
         while True:

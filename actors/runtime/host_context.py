@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 
 from penstock.actors.runtime.clock import Clock
+from penstock.actors.runtime.iteration import closing
 from penstock.actors.runtime.meter import Meter
 from penstock.actors.runtime.tasks import Tasks
 from penstock.actors.runtime.waits import Waits
@@ -114,16 +115,13 @@ class HostContext:
         """Ask and iterate over the replies, visibly."""
         reason = reason or type(message).__name__
         replies = self._bus.stream_request(service, message, idle_s=idle_s)
-        try:
+        async with closing(replies):
             while True:
                 with self.waits.shown(service, reason, idle_s), self._named(reason):
                     reply = await anext(replies, None)
                 if reply is None:
                     return
                 yield reply
-        finally:
-            if isinstance(replies, AsyncGenerator):
-                await replies.aclose()
 
     def waiting(
         self, target: str, reason: str, *, deadline_s: float, policy_version: int = -1

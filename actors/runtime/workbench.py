@@ -5,6 +5,7 @@ import logging
 from collections.abc import Sequence
 
 from penstock.actors.runtime.applier import Applier
+from penstock.actors.runtime.iteration import closing
 from penstock.actors.runtime.tasks import Tasks
 from penstock.messages.base import Event
 from penstock.messages.bus import Bus, WorkItem
@@ -12,7 +13,8 @@ from penstock.messages.errors import RemoteCallError
 
 log = logging.getLogger(__name__)
 
-ACK_WAIT_S = 30.0
+ACK_WAIT_S = 15.0
+"""A killed worker's events are delivered again so long after its last heartbeat."""
 HEARTBEAT_S = ACK_WAIT_S / 3
 RETRY_S = 1.0
 OUTSIDE_ERRORS = (TimeoutError, ConnectionError, BlockingIOError, RemoteCallError)
@@ -58,8 +60,9 @@ class Workbench:
         items = self._bus.consume(
             durable, types, num_pending_max=num_concurrent, ack_wait_s=ACK_WAIT_S
         )
-        async for item in items:
-            self._running.start(f"{self._name}: {item.delivery.subject}", self._work(item))
+        async with closing(items):
+            async for item in items:
+                self._running.start(f"{self._name}: {item.delivery.subject}", self._work(item))
 
     async def _work(self, item: WorkItem) -> None:
         heartbeat = asyncio.create_task(_keep(item))

@@ -343,3 +343,41 @@ def test_a_missing_handler_is_an_error_at_once():
             await world.host(Mixes())
 
     run_virtual(main())
+
+
+@simulated
+async def test_a_stop_cuts_a_long_start_short(world):
+    class Trains(Actor):
+        role = "trains"
+
+        async def start(self, ctx):
+            await ctx.sleep(3600)
+            return [step(1)]
+
+        async def stop(self, ctx):
+            raise AssertionError("nothing to save")
+
+    running = world.host(Trains())
+    await asyncio.sleep(10)
+    world.stop.set()
+    await running
+    assert asyncio.get_running_loop().time() < 11
+    assert await world.log(StepCompleted) == []
+
+
+@simulated
+async def test_a_followed_event_that_outlasts_the_stop_is_a_failure(world):
+    class Hangs(Actor):
+        role = "hangs"
+        follows = (StepCompleted,)
+
+        async def on_step_completed(self, event, ctx):
+            await ctx.sleep(3600)
+            return ()
+
+    await world.bus.publish([step(1)])
+    running = world.host(Hangs())
+    await asyncio.sleep(1)
+    world.stop.set()
+    with pytest.raises(DeadlineError, match="a: a handler was still running"):
+        await running
