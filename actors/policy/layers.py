@@ -19,14 +19,31 @@ ROUTE_FREE = -1
 
 @dataclass(frozen=True)
 class Segments:
-    """Where the sequences of a packed batch lie."""
+    """Where the pieces of a packed batch lie."""
 
     lengths: tuple[int, ...]
-    """Tokens of each sequence, in order; they sum to T."""
+    """Tokens of each piece, in order; they sum to T."""
+    ancestors: tuple[tuple[int, ...], ...]
+    """The earlier pieces that each one continues, first to last; empty for a piece that starts."""
+    masks: tuple[torch.Tensor | None, ...]
+    """[n, seen + n] of each piece, 0 or -inf; None where plain causality says it all."""
     cos: torch.Tensor
     """[T, 1, D/2] rotary cosines of each token's position in its own sequence."""
     sin: torch.Tensor
     """[T, 1, D/2]."""
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all pieces are whole sequences of one length."""
+        return len(set(self.lengths)) == 1 and not any(self.ancestors)
+
+
+def causal_mask(num_new: int, num_seen: int) -> torch.Tensor | None:
+    """Return [new, seen + new], 0 where a token may look, -inf elsewhere; None if none seen."""
+    if num_seen == 0:
+        return None
+    mask = torch.full((num_new, num_seen + num_new), -torch.inf)
+    return mask.triu_(num_seen + 1)
 
 
 def rotary_table(config: PolicyConfig) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,9 +74,9 @@ class Attention(nn.Module):
         self.key_norm = nn.Parameter(torch.ones(config.head_dim))
 
     def forward(self, x: torch.Tensor, segments: Segments) -> torch.Tensor:
-        """[T, d] -> [T, d]; a token sees its own segment up to itself."""
+        """[T, d] -> [T, d]; a token sees its own sequence up to itself."""
         query, key, value = self.project(x, segments.cos, segments.sin)
-        attended = _attend(query, key, value, segments.lengths)
+        attended = _attend(query, key, value, segments)
         return F.linear(attended.flatten(1), self.output)
 
     def project(
@@ -78,23 +95,33 @@ class Attention(nn.Module):
 
 
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: tuple[int, ...]
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments
 ) -> torch.Tensor:
-    """Causal attention inside each segment: [T, Hq, D], [T, Hkv, D] x 2 -> [T, Hq, D]."""
-    if len(set(lengths)) == 1:
-        return _attend_rows(query, key, value, len(lengths))
-    parts = zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
-    return torch.cat([_attend_rows(q, k, v, 1) for q, k, v in parts])
-
-
-def _attend_rows(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, num_rows: int
-) -> torch.Tensor:
-    groups = query.shape[1] // key.shape[1]
-    q, k, v = (t.unflatten(0, (num_rows, -1)).transpose(1, 2) for t in (query, key, value))
-    k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
-    attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    return attended.transpose(1, 2).flatten(0, 1)
+    """Causal attention along each sequence: [T, Hq, D], [T, Hkv, D] x 2 -> [T, Hq, D]."""
+    if segments.is_uniform:
+        rows = (len(segments.lengths), -1)
+        query, key, value = (t.unflatten(0, rows).transpose(1, 2) for t in (query, key, value))
+        attended = F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=True
+        )
+        return attended.transpose(1, 2).flatten(0, 1)
+    # Split, not sliced: its backward is one concatenation, whatever the number of pieces.
+    queries, keys, values = (
+        t.transpose(0, 1).unsqueeze(0).split(segments.lengths, dim=2) for t in (query, key, value)
+    )
+    parts = []
+    for piece, (before, mask) in enumerate(zip(segments.ancestors, segments.masks, strict=True)):
+        seen = (*before, piece)
+        attended = F.scaled_dot_product_attention(
+            queries[piece],
+            torch.cat([keys[i] for i in seen], dim=2),
+            torch.cat([values[i] for i in seen], dim=2),
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=True,
+        )
+        parts.append(attended)
+    return torch.cat(parts, dim=2)[0].transpose(0, 1)
 
 
 class Router(nn.Module):

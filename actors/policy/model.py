@@ -2,7 +2,8 @@
 
 Forward and backward give the same bits on every run on the CPU at a fixed thread count; exact
 replay of training rests on that. Sequences are packed: `input_ids` is flat and `lengths` says
-where each sequence ends, so no work goes into padding.
+where each piece ends, so no work goes into padding; sequences that begin alike may share the pieces
+of their beginning, so that no token is computed twice.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.layers import Layer, Segments, rotary_table
+from penstock.actors.policy.layers import Layer, Segments, causal_mask, rotary_table
 
 
 @dataclass(frozen=True)
@@ -96,19 +97,22 @@ class Policy(nn.Module):
         input_ids: torch.Tensor,
         lengths: Sequence[int],
         routed_experts: torch.Tensor | None = None,
+        parents: Sequence[int] | None = None,
     ) -> PolicyOutput:
         """Run the packed tokens.
 
         Args:
-            input_ids: [T] int64, sequence after sequence.
-            lengths: tokens of each sequence, summing to T.
+            input_ids: [T] int64, piece after piece.
+            lengths: tokens of each piece, summing to T.
             routed_experts: [T, L, K] integer ids to replay; rows of `ROUTE_FREE` route freely.
+            parents: for each piece the earlier one that it continues, or -1 where it begins a
+                sequence; by default every piece is a whole sequence. `packing.py` makes them.
 
         Raises:
             ValueError: lengths that do not fit, or routes of the wrong shape.
 
         """
-        segments = self._segments(input_ids, tuple(lengths))
+        segments = self._segments(input_ids, tuple(lengths), parents)
         recorded = self._checked_routes(input_ids, routed_experts)
         x = F.embedding(input_ids, self.embedding)
         routes, balance, mismatches = [], [], []
@@ -133,19 +137,29 @@ class Policy(nn.Module):
         """Hidden states [N, d] and the next tokens [N] -> states that predict the ones after."""
         return self.mtp(hidden, F.embedding(next_ids, self.embedding))
 
-    def _segments(self, input_ids: torch.Tensor, lengths: tuple[int, ...]) -> Segments:
+    def _segments(
+        self, input_ids: torch.Tensor, lengths: tuple[int, ...], parents: Sequence[int] | None
+    ) -> Segments:
         if input_ids.dim() != 1 or sum(lengths) != input_ids.numel() or min(lengths) < 1:
             raise ValueError(
                 f"lengths must be positive and sum to the {input_ids.numel()} packed input_ids"
             )
-        if max(lengths) > self.config.max_position_embeddings:
+        ancestors = _ancestors(len(lengths), parents)
+        starts = [sum(lengths[i] for i in before) for before in ancestors]
+        ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+        if max(ends) > self.config.max_position_embeddings:
             raise ValueError(
-                f"a sequence of {max(lengths)} tokens exceeds max_position_embeddings "
+                f"a sequence of {max(ends)} tokens exceeds max_position_embeddings "
                 f"{self.config.max_position_embeddings}"
             )
-        cos = torch.cat([self.cos[:n] for n in lengths]).unsqueeze(1)
-        sin = torch.cat([self.sin[:n] for n in lengths]).unsqueeze(1)
-        return Segments(lengths, cos, sin)
+        spans = [slice(start, end) for start, end in zip(starts, ends, strict=True)]
+        return Segments(
+            lengths=lengths,
+            ancestors=ancestors,
+            masks=tuple(map(causal_mask, lengths, starts)),
+            cos=torch.cat([self.cos[span] for span in spans]).unsqueeze(1),
+            sin=torch.cat([self.sin[span] for span in spans]).unsqueeze(1),
+        )
 
     def _checked_routes(
         self, input_ids: torch.Tensor, routed_experts: torch.Tensor | None
@@ -167,6 +181,18 @@ class Policy(nn.Module):
 def token_logprobs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Log-probability of each target: [N, V] and [N] int64 -> [N] float32."""
     return -F.cross_entropy(logits.float(), targets, reduction="none")
+
+
+def _ancestors(count: int, parents: Sequence[int] | None) -> tuple[tuple[int, ...], ...]:
+    """Return the pieces that each piece continues, first to last."""
+    if parents is None:
+        return ((),) * count
+    if len(parents) != count or any(not -1 <= p < i for i, p in enumerate(parents)):
+        raise ValueError("parents must give each piece an earlier one, or -1")
+    chains: list[tuple[int, ...]] = []
+    for parent in parents:
+        chains.append(() if parent < 0 else (*chains[parent], parent))
+    return tuple(chains)
 
 
 def _balance(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
