@@ -1,0 +1,135 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.model import Policy
+from penstock.actors.trainer.config import MidtrainConfig
+from penstock.actors.trainer.corpus import Corpus, decode_corpus, encode_corpus, segments
+from penstock.actors.trainer.midtrain import Midtrainer, rate
+from penstock.messages.errors import CorruptDataError
+
+POLICY = PolicyConfig(
+    vocab_size=16, hidden_size=16, num_hidden_layers=1, head_dim=8, moe_intermediate_size=8
+)
+CONFIG = MidtrainConfig(
+    num_tokens=6000, sequence_tokens=16, batch_tokens=128, learning_rate=1e-2, report_steps=50
+)
+
+
+def counting_corpus(num_documents=60, num_unlearnable=0):
+    """Documents that count upwards from a start: the next token is certain but for the first."""
+    rng = np.random.default_rng(0)
+    documents = [(int(rng.integers(16)) + np.arange(int(rng.integers(4, 12)))) % 16
+                 for _ in range(num_documents)]  # fmt: skip
+    tokens = np.concatenate(documents).astype(np.int32)
+    return Corpus(tokens=tokens, lengths=np.array([d.size for d in documents], np.int32))
+
+
+def run(config=CONFIG, corpus=None, seed=0):
+    torch.set_num_threads(1)
+    policy = Policy(POLICY, seed=3)
+    corpus = corpus or counting_corpus()
+    trainer = Midtrainer(policy, config, corpus, corpus, seed)
+    before = trainer.heldout_loss()
+    while trainer.spent(0.0) < 1.0:
+        trainer.run(0.0)
+    return policy, trainer.report(before, 1.0)
+
+
+def test_it_learns_what_is_certain():
+    policy, report = run()
+    assert report.heldout_loss_before == pytest.approx(math.log(16), abs=0.3)
+    assert report.heldout_loss < 0.2
+    assert report.loss_last < 0.3 < 1.0 < report.loss_first
+    assert report.heldout_perplexity == pytest.approx(math.exp(report.heldout_loss))
+    assert 6000 <= report.num_tokens < 6000 + 128
+    ids = torch.tensor([5, 6, 7])
+    assert policy.logits(policy(ids, [3]).hidden).argmax(-1).tolist() == [6, 7, 8]
+
+
+def test_the_second_head_learns_the_token_after_next():
+    policy, _ = run()
+    hidden = policy(torch.tensor([5, 6]), [2]).hidden[:1]
+    logits = policy.logits(policy.mtp_hidden(hidden, torch.tensor([6])))
+    assert logits.argmax(-1).tolist() == [7]
+
+
+def test_the_same_seed_gives_the_same_bits():
+    config = MidtrainConfig(num_tokens=500, sequence_tokens=16, batch_tokens=128)
+    first, second, other = (run(config, seed=seed)[0] for seed in (1, 1, 2))
+    assert torch.equal(first.embedding, second.embedding)
+    assert not torch.equal(first.embedding, other.embedding)
+
+
+def test_tokens_of_no_weight_are_not_learned():
+    plain = counting_corpus()
+    weights = np.ones(plain.tokens.size, np.float32)
+    weights[plain.tokens == 9] = 0.0
+    corpus = Corpus(tokens=plain.tokens, lengths=plain.lengths, weights=weights)
+    policy, _ = run(corpus=corpus)
+    logits = policy.logits(policy(torch.tensor([6, 7, 8]), [3]).hidden)
+    assert logits[:2].argmax(-1).tolist() == [7, 8]
+    assert logits[2].detach().softmax(-1)[9].item() < 0.2
+
+
+def test_a_budget_by_the_clock_ends_with_the_clock():
+    corpus = counting_corpus()
+    config = MidtrainConfig(seconds=10.0, sequence_tokens=16, batch_tokens=128, report_steps=2)
+    trainer = Midtrainer(Policy(POLICY, seed=3), config, corpus, corpus, 0)
+    trainer.run(5.0)
+    assert (trainer.spent(5.0), len(trainer.losses)) == (0.5, 2)
+    trainer.run(10.0)
+    assert (trainer.spent(10.0), len(trainer.losses)) == (1.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("wsd", {0.0: 0.01, 0.025: 0.5, 0.05: 1.0, 0.7: 1.0, 0.85: 0.55, 1.0: 0.1}),
+        ("cosine", {0.0: 0.01, 0.05: 1.0, 0.525: 0.55, 1.0: 0.1}),
+    ],
+)
+def test_schedules(schedule, expected):
+    config = MidtrainConfig(schedule=schedule, warmup_fraction=0.05, decay_fraction=0.3)
+    assert {at: rate(config, at) for at in expected} == pytest.approx(expected)
+
+
+def test_segments_cut_documents_and_leave_single_tokens_out():
+    corpus = Corpus(tokens=np.arange(12), lengths=np.array([5, 1, 6]))
+    assert segments(corpus, 4).tolist() == [[0, 4], [6, 4], [10, 2]]
+    assert segments(Corpus(tokens=np.arange(9)), 4).tolist() == [[0, 4], [4, 4]]
+
+
+def test_a_corpus_round_trips():
+    corpus = Corpus(
+        tokens=np.arange(6, dtype=np.int32),
+        lengths=np.array([2, 4], np.int32),
+        weights=np.linspace(0, 1, 6, dtype=np.float32),
+    )
+    back = decode_corpus(encode_corpus(corpus))
+    for name in ("tokens", "lengths", "weights"):
+        assert np.array_equal(getattr(back, name), getattr(corpus, name))
+    assert decode_corpus(encode_corpus(Corpus(tokens=np.arange(3)))).lengths is None
+
+
+@pytest.mark.parametrize(
+    ("corpus", "message"),
+    [
+        (Corpus(tokens=np.zeros(3)), "flat integer array"),
+        (Corpus(tokens=np.arange(4), lengths=np.array([3])), "expected a sum of 4, got 3"),
+        (Corpus(tokens=np.arange(4), weights=np.ones(3)), r"expected shape \(4,\)"),
+    ],
+)
+def test_a_bad_corpus_is_refused(corpus, message):
+    with pytest.raises(CorruptDataError, match=message):
+        encode_corpus(corpus)
+
+
+def test_bytes_that_are_no_corpus_are_refused():
+    with pytest.raises(CorruptDataError, match="not a safetensors file"):
+        decode_corpus(b"nonsense")
+    with pytest.raises(CorruptDataError, match="at least 2 tokens"):
+        segments(Corpus(tokens=np.arange(2), lengths=np.array([1, 1])), 8)
