@@ -87,14 +87,16 @@ async def get_patiently(store: ObjectStore, shard: ShardRef, sleep: Sleep) -> by
         DamagedStoreError: it came damaged, or not at all, every time.
 
     """
-    for attempt in range(_NUM_GETS_MAX):
+    num_failed = 0
+    while True:
         try:
             return await get_checked(store, shard)
         except (CorruptDataError, NotFoundError, OSError) as error:
+            num_failed += 1
+            if num_failed == _NUM_GETS_MAX:
+                raise DamagedStoreError(f"after {num_failed} attempts: {error}") from error
             _log.warning("fetching again: %s", error)
-            cause = error
-        await sleep(_GET_BACKOFF_S * 2**attempt)
-    raise DamagedStoreError(f"after {_NUM_GETS_MAX} attempts: {cause}") from cause
+        await sleep(_GET_BACKOFF_S * 2**num_failed)
 
 
 async def read_manifest(store: ObjectStore, key: str) -> WeightsPublished:

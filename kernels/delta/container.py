@@ -109,7 +109,7 @@ def unpack(payload: bytes | memoryview) -> tuple[Header, list[bytes]]:
     view = memoryview(payload)
     header, offset = _read_header(view)
     body = view[:-_CHECK_BYTES]
-    if checksum(body) != view[-_CHECK_BYTES:]:
+    if checksum(body) != bytes(view[-_CHECK_BYTES:]):
         raise CorruptDataError("delta: the checksum does not match; the payload is damaged")
     table_end = offset + _STREAM.size * header.num_streams
     if table_end > len(body):
