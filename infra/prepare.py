@@ -24,6 +24,7 @@ TRAIN_KEY = "tasks/train"
 HELDOUT_KEY = "tasks/heldout"
 MIDTRAIN_KEY = "midtrain/tokens"
 MIDTRAIN_HELDOUT_KEY = "midtrain/heldout"
+OBJECT_KEYS = (TOKENIZER_KEY, TRAIN_KEY, HELDOUT_KEY, MIDTRAIN_KEY, MIDTRAIN_HELDOUT_KEY)
 
 
 class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,8 +68,7 @@ async def prepare(
         say: told in words what is being done.
 
     """
-    keys = (TOKENIZER_KEY, TRAIN_KEY, HELDOUT_KEY, MIDTRAIN_KEY, MIDTRAIN_HELDOUT_KEY)
-    if all([await store.exists(key) for key in keys]):
+    if all([await store.exists(key) for key in OBJECT_KEYS]):
         return
     say(f"preparing {config.num_train_tasks} tasks and {config.num_demonstrations} demonstrations")
     objects = await asyncio.to_thread(build, config, policy, seed)

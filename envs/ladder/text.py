@@ -53,8 +53,8 @@ TEXT = (
     Template(
         "words",
         ("words", "wordcount", "terms"),
-        _ONE,
-        '"""Count the words of $s."""\nreturn len($s.split())',
+        {"s": "text", "n": "small"},
+        '"""Count the words of $s, plus $n."""\nreturn len($s.split()) + $n',
     ),
     Template(
         "before",

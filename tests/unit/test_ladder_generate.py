@@ -1,0 +1,111 @@
+import random
+
+import msgspec
+import pytest
+
+from penstock.envs.ladder.generate import (
+    LADDER,
+    NOVEL,
+    NOVEL_FAMILIES,
+    BrokenTaskError,
+    check_gates,
+    draw_repositories,
+    functions,
+    is_solved,
+    to_task_set,
+)
+from penstock.envs.ladder.names import is_kept_out
+from penstock.envs.ladder.repository import CHECK_FILE, SEARCH, line_edit
+from penstock.messages.task import Split
+
+
+def draw(split, num, rungs=LADDER, seed=0):
+    return list(draw_repositories(split, num, rungs, random.Random(seed), split.value))
+
+
+@pytest.fixture(scope="module")
+def train():
+    return draw(Split.TRAIN, 70)
+
+
+@pytest.fixture(scope="module")
+def heldout():
+    return draw(Split.HELDOUT, 64, (*LADDER, NOVEL))
+
+
+def test_the_same_seed_gives_the_same_tasks(train):
+    assert to_task_set(draw(Split.TRAIN, 70)) == to_task_set(train)
+    assert to_task_set(draw(Split.TRAIN, 70, seed=1)) != to_task_set(train)
+
+
+def test_rungs_take_turns_and_ids_and_files_are_distinct(train):
+    assert [one.task.rung for one in train] == [*LADDER] * 10
+    assert len({one.task.task_id for one in train}) == 70
+    assert len({one.task.files[one.path] for one in train}) == 70
+
+
+def test_repositories_are_small_and_the_instruction_names_the_function(train):
+    for one in train:
+        assert 2 <= len(one.task.files) <= 5
+        assert max(len(text.splitlines()) for text in one.task.files.values()) <= 24
+        assert one.function_name in one.task.instruction
+        assert (one.path in one.task.instruction) == (one.task.rung != SEARCH)
+
+
+def test_the_gold_edit_solves_and_no_wrong_edit_does(train):
+    for one in train:
+        text = one.task.files[one.path]
+        assert text.count(one.gold_edit.old) == 1
+        gold = text.replace(one.gold_edit.old, one.gold_edit.new)
+        assert gold == one.hidden.gold_files[one.path]
+        assert is_solved(one.task.files | {one.path: gold}, one.hidden)
+
+
+def test_gates_refuse_a_task_without_a_bug_and_one_without_a_solution(train):
+    one = train[0]
+    fixed = msgspec.structs.replace(one.task, files=one.task.files | one.hidden.gold_files)
+    with pytest.raises(BrokenTaskError, match="without any edit"):
+        check_gates(fixed, one.hidden)
+    hopeless = msgspec.structs.replace(one.hidden, gold_files={})
+    with pytest.raises(BrokenTaskError, match="known solution fails"):
+        check_gates(one.task, hopeless)
+
+
+def test_hidden_tests_are_no_visible_file(train):
+    for one in train:
+        assert not set(one.hidden.files) & set(one.task.files)
+        assert CHECK_FILE in one.task.files
+
+
+def pairs(repositories):
+    return {tuple(one.function_name.rsplit("_", 1)) for one in repositories}
+
+
+def test_function_names_of_the_splits_never_meet(train, heldout):
+    assert all(is_kept_out(*pair) for pair in pairs(heldout))
+    assert not any(is_kept_out(*pair) for pair in pairs(train))
+
+
+def test_families_kept_out_are_in_no_training_task(train):
+    docstrings = [f.canonical.split('"""')[1].split("$")[0] for f in functions(novel=True)]
+    assert {f.template.family for f in functions(novel=True)} == NOVEL_FAMILIES
+    texts = "\n".join(text for one in train for text in one.task.files.values())
+    assert "without a rim" not in texts
+    assert docstrings
+    with pytest.raises(BrokenTaskError, match="never trained on"):
+        draw(Split.TRAIN, 1, (NOVEL,))
+
+
+def test_line_edit_finds_the_lines_that_differ():
+    edit = line_edit("a\n  b\nc", "a\n  B\n  D\nc")
+    assert (edit.old, edit.new) == ("b", "B\n  D")
+    assert line_edit("a", "a") is None
+
+
+def test_every_function_has_bugs_that_its_cases_catch():
+    for function in functions(novel=False) + functions(novel=True):
+        assert len(function.killers) >= 2, function.name
+        cases = function.hidden_cases(random.Random(0))
+        indexes = {function.cases.index(case) for case in cases}
+        for site, failed in function.killers.items():
+            assert indexes & set(failed), (function.name, site)

@@ -1,0 +1,117 @@
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+
+from penstock.actors.policy import marks
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.parse import ParsedTurn, parse_turn
+from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.actors.trainer.corpus import decode_corpus
+from penstock.envs.ladder.generate import LADDER
+from penstock.infra import prepare as preparing
+from penstock.infra.prepare import PrepareConfig
+from penstock.messages.task import Split, TaskSet
+
+NUM_DEMONSTRATIONS = 14
+CONFIG = PrepareConfig(
+    num_train_tasks=14,
+    num_heldout_tasks=7,
+    num_demonstrations=NUM_DEMONSTRATIONS,
+    code_tokens=2_000,
+)
+POLICY = PolicyConfig(vocab_size=512)
+
+
+@pytest.fixture(scope="module")
+def objects():
+    return preparing.build(CONFIG, POLICY, seed=3)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(objects, tmp_path_factory):
+    path = tmp_path_factory.mktemp("prepare") / "tokenizer.json"
+    path.write_bytes(objects[preparing.TOKENIZER_KEY])
+    return Tokenizer.load(path)
+
+
+def tasks(objects, key):
+    return msgspec.msgpack.decode(objects[key], type=TaskSet)
+
+
+def test_task_sets_are_of_their_split_and_every_task_has_hidden_tests(objects):
+    train = tasks(objects, preparing.TRAIN_KEY)
+    heldout = tasks(objects, preparing.HELDOUT_KEY)
+    assert {task.split for task in train.tasks} == {Split.TRAIN}
+    assert {task.split for task in heldout.tasks} == {Split.HELDOUT}
+    assert {task.rung for task in heldout.tasks} == set(LADDER)
+    for one in (train, heldout):
+        assert [task.task_id for task in one.tasks] == [hidden.task_id for hidden in one.hidden]
+
+
+def test_the_tokenizer_has_the_policys_vocabulary(tokenizer):
+    assert tokenizer.vocab_size == POLICY.vocab_size
+
+
+def documents(objects):
+    corpus = decode_corpus(objects[preparing.MIDTRAIN_KEY])
+    ends = np.cumsum(corpus.lengths)[:-1]
+    return list(zip(np.split(corpus.tokens, ends), np.split(corpus.weights, ends), strict=True))
+
+
+def test_what_the_actor_says_weighs_most_and_parses_as_turns(objects, tokenizer):
+    transcripts = documents(objects)[-NUM_DEMONSTRATIONS:]
+    for tokens, weights in transcripts:
+        starts = np.flatnonzero(tokens == tokenizer.mark_id(marks.ASSISTANT)) + 1
+        assert starts.size >= 1
+        for start in starts:
+            end = start + int(np.argmax(tokens[start:] == tokenizer.end_id)) + 1
+            turn = parse_turn(tokenizer, tokens[start:end].tolist())
+            assert isinstance(turn, ParsedTurn)
+            assert len(turn.calls) == 1
+            assert (weights[start:end] == 1.0).all()
+            assert weights[start - 1] == pytest.approx(CONFIG.context_weight)
+        assert tokens[-1] == tokenizer.end_id
+
+
+def test_code_comes_first_in_pieces(objects):
+    code = documents(objects)[:-NUM_DEMONSTRATIONS]
+    assert sum(tokens.size for tokens, _ in code) >= CONFIG.code_tokens
+    assert max(tokens.size for tokens, _ in code) <= CONFIG.piece_tokens
+    assert all((weights == np.float32(CONFIG.code_weight)).all() for _, weights in code)
+
+
+class MemoryStore:
+    def __init__(self):
+        self.objects = {}
+
+    async def put(self, key, data):
+        self.objects[key] = bytes(data)
+
+    async def exists(self, key):
+        return key in self.objects
+
+
+async def test_prepare_stores_once_and_says_so(monkeypatch):
+    monkeypatch.setattr(preparing, "build", lambda *_: dict.fromkeys(preparing.OBJECT_KEYS, b"x"))
+    store, said = MemoryStore(), []
+    await preparing.prepare(CONFIG, POLICY, store, 0, said.append)
+    assert set(store.objects) == set(preparing.OBJECT_KEYS)
+    await preparing.prepare(CONFIG, POLICY, store, 0, said.append)
+    assert len(said) == 1
+
+
+def test_wrong_settings_are_told():
+    with pytest.raises(ValueError, match="rungs"):
+        PrepareConfig(rungs=("stairs",))
+    with pytest.raises(ValueError, match="num_train_tasks"):
+        PrepareConfig(num_train_tasks=0)
+    with pytest.raises(msgspec.ValidationError, match=r"habits\.edits"):
+        msgspec.convert({"habits": {"edits": 2.0}}, PrepareConfig)
+
+
+def test_settings_import_no_torch():
+    code = "import sys, penstock.infra.prepare; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
