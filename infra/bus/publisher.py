@@ -68,7 +68,8 @@ class Publisher:
         except TimeoutError as error:
             raise BusError(
                 f"publish: {len(receipts)} of {len(events)} events were stored within "
-                f"{PUBLISH_S_MAX} s; next is {outgoing[len(receipts)].subject}"
+                f"{PUBLISH_S_MAX} s; next is {outgoing[len(receipts)].subject}; a server that does "
+                "not answer is down, or its disk is full: its log (nats.log) tells"
             ) from error
         return receipts
 

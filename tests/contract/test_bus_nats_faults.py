@@ -10,6 +10,7 @@ import pytest
 from tests.contract.check_bus import saved, step, task
 from tests.contract.test_bus_nats import NatsWorld
 
+from penstock.infra.bus import puller
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.messages.errors import BusError
 from penstock.messages.task import StartRollout
@@ -128,6 +129,22 @@ async def test_a_stream_that_was_cut_raises_and_has_no_hole(world, proxied):
             if len(seen) == 5:
                 proxy.cut()
     assert seen == list(range(len(seen)))
+
+
+async def test_a_stalled_pull_is_made_again(world, proxied, monkeypatch):
+    monkeypatch.setattr(puller, "HEARTBEAT_S", 0.2)
+    monkeypatch.setattr(puller, "STALL_S", 0.6)
+    proxy, bus = proxied
+    direct = await world.bus()
+    deliveries = bus.follow([StepCompleted])
+    await direct.publish([step(1)])
+    assert (await asyncio.wait_for(anext(deliveries), DEADLINE_S)).event == step(1)
+    proxy.swallows = True
+    await direct.publish([step(2)])
+    await asyncio.sleep(1.0)
+    proxy.swallows = False
+    assert (await asyncio.wait_for(anext(deliveries), DEADLINE_S)).event == step(2)
+    await deliveries.aclose()
 
 
 async def test_a_wrong_token_is_refused_at_once(world):
