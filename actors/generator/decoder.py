@@ -67,7 +67,7 @@ class _Places:
 
 
 class Decoder:
-    """Runs steps of a policy over a slot cache, in torch: everywhere, and on any device."""
+    """Runs steps of a policy over a slot cache, in torch alone: where nothing can be compiled."""
 
     name = "torch"
 
