@@ -1,9 +1,10 @@
 """Routes, request ids, errors."""
 
-from collections.abc import Awaitable, Callable
+import logging
 from functools import partial
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from penstock.gateway.completions import chat_completions
 from penstock.gateway.errors import ApiError, error_response
@@ -14,7 +15,7 @@ from penstock.gateway.monitor_feed import MonitorFeed, monitor_events, monitor_s
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, Services
 from penstock.messages.errors import PenstockError
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+log = logging.getLogger(__name__)
 
 
 def build_app(services: Services) -> web.Application:
@@ -41,7 +42,7 @@ def build_app(services: Services) -> web.Application:
     return app
 
 
-def _outer(services: Services) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+def _outer(services: Services) -> Middleware:
     @web.middleware
     async def outer(request: web.Request, handler: Handler) -> web.StreamResponse:
         """Name the request, turn errors into OpenAI's format, count."""
@@ -52,6 +53,10 @@ def _outer(services: Services) -> Callable[[web.Request, Handler], Awaitable[web
             response = web.Response(status=499)
         except (ApiError, PenstockError, web.HTTPException) as error:
             response = error_response(_as_api_error(error))
+        except Exception:  # The top of a request: its failure is this user's alone.
+            log.exception("%s failed", request[REQUEST_ID])
+            error = ApiError(500, "internal_error", "the gateway failed on this request")
+            response = error_response(error)
         if not response.prepared:
             response.headers.update(request.get(EXTRA_HEADERS, {}))
             response.headers["x-request-id"] = request[REQUEST_ID]

@@ -1,7 +1,7 @@
 """`POST /v1/chat/completions`: checked, sampled, shown, recorded."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from aiohttp import web
 
@@ -84,7 +84,7 @@ def session_of(request: web.Request) -> str:
 
 
 @contextlib.contextmanager
-def _slot(services: Services) -> Iterator[None]:
+def _slot(services: Services) -> Generator[None, None, None]:
     """Hold one of the gateway's places for a chat request.
 
     Raises:

@@ -56,7 +56,7 @@ def error_body(error: ApiError) -> bytes:
 
 def error_response(error: ApiError) -> web.Response:
     """Return the HTTP response of an error."""
-    headers = {}
+    headers: dict[str, str] = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after_s + 0.5)))
     return web.Response(

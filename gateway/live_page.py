@@ -25,7 +25,7 @@ async def live_page(request: web.Request) -> web.Response:
 
 @cache
 def _template() -> str:
-    folder = files(__package__) / "page"
+    folder = files("penstock.gateway") / "page"
     parts = {
         "/*STYLE*/": "page.css",
         "/*CHARTS*/": "charts.js",

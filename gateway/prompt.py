@@ -26,7 +26,18 @@ _ROLE_MARKS = {
     "assistant": marks.ASSISTANT,
     "tool": marks.TOOL,
 }
+_TYPES: dict[str, Any] = {
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "array": list[Any],
+    "object": dict[str, Any],
+}
 _Reply = tuple[str, str, str]
+
+
+class _PropertySchema(msgspec.Struct, frozen=True):
+    type: str
 
 
 class ReplyMemory:
@@ -94,7 +105,7 @@ def offered_tools(request: ChatRequest) -> Mapping[str, Tool]:
 
 def arguments_json(call: ToolCall, tool: Tool) -> str:
     """Return a call's arguments as JSON, in the types that the tool's schema asks for."""
-    properties: Any = tool.function.parameters.get("properties", {})
+    properties = tool.function.parameters.properties
     typed = {
         name: _as_type(value, properties.get(name, {})) for name, value in call.arguments.items()
     }
@@ -103,7 +114,7 @@ def arguments_json(call: ToolCall, tool: Tool) -> str:
 
 def _describe(tool: Tool) -> str:
     function = tool.function
-    names = ", ".join(function.parameters.get("properties", {}))
+    names = ", ".join(function.parameters.properties)
     return f"{function.name}({names}): {function.description}"
 
 
@@ -134,14 +145,10 @@ def _as_text(value: Any) -> str:
 
 def _as_type(value: str, schema: Any) -> Any:
     """Return `value` in the schema's type, or as it is where it does not read as that."""
-    wanted = schema.get("type", "string") if isinstance(schema, dict) else "string"
-    types: dict[str, Any] = {"integer": int, "number": float, "boolean": bool}
-    types |= {"array": list[Any], "object": dict[str, Any]}
-    if not isinstance(wanted, str) or wanted not in types:
-        return value
     try:
-        return msgspec.json.decode(value, type=types[wanted])
-    except msgspec.MsgspecError:
+        wanted = msgspec.convert(schema, _PropertySchema).type
+        return msgspec.json.decode(value, type=_TYPES[wanted])
+    except (msgspec.MsgspecError, KeyError):
         return value
 
 

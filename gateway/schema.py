@@ -53,12 +53,18 @@ class RequestMessage(msgspec.Struct, frozen=True):
         return self.content or ""
 
 
+class ToolParameters(msgspec.Struct, frozen=True):
+    """A JSON schema; only the names and types of its properties are read."""
+
+    properties: dict[str, Any] = {}
+
+
 class ToolFunction(msgspec.Struct, frozen=True):
     """What a tool is called and takes."""
 
     name: str
     description: str = ""
-    parameters: dict[str, Any] = {}
+    parameters: ToolParameters = ToolParameters()
     strict: bool | None = None
 
 

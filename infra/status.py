@@ -49,13 +49,10 @@ async def top_command(name: str, runs_dir: Path) -> int:
     console = Console()
     async with open_log(run, "top") as bus:
         with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
-            is_up = True
-            while is_up:
-                is_up = run.read_state() is not None
-                state = await read_state(bus, is_up=is_up)
-                live.update(render(state), refresh=True)
-                await asyncio.sleep(PERIOD_S if is_up else 0.0)
-    console.print(render(state))
+            while run.read_state() is not None:
+                live.update(render(await read_state(bus, is_up=True)), refresh=True)
+                await asyncio.sleep(PERIOD_S)
+        console.print(render(await read_state(bus, is_up=False)))
     return 0
 
 

@@ -47,6 +47,8 @@ class Reply(msgspec.Struct, kw_only=True):
     num_chunk: int = 3
     fail_after: int = -1
     """Chunks before it fails; -1 for never."""
+    pause_after: int = -1
+    """Chunks before it waits for `resume`; -1 for never."""
     policy_version: int = 7
 
 
@@ -61,6 +63,7 @@ class ScriptedGenerator(Actor):
         self.aborted: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
+        self.resume = asyncio.Event()
 
     def services(self) -> Mapping[str, Serve]:
         return {"generate.live": self._generate, "abort.generator-west": self._abort}
@@ -80,6 +83,8 @@ class ScriptedGenerator(Actor):
         for index, chunk in enumerate(chunks):
             if index == reply.fail_after:
                 raise RuntimeError("the machine is gone")
+            if index == reply.pause_after:
+                await self.resume.wait()
             is_last = index == len(chunks) - 1
             yield _chunk(message, chunk, reply, self._stop(message, ids) if is_last else None)
 
@@ -108,14 +113,17 @@ def _chunk(
 class Site:
     """A running gateway and what stands around it."""
 
-    def __init__(self, bus: Bus, store: DirectoryStore, tokenizer: Tokenizer) -> None:
+    def __init__(self, bus: Bus, folder: Path, tokenizer: Tokenizer, **settings: float) -> None:
         self.bus = bus
         self.tokenizer = tokenizer
         self.generator = ScriptedGenerator()
-        self.config = GatewayConfig(port=0, retry_s=0.01, num_attempts_max=3, idle_s_max=5.0)
+        config = GatewayConfig(port=0, retry_s=0.01, num_attempts_max=3, idle_s_max=5.0)
+        config = msgspec.structs.replace(config, **settings)
         self.url = ""
-        self.gateway = Gateway(self.config, tokenizer, KEYS, on_listening=self._on_listening)
-        self._store = store
+        self.gateway = Gateway(config, tokenizer, KEYS, on_listening=self._on_listening)
+        self._store = DirectoryStore(folder / "objects")
+        self._gateway_stop = asyncio.Event()
+        self._gateway_run: asyncio.Task[None] | None = None
 
     def _on_listening(self, url: str) -> None:
         self.url = url
@@ -130,12 +138,22 @@ class Site:
     async def running(self, *actors: Actor) -> AsyncIterator[None]:
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            for actor in (self.generator, *actors, self.gateway):
-                host = ActorHost(actor, self.bus, self._store, name=actor.role, seed=1)
-                group.create_task(host.run(stop))
+            for actor in (self.generator, *actors):
+                group.create_task(self._host(actor).run(stop))
+            self._gateway_run = group.create_task(self._host(self.gateway).run(self._gateway_stop))
             await until(lambda: self.url)
-            yield
-            stop.set()
+            try:
+                yield
+            finally:
+                stop.set()
+                self._gateway_stop.set()
+
+    async def stop_gateway(self) -> None:
+        self._gateway_stop.set()
+        await self._gateway_run
+
+    def _host(self, actor: Actor) -> ActorHost:
+        return ActorHost(actor, self.bus, self._store, name=actor.role, seed=1)
 
 
 async def until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
@@ -181,7 +199,7 @@ async def bus(request, tmp_path) -> AsyncIterator[Bus]:
 
 @pytest.fixture
 async def site(bus, tmp_path, tokenizer) -> AsyncIterator[Site]:
-    site = Site(bus, DirectoryStore(tmp_path / "objects"), tokenizer)
+    site = Site(bus, tmp_path, tokenizer)
     async with site.running(Monitor(bus), FeedbackJoiner(JoinConfig(reward_wait_s=0.0))):
         yield site
 

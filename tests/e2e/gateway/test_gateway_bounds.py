@@ -1,0 +1,96 @@
+"""Requests that end early: clients that leave, gateways that are full, slow or stopping."""
+
+import asyncio
+
+import aiohttp
+
+from penstock.actors.policy.chat import render_turn
+from penstock.messages.feedback import InferenceRecorded
+from penstock.messages.rollout import StopReason
+
+from .conftest import Site, until
+
+GOOD = {"model": "policy", "messages": [{"role": "user", "content": "Fix add."}]}
+HEADERS = {"Authorization": "Bearer psk-test"}
+
+
+async def ask(http: aiohttp.ClientSession, **fields):
+    return await http.post("/v1/chat/completions", json=GOOD | fields, headers=HEADERS)
+
+
+async def code(reply: aiohttp.ClientResponse) -> str:
+    return (await reply.json())["error"]["code"]
+
+
+async def test_a_client_that_leaves_ends_the_sampling_and_what_it_got_is_recorded(
+    bus, tmp_path, tokenizer
+):
+    site = Site(bus, tmp_path, tokenizer)
+    ids = render_turn(tokenizer, "return a + b " * 20)
+    async with site.running(), aiohttp.ClientSession(site.url) as http:
+        site.will_reply(ids, num_chunk=2, pause_after=2)
+        reply = await ask(http, stream=True)
+        await reply.content.readline()
+        reply.close()
+        site.generator.resume.set()
+        await until(lambda: site.generator.aborted)
+        await asyncio.sleep(0)
+    (record,) = await site.events(InferenceRecorded)
+    assert record.turn.stop_reason is StopReason.ABORTED
+    assert 0 < record.turn.token_ids.shape[0] < len(ids)
+
+
+async def test_a_full_gateway_refuses_and_recovers(bus, tmp_path, tokenizer):
+    site = Site(bus, tmp_path, tokenizer, num_requests_max=1)
+    async with site.running(), aiohttp.ClientSession(site.url) as http:
+        site.generator.gate.clear()
+        site.will_reply(render_turn(tokenizer, "ok"))
+        first = asyncio.create_task(ask(http))
+        await until(lambda: site.generator.asked)
+        refused = await ask(http)
+        assert (refused.status, await code(refused)) == (503, "overloaded")
+        assert refused.headers["Retry-After"]
+        site.generator.gate.set()
+        assert (await first).status == 200
+        site.will_reply(render_turn(tokenizer, "ok"))
+        assert (await ask(http)).status == 200
+
+
+async def test_a_reply_that_takes_too_long_is_a_clean_error(bus, tmp_path, tokenizer):
+    site = Site(bus, tmp_path, tokenizer, request_s_max=0.3)
+    async with site.running(), aiohttp.ClientSession(site.url) as http:
+        for stream in (False, True):
+            site.will_reply(render_turn(tokenizer, "ok" * 9), num_chunk=2, pause_after=0)
+            reply = await ask(http, stream=stream)
+            assert (reply.status, await code(reply)) == (504, "deadline_exceeded")
+        site.will_reply(render_turn(tokenizer, "ok" * 9), num_chunk=2, pause_after=1)
+        reply = await ask(http, stream=True)
+        assert reply.status == 200
+        text = await reply.text()
+        assert '"code":"deadline_exceeded"' in text
+        assert "[DONE]" not in text
+        site.generator.resume.set()
+
+
+async def test_an_open_reply_outlives_the_order_to_stop(bus, tmp_path, tokenizer):
+    site = Site(bus, tmp_path, tokenizer)
+    async with site.running(), aiohttp.ClientSession(site.url) as http:
+        site.will_reply(render_turn(tokenizer, "return a + b"), num_chunk=2, pause_after=1)
+        reply = await ask(http, stream=True)
+        stopping = asyncio.create_task(site.stop_gateway())
+        await until_refused(site.url)
+        site.generator.resume.set()
+        assert (await reply.text()).endswith("data: [DONE]\n\n")
+        await stopping
+    assert len(await site.events(InferenceRecorded)) == 1
+
+
+async def until_refused(url: str) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                async with aiohttp.ClientSession(url) as http:
+                    await http.get("/healthz")
+            except aiohttp.ClientConnectionError:
+                return
+            await asyncio.sleep(0.02)
