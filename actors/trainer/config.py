@@ -43,6 +43,11 @@ class MidtrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     sequence_tokens: int = 256
     """Longest sequence; longer documents are cut."""
     batch_tokens: int = 4096
+    """Of one optimizer step."""
+    pass_tokens: int = 2048
+    """Of one forward and backward pass; passes of a step are computed `num_workers` at once."""
+    num_workers: int = 2
+    """Nothing else runs meanwhile; changes the time and no bit."""
     learning_rate: float = 3e-3
     warmup_fraction: float = 0.05
     schedule: str = "wsd"
@@ -63,7 +68,9 @@ class MidtrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         check_choice("trainer.midtrain.schedule", self.schedule, SCHEDULES)
         check_range("trainer.midtrain.num_tokens", self.num_tokens, 0)
         check_range("trainer.midtrain.sequence_tokens", self.sequence_tokens, 3)
+        check_range("trainer.midtrain.pass_tokens", self.pass_tokens, self.sequence_tokens)
         check_range("trainer.midtrain.batch_tokens", self.batch_tokens, self.sequence_tokens)
+        check_range("trainer.midtrain.num_workers", self.num_workers, 1)
         check_range("trainer.midtrain.report_steps", self.report_steps, 1)
         check_range("trainer.midtrain.warmup_fraction", self.warmup_fraction, 0, 1)
         check_range("trainer.midtrain.decay_fraction", self.decay_fraction, 0, 1)
@@ -158,16 +165,24 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Newest ones; that of step 0 is always kept, replay starts from it."""
     batch_wait_s_max: float = 900.0
     """The trainer fails, loudly, when a batch takes longer to come."""
-    micro_batch_tokens: int = 8192
+    micro_batch_tokens: int = 4096
     """Bound of one forward and backward pass; a longer sequence goes alone."""
     num_threads: int = 1
-    """Of torch; another number gives other bits."""
+    """Of torch, inside one pass; another number gives other bits."""
+    num_workers: int = 1
+    """Passes computed at once; changes the time and no bit."""
 
     def __post_init__(self) -> None:
         """Refuse unknown names and impossible values."""
         check_choice("trainer.estimator", self.estimator, ESTIMATORS)
         check_choice("trainer.staleness_policy", self.staleness_policy, STALENESS_POLICIES)
-        for field in ("groups_per_batch", "checkpoint_steps", "checkpoints_kept", "num_threads"):
+        for field in (
+            "groups_per_batch",
+            "checkpoint_steps",
+            "checkpoints_kept",
+            "num_threads",
+            "num_workers",
+        ):
             check_range(f"trainer.{field}", getattr(self, field), 1)
         for field in ("staleness_max", "steps_max"):
             check_range(f"trainer.{field}", getattr(self, field), 0)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import MidtrainConfig
 from penstock.actors.trainer.corpus import Corpus, segments
+from penstock.actors.trainer.gradients import accumulate
 
 
 class MidtrainReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,10 +50,17 @@ class _Batch:
 class Midtrainer:
     """Takes one step at a time, so that its caller can report and stop between steps."""
 
-    def __init__(
-        self, policy: Policy, config: MidtrainConfig, train: Corpus, heldout: Corpus, seed: int
+    def __init__(  # noqa: PLR0913, PLR0917 - what determines the weights, all of it
+        self,
+        policy: Policy,
+        config: MidtrainConfig,
+        train: Corpus,
+        heldout: Corpus,
+        seed: int,
+        num_threads: int = 1,
     ) -> None:
         self._policy, self._config = policy, config
+        self._num_threads = num_threads
         self._heldout = heldout
         self._batches = _batches(train, config, np.random.default_rng(seed))
         decayed = [p for p in policy.parameters() if p.dim() > 1]
@@ -88,7 +97,9 @@ class Midtrainer:
     def heldout_loss(self) -> float:
         """Return the mean next-token loss over the first tokens of the held-out corpus."""
         total, weight = 0.0, 0.0
-        for batch in _one_pass(self._heldout, self._config):
+        pieces = segments(self._heldout, self._config.sequence_tokens)
+        for part in _packed(pieces, self._config.pass_tokens):
+            batch = _batch(self._heldout, part)
             hidden = self._policy(batch.token_ids, batch.lengths).hidden
             losses, weights = self._losses(hidden, batch)
             total += float((losses * weights).double().sum())
@@ -109,31 +120,42 @@ class Midtrainer:
             wall_s=wall_s,
         )
 
-    def _step(self, batch: _Batch, progress: float) -> float:
+    def _step(self, passes: list[_Batch], progress: float) -> float:
+        """Take one optimizer step over the passes of a batch; return its next-token loss."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._config.learning_rate * rate(self._config, progress)
-        output = self._policy(batch.token_ids, batch.lengths)
-        loss = _mean(*self._losses(output.hidden, batch))
-        total = loss + self._config.balance_weight * output.balance_loss
-        if self._policy.config.mtp_num_heads and self._config.mtp_weight > 0:
-            total = total + self._config.mtp_weight * self._mtp_loss(output.hidden, batch)
-        total.backward()
-        torch.nn.utils.clip_grad_norm_(
-            list(self._policy.parameters()), self._config.grad_clip, error_if_nonfinite=True
+        totals = _Totals.of(passes)
+        parameters = list(self._policy.parameters())
+        losses = accumulate(
+            parameters,
+            [partial(self._forward, batch, totals) for batch in passes],
+            num_workers=self._config.num_workers,
+            num_threads=self._num_threads,
         )
+        torch.nn.utils.clip_grad_norm_(parameters, self._config.grad_clip, error_if_nonfinite=True)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self.num_tokens += batch.token_ids.numel()
-        return float(loss.detach())
+        self.num_tokens += totals.num_tokens
+        return sum(losses)
 
-    def _mtp_loss(self, hidden: torch.Tensor, batch: _Batch) -> torch.Tensor:
+    def _forward(self, batch: _Batch, totals: "_Totals") -> tuple[torch.Tensor, float]:
+        """Return one pass's share of the batch's loss, and of its next-token loss."""
+        output = self._policy(batch.token_ids, batch.lengths)
+        losses, weights = self._losses(output.hidden, batch)
+        loss = (losses * weights).sum() / totals.next_weight
+        share = batch.token_ids.numel() / totals.num_tokens
+        total = loss + self._config.balance_weight * share * output.balance_loss
+        if self._policy.config.mtp_num_heads and self._config.mtp_weight > 0:
+            mtp_sum = self._mtp_loss_sum(output.hidden, batch)
+            total = total + self._config.mtp_weight * mtp_sum / totals.mtp_weight
+        return total, float(loss.detach())
+
+    def _mtp_loss_sum(self, hidden: torch.Tensor, batch: _Batch) -> torch.Tensor:
         rows = batch.mtp_rows
         after = self._policy.mtp_hidden(hidden.index_select(0, rows), batch.token_ids[rows + 1])
-        targets = rows + 2
-        losses = F.cross_entropy(
-            self._policy.logits(after), batch.token_ids[targets], reduction="none"
-        )
-        return _mean(losses, batch.weights[targets])
+        logits, targets = self._policy.logits(after), rows + 2
+        losses = F.cross_entropy(logits, batch.token_ids[targets], reduction="none")
+        return (losses * batch.weights[targets]).sum()
 
     def _losses(self, hidden: torch.Tensor, batch: _Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return losses and weights, [M], of the next tokens of hidden states [T, d]."""
@@ -143,8 +165,22 @@ class Midtrainer:
         return losses, batch.weights[targets]
 
 
-def _mean(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    return (losses * weights).sum() / weights.sum().clamp(min=1e-6)
+@dataclass(frozen=True)
+class _Totals:
+    """What the losses of a batch are divided by, over all its passes."""
+
+    num_tokens: int
+    next_weight: float
+    mtp_weight: float
+
+    @staticmethod
+    def of(passes: list[_Batch]) -> "_Totals":
+        """Add up; a batch without targets divides by almost nothing instead of by zero."""
+        return _Totals(
+            sum(batch.token_ids.numel() for batch in passes),
+            max(sum(float(batch.weights[batch.rows + 1].sum()) for batch in passes), 1e-6),
+            max(sum(float(batch.weights[batch.mtp_rows + 2].sum()) for batch in passes), 1e-6),
+        )
 
 
 def rate(config: MidtrainConfig, progress: float) -> float:
@@ -160,33 +196,29 @@ def rate(config: MidtrainConfig, progress: float) -> float:
 
 def _batches(
     corpus: Corpus, config: MidtrainConfig, random: np.random.Generator
-) -> Iterator[_Batch]:
-    """Yield batches for ever, shuffled anew in every pass."""
+) -> Iterator[list[_Batch]]:
+    """Yield the passes of one step after another, for ever; shuffled anew in every epoch."""
     pieces = segments(corpus, config.sequence_tokens)
     while True:
-        yield from _packed(corpus, pieces[random.permutation(len(pieces))], config.batch_tokens)
+        shuffled = pieces[random.permutation(len(pieces))]
+        for step in _packed(shuffled, config.batch_tokens):
+            yield [_batch(corpus, part) for part in _packed(step, config.pass_tokens)]
 
 
-def _one_pass(corpus: Corpus, config: MidtrainConfig) -> Iterator[_Batch]:
-    return _packed(corpus, segments(corpus, config.sequence_tokens), config.batch_tokens)
-
-
-def _packed(corpus: Corpus, pieces: np.ndarray, tokens_max: int) -> Iterator[_Batch]:
-    chosen: list[tuple[int, int]] = []
-    room = tokens_max
-    for start, length in pieces.tolist():
+def _packed(pieces: np.ndarray, tokens_max: int) -> Iterator[np.ndarray]:
+    """Cut [S, 2] pieces into runs of at most `tokens_max` tokens."""
+    start, room = 0, tokens_max
+    for index, length in enumerate(pieces[:, 1].tolist()):
         if length > room:
-            yield _batch(corpus, chosen)
-            chosen, room = [], tokens_max
-        chosen.append((start, length))
+            yield pieces[start:index]
+            start, room = index, tokens_max
         room -= length
-    if chosen:
-        yield _batch(corpus, chosen)
+    yield pieces[start:]
 
 
-def _batch(corpus: Corpus, pieces: list[tuple[int, int]]) -> _Batch:
-    index = np.concatenate([np.arange(start, start + length) for start, length in pieces])
-    lengths = [length for _, length in pieces]
+def _batch(corpus: Corpus, pieces: np.ndarray) -> _Batch:
+    index = np.concatenate([np.arange(start, start + length) for start, length in pieces.tolist()])
+    lengths = pieces[:, 1].tolist()
     to_end = np.concatenate([np.arange(length, 0, -1) for length in lengths])
     weights = np.ones(index.size, np.float32)
     if corpus.weights is not None:

@@ -7,6 +7,7 @@ With another loss the same log answers "what if", and nothing is compared.
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 
@@ -183,8 +184,9 @@ async def replay(  # noqa: PLR0913 - what-if and progress are options by name
     if key is None:
         raise NotFoundError("checkpoints/00000000-*: the run has no checkpoint of version 0")
     await load_checkpoint(store, key, learner)
-    if loss is not None:
-        config = msgspec.structs.replace(config, loss=loss)
+    config = msgspec.structs.replace(
+        config, num_workers=os.cpu_count() or 1, loss=loss or config.loss
+    )
     run = Replay(learner, config, is_what_if=loss is not None, on_step=on_step)
     if isinstance(deliveries, AsyncIterator):
         async for delivery in deliveries:

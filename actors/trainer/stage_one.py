@@ -22,7 +22,7 @@ async def run_stage_one(
     learner.set_threads(config.num_threads)
     report = MidtrainReport()
     if config.midtrain.num_tokens > 0 or config.midtrain.seconds > 0:
-        report = await _run(ctx, learner, config.midtrain, seed)
+        report = await _run(ctx, learner, config, seed)
     return MidtrainCompleted(
         num_tokens=report.num_tokens,
         loss_first=report.loss_first,
@@ -34,10 +34,14 @@ async def run_stage_one(
     )
 
 
-async def _run(ctx: Context, learner: Learner, config: MidtrainConfig, seed: int) -> MidtrainReport:
+async def _run(
+    ctx: Context, learner: Learner, settings: TrainerConfig, seed: int
+) -> MidtrainReport:
+    config = settings.midtrain
     train = decode_corpus(await ctx.store.get(config.tokens_key))
     heldout = decode_corpus(await ctx.store.get(config.heldout_key))
-    trainer = Midtrainer(learner.policy, config, train, heldout, seed)
+    threads = settings.num_threads
+    trainer = Midtrainer(learner.policy, config, train, heldout, seed, threads)
     started = ctx.monotonic()
     before = await ctx.offload(trainer.heldout_loss)
     await ctx.publish(_progress(config, trainer, before, 0.0))

@@ -7,6 +7,7 @@ the sampler's own routes; advantages and the choice of samples come from the man
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from penstock.actors.policy.model import token_logprobs
 from penstock.actors.trainer.config import LossConfig, TrainerConfig
 from penstock.actors.trainer.corrections import correction_weights, log_ratios
+from penstock.actors.trainer.gradients import accumulate
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.live import TRAINED_OUTCOMES
 from penstock.actors.trainer.losses import normalizer, token_losses
@@ -42,6 +44,14 @@ class _Sums:
     router_mismatch: float = 0.0
     mismatch: MismatchSums = field(default_factory=MismatchSums)
 
+    def add(self, other: "_Sums") -> None:
+        """Add another micro-batch."""
+        self.loss += other.loss
+        self.logprob += other.logprob
+        self.num_inputs += other.num_inputs
+        self.router_mismatch += other.router_mismatch
+        self.mismatch.add(other.mismatch)
+
 
 def train_step(
     learner: Learner,
@@ -66,10 +76,7 @@ def train_step(
     sequences = list(_sequences(manifest, turns, config))
     sums, norm = _Sums(), 0.0
     if sequences:
-        divisor = normalizer(len(sequences), config.loss)
-        with learner.published_weights():
-            for batch in micro_batches(sequences, config.micro_batch_tokens):
-                _accumulate(learner, batch, config.loss, divisor, sums)
+        sums = _accumulate(learner, sequences, config)
         norm = learner.apply(manifest.step)
     staleness = _staleness_tokens(manifest)
     return StepResult(
@@ -106,13 +113,30 @@ def _sequences(
 
 
 def _accumulate(
-    learner: Learner,
-    batch: Sequence[TrainingSequence],
-    config: LossConfig,
-    divisor: float,
-    sums: _Sums,
-) -> None:
-    """Add the gradient of one micro-batch, and its figures."""
+    learner: Learner, sequences: Sequence[TrainingSequence], config: TrainerConfig
+) -> _Sums:
+    """Leave the batch's gradient in the learner's parameters; return its figures."""
+    divisor = normalizer(len(sequences), config.loss)
+    passes = [
+        partial(_forward, learner, batch, config.loss, divisor)
+        for batch in micro_batches(sequences, config.micro_batch_tokens)
+    ]
+    total = _Sums()
+    with learner.published_weights():
+        for sums in accumulate(
+            list(learner.parameters.values()),
+            passes,
+            num_workers=config.num_workers,
+            num_threads=config.num_threads,
+        ):
+            total.add(sums)
+    return total
+
+
+def _forward(
+    learner: Learner, batch: Sequence[TrainingSequence], config: LossConfig, divisor: float
+) -> tuple[torch.Tensor, _Sums]:
+    """Return the loss of one micro-batch, and its figures."""
     counts = torch.tensor([sequence.sampled_at.size for sequence in batch])
     behavior = _cat([sequence.behavior_logprobs for sequence in batch])
     current, router_mismatch = _logprobs(learner, batch, config.temperature)
@@ -122,13 +146,15 @@ def _accumulate(
     advantages = _per_token([sequence.advantage for sequence in batch], counts)
     losses = token_losses(current, behavior, advantages, weights, config)
     loss = (losses * _per_token([sequence.weight for sequence in batch], counts)).sum() / divisor
-    loss.backward()
     num_inputs = sum(sequence.num_inputs for sequence in batch)
-    sums.loss += float(loss.detach())
-    sums.logprob += float(current.detach().double().sum())
-    sums.num_inputs += num_inputs
-    sums.router_mismatch += router_mismatch * num_inputs
-    sums.mismatch.add(mismatch_sums(ratio, weights))
+    sums = _Sums(
+        loss=float(loss.detach()),
+        logprob=float(current.detach().double().sum()),
+        num_inputs=num_inputs,
+        router_mismatch=router_mismatch * num_inputs,
+        mismatch=mismatch_sums(ratio, weights),
+    )
+    return loss, sums
 
 
 def _logprobs(

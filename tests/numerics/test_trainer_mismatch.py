@@ -175,3 +175,16 @@ def without_routes(turn):
         version_spans=turn.version_spans,
         stop_reason=turn.stop_reason,
     )
+
+
+async def test_the_number_of_workers_changes_no_bit(learner):
+    turns = await rollouts(learner, 6)
+    state = {name: tensor.clone() for name, tensor in learner.state().items()}
+    results = []
+    for num_workers in (1, 2, 3):
+        learner.load_state(state)
+        config = TrainerConfig(
+            loss=LossConfig(temperature=TEMPERATURE), micro_batch_tokens=50, num_workers=num_workers
+        )
+        results.append(train_step(learner, manifest_of(turns), turns, config))
+    assert results[0] == results[1] == results[2]

@@ -64,6 +64,21 @@ def test_the_same_seed_gives_the_same_bits():
     assert not torch.equal(first.embedding, other.embedding)
 
 
+def test_the_number_of_workers_changes_no_bit():
+    policies = []
+    for num_workers in (1, 3):
+        config = MidtrainConfig(
+            num_tokens=500,
+            sequence_tokens=16,
+            batch_tokens=128,
+            pass_tokens=40,
+            num_workers=num_workers,
+        )
+        policies.append(run(config)[0])
+    first, second = (dict(policy.named_parameters()) for policy in policies)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
 def test_tokens_of_no_weight_are_not_learned():
     plain = counting_corpus()
     weights = np.ones(plain.tokens.size, np.float32)
