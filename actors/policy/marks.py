@@ -27,10 +27,9 @@ TOOL_NAMES = (
     "glob",
     "grep",
     "run_terminal",
-    "run_tests",
     "finish",
 )
-ARGUMENT_NAMES = ("path", "old", "new", "content", "pattern", "command", "line", "answer")
+ARGUMENT_NAMES = ("path", "old", "new", "content", "pattern", "command", "answer")
 
 
 def call_open(tool: str) -> str:
