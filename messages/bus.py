@@ -107,6 +107,10 @@ class Bus(Protocol):
         owns its position. `after` gives, by stream, the last sequence already seen.
         With `stop_at_end` the iterator ends where the streams ended when it was called, and
         interleaves streams by `stored_at`.
+
+        Raises:
+            ConfigError: One of `types` is kept on a work queue, which has no log.
+
         """
         ...
 
@@ -117,7 +121,11 @@ class Bus(Protocol):
     async def request(self, service: str, message: Message, *, deadline_s: float) -> Message:
         """Ask one server of `service`; return its first reply.
 
+        Where the connection breaks it is asked again, maybe of another server: whoever serves
+        treats a second request of the same ids as the first.
+
         Raises:
+            RemoteCallError: The server answered with RemoteError.
             DeadlineError: No server, or no reply in time.
 
         """
@@ -129,6 +137,8 @@ class Bus(Protocol):
         """Ask one server; iterate over its replies until it ends them.
 
         Raises:
+            RemoteCallError: The server answered with RemoteError.
+            BusError: The connection broke in the middle, or a reply was lost.
             DeadlineError: No server, or `idle_s` passed without a reply.
 
         """

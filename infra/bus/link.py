@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
 import nats
@@ -58,6 +58,9 @@ class Link:
         self._breaks: dict[int, Callable[[], None]] = {}
         self._is_up = asyncio.Event()
         self._is_up.set()
+        self._restores: set[asyncio.Task[None]] = set()
+        self.restore: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """Run after every reconnection."""
         self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_closed = False
         self.num_breaks = 0
@@ -231,7 +234,7 @@ class Link:
 
     async def _try_ask(self, subject: str, data: bytes) -> Msg | None:
         try:
-            reply = await self.ask(subject, data, deadline_s=5.0)
+            reply = await self.ask(subject, data, deadline_s=2.0)
         except (LinkBrokenError, DeadlineError):
             return None
         return None if status(reply) == NO_RESPONDERS else reply
@@ -256,6 +259,10 @@ class Link:
     async def _on_back(self) -> None:
         log.warning("connection to the NATS server is back")
         self._is_up.set()
+        if self.restore is not None:
+            task = asyncio.create_task(self.restore(), name="restore")
+            self._restores.add(task)
+            task.add_done_callback(self._restores.discard)
 
     async def _on_error(self, error: Exception) -> None:
         """Permission denials arrive here and nowhere else."""

@@ -12,6 +12,7 @@ from penstock.infra.bus.puller import Puller
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Delivery
 from penstock.messages.errors import BusError
+from penstock.messages.streams import STREAMS
 from penstock.messages.subjects import type_filter
 
 READ_AHEAD = 128
@@ -41,6 +42,7 @@ class LogReader:
         self._last = after
         self._stop_at_end = stop_at_end
         self._end: int | None = None
+        self._made_at = ""
         self._name = ""
         self._expected = 1
         self.puller = Puller(intake.link, stream_name(self._stream), self._ensure, READ_AHEAD)
@@ -67,9 +69,8 @@ class LogReader:
         """Make a consumer that starts behind the last event."""
         self.puller.drop()
         stream = stream_name(self._stream)
-        if self._stop_at_end and self._end is None:
-            info = await self._link.api(f"STREAM.INFO.{stream}", {})
-            self._end = int(info["state"]["last_seq"])
+        if self._stop_at_end or STREAMS[self._stream].in_memory:
+            await self._look(stream)
         await self._drop()
         self._name = f"read-{secrets.token_hex(8)}"
         config = {
@@ -90,6 +91,15 @@ class LogReader:
         if self._stop_at_end and answer["num_pending"] == 0:
             self.puller.close()
         return self._name
+
+    async def _look(self, stream: str) -> None:
+        """Find the end to stop at; start over where a restarted server made the stream again."""
+        info = await self._link.api(f"STREAM.INFO.{stream}", {})
+        if self._made_at not in {"", info["created"]}:
+            self._last = 0
+        self._made_at = info["created"]
+        if self._stop_at_end and self._end is None:
+            self._end = int(info["state"]["last_seq"])
 
     async def _drop(self) -> None:
         if self._name:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from datetime import datetime
 from itertools import groupby
@@ -11,14 +12,17 @@ from penstock.infra.bus import log_reader, rpc
 from penstock.infra.bus.claims import CLAIM_HEADER, Claims
 from penstock.infra.bus.intake import Intake
 from penstock.infra.bus.link import ApiError, Link
-from penstock.infra.bus.provision import provision, stream_name
+from penstock.infra.bus.provision import provision, restore, stream_name
 from penstock.infra.bus.publisher import Publisher
 from penstock.infra.bus.puller import Puller
 from penstock.infra.bus.work import NatsWorkItem, WorkQueue
 from penstock.messages.base import Event, Message, Stream
 from penstock.messages.bus import Delivery, ObjectStore, Receipt, Serve
+from penstock.messages.errors import BusError, DeadlineError
 from penstock.messages.streams import check_followed
 from penstock.messages.subjects import check_token, service_subject, type_filter
+
+log = logging.getLogger(__name__)
 
 NO_MESSAGE = 10037
 
@@ -28,6 +32,7 @@ class NatsBus:
 
     def __init__(self, link: Link, run_id: str, store: ObjectStore, name: str) -> None:
         self._link = link
+        link.restore = self._restore
         self._run_id = check_token(run_id, "run_id")
         self._claims = Claims(store)
         self._publisher = Publisher(link, self._claims, run_id)
@@ -61,6 +66,12 @@ class NatsBus:
     async def provision(self) -> None:
         """Create all streams, or bring them up to date; idempotent."""
         await provision(self._link)
+
+    async def _restore(self) -> None:
+        try:
+            await restore(self._link)
+        except (BusError, DeadlineError) as error:
+            log.warning("streams in memory were not made again: %s", error)
 
     async def publish(self, events: Sequence[Event]) -> list[Receipt]:
         """See `Bus.publish`."""

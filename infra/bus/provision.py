@@ -7,7 +7,6 @@ from penstock.messages.base import Stream
 from penstock.messages.streams import STREAMS, Dedup, Retention, StreamSpec
 
 NAME_IN_USE = 10058
-STREAM_NOT_FOUND = 10059
 
 
 def stream_name(stream: Stream) -> str:
@@ -26,6 +25,13 @@ async def provision(link: Link) -> None:
             if error.code != NAME_IN_USE:
                 raise
             await link.api(f"STREAM.UPDATE.{name}", config)
+
+
+async def restore(link: Link) -> None:
+    """Create again what a restarted server has forgotten: the streams in memory."""
+    for stream, spec in STREAMS.items():
+        if spec.in_memory:
+            await link.api(f"STREAM.CREATE.{stream_name(stream)}", stream_config(stream, spec))
 
 
 def stream_config(stream: Stream, spec: StreamSpec) -> dict[str, Any]:

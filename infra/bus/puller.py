@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from nats.aio.msg import Msg
 
-from penstock.infra.bus.link import Link, status
+from penstock.infra.bus.link import RETRY_S, ApiError, Link, status
 from penstock.messages.errors import BusError
 
 log = logging.getLogger(__name__)
@@ -20,6 +20,8 @@ STALL_S = 4.0
 """Without a message or heartbeat for so long, a pull is taken for lost and made again."""
 AWAY_S_MAX = 60.0
 """A server gone for longer ends the iteration with an error."""
+STREAM_NOT_FOUND = 10059
+"""Not provisioned yet, or a stream in memory that a restarted server has forgotten."""
 ENDED = {"404", "408"}
 
 
@@ -94,12 +96,24 @@ class Puller:
             while True:
                 async with asyncio.timeout(AWAY_S_MAX):
                     await self._link.until_up()
-                name = await self._ensure()
-                await self._pull(name)
+                await self._pull(await self._until_ensured())
         except TimeoutError:
-            self._queue.put_nowait(BusError(f"{self._stream}: no NATS server for {AWAY_S_MAX} s"))
+            self._queue.put_nowait(
+                BusError(f"{self._stream}: no NATS server, or no such stream, for {AWAY_S_MAX} s")
+            )
         except BusError as error:
             self._queue.put_nowait(error)
+
+    async def _until_ensured(self) -> str:
+        """Make the consumer, as soon as its stream is there."""
+        async with asyncio.timeout(AWAY_S_MAX):
+            while True:
+                try:
+                    return await self._ensure()
+                except ApiError as error:
+                    if error.code != STREAM_NOT_FOUND:
+                        raise
+                await asyncio.sleep(RETRY_S)
 
     async def _pull(self, name: str) -> None:
         """Keep demand outstanding until something breaks."""

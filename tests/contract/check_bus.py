@@ -24,6 +24,7 @@ from penstock.messages.errors import (
 from penstock.messages.generation import AbortGeneration, Ack
 from penstock.messages.pacing import CreditsChanged, EvalRequested
 from penstock.messages.task import Purpose, Sampling, Split, StartRollout, Task
+from penstock.messages.telemetry import MidtrainProgressed
 from penstock.messages.training import CheckpointSaved, MidtrainCompleted, StepCompleted
 
 DEADLINE_S = 20.0
@@ -73,6 +74,10 @@ def credits(n: int) -> CreditsChanged:
         num_groups_allowed=n,
         staleness_max=1,
     )
+
+
+def progress(n: int) -> MidtrainProgressed:
+    return MidtrainProgressed(num_tokens=n, num_tokens_total=10, loss=1.0)
 
 
 def task(n: int, text: str = "fix it") -> StartRollout:
@@ -490,6 +495,18 @@ async def a_killed_server_loses_and_repeats_nothing(world: World) -> None:
         await following
     assert followed == expected
     assert [d.event async for d in bus.follow([StepCompleted], stop_at_end=True)] == expected
+
+
+@check
+async def telemetry_is_lost_with_the_server_and_goes_on(world: World) -> None:
+    bus, reader = await world.bus("a"), await world.bus("b")
+    await bus.publish([progress(0)])
+    deliveries = reader.follow([MidtrainProgressed])
+    assert [d.event for d in await take(deliveries, 1)] == [progress(0)]
+    await world.restart_server()
+    await bus.publish([progress(5)])
+    (delivery,) = await take(deliveries, 1)
+    assert delivery.event == progress(5)
 
 
 @check
