@@ -3,7 +3,7 @@
 from typing import TypeVar
 
 T = TypeVar("T")
-NUM_POINTS_MAX = 400
+NUM_POINTS_MAX = 240
 
 
 def append_thinned(points: list[T], point: T, num_max: int = NUM_POINTS_MAX) -> None:

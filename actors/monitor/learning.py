@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from penstock.actors.monitor.curves import append_thinned
@@ -10,6 +11,9 @@ from penstock.messages.base import Event
 from penstock.messages.pacing import CreditsChanged, EvalCompleted, EvalRequested
 from penstock.messages.telemetry import MidtrainProgressed
 from penstock.messages.training import CheckpointSaved, MidtrainCompleted, StepCompleted
+
+NUM_METRICS_MAX = 32
+"""Metrics kept of a step, so that the state stays small."""
 
 
 class Learning:
@@ -53,7 +57,8 @@ class Learning:
         view.wall_s = event.wall_s
 
     def _step_completed(self, event: StepCompleted, at: float) -> None:
-        finite = {name: value for name, value in event.metrics.items() if math.isfinite(value)}
+        named = islice(sorted(event.metrics.items()), NUM_METRICS_MAX)
+        finite = {name: value for name, value in named if math.isfinite(value)}
         point = StepPoint(
             step=event.step, at=at, train_s=event.train_s, wait_s=event.wait_s, metrics=finite
         )

@@ -7,17 +7,18 @@ balance is judged on the state, not on the way to it.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 
 from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.reward import Outcome
-from penstock.messages.rollout import TurnSampled, VersionSpan
+from penstock.messages.rollout import Turn, TurnSampled, VersionSpan
 from penstock.messages.task import Purpose
 from penstock.messages.training import BatchManifest, LedgerRow, SampleEntry
 
 _TRAINED = "trained"
+_IN_FLIGHT = "in_flight"
 _COLUMNS = {
     Outcome.SOLVED: _TRAINED,
     Outcome.FAILED: _TRAINED,
@@ -45,20 +46,24 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self._generated: dict[str, dict[int, dict[int, int]]] = {}
+        self._generated: dict[str, dict[int, int]] = {}
+        """Rollout -> policy version -> sampled tokens."""
+        self._seen_turns: set[tuple[str, int]] = set()
         self._settled: dict[str, _Settlement] = {}
+        self._columns: dict[int, Counter[str]] = {}
+        """Policy version -> column -> tokens."""
+        self._unequal: dict[str, None] = {}
+        """Settled rollouts whose turns have other tokens (as yet), in the order of settling."""
         self._faults: list[str] = []
 
     def add_turn(self, event: TurnSampled) -> None:
         """Count a sampled turn; adding one again changes nothing."""
         if event.purpose is Purpose.TRAIN:
-            turns = self._generated.setdefault(event.rollout_id, {})
-            turns[event.turn_index] = _sum_spans(event.turn.version_spans)
+            self._generate(event.rollout_id, event.turn_index, event.turn)
 
     def add_live(self, event: LiveSampleJoined) -> None:
         """Count a live request that became a sample."""
-        spans = _sum_spans(event.turn.version_spans)
-        self._generated.setdefault(event.request_id, {})[0] = spans
+        self._generate(event.request_id, 0, event.turn)
 
     def add_manifest(self, event: BatchManifest) -> None:
         """Settle the samples of one step, trained or left out."""
@@ -70,29 +75,36 @@ class Ledger:
 
     def rows(self) -> dict[int, LedgerRow]:
         """Return one row for each policy version that drew a token, in order."""
-        counts: dict[int, Counter[str]] = {}
-        for rollout_id, version, num_tokens in self._tokens():
-            columns = counts.setdefault(version, Counter())
-            settlement = self._settled.get(rollout_id)
-            columns["generated"] += num_tokens
-            columns[settlement.column if settlement else "in_flight"] += num_tokens
-        return {version: LedgerRow(**counts[version]) for version in sorted(counts)}
+        return {version: LedgerRow(**self._columns[version]) for version in sorted(self._columns)}
 
     def totals(self) -> LedgerRow:
         """Return the sum over all policy versions."""
-        rows = self.rows().values()
-        fields = LedgerRow.__struct_fields__
-        return LedgerRow(**{name: sum(getattr(row, name) for row in rows) for name in fields})
+        total: Counter[str] = Counter()
+        for columns in self._columns.values():
+            total.update(columns)
+        return LedgerRow(**total)
 
     @property
     def violations(self) -> list[str]:
         """What does not add up, in words; empty is what a run must end with."""
-        return [*self._faults, *self._mismatches()]
+        return [*self._faults, *map(self._describe, self._unequal)]
 
     @property
     def balanced(self) -> bool:
         """Whether each settled sample was settled once, to the token."""
-        return not self.violations
+        return not self._faults and not self._unequal
+
+    def _generate(self, name: str, turn_index: int, turn: Turn) -> None:
+        if (name, turn_index) in self._seen_turns:
+            return
+        self._seen_turns.add((name, turn_index))
+        tokens = self._generated.setdefault(name, {})
+        for version, num_tokens in _sum_spans(turn.version_spans).items():
+            tokens[version] = tokens.get(version, 0) + num_tokens
+            columns = self._columns.setdefault(version, Counter())
+            columns["generated"] += num_tokens
+            columns[self._column_of(name)] += num_tokens
+        self._compare(name)
 
     def _settle(
         self, step: int, samples: Iterable[SampleEntry], *, is_discarded: bool = False
@@ -102,34 +114,45 @@ class Ledger:
             settlement = _Settlement(
                 step=step, column=column, spans=_sum_spans(sample.version_spans)
             )
-            earlier = self._settled.setdefault(name, settlement)
-            if earlier != settlement:
-                self._faults.append(f"{name}: settled in step {earlier.step} and in step {step}")
+            if earlier := self._settled.get(name):
+                if earlier != settlement:
+                    fault = f"{name}: settled in step {earlier.step} and in step {step}"
+                    self._faults.append(fault)
+                continue
             if is_discarded and column == _TRAINED:
                 fault = f"{name}: discarded in step {step}, yet its outcome is {sample.outcome}"
                 self._faults.append(fault)
+            self._move(name, column)
+            self._settled[name] = settlement
+            self._compare(name)
 
-    def _mismatches(self) -> Iterator[str]:
-        for name, settlement in self._settled.items():
-            generated = _merge(self._generated.get(name, {}).values())
-            if generated != settlement.spans:
-                yield (
-                    f"{name}: step {settlement.step} settles {settlement.spans} tokens by version, "
-                    f"its turns have {generated}"
-                )
+    def _move(self, name: str, column: str) -> None:
+        """Take a rollout's tokens out of those in flight."""
+        for version, num_tokens in self._generated.get(name, {}).items():
+            self._columns[version][_IN_FLIGHT] -= num_tokens
+            self._columns[version][column] += num_tokens
 
-    def _tokens(self) -> Iterator[tuple[str, int, int]]:
-        for rollout_id, turns in self._generated.items():
-            for version, num_tokens in _merge(turns.values()).items():
-                yield rollout_id, version, num_tokens
+    def _column_of(self, name: str) -> str:
+        settlement = self._settled.get(name)
+        return settlement.column if settlement else _IN_FLIGHT
+
+    def _compare(self, name: str) -> None:
+        settlement = self._settled.get(name)
+        if settlement is None or settlement.spans == self._generated.get(name, {}):
+            self._unequal.pop(name, None)
+        else:
+            self._unequal[name] = None
+
+    def _describe(self, name: str) -> str:
+        settlement, generated = self._settled[name], self._generated.get(name, {})
+        return (
+            f"{name}: step {settlement.step} settles {settlement.spans} tokens by version, "
+            f"its turns have {generated}"
+        )
 
 
 def _sum_spans(spans: Iterable[VersionSpan]) -> dict[int, int]:
-    return _merge({span.policy_version: span.num_tokens} for span in spans)
-
-
-def _merge(counts: Iterable[dict[int, int]]) -> dict[int, int]:
-    total: Counter[int] = Counter()
-    for count in counts:
-        total.update(count)
-    return {version: num for version, num in sorted(total.items()) if num}
+    total: dict[int, int] = {}
+    for span in spans:
+        total[span.policy_version] = total.get(span.policy_version, 0) + span.num_tokens
+    return {version: num_tokens for version, num_tokens in total.items() if num_tokens}
