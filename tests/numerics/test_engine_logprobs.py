@@ -26,6 +26,14 @@ CONFIG = PolicyConfig(
 )
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def lively():
     policy = Policy(CONFIG, seed=0)
     with torch.no_grad():

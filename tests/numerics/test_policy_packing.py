@@ -16,6 +16,14 @@ CONFIG = PolicyConfig(
 )
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def sequences():
     """Two groups that share a beginning; some members share more, one is another's beginning."""
     random = np.random.default_rng(0)
