@@ -3,6 +3,7 @@
 import re
 
 from penstock.messages.base import Event, Stream
+from penstock.messages.errors import ConfigError
 
 _TOKEN = re.compile(r"[A-Za-z0-9_\-=+:]+(\.[A-Za-z0-9_\-=+:]+)*")
 
@@ -11,14 +12,26 @@ def check_token(value: str, field: str) -> str:
     """Return `value` if it can stand in a subject.
 
     Raises:
-        ValueError: Empty, or has white space, wildcards or empty tokens.
+        ConfigError: Empty, or has white space, wildcards or empty tokens.
 
     """
     if not _TOKEN.fullmatch(value):
-        raise ValueError(
+        raise ConfigError(
             f"{field}: expected letters, digits, '_-=+:' and inner dots, got {value!r}"
         )
     return value
+
+
+def check_run_id(run_id: str) -> str:
+    """Return `run_id` if it is one token: streams hold the subjects `ps.*.<stream>.>`.
+
+    Raises:
+        ConfigError: It is not.
+
+    """
+    if "." in check_token(run_id, "run_id"):
+        raise ConfigError(f"run_id: expected no dot, got {run_id!r}")
+    return run_id
 
 
 def event_subject(run_id: str, event: Event) -> str:

@@ -16,7 +16,13 @@ from penstock.messages.bus import Delivery, ObjectStore, Receipt, Serve
 from penstock.messages.control import MessageRejected
 from penstock.messages.errors import BusClosedError, CodecError, NotFoundError
 from penstock.messages.streams import NUM_DELIVERIES_MAX, STREAMS, check_followed
-from penstock.messages.subjects import check_token, event_subject, service_subject, type_filter
+from penstock.messages.subjects import (
+    check_run_id,
+    check_token,
+    event_subject,
+    service_subject,
+    type_filter,
+)
 
 
 class MemoryBus:
@@ -24,7 +30,7 @@ class MemoryBus:
 
     def __init__(self, server: MemoryServer, *, run_id: str, store: ObjectStore, name: str) -> None:
         self._server = server
-        self._run_id = check_token(run_id, "run_id")
+        self._run_id = check_run_id(run_id)
         self._claims = Claims(store)
         self._name = check_token(name, "name")
         self._asker = MemoryAsker(server)

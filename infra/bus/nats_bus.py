@@ -20,7 +20,7 @@ from penstock.messages.base import Event, Message, Stream
 from penstock.messages.bus import Delivery, ObjectStore, Receipt, Serve
 from penstock.messages.errors import BusError, DeadlineError
 from penstock.messages.streams import check_followed
-from penstock.messages.subjects import check_token, service_subject, type_filter
+from penstock.messages.subjects import check_run_id, check_token, service_subject, type_filter
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class NatsBus:
     def __init__(self, link: Link, run_id: str, store: ObjectStore, name: str) -> None:
         self._link = link
         link.restore = self._restore
-        self._run_id = check_token(run_id, "run_id")
+        self._run_id = check_run_id(run_id)
         self._claims = Claims(store)
         self._publisher = Publisher(link, self._claims, run_id)
         self._intake = Intake(
