@@ -22,7 +22,8 @@ class VmAssets(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str
     kernel_digest: str
     kernel_version: str
-    """`stock` when Debian's own kernel stands in: it boots in a second, not in milliseconds."""
+    stock: bool = False
+    """Debian's own kernel stands in: it boots in a second, and has neither erofs nor overlays."""
     image: str
     image_digest: str
     agent: str

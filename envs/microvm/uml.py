@@ -12,11 +12,19 @@ from penstock.envs.microvm.machine import GuestSandbox, start_machine
 from penstock.envs.sandbox import Capability, IsolationClass
 from penstock.messages.rollout import SandboxRecord
 
-MEM_MIB = 256
+MEM_MIB = 128
 HOST_TMPFS_MARGIN_MIB = 16
 """The guest's memory is a file on this tmpfs; the host never holds more for a machine."""
 LOOPS_PER_JIFFY = 30_000_000
 """Given, so that the kernel does not spend 80 ms on measuring it."""
+
+ROOT = ("ubd0r=/vm/image", "root=/dev/ubda", "ro", "rootfstype=erofs")
+STOCK_ROOT = ("ubd0=/tmp/cow,/vm/image", "root=/dev/ubda", "rw", "rootfstype=ext4")
+"""Debian's own kernel can read ext4 alone; each machine writes to its own copy-on-write file."""
+STOCK_LIBRARIES = (
+    *("--ro-bind", "/usr/lib", "/usr/lib", "--ro-bind", "/usr/lib64", "/usr/lib64"),
+    *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
+)
 
 
 class UmlBackend:
@@ -46,7 +54,8 @@ class UmlBackend:
             *("--unshare-all", "--die-with-parent", "--as-pid-1", "--new-session"),
             *("--uid", "1000", "--gid", "1000", "--cap-drop", "ALL", "--clearenv"),
             *("--ro-bind", str(folder / self.assets.kernel), "/linux"),
-            *("--ro-bind", str(folder / self.assets.image), "/image"),
+            *("--ro-bind", str(folder / self.assets.image), "/vm/image"),
+            *(STOCK_LIBRARIES if self.assets.stock else ()),
             *("--proc", "/proc"),
             *("--size", str(size), "--tmpfs", "/tmp"),  # noqa: S108
             *("--setenv", "TMPDIR", "/tmp", "--setenv", "HOME", "/tmp"),  # noqa: S108
@@ -56,7 +65,7 @@ class UmlBackend:
     def _command(self, guest_fd: int) -> list[str]:
         return [
             *self._prefix,
-            *("ubd0r=/image", "root=/dev/ubda", "ro", "rootfstype=erofs"),
+            *(STOCK_ROOT if self.assets.stock else ROOT),
             *("init=/sbin/penstock-agent", f"ssl0=fd:{guest_fd}"),
             *("ssl=null", "con=null", "con0=null", "seccomp=on", f"mem={self._mem_mib}M"),
             *("quiet", "panic=1", f"lpj={LOOPS_PER_JIFFY}"),

@@ -32,20 +32,30 @@ static void must(bool ok, const char *what) {
     abort(); /* PID 1 dies, the kernel panics, the machine ends: the host sees a death */
 }
 
-/* The image is read-only and shared; writes go to a tmpfs above it, bounded by its size. */
-static void mount_root(void) {
+/* The image is read-only and shared; writes go to a tmpfs above it, bounded by its size. A kernel
+ * without overlays was given a private copy-on-write disk instead, which is the root already. */
+static const char *mount_overlay(void) {
     must(mount("tmpfs", "/mnt", "tmpfs", 0, "size=75%,mode=755") == 0, "mount /mnt");
     must(mkdir("/mnt/up", 0755) == 0 && mkdir("/mnt/wk", 0755) == 0 && mkdir("/mnt/root", 0755) == 0,
          "mkdir in /mnt");
-    must(mount("overlay", "/mnt/root", "overlay", 0,
-               "lowerdir=/,upperdir=/mnt/up,workdir=/mnt/wk") == 0, "mount the overlay");
-    must(mount("devtmpfs", "/mnt/root/dev", "devtmpfs", 0, "mode=755") == 0, "mount /dev");
-    must(mount("proc", "/mnt/root/proc", "proc", 0, NULL) == 0, "mount /proc");
-    must(chdir("/mnt/root") == 0 && chroot(".") == 0, "enter the new root");
+    if (mount("overlay", "/mnt/root", "overlay", 0,
+              "lowerdir=/,upperdir=/mnt/up,workdir=/mnt/wk") == 0)
+        return "/mnt/root";
+    must(errno == ENODEV && umount("/mnt") == 0, "mount the overlay");
+    return "/";
+}
+
+static void mount_root(void) {
+    const char *root = mount_overlay();
+    must(chdir(root) == 0, "enter the new root");
+    must(mount("devtmpfs", "dev", "devtmpfs", 0, "mode=755") == 0 || errno == EBUSY, "mount /dev");
+    must(mount("proc", "proc", "proc", 0, NULL) == 0, "mount /proc");
+    must(chroot(".") == 0, "make it the root");
     must(chown("/work", AGENT_UID, AGENT_UID) == 0, "own /work");
     must(chown("/home/agent", AGENT_UID, AGENT_UID) == 0, "own /home/agent");
     mkdir("/dev/pts", 0755);
     mkdir("/dev/shm", 01777);
+    chmod("/dev/shm", 01777);
     mount("devpts", "/dev/pts", "devpts", 0, "ptmxmode=666,mode=620");
 }
 

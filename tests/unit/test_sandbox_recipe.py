@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from penstock.envs.microvm.assets import load_assets
-from penstock.envs.microvm.build import assets as build
-from penstock.envs.microvm.build.kernel import choose_source
-from penstock.envs.microvm.build.steps import BuildError, Steps, build_lock, need_programs
+from penstock.envs.microvm.recipe import assets as build
+from penstock.envs.microvm.recipe.kernel import SourceUnavailable, choose_source
+from penstock.envs.microvm.recipe.steps import BuildError, Steps, build_lock, need_programs
 from penstock.envs.microvm.probe import probe
 
 
@@ -54,15 +54,15 @@ def recipe(monkeypatch):
         (folder / "agent.new").write_bytes(b"agent of " + inputs["image"][0])
         return folder / "agent.new"
 
-    def image(steps, folder, agent):
-        built.append("image")
+    def image(steps, folder, agent, ext4):
+        built.append("ext4 image" if ext4 else "image")
         (folder / "image.new").write_bytes(b"image of " + inputs["image"][0])
         return folder / "image.new"
 
     for name, fake in (("build_kernel", kernel), ("build_agent", agent), ("build_image", image)):
         monkeypatch.setattr(build, name, fake)
     monkeypatch.setattr(build, "kernel_inputs", lambda: inputs["kernel"])
-    monkeypatch.setattr(build, "image_inputs", lambda: inputs["image"])
+    monkeypatch.setattr(build, "image_inputs", lambda ext4: [*inputs["image"], b"%d" % ext4])
     return built, inputs
 
 
@@ -73,17 +73,19 @@ def quiet(line):
 def test_only_what_changed_is_built_again(tmp_path, recipe):
     built, inputs = recipe
     first = build.build_assets(tmp_path, quiet)
-    assert built == ["image", "kernel"]
+    assert built == ["kernel", "image"]
     assert build.build_assets(tmp_path, quiet) == first
-    assert built == ["image", "kernel"]
+    assert built == ["kernel", "image"]
     inputs["image"] = [b"i2"]
     second = build.build_assets(tmp_path, quiet)
-    assert built == ["image", "kernel", "image"]
+    assert built == ["kernel", "image", "image"]
     assert second.kernel_digest == first.kernel_digest
     assert second.image_digest != first.image_digest
     assert load_assets(tmp_path) == (tmp_path, second)
-    named = {second.kernel, second.image, second.agent, "current.json", "build.lock"}
-    assert {path.name for path in tmp_path.iterdir()} == named
+    inputs["image"] = [b"i3"]
+    third = build.build_assets(tmp_path, quiet)
+    kept = {x for one in (second, third) for x in (one.kernel, one.image, one.agent)}
+    assert {p.name for p in tmp_path.iterdir()} == kept | {"current.json", "build.lock"}
 
 
 def test_a_failed_build_leaves_the_old_set(tmp_path, recipe, monkeypatch):
@@ -100,6 +102,28 @@ def test_a_failed_build_leaves_the_old_set(tmp_path, recipe, monkeypatch):
     assert load_assets(tmp_path) == (tmp_path, first)
 
 
+def test_without_the_newer_source_debians_kernel_stands_in(tmp_path, recipe, monkeypatch):
+    built, _ = recipe
+    working, said = build.build_kernel, []
+
+    def unavailable(steps, folder):
+        raise SourceUnavailable("no linux-source of 6.16 or newer")
+
+    def stock(steps, folder):
+        (folder / "kernel.new").write_bytes(b"stock")
+        return folder / "kernel.new", "6.1"
+
+    monkeypatch.setattr(build, "build_kernel", unavailable)
+    monkeypatch.setattr(build, "fetch_stock_kernel", stock)
+    assets = build.build_assets(tmp_path, said.append)
+    assert assets.stock
+    assert built == ["ext4 image"]
+    assert any("1.3 s to boot" in line for line in said)
+    monkeypatch.setattr(build, "build_kernel", working)
+    assert not build.build_assets(tmp_path, quiet).stock
+    assert built == ["ext4 image", "kernel", "image"]
+
+
 def test_what_a_dead_builder_left_is_swept(tmp_path, recipe):
     (tmp_path / "build-dead").mkdir()
     (tmp_path / "build-dead" / "x").write_text("x")
@@ -110,7 +134,7 @@ def test_what_a_dead_builder_left_is_swept(tmp_path, recipe):
 def test_a_second_builder_waits_for_the_first(tmp_path):
     script = (
         "import sys; from pathlib import Path\n"
-        "from penstock.envs.microvm.build.steps import build_lock\n"
+        "from penstock.envs.microvm.recipe.steps import build_lock\n"
         "with build_lock(Path(sys.argv[1]), lambda line: print(line, flush=True)): print('in')\n"
     )
     with build_lock(tmp_path, quiet):

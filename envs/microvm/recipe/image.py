@@ -1,0 +1,130 @@
+"""Builds the guest agent and the read-only base image around it.
+
+The image holds no user's ownership and no time (all root, all times 0), so the same packages give
+the same bytes; the agent makes the writable parts at boot.
+"""
+
+import shutil
+from pathlib import Path
+
+from penstock.envs.microvm.recipe.steps import Steps, install, need_programs
+
+GUEST_SOURCE = Path(__file__).resolve().parents[1] / "guest"
+SUITE = "bookworm"
+MIRROR = "http://deb.debian.org/debian"
+PACKAGES = (
+    *("base-files", "base-passwd", "bash", "coreutils", "dash", "diffutils", "findutils", "git"),
+    *("grep", "gzip", "mawk", "patch", "python3", "ripgrep", "sed", "tar"),
+)
+EXT4_BYTES = 512 << 20
+UUID = "00000000-0000-0000-0000-000000000001"
+LEFT_OUT = ("doc", "man", "info", "locale", "lintian", "perl", "perl5", "gitweb", "bug")
+"""Folders of /usr/share that no test needs."""
+REMOVED = ("var/lib/apt", "var/lib/dpkg/info", "var/cache", "var/log", "usr/bin/perl*")
+
+
+def image_inputs(ext4: bool) -> list[bytes]:
+    """Return what decides the image's content but for the packages' own versions."""
+    recipe = Path(__file__).read_bytes()
+    return [
+        recipe,
+        b"ext4" if ext4 else b"erofs",
+        *(p.read_bytes() for p in sorted(GUEST_SOURCE.iterdir())),
+    ]
+
+
+def build_agent(steps: Steps, folder: Path) -> Path:
+    """Compile the guest agent to one static file, `agent.new` in `folder`."""
+    need_programs("gcc")
+    sources = [str(path) for path in sorted(GUEST_SOURCE.glob("*.c"))]
+    flags = ["-std=gnu11", "-O2", "-static", "-s", "-Wall", "-Wextra", "-Werror"]
+    built = steps.scratch / "agent"
+    steps.run("agent: compiling", ["gcc", *flags, "-o", str(built), *sources], timeout_s=120)
+    install(built, folder / "agent.new", 0o755)
+    return folder / "agent.new"
+
+
+def _bootstrap(steps: Steps) -> Path:
+    hook = 'for d in bin sbin lib lib64; do mkdir -p "$1/usr/$d"; ln -s "usr/$d" "$1/$d"; done'
+    left_out = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in LEFT_OUT]
+    archive = steps.scratch / "root.tar"
+    command = [
+        *("mmdebstrap", "--variant=extract", f"--include={','.join(PACKAGES)}"),
+        *("--aptopt=Acquire::Languages none", f"--setup-hook={hook}", *left_out),
+        *(SUITE, str(archive), f"deb {MIRROR} {SUITE} main"),
+    ]
+    steps.run("image: fetching Debian packages", command, timeout_s=900)
+    root = steps.scratch / "root"
+    root.mkdir()
+    unpack = ["tar", "xf", str(archive), "--exclude=./dev/*", "--no-same-owner"]
+    steps.run("image: unpacking", unpack, timeout_s=120, cwd=root)
+    archive.unlink()
+    return root
+
+
+def _write_account(root: Path) -> None:
+    etc, masters = root / "etc", root / "usr/share/base-passwd"
+    agent = "agent:x:1000:1000:agent:/home/agent:/bin/bash\n"
+    (etc / "passwd").write_text((masters / "passwd.master").read_text() + agent)
+    (etc / "group").write_text((masters / "group.master").read_text() + "agent:x:1000:\n")
+    (etc / "hostname").write_text("vm\n")
+    (etc / "hosts").write_text("127.0.0.1 localhost vm\n")
+    (etc / "resolv.conf").write_text("")
+
+
+def _customize(steps: Steps, root: Path, agent: Path) -> None:
+    _write_account(root)
+    for name in ("work", "home/agent", "mnt", "proc", "sys", "dev", "tmp", "var/log", "var/tmp"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    for pattern in REMOVED:
+        for path in root.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    awk = root / "usr/bin/awk"
+    awk.unlink(missing_ok=True)
+    awk.symlink_to("mawk")
+    # Unchecked: the interpreter then reads each module's bytecode without looking at its source.
+    compile_all = ["python3", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
+    enter = ["bwrap", "--unshare-all", "--bind", str(root), "/", "--proc", "/proc", "--dev", "/dev"]
+    steps.run(
+        "image: compiling Python's library",
+        [*enter, "--", *compile_all, "-x", "test/|lib2to3/tests", "/usr/lib/python3.11"],
+        timeout_s=300,
+    )
+    shutil.copy(agent, root / "usr/sbin/penstock-agent")
+    for name in ("tmp", "var/tmp"):
+        (root / name).chmod(0o1777)
+
+
+def _write_erofs(steps: Steps, root: Path, built: Path) -> None:
+    make = ["mkfs.erofs", "--quiet", "-T0", f"-U{UUID}", "--all-root", str(built), str(root)]
+    steps.run("image: writing erofs", make, timeout_s=300)
+
+
+def _write_ext4(steps: Steps, root: Path, built: Path) -> None:
+    with built.open("wb") as file:
+        file.truncate(EXT4_BYTES)
+    options = f"root_owner=0:0,hash_seed={UUID}"
+    make = ["mkfs.ext4", "-q", "-F", "-d", str(root), "-E", options, "-U", UUID]
+    steps.run("image: writing ext4", [*make, "-O", "^has_journal", str(built)], timeout_s=300)
+
+
+def build_image(steps: Steps, folder: Path, agent: Path, *, ext4: bool) -> Path:
+    """Build the base image as `image.new` in `folder`.
+
+    Args:
+        steps: In a scratch folder of its own, which needs 1 GB.
+        folder: Where the image goes.
+        agent: The compiled guest agent.
+        ext4: For Debian's own kernel, which reads no erofs.
+
+    Raises:
+        BuildError: A program is missing, or a step failed.
+
+    """
+    need_programs("mmdebstrap", "mkfs.ext4" if ext4 else "mkfs.erofs", "tar", "bwrap")
+    root = _bootstrap(steps)
+    _customize(steps, root, agent)
+    built = steps.scratch / "image"
+    (_write_ext4 if ext4 else _write_erofs)(steps, root, built)
+    install(built, folder / "image.new", 0o644)
+    return folder / "image.new"

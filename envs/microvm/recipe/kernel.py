@@ -1,0 +1,161 @@
+"""Builds the user-mode kernel from Debian's source package.
+
+The source comes from the newer suite's backports through a private apt configuration, so that
+the machine's own sources and lists stay as they are. Kernels from 6.16 on have the seccomp mode.
+"""
+
+import re
+import shutil
+from pathlib import Path
+
+from penstock.envs.microvm.recipe.steps import BuildError, Steps, install, need_programs, output_of
+
+RECIPE = Path(__file__).resolve().parents[1] / "kernel"
+"""The configuration and the patches."""
+MIRROR = "http://deb.debian.org/debian"
+SUITES = ("trixie-backports", "sid")
+"""The first that has the preferred series gives it."""
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+PREFERRED = "7.2"
+"""The series that the patches were written for and the figures measured with."""
+OLDEST = (6, 16)
+_ARCHS = (
+    *("alpha", "arc", "arm", "arm64", "csky", "hexagon", "loongarch", "m68k", "microblaze"),
+    *("mips", "nios2", "openrisc", "parisc", "powerpc", "riscv", "s390", "sh", "sparc", "xtensa"),
+)
+_DRIVERS = (
+    *("accel", "clk", "crypto", "gpu", "hid", "hwmon", "iio", "infiniband", "input", "media"),
+    *("mfd", "mtd", "net", "pci", "phy", "pinctrl", "platform", "power", "scsi", "soc", "staging"),
+    *("thermal", "usb", "video"),
+)
+UNUSED = (
+    *(f"*/arch/{name}/*.[chS]" for name in _ARCHS),
+    *(f"*/drivers/{name}/*.[ch]" for name in _DRIVERS),
+    *("*/sound/*.[ch]", "*/Documentation/*.rst", "*/Documentation/*.yaml", "*/tools/testing/*"),
+    *("*/tools/perf/*", "*/samples/*.[ch]", "*.dts", "*.dtsi", "*_defconfig"),
+)
+"""Not unpacked: most of the tree, which this configuration never compiles."""
+
+
+class SourceUnavailable(BuildError):
+    """The newer suite's kernel source cannot be had here."""
+
+
+def kernel_inputs() -> list[bytes]:
+    """Return what decides the kernel's content but for the package's own version."""
+    compiler = output_of(["gcc", "--version"]).encode() if shutil.which("gcc") else b""
+    return [*(p.read_bytes() for p in sorted(RECIPE.iterdir())), PREFERRED.encode(), compiler]
+
+
+def _apt_options(folder: Path) -> list[str]:
+    (folder / "lists" / "partial").mkdir(parents=True, exist_ok=True)
+    (folder / "cache" / "archives" / "partial").mkdir(parents=True, exist_ok=True)
+    lines = (f"deb [signed-by={KEYRING}] {MIRROR} {suite} main\n" for suite in SUITES)
+    (folder / "sources.list").write_text("".join(lines))
+    settings = {
+        "Dir::Etc::sourcelist": folder / "sources.list",
+        "Dir::Etc::sourceparts": "-",
+        "Dir::State::lists": folder / "lists",
+        "Dir::Cache": folder / "cache",
+        "Acquire::Languages": "none",
+        "APT::Sandbox::User": "root",
+    }
+    return [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
+
+
+def choose_source(packages: str) -> str:
+    """Choose from `apt-cache search` output: the preferred series, else the newest usable one.
+
+    Raises:
+        BuildError: No series of 6.16 or newer.
+
+    """
+    series = re.findall(r"^linux-source-(\d+)\.(\d+) ", packages, re.MULTILINE)
+    usable = sorted((int(a), int(b)) for a, b in series if (int(a), int(b)) >= OLDEST)
+    if not usable:
+        raise BuildError(f"no linux-source of 6.16 or newer in {', '.join(SUITES)} of {MIRROR}")
+    names = [f"{a}.{b}" for a, b in usable]
+    return f"linux-source-{PREFERRED if PREFERRED in names else names[-1]}"
+
+
+def _fetch(steps: Steps) -> Path:
+    options = _apt_options(steps.scratch)
+    try:
+        # A suite that the mirror does not have fails alone: the lists of the others are used.
+        steps.run("kernel: package lists", ["apt-get", *options, "update"], timeout_s=120)
+    except BuildError as error:
+        steps.say(f"kernel: some package lists are missing ({str(error).splitlines()[0]})")
+    search = ["apt-cache", *options, "search", "--names-only", "^linux-source-"]
+    try:
+        name = choose_source(output_of(search))
+        download = ["apt-get", *options, "-t", SUITES[0], "download", name]
+        steps.run(f"kernel: downloading {name} (160 MB)", download, timeout_s=900)
+    except BuildError as error:
+        raise SourceUnavailable(str(error)) from error
+    package = next(steps.scratch.glob("linux-source-*.deb"))
+    steps.run("kernel: unpacking the package", ["dpkg-deb", "-x", str(package), "."], timeout_s=120)
+    package.unlink()
+    return next((steps.scratch / "usr" / "src").glob("linux-source-*.tar.xz"))
+
+
+def _patch(steps: Steps, source: Path) -> None:
+    for patch in sorted(RECIPE.glob("*.patch")):
+        command = ["patch", "-p1", "--force", "--input", str(patch)]
+        try:
+            steps.run(
+                f"kernel: {patch.name} fits", [*command, "--dry-run"], timeout_s=60, cwd=source
+            )
+        except BuildError:
+            steps.say(f"kernel: {patch.name} does not fit this version: slower, but right")
+            continue
+        steps.run(f"kernel: applying {patch.name}", command, timeout_s=60, cwd=source)
+
+
+def build_kernel(steps: Steps, folder: Path) -> tuple[Path, str]:
+    """Build and install the kernel.
+
+    Args:
+        steps: In a scratch folder of its own, which needs 2.5 GB.
+        folder: Where the kernel goes, under the name `kernel.new`.
+
+    Returns:
+        The kernel's path and its version.
+
+    Raises:
+        SourceUnavailable: The source package cannot be had; `fetch_stock_kernel` may do.
+        BuildError: A program is missing, or a step failed.
+
+    """
+    need_programs("apt-get", "dpkg-deb", "tar", "xz", "patch", "make", "gcc", "flex", "bison", "bc")
+    archive = _fetch(steps)
+    excludes = [f"--exclude={pattern}" for pattern in UNUSED]
+    unpack = ["tar", "xJf", str(archive), *excludes]
+    steps.run("kernel: unpacking the source", unpack, timeout_s=300)
+    archive.unlink()
+    source = next(p for p in steps.scratch.glob("linux-source-*") if p.is_dir())
+    _patch(steps, source)
+    make = ["make", "ARCH=um", f"O={steps.scratch / 'out'}", "KBUILD_BUILD_TIMESTAMP=@0"]
+    make += ["KBUILD_BUILD_USER=penstock", "KBUILD_BUILD_HOST=penstock"]
+    configure = [*make, f"KCONFIG_ALLCONFIG={RECIPE / 'config'}", "allnoconfig"]
+    steps.run("kernel: configuring", configure, timeout_s=120, cwd=source)
+    compile_it = [*make, "-j2", "linux"]
+    steps.run("kernel: compiling (2-5 minutes)", compile_it, timeout_s=1500, cwd=source)
+    built = steps.scratch / "linux.stripped"
+    strip = ["strip", "-o", str(built), str(steps.scratch / "out" / "linux")]
+    steps.run("kernel: stripping", strip, timeout_s=60)
+    version = (steps.scratch / "out" / "include" / "config" / "kernel.release").read_text().strip()
+    install(built, folder / "kernel.new", 0o755)
+    return folder / "kernel.new", version
+
+
+def fetch_stock_kernel(steps: Steps, folder: Path) -> tuple[Path, str]:
+    """Install Debian's own user-mode kernel of this machine's suite, as `build_kernel` does."""
+    need_programs("apt-get", "dpkg-deb")
+    download = ["apt-get", "download", "user-mode-linux"]
+    steps.run("kernel: downloading Debian's own user-mode kernel", download, timeout_s=300)
+    package = next(steps.scratch.glob("user-mode-linux_*.deb"))
+    steps.run("kernel: unpacking it", ["dpkg-deb", "-x", str(package), "."], timeout_s=60)
+    built = steps.scratch / "usr" / "bin" / "linux.uml"
+    version = output_of([str(built), "--version"]).strip()
+    install(built, folder / "kernel.new", 0o755)
+    return folder / "kernel.new", version
