@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from penstock.envs.microvm.assets import load_assets
+from penstock.envs.microvm.probe import probe
 from penstock.envs.microvm.recipe import assets as build
 from penstock.envs.microvm.recipe.kernel import SourceUnavailable, choose_source
 from penstock.envs.microvm.recipe.steps import BuildError, Steps, build_lock, need_programs
-from penstock.envs.microvm.probe import probe
 
 
 def package(name):

@@ -75,7 +75,7 @@ class Steps:
     def _wait(
         self, argv: Sequence[str], out: int, timeout_s: float, cwd: Path | None
     ) -> int | None:
-        process = subprocess.Popen(  # noqa: S603
+        process = subprocess.Popen(
             ["nice", "-n", "10", *argv],
             cwd=cwd or self.scratch,
             stdin=subprocess.DEVNULL,
@@ -101,7 +101,7 @@ def output_of(argv: Sequence[str], *, timeout_s: float = 60.0) -> str:
         BuildError: It failed.
 
     """
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)  # noqa: S603
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
     if done.returncode != 0:
         raise BuildError(f"{argv[0]} ended with {done.returncode}: {done.stderr.strip()}")
     return done.stdout
