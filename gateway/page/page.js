@@ -150,7 +150,7 @@ function drawEss() {
 function drawDeltas() {
   const regions = Object.entries(state.regions);
   const graph = chart(widthOf("deltas"), {
-    height: 200, x: { label: "policy version" }, y: { format: bytes, log: true },
+    height: 280, x: { label: "policy version" }, y: { format: bytes, log: true },
     series: regions.map(([name, r], i) => ({ name, color: i + 1, points: r.deltas.filter((d) => d.num_bytes > 0).map((d) => [d.policy_version, d.num_bytes]) })),
   });
   const head = ["region", "serves", "last delta", "ratio, median", "swap pause, median", "full uploads after v0", "digests"];
@@ -172,7 +172,7 @@ function drawDeltas() {
 function drawStepTime() {
   const steps = state.steps;
   const graph = chart(widthOf("steptime"), {
-    stacked: true, x: { label: "step" }, y: { format: seconds, min: 0 },
+    height: 150, stacked: true, x: { label: "step" }, y: { format: seconds, min: 0 },
     series: [
       { name: "training", color: 1, kind: "bars", points: steps.map((s) => [s.step, s.train_s]) },
       { name: "waiting for rollouts", color: 6, kind: "bars", points: steps.map((s) => [s.step, s.wait_s]) },
@@ -180,6 +180,14 @@ function drawStepTime() {
   });
   const train = steps.reduce((sum, s) => sum + s.train_s, 0), wait = steps.reduce((sum, s) => sum + s.wait_s, 0);
   fill("steptime", note(steps.length ? `The trainer trained ${percent(train / (train + wait || 1))} of the time` : "Trainer"), graph ?? empty("No step has been taken yet."));
+}
+
+function drawLoss() {
+  const graph = chart(widthOf("loss"), {
+    height: 150, x: { label: "step" }, y: { format: small },
+    series: [{ name: "loss", color: 1, points: metric("loss") }, { name: "gradient norm", color: 4, points: metric("grad_norm") }],
+  });
+  fill("loss", graph ?? empty("No step has been taken yet."));
 }
 
 function drawLedger() {
@@ -281,6 +289,7 @@ const SECTIONS = {
   header: [["run", "stall"], drawHeader], tiles: [["evals", "steps", "staleness", "ledger", "live", "sandbox", "run"], drawTiles],
   reward: [["steps", "evals"], drawReward], midtrain: [["midtrain"], drawMidtrain], staleness: [["staleness"], drawStaleness],
   mismatch: [["steps"], drawMismatch], ess: [["steps"], drawEss], deltas: [["regions"], drawDeltas], steptime: [["steps"], drawStepTime],
+  loss: [["steps"], drawLoss],
   ledger: [["ledger"], drawLedger], outcomes: [["rollouts"], drawOutcomes], actors: [["actors", "run", "stall"], drawActors],
   sandbox: [["sandbox"], drawSandbox], live: [["live"], drawLive], log: [["log"], drawLog],
 };

@@ -12,7 +12,7 @@ from penstock.actors.monitor.state import MonitorState, decode_state, encode_sta
 from penstock.messages.telemetry import Wait
 from penstock.messages.training import LedgerRow
 
-from .story import AT, by_stream, finished, report, story
+from .story import AT, by_stream, finished, report, step, story, version
 
 
 def folded(events, now: float = AT + 1.0) -> MonitorState:
@@ -125,3 +125,16 @@ def test_a_long_curve_keeps_its_ends_and_stays_bounded():
         assert len(points) <= 100
     assert (points[0], points[-1]) == (0, 9_999)
     assert points == sorted(points)
+
+
+def test_the_state_of_a_long_run_fits_one_message():
+    fold = Fold()
+    metrics = {f"a_metric_of_this_name_{i}": 0.123456789012345 for i in range(40)}
+    for number in range(1, 1200):
+        manifest, taken = step(number, live=[])
+        taken = msgspec.structs.replace(taken, metrics=metrics)
+        for event in (manifest, taken, *version(number, 100_000)):
+            fold.apply(event, AT)
+    for i in range(64):
+        fold.apply(report(f"actor-{i}", "rollout_worker", AT, 1.0), AT)
+    assert len(encode_state(fold.state(AT))) < 448 << 10

@@ -1,0 +1,56 @@
+"""The live page and the report in a real browser."""
+
+import shutil
+
+import pytest
+from tests.unit.monitor.story import finished, report, story
+
+from penstock.infra.report import write_report
+from penstock.infra.runs import RunDir
+from penstock.messages.telemetry import Wait
+
+from .browser import chromium
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM, reason="no chromium on this machine"),
+]
+CHARTS = ("reward", "midtrain", "staleness", "mismatch", "deltas", "steptime")
+SIZES = [(1280, 800), (390, 844)]
+
+
+def charted(page_id: str) -> str:
+    return f"document.querySelectorAll('#{page_id} svg[role=img] :is(path, rect, circle)').length"
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+async def test_the_live_page_follows_the_run(site, tmp_path, width, height):
+    wait = Wait(target="sandbox", reason="a machine", since=1.0, deadline_s=1.0)
+    await site.bus.publish([*story(), report("judge-0", "judge", 9e9, 1.0, wait)])
+    async with chromium(CHROMIUM, tmp_path / "profile") as page:
+        await page.open(site.url, width=width, height=height)
+        await page.until("document.getElementById('link').textContent === 'live'")
+        await page.until("document.getElementById('run-id').textContent === 'r1'")
+        for name in CHARTS:
+            assert await page.evaluate(charted(name)) > 0, name
+        assert "75%" in await page.evaluate("document.getElementById('tiles').textContent")
+        assert "balanced" in await page.evaluate("document.getElementById('ledger').textContent")
+        assert "a machine" in await page.evaluate("document.getElementById('actors').textContent")
+        await site.bus.publish([finished()])
+        await page.until("document.getElementById('phase').textContent === 'finished'")
+        overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert await page.evaluate(overflow) == 0
+        assert page.problems == []
+
+
+async def test_the_report_needs_no_server(bus, tmp_path):
+    await bus.publish([*story(), finished()])
+    run = RunDir(tmp_path / "r1")
+    await write_report(run, bus)
+    async with chromium(CHROMIUM, tmp_path / "profile") as page:
+        await page.open(run.report.as_uri(), width=1280, height=800)
+        await page.until("document.getElementById('phase')?.textContent === 'finished'")
+        for name in CHARTS:
+            assert await page.evaluate(charted(name)) > 0, name
+        assert page.problems == []
