@@ -22,7 +22,6 @@ from penstock.messages.feedback import (
     LiveSampleJoined,
 )
 
-
 NUM_SIGNALS_MAX = 64
 """Pieces of feedback on one request; more are passed over."""
 
