@@ -17,6 +17,8 @@ class PoolCounters(msgspec.Struct, frozen=True, kw_only=True):
     """Machines that ended by themselves, idle or leased."""
     expired: int
     """Leases that were reaped because nobody renewed them."""
+    close_failures: int
+    """Machines that the host did not take away after SIGKILL."""
     live: int
     idle: int
     leased: int

@@ -24,7 +24,9 @@ DEFAULT_ENV = {
     "HOME": "/home/agent",
     "LC_ALL": "C.UTF-8",
     "TERM": "dumb",
+    "PYTHONDONTWRITEBYTECODE": "1",
 }
+"""Bytecode is not written: files beside the agent's own would cost time and turn up in listings."""
 
 
 def _absolute(path: str) -> str:
@@ -68,14 +70,17 @@ class HostProcess:
         return f"the machine ended: {state}. {text.decode(errors='replace').strip()}".strip()
 
     async def kill(self) -> None:
-        """Kill and reap; returns when the kernel has taken the process away."""
-        if self._words < 0:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._popen.pid, signal.SIGKILL)
+        """Kill and reap; returns when the kernel has taken the process away.
+
+        Raises:
+            SandboxTimeout: It has not, for the host is stuck.
+
+        """
+        self._popen.send_signal(signal.SIGKILL)
         await self._gone()
-        os.close(self._words)
-        self._words = -1
+        if self._words >= 0:
+            os.close(self._words)
+            self._words = -1
 
     async def _gone(self) -> None:
         if self._popen.poll() is not None:
@@ -87,6 +92,8 @@ class HostProcess:
         try:
             async with asyncio.timeout(HANG_GRACE_S):
                 await gone
+        except TimeoutError:
+            raise SandboxTimeout(f"process {self.pid} survives SIGKILL") from None
         finally:
             loop.remove_reader(pidfd)
             os.close(pidfd)
@@ -145,7 +152,7 @@ class GuestSandbox:
 
     def _cancel(self, target: int) -> None:
         with contextlib.suppress(SandboxDied):
-            self._connection.begin(Request(op="cancel", target=target))
+            self._connection.post(Request(op="cancel", target=target))
 
     async def ping(self) -> None:
         """Return when the guest agent has answered."""

@@ -71,7 +71,8 @@ class Pool:
         self._leases: dict[str, Lease] = {}
         self._wants: dict[str, Want] = {}
         """In the order of asking."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._boots: set[asyncio.Task[None]] = set()
+        self._ends: set[asyncio.Task[None]] = set()
         self._booting = 0
         self._closed = False
         self._retry_at = 0.0
@@ -166,6 +167,7 @@ class Pool:
             boot_failures=self._tally["boot_failures"],
             deaths=self._tally["deaths"],
             expired=self._tally["expired"],
+            close_failures=self._tally["close_failures"],
             live=self._live(),
             idle=len(self._idle),
             leased=len(self._leases),
@@ -187,8 +189,10 @@ class Pool:
             self._keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        for boot in self._boots:
+            boot.cancel()
+        if unfinished := self._boots | self._ends:
+            await asyncio.wait(unfinished)
         for want in self._wants.values():
             if not want.given.done():
                 want.given.set_exception(SandboxError("the sandbox pool is closed"))
@@ -200,7 +204,7 @@ class Pool:
             now = time.monotonic()
             for lease in [x for x in self._leases.values() if x.expires_at <= now]:
                 self._tally["expired"] += 1
-                self._spawn(self.release(lease.lease_id))
+                _spawn(self.release(lease.lease_id), self._ends)
             self._drop_dead()
             self._boot_missing(now)
             self._wake.clear()
@@ -217,7 +221,7 @@ class Pool:
     def _drop_dead(self) -> None:
         for sandbox in [x for x in self._idle if not x.alive]:
             self._idle.remove(sandbox)
-            self._spawn(self._end(sandbox))
+            _spawn(self._end(sandbox), self._ends)
 
     def _boot_missing(self, now: float) -> None:
         missing = self._size + self._waiting() - len(self._idle) - self._booting
@@ -225,12 +229,7 @@ class Pool:
         if now >= self._retry_at:
             for _ in range(min(missing, room)):
                 self._booting += 1
-                self._spawn(self._boot())
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+                _spawn(self._boot(), self._boots)
 
     async def _boot(self) -> None:
         cpu = min(self._cpus, key=lambda c: self._cpu_load[c])
@@ -275,8 +274,16 @@ class Pool:
         self._tally["deaths"] += not sandbox.alive
         try:
             await sandbox.close()
+        except SandboxError:
+            self._tally["close_failures"] += 1
         finally:
             cpu = self._cpu_of.pop(sandbox, None)
             if cpu is not None:
                 self._cpu_load[cpu] -= 1
             self._wake.set()
+
+
+def _spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)

@@ -125,20 +125,25 @@ class GuestConnection(asyncio.Protocol):
             SandboxFileError, SandboxRequestError: The guest refused.
 
         """
-        reply_id, future = self.begin(request)
+        future = self._begin(request)
         try:
             async with asyncio.timeout(timeout_s):
                 reply = await future
         except TimeoutError:
             raise SandboxTimeout(f"no answer to {request.op!r} within {timeout_s:g} s") from None
         finally:
-            self._waiting.pop(reply_id, None)
+            self._waiting.pop(request.id, None)
         if reply.error:
             raise _error(reply)
         return reply
 
-    def begin(self, request: Request) -> tuple[int, asyncio.Future[Reply]]:
-        """Send a request without waiting; returns its id and the future of its reply."""
+    def post(self, request: Request) -> None:
+        """Send a request whose reply nobody waits for."""
+        future = self._begin(request)
+        reply_id = request.id
+        future.add_done_callback(lambda _: self._waiting.pop(reply_id, None))
+
+    def _begin(self, request: Request) -> asyncio.Future[Reply]:
         if self._death is not None:
             raise self._death
         if len(self._waiting) >= REQUESTS_MAX:
@@ -152,7 +157,7 @@ class GuestConnection(asyncio.Protocol):
         self._waiting[request.id] = future
         self._outbox += struct.pack("<I", len(body)) + body
         self._pump()
-        return request.id, future
+        return future
 
     def _pump(self) -> None:
         room = WINDOW_BYTES - (self._sent - self._confirmed)

@@ -7,7 +7,7 @@ import struct
 import msgspec
 import pytest
 
-from penstock.envs.microvm.protocol import WINDOW_BYTES, GuestConnection, Request
+from penstock.envs.microvm.protocol import REQUESTS_MAX, WINDOW_BYTES, GuestConnection, Request
 from penstock.envs.sandbox import SandboxDied, SandboxRequestError, SandboxTimeout
 
 
@@ -124,3 +124,14 @@ async def test_too_large_a_request_is_refused_before_it_is_sent(ends):
     connection, _ = ends
     with pytest.raises(SandboxRequestError, match="exceed"):
         await connection.call(Request(op="exec", argv=["x" * (1 << 20)]), timeout_s=1.0)
+
+
+async def test_what_is_posted_leaves_nothing_behind(ends):
+    connection, guest = ends
+    for _ in range(3 * REQUESTS_MAX):
+        connection.post(Request(op="cancel", target=1))
+        guest.say(id=(await guest.request())["id"])
+        await asyncio.sleep(0)
+    pending = call(connection, op="ping")
+    guest.say(id=(await guest.request())["id"])
+    await pending
