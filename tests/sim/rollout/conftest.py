@@ -50,6 +50,7 @@ from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.base import Array, Event, Message, Stream
 from penstock.messages.bus import Serve
 from penstock.messages.codec import decode
+from penstock.messages.errors import ConfigError
 from penstock.messages.generation import Generate, TokensSampled
 from penstock.messages.rollout import RolloutFinished, StopReason, ToolCall, TurnSampled
 from penstock.messages.task import (
@@ -108,8 +109,9 @@ def make_command(rollout_id: str, task: Task | None = None, **changes: object) -
 class FakeMachine(DryRunSandbox):
     """Files in memory; dies at its operation number `dies_at`."""
 
-    def __init__(self, dies_at: int, delay_s: float) -> None:
+    def __init__(self, dies_at: int, delay_s: float, padding: bytes) -> None:
         super().__init__({})
+        self._padding = padding
         self.alive = True
         self.commands: list[list[str]] = []
         self._results: dict[str, asyncio.Task[ExecResult]] = {}
@@ -143,7 +145,8 @@ class FakeMachine(DryRunSandbox):
 
     async def read_file(self, path: str, bytes_max: int) -> bytes:
         await self._operate()
-        return await super().read_file(path, bytes_max)
+        data = await super().read_file(path, bytes_max)
+        return data + self._padding if path == "other.py" else data
 
     async def write_files(self, files: dict[str, bytes]) -> None:
         await self._operate()
@@ -163,6 +166,8 @@ class FakeBackend:
     def __init__(self) -> None:
         self.machines: list[FakeMachine] = []
         self.deaths: dict[int, int] = {}
+        self.padding: dict[int, bytes] = {}
+        """Machine -> what reading `other.py` gives after its text."""
         self.delay_s = 0.002
         self.is_broken = False
 
@@ -171,7 +176,8 @@ class FakeBackend:
         if self.is_broken:
             raise SandboxError("no boot today")
         dies_at = self.deaths.get(len(self.machines), self.deaths.get(-1, 0))
-        self.machines.append(FakeMachine(dies_at, self.delay_s))
+        padding = self.padding.get(len(self.machines), b"")
+        self.machines.append(FakeMachine(dies_at, self.delay_s, padding))
         return self.machines[-1]
 
 
@@ -187,7 +193,8 @@ class ScriptedPolicy(Actor):
         self.slow_sessions: dict[str, float] = {}
         self.breaks: Counter[str] = Counter()
         """Session -> how many of its next requests break off after three tokens."""
-        self.is_silent = False
+        self.break_mode = "error"
+        """error, silent, aborted or refused."""
         self.requests: list[Generate] = []
         self._tokenizer = tokenizer
 
@@ -207,20 +214,32 @@ class ScriptedPolicy(Actor):
         token_ids = self.turn_ids(session, self._turn_index(request))
         token_ids = token_ids[: request.sampling.num_tokens_max]
         version = self.policy_version
-        is_broken = self.breaks[session] > 0
-        self.breaks[session] -= is_broken
+        if self.breaks[session] > 0:
+            self.breaks[session] -= 1
+            async for reply in self._break_off(request, token_ids[:3], version):
+                yield reply
+            return
         for start in range(0, len(token_ids), 3):
             chunk = token_ids[start : start + 3]
             await asyncio.sleep(self.slow_sessions.get(session, self.token_s) * len(chunk))
-            is_last = start + 3 >= len(token_ids)
             routes = request.token_ids.shape[0] + len(token_ids) - 1 - request.routes_from
-            stops = is_last and not is_broken
-            yield _sampled(request, chunk, version, num_routes=routes if stops else None)
-            if is_broken:
-                if self.is_silent:
-                    await asyncio.sleep(1e6)
-                raise RuntimeError("the generator died")
+            is_last = start + 3 >= len(token_ids)
+            yield self._sampled(request, chunk, version, num_routes=routes if is_last else None)
             version = self.policy_version
+
+    async def _break_off(
+        self, request: Generate, chunk: list[int], version: int
+    ) -> AsyncIterator[Message]:
+        if self.break_mode == "refused":
+            raise ConfigError("the request is no good")
+        sampled = self._sampled(request, chunk, version, num_routes=None)
+        if self.break_mode == "aborted":
+            yield msgspec.structs.replace(sampled, stop_reason=StopReason.ABORTED)
+            return
+        yield sampled
+        if self.break_mode == "silent":
+            await asyncio.sleep(1e6)
+        raise RuntimeError("the generator died")
 
     def _turn_index(self, request: Generate) -> int:
         """Count the assistant's marks in the context."""
@@ -228,24 +247,25 @@ class ScriptedPolicy(Actor):
         ids = struct.unpack(f"<{request.token_ids.shape[0]}i", request.token_ids.data)
         return ids.count(mark) - 1
 
-
-def _sampled(
-    request: Generate, chunk: list[int], version: int, *, num_routes: int | None
-) -> TokensSampled:
-    count = len(chunk)
-    routes = None
-    if num_routes is not None:
-        routes = Array(dtype="uint8", shape=(num_routes, 1, 1), data=bytes(num_routes))
-    return TokensSampled(
-        request_id=request.request_id,
-        token_ids=Array(dtype="int32", shape=(count,), data=struct.pack(f"<{count}i", *chunk)),
-        behavior_logprobs=Array(
-            dtype="float32", shape=(count,), data=struct.pack(f"<{count}f", *[-0.5] * count)
-        ),
-        policy_version=version,
-        stop_reason=StopReason.STOP if routes else None,
-        routed_experts=routes,
-    )
+    def _sampled(
+        self, request: Generate, chunk: list[int], version: int, *, num_routes: int | None
+    ) -> TokensSampled:
+        """Make a chunk; its log-probabilities tell one sampling of a turn from another."""
+        count = len(chunk)
+        routes = None
+        if num_routes is not None:
+            routes = Array(dtype="uint8", shape=(num_routes, 1, 1), data=bytes(num_routes))
+        logprobs = [-0.001 * len(self.requests)] * count
+        return TokensSampled(
+            request_id=request.request_id,
+            token_ids=Array(dtype="int32", shape=(count,), data=struct.pack(f"<{count}i", *chunk)),
+            behavior_logprobs=Array(
+                dtype="float32", shape=(count,), data=struct.pack(f"<{count}f", *logprobs)
+            ),
+            policy_version=version,
+            stop_reason=StopReason.STOP if routes else None,
+            routed_experts=routes,
+        )
 
 
 class Hosted:

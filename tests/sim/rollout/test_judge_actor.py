@@ -1,7 +1,8 @@
 """Verdicts over the bus: graded in a fresh machine, masked where machines fail."""
 
+import msgspec
 import pytest
-from tests.sim.rollout.conftest import FIXED, World
+from tests.sim.rollout.conftest import FIXED, World, make_hidden, make_task
 
 from penstock.actors.judge.actor import JudgeActor
 from penstock.actors.judge.config import JudgeConfig
@@ -9,7 +10,7 @@ from penstock.messages.codec import encode
 from penstock.messages.control import MessageRejected
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished
-from penstock.messages.task import Purpose
+from penstock.messages.task import Purpose, TaskSet
 
 
 def make_rollout(rollout_id: str = "g0-m0", **changes: object) -> RolloutFinished:
@@ -41,6 +42,30 @@ def test_a_fixed_file_passes_the_hidden_tests_of_a_fresh_machine(simulate) -> No
         assert (verdict.judge, verdict.rung) == ("hidden_tests", "operator")
         [machine] = world.backend.machines
         assert not machine.alive
+
+    simulate(scenario)
+
+
+def test_deleted_files_are_not_there_when_graded(simulate) -> None:
+    async def scenario(world: World) -> None:
+        verdict = await judge_one(world, make_rollout(deleted=["other.py"]))
+        assert verdict.outcome is Outcome.SOLVED
+        assert sorted(world.backend.machines[0].files) == ["_hidden.py", "m.py"]
+
+    simulate(scenario)
+
+
+def test_a_tests_visible_copy_is_replaced_by_the_hidden_one(simulate) -> None:
+    async def scenario(world: World) -> None:
+        task = make_task("train-0")
+        task.files["_hidden.py"] = "print('passed 0 of 0')\n"
+        tasks = TaskSet(tasks=[task], hidden=[make_hidden("train-0")])
+        await world.store.put("tasks/train", msgspec.msgpack.encode(tasks))
+        world.host_machines()
+        world.host_judge()
+        await world.publish(make_rollout(files={"_hidden.py": b"print('passed 1 of 1')\n"}))
+        [verdict] = await world.wait_for(Verdict, 1)
+        assert (verdict.outcome, verdict.num_tests) == (Outcome.FAILED, 2)
 
     simulate(scenario)
 

@@ -84,18 +84,22 @@ def test_each_turn_has_its_own_seed_and_the_same_one_each_time(simulate) -> None
 def test_versions_that_change_in_mid_turn_are_told_apart(simulate) -> None:
     async def scenario(world: World) -> None:
         world.policy.slow_sessions["g0-m0"] = 1.0
-        world.policy.scripts = lambda _session: [[FINISH]]
+        world.policy.scripts = lambda _session: [[LOOK], [FINISH]]
         world.host(world.policy)
         world.host_machines()
         world.host_worker()
         await world.publish(make_command("g0-m0"))
         while not world.policy.requests:
             await world.sleep(0.01)
+        await world.sleep(4.0)
         world.policy.policy_version = 1
-        [rollout] = await world.wait_for(RolloutFinished, 1)
-        [turn] = rollout.turns
-        assert [span.policy_version for span in turn.version_spans] in ([0, 1], [0])
-        assert sum(span.num_tokens for span in turn.version_spans) == turn.token_ids.shape[0]
+        rollout = (await world.wait_for(RolloutFinished, 1))[0]
+        first, second = (
+            [(s.policy_version, s.num_tokens) for s in turn.version_spans] for turn in rollout.turns
+        )
+        num_tokens = rollout.turns[0].token_ids.shape[0]
+        assert first == [(0, 6), (1, num_tokens - 6)]
+        assert [version for version, _ in second] == [1]
         assert rollout.min_policy_version == 0
 
     simulate(scenario)

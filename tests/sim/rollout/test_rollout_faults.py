@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.sim.rollout.conftest import FINISH, FIX, FIXED, LOOK, World, make_command
+from tests.sim.rollout.conftest import FINISH, FIX, FIXED, LOOK, World, make_command, make_task
 
 from penstock.actors.rollout_worker.actor import RolloutWorker
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
@@ -13,6 +13,7 @@ from penstock.messages.control import MessageRejected
 from penstock.messages.generation import Generate
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished, TurnSampled
 
+OTHER = ("read_file", {"path": "other.py"})
 SCRIPT = [[LOOK], [FIX], [LOOK], [FINISH]]
 
 
@@ -46,6 +47,7 @@ def test_a_killed_workers_episode_goes_on_from_its_stored_turns(
         [rollout] = await world.wait_for(RolloutFinished, 1)
         check_complete(rollout)
         assert rollout.turns[: len(before)] == [event.turn for event in before]
+        assert len(world.policy.requests) <= len(SCRIPT) + 1  # only the turn in hand, once more
         await world.check_ledger()
 
     simulate(scenario)
@@ -90,11 +92,11 @@ def test_two_workers_on_one_command_store_each_turn_once(simulate) -> None:
     simulate(scenario)
 
 
-@pytest.mark.parametrize("is_silent", [False, True])
-def test_a_turn_that_breaks_off_is_sampled_again(simulate, is_silent: bool) -> None:
+@pytest.mark.parametrize("mode", ["error", "silent", "aborted"])
+def test_a_turn_that_breaks_off_is_sampled_again(simulate, mode: str) -> None:
     async def scenario(world: World) -> None:
         start(world)
-        world.policy.is_silent = is_silent
+        world.policy.break_mode = mode
         world.policy.breaks["g0-m0"] = 2
         world.host_worker()
         await world.publish(make_command("g0-m0"))
@@ -105,6 +107,58 @@ def test_a_turn_that_breaks_off_is_sampled_again(simulate, is_silent: bool) -> N
         assert len({request.request_id for request in first}) == 1
         assert len(world.policy.requests) == len(SCRIPT) + 2
         await world.check_ledger()
+
+    simulate(scenario)
+
+
+def test_a_refused_request_is_not_asked_again(simulate) -> None:
+    async def scenario(world: World) -> None:
+        start(world)
+        world.policy.break_mode = "refused"
+        world.policy.breaks["g0-m0"] = 10**6
+        world.host_worker()
+        await world.publish(make_command("g0-m0"))
+        [rollout] = await world.wait_for(RolloutFinished, 1)
+        assert rollout.end is EpisodeEnd.INFRASTRUCTURE_ERROR
+        assert "the request is no good" in rollout.error
+        assert len(world.policy.requests) == 1
+
+    simulate(scenario)
+
+
+def test_time_without_a_generator_is_not_the_policys(simulate) -> None:
+    async def scenario(world: World) -> None:
+        start(world)
+        world.policy.breaks["g0-m0"] = 8
+        world.host_worker()
+        await world.publish(make_command("g0-m0", make_task(wall_s_max=5.0)))
+        [rollout] = await world.wait_for(RolloutFinished, 1)
+        check_complete(rollout)
+        assert rollout.wall_s > 5.0
+
+    simulate(scenario)
+
+
+def test_stored_turns_stand_whatever_a_tool_says_the_second_time(simulate) -> None:
+    """The second machine's observation would overflow the context: the episode went on, though."""
+
+    async def scenario(world: World) -> None:
+        world.policy.scripts = lambda _session: [[OTHER], [FIX], [LOOK], [FINISH]]
+        world.host(world.policy)
+        world.host_machines()
+        world.host_worker()
+        world.backend.deaths[0] = 5
+        world.backend.padding[1] = b"y = 1\n" * 200
+        await world.publish(make_command("g0-m0", make_task(num_tokens_max=250)))
+        [rollout] = await world.wait_for(RolloutFinished, 1)
+        assert (rollout.end, len(rollout.turns)) == (EpisodeEnd.FINISHED, 4)
+        assert rollout.files["m.py"] == FIXED.encode()
+        assert len(world.backend.machines) == 2
+        last = world.policy.requests[-1]
+        stored = b"".join(
+            turn.context_ids.data + turn.token_ids.data for turn in rollout.turns[:-1]
+        )
+        assert last.token_ids.data == stored + rollout.turns[-1].context_ids.data
 
     simulate(scenario)
 
@@ -190,10 +244,12 @@ def test_a_finished_rollout_is_not_run_again(simulate) -> None:
         await world.publish(make_command("g0-m0"))
         await world.wait_for(RolloutFinished, 1)
         num_requests = len(world.policy.requests)
+        assert len(world.backend.machines) == 1
         await world.sleep(1000.0)
         await world.publish(make_command("g0-m0"))  # beyond the stream's window
         await world.sleep(60.0)
         assert len(world.policy.requests) == num_requests
+        assert len(world.backend.machines) == 1
         assert len(await world.read(RolloutFinished)) == 1
 
     simulate(scenario)
