@@ -25,7 +25,20 @@ _ARCHS = (
 )
 _DRIVERS = (
     *("accel", "clk", "crypto", "gpu", "hid", "hwmon", "iio", "infiniband", "input", "media"),
-    *("mfd", "mtd", "net", "pci", "phy", "pinctrl", "platform", "power", "scsi", "soc", "staging"),
+    *(
+        "mfd",
+        "mtd",
+        "net/ethernet",
+        "net/wireless",
+        "pci",
+        "phy",
+        "pinctrl",
+        "platform",
+        "power",
+        "scsi",
+        "soc",
+        "staging",
+    ),
     *("thermal", "usb", "video"),
 )
 UNUSED = (
