@@ -12,6 +12,8 @@ publishes again is refused as known. Nothing is trained twice and nothing is los
 """
 
 import asyncio
+import logging
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -42,7 +44,7 @@ from penstock.messages.errors import PenstockError
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
 from penstock.messages.pacing import CreditsChanged
 from penstock.messages.reward import Verdict
-from penstock.messages.rollout import RolloutFinished, TurnSampled
+from penstock.messages.rollout import RolloutFinished, Turn, TurnSampled
 from penstock.messages.task import Purpose
 from penstock.messages.training import (
     BatchManifest,
@@ -51,6 +53,8 @@ from penstock.messages.training import (
     StepCompleted,
 )
 from penstock.messages.weights import WeightsPublished
+
+log = logging.getLogger(__name__)
 
 
 class TrainingError(PenstockError, RuntimeError):
@@ -130,11 +134,7 @@ class Trainer(Actor):
         """Keep the turns; a rollout that cannot be trained counts as an infrastructure failure."""
         if event.purpose is not Purpose.TRAIN:
             return ()
-        fault = ""
-        try:
-            check_trajectory(event.rollout_id, event.turns, self._policy_config)
-        except ValueError as error:
-            fault = str(error)
+        fault = self._fault(event.rollout_id, event.turns)
         self._turns.add(event.rollout_id, event.turns)
         self._batcher.add_rollout(event, fault)
         return await self._advance(ctx)
@@ -147,7 +147,7 @@ class Trainer(Actor):
     async def on_live_sample_joined(self, event: LiveSampleJoined, ctx: Context) -> Effects:
         """See a user's sample; it joins the next batch."""
         self._ledger.add_live(event)
-        self._batcher.add_live(event)
+        self._batcher.add_live(event, self._fault(event.request_id, [event.turn]))
         self._turns.add(event.request_id, [event.turn])
         return await self._advance(ctx)
 
@@ -175,6 +175,15 @@ class Trainer(Actor):
         """Remember what a step must give."""
         self._check_digest(event.step, event.weights_digest)
         return ()
+
+    def _fault(self, sample_id: str, turns: Sequence[Turn]) -> str:
+        """Return why a sample cannot be trained, or an empty string."""
+        try:
+            check_trajectory(sample_id, turns, self._policy_config)
+        except ValueError as error:
+            log.error("%s is left out: %s", sample_id, error)
+            return str(error)
+        return ""
 
     async def _advance(self, ctx: Context) -> Effects:
         """Train what the log has ready, then propose the next batch if there is one."""

@@ -65,9 +65,9 @@ class Batcher:
         if group := self._group(event.group_id, event.purpose):
             group.add_verdict(event)
 
-    def add_live(self, event: LiveSampleJoined) -> None:
-        """See a user's sample."""
-        self._live.add(event)
+    def add_live(self, event: LiveSampleJoined, fault: str = "") -> None:
+        """See a user's sample; `fault` says why it cannot be trained, if it cannot."""
+        self._live.add(event, fault)
 
     def retract(self, event: FeedbackRetracted) -> None:
         """Take a sample out of the pool, if it is still there."""

@@ -24,13 +24,15 @@ class LivePool:
         self._retracted: set[str] = set()
         self.baseline = RunningBaseline(momentum=config.live.baseline_momentum)
 
-    def add(self, event: LiveSampleJoined) -> None:
-        """Put a sample in, unless it was trained or withdrawn already."""
+    def add(self, event: LiveSampleJoined, fault: str = "") -> None:
+        """Put a sample in, unless it was settled already; `fault` says why it cannot be trained."""
         if event.request_id in self._settled:
             return
         outcome = Outcome.SOLVED if event.reward > 0 else Outcome.FAILED
         if event.request_id in self._retracted:
             outcome = Outcome.CANCELLED
+        elif fault:
+            outcome = Outcome.INFRASTRUCTURE_ERROR
         self._entries[event.request_id] = SampleEntry(
             rollout_id=event.request_id,
             outcome=outcome,
@@ -49,11 +51,11 @@ class LivePool:
             )
 
     def entries(self, version: int) -> list[SampleEntry]:
-        """Return the live part of the batch that trains a version: trained, stale, withdrawn."""
+        """Return the live part of the batch that trains a version, the untrainable included."""
         chosen: list[SampleEntry] = []
         num_trained = 0
         for entry in self._entries.values():
-            if entry.outcome is Outcome.CANCELLED:
+            if entry.outcome.is_masked:
                 chosen.append(entry)
             elif self._is_stale(entry, version):
                 chosen.append(msgspec.structs.replace(entry, outcome=Outcome.STALE))

@@ -88,3 +88,12 @@ def test_a_trained_sample_does_not_come_back(pool):
     pool.add(joined("a"))
     pool.retract(retracted("a"))
     assert take(pool, 1) == {}
+
+
+def test_a_sample_that_cannot_be_trained_is_accounted_for(pool):
+    pool.add(joined("bad"), fault="routed_experts cover 0 positions")
+    pool.add(joined("good"))
+    entries = take(pool, 0)
+    assert entries["bad"].outcome is Outcome.INFRASTRUCTURE_ERROR
+    assert entries["good"].outcome is Outcome.SOLVED
+    assert pool.baseline.num_samples == 1

@@ -1,13 +1,16 @@
 """Whole runs of the trainer on a small world: steps, kills, replay."""
 
 import msgspec
+import numpy as np
 import pytest
 
 from penstock.actors.runtime.ledger import Ledger
 from penstock.actors.trainer.actor import NondeterminismError
-from penstock.actors.trainer.config import LossConfig
+from penstock.actors.trainer.config import LossConfig, MidtrainConfig
 from penstock.actors.trainer.replay import replay
+from penstock.kernels.arrays import to_array
 from penstock.messages.control import RunFinished
+from penstock.messages.errors import NotFoundError
 from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.rollout import TurnSampled
 from penstock.messages.training import (
@@ -175,3 +178,46 @@ async def test_what_if_trains_the_same_log_with_another_loss(make_world):
     assert steps == [1, 2, 3, 4, 5, 6]
     assert report.steps_compared == 0
     assert report.weights_digest != world.log.of(StepCompleted)[-1].weights_digest
+
+
+async def test_a_rollout_that_cannot_be_trained_is_masked_not_fatal(make_world):
+    world = make_world(steps_max=4)
+    whole = world._rollout
+
+    def without_routes(index, member, version):
+        events = whole(index, member, version)
+        finished = events[-2]
+        if member == 0 and index % 2:
+            routes = to_array(np.zeros((0, 2, 2), np.uint8))
+            first = msgspec.structs.replace(finished.turns[0], routed_experts=routes)
+            turns = [first, *finished.turns[1:]]
+            events[-2] = msgspec.structs.replace(finished, turns=turns)
+        return events
+
+    world._rollout = without_routes
+    await world.run()
+    check_run(world)
+    masked = {
+        sample.outcome
+        for manifest in world.log.of(BatchManifest)
+        for group in (*manifest.groups, *manifest.discarded)
+        for sample in group.samples
+        if sample.rollout_id.endswith("-0") and group.group_index % 2
+    }
+    assert masked == {"infrastructure_error"}
+    assert (await replayed(world)).identical
+
+
+async def test_stage_one_is_left_out_without_a_budget(make_world):
+    world = make_world(steps_max=1, midtrain=MidtrainConfig(num_tokens=0))
+    del world.store.objects["midtrain/tokens"]
+    await world.run()
+    assert world.log.of(MidtrainCompleted)[0].num_tokens == 0
+    assert (await replayed(world)).identical
+
+
+async def test_missing_tokens_are_named(make_world):
+    world = make_world()
+    del world.store.objects["midtrain/heldout"]
+    with pytest.raises(NotFoundError, match="midtrain/heldout"):
+        await world.run()
