@@ -121,6 +121,7 @@ async def open_log(run: RunDir, name: str) -> AsyncIterator[NatsBus]:
         try:
             bus = await NatsBus.connect(server.url, run_id=run.run_id, store=run.store(), name=name)
             try:
+                await bus.provision()  # The streams kept in memory went with the last server.
                 yield bus
             finally:
                 await bus.close()
