@@ -35,11 +35,12 @@ async def status_command(name: str, runs_dir: Path, *, as_json: bool) -> int:
     """Print a run's state once: up or not, its log is there."""
     run = find_run(name, runs_dir)
     async with open_log(run, "status") as bus:
-        state = await read_state(bus, is_up=run.read_state() is not None)
+        is_up = run.read_state() is not None
+        state = await read_state(bus, is_up=is_up)
     if as_json:
         sys.stdout.write(encode_state(state).decode() + "\n")
     else:
-        Console().print(render(state))
+        Console().print(render(state, is_up=is_up))
     return 0
 
 
@@ -52,7 +53,7 @@ async def top_command(name: str, runs_dir: Path) -> int:
             while run.read_state() is not None:
                 live.update(render(await read_state(bus, is_up=True)), refresh=True)
                 await asyncio.sleep(PERIOD_S)
-        console.print(render(await read_state(bus, is_up=False)))
+        console.print(render(await read_state(bus, is_up=False), is_up=False))
     return 0
 
 
@@ -66,9 +67,9 @@ async def read_state(bus: Bus, *, is_up: bool) -> MonitorState:
     return await fold_log(bus)
 
 
-def render(state: MonitorState) -> RenderableType:
-    """Lay the state out for a terminal."""
-    parts: list[RenderableType] = [_headline(state), _figures(state)]
+def render(state: MonitorState, *, is_up: bool = True) -> RenderableType:
+    """Lay the state out for a terminal; a run that is not up is shown as it was left."""
+    parts: list[RenderableType] = [_headline(state, is_up=is_up), _figures(state)]
     if state.regions:
         parts.append(_regions(state.regions))
     if state.actors:
@@ -77,10 +78,12 @@ def render(state: MonitorState) -> RenderableType:
     return Group(*parts)
 
 
-def _headline(state: MonitorState) -> Panel:
+def _headline(state: MonitorState, *, is_up: bool) -> Panel:
     run, stall = state.run, state.stall
     done = run.phase == "finished"
     phase = f"finished: {run.finish_reason}" if done else _PHASES[run.phase]
+    if not done and not is_up:
+        phase = f"stopped in {phase}"
     elapsed_s = max(0.0, run.now - run.started_at) if run.started_at else 0.0
     title = f"{run.run_id or 'no run yet'} · {phase} · step {run.step} · {elapsed_s:.0f} s"
     style = "red" if stall.is_stalled else "green" if done else "cyan"

@@ -33,10 +33,9 @@ def describe(event: Event, at: float) -> LogLine | None:
 
 
 def _step(event: StepCompleted) -> str:
-    metrics = event.metrics
-    reward = metrics.get("reward_mean", float("nan"))
-    passed = metrics.get("pass_rate", float("nan"))
-    return f"step {event.step}: reward {reward:.3f}, pass rate {passed:.0%}"
+    shown = (("reward", "reward_mean"), ("pass rate", "pass_rate"))
+    parts = [f"{name} {event.metrics[key]:.3f}" for name, key in shown if key in event.metrics]
+    return f"step {event.step}: {', '.join(parts)}".rstrip(": ")
 
 
 def _evaluated(event: EvalCompleted) -> str:
