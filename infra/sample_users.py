@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from penstock.actors.policy.marks import TOOL_NAMES
 from penstock.infra.config import RunConfig
 from penstock.infra.runs import RunDir
 from penstock.messages.bus import Bus
@@ -20,6 +21,8 @@ from penstock.messages.weights import WeightsApplied
 
 REQUEST_S_MAX = 60.0
 READY_S_MAX = 60.0
+TOOLS = [{"type": "function", "function": {"name": name}} for name in TOOL_NAMES]
+"""Without tools on offer a reply is text alone."""
 
 
 async def run_sample_users(run: RunDir, config: RunConfig, bus: Bus) -> None:
@@ -61,7 +64,12 @@ class _Users:
     async def ask(self, session: aiohttp.ClientSession, url: str, model: str) -> None:
         """Make one request and post what this user thinks of the answer."""
         task, tests, path = self._random.choice(self._cases)
-        body = {"model": model, "messages": _messages(task, path), "temperature": 1.0}
+        body = {
+            "model": model,
+            "messages": _messages(task, path),
+            "tools": TOOLS,
+            "temperature": 1.0,
+        }
         async with session.post(f"{url}/v1/chat/completions", json=body) as reply:
             reply.raise_for_status()
             answer = await reply.json()
