@@ -89,8 +89,10 @@ class Bus(Protocol):
     ) -> AsyncIterator[WorkItem]:
         """Share events of one stream among all consumers of the name `durable`.
 
-        Each is delivered until it is settled; at most `num_pending_max` are out at once over all
-        consumers of the name. Undecodable messages go to the dead-letter stream with their cause.
+        Each is delivered until it is settled; at most `num_pending_max` are unsettled at once in
+        this iterator. The bound is each reader's own: what a killed reader held, until its ack
+        wait ends, does not keep its successor waiting. Undecodable messages go to the dead-letter
+        stream with their cause.
         """
         ...
 

@@ -87,7 +87,6 @@ class MemoryBus:
         state = server.durables.setdefault(
             f"{self._run_id}-{durable}", MemoryDurable(log, self._prefixes(types))
         )
-        state.num_pending_max = num_pending_max
         num_unsettled = 0
 
         def on_settled() -> bool:

@@ -12,7 +12,6 @@ class MemoryDurable:
 
     def __init__(self, log: MemoryLog, prefixes: tuple[str, ...]) -> None:
         self.log = log
-        self.num_pending_max = 1
         self._prefixes = prefixes
         self._cursor = 0
         self._ready_at: dict[int, float] = {}
@@ -26,7 +25,7 @@ class MemoryDurable:
         """Return the next message and its delivery count, and start its redelivery timer."""
         self._catch_up(now)
         ready = [seq for seq, at in self._ready_at.items() if at <= now]
-        if not ready or len(self._out_until) >= self.num_pending_max:
+        if not ready:
             return None
         sequence = rng.choice(ready) if rng.random() < reorder else min(ready)
         del self._ready_at[sequence]

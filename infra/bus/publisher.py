@@ -182,7 +182,8 @@ class _Attempt:
     async def outcome(self) -> dict[str, Any] | Exception:
         """Return the ack, or why there is none."""
         try:
-            message = await asyncio.wait_for(self._future, ATTEMPT_S)
+            async with asyncio.timeout(ATTEMPT_S):
+                message = await self._future
         except (LinkBrokenError, TimeoutError) as error:
             return error
         finally:

@@ -125,7 +125,8 @@ class Puller:
                 self._wake.clear()
                 await self._top_up(name, inbox)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), HEARTBEAT_S)
+                    async with asyncio.timeout(HEARTBEAT_S):  # wait_for may lose a cancellation.
+                        await self._wake.wait()
                 self._check_stall()
 
     async def _top_up(self, name: str, inbox: str) -> None:

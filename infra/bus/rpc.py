@@ -87,7 +87,8 @@ class Asker:
             num_replies = 0
             while True:
                 try:
-                    reply = await asyncio.wait_for(next_reply(num_replies), idle_s)
+                    async with asyncio.timeout(idle_s):
+                        reply = await next_reply(num_replies)
                 except TimeoutError as error:
                     raise DeadlineError(f"{service}: no reply for {idle_s} s") from error
                 if _is_end(service, reply, num_replies):

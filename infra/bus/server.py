@@ -160,7 +160,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         return
     process.terminate()
     try:
-        await asyncio.wait_for(process.wait(), STOP_S_MAX)
+        async with asyncio.timeout(STOP_S_MAX):
+            await process.wait()
     except TimeoutError:
         process.kill()
         await process.wait()

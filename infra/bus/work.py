@@ -14,6 +14,9 @@ from penstock.messages.bus import Delivery
 from penstock.messages.streams import NUM_DELIVERIES_MAX
 from penstock.messages.subjects import type_filter
 
+UNSETTLED_MAX = 4096
+"""Over all readers of one name; each reader has its own, smaller bound."""
+
 
 class NatsWorkItem:
     """One delivery, to be settled once; settling again does nothing."""
@@ -75,7 +78,7 @@ class WorkQueue:
             "durable_name": self._name,
             "ack_policy": "explicit",
             "ack_wait": int(ack_wait_s * 1e9),
-            "max_ack_pending": num_pending_max,
+            "max_ack_pending": UNSETTLED_MAX,
             "max_deliver": -1,
             "deliver_policy": "all",
             "filter_subjects": [type_filter(intake.run_id, kind) for kind in types],

@@ -222,9 +222,9 @@ async def work_is_shared_and_settled_once(world: World) -> None:
 
     async def work(bus: Bus) -> None:
         async for item in bus.consume("workers", [StartRollout], num_pending_max=4):
-            seen.append(item.delivery.event.key())
             await asyncio.sleep(0.001)
             await item.ack()
+            seen.append(item.delivery.event.key())
             if len(seen) == 30:
                 done.set()
 
@@ -250,6 +250,15 @@ async def at_most_num_pending_max_are_out(world: World) -> None:
     await first.ack()
     item = await asyncio.wait_for(third, DEADLINE_S)
     assert [i.delivery.event.key() for i in (first, second, item)] == ["r0", "r1", "r2"]
+
+
+@check
+async def what_a_lost_reader_holds_does_not_hold_up_another(world: World) -> None:
+    lost, other = await world.bus("a"), await world.bus("b")
+    await lost.publish([task(n) for n in range(4)])
+    held = await take(lost.consume("workers", [StartRollout], num_pending_max=2), 2)
+    taken = await take(other.consume("workers", [StartRollout], num_pending_max=2), 2)
+    assert [i.delivery.event.key() for i in (*held, *taken)] == ["r0", "r1", "r2", "r3"]
 
 
 @check
