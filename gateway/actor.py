@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 from aiohttp import web
@@ -11,7 +12,7 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.gateway.app import build_app
 from penstock.gateway.config import GatewayConfig
-from penstock.gateway.keys import KeyRing, KeySpec
+from penstock.gateway.keys import KeyRing, KeySpec, load_keys
 from penstock.gateway.services import Services
 from penstock.messages.base import Event
 from penstock.messages.feedback import InferenceRecorded
@@ -43,12 +44,14 @@ class Gateway(Actor):
 
         Raises:
             ConfigError: A key is wrong; see `KeyRing`.
+            FileNotFoundError: There is no `config.keys_file`.
 
         """
         self._on_listening = on_listening
         self._config = config
         self._tokenizer = tokenizer
-        self._keys = KeyRing(keys)
+        further = load_keys(Path(config.keys_file)) if config.keys_file else []
+        self._keys = KeyRing([*keys, *further])
         self._services: Services | None = None
         self._runner: web.AppRunner | None = None
 

@@ -15,6 +15,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Prompt and reply together."""
     reply_tokens_max: int = 256
     """Bound of one reply, and its length where the request names none."""
+    keys_file: str = ""
+    """TOML file of further bearer keys (see `keys.py`), besides those that the run makes."""
     body_bytes_max: int = 2 << 20
     num_requests_max: int = 64
     """Chat requests in progress over all keys; one more is answered 503."""

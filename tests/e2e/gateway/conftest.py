@@ -113,7 +113,9 @@ def _chunk(
 class Site:
     """A running gateway and what stands around it."""
 
-    def __init__(self, bus: Bus, folder: Path, tokenizer: Tokenizer, **settings: float) -> None:
+    def __init__(
+        self, bus: Bus, folder: Path, tokenizer: Tokenizer, **settings: float | str
+    ) -> None:
         self.bus = bus
         self.tokenizer = tokenizer
         self.generator = ScriptedGenerator()

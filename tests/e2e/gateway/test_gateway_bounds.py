@@ -5,6 +5,7 @@ import asyncio
 import aiohttp
 
 from penstock.actors.policy.chat import render_turn
+from penstock.gateway.keys import hash_key
 from penstock.messages.feedback import InferenceRecorded
 from penstock.messages.rollout import StopReason
 
@@ -83,6 +84,31 @@ async def test_an_open_reply_outlives_the_order_to_stop(bus, tmp_path, tokenizer
         assert (await reply.text()).endswith("data: [DONE]\n\n")
         await stopping
     assert len(await site.events(InferenceRecorded)) == 1
+
+
+async def test_a_gateway_that_starts_again_knows_its_sessions_from_the_log(
+    bus, tmp_path, tokenizer
+):
+    first = Site(bus, tmp_path, tokenizer)
+    session = {"X-Session-Id": "s1"}
+    async with first.running(), aiohttp.ClientSession(first.url, headers=session) as http:
+        first.will_reply(render_turn(tokenizer, "ok"))
+        request_id = (await (await ask(http)).json())["id"]
+    second = Site(bus, tmp_path, tokenizer)
+    body = {"session_id": "s1", "name": "accept", "value": 1}
+    async with second.running(), aiohttp.ClientSession(second.url) as http, asyncio.timeout(20):
+        while (reply := await http.post("/v1/feedback", json=body, headers=HEADERS)).status == 404:
+            await asyncio.sleep(0.02)
+        assert (await reply.json())["request_id"] == request_id
+
+
+async def test_further_keys_come_from_a_file(bus, tmp_path, tokenizer):
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[[keys]]\nkey_id = "team"\nkey_hash = "{hash_key("psk-team")}"\n')
+    site = Site(bus, tmp_path, tokenizer, keys_file=str(path))
+    async with site.running(), aiohttp.ClientSession(site.url) as http:
+        reply = await http.get("/v1/models", headers={"Authorization": "Bearer psk-team"})
+        assert reply.status == 200
 
 
 async def until_refused(url: str) -> None:
