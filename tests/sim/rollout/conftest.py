@@ -255,7 +255,8 @@ class ScriptedPolicy(Actor):
         routes = None
         if num_routes is not None:
             routes = Array(dtype="uint8", shape=(num_routes, 1, 1), data=bytes(num_routes))
-        logprobs = [-0.001 * len(self.requests)] * count
+        number = next(n for n, one in enumerate(self.requests) if one is request)
+        logprobs = [-0.001 * number] * count
         return TokensSampled(
             request_id=request.request_id,
             token_ids=Array(dtype="int32", shape=(count,), data=struct.pack(f"<{count}i", *chunk)),
