@@ -1,0 +1,25 @@
+"""The judge reads what the ladder's own hidden tests print."""
+
+import random
+
+import pytest
+
+from penstock.actors.judge.report import read_report
+from penstock.envs.ladder.execute import run_program
+from penstock.envs.ladder.generate import LADDER, draw_repositories
+from penstock.envs.ladder.repository import Repository
+from penstock.envs.sandbox import ExecResult
+from penstock.messages.task import Split
+
+REPOSITORIES = list(draw_repositories(Split.TRAIN, 8, LADDER, random.Random(0), "t"))
+
+
+@pytest.mark.parametrize("repository", REPOSITORIES, ids=lambda one: one.task.task_id)
+def test_the_known_solution_is_solved_and_the_task_as_given_is_not(repository: Repository) -> None:
+    hidden = repository.hidden
+    for changes, is_solved in (({}, False), (hidden.gold_files, True)):
+        files = repository.task.files | changes | hidden.files
+        exit_code, output = run_program(files, hidden.argv[-1])
+        report = read_report(ExecResult(exit_code=exit_code, stdout=output.encode()))
+        assert report.num_tests > 0
+        assert report.is_solved == is_solved
