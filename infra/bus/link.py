@@ -14,6 +14,13 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from penstock.infra.bus.answers import (
+    NO_RESPONDERS,
+    RETRY_S,
+    ApiError,
+    LinkBrokenError,
+    status,
+)
 from penstock.messages.errors import BusClosedError, BusError, DeadlineError
 
 log = logging.getLogger(__name__)
@@ -22,25 +29,8 @@ CONNECT_S_MAX = 15.0
 RECONNECT_WAIT_S = 0.1
 PENDING_BYTES_MAX = 64 << 20
 PING_S = 5
-NO_RESPONDERS = "503"
-RETRY_S = 0.1
 
 OnReply = Callable[[Msg], None]
-
-
-class LinkBrokenError(BusError):
-    """The connection broke while something was outstanding; it may have been done or not."""
-
-
-class ApiError(BusError):
-    """JetStream refused a call; `code` is its err_code."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(code, text)
-        self.code = code
-
-    def __str__(self) -> str:
-        return f"JetStream error {self.args[0]}: {self.args[1]}"
 
 
 class Link:
@@ -271,13 +261,6 @@ class Link:
             return
         if not isinstance(error, OSError):  # An OSError is one more failed reconnect.
             log.error("NATS: %s: %s", type(error).__name__, error)
-
-
-def status(message: Msg) -> str:
-    """Return the status code of a control message; empty for any other."""
-    if message.data or not message.headers:
-        return ""
-    return message.headers.get("Status", "")
 
 
 async def _first_of(

@@ -5,8 +5,8 @@ import heapq
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 
+from penstock.infra.bus.answers import ApiError
 from penstock.infra.bus.intake import Intake, position
-from penstock.infra.bus.link import ApiError
 from penstock.infra.bus.provision import stream_name
 from penstock.infra.bus.puller import Puller
 from penstock.messages.base import Event, Stream

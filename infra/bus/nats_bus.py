@@ -9,9 +9,10 @@ from itertools import groupby
 from typing import Any
 
 from penstock.infra.bus import log_reader, rpc
+from penstock.infra.bus.answers import ApiError
 from penstock.infra.bus.claims import CLAIM_HEADER, Claims
 from penstock.infra.bus.intake import Intake
-from penstock.infra.bus.link import ApiError, Link
+from penstock.infra.bus.link import Link
 from penstock.infra.bus.provision import provision, restore, stream_name
 from penstock.infra.bus.publisher import Publisher
 from penstock.infra.bus.puller import Puller

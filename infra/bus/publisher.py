@@ -11,15 +11,9 @@ from typing import Any
 import msgspec
 from nats.aio.msg import Msg
 
+from penstock.infra.bus.answers import NO_RESPONDERS, RETRY_S, ApiError, LinkBrokenError, status
 from penstock.infra.bus.claims import Claims
-from penstock.infra.bus.link import (
-    NO_RESPONDERS,
-    RETRY_S,
-    ApiError,
-    Link,
-    LinkBrokenError,
-    status,
-)
+from penstock.infra.bus.link import Link
 from penstock.infra.bus.provision import stream_name
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Receipt
