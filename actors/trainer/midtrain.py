@@ -1,8 +1,6 @@
 """Stage one: next-token and multi-token prediction on packed tokens."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -14,6 +12,13 @@ from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import MidtrainConfig
 from penstock.actors.trainer.corpus import Corpus, segments
 from penstock.actors.trainer.gradients import accumulate
+from penstock.actors.trainer.packing import (
+    BatchTotals,
+    PackedBatch,
+    packed_batch,
+    packed_runs,
+    step_batches,
+)
 
 
 class MidtrainReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,20 +38,6 @@ class MidtrainReport(msgspec.Struct, frozen=True, kw_only=True):
         return math.exp(self.heldout_loss)
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Packed segments: T tokens, M of them targets, Q targets of the second head."""
-
-    token_ids: torch.Tensor
-    lengths: list[int]
-    rows: torch.Tensor
-    """[M] positions that have a next token in their segment."""
-    mtp_rows: torch.Tensor
-    """[Q] positions that have a token after next."""
-    weights: torch.Tensor
-    """[T] of each token as a target."""
-
-
 class Midtrainer:
     """Takes one step at a time, so that its caller can report and stop between steps."""
 
@@ -62,7 +53,7 @@ class Midtrainer:
         self._policy, self._config = policy, config
         self._num_threads = num_threads
         self._heldout = heldout
-        self._batches = _batches(train, config, np.random.default_rng(seed))
+        self.step_batches = step_batches(train, config, np.random.default_rng(seed))
         decayed = [p for p in policy.parameters() if p.dim() > 1]
         plain = [p for p in policy.parameters() if p.dim() <= 1]
         self._optimizer = torch.optim.AdamW(
@@ -91,15 +82,15 @@ class Midtrainer:
             share = self.spent(elapsed_s)
             if share >= 1.0:
                 break
-            self.losses.append(self._step(next(self._batches), share))
+            self.losses.append(self._step(next(self.step_batches), share))
 
     @torch.no_grad()
     def heldout_loss(self) -> float:
         """Return the mean next-token loss over the first tokens of the held-out corpus."""
         total, weight = 0.0, 0.0
         pieces = segments(self._heldout, self._config.sequence_tokens)
-        for part in _packed(pieces, self._config.pass_tokens):
-            batch = _batch(self._heldout, part)
+        for part in packed_runs(pieces, self._config.pass_tokens):
+            batch = packed_batch(self._heldout, part)
             hidden = self._policy(batch.token_ids, batch.lengths).hidden
             losses, weights = self._losses(hidden, batch)
             total += float((losses * weights).double().sum())
@@ -120,11 +111,11 @@ class Midtrainer:
             wall_s=wall_s,
         )
 
-    def _step(self, passes: list[_Batch], progress: float) -> float:
+    def _step(self, passes: list[PackedBatch], progress: float) -> float:
         """Take one optimizer step over the passes of a batch; return its next-token loss."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._config.learning_rate * rate(self._config, progress)
-        totals = _Totals.of(passes)
+        totals = BatchTotals.of(passes)
         parameters = list(self._policy.parameters())
         losses = accumulate(
             parameters,
@@ -138,7 +129,7 @@ class Midtrainer:
         self.num_tokens += totals.num_tokens
         return sum(losses)
 
-    def _forward(self, batch: _Batch, totals: "_Totals") -> tuple[torch.Tensor, float]:
+    def _forward(self, batch: PackedBatch, totals: BatchTotals) -> tuple[torch.Tensor, float]:
         """Return one pass's share of the batch's loss, and of its next-token loss."""
         output = self._policy(batch.token_ids, batch.lengths)
         losses, weights = self._losses(output.hidden, batch)
@@ -150,37 +141,21 @@ class Midtrainer:
             total = total + self._config.mtp_weight * mtp_sum / totals.mtp_weight
         return total, float(loss.detach())
 
-    def _mtp_loss_sum(self, hidden: torch.Tensor, batch: _Batch) -> torch.Tensor:
+    def _mtp_loss_sum(self, hidden: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
         rows = batch.mtp_rows
         after = self._policy.mtp_hidden(hidden.index_select(0, rows), batch.token_ids[rows + 1])
         logits, targets = self._policy.logits(after), rows + 2
         losses = F.cross_entropy(logits, batch.token_ids[targets], reduction="none")
         return (losses * batch.weights[targets]).sum()
 
-    def _losses(self, hidden: torch.Tensor, batch: _Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _losses(
+        self, hidden: torch.Tensor, batch: PackedBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return losses and weights, [M], of the next tokens of hidden states [T, d]."""
         targets = batch.rows + 1
         logits = self._policy.logits(hidden.index_select(0, batch.rows))
         losses = F.cross_entropy(logits, batch.token_ids[targets], reduction="none")
         return losses, batch.weights[targets]
-
-
-@dataclass(frozen=True)
-class _Totals:
-    """What the losses of a batch are divided by, over all its passes."""
-
-    num_tokens: int
-    next_weight: float
-    mtp_weight: float
-
-    @staticmethod
-    def of(passes: list[_Batch]) -> "_Totals":
-        """Add up; a batch without targets divides by almost nothing instead of by zero."""
-        return _Totals(
-            sum(batch.token_ids.numel() for batch in passes),
-            max(sum(float(batch.weights[batch.rows + 1].sum()) for batch in passes), 1e-6),
-            max(sum(float(batch.weights[batch.mtp_rows + 2].sum()) for batch in passes), 1e-6),
-        )
 
 
 def rate(config: MidtrainConfig, progress: float) -> float:
@@ -192,41 +167,3 @@ def rate(config: MidtrainConfig, progress: float) -> float:
         return 0.1 + 0.45 * (1 + math.cos(math.pi * min(done, 1.0)))
     left = (1 - progress) / max(config.decay_fraction, 1e-9)
     return 0.1 + 0.9 * min(1.0, max(0.0, left))
-
-
-def _batches(
-    corpus: Corpus, config: MidtrainConfig, random: np.random.Generator
-) -> Iterator[list[_Batch]]:
-    """Yield the passes of one step after another, for ever; shuffled anew in every epoch."""
-    pieces = segments(corpus, config.sequence_tokens)
-    while True:
-        shuffled = pieces[random.permutation(len(pieces))]
-        for step in _packed(shuffled, config.batch_tokens):
-            yield [_batch(corpus, part) for part in _packed(step, config.pass_tokens)]
-
-
-def _packed(pieces: np.ndarray, tokens_max: int) -> Iterator[np.ndarray]:
-    """Cut [S, 2] pieces into runs of at most `tokens_max` tokens."""
-    start, room = 0, tokens_max
-    for index, length in enumerate(pieces[:, 1].tolist()):
-        if length > room:
-            yield pieces[start:index]
-            start, room = index, tokens_max
-        room -= length
-    yield pieces[start:]
-
-
-def _batch(corpus: Corpus, pieces: np.ndarray) -> _Batch:
-    index = np.concatenate([np.arange(start, start + length) for start, length in pieces.tolist()])
-    lengths = pieces[:, 1].tolist()
-    to_end = np.concatenate([np.arange(length, 0, -1) for length in lengths])
-    weights = np.ones(index.size, np.float32)
-    if corpus.weights is not None:
-        weights = corpus.weights[index].astype(np.float32)
-    return _Batch(
-        token_ids=torch.from_numpy(corpus.tokens[index].astype(np.int64)),
-        lengths=lengths,
-        rows=torch.from_numpy(np.flatnonzero(to_end > 1)),
-        mtp_rows=torch.from_numpy(np.flatnonzero(to_end > 2)),
-        weights=torch.from_numpy(weights),
-    )

@@ -18,13 +18,12 @@ from penstock.actors.trainer.config import LossConfig, TrainerConfig
 from penstock.actors.trainer.corrections import correction_weights, log_ratios
 from penstock.actors.trainer.gradients import accumulate
 from penstock.actors.trainer.learner import Learner
-from penstock.actors.trainer.live import TRAINED_OUTCOMES
 from penstock.actors.trainer.losses import normalizer, token_losses
+from penstock.actors.trainer.manifests import batch_figures, staleness_tokens, trained_samples
 from penstock.actors.trainer.mismatch import MismatchSums, mismatch_sums
 from penstock.actors.trainer.sequences import TrainingSequence, micro_batches, training_sequence
-from penstock.messages.reward import Outcome
 from penstock.messages.rollout import Turn
-from penstock.messages.training import BatchManifest, SampleEntry
+from penstock.messages.training import BatchManifest
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,21 +77,12 @@ def train_step(
     if sequences:
         sums = _accumulate(learner, sequences, config)
         norm = learner.apply(manifest.step)
-    staleness = _staleness_tokens(manifest)
     return StepResult(
         weights_digest=learner.weights_digest(),
         optimizer_digest=learner.optimizer_digest(),
-        metrics=_figures(sums, norm) | _batch_figures(manifest, staleness),
-        staleness_tokens=staleness,
+        metrics=_figures(sums, norm) | batch_figures(manifest),
+        staleness_tokens=staleness_tokens(manifest),
     )
-
-
-def trained_samples(manifest: BatchManifest) -> list[SampleEntry]:
-    """Return the samples with tokens to train: those of groups, then live ones."""
-    samples = [sample for group in manifest.groups for sample in group.samples] + manifest.live
-    return [
-        sample for sample in samples if sample.outcome in TRAINED_OUTCOMES and sample.version_spans
-    ]
 
 
 def _sequences(
@@ -184,15 +174,6 @@ def _per_token(values: Sequence[float], counts: torch.Tensor) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts)
 
 
-def _staleness_tokens(manifest: BatchManifest) -> dict[int, int]:
-    tokens: dict[int, int] = {}
-    for sample in trained_samples(manifest):
-        for span in sample.version_spans:
-            staleness = manifest.policy_version - span.policy_version
-            tokens[staleness] = tokens.get(staleness, 0) + span.num_tokens
-    return dict(sorted(tokens.items()))
-
-
 def _figures(sums: _Sums, norm: float) -> dict[str, float]:
     num_tokens = max(sums.mismatch.num_tokens, 1.0)
     return {
@@ -203,25 +184,4 @@ def _figures(sums: _Sums, norm: float) -> dict[str, float]:
         "tokens_read": float(sums.num_inputs),
         "router_mismatch": sums.router_mismatch / max(sums.num_inputs, 1),
         **sums.mismatch.figures(),
-    }
-
-
-def _batch_figures(manifest: BatchManifest, staleness: dict[int, int]) -> dict[str, float]:
-    trained = [
-        sample
-        for group in manifest.groups
-        for sample in group.samples
-        if sample.outcome in TRAINED_OUTCOMES
-    ]
-    num_solved = sum(sample.outcome is Outcome.SOLVED for sample in trained)
-    num_tokens = max(sum(staleness.values()), 1)
-    live = [sample for sample in manifest.live if sample.outcome in TRAINED_OUTCOMES]
-    return {
-        "reward_mean": sum(sample.reward for sample in trained) / max(len(trained), 1),
-        "pass_rate": num_solved / max(len(trained), 1),
-        "num_groups": float(len(manifest.groups)),
-        "num_discarded": float(len(manifest.discarded)),
-        "num_live": float(len(live)),
-        "staleness_mean": sum(age * count for age, count in staleness.items()) / num_tokens,
-        "staleness_max": float(max(staleness, default=0)),
     }

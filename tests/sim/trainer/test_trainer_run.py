@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from penstock.actors.runtime.ledger import Ledger
-from penstock.actors.trainer.actor import NondeterminismError
 from penstock.actors.trainer.config import LossConfig, MidtrainConfig
 from penstock.actors.trainer.replay import replay
+from penstock.actors.trainer.stage_two import NondeterminismError
 from penstock.kernels.arrays import to_array
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import NotFoundError

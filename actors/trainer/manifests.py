@@ -1,0 +1,46 @@
+"""What a batch manifest says of itself. Pure."""
+
+from penstock.actors.trainer.live import TRAINED_OUTCOMES
+from penstock.messages.reward import Outcome
+from penstock.messages.training import BatchManifest, SampleEntry
+
+
+def trained_samples(manifest: BatchManifest) -> list[SampleEntry]:
+    """Return the samples with tokens to train: those of groups, then live ones."""
+    samples = [sample for group in manifest.groups for sample in group.samples] + manifest.live
+    return [
+        sample for sample in samples if sample.outcome in TRAINED_OUTCOMES and sample.version_spans
+    ]
+
+
+def staleness_tokens(manifest: BatchManifest) -> dict[int, int]:
+    """Count trained tokens by their age in versions."""
+    tokens: dict[int, int] = {}
+    for sample in trained_samples(manifest):
+        for span in sample.version_spans:
+            staleness = manifest.policy_version - span.policy_version
+            tokens[staleness] = tokens.get(staleness, 0) + span.num_tokens
+    return dict(sorted(tokens.items()))
+
+
+def batch_figures(manifest: BatchManifest) -> dict[str, float]:
+    """Return the metrics that follow from the manifest alone."""
+    staleness = staleness_tokens(manifest)
+    trained = [
+        sample
+        for group in manifest.groups
+        for sample in group.samples
+        if sample.outcome in TRAINED_OUTCOMES
+    ]
+    num_solved = sum(sample.outcome is Outcome.SOLVED for sample in trained)
+    num_tokens = max(sum(staleness.values()), 1)
+    live = [sample for sample in manifest.live if sample.outcome in TRAINED_OUTCOMES]
+    return {
+        "reward_mean": sum(sample.reward for sample in trained) / max(len(trained), 1),
+        "pass_rate": num_solved / max(len(trained), 1),
+        "num_groups": float(len(manifest.groups)),
+        "num_discarded": float(len(manifest.discarded)),
+        "num_live": float(len(live)),
+        "staleness_mean": sum(age * count for age, count in staleness.items()) / num_tokens,
+        "staleness_max": float(max(staleness, default=0)),
+    }

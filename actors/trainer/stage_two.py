@@ -1,0 +1,177 @@
+"""Stage two: takes the steps of stored manifests, in order, and ships each version."""
+
+import asyncio
+
+import numpy as np
+
+from penstock.actors.policy.checkpoint import as_numpy, config_json, publishable_state
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.model import Policy
+from penstock.actors.runtime.actor import Effects
+from penstock.actors.runtime.context import Context
+from penstock.actors.runtime.ledger import Ledger
+from penstock.actors.runtime.snapshots import SnapshotPublisher
+from penstock.actors.trainer.checkpoint import (
+    drop_old_checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
+from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.stage_one import run_stage_one
+from penstock.actors.trainer.step import train_step
+from penstock.actors.trainer.turns import TurnStore
+from penstock.messages.base import Event
+from penstock.messages.control import RunFinished
+from penstock.messages.errors import PenstockError
+from penstock.messages.training import (
+    BatchManifest,
+    CheckpointSaved,
+    MidtrainCompleted,
+    StepCompleted,
+)
+from penstock.messages.weights import WeightsPublished
+
+
+class TrainingError(PenstockError, RuntimeError):
+    """Training cannot go on from this log; the actor fails, rather than set the event aside."""
+
+
+class NondeterminismError(TrainingError):
+    """A step trained again gave other weights than the log records for it."""
+
+
+class StageTwo:
+    """The learner, the manifests that wait for it, and what each step made."""
+
+    def __init__(
+        self, config: TrainerConfig, policy_config: PolicyConfig, publisher: SnapshotPublisher
+    ) -> None:
+        self._config = config
+        self._policy_config = policy_config
+        self._publisher = publisher
+        self._manifests: dict[int, BatchManifest] = {}
+        self._digests: dict[int, str] = {}
+        self._completed: MidtrainCompleted | StepCompleted | None = None
+        self._idle_since = 0.0
+        self.turns = TurnStore()
+        self.ledger = Ledger()
+        self.step = 0
+        """= policy version of the learner."""
+        self.is_idle = asyncio.Event()
+        self.is_training = asyncio.Event()
+
+    async def start(self, ctx: Context, seed: int) -> Effects:
+        """Take up the newest checkpoint, or make version 0; return the facts of that version."""
+        self._learner = Learner(self._policy_config, self._config.optimizer, seed)
+        key = await newest_checkpoint(ctx.store)
+        if key is None:
+            self._completed = await run_stage_one(ctx, self._learner, self._config, seed)
+            saved: Effects = await self.save(ctx)
+        else:
+            head = await load_checkpoint(ctx.store, key, self._learner)
+            self.step, self._completed = head.step, head.completed
+            saved = (
+                CheckpointSaved(step=head.step, object_key=key, weights_digest=head.weights_digest),
+            )
+        self._set_idle(ctx)
+        return [*saved, self._completed, await self._publish(ctx), *self._finish()]
+
+    def add_manifest(self, manifest: BatchManifest) -> None:
+        """Keep a manifest until its step is taken; one of an older step is done with."""
+        self.ledger.add_manifest(manifest)
+        if manifest.step > self.step:
+            self._manifests[manifest.step] = manifest
+        else:
+            self.turns.drop(manifest)
+
+    async def take_ready(self, ctx: Context) -> Effects:
+        """Take every step whose manifest and turns are here.
+
+        Raises:
+            TrainingError: The data of a step are wrong; steps cannot be left out.
+
+        """
+        effects: list[Event] = []
+        while (manifest := self._manifests.get(self.step + 1)) and self.turns.has(manifest):
+            try:
+                effects += await self._train(manifest, ctx)
+            except (ValueError, LookupError) as error:
+                raise TrainingError(f"step {manifest.step}: {error}") from error
+        return effects
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last step is taken."""
+        return self.step >= self._config.steps_max
+
+    async def _train(self, manifest: BatchManifest, ctx: Context) -> Effects:
+        started = ctx.monotonic()
+        wait_s = started - self._idle_since
+        self.is_idle.clear()
+        self.is_training.set()
+        turns = self.turns.of(manifest)
+        result = await ctx.offload(train_step, self._learner, manifest, turns, self._config)
+        self.check_digest(manifest.step, result.weights_digest)
+        self.step = manifest.step
+        self._completed = StepCompleted(
+            step=manifest.step,
+            policy_version=manifest.step,
+            weights_digest=result.weights_digest,
+            optimizer_digest=result.optimizer_digest,
+            metrics=result.metrics,
+            staleness_tokens=result.staleness_tokens,
+            train_s=ctx.monotonic() - started,
+            wait_s=wait_s,
+        )
+        self.turns.drop(self._manifests.pop(manifest.step))
+        effects: list[Event] = [self._completed, await self._publish(ctx)]
+        if self.step % self._config.checkpoint_steps == 0 or self.is_finished:
+            effects += await self.save(ctx)
+            await drop_old_checkpoints(ctx.store, self._config.checkpoints_kept)
+        self._set_idle(ctx)
+        return [*effects, *self._finish()]
+
+    def check_digest(self, step: int, digest: str) -> None:
+        """Compare what was trained here with what the log records, whichever comes first.
+
+        Raises:
+            NondeterminismError: They differ.
+
+        """
+        known = self._digests.setdefault(step, digest)
+        if known != digest:
+            raise NondeterminismError(
+                f"step {step}: trained to weights {digest}, but the log or an earlier pass has "
+                f"{known}; the same log must give the same bits (torch version? thread count?)"
+            )
+
+    async def _publish(self, ctx: Context) -> WeightsPublished:
+        """Have the current version stored for the relays; return its manifest."""
+        snapshot = await ctx.offload(_snapshot, self._learner.policy)
+        ctx.set_gauge("policy_version", self.step)
+        return await self._publisher.prepare(
+            self.step,
+            snapshot,
+            optimizer_step=self.step,
+            config_json=config_json(self._policy_config),
+        )
+
+    async def save(self, ctx: Context) -> Effects:
+        """Save a checkpoint of where training stands."""
+        assert self._completed is not None
+        rows = self.ledger.rows()
+        return (await save_checkpoint(ctx, self._learner, self._completed, rows),)
+
+    def _finish(self) -> Effects:
+        return (RunFinished(reason="steps_max", step=self.step),) if self.is_finished else ()
+
+    def _set_idle(self, ctx: Context) -> None:
+        self._idle_since = ctx.monotonic()
+        self.is_training.clear()
+        self.is_idle.set()
+
+
+def _snapshot(policy: Policy) -> dict[str, np.ndarray]:
+    return {name: as_numpy(tensor) for name, tensor in publishable_state(policy).items()}
