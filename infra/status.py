@@ -170,7 +170,8 @@ def _actors(state: MonitorState) -> Table:
     table = Table("actor", "busy", "queued", "restarts", "waits for", box=None)
     for name, view in sorted(state.actors.items()):
         restarts = str(max(0, view.num_starts - 1))
-        busy = f"{view.busy_fraction_recent:.0%}"
+        is_over = state.run.phase == "finished"
+        busy = f"{view.busy_fraction if is_over else view.busy_fraction_recent:.0%}"
         table.add_row(name, busy, str(view.num_queued), restarts, _waits_for(view, state))
     return table
 

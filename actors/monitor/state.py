@@ -30,7 +30,7 @@ class MidtrainPoint(msgspec.Struct, kw_only=True):
     num_tokens: int
     loss: float
     heldout_loss: float = 0.0
-    """0 where it was not measured."""
+    """Each is 0 where it was not measured."""
 
 
 class MidtrainView(msgspec.Struct, kw_only=True):

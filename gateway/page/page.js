@@ -11,7 +11,7 @@ const percent = (v) => `${Math.round(v * 100)}%`;
 const short = (v) => (v >= 1e9 ? `${trim(v / 1e9)}G` : v >= 1e6 ? `${trim(v / 1e6)}M` : v >= 1e3 ? `${trim(v / 1e3)}k` : trim(v));
 const trim = (v) => String(Number(v.toPrecision(3)));
 const bytes = (v) => (v >= 1e6 ? `${trim(v / 1e6)} MB` : v >= 1e3 ? `${trim(v / 1e3)} kB` : `${Math.round(v)} B`);
-const small = (v) => (v === 0 ? "0" : Math.abs(v) < 1e-3 ? v.toExponential(0) : trim(v));
+const small = (v) => (v === 0 ? "0" : Math.abs(v) < 1e-4 ? v.toExponential(0) : trim(v));
 const duration = (s) => {
   const whole = Math.max(0, Math.round(s));
   const minutes = Math.floor(whole / 60), hours = Math.floor(minutes / 60);
@@ -103,7 +103,7 @@ function drawMidtrain() {
   const graph = chart(widthOf("midtrain"), {
     x: { label: "tokens", format: short, whole: false }, y: { format: (v) => v.toFixed(1), tip: (v) => v.toFixed(3) },
     series: [
-      { name: "training loss", color: 1, points: points.map((p) => [p.num_tokens, p.loss]) },
+      { name: "training loss", color: 1, points: points.filter((p) => p.loss).map((p) => [p.num_tokens, p.loss]) },
       { name: "held-out loss", color: 3, kind: "dots", points: points.filter((p) => p.heldout_loss).map((p) => [p.num_tokens, p.heldout_loss]) },
     ],
   });
@@ -225,7 +225,8 @@ function drawOutcomes() {
   const pair = (name, value) => list.append(html("dt", "", name), html("dd", "", value));
   pair("turns a rollout", trim(rollouts.num_turns / rollouts.num_finished));
   pair("tokens a rollout", trim(rollouts.num_sampled_tokens / rollouts.num_finished));
-  pair("invalid tool calls", rollouts.num_calls ? `${(100 * rollouts.num_invalid_calls / rollouts.num_calls).toFixed(1)}%` : "–");
+  pair("tool calls a rollout", trim(rollouts.num_calls / rollouts.num_finished));
+  pair("invalid calls a rollout", trim(rollouts.num_invalid_calls / rollouts.num_finished));
   fill("outcomes", note("Verdicts on training rollouts"), stackedBar(parts), list);
 }
 
@@ -233,8 +234,9 @@ function drawActors() {
   const { actors, run, stall } = state;
   const inChain = new Set((stall.chain ?? []).map((e) => e.actor));
   const rows = Object.entries(actors).sort((a, b) => a[0].localeCompare(b[0])).map(([name, a]) => {
+    const busy = run.phase === "finished" ? a.busy_fraction : a.busy_fraction_recent;
     const bar = html("span", "bar", html("i"));
-    bar.firstChild.style.width = percent(a.busy_fraction_recent);
+    bar.firstChild.style.width = percent(busy);
     const wait = a.waits[0];
     const over = wait && run.now - wait.since > wait.deadline_s;
     const silent = !a.is_reporting && run.phase !== "finished";
@@ -242,7 +244,7 @@ function drawActors() {
       : wait ? html("span", over ? "bad-text" : "", `${wait.target} for ${seconds(run.now - wait.since)}${wait.reason ? ` · ${wait.reason}` : ""}`)
       : html("span", "muted", "–");
     const label = inChain.has(name) ? html("strong", "", name) : name;
-    return [label, html("span", "", bar, percent(a.busy_fraction_recent)), integer(a.num_queued), integer(Math.max(0, a.num_starts - 1)), words];
+    return [label, html("span", "", bar, percent(busy)), integer(a.num_queued), integer(Math.max(0, a.num_starts - 1)), words];
   });
   fill("actors", rows.length ? table(["actor", "busy", "queued", "restarts", "waits for"], rows, [2, 3], { long: 4, optional: [2, 3] }) : empty("No actor has reported yet."));
 }
