@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from penstock.envs.microvm.protocol import FilePiece, GuestConnection, Request
 from penstock.envs.sandbox import WORK_DIR, ExecResult, SandboxDied, SandboxTimeout
@@ -33,6 +33,20 @@ def _absolute(path: str) -> str:
     return path if path.startswith("/") else f"{WORK_DIR}/{path}"
 
 
+@contextlib.contextmanager
+def _pinned(cpu: int | None) -> Iterator[None]:
+    """Keep this thread on one CPU, for the processes that it starts; they inherit it at birth."""
+    if cpu is None:
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {cpu})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
 class HostProcess:
     """The bubblewrap process that holds a guest; killing it ends everything inside.
 
@@ -42,17 +56,15 @@ class HostProcess:
 
     def __init__(self, argv: Sequence[str], guest_end: socket.socket, cpu: int | None) -> None:
         self._words = os.memfd_create("guest-output", os.MFD_CLOEXEC)
-        self._popen = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=self._words,
-            stderr=self._words,
-            env={},
-            pass_fds=[guest_end.fileno()],
-        )
-        if cpu is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(self._popen.pid, {cpu})
+        with _pinned(cpu):
+            self._popen = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=self._words,
+                stderr=self._words,
+                env={},
+                pass_fds=[guest_end.fileno()],
+            )
 
     @property
     def pid(self) -> int:
