@@ -99,7 +99,9 @@ function drawReward() {
 
 function drawMidtrain() {
   const { midtrain } = state;
-  const points = midtrain.points ?? [];
+  const ends = [{ num_tokens: 0, loss: midtrain.loss_first }, { num_tokens: midtrain.num_tokens, loss: midtrain.loss_last, heldout_loss: midtrain.heldout_loss }];
+  // Progress is telemetry, which the server forgets; the two ends are on the log.
+  const points = midtrain.wall_s && midtrain.points.length < 2 ? ends : midtrain.points;
   const graph = chart(widthOf("midtrain"), {
     x: { label: "tokens", format: short, whole: false }, y: { format: (v) => v.toFixed(1), tip: (v) => v.toFixed(3) },
     series: [
