@@ -7,7 +7,6 @@ that imitates it starts low; what RL then has to find is in there.
 """
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,7 +15,7 @@ from penstock.envs.dry_run import DryRunSandbox
 from penstock.envs.harness.result import ToolResult
 from penstock.envs.harness.run import run_calls
 from penstock.envs.ladder.generate import is_solved
-from penstock.envs.ladder.repository import CHECK_COMMAND, SEARCH, LineEdit, Repository
+from penstock.envs.ladder.repository import CHECK_COMMAND, SEARCH, Repository, ShortEdit
 from penstock.messages.rollout import ToolCall
 
 
@@ -83,24 +82,23 @@ class _Attempt:
         return Transcript(repository.task.instruction, tuple(self._turns), solved)
 
     async def _edit_and_check(self) -> None:
-        edit = self._choose(self._repository.wrong_edits)
+        edit = self._choose()
         await self._edit(edit)
         if not self._flip(self._habits.checks):
             return
         if await self._check() or not self._flip(self._habits.repairs):
             return
-        left = [other for other in self._repository.wrong_edits if other != edit]
-        second = self._repaired(edit, self._choose(left))
+        second = self._repaired(edit, self._choose())
         if second is not None:
             await self._edit(second)
             await self._check()
 
-    def _choose(self, wrong: Sequence[LineEdit]) -> LineEdit:
-        if not wrong or self._flip(self._habits.edits_rightly):
+    def _choose(self) -> ShortEdit:
+        if self._flip(self._habits.edits_rightly):
             return self._repository.gold_edit
-        return self._rng.choice(wrong)
+        return self._repository.wrong_edit(self._rng) or self._repository.gold_edit
 
-    def _repaired(self, first: LineEdit, second: LineEdit) -> LineEdit | None:
+    def _repaired(self, first: ShortEdit, second: ShortEdit) -> ShortEdit | None:
         """Return the second edit, as an edit of the line that the first one left behind.
 
         None where it cannot be told in one edit.
@@ -108,9 +106,9 @@ class _Attempt:
         text = self._sandbox.files[self._repository.path]
         if first.old != second.old or first.new == second.new or text.count(first.new) != 1:
             return None
-        return LineEdit(first.new, second.new)
+        return ShortEdit(first.new, second.new)
 
-    async def _edit(self, edit: LineEdit) -> None:
+    async def _edit(self, edit: ShortEdit) -> None:
         await self._turn("edit_file", path=self._repository.path, old=edit.old, new=edit.new)
 
     async def _check(self) -> bool:

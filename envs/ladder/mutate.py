@@ -43,6 +43,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "zfill": ("ljust",),
 }
 BODY = "body"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 RUNGS = ("operator", "comparison", "constant", "call", "argument", BODY)
 
 
@@ -82,6 +83,22 @@ def mutations(source: str) -> list[Mutation]:
         found.append(Mutation(edit.rung, f"{edit.rung}{index}", ast.unparse(tree)))
         _apply(originals)
     return [*found, Mutation(BODY, BODY, _without_body(tree))]
+
+
+def mutate(source: str, site: str) -> str:
+    """Return a function with the bug of one site, as `mutations` would."""
+    tree = ast.parse(source)
+    if site == BODY:
+        return _without_body(tree)
+    edit = list(_edits(tree))[int(site.lstrip(_LETTERS))]
+    _apply(edit.changes)
+    return ast.unparse(tree)
+
+
+def sites(source: str) -> list[str]:
+    """Return the sites of all bugs but the missing body."""
+    edits = enumerate(_edits(ast.parse(source)))
+    return [f"{edit.rung}{index}" for index, edit in edits]
 
 
 def _apply(changes: Iterable[tuple[ast.AST, str, object]]) -> None:

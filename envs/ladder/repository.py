@@ -1,10 +1,12 @@
 """One task: a repository of short files with one bug, its visible check and its hidden tests."""
 
+import itertools
 import random
+import re
 from dataclasses import dataclass
 
 from penstock.envs.ladder.function import Case, Function
-from penstock.envs.ladder.mutate import BODY, mutations
+from penstock.envs.ladder.mutate import BODY, mutate, sites
 from penstock.envs.ladder.names import NOUNS
 from penstock.messages.task import HiddenTests, Limits, Split, Task
 
@@ -15,6 +17,14 @@ CHECK_COMMAND = f"python3 {CHECK_FILE}"
 HIDDEN_FILE = "_hidden.py"
 LIMITS = Limits(num_turns_max=8, num_tokens_max=512, turn_tokens_max=96)
 
+_PIECE = re.compile(r"\n[ ]*| ?\w+| ?[<>=!*/+-]+| ?[^\w\s]|[ ]+")
+_NEIGHBORS_MAX = 4
+_DRAWS_MAX = 8
+_MISSING = "raise NotImplementedError"
+_WINDOWS = sorted(
+    itertools.product(range(_NEIGHBORS_MAX + 1), repeat=2), key=lambda sides: (sum(sides), sides)
+)
+"""Pieces to take on the left and on the right, few first."""
 _CHECK = """\
 for arguments, expected in {cases}:
     try:
@@ -54,8 +64,8 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class LineEdit:
-    """What an `edit_file` call takes: text that is there once, and its replacement."""
+class ShortEdit:
+    """What an `edit_file` call takes: a text that is there once, and its replacement."""
 
     old: str
     new: str
@@ -70,9 +80,25 @@ class Repository:
     function_name: str
     path: str
     """File with the bug."""
-    gold_edit: LineEdit
-    wrong_edits: tuple[LineEdit, ...]
-    """Other well-formed edits of the wrong function: what a poor attempt might do."""
+    bug: str
+    """Source of the wrong function."""
+    gold: str
+    """Source of the right one."""
+    gold_edit: ShortEdit
+
+    def wrong_edit(self, rng: random.Random) -> ShortEdit | None:
+        """Draw another well-formed edit of the wrong function: what a poor attempt might do.
+
+        It makes one bug more, or, where the body is missing, writes a body with a bug.
+        """
+        base = self.gold if self.gold_edit.old.strip() == _MISSING else self.bug
+        places = sites(base)
+        for _ in range(_DRAWS_MAX if places else 0):
+            source = mutate(base, rng.choice(places))
+            edit = short_edit(self.bug, source, self.task.files[self.path])
+            if source != self.gold and edit:
+                return edit
+        return None
 
 
 def build_repository(
@@ -93,7 +119,7 @@ def build_repository(
     heldout = draft.split is Split.HELDOUT
     function_name, names = draft.function.draw_names(rng, heldout=heldout)
     gold = draft.function.render(function_name, names)
-    bugs = {mutation.site: mutation for mutation in mutations(gold)}
+    bug = mutate(gold, draft.site)
     around = [o.render(*o.draw_names(rng, heldout=heldout)) for o in others]
     beside = [around.pop(0)] if rng.random() < 0.4 else []
     position = rng.randint(0, len(beside))
@@ -102,10 +128,9 @@ def build_repository(
     def text(source: str) -> str:
         return "\n\n".join([*beside[:position], source, *beside[position:]]) + "\n"
 
-    bug = bugs[draft.site].source
-    gold_edit = line_edit(bug, gold)
+    gold_edit = short_edit(bug, gold, text(bug))
     is_alone = not any(f"def {function_name}(" in other for other in [*around, *beside])
-    if gold_edit is None or not is_alone or text(bug).count(gold_edit.old) != 1:
+    if gold_edit is None or not is_alone:
         return None
     files = {path: text(bug)}
     files |= {f"{noun}.py": f"{source}\n" for noun, source in zip(nouns[1:], around, strict=False)}
@@ -129,33 +154,40 @@ def build_repository(
         ),
         function_name=function_name,
         path=path,
+        bug=bug,
+        gold=gold,
         gold_edit=gold_edit,
-        wrong_edits=_wrong_edits(bug, gold, text(bug), is_body=draft.site == BODY),
     )
 
 
-def line_edit(before: str, after: str) -> LineEdit | None:
-    """Return the edit of the one run of whole lines that differs, without its first indentation.
+def short_edit(before: str, after: str, text: str) -> ShortEdit | None:
+    """Return the shortest edit that turns `before` into `after` and is there once in `text`.
 
-    None where nothing differs or where lines were only added.
+    It covers whole pieces (a word, a number, an operator, with the space before it) and takes as
+    few of the neighbors as uniqueness needs.
+
+    Returns:
+        None where nothing differs or no such edit is short.
+
     """
-    old, new = before.splitlines(), after.splitlines()
-    start = 0
-    while start < min(len(old), len(new)) and old[start] == new[start]:
-        start += 1
-    end = 0
-    while end < min(len(old), len(new)) - start and old[-1 - end] == new[-1 - end]:
-        end += 1
-    removed = "\n".join(old[start : len(old) - end]).lstrip()
-    added = "\n".join(new[start : len(new) - end]).lstrip()
-    return LineEdit(removed, added) if removed and added else None
+    old, new = _PIECE.findall(before), _PIECE.findall(after)
+    start = _num_common(old, new)
+    rest_old, rest_new = old[start:], new[start:]
+    end = _num_common(rest_old[::-1], rest_new[::-1])
+    if not rest_old[: len(rest_old) - end] and not rest_new[: len(rest_new) - end]:
+        return None
+    for left, right in _WINDOWS:
+        first, last = max(0, start - left), end - min(right, end)
+        removed = "".join(old[first : len(old) - last])
+        if removed.strip() and text.count(removed) == 1:
+            return ShortEdit(removed, "".join(new[first : len(new) - last]))
+    return None
 
 
-def _wrong_edits(bug: str, gold: str, text: str, *, is_body: bool) -> tuple[LineEdit, ...]:
-    """Return one-bug edits of the wrong function, or wrong bodies where there is none."""
-    targets = mutations(gold if is_body else bug)[:-1]
-    edits = [line_edit(bug, mutation.source) for mutation in targets if mutation.source != gold]
-    return tuple(edit for edit in edits if edit and text.count(edit.old) == 1)
+def _num_common(left: list[str], right: list[str]) -> int:
+    """Return how many leading pieces are the same."""
+    pairs = zip(left, right, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _instruction(function_name: str, path: str, draft: Draft) -> str:

@@ -15,7 +15,7 @@ from penstock.envs.ladder.generate import (
     to_task_set,
 )
 from penstock.envs.ladder.names import is_kept_out
-from penstock.envs.ladder.repository import CHECK_FILE, SEARCH, line_edit
+from penstock.envs.ladder.repository import CHECK_FILE, SEARCH, short_edit
 from penstock.messages.task import Split
 
 
@@ -96,10 +96,23 @@ def test_families_kept_out_are_in_no_training_task(train):
         draw(Split.TRAIN, 1, (NOVEL,))
 
 
-def test_line_edit_finds_the_lines_that_differ():
-    edit = line_edit("a\n  b\nc", "a\n  B\n  D\nc")
-    assert (edit.old, edit.new) == ("b", "B\n  D")
-    assert line_edit("a", "a") is None
+def test_no_wrong_edit_is_the_gold_edit(train):
+    rng = random.Random(0)
+    edits = [(one, one.wrong_edit(rng)) for one in train]
+    drawn = [(one, edit) for one, edit in edits if edit]
+    assert len(drawn) > 60
+    for one, edit in drawn:
+        assert edit != one.gold_edit
+        assert one.task.files[one.path].count(edit.old) == 1
+
+
+def test_an_edit_takes_as_little_as_uniqueness_needs():
+    edit = short_edit("a < b + 1", "a <= b + 1", "a < b + 1")
+    assert (edit.old, edit.new) == (" <", " <=")
+    edit = short_edit("a < b + 1", "a < b + 10", "a < b + 1\n1 + 1")
+    assert (edit.old, edit.new) == (" b + 1", " b + 10")
+    assert short_edit("a", "a", "a") is None
+    assert short_edit("a", "b", "a a a") is None
 
 
 def test_every_function_has_bugs_that_its_cases_catch():
