@@ -25,7 +25,7 @@ from penstock.actors.trainer.sequences import check_trajectory
 from penstock.actors.trainer.stage_two import StageTwo
 from penstock.messages.base import Event
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
-from penstock.messages.pacing import CreditsChanged
+from penstock.messages.pacing import CreditsChanged, EvalCompleted
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished, Turn, TurnSampled
 from penstock.messages.task import Purpose
@@ -47,6 +47,7 @@ class Trainer(Actor):
         CreditsChanged,
         BatchManifest,
         StepCompleted,
+        EvalCompleted,
     )
 
     def __init__(
@@ -120,6 +121,14 @@ class Trainer(Actor):
         """Remember what a step must give."""
         self._stage.check_digest(event.step, event.weights_digest)
         return ()
+
+    async def on_eval_completed(self, event: EvalCompleted, ctx: Context) -> Effects:
+        """End the run early where the policy is good enough; a batch that is out still trains."""
+        target = self._config.pass_rate_stop
+        is_trained_version = event.policy_version > 0 and event.num_tasks > 0
+        if not target or not is_trained_version or event.num_solved < target * event.num_tasks:
+            return ()
+        return await self._stage.end_after(self._step_proposed, "pass_rate", ctx)
 
     def _fault(self, sample_id: str, turns: Sequence[Turn]) -> str:
         """Return why a sample cannot be trained, or an empty string."""

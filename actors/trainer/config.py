@@ -159,6 +159,9 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     filter_zero_variance: bool = True
     """Leave out groups whose rewards are all equal: they have no gradient."""
     steps_max: int = 100
+    pass_rate_stop: float = 0.0
+    """End before `steps_max`, once a trained version solves this share of the held-out tasks; 0:
+    never."""
     checkpoint_steps: int = 10
     """Save a checkpoint every so many steps."""
     checkpoints_kept: int = 3
@@ -184,5 +187,6 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "num_workers",
         ):
             check_range(f"trainer.{field}", getattr(self, field), 1)
+        check_range("trainer.pass_rate_stop", self.pass_rate_stop, 0, 1)
         for field in ("staleness_max", "steps_max"):
             check_range(f"trainer.{field}", getattr(self, field), 0)

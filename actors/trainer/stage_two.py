@@ -55,6 +55,8 @@ class StageTwo:
         self._digests: dict[int, str] = {}
         self._completed: MidtrainCompleted | StepCompleted | None = None
         self._idle_since = 0.0
+        self._step_last = config.steps_max
+        self._reason = "steps_max"
         self.turns = TurnStore()
         self.ledger = Ledger()
         self.step = 0
@@ -101,10 +103,17 @@ class StageTwo:
                 raise TrainingError(f"step {manifest.step}: {error}") from error
         return effects
 
+    async def end_after(self, step: int, reason: str, ctx: Context) -> Effects:
+        """Let a step be the last, at the earliest the one just taken."""
+        if self.is_finished:
+            return ()
+        self._step_last, self._reason = max(step, self.step), reason
+        return [*await self.save(ctx), *self._finish()] if self.is_finished else ()
+
     @property
     def is_finished(self) -> bool:
         """Whether the last step is taken."""
-        return self.step >= self._config.steps_max
+        return self.step >= self._step_last
 
     async def _train(self, manifest: BatchManifest, ctx: Context) -> Effects:
         started = ctx.monotonic()
@@ -165,7 +174,7 @@ class StageTwo:
         return (await save_checkpoint(ctx, self._learner, self._completed, rows),)
 
     def _finish(self) -> Effects:
-        return (RunFinished(reason="steps_max", step=self.step),) if self.is_finished else ()
+        return (RunFinished(reason=self._reason, step=self.step),) if self.is_finished else ()
 
     def _set_idle(self, ctx: Context) -> None:
         self._idle_since = ctx.monotonic()

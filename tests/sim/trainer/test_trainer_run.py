@@ -12,6 +12,7 @@ from penstock.kernels.arrays import to_array
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import NotFoundError
 from penstock.messages.feedback import LiveSampleJoined
+from penstock.messages.pacing import EvalCompleted
 from penstock.messages.rollout import TurnSampled
 from penstock.messages.training import (
     BatchManifest,
@@ -221,3 +222,33 @@ async def test_missing_tokens_are_named(make_world):
     del world.store.objects["midtrain/heldout"]
     with pytest.raises(NotFoundError, match="midtrain/heldout"):
         await world.run()
+
+
+def evaluated(version, num_solved):
+    return EvalCompleted(
+        eval_id=f"e{version}", policy_version=version, num_solved=num_solved, num_tasks=4
+    )
+
+
+@pytest.mark.parametrize("stop", [0.0, 0.75])
+async def test_it_ends_early_when_the_policy_is_good_enough(make_world, stop):
+    world = make_world(pass_rate_stop=stop)
+    work = world._work
+
+    async def with_evaluations():
+        version = len(world.log.of(StepCompleted))
+        await world.log.publish(evaluated(version, {0: 4, 2: 3}.get(version, 2)))
+        await work()
+
+    world._work = with_evaluations
+    await world.run()
+    finished = world.log.of(RunFinished)[0]
+    steps = [event.step for event in world.log.of(StepCompleted)]
+    assert steps == list(range(1, finished.step + 1))
+    assert len(world.log.of(BatchManifest)) == len(steps)
+    if stop:
+        assert (finished.reason, finished.step in {2, 3}) == ("pass_rate", True)
+        assert world.log.of(CheckpointSaved)[-1].step == finished.step
+    else:
+        assert (finished.reason, finished.step) == ("steps_max", 6)
+    assert (await replayed(world)).identical
