@@ -8,8 +8,8 @@ import sys
 import time
 
 from penstock.envs.microvm.assets import vm_cache_dir
-from penstock.envs.microvm.build.assets import build_assets
-from penstock.envs.microvm.build.steps import BuildError
+from penstock.envs.microvm.recipe.assets import build_assets
+from penstock.envs.microvm.recipe.steps import BuildError
 
 
 def main() -> int:

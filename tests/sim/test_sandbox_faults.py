@@ -25,6 +25,8 @@ async def main():
         lease = await pool.acquire(60.0)
         run = asyncio.create_task(lease.sandbox.exec(["sleep", "1000"], timeout_s=1000.0))
         await lease.sandbox.exec(["true"], timeout_s=30.0)
+        while pool.counters().idle < 2:
+            await asyncio.sleep(0.01)
         print("ready", flush=True)
         await run
 
@@ -84,6 +86,15 @@ async def test_a_guest_that_powers_off_is_a_death(backend):
     await machine.close()
 
 
+async def test_a_guest_whose_line_is_cut_ends_itself(backend):
+    # The second guard against orphans, for an owner that dies before bubblewrap watches it.
+    machine = await backend.start()
+    inside = children_of(machine.process.pid)
+    machine._connection.abort()
+    assert await asyncio.to_thread(left_of, inside) == []
+    await machine.close()
+
+
 async def test_a_machine_that_hangs_is_a_timeout(backend):
     machine = await backend.start()
     machine.hang_grace_s = 0.1
@@ -119,7 +130,7 @@ def test_kill_9_of_the_owner_leaves_no_orphan():
     with owner, owner.stdout:
         assert owner.stdout.readline() == b"ready\n"
         machines = children_of(owner.pid)
-        assert len(machines) >= 4  # bubblewrap and kernel of at least two machines
+        assert len(machines) >= 6  # bubblewrap and kernel of three machines
         owner.kill()
         owner.wait()
     assert left_of(machines) == []
