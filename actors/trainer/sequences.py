@@ -94,14 +94,14 @@ def check_trajectory(rollout_id: str, turns: Sequence[Turn], config: PolicyConfi
 def micro_batches(
     sequences: Sequence[TrainingSequence], tokens_max: int
 ) -> list[list[TrainingSequence]]:
-    """Cut into passes of at most `tokens_max` input tokens, like lengths together.
+    """Cut into passes of at most `tokens_max` input tokens, in the order given.
 
-    The order is by length, then as given: a function of the batch alone. A longer sequence goes
-    alone.
+    A group's members stay side by side, so that a pass computes what they share once. A longer
+    sequence goes alone.
     """
     batches: list[list[TrainingSequence]] = []
     room = 0
-    for sequence in sorted(sequences, key=lambda sequence: sequence.num_inputs):
+    for sequence in sequences:
         if not batches or sequence.num_inputs > room:
             batches.append([])
             room = tokens_max

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from penstock.actors.policy.model import token_logprobs
+from penstock.actors.policy.packing import pack_tree
 from penstock.actors.trainer.config import LossConfig, TrainerConfig
 from penstock.actors.trainer.corrections import correction_weights, log_ratios
 from penstock.actors.trainer.gradients import accumulate
@@ -151,14 +152,19 @@ def _logprobs(
     learner: Learner, batch: Sequence[TrainingSequence], temperature: float
 ) -> tuple[torch.Tensor, float]:
     """Return the sampled tokens' logprobs, [N], and the share of routes the router would change."""
-    lengths = [sequence.num_inputs for sequence in batch]
-    starts = np.cumsum([0, *lengths[:-1]])
-    output = learner.policy(
-        _cat([sequence.token_ids[:-1] for sequence in batch]),
-        lengths,
-        _cat([sequence.routed_experts.astype(np.int64) for sequence in batch]),
+    tree = pack_tree(
+        [sequence.token_ids[:-1] for sequence in batch],
+        [sequence.routed_experts for sequence in batch],
     )
-    rows = [sequence.sampled_at - 1 + start for sequence, start in zip(batch, starts, strict=True)]
+    output = learner.policy(
+        torch.from_numpy(tree.input_ids),
+        tree.lengths,
+        torch.from_numpy(tree.routed_experts),
+        tree.parents,
+    )
+    rows = [
+        places[sequence.sampled_at - 1] for sequence, places in zip(batch, tree.places, strict=True)
+    ]
     targets = [sequence.token_ids[sequence.sampled_at] for sequence in batch]
     logits = learner.policy.logits(output.hidden.index_select(0, _cat(rows)))
     if temperature != 1.0:
