@@ -49,9 +49,13 @@ class UmlBackend:
         self._prefix = [find_bubblewrap(), *self._confinement(folder), "--", "/linux"]
 
     def _confinement(self, folder: Path) -> list[str]:
+        """Bubblewrap's options. Its own process is pid 1: signals from inside do not end a pid 1.
+
+        A kernel that panics ends itself by SIGABRT; as pid 1 it would try that for ever.
+        """
         size = (self._mem_mib + HOST_TMPFS_MARGIN_MIB) << 20
         return [
-            *("--unshare-all", "--die-with-parent", "--as-pid-1", "--new-session"),
+            *("--unshare-all", "--die-with-parent", "--new-session"),
             *("--uid", "1000", "--gid", "1000", "--cap-drop", "ALL", "--clearenv"),
             *("--ro-bind", str(folder / self.assets.kernel), "/linux"),
             *("--ro-bind", str(folder / self.assets.image), "/vm/image"),

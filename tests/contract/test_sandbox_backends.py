@@ -1,5 +1,7 @@
 """Every backend under the one conformance suite, and what only a real kernel contains."""
 
+import asyncio
+
 import pytest
 
 from penstock.envs.sandbox import (
@@ -82,3 +84,14 @@ def test_an_empty_cache_says_how_to_get_the_files(tmp_path):
     (tmp_path / "current.json").write_text("{")
     with pytest.raises(BackendUnavailable, match="broken"):
         open_backend("uml", cache=tmp_path)
+
+
+async def test_a_machine_whose_line_is_cut_ends_by_itself():
+    """Its owner was killed before the kernel had been told to take the machine along."""
+    machine = await opened("uml").start()
+    try:
+        machine._connection.abort()
+        async with asyncio.timeout(20.0):
+            await machine.process._gone()
+    finally:
+        await machine.process.kill()
