@@ -10,7 +10,10 @@ What is held out, exactly (nothing of it occurs in training tasks or in demonstr
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
+from functools import cache
+
+import msgspec
 
 from penstock.envs.ladder.execute import run_program
 from penstock.envs.ladder.function import Function
@@ -39,25 +42,47 @@ class BrokenTaskError(PenstockError, ValueError):
     """A task fails its own gates: the text names the task and the gate."""
 
 
+class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which part of the ladder."""
+
+    rungs: tuple[str, ...] = LADDER
+    """In equal shares; in the held-out split also `novel`."""
+    families: tuple[str, ...] = ()
+    """Of function templates; empty: all but the novel ones."""
+
+    def __post_init__(self) -> None:
+        """Refuse unknown names."""
+        _check_known("rungs", self.rungs, (*LADDER, NOVEL))
+        _check_known("families", self.families, [f.template.family for f in functions()])
+
+
 def draw_repositories(
-    split: Split, num: int, rungs: tuple[str, ...], rng: random.Random, prefix: str
+    split: Split, num: int, selection: Selection, rng: random.Random, prefix: str
 ) -> Iterator[Repository]:
     """Yield distinct tasks of a split, the rungs taking turns.
 
     Args:
-        rungs: of `LADDER`; in the held-out split also `novel`.
+        split: training or held out.
+        num: how many.
+        selection: from which rungs and families.
+        rng: decides everything.
         prefix: of the task ids, e.g. `train`.
 
     Raises:
         BrokenTaskError: no fitting task was found in many attempts.
 
     """
-    pools = {rung: _sites(split, rung) for rung in rungs}
+    rungs = selection.rungs
+    pools = {rung: _sites(split, rung, selection.families) for rung in rungs}
+    others = functions(selection.families)
     seen: set[str] = set()
     for index in range(num):
         rung = rungs[index % len(rungs)]
         for _ in range(_ATTEMPTS_MAX):
-            found = _draw(split, rung, pools[rung], f"{prefix}-{index:05d}", rng)
+            function, site = rng.choice(pools[rung])
+            draft = Draft(function, site, split, rung)
+            around = rng.sample(others, rng.randint(1, 3))
+            found = build_repository(draft, around, f"{prefix}-{index:05d}", rng)
             if found and found.task.files[found.path] not in seen:
                 break
         else:
@@ -94,28 +119,29 @@ def to_task_set(repositories: list[Repository]) -> TaskSet:
     )
 
 
-def functions(*, novel: bool) -> list[Function]:
-    """Return every template with every variant, of the novel families or of the others."""
+@cache
+def functions(families: tuple[str, ...] = ()) -> list[Function]:
+    """Return every variant of some families; of all but the novel ones where none are named."""
     return [
-        Function(template, variant)
-        for template in (*NUMBERS, *SEQUENCES, *TEXT)
-        for variant in range(len(template.variants))
-        if (template.family in NOVEL_FAMILIES) == novel
+        function
+        for function in _FUNCTIONS
+        if function.template.family in families
+        or (not families and function.template.family not in NOVEL_FAMILIES)
     ]
 
 
-def _sites(split: Split, rung: str) -> list[tuple[Function, str]]:
+def _sites(split: Split, rung: str, families: tuple[str, ...]) -> list[tuple[Function, str]]:
     """Return the (function, bug) pairs of a split and rung."""
-    if rung == NOVEL and split is not Split.HELDOUT:
+    if split is not Split.HELDOUT and (rung == NOVEL or NOVEL_FAMILIES & set(families)):
         raise BrokenTaskError("novel families are never trained on")
     found = []
-    for function in functions(novel=rung == NOVEL):
+    for function in functions(tuple(NOVEL_FAMILIES) if rung == NOVEL else families):
         for site in function.killers:
-            is_body = site == BODY
             kept_out = is_kept_out(function.name, site) == (split is Split.HELDOUT)
-            right_split = is_body or rung == NOVEL or kept_out
-            if right_split and _is_on_rung(site, rung):
+            if (site == BODY or rung == NOVEL or kept_out) and _is_on_rung(site, rung):
                 found.append((function, site))
+    if not found:
+        raise BrokenTaskError(f"no function of the {split} split has a bug of rung {rung}")
     return found
 
 
@@ -125,13 +151,15 @@ def _is_on_rung(site: str, rung: str) -> bool:
     return site.rstrip("0123456789") == rung
 
 
-def _draw(
-    split: Split, rung: str, pool: list[tuple[Function, str]], task_id: str, rng: random.Random
-) -> Repository | None:
-    function, site = rng.choice(pool)
-    others = rng.sample(_ORDINARY, rng.randint(1, 3))
-    draft = Draft(function, site, split, rung)
-    return build_repository(draft, others, task_id, rng)
+def _check_known(field: str, given: Iterable[str], known: Collection[str]) -> None:
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        choices = ", ".join(dict.fromkeys(known))
+        raise ValueError(f"{field}: expected some of {choices}, got {unknown}")
 
 
-_ORDINARY = functions(novel=False)
+_FUNCTIONS = tuple(
+    Function(template, variant)
+    for template in (*NUMBERS, *SEQUENCES, *TEXT)
+    for variant in range(len(template.variants))
+)
