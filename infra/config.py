@@ -167,6 +167,8 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
         target = data
         for table in tables:
             target = target.setdefault(table, {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"--set {override}: {table} is no table")
         target[last] = _parse_value(text)
     return data
 
@@ -192,10 +194,12 @@ def _check_whole(config: RunConfig, source: str) -> None:
         ("groups_per_batch", config.pacer.groups_per_batch, config.trainer.groups_per_batch),
         ("staleness_max", config.pacer.staleness_max, config.trainer.staleness_max),
         ("steps_max", config.pacer.steps_max, config.trainer.steps_max),
+        ("loss.temperature", config.pacer.temperature, config.trainer.loss.temperature),
     )
     for name, granted, trained in pairs:
         if granted != trained:
-            text = f"pacer.{name} and trainer.{name} must be equal, got {granted} and {trained}"
+            own = name.removeprefix("loss.")
+            text = f"pacer.{own} and trainer.{name} must be equal, got {granted} and {trained}"
             raise ConfigError(f"{source}: {text}")
     for purpose in Purpose:
         if not config.replicas(purpose):

@@ -11,20 +11,22 @@ import signal
 import sys
 import time
 from asyncio.subprocess import Process
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from penstock.actors.runtime.supervisor import Decision, RestartPolicy
 from penstock.infra.bus.nats_bus import NatsBus
-from penstock.infra.config import RunConfig
-
 from penstock.infra.bus.server import EmbeddedServer
-from penstock.infra.runs import RunDir
+from penstock.infra.config import RunConfig
+from penstock.infra.orphans import adopt_orphans, die_with_parent, end_orphans
+from penstock.infra.runs import RunDir, check_space
 from penstock.messages.control import ActorFailed
-from penstock.messages.errors import PenstockError
+from penstock.messages.errors import BusError, DeadlineError, PenstockError
 
 STOP_S = 45.0
 """Longest orderly end of a process before it is killed."""
+SPACE_CHECK_S = 1.0
 
 
 class RestartBudgetError(PenstockError, RuntimeError):
@@ -42,7 +44,9 @@ class Processes:
             intensity=config.run.restarts_max, period_s=config.run.restart_period_s
         )
         self._running: dict[str, Process] = {}
-        self._num_started: dict[str, int] = {}
+        self._changing = asyncio.Lock()
+        """Held while a process is born, and while orphans are told from processes of ours."""
+        self._num_deaths: Counter[str] = Counter()
         self._stopping = False
 
     def pid(self, name: str) -> int | None:
@@ -55,14 +59,20 @@ class Processes:
 
         Raises:
             RestartBudgetError: One died too often.
+            DiskFullError: The run's folder has no room; what is on the log stays as it is.
 
         """
-        async with asyncio.TaskGroup() as group:
-            for name, specs in self._config.processes.items():
-                group.create_task(self._keep(name, specs, bus), name=f"keep {name}")
+        adopt_orphans()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._watch_space(), name="watch space")
+                for name, specs in self._config.processes.items():
+                    group.create_task(self._keep(name, specs, bus), name=f"keep {name}")
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
 
     async def stop(self) -> None:
-        """Ask all to end in order, trainer first to save; kill what outlasts the deadline."""
+        """Ask all to end in order; kill what outlasts the deadline, and what any left behind."""
         self._stopping = True
         running = [p for p in self._running.values() if p.returncode is None]
         for process in running:
@@ -76,25 +86,36 @@ class Processes:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
             await asyncio.gather(*(p.wait() for p in running))
+        await self._end_orphans()
 
     async def _keep(self, name: str, specs: list[str], bus: NatsBus) -> None:
         while not self._stopping:
-            process = await self._start(name, specs)
+            async with self._changing:
+                process = await self._start(name, specs)
             code = await process.wait()
             if self._stopping:
                 return
-            num = self._num_started[name]
+            await self._end_orphans()
+            check_space(self._run.path)
+            self._num_deaths[name] += 1
             failure = f"process {name} ended with code {code}; see {self._log_path(name)}"
-            sys.stderr.write(f"[run] {failure}; starting it again\n")
-            await bus.publish(
-                [ActorFailed(actor=name, incarnation=f"p{num}", error=failure, num_restarts=num)]
-            )
             if self._policy.on_failure(name, time.monotonic()) is Decision.ESCALATE:
                 raise RestartBudgetError(f"{failure}; it has used up its restarts")
-        return
+            sys.stderr.write(f"[run] {failure}; starting it again\n")
+            await self._tell(bus, name, process.pid, failure)
+
+    async def _tell(self, bus: NatsBus, name: str, pid: int, failure: str) -> None:
+        """Put a death on the log, if the server is up: nothing depends on it."""
+        event = ActorFailed(
+            actor=name,
+            incarnation=f"{int(time.time()):x}-{pid:x}",
+            error=failure,
+            num_restarts=self._num_deaths[name],
+        )
+        with contextlib.suppress(BusError, DeadlineError):
+            await bus.publish([event])
 
     async def _start(self, name: str, specs: list[str]) -> Process:
-        self._num_started[name] = self._num_started.get(name, 0) + 1
         path = self._log_path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as log:
@@ -107,15 +128,18 @@ class Processes:
         self._running[name] = process
         return process
 
+    async def _end_orphans(self) -> None:
+        async with self._changing:
+            own = {process.pid for process in self._running.values()}
+            await asyncio.to_thread(end_orphans, own)
+
+    async def _watch_space(self) -> None:
+        while True:
+            check_space(self._run.path)
+            await asyncio.sleep(SPACE_CHECK_S)
+
     def _log_path(self, name: str) -> Path:
         return self._run.logs / f"{name}.log"
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this child when its launcher dies (prctl PR_SET_PDEATHSIG)."""
-    import ctypes
-
-    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
 
 
 @contextlib.asynccontextmanager

@@ -23,6 +23,7 @@ class Progress:
         self._say = say
         self._steps_max = steps_max
         self._started = time.monotonic()
+        self.is_midtraining = False
         self._final_step: int | None = None
         self._evaluated: set[int] = set()
 
@@ -49,10 +50,12 @@ class Progress:
         line = ""
         match event:
             case MidtrainProgressed():
-                share = event.num_tokens / max(event.num_tokens_total, 1)
+                self.is_midtraining = True
+                share = min(1.0, event.num_tokens / max(event.num_tokens_total, 1))
                 speed = f"{event.tokens_per_s:,.0f} tokens/s"
                 line = f"mid-training {share:4.0%}  loss {event.loss:.3f}  {speed}"
             case MidtrainCompleted():
+                self.is_midtraining = False
                 line = (
                     f"mid-training done: {event.num_tokens:,} tokens, loss {event.loss_first:.2f}"
                     f" -> {event.loss_last:.2f}, held-out {event.heldout_loss:.2f}"

@@ -61,8 +61,10 @@ async def replay_run(
         "steps_compared": report.steps_compared,
         "identical": report.identical,
         "speedup": report.speedup,
+        "speedup_rl": report.speedup_rl,
         "wall_s": report.wall_s,
         "live_s": report.live_s,
+        "live_rl_s": report.live_rl_s,
         "weights_digest": report.weights_digest,
     }
     if not report.identical:
@@ -91,7 +93,7 @@ def _told(figures: dict[str, Any]) -> str:
     if figures["identical"]:
         return (
             f"{steps} steps identical, bit for bit, in {figures['wall_s']:.1f} s, "
-            f"{speedup:.1f} times as fast as the run"
+            f"{speedup:.1f} times as fast as the run ({figures['speedup_rl']:.1f} times its RL)"
         )
     lines = [f"{steps} steps replayed; first difference: {figures['first_difference']}"]
     lines += [f"  {name}: {text}" for name, text in figures["other_versions"].items()]

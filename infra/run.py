@@ -3,13 +3,20 @@
 import argparse
 import asyncio
 import contextlib
+import os
 import platform
+import re
 import signal
 import sys
 import time
+from collections.abc import Coroutine, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+from penstock.envs.sandbox import open_backend
+from penstock.gateway.keys import create_key
+from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.closing import close_run
 from penstock.infra.config import (
     RunConfig,
@@ -19,24 +26,25 @@ from penstock.infra.config import (
     read_toml,
 )
 from penstock.infra.files import write_atomic
-from penstock.gateway.keys import create_key
 from penstock.infra.launcher import Processes, event_server
 from penstock.infra.prepare import prepare
 from penstock.infra.progress import Progress
-from penstock.infra.runs import RunDir, find_run
+from penstock.infra.runs import RunDir, check_space, find_run
 from penstock.infra.sample_users import run_sample_users
 from penstock.infra.toml_writer import to_toml
-from penstock.messages.bus import Bus
 from penstock.messages.control import RunStarted
-from penstock.messages.errors import DeadlineError
+from penstock.messages.errors import ConfigError, DeadlineError
 
 INTERRUPTED = 130
+RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""A run's id is a folder and a token of its subjects."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; 0 when the run is complete, 130 after Ctrl-C (state saved)."""
     run_dir, config = _resume(arguments) if arguments.resume else _create(arguments)
     with run_dir.lock():
+        check_space(run_dir.path)
         return asyncio.run(_run(run_dir, config, with_replay=not arguments.no_replay))
 
 
@@ -46,7 +54,10 @@ def _create(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
         overrides.append(f"run.seed={arguments.seed}")
     data = apply_overrides(read_toml(arguments.config), overrides)
     config = parse_config(data, str(arguments.config))
+    _check_machines(config)
     run_id = arguments.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-s{config.run.seed}"
+    if not RUN_ID.fullmatch(run_id):
+        raise ConfigError(f"--run-id: expected letters, digits, '_' and '-', got {run_id!r}")
     run_dir = RunDir(Path(arguments.runs_dir).resolve() / run_id)
     if run_dir.config.exists():
         raise FileExistsError(f"run {run_id}: exists; go on with it by --resume {run_id}")
@@ -56,7 +67,20 @@ def _create(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
 
 def _resume(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
     run_dir = find_run(arguments.resume, arguments.runs_dir)
-    return run_dir, load_config(run_dir.config)
+    config = load_config(run_dir.config)
+    _check_machines(config)
+    return run_dir, config
+
+
+def _check_machines(config: RunConfig) -> None:
+    """See that a sandbox host of ours can boot machines, before anything is started.
+
+    Raises:
+        BackendUnavailable: It cannot; the text says how to get what is missing.
+
+    """
+    if any("sandbox" in specs for specs in config.processes.values()):
+        open_backend(config.pool.backend, allow_process=config.pool.allow_process)
 
 
 async def _run(run_dir: RunDir, config: RunConfig, *, with_replay: bool) -> int:
@@ -64,26 +88,83 @@ async def _run(run_dir: RunDir, config: RunConfig, *, with_replay: bool) -> int:
     progress.say(f"run {run_dir.run_id} in {run_dir.path}")
     started = time.time()
     create_key(run_dir.gateway_key, key_id="local", training_consent=True)
-    async with event_server(run_dir, config) as (bus, url):
-        await prepare(config.prepare, config.policy, run_dir.store(), config.run.seed, progress.say)
-        await bus.publish([_run_started(run_dir, config)])
-        processes = Processes(run_dir, config, url)
-        try:
-            complete = await _until_complete(run_dir, config, bus, processes, progress)
-        finally:
-            progress.say("stopping the actors")
-            await processes.stop()
-        if not complete:
-            progress.say(f"saved; go on with: penstock run --resume {run_dir.run_id}")
-            return INTERRUPTED
-        await close_run(
-            run_dir, config, bus, progress.say, started_at=started, with_replay=with_replay
-        )
-    return 0
+    with _interruption() as interrupted:
+        async with event_server(run_dir, config) as (bus, url):
+            complete = await _work(run_dir, config, bus, url, progress, interrupted)
+            if complete:
+                await close_run(
+                    run_dir, config, bus, progress.say, started_at=started, with_replay=with_replay
+                )
+                return 0
+    progress.say(f"stopped; go on with: penstock run --resume {run_dir.run_id}")
+    return INTERRUPTED
 
 
-async def _until_complete(
-    run_dir: RunDir, config: RunConfig, bus: Bus, processes: Processes, progress: Progress
+async def _work(  # noqa: PLR0913, PLR0917 - all of a run
+    run_dir: RunDir,
+    config: RunConfig,
+    bus: NatsBus,
+    url: str,
+    progress: Progress,
+    interrupted: asyncio.Event,
+) -> bool:
+    """Return True once the run is complete, False when a signal has ended it."""
+    preparing = prepare(
+        config.prepare, config.policy, run_dir.store(), config.run.seed, progress.say
+    )
+    if not await _before(interrupted, preparing):
+        return False
+    await bus.publish([_run_started(run_dir, config)])
+    processes = Processes(run_dir, config, url)
+    try:
+        return await _until_complete(run_dir, config, bus, processes, progress, interrupted)
+    finally:
+        if progress.is_midtraining:
+            progress.say("mid-training saves nothing before its end: it will start again")
+        progress.say("stopping the actors (Ctrl-C again: at once)")
+        await processes.stop()
+
+
+async def _before(interrupted: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do the work; False where an interruption came before its end."""
+    working, waiting = asyncio.create_task(work), asyncio.create_task(interrupted.wait())
+    await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if not working.done():
+        working.cancel()
+        return False
+    working.result()
+    return True
+
+
+@contextlib.contextmanager
+def _interruption() -> Iterator[asyncio.Event]:
+    """Give what the first Ctrl-C or SIGTERM sets; the second one ends the process at once."""
+    loop = asyncio.get_running_loop()
+    interrupted = asyncio.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def interrupt() -> None:
+        if interrupted.is_set():
+            os._exit(INTERRUPTED)  # Every child asked to die with its parent.
+        interrupted.set()
+
+    for number in numbers:
+        loop.add_signal_handler(number, interrupt)
+    try:
+        yield interrupted
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+async def _until_complete(  # noqa: PLR0913, PLR0917 - all of a run
+    run_dir: RunDir,
+    config: RunConfig,
+    bus: NatsBus,
+    processes: Processes,
+    progress: Progress,
+    interrupted: asyncio.Event,
 ) -> bool:
     """Return True once the run is complete, False when a signal asks to stop.
 
@@ -91,10 +172,6 @@ async def _until_complete(
         DeadlineError: `run.wall_s_max` passed.
 
     """
-    interrupted = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupted.set)
     users = asyncio.create_task(run_sample_users(run_dir, config, bus), name="sample users")
     followed = asyncio.create_task(progress.follow(bus, {}), name="progress")
     tasks = {
@@ -117,8 +194,6 @@ async def _until_complete(
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks, users, return_exceptions=True)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
 
 
 def _run_started(run_dir: RunDir, config: RunConfig) -> RunStarted:

@@ -13,17 +13,25 @@ runs/<run_id>/
 import contextlib
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
-from penstock.infra.bus.nats_bus import NatsBus
 
+from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.bus.server import EmbeddedServer
 from penstock.infra.files import write_atomic
 from penstock.infra.stores.directory import DirectoryStore
-from penstock.messages.errors import BusError, NotFoundError
+from penstock.messages.errors import BusError, NotFoundError, PenstockError
+
+DISK_FREE_MIB_MIN = 32
+"""Below this a run stops in order, rather than meet a full disk in the middle of a write."""
+
+
+class DiskFullError(PenstockError, OSError):
+    """The run's file system has no room left; the text names the folder."""
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +135,19 @@ async def open_log(run: RunDir, name: str) -> AsyncIterator[NatsBus]:
                 await bus.close()
         finally:
             await server.stop()
+
+
+def check_space(folder: Path) -> None:
+    """See that a run's folder has room.
+
+    Raises:
+        DiskFullError: It has not.
+
+    """
+    free_mib = shutil.disk_usage(folder).free >> 20
+    if free_mib < DISK_FREE_MIB_MIN:
+        text = f"{folder}: {free_mib} MiB free of the {DISK_FREE_MIB_MIN} MiB that a run keeps free"
+        raise DiskFullError(f"{text}; make room, then: penstock run --resume {folder.name}")
 
 
 def _is_alive(pid: int) -> bool:

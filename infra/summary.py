@@ -24,6 +24,10 @@ TYPES: tuple[type[Event], ...] = (
     LiveSampleJoined, RunFinished, ActorReported,
 )  # fmt: skip
 
+ENGINE_BUSY = "engine_busy_s"
+MISMATCHES = "digest_mismatches"
+"""Gauges of generators and receivers, counted from each start of theirs."""
+
 
 class Summary:
     """Folds events into the figures; order within a stream is all it needs."""
@@ -43,7 +47,10 @@ class Summary:
         self._midtrain: MidtrainCompleted | None = None
         self._rl_from = self._rl_to = 0.0
         self._steps = 0
-        self._reports: dict[str, ActorReported] = {}
+        self._gauges: dict[tuple[str, str], float] = {}
+        """(actor, gauge) -> newest value."""
+        self._sums: Counter[tuple[str, str]] = Counter()
+        """The same, over all starts of the actor: a start begins at 0."""
 
     async def read(self, bus: Bus) -> None:
         """Fold the whole log as it stands."""
@@ -74,7 +81,7 @@ class Summary:
             case WeightsPublished() | WeightsApplied():
                 self._add_weights(event)
             case ActorReported():
-                self._reports[event.actor] = event
+                self._add_report(event)
             case _:
                 self._counts[type(event).__name__] += 1
 
@@ -101,6 +108,13 @@ class Summary:
         else:
             num_bytes = sum(shard.num_bytes for shard in event.shards)
             self._ratios.append(event.full_bytes / max(num_bytes, 1))
+
+    def _add_report(self, event: ActorReported) -> None:
+        for name in (ENGINE_BUSY, MISMATCHES):
+            value = event.gauges.get(name, 0.0)
+            before = self._gauges.get((event.actor, name), 0.0)
+            self._sums[event.actor, name] += value - before if value >= before else value
+            self._gauges[event.actor, name] = value
 
     def figures(self, wall_s: float, replay: dict[str, Any]) -> dict[str, Any]:
         """Return the whole summary."""
@@ -162,9 +176,14 @@ class Summary:
             "versions": len(self._versions),
             "ratio_median": median(self._ratios) if self._ratios else None,
             "full_uploads_after_v0": self._counts["full_uploads_after_v0"],
-            "digest_mismatches": self._counts["mismatches"],
+            "digest_mismatches": self._num_mismatches(),
             "pause_ms_p50": median(self._pauses_ms) if self._pauses_ms else None,
         }
+
+    def _num_mismatches(self) -> int:
+        """Count the mended ones, which receivers' gauges tell, and the others."""
+        healed = sum(value for (_, name), value in self._sums.items() if name == MISMATCHES)
+        return max(int(healed), self._counts["mismatches"])
 
     def _ledger_figures(self) -> dict[str, Any]:
         totals = self._ledger.totals()
@@ -183,11 +202,7 @@ class Summary:
         """Shares of the RL phase's wall clock."""
         wall_s = max(self._rl_to - self._rl_from, 1e-9)
         rollouts = self._config.replicas(Purpose.TRAIN)
-        busy = [
-            report.gauges.get("engine_busy_s", 0.0)
-            for actor, report in self._reports.items()
-            if actor.removeprefix("generator-") in rollouts
-        ]
+        busy = [self._sums[f"generator-{replica}", ENGINE_BUSY] for replica in rollouts]
         return {
             "trainer_busy": min(self._train_s / wall_s, 1.0),
             "generator_busy": min(mean(busy) / wall_s, 1.0) if busy else 0.0,

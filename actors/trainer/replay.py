@@ -51,16 +51,28 @@ class ReplayReport(msgspec.Struct, kw_only=True):
     first_difference: str = ""
     wall_s: float = 0.0
     """Of the steps taken again, log reading included."""
-    live_s: float = 0.0
-    """From version 0 to the last recorded step, in the run itself."""
+    live_midtrain_s: float = 0.0
+    """Of stage one in the run itself, as the run's events tell: an imported log tells the same."""
+    live_rl_s: float = 0.0
+    """Of its recorded steps: waiting and training, and not the time that a run lay stopped."""
     losses: list[float] = []
     weights_digest: str = ""
     """Of the last version."""
 
     @property
+    def live_s(self) -> float:
+        """Wall clock of the run itself, both stages."""
+        return self.live_midtrain_s + self.live_rl_s
+
+    @property
     def speedup(self) -> float:
-        """How many times faster than the run."""
+        """How many times faster than the whole run the replay gave the same final weights."""
         return self.live_s / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def speedup_rl(self) -> float:
+        """How many times faster than stage two alone, whose steps it takes again."""
+        return self.live_rl_s / self.wall_s if self.wall_s > 0 else 0.0
 
 
 OnStep = Callable[[BatchManifest, StepResult], None]
@@ -80,14 +92,13 @@ class Replay:
         self._manifests: list[BatchManifest] = []
         self._results: dict[int, StepResult] = {}
         self._recorded: dict[int, StepCompleted] = {}
-        self._live_from = 0.0
         self.report = ReplayReport(weights_digest=learner.weights_digest())
 
     async def add(self, delivery: Delivery) -> None:
         """Take one event of the log."""
         match delivery.event:
             case MidtrainCompleted() as event:
-                self._live_from = delivery.stored_at
+                self.report.live_midtrain_s = event.wall_s
                 self._compare(
                     "version 0: weights", self.report.weights_digest, event.weights_digest
                 )
@@ -102,7 +113,7 @@ class Replay:
                 self._manifests.append(event)
             case StepCompleted() as event:
                 self._recorded[event.step] = event
-                self.report.live_s = delivery.stored_at - self._live_from
+                self.report.live_rl_s += event.wait_s + event.train_s
             case _:
                 pass
         await self._advance()

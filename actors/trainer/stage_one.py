@@ -44,7 +44,6 @@ async def _run(
     trainer = Midtrainer(learner.policy, config, train, heldout, seed, threads)
     started = ctx.monotonic()
     before = await ctx.offload(trainer.heldout_loss)
-    await ctx.publish(_progress(config, trainer, before, 0.0))
     while trainer.spent(ctx.monotonic() - started) < 1.0:
         await ctx.offload(trainer.run, ctx.monotonic() - started)
         await ctx.publish(_progress(config, trainer, 0.0, ctx.monotonic() - started))

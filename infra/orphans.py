@@ -1,0 +1,62 @@
+"""Processes that a killed process left behind: the launcher adopts them and ends them.
+
+A process that dies takes its children along only where the kernel was told in time. Whatever it
+started is re-parented to the nearest subreaper, the launcher, instead of pid 1.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Collection
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def adopt_orphans() -> None:
+    """Make this process the new parent of all orphans below it.
+
+    Raises:
+        OSError: The kernel refuses.
+
+    """
+    if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def end_orphans(started: Collection[int]) -> int:
+    """Kill and reap the adopted children; return how many.
+
+    Args:
+        started: Process ids of our own session leaders; helpers that stay in our session are
+            left alone as well.
+
+    """
+    orphans = [pid for pid in _children() if pid not in started and not _is_in_our_session(pid)]
+    for pid in orphans:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for pid in orphans:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+    return len(orphans)
+
+
+def _children() -> list[int]:
+    lists = Path("/proc/self/task").glob("*/children")
+    return [int(pid) for children in lists for pid in children.read_text().split()]
+
+
+def _is_in_our_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == os.getsid(0)
+    except ProcessLookupError:
+        return False
