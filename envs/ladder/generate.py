@@ -2,11 +2,14 @@
 
 What is held out, exactly (nothing of it occurs in training tasks or in demonstrations):
 
-- by place: about a fifth of all (function, variant, bug) triples, chosen by a hash, whatever the
-  run's seed; a held-out task is made of these only, but for the `body` rung, where the whole body
-  is missing and the triple is the function itself;
-- by name: the (verb, noun) pairs that make a held-out task's function name, again by a hash;
-- by family: every function of the families in `NOVEL_FAMILIES`, the rung `novel`.
+- by name: the (verb, noun) pairs that make a held-out task's function name, a fifth of all pairs,
+  chosen by a hash, whatever the run's seed;
+- by bug: a fifth of all (function, variant, bug) triples, again by a hash. No training task has
+  one; the held-out rung `unseen` has no others;
+- by family: every function of the families in `NOVEL_FAMILIES`, the held-out rung `novel`.
+
+Each further one is harder: a new repository with a known kind of bug, a known function with a bug
+never met, a function never met.
 """
 
 import random
@@ -33,6 +36,9 @@ from penstock.messages.errors import PenstockError
 from penstock.messages.task import HiddenTests, Split, Task, TaskSet
 
 NOVEL = "novel"
+UNSEEN = "unseen"
+HELDOUT_RUNGS = (UNSEEN, NOVEL)
+"""Never trained on: for measuring only."""
 NOVEL_FAMILIES = frozenset({"area", "dot", "quote", "spread", "without"})
 LADDER = (*RUNGS, SEARCH)
 _ATTEMPTS_MAX = 200
@@ -46,13 +52,13 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Which part of the ladder."""
 
     rungs: tuple[str, ...] = LADDER
-    """In equal shares; in the held-out split also `novel`."""
+    """In equal shares; in the held-out split also those of `HELDOUT_RUNGS`."""
     families: tuple[str, ...] = ()
     """Of function templates; empty: all but the novel ones."""
 
     def __post_init__(self) -> None:
         """Refuse unknown names."""
-        _check_known("rungs", self.rungs, (*LADDER, NOVEL))
+        _check_known("rungs", self.rungs, (*LADDER, *HELDOUT_RUNGS))
         _check_known("families", self.families, [f.template.family for f in functions()])
 
 
@@ -132,13 +138,13 @@ def functions(families: tuple[str, ...] = ()) -> list[Function]:
 
 def _sites(split: Split, rung: str, families: tuple[str, ...]) -> list[tuple[Function, str]]:
     """Return the (function, bug) pairs of a split and rung."""
-    if split is not Split.HELDOUT and (rung == NOVEL or NOVEL_FAMILIES & set(families)):
-        raise BrokenTaskError("novel families are never trained on")
+    if split is not Split.HELDOUT and (rung in HELDOUT_RUNGS or NOVEL_FAMILIES & set(families)):
+        raise BrokenTaskError(f"rung {rung} or its families are never trained on")
     found = []
     for function in functions(tuple(NOVEL_FAMILIES) if rung == NOVEL else families):
         for site in function.killers:
-            kept_out = is_kept_out(function.name, site) == (split is Split.HELDOUT)
-            if (site == BODY or rung == NOVEL or kept_out) and _is_on_rung(site, rung):
+            fits = is_kept_out(function.name, site) == (rung == UNSEEN)
+            if (site == BODY or rung == NOVEL or fits) and _is_on_rung(site, rung):
                 found.append((function, site))
     if not found:
         raise BrokenTaskError(f"no function of the {split} split has a bug of rung {rung}")
@@ -146,7 +152,7 @@ def _sites(split: Split, rung: str, families: tuple[str, ...]) -> list[tuple[Fun
 
 
 def _is_on_rung(site: str, rung: str) -> bool:
-    if rung in {SEARCH, NOVEL}:
+    if rung in {SEARCH, *HELDOUT_RUNGS}:
         return site != BODY
     return site.rstrip("0123456789") == rung
 
