@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,9 @@ def main(argv: list[str] | None = None) -> int:
     command: Command = arguments.command
     try:
         return command(arguments)
+    except BrokenPipeError:  # e.g. `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (PenstockError, OSError) as error:
         sys.stderr.write(f"penstock: {type(error).__name__}: {error}\n")
         return 2

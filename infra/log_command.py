@@ -2,9 +2,10 @@
 
 import argparse
 import sys
+import tempfile
+from pathlib import Path
 
 from penstock.infra.bus.nats_bus import NatsBus
-
 from penstock.infra.bus.server import EmbeddedServer
 from penstock.infra.files import write_atomic
 from penstock.infra.log_file import cat_log, export_log, import_log, log_types, read_header
@@ -35,22 +36,33 @@ async def _import(arguments: argparse.Namespace) -> None:
     target = RunDir(arguments.runs_dir / run_id)
     if target.path.exists():
         raise FileExistsError(f"{target.path}: exists; move it away to import run {run_id}")
-    target.path.mkdir(parents=True)
-    server = EmbeddedServer(store_dir=target.events)
+    arguments.runs_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=arguments.runs_dir, prefix=".import-") as folder:
+        made = RunDir(Path(folder) / run_id)
+        count = await _fill(made, arguments.file)
+        made.path.replace(target.path)
+    print(f"{count} events -> {target.path}; try: penstock replay {run_id}")
+
+
+async def _fill(run: RunDir, file: Path) -> int:
+    """Make a run's folder of a log file; return the number of events."""
+    server = EmbeddedServer(store_dir=run.events)
     await server.start()
     try:
-        store = target.store()
-        bus = await NatsBus.connect(server.url, run_id=run_id, store=store, name="import")
-        await bus.provision()
-        count = await import_log(bus, store, arguments.file)
-        started = await bus.last(RunStarted)
-        await bus.close()
+        store = run.store()
+        bus = await NatsBus.connect(server.url, run_id=run.run_id, store=store, name="import")
+        try:
+            await bus.provision()
+            count = await import_log(bus, store, file)
+            started = await bus.last(RunStarted)
+        finally:
+            await bus.close()
     finally:
         await server.stop()
     if started is None or not isinstance(started.event, RunStarted):
-        raise CorruptDataError(f"{arguments.file}: holds no RunStarted event")
-    write_atomic(target.config, started.event.config_toml.encode())
-    print(f"{count} events -> {target.path}; try: penstock replay {run_id}")
+        raise CorruptDataError(f"{file}: holds no RunStarted event")
+    write_atomic(run.config, started.event.config_toml.encode())
+    return count
 
 
 async def _cat(arguments: argparse.Namespace) -> None:

@@ -1,0 +1,140 @@
+"""A run of the tiny configuration in a subprocess, through the command line, as a user has it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TINY = Path(__file__).with_name("tiny.toml")
+PENSTOCK = (sys.executable, "-m", "penstock.infra.cli")
+WAIT_S = 100.0
+
+
+def penstock(runs: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end."""
+    return subprocess.run(
+        [*PENSTOCK, "--runs-dir", str(runs), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        env=os.environ | environment,
+        check=False,
+    )
+
+
+class Launched:
+    """`penstock run` in the background; what it says is in `output`."""
+
+    def __init__(self, runs: Path, *settings: str, run_id: str = "r1", resume: bool = False):
+        source = ["--resume", run_id] if resume else ["--config", str(TINY), "--run-id", run_id]
+        overrides = [word for setting in settings for word in ("--set", setting)]
+        self.runs, self.folder = runs, runs / run_id
+        self._log = (runs / f"{run_id}.out").open("a+b")
+        self.process = subprocess.Popen(
+            [*PENSTOCK, "--runs-dir", str(runs), "run", *source, *overrides],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+
+    @property
+    def output(self) -> str:
+        """Everything said so far, by all launches of this run."""
+        return Path(self._log.name).read_text()
+
+    def until(self, text: str, *, wait_s: float = WAIT_S) -> None:
+        """Wait until it says something."""
+        deadline = time.monotonic() + wait_s
+        while text not in self.output:
+            assert self.process.poll() is None, f"ended before {text!r}:\n{self.output}"
+            assert time.monotonic() < deadline, f"no {text!r}:\n{self.output}"
+            time.sleep(0.05)
+
+    def wait(self) -> int:
+        """Wait for its end; return the exit code."""
+        try:
+            return self.process.wait(WAIT_S)
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Kill it if it still runs."""
+        self.process.kill()
+        self.process.wait()
+
+    def pid_of(self, *words: str, wait_s: float = 20.0) -> int:
+        """Return the process of this run whose command line has all these words."""
+        deadline = time.monotonic() + wait_s
+        while time.monotonic() < deadline:
+            for pid, line in self.processes().items():
+                if all(word in line.split() for word in words):
+                    return pid
+            time.sleep(0.02)
+        raise AssertionError(f"no process {words} of {self.folder}: {self.processes()}")
+
+    def kill(self, *words: str) -> None:
+        """kill -9 a process of this run."""
+        os.kill(self.pid_of(*words), signal.SIGKILL)
+
+    def processes(self) -> dict[int, str]:
+        """Return pid -> command line of all live processes that name this run's folder."""
+        own = os.fsencode(self.folder)
+        return {pid: line for pid, line in _processes().items() if os.fsdecode(own) in line}
+
+    @property
+    def summary(self) -> dict[str, dict[str, object]]:
+        """The closing figures."""
+        return json.loads((self.folder / "summary.json").read_text())
+
+    def check_sound(self, *, steps: int) -> None:
+        """What must hold of every complete run, whatever happened to it."""
+        found = self.summary
+        assert found["rl"]["steps"] == steps
+        assert found["rl"]["staleness_seen_max"] <= found["rl"]["staleness_max"]
+        assert found["ledger"]["balanced"] is True
+        assert found["replay"]["identical"] is True
+        assert found["replay"]["steps_compared"] == steps
+        assert found["sync"]["full_uploads_after_v0"] == 0
+        told = penstock(self.runs, "log", "cat", self.folder.name, "--type", "BatchManifest")
+        manifests = [json.loads(line) for line in told.stdout.splitlines()]
+        assert [manifest["step"] for manifest in manifests] == list(range(1, steps + 1))
+        samples = [s for m in manifests for g in m["groups"] for s in g["samples"]]
+        samples += [sample for m in manifests for sample in m.get("live", [])]
+        trained = [sample["rollout_id"] for sample in samples]
+        assert len(trained) == len(set(trained)), "trained twice"
+
+
+def machines() -> set[int]:
+    """Return the processes of all virtual machines on this host."""
+    return {
+        pid
+        for pid, line in _processes().items()
+        if line.startswith("/linux ") or "/bwrap " in line or line.startswith("bwrap ")
+    }
+
+
+def gone(pids: set[int], wait_s: float = 15.0) -> bool:
+    """Tell whether all of these end within a time."""
+    deadline = time.monotonic() + wait_s
+    while left := pids & set(_processes()):
+        if time.monotonic() > deadline:
+            print({pid: _processes().get(pid) for pid in left})
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _processes() -> dict[int, str]:
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            except OSError:
+                continue
+            if line and state != "Z":
+                found[int(folder.name)] = line
+    return found

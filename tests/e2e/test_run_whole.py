@@ -1,0 +1,85 @@
+"""The whole loop, tiny: from the command line to the closing table."""
+
+import json
+
+import pytest
+
+from .launched import Launched, gone, machines, penstock
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
+
+FIELDS = {
+    "midtrain": "tokens loss_first loss_last heldout_loss heldout_perplexity",
+    "rl": "steps rollouts turns_mean heldout_pass_before heldout_pass_after staleness_max "
+    "staleness_seen_max",
+    "sandbox": "backend isolation_class vms boot_ms_p50",
+    "sync": "regions versions ratio_median full_uploads_after_v0 digest_mismatches",
+    "ledger": "generated_tokens trained stale filtered infra_failed judge_failed in_flight "
+    "balanced",
+    "live": "requests feedback trained_samples",
+    "utilization": "trainer_busy generator_busy",
+    "replay": "steps identical speedup",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    before = machines()
+    launched = Launched(tmp_path_factory.mktemp("runs"))
+    code = launched.wait()
+    assert code == 0, launched.output
+    launched.machines_left = machines() - before
+    return launched
+
+
+def test_the_summary_has_every_figure(run):
+    run.check_sound(steps=4)
+    found = run.summary
+    assert found["wall_s"] > 0 and found["seed"] == 0
+    for section, names in FIELDS.items():
+        missing = [name for name in names.split() if found[section].get(name) is None]
+        assert not missing, section
+    assert found["rl"]["rollouts"] == 4 * 2 * 4
+    assert found["sync"]["versions"] == 5
+    assert found["sandbox"]["backend"] == "uml"
+    assert found["live"]["requests"] > 0 and found["live"]["feedback"] > 0
+    assert all(0 < share <= 1 for share in found["utilization"].values())
+    ledger = found["ledger"]
+    fates = ("trained", "stale", "filtered", "infra_failed", "judge_failed", "in_flight")
+    assert ledger["generated_tokens"] == sum(ledger[fate] for fate in fates) > 0
+
+
+def test_the_report_is_there_and_nothing_is_left_behind(run):
+    assert "r1" in (run.folder / "report.html").read_text()
+    assert gone(run.machines_left)
+    assert run.processes() == {}
+
+
+def test_its_log_travels_in_one_file(run, tmp_path):
+    file = tmp_path / "r1.penstock"
+    assert penstock(run.runs, "log", "export", "r1", "-o", str(file)).returncode == 0
+    other = tmp_path / "elsewhere"
+    brought = penstock(other, "log", "import", str(file))
+    assert brought.returncode == 0, brought.stderr
+    replayed = penstock(other, "replay", "r1", "--json")
+    assert replayed.returncode == 0, replayed.stderr
+    figures = json.loads(replayed.stdout)
+    recorded = run.summary["replay"]
+    assert figures["identical"] and figures["steps"] == recorded["steps"]
+    assert figures["weights_digest"] == recorded["weights_digest"]
+    assert figures["live_s"] == pytest.approx(recorded["live_s"])
+    status = penstock(other, "status", "r1", "--json")
+    assert json.loads(status.stdout)["run"]["phase"] == "finished"
+
+
+def test_a_run_id_in_use_and_a_damaged_file_are_refused(run, tmp_path):
+    again = penstock(run.runs, "run", "--config", str(run.folder / "config.toml"), "--run-id", "r1")
+    assert again.returncode == 2
+    assert "run r1: exists" in again.stderr and "--resume r1" in again.stderr
+    cut = tmp_path / "cut.penstock"
+    penstock(run.runs, "log", "export", "r1", "-o", str(cut))
+    cut.write_bytes(cut.read_bytes()[:-1000])
+    refused = penstock(tmp_path / "elsewhere", "log", "import", str(cut))
+    assert refused.returncode == 2
+    assert str(cut) in refused.stderr
+    assert not (tmp_path / "elsewhere" / "r1").exists()
