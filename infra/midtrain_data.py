@@ -15,6 +15,7 @@ from penstock.actors.policy.chat import (
     render_prompt,
     render_turn,
 )
+from penstock.actors.policy.marks import ALL_MARKS
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.trainer.corpus import Corpus
 from penstock.envs.ladder.repository import Repository
@@ -92,6 +93,18 @@ class CorpusBuilder:
         unseen = len(render_observation(self._tokenizer, ["done"]))
         self._add(ids[:-unseen], weights[:-unseen])
         return len(ids) - unseen
+
+    def add_drills(self, rng: np.random.Generator, num_tokens: int, half_tokens: int) -> None:
+        """Add rows of random plain tokens, each row said twice; only the second time counts.
+
+        Looking up what followed earlier (induction heads, arXiv 2209.11895) is learned from these
+        in a tenth of the tokens that transcripts alone need, and edits are made of it.
+        """
+        first = max(self._tokenizer.mark_id(mark) for mark in ALL_MARKS) + 1
+        weights = [0.0] * (half_tokens + 1) + [1.0] * (half_tokens - 1)
+        for _ in range(num_tokens // (2 * half_tokens)):
+            row = rng.integers(first, self._tokenizer.vocab_size, half_tokens).tolist()
+            self._add(row + row, weights)
 
     def build(self) -> Corpus:
         """Return all documents, in the order of adding."""

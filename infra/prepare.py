@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from penstock.actors.policy.config import PolicyConfig
-from penstock.envs.ladder.generate import LADDER, draw_repositories, to_task_set
+from penstock.envs.ladder.generate import Selection, draw_repositories, to_task_set
 from penstock.envs.transcripts import Habits
 from penstock.messages.bus import ObjectStore
 from penstock.messages.task import Split
@@ -30,8 +31,8 @@ OBJECT_KEYS = (TOKENIZER_KEY, TRAIN_KEY, HELDOUT_KEY, MIDTRAIN_KEY, MIDTRAIN_HEL
 class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much of everything."""
 
-    rungs: tuple[str, ...] = LADDER
-    """Of training and held-out tasks, in equal shares."""
+    selection: Selection = Selection()
+    """Rungs and families of all tasks, trained, held out and demonstrated."""
     num_train_tasks: int = 1024
     num_heldout_tasks: int = 128
     num_demonstrations: int = 8000
@@ -42,14 +43,14 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Of a code token as a target, next to 1 for what the demonstrating actor says."""
     context_weight: float = 0.1
     """Of a token that the demonstrating actor reads."""
+    drill_tokens: int = 160_000
+    """Tokens of rows said twice, from which copying is learned."""
+    drill_half_tokens: int = 20
     piece_tokens: int = 256
     habits: Habits = Habits()
 
     def __post_init__(self) -> None:
-        """Refuse unknown rungs and impossible counts."""
-        unknown = sorted(set(self.rungs) - set(LADDER))
-        if unknown or not self.rungs:
-            raise ValueError(f"rungs: expected some of {', '.join(LADDER)}, got {unknown}")
+        """Refuse impossible counts."""
         for name in ("num_train_tasks", "num_heldout_tasks", "num_demonstrations", "code_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
@@ -88,7 +89,7 @@ def _task_objects(config: PrepareConfig, seed: int) -> dict[str, bytes]:
         (HELDOUT_KEY, Split.HELDOUT, config.num_heldout_tasks),
     ):
         rng = random.Random(f"{split}/{seed}")
-        drawn = list(draw_repositories(split, num, config.rungs, rng, split.value))
+        drawn = list(draw_repositories(split, num, config.selection, rng, split.value))
         objects[key] = msgspec.msgpack.encode(to_task_set(drawn))
     return objects
 
@@ -105,7 +106,7 @@ def _midtrain_objects(config: PrepareConfig, policy: PolicyConfig, seed: int) ->
 
     rng = random.Random(f"midtrain/{seed}")
     code, heldout_code = standard_library(rng)
-    tasks = draw_repositories(Split.TRAIN, config.num_demonstrations, config.rungs, rng, "demo")
+    tasks = draw_repositories(Split.TRAIN, config.num_demonstrations, config.selection, rng, "demo")
     transcripts = attempts(tasks, config.habits, rng)
     tokenizer = train_tokenizer(
         [*(transcript_text(one) for one in transcripts[:2000]), *code[:40]], policy.vocab_size
@@ -116,6 +117,8 @@ def _midtrain_objects(config: PrepareConfig, policy: PolicyConfig, seed: int) ->
         num_code += train.add_code(text, config.code_weight, config.piece_tokens)
         if num_code >= config.code_tokens:
             break
+    drills = np.random.default_rng([seed, config.drill_tokens])
+    train.add_drills(drills, config.drill_tokens, config.drill_half_tokens)
     for transcript in transcripts:
         train.add_transcript(transcript, config.context_weight)
     for text in heldout_code:

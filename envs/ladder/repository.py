@@ -19,6 +19,8 @@ LIMITS = Limits(num_turns_max=8, num_tokens_max=512, turn_tokens_max=96)
 
 _PIECE = re.compile(r"\n[ ]*| ?\w+| ?[<>=!*/+-]+| ?[^\w\s]|[ ]+")
 _NEIGHBORS_MAX = 4
+_BESIDE = 0.25
+"""How often the file with the bug holds another function."""
 _DRAWS_MAX = 8
 _MISSING = "raise NotImplementedError"
 _WINDOWS = sorted(
@@ -121,7 +123,7 @@ def build_repository(
     gold = draft.function.render(function_name, names)
     bug = mutate(gold, draft.site)
     around = [o.render(*o.draw_names(rng, heldout=heldout)) for o in others]
-    beside = [around.pop(0)] if rng.random() < 0.4 else []
+    beside = [around.pop(0)] if rng.random() < _BESIDE else []
     position = rng.randint(0, len(beside))
     path = f"{nouns[0]}.py"
 

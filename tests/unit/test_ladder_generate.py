@@ -8,6 +8,7 @@ from penstock.envs.ladder.generate import (
     NOVEL,
     NOVEL_FAMILIES,
     BrokenTaskError,
+    Selection,
     check_gates,
     draw_repositories,
     functions,
@@ -20,7 +21,9 @@ from penstock.messages.task import Split
 
 
 def draw(split, num, rungs=LADDER, seed=0):
-    return list(draw_repositories(split, num, rungs, random.Random(seed), split.value))
+    return list(
+        draw_repositories(split, num, Selection(rungs=rungs), random.Random(seed), split.value)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +90,10 @@ def test_function_names_of_the_splits_never_meet(train, heldout):
 
 
 def test_families_kept_out_are_in_no_training_task(train):
-    docstrings = [f.canonical.split('"""')[1].split("$")[0] for f in functions(novel=True)]
-    assert {f.template.family for f in functions(novel=True)} == NOVEL_FAMILIES
+    docstrings = [
+        f.canonical.split('"""')[1].split("$")[0] for f in functions(tuple(NOVEL_FAMILIES))
+    ]
+    assert {f.template.family for f in functions(tuple(NOVEL_FAMILIES))} == NOVEL_FAMILIES
     texts = "\n".join(text for one in train for text in one.task.files.values())
     assert "without a rim" not in texts
     assert docstrings
@@ -116,7 +121,7 @@ def test_an_edit_takes_as_little_as_uniqueness_needs():
 
 
 def test_every_function_has_bugs_that_its_cases_catch():
-    for function in functions(novel=False) + functions(novel=True):
+    for function in functions() + functions(tuple(NOVEL_FAMILIES)):
         assert len(function.killers) >= 2, function.name
         cases = function.hidden_cases(random.Random(0))
         indexes = {function.cases.index(case) for case in cases}

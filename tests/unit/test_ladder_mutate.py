@@ -17,7 +17,11 @@ def test_each_mutation_changes_one_line_of_the_body_and_never_the_docstring():
     for mutation in mutations(SOURCE)[:-1]:
         before, after = SOURCE.splitlines(), mutation.source.splitlines()
         assert len(before) == len(after)
-        assert [one == other for one, other in zip(before, after, strict=True)] == [True, True, False], mutation
+        assert [one == other for one, other in zip(before, after, strict=True)] == [
+            True,
+            True,
+            False,
+        ], mutation
 
 
 def test_mutations_leave_each_other_alone():

@@ -10,7 +10,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.parse import ParsedTurn, parse_turn
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.trainer.corpus import decode_corpus
-from penstock.envs.ladder.generate import LADDER
+from penstock.envs.ladder.generate import LADDER, Selection
 from penstock.infra import prepare as preparing
 from penstock.infra.prepare import PrepareConfig
 from penstock.messages.task import Split, TaskSet
@@ -21,6 +21,7 @@ CONFIG = PrepareConfig(
     num_heldout_tasks=7,
     num_demonstrations=NUM_DEMONSTRATIONS,
     code_tokens=2_000,
+    drill_tokens=400,
 )
 POLICY = PolicyConfig(vocab_size=512)
 
@@ -76,8 +77,20 @@ def test_what_the_actor_says_weighs_most_and_parses_as_turns(objects, tokenizer)
         assert tokens[-1] == tokenizer.end_id
 
 
+NUM_DRILLS = 10
+
+
+def test_drills_say_plain_tokens_twice_and_count_the_second_time(objects, tokenizer):
+    drills = documents(objects)[-NUM_DEMONSTRATIONS - NUM_DRILLS : -NUM_DEMONSTRATIONS]
+    for tokens, weights in drills:
+        first, second = np.split(tokens, 2)
+        assert (first == second).all() and first.size == CONFIG.drill_half_tokens
+        assert all(tokenizer.mark_of(int(token)) is None for token in first)
+        assert weights.tolist() == [0.0] * 21 + [1.0] * 19
+
+
 def test_code_comes_first_in_pieces(objects):
-    code = documents(objects)[:-NUM_DEMONSTRATIONS]
+    code = documents(objects)[: -NUM_DEMONSTRATIONS - NUM_DRILLS]
     assert sum(tokens.size for tokens, _ in code) >= CONFIG.code_tokens
     assert max(tokens.size for tokens, _ in code) <= CONFIG.piece_tokens
     assert all((weights == np.float32(CONFIG.code_weight)).all() for _, weights in code)
@@ -105,7 +118,7 @@ async def test_prepare_stores_once_and_says_so(monkeypatch):
 
 def test_wrong_settings_are_told():
     with pytest.raises(ValueError, match="rungs"):
-        PrepareConfig(rungs=("stairs",))
+        Selection(rungs=("stairs",))
     with pytest.raises(ValueError, match="num_train_tasks"):
         PrepareConfig(num_train_tasks=0)
     with pytest.raises(msgspec.ValidationError, match=r"habits\.edits"):
