@@ -35,9 +35,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _actor(arguments: argparse.Namespace) -> int:
-    from penstock.infra.config import load_config
-
     from penstock.infra import process
+    from penstock.infra.config import load_config
     from penstock.infra.runs import find_run
 
     run = find_run(arguments.run, arguments.runs_dir)

@@ -32,17 +32,18 @@ class Launched:
         source = ["--resume", run_id] if resume else ["--config", str(TINY), "--run-id", run_id]
         overrides = [word for setting in settings for word in ("--set", setting)]
         self.runs, self.folder = runs, runs / run_id
-        self._log = (runs / f"{run_id}.out").open("a+b")
-        self.process = subprocess.Popen(
-            [*PENSTOCK, "--runs-dir", str(runs), "run", *source, *overrides],
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-        )
+        self._log = runs / f"{run_id}.out"
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*PENSTOCK, "--runs-dir", str(runs), "run", *source, *overrides],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
 
     @property
     def output(self) -> str:
         """Everything said so far, by all launches of this run."""
-        return Path(self._log.name).read_text()
+        return self._log.read_text()
 
     def until(self, text: str, *, wait_s: float = WAIT_S) -> None:
         """Wait until it says something."""

@@ -1,0 +1,90 @@
+"""kill -9 of every part at a random moment: the run ends as if nothing had been."""
+
+import random
+import signal
+import time
+
+import pytest
+
+from .launched import Launched, gone, machines
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(300)]
+
+STEPS = 10
+VICTIMS = {
+    "trainer": ("actor", "trainer"),
+    "generator": ("actor", "generator:west"),
+    "worker": ("actor", "rollout_worker"),
+    "machines": ("actor", "sandbox"),
+    "control": ("actor", "pacer"),
+    "nats-server": ("-c",),
+}
+
+
+@pytest.fixture
+def launch(tmp_path):
+    started = []
+
+    def launched(*settings, **options):
+        started.append(Launched(tmp_path, f"trainer.steps_max={STEPS}", *settings, **options))
+        return started[-1]
+
+    def resumed():
+        started.append(Launched(tmp_path, resume=True))
+        return started[-1]
+
+    launched.resumed = resumed
+    yield launched
+    for run in started:
+        run.end()
+
+
+@pytest.mark.parametrize("victim", sorted(VICTIMS))
+def test_a_killed_part_comes_back_and_nothing_is_lost(launch, victim):
+    before = machines()
+    moments = random.Random(f"kill {victim}")
+    run = launch()
+    run.until("mid-training done")
+    time.sleep(moments.uniform(0.0, 6.0))
+    run.kill(*VICTIMS[victim])
+    assert run.wait() == 0, run.output
+    assert "starting it again" in run.output
+    run.check_sound(steps=STEPS)
+    assert gone(machines() - before)
+
+
+def test_a_killed_launcher_leaves_nothing_behind_and_the_run_resumes(launch):
+    before = machines()
+    run = launch()
+    run.until("step   2/")
+    of_run = set(run.processes()) | (machines() - before)
+    run.process.kill()
+    assert gone(of_run | (machines() - before))
+    again = launch.resumed()
+    assert again.wait() == 0, again.output
+    again.check_sound(steps=STEPS)
+
+
+def test_ctrl_c_saves_and_the_run_resumes(launch):
+    before = machines()
+    run = launch()
+    run.until("step   2/")
+    of_run = set(run.processes()) | (machines() - before)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 130
+    assert "--resume r1" in run.output
+    assert gone(of_run | (machines() - before))
+    again = launch.resumed()
+    assert again.wait() == 0, again.output
+    again.check_sound(steps=STEPS)
+
+
+def test_ctrl_c_stops_mid_training_within_seconds(launch):
+    run = launch("trainer.midtrain.num_tokens=2_000_000")
+    run.until("mid-training   1%")
+    began = time.monotonic()
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 130
+    assert time.monotonic() - began < 20.0
+    assert "mid-training saves nothing before its end" in run.output
+    assert gone(set(run.processes()))
