@@ -7,6 +7,7 @@ An episode that changed nothing is not run: no task enters a task set unless its
 unchanged files (the null patch), so the answer is known. The verdict says so.
 """
 
+import ast
 from pathlib import PurePosixPath
 
 from penstock.actors.judge.compose import Findings
@@ -35,6 +36,8 @@ class HiddenTestsJudge:
 
     async def judge(self, rollout: RolloutFinished, task: GradedTask, ctx: Context) -> Findings:
         """Grade one rollout; a machine that fails is replaced, then the rollout is masked."""
+        if broken := broken_tests(task):
+            return Findings(outcome=Outcome.JUDGE_ERROR, detail=broken)
         if not rollout.files and not rollout.deleted:
             detail = "no file changed: the tests are known to fail on the unchanged files"
             return Findings(outcome=Outcome.FAILED, detail=detail)
@@ -87,6 +90,20 @@ class HiddenTestsJudge:
             acquire_wait_s=self._config.acquire_wait_s,
             retry_delay_s=self._config.retry_delay_s,
         )
+
+
+def broken_tests(task: GradedTask) -> str:
+    """Return what is wrong with the hidden tests themselves, or an empty string.
+
+    Tests that cannot run say nothing of the policy.
+    """
+    for path, text in task.hidden.files.items():
+        if path.endswith(".py"):
+            try:
+                ast.parse(text)
+            except (SyntaxError, ValueError) as error:
+                return f"task {task.task.task_id}: hidden test {path} does not parse: {error}"
+    return "" if task.hidden.files else f"task {task.task.task_id}: has no hidden tests"
 
 
 def touched_hidden_files(rollout: RolloutFinished, task: GradedTask) -> list[str]:

@@ -70,6 +70,23 @@ def test_a_tests_visible_copy_is_replaced_by_the_hidden_one(simulate) -> None:
     simulate(scenario)
 
 
+@pytest.mark.parametrize("files", [{}, {"m.py": FIXED.encode()}], ids=["unchanged", "fixed"])
+def test_hidden_tests_that_do_not_parse_are_the_judges_error(simulate, files) -> None:
+    async def scenario(world: World) -> None:
+        hidden = msgspec.structs.replace(make_hidden("train-0"), files={"_hidden.py": "def ("})
+        tasks = TaskSet(tasks=[make_task("train-0")], hidden=[hidden])
+        await world.store.put("tasks/train", msgspec.msgpack.encode(tasks))
+        world.host_machines()
+        world.host_judge()
+        await world.publish(make_rollout(files=files))
+        [verdict] = await world.wait_for(Verdict, 1)
+        assert verdict.outcome is Outcome.JUDGE_ERROR
+        assert "train-0" in verdict.detail
+        assert "_hidden.py does not parse" in verdict.detail
+
+    simulate(scenario)
+
+
 def test_held_out_tasks_are_found_by_purpose(simulate) -> None:
     async def scenario(world: World) -> None:
         rollout = make_rollout("ev0-0", purpose=Purpose.EVAL, task_id="heldout-1")
