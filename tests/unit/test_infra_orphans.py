@@ -1,0 +1,45 @@
+"""What a killed process leaves behind ends with it; what is ours stays."""
+
+import subprocess
+import sys
+
+import pytest
+
+from penstock.infra import runs
+from penstock.infra.runs import DiskFullError, check_space
+
+LAUNCHER = """
+import os, signal, subprocess, time
+from pathlib import Path
+from penstock.infra.orphans import adopt_orphans, end_orphans
+
+adopt_orphans()
+helper = subprocess.Popen(["sleep", "60"])
+other = subprocess.Popen(["sleep", "60"], start_new_session=True)
+actor = subprocess.Popen(
+    ["sh", "-c", "setsid sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, start_new_session=True
+)
+left = int(actor.stdout.readline())
+while b"setsid" in Path(f"/proc/{left}/cmdline").read_bytes():
+    time.sleep(0.01)
+actor.kill()
+actor.wait()
+print(end_orphans({other.pid, actor.pid}), Path(f"/proc/{left}").exists())
+print(helper.poll(), other.poll())
+helper.kill()
+other.kill()
+"""
+
+
+def test_orphans_are_ended_and_children_of_ours_are_not():
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHER], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout.splitlines() == ["1 False", "None None"]
+
+
+def test_a_disk_without_room_is_named(tmp_path, monkeypatch):
+    check_space(tmp_path)
+    monkeypatch.setattr(runs, "DISK_FREE_MIB_MIN", 1 << 40)
+    with pytest.raises(DiskFullError, match=f"{tmp_path}: .* --resume {tmp_path.name}"):
+        check_space(tmp_path)

@@ -1,0 +1,45 @@
+"""Figures that restarts must not falsify."""
+
+from pathlib import Path
+
+from penstock.infra.config import load_config
+from penstock.infra.summary import Summary
+from penstock.messages.bus import Delivery
+from penstock.messages.control import RunFinished
+from penstock.messages.telemetry import ActorReported
+from penstock.messages.training import MidtrainCompleted
+
+QUICKSTART = Path(__file__).parents[2] / "infra" / "configs" / "quickstart.toml"
+
+
+def folded(*events):
+    summary = Summary(load_config(QUICKSTART))
+    for at, event in events:
+        summary.add(
+            Delivery(event=event, subject="", stream=event.stream, sequence=1, stored_at=at)
+        )
+    return summary.figures(100.0, {})
+
+
+def report(actor, **gauges):
+    return ActorReported(
+        actor=actor, role="", at=0.0, busy_s=0.0, uptime_s=1.0, num_handled=0, num_queued=0,
+        gauges=gauges, waits=[],
+    )  # fmt: skip
+
+
+def test_gauges_count_over_restarts_and_mended_digests_are_told():
+    figures = folded(
+        (10.0, MidtrainCompleted(num_tokens=1, loss_first=1.0, loss_last=1.0, heldout_loss=1.0,
+                                 heldout_perplexity=1.0, weights_digest="", wall_s=5.0)),
+        (11.0, report("generator-west", engine_busy_s=3.0)),
+        (12.0, report("generator-west", engine_busy_s=4.0)),
+        (13.0, report("generator-west", engine_busy_s=1.0)),
+        (14.0, report("generator-east", engine_busy_s=50.0)),
+        (15.0, report("receiver-west", digest_mismatches=2.0)),
+        (16.0, report("receiver-east", digest_mismatches=1.0)),
+        (17.0, report("receiver-west", digest_mismatches=0.0)),
+        (20.0, RunFinished(reason="steps_max", step=0)),
+    )  # fmt: skip
+    assert figures["utilization"]["generator_busy"] == 0.5
+    assert figures["sync"]["digest_mismatches"] == 3
