@@ -6,10 +6,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from penstock.messages.errors import PenstockError
 
 Command = Callable[[argparse.Namespace], int]
+Commands = Any
+"""What `add_subparsers` returns: argparse keeps the class to itself."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -113,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_run(commands: Commands) -> None:
     run = _add(commands, "run", _run, "a real run, end to end")
     source = run.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=Path, help="TOML file of a new run")
@@ -125,7 +128,7 @@ def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     run.add_argument("--no-replay", action="store_true", help="leave out the closing replay")
 
 
-def _add_log(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _add_log(commands: Commands) -> None:
     log = _add(commands, "log", _log, "export, import or print a run's event log")
     actions = log.add_subparsers(required=True, dest="action")
     export = actions.add_parser("export", help="write the log and its objects to one file")
@@ -138,7 +141,7 @@ def _add_log(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     cat.add_argument("--type", action="append", default=[], help="only events of this type")
 
 
-def _add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str,
+def _add(commands: Commands, name: str,
          command: Command, help_text: str) -> argparse.ArgumentParser:  # fmt: skip
     parser = commands.add_parser(name, help=help_text, description=help_text.capitalize() + ".")
     parser.set_defaults(command=command)

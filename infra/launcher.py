@@ -12,7 +12,7 @@ import sys
 import time
 from asyncio.subprocess import Process
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from penstock.actors.runtime.supervisor import Decision, RestartPolicy
@@ -143,7 +143,7 @@ class Processes:
 
 
 @contextlib.asynccontextmanager
-async def event_server(run: RunDir, config: RunConfig) -> AsyncIterator[tuple[NatsBus, str]]:
+async def event_server(run: RunDir, config: RunConfig) -> AsyncGenerator[tuple[NatsBus, str]]:
     """Give a provisioned bus: on the cluster that `[bus] url` names, or an embedded server."""
     async with contextlib.AsyncExitStack() as stack:
         url = config.bus.url

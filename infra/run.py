@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,7 @@ async def _before(interrupted: asyncio.Event, work: Coroutine[Any, Any, None]) -
 
 
 @contextlib.contextmanager
-def _interruption() -> Iterator[asyncio.Event]:
+def _interruption() -> Generator[asyncio.Event]:
     """Give what the first Ctrl-C or SIGTERM sets; the second one ends the process at once."""
     loop = asyncio.get_running_loop()
     interrupted = asyncio.Event()
@@ -174,7 +174,7 @@ async def _until_complete(  # noqa: PLR0913, PLR0917 - all of a run
     """
     users = asyncio.create_task(run_sample_users(run_dir, config, bus), name="sample users")
     followed = asyncio.create_task(progress.follow(bus, {}), name="progress")
-    tasks = {
+    tasks: set[asyncio.Task[Any]] = {
         asyncio.create_task(processes.watch(bus), name="watch"),
         asyncio.create_task(interrupted.wait(), name="interrupt"),
         followed,
@@ -193,7 +193,7 @@ async def _until_complete(  # noqa: PLR0913, PLR0917 - all of a run
         for task in (*tasks, users):
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, users, return_exceptions=True)
+            await asyncio.gather(*[*tasks, users], return_exceptions=True)
 
 
 def _run_started(run_dir: RunDir, config: RunConfig) -> RunStarted:

@@ -15,7 +15,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 
 import msgspec
@@ -79,7 +79,7 @@ class RunDir:
         write_atomic(self.state, msgspec.json.encode(state))
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> Generator[None]:
         """Hold the run alone.
 
         Raises:
@@ -113,7 +113,7 @@ def find_run(name: str, root: Path) -> RunDir:
 
 
 @contextlib.asynccontextmanager
-async def open_log(run: RunDir, name: str) -> AsyncIterator[NatsBus]:
+async def open_log(run: RunDir, name: str) -> AsyncGenerator[NatsBus]:
     """Connect to a run's log: to its server while it is up, else to one started for the reading."""
     state = run.read_state()
     if state is not None:

@@ -1,6 +1,6 @@
 """The closing figures of a run, folded from its log: `runs/<id>/summary.json`."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from statistics import mean, median
 from typing import Any
 
@@ -49,7 +49,7 @@ class Summary:
         self._steps = 0
         self._gauges: dict[tuple[str, str], float] = {}
         """(actor, gauge) -> newest value."""
-        self._sums: Counter[tuple[str, str]] = Counter()
+        self._sums: defaultdict[tuple[str, str], float] = defaultdict(float)
         """The same, over all starts of the actor: a start begins at 0."""
 
     async def read(self, bus: Bus) -> None:
