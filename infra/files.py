@@ -10,6 +10,7 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
     Raises:
         OSError: e.g. no space; the old file is untouched and nothing is left behind.
+
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

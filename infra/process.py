@@ -9,7 +9,6 @@ from penstock.actors.runtime.host import ActorHost
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.config import RunConfig
 from penstock.infra.roles import Assembly, build_actors
-
 from penstock.infra.runs import RunDir
 
 DRAIN_S = 30.0

@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from penstock.infra.config import load_config, parse_config, read_toml
 from penstock.infra.toml_writer import to_toml
 from penstock.messages.errors import ConfigError

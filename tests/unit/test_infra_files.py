@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from penstock.infra.files import write_atomic
 from penstock.infra.runs import RunDir, find_run
 from penstock.messages.errors import BusError, NotFoundError
@@ -33,10 +34,10 @@ def test_an_unknown_run_lists_the_known_ones(tmp_path: Path) -> None:
 
 
 def test_a_run_has_one_launcher(tmp_path: Path) -> None:
-    with RunDir(tmp_path / "r").lock():
-        with pytest.raises(BusError, match="another process"), RunDir(tmp_path / "r").lock():
-            pass
-    with RunDir(tmp_path / "r").lock():
+    first, second = RunDir(tmp_path / "r"), RunDir(tmp_path / "r")
+    with first.lock(), pytest.raises(BusError, match="another process"), second.lock():
+        pass
+    with second.lock():
         pass
 
 

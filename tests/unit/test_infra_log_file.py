@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from penstock.infra.bus.memory_bus import MemoryBus, MemoryServer
 from penstock.infra.log_file import export_log, import_log, log_types, read_entries, read_header
 from penstock.infra.stores.directory import DirectoryStore
