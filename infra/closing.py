@@ -17,10 +17,15 @@ from penstock.infra.summary import Summary
 Say = Callable[[str], None]
 
 
-async def close_run(
+async def close_run(  # noqa: PLR0913 - all of a run
     run: RunDir, config: RunConfig, bus: NatsBus, say: Say, *, started_at: float, with_replay: bool
-) -> None:
-    """Write `summary.json` and `report.html`, and say the closing table."""
+) -> bool:
+    """Write `summary.json` and `report.html`, and say the closing table.
+
+    Returns:
+        Whether the books are right: the ledger balances and the replay gave the same bits.
+
+    """
     wall_s = time.time() - started_at
     summary = Summary(config)
     await summary.read(bus)
@@ -35,6 +40,11 @@ async def close_run(
     for line in closing_table(figures):
         say(line)
     say(f"report: {run.report}")
+    if not figures["ledger"]["balanced"]:
+        say("the ledger does not balance: see `penstock status`")
+    if difference := replay.get("first_difference"):
+        say(f"the replay differs: {difference}")
+    return bool(figures["ledger"]["balanced"] and replay.get("identical", True))
 
 
 def closing_table(figures: dict[str, Any]) -> list[str]:

@@ -35,13 +35,14 @@ from penstock.infra.toml_writer import to_toml
 from penstock.messages.control import RunStarted
 from penstock.messages.errors import ConfigError, DeadlineError
 
+UNSOUND = 1
 INTERRUPTED = 130
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """A run's id is a folder and a token of its subjects."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command; 0 when the run is complete, 130 after Ctrl-C (state saved)."""
+    """Run the command; 0 when the run is complete and its books are right, 130 after Ctrl-C."""
     run_dir, config = _resume(arguments) if arguments.resume else _create(arguments)
     with run_dir.lock():
         check_space(run_dir.path)
@@ -92,10 +93,10 @@ async def _run(run_dir: RunDir, config: RunConfig, *, with_replay: bool) -> int:
         async with event_server(run_dir, config) as (bus, url):
             complete = await _work(run_dir, config, bus, url, progress, interrupted)
             if complete:
-                await close_run(
+                is_sound = await close_run(
                     run_dir, config, bus, progress.say, started_at=started, with_replay=with_replay
                 )
-                return 0
+                return 0 if is_sound else UNSOUND
     progress.say(f"stopped; go on with: penstock run --resume {run_dir.run_id}")
     return INTERRUPTED
 

@@ -102,8 +102,9 @@ class EmbeddedServer:
         argv = [sys.executable, "-I", "-S", deathsig.__file__, str(os.getpid()), str(program)]
         with (self._folder / "nats.log").open("ab") as log_file:
             self._process = await asyncio.create_subprocess_exec(
-                *argv, "-c", str(self._folder / "nats.conf"), stdout=log_file, stderr=log_file
-            )
+                *argv, "-c", str(self._folder / "nats.conf"), stdout=log_file, stderr=log_file,
+                process_group=0,  # A terminal's Ctrl-C is for us alone.
+            )  # fmt: skip
         write_atomic(self._folder / "nats.pid", str(self._process.pid).encode())
         try:
             async with asyncio.timeout(START_S_MAX):

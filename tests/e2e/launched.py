@@ -38,6 +38,7 @@ class Launched:
                 [*PENSTOCK, "--runs-dir", str(runs), "run", *source, *overrides],
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                process_group=0,
             )
 
     @property
@@ -64,6 +65,10 @@ class Launched:
         """Kill it if it still runs."""
         self.process.kill()
         self.process.wait()
+
+    def ctrl_c(self) -> None:
+        """Send what a terminal sends: an interruption of the whole foreground group."""
+        os.killpg(self.process.pid, signal.SIGINT)
 
     def pid_of(self, *words: str, wait_s: float = 20.0) -> int:
         """Return the process of this run whose command line has all these words."""

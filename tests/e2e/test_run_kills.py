@@ -1,7 +1,6 @@
 """kill -9 of every part at a random moment: the run ends as if nothing had been."""
 
 import random
-import signal
 import time
 
 import pytest
@@ -70,9 +69,10 @@ def test_ctrl_c_saves_and_the_run_resumes(launch):
     run = launch()
     run.until("step   2/")
     of_run = set(run.processes()) | (machines() - before)
-    run.process.send_signal(signal.SIGINT)
+    run.ctrl_c()
     assert run.wait() == 130
     assert "--resume r1" in run.output
+    assert "starting it again" not in run.output
     assert gone(of_run | (machines() - before))
     again = launch.resumed()
     assert again.wait() == 0, again.output
@@ -83,7 +83,7 @@ def test_ctrl_c_stops_mid_training_within_seconds(launch):
     run = launch("trainer.midtrain.num_tokens=2_000_000")
     run.until("mid-training   1%")
     began = time.monotonic()
-    run.process.send_signal(signal.SIGINT)
+    run.ctrl_c()
     assert run.wait() == 130
     assert time.monotonic() - began < 20.0
     assert "mid-training saves nothing before its end" in run.output
