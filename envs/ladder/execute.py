@@ -96,16 +96,15 @@ def run_program(files: dict[str, str], path: str) -> tuple[int, str]:
         return modules[name]
 
     scope = vars(builtins) | {"__import__": import_module}
-    program = compile(files[path], path, "exec")
     output = io.StringIO()
     with redirect_stdout(output):
-        code = _exit_code(program, {"__name__": "__main__", "__builtins__": scope})
+        code = _exit_code(files[path], {"__name__": "__main__", "__builtins__": scope})
     return code, output.getvalue()
 
 
-def _exit_code(program: Any, namespace: dict[str, Any]) -> int:
+def _exit_code(source: str, namespace: dict[str, Any]) -> int:
     try:
-        call_bounded(exec, program, namespace)
+        call_bounded(exec, compile(source, "main", "exec"), namespace)
     except LineLimitError:
         return 124
     except SystemExit as error:

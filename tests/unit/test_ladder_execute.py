@@ -39,3 +39,7 @@ def test_a_program_imports_only_its_own_files():
 
 def test_a_failed_assertion_is_exit_code_one():
     assert run_program({"main.py": "print('so far')\nassert 1 == 2"}, "main.py") == (1, "so far\n")
+
+
+def test_a_program_that_does_not_parse_is_exit_code_one():
+    assert run_program({"main.py": "def f(:"}, "main.py") == (1, "")
