@@ -2,15 +2,14 @@
 
 import hashlib
 import hmac
-import os
 import secrets
-import tempfile
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
+from penstock.actors.runtime.files import write_atomic
 from penstock.messages.errors import ConfigError
 
 
@@ -75,7 +74,7 @@ def create_key(path: Path, *, key_id: str, training_consent: bool = False) -> Ke
         secret = path.read_text().strip()
     except FileNotFoundError:
         secret = f"psk-{secrets.token_urlsafe(32)}"
-        _write_private(path, secret + "\n")
+        write_atomic(path, f"{secret}\n".encode(), mode=0o600)
     return KeySpec(key_id=key_id, key_hash=hash_key(secret), training_consent=training_consent)
 
 
@@ -96,17 +95,3 @@ def load_keys(path: Path) -> list[KeySpec]:
 
 class _KeysFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keys: list[KeySpec]
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

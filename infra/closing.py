@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
+from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.config import RunConfig
-from penstock.infra.files import write_atomic
 from penstock.infra.replay import replay_run
 from penstock.infra.report import write_report
 from penstock.infra.runs import RunDir

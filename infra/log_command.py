@@ -5,9 +5,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.bus.server import EmbeddedServer
-from penstock.infra.files import write_atomic
 from penstock.infra.log_file import cat_log, export_log, import_log, log_types, read_header
 from penstock.infra.runs import RunDir, find_run, open_log
 from penstock.messages.base import Event

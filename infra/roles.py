@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.actors.runtime.actor import Actor
+from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.config import RunConfig
-from penstock.infra.files import write_atomic
 from penstock.infra.prepare import TOKENIZER_KEY
 from penstock.infra.runs import RunDir
 from penstock.infra.stores.directory import DirectoryStore

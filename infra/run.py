@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from penstock.actors.runtime.files import write_atomic
 from penstock.envs.sandbox import open_backend
 from penstock.gateway.keys import create_key
 from penstock.infra.bus.nats_bus import NatsBus
@@ -25,7 +26,6 @@ from penstock.infra.config import (
     parse_config,
     read_toml,
 )
-from penstock.infra.files import write_atomic
 from penstock.infra.launcher import Processes, event_server
 from penstock.infra.prepare import prepare
 from penstock.infra.progress import Progress

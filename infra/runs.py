@@ -20,9 +20,9 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.bus.server import EmbeddedServer
-from penstock.infra.files import write_atomic
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.errors import BusError, NotFoundError, PenstockError
 

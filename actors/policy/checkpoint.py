@@ -9,7 +9,6 @@ a file that `transformers` does not read, and is never published to generators.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from safetensors.torch import load_file, save
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.layers import Layer
 from penstock.actors.policy.model import Policy
+from penstock.actors.runtime.files import write_atomic
 from penstock.kernels.digest import root_digest
 
 PUBLISHED_DTYPE = torch.bfloat16
@@ -194,18 +194,3 @@ def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path}: not a safetensors file: {error}") from error
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace a file so that a crash leaves the old one or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

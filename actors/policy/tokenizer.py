@@ -13,8 +13,8 @@ from pathlib import Path
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as BpeTokenizer
 
-from penstock.actors.policy.checkpoint import write_atomic
 from penstock.actors.policy.marks import ALL_MARKS, END, PAD
+from penstock.actors.runtime.files import write_atomic
 
 _PIECES = (
     r"\r?\n[ \t]*"  # a line break with the indentation after it

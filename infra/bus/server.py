@@ -11,9 +11,9 @@ import sys
 import time
 from pathlib import Path
 
+from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus import deathsig
 from penstock.infra.bus.server_binary import find_server
-from penstock.infra.files import write_atomic
 from penstock.messages.errors import BusError, ConfigError, DeadlineError
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from penstock.infra.files import write_atomic
+from penstock.actors.runtime.files import write_atomic
 from penstock.messages.errors import ConfigError, CorruptDataError, NotFoundError
 
 _KEY = re.compile(r"(?!\.)[A-Za-z0-9._=+\-]+(/(?!\.)[A-Za-z0-9._=+\-]+)*")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.infra.files import write_atomic
+from penstock.actors.runtime.files import write_atomic
 from penstock.infra.runs import RunDir, find_run
 from penstock.messages.errors import BusError, NotFoundError
 

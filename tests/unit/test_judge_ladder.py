@@ -6,12 +6,12 @@ import pytest
 
 from penstock.actors.judge.report import read_report
 from penstock.envs.ladder.execute import run_program
-from penstock.envs.ladder.generate import LADDER, draw_repositories
+from penstock.envs.ladder.generate import Selection, draw_repositories
 from penstock.envs.ladder.repository import Repository
 from penstock.envs.sandbox import ExecResult
 from penstock.messages.task import Split
 
-REPOSITORIES = list(draw_repositories(Split.TRAIN, 8, LADDER, random.Random(0), "t"))
+REPOSITORIES = list(draw_repositories(Split.TRAIN, 8, Selection(), random.Random(0), "t"))
 
 
 @pytest.mark.parametrize("repository", REPOSITORIES, ids=lambda one: one.task.task_id)

@@ -21,6 +21,16 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             os.fsync(file.fileno())
         Path(temporary).chmod(mode)
         Path(temporary).replace(path)
+        _sync_folder(path.parent)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
