@@ -22,10 +22,11 @@ from penstock.actors.monitor.state import (
 from penstock.infra.report import fold_log
 from penstock.infra.runs import find_run, open_log
 from penstock.messages.bus import Bus
-from penstock.messages.errors import DeadlineError
+from penstock.messages.errors import BusError, DeadlineError
 from penstock.messages.telemetry import MonitorSnapshot, ReadMonitor
 
 ANSWER_S = 3.0
+READ_S = 10.0
 PERIOD_S = 1.0
 NUM_LOG_LINES = 8
 _PHASES = {"starting": "starting", "midtrain": "mid-training", "rl": "reinforcement learning"}
@@ -45,16 +46,19 @@ async def status_command(name: str, runs_dir: Path, *, as_json: bool) -> int:
 
 
 async def top_command(name: str, runs_dir: Path) -> int:
-    """Show a run's state once a second until it ends or the user interrupts."""
+    """Show a run's state once a second until it ends, then as it was left."""
     run = find_run(name, runs_dir)
     console = Console()
-    async with open_log(run, "top") as bus:
-        with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
-            while run.read_state() is not None:
-                live.update(render(await read_state(bus, is_up=True)), refresh=True)
-                await asyncio.sleep(PERIOD_S)
-        console.print(render(await read_state(bus, is_up=False), is_up=False))
-    return 0
+    if run.read_state() is not None:
+        async with open_log(run, "top") as bus:
+            with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+                while run.read_state() is not None:
+                    with contextlib.suppress(BusError, TimeoutError):  # It may be at its end.
+                        async with asyncio.timeout(READ_S):
+                            state = await read_state(bus, is_up=True)
+                        live.update(render(state), refresh=True)
+                    await asyncio.sleep(PERIOD_S)
+    return await status_command(name, runs_dir, as_json=False)
 
 
 async def read_state(bus: Bus, *, is_up: bool) -> MonitorState:
@@ -172,7 +176,9 @@ def _actors(state: MonitorState) -> Table:
         restarts = str(max(0, view.num_starts - 1))
         is_over = state.run.phase == "finished"
         busy = f"{view.busy_fraction if is_over else view.busy_fraction_recent:.0%}"
-        table.add_row(name, busy, str(view.num_queued), restarts, _waits_for(view, state))
+        is_told = view.uptime_s > 0  # The log of a stopped run holds no reports.
+        busy, queued = (busy, str(view.num_queued)) if is_told else ("–", "–")
+        table.add_row(name, busy, queued, restarts, _waits_for(view, state))
     return table
 
 

@@ -17,7 +17,7 @@ from penstock.infra.prepare import TRAIN_KEY, build
 from penstock.infra.runs import RunDir
 from penstock.messages.task import TaskSet
 
-from .launched import TINY, Launched, penstock
+from .launched import PENSTOCK, TINY, Launched, penstock
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -39,6 +39,12 @@ def events(run, name):
     told = penstock(run.runs, "log", "cat", run.folder.name, "--type", name)
     assert told.returncode == 0, told.stderr
     return [json.loads(line) for line in told.stdout.splitlines()]
+
+
+def watch(run):
+    """Run `penstock top` beside a run."""
+    argv = [*PENSTOCK, "--runs-dir", str(run.runs), "top", run.folder.name]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
 
 def refused_key(url):
@@ -72,6 +78,7 @@ def test_damage_during_a_run(launch):
     status = penstock(run.runs, "status", "r1", "--json")
     assert json.loads(status.stdout)["run"]["run_id"] == "r1"
 
+    top = watch(run)
     state = folder.read_state()
     assert state is not None
     asyncio.run(publish_garbage(state.url, "ps.r1.trajectories.RolloutFinished.garbage"))
@@ -86,6 +93,9 @@ def test_damage_during_a_run(launch):
     run.kill("actor", "generator:west")
 
     assert run.wait() == 0, run.output
+    said, _ = top.communicate(timeout=60.0)
+    assert top.returncode == 0
+    assert "finished: steps_max" in said
     run.check_sound(steps=14)
     rejected = events(run, "MessageRejected")
     assert {event["source_stream"] for event in rejected} == {"trajectories"}
