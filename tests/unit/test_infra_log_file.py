@@ -9,6 +9,7 @@ from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import MemoryServer
 from penstock.infra.log_file import export_log, import_log, log_types, read_entries, read_header
 from penstock.infra.stores.directory import DirectoryStore
+from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.reward import Outcome, Verdict
@@ -24,7 +25,9 @@ def _verdict(number: int) -> Verdict:
 
 
 async def _exported(tmp_path: Path) -> Path:
-    bus = MemoryBus(MemoryServer(seed=0, clock=SystemClock()), run_id="r1")
+    bus = MemoryBus(
+        MemoryServer(seed=0, clock=SystemClock()), run_id="r1", store=MemoryStore(), name="test"
+    )
     store = DirectoryStore(tmp_path / "objects")
     await store.put("tasks/train", b"the tasks")
     await bus.publish([*(_verdict(i) for i in range(3)), RunFinished(reason="done", step=3)])
@@ -36,7 +39,9 @@ async def _exported(tmp_path: Path) -> Path:
 async def test_a_log_survives_the_way_through_a_file(tmp_path: Path) -> None:
     path = await _exported(tmp_path)
     assert read_header(path) == "r1"
-    other = MemoryBus(MemoryServer(seed=0, clock=SystemClock()), run_id="r1")
+    other = MemoryBus(
+        MemoryServer(seed=0, clock=SystemClock()), run_id="r1", store=MemoryStore(), name="test"
+    )
     store = DirectoryStore(tmp_path / "other")
     assert await import_log(other, store, path) == 4
     assert await store.get("tasks/train") == b"the tasks"
