@@ -13,6 +13,8 @@ STEPS = 10
 VICTIMS = {
     "trainer": ("actor", "trainer"),
     "generator": ("actor", "generator:west"),
+    "generator of users": ("actor", "generator:east"),
+    "gateway": ("actor", "gateway"),
     "worker": ("actor", "rollout_worker"),
     "machines": ("actor", "sandbox"),
     "control": ("actor", "pacer"),
@@ -49,6 +51,20 @@ def test_a_killed_part_comes_back_and_nothing_is_lost(launch, victim):
     assert run.wait() == 0, run.output
     assert "starting it again" in run.output
     run.check_sound(steps=STEPS)
+    assert gone(machines() - before)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_many_kills_in_one_run(launch, seed):
+    before = machines()
+    moments = random.Random(seed)
+    run = launch("trainer.steps_max=40")
+    run.until("mid-training done")
+    for _ in range(8):
+        time.sleep(moments.uniform(0.2, 3.0))
+        run.kill(*VICTIMS[moments.choice(sorted(VICTIMS))])
+    assert run.wait() == 0, run.output
+    run.check_sound(steps=40)
     assert gone(machines() - before)
 
 
