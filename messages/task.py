@@ -56,6 +56,9 @@ class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, str]
     argv: list[str]
     """Run in the working directory of a fresh VM with the episode's files plus `files`."""
+    expected: list[str] = []
+    """The last lines it must print, one a test. Never enters a VM: code under test cannot say what
+    it does not know."""
     timeout_s: float = 10.0
     gold_files: dict[str, str] = {}
     """A known solution, for the task's own gates."""

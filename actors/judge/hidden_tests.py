@@ -1,7 +1,8 @@
 """The judge that runs a task's hidden tests on what the episode left behind.
 
 ```
- fresh machine ◀─ the task's own files ◀─ the episode's changes ◀─ hidden tests ─▶ run, read report
+ fresh machine ◀─ the task's own files ◀─ the episode's changes ◀─ hidden calls ─▶ results
+                                                     verdict ◀─ compare with what is expected ◀─┘
 ```
 An episode that changed nothing is not run: no task enters a task set unless its tests fail on the
 unchanged files (the null patch), so the answer is known. The verdict says so.
@@ -28,7 +29,7 @@ class HiddenTestsJudge:
     """Solved if and only if every hidden test passes in a fresh machine."""
 
     name = "hidden_tests"
-    version = "1"
+    version = "2"
 
     def __init__(self, config: JudgeConfig) -> None:
         """Take the bounds."""
@@ -73,7 +74,7 @@ class HiddenTestsJudge:
             timeout_s=task.hidden.timeout_s,
             output_bytes_max=self._config.output_bytes_max,
         )
-        report = read_report(done)
+        report = read_report(done, task.hidden.expected)
         tail = (done.stdout + done.stderr).decode("utf-8", "replace")[-_DETAIL_CHARACTERS_MAX:]
         return Findings(
             outcome=Outcome.SOLVED if report.is_solved else Outcome.FAILED,
@@ -103,7 +104,9 @@ def broken_tests(task: GradedTask) -> str:
                 ast.parse(text)
             except (SyntaxError, ValueError) as error:
                 return f"task {task.task.task_id}: hidden test {path} does not parse: {error}"
-    return "" if task.hidden.files else f"task {task.task.task_id}: has no hidden tests"
+    if not task.hidden.files or not task.hidden.expected:
+        return f"task {task.task.task_id}: has no hidden tests"
+    return ""
 
 
 def touched_hidden_files(rollout: RolloutFinished, task: GradedTask) -> list[str]:

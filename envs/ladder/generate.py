@@ -113,8 +113,8 @@ def check_gates(task: Task, hidden: HiddenTests) -> None:
 
 def is_solved(files: dict[str, str], hidden: HiddenTests) -> bool:
     """Run hidden tests in this process: for files that this project wrote, never a policy's."""
-    exit_code, _ = run_program(files | hidden.files, HIDDEN_FILE)
-    return exit_code == 0
+    exit_code, output = run_program(files | hidden.files, HIDDEN_FILE)
+    return exit_code == 0 and output.splitlines() == hidden.expected
 
 
 def to_task_set(repositories: list[Repository]) -> TaskSet:

@@ -3,6 +3,7 @@
 import itertools
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.envs.ladder.function import Case, Function
@@ -42,16 +43,14 @@ print("ok")
 _HIDDEN = """\
 import sys
 sys.path.insert(0, ".")
-CASES = {cases}
-passed = 0
-for arguments, expected in CASES:
+results = []
+for arguments in {cases}:
     try:
         from {module} import {function} as f
-        passed += repr(f(*arguments)) == expected
-    except Exception:
-        pass
-print("passed", passed, "of", len(CASES))
-assert passed == len(CASES)
+        results.append(repr(f(*arguments)))
+    except Exception as error:
+        results.append("raised " + type(error).__name__)
+print("\\n".join(results))
 """
 
 
@@ -137,7 +136,8 @@ def build_repository(
     files = {path: text(bug)}
     files |= {f"{noun}.py": f"{source}\n" for noun, source in zip(nouns[1:], around, strict=False)}
     visible = _visible_cases(draft, rng)
-    files[CHECK_FILE] = _program(_CHECK, path, function_name, visible)
+    pairs = [(case.arguments, case.expected) for case in visible]
+    files[CHECK_FILE] = _program(_CHECK, path, function_name, pairs)
     hidden_cases = draft.function.hidden_cases(rng)
     return Repository(
         task=Task(
@@ -150,8 +150,9 @@ def build_repository(
         ),
         hidden=HiddenTests(
             task_id=task_id,
-            files={HIDDEN_FILE: _program(_HIDDEN, path, function_name, hidden_cases)},
+            files={HIDDEN_FILE: hidden_program(path, function_name, hidden_cases)},
             argv=["python3", "-I", "-S", HIDDEN_FILE],
+            expected=[case.expected for case in hidden_cases],
             gold_files={path: text(gold)},
         ),
         function_name=function_name,
@@ -203,6 +204,13 @@ def _visible_cases(draft: Draft, rng: random.Random) -> list[Case]:
     return [cases[rng.choice(draft.function.killers[draft.site])], rng.choice(cases)]
 
 
-def _program(text: str, path: str, function_name: str, cases: list[Case]) -> str:
-    pairs = [(case.arguments, case.expected) for case in cases]
-    return text.format(module=path.removesuffix(".py"), function=function_name, cases=pairs)
+def hidden_program(path: str, function_name: str, cases: Sequence[Case]) -> str:
+    """Return the program that prints the result of each call, one a line at its end.
+
+    It has the calls and not what they must return: that only the judge knows.
+    """
+    return _program(_HIDDEN, path, function_name, [case.arguments for case in cases])
+
+
+def _program(text: str, path: str, function_name: str, cases: Sequence[object]) -> str:
+    return text.format(module=path.removesuffix(".py"), function=function_name, cases=cases)

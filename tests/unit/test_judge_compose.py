@@ -61,24 +61,30 @@ def test_ends_that_say_it_all() -> None:
 @pytest.mark.parametrize(
     ("stdout", "exit_code", "expected"),
     [
-        (b"passed 5 of 5\n", 0, (5, 5, True)),
-        (b"noise\npassed 3 of 5\n", 1, (3, 5, False)),
-        (b"passed 5 of 5\n", 1, (5, 5, False)),
-        (b"passed 0 of 0\n", 0, (0, 0, False)),
-        (b"passed 4 of 5\n", 0, (4, 5, False)),
-        (b"passed 5 of 5\nmore\n", 0, (0, 0, False)),
-        (b"", 0, (0, 0, False)),
-        (b"I passed 5 of 5\n", 0, (0, 0, False)),
+        (b"1\n'a b'\n[]\n", 0, (3, True)),
+        (b"printed\n1\n'a b'\n[]\n", 0, (3, True)),
+        (b"1\n'a b'\n[]\n", 1, (3, False)),
+        (b"1\n'a b'\n[0]\n", 0, (2, False)),
+        (b"1\n'a b'\n[]\nmore\n", 0, (0, False)),
+        (b"'a b'\n[]\n", 0, (0, False)),
+        (b"", 0, (0, False)),
+        (b"\xff\n'a b'\n[]\n", 0, (2, False)),
     ],
 )
-def test_report(stdout: bytes, exit_code: int, expected: tuple[int, int, bool]) -> None:
-    report = read_report(ExecResult(exit_code=exit_code, stdout=stdout))
-    assert (report.num_passed, report.num_tests, report.is_solved) == expected
+def test_report(stdout: bytes, exit_code: int, expected: tuple[int, bool]) -> None:
+    report = read_report(ExecResult(exit_code=exit_code, stdout=stdout), ["1", "'a b'", "[]"])
+    assert report.num_tests == 3
+    assert (report.num_passed, report.is_solved) == expected
 
 
-def test_a_stopped_run_is_not_solved() -> None:
-    done = ExecResult(exit_code=0, stdout=b"passed 5 of 5\n", timed_out=True)
-    assert not read_report(done).is_solved
+def test_a_program_of_no_tests_solves_nothing() -> None:
+    assert not read_report(ExecResult(exit_code=0, stdout=b"1\n"), []).is_solved
+
+
+@pytest.mark.parametrize("fault", ["timed_out", "truncated"])
+def test_a_run_that_was_cut_is_not_solved(fault: str) -> None:
+    done = ExecResult(exit_code=0, stdout=b"1\n", **{fault: True})
+    assert not read_report(done, ["1"]).is_solved
 
 
 @pytest.mark.parametrize(

@@ -68,9 +68,8 @@ BUGGY = "def double(x):\n    return x + 1\n"
 FIXED = "def double(x):\n    return x * 2\n"
 HIDDEN = """\
 import m
-passed = sum(m.double(x) == 2 * x for x in (2, 3))
-print("passed", passed, "of", 2)
-assert passed == 2
+results = [repr(m.double(x)) for x in (2, 3)]
+print("\\n".join(results))
 """
 _TEXTS = [BUGGY, FIXED, HIDDEN, "Fix double in m.py", "error: edited done"] * 4
 
@@ -94,7 +93,8 @@ def make_task(task_id: str = "t0", split: Split = Split.TRAIN, **limits: float) 
 
 def make_hidden(task_id: str) -> HiddenTests:
     argv = ["python3", "-I", "-S", "_hidden.py"]
-    return HiddenTests(task_id=task_id, files={"_hidden.py": HIDDEN}, argv=argv)
+    files = {"_hidden.py": HIDDEN}
+    return HiddenTests(task_id=task_id, files=files, argv=argv, expected=["4", "6"])
 
 
 def make_command(rollout_id: str, task: Task | None = None, **changes: object) -> StartRollout:

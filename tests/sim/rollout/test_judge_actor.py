@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.sim.rollout.conftest import FIXED, World, make_hidden, make_task
+from tests.sim.rollout.conftest import BUGGY, FIXED, World, make_hidden, make_task
 
 from penstock.actors.judge.actor import JudgeActor
 from penstock.actors.judge.config import JudgeConfig
@@ -58,12 +58,13 @@ def test_deleted_files_are_not_there_when_graded(simulate) -> None:
 def test_a_tests_visible_copy_is_replaced_by_the_hidden_one(simulate) -> None:
     async def scenario(world: World) -> None:
         task = make_task("train-0")
-        task.files["_hidden.py"] = "print('passed 0 of 0')\n"
+        task.files["_hidden.py"] = "print('0')\n"
         tasks = TaskSet(tasks=[task], hidden=[make_hidden("train-0")])
         await world.store.put("tasks/train", msgspec.msgpack.encode(tasks))
         world.host_machines()
         world.host_judge()
-        await world.publish(make_rollout(files={"_hidden.py": b"print('passed 1 of 1')\n"}))
+        files = {"m.py": BUGGY.encode(), "_hidden.py": b"print('4\\n6')\n"}
+        await world.publish(make_rollout(files=files))
         [verdict] = await world.wait_for(Verdict, 1)
         assert (verdict.outcome, verdict.num_tests) == (Outcome.FAILED, 2)
 
@@ -101,8 +102,8 @@ def test_held_out_tasks_are_found_by_purpose(simulate) -> None:
         ({"files": {"m.py": b"def double(x):\n    return 4\n"}}, (Outcome.FAILED, 1)),
         ({"files": {"m.py": b"def double(x:\n"}}, (Outcome.FAILED, 0)),
         ({"files": {"m.py": b"raise SystemExit(0)\n"}}, (Outcome.FAILED, 0)),
-        ({"files": {"m.py": b"print('passed 9 of 9')\nraise ValueError\n"}}, (Outcome.FAILED, 9)),
-        ({"files": {"_hidden.py": b"print('passed 1 of 1')\n"}}, (Outcome.POLICY_ERROR, 0)),
+        ({"files": {"m.py": b"print('4')\nraise ValueError\n"}}, (Outcome.FAILED, 0)),
+        ({"files": {"_hidden.py": b"print('4\\n6')\n"}}, (Outcome.POLICY_ERROR, 0)),
         ({"files": {}, "deleted": ["m.py"]}, (Outcome.FAILED, 0)),
         ({"files": {}}, (Outcome.FAILED, 0)),
         ({"end": EpisodeEnd.TURN_LIMIT}, (Outcome.SOLVED, 2)),
