@@ -19,11 +19,12 @@ from penstock.actors.runtime.supervisor import Decision, RestartPolicy
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.bus.server import EmbeddedServer
 from penstock.infra.config import RunConfig
-from penstock.infra.orphans import adopt_orphans, die_with_parent, end_orphans
+from penstock.infra.orphans import adopt_orphans, die_with_parent, end_orphans, reap_ended
 from penstock.infra.runs import RunDir, check_space
 from penstock.messages.control import ActorFailed
 from penstock.messages.errors import BusError, DeadlineError, PenstockError
 
+REAP_S = 1.0
 STOP_S = 45.0
 """Longest orderly end of a process before it is killed."""
 SPACE_CHECK_S = 1.0
@@ -66,6 +67,7 @@ class Processes:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch_space(), name="watch space")
+                group.create_task(self._reap(), name="reap")
                 for name, specs in self._config.processes.items():
                     group.create_task(self._keep(name, specs, bus), name=f"keep {name}")
         except ExceptionGroup as failures:
@@ -132,6 +134,13 @@ class Processes:
         async with self._changing:
             own = {process.pid for process in self._running.values()}
             await asyncio.to_thread(end_orphans, own)
+
+    async def _reap(self) -> None:
+        while True:
+            async with self._changing:
+                own = {process.pid for process in self._running.values()}
+                await asyncio.to_thread(reap_ended, own)
+            await asyncio.sleep(REAP_S)
 
     async def _watch_space(self) -> None:
         while True:

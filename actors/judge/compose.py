@@ -37,10 +37,16 @@ def outcome_of_end(end: EpisodeEnd) -> Outcome | None:
 def reward_components(
     rollout: RolloutFinished, outcome: Outcome, config: JudgeConfig
 ) -> dict[str, float]:
-    """Return the parts of the reward; empty where the outcome is masked."""
+    """Return the parts of the reward; empty where the outcome is masked.
+
+    Only what solves the task is charged for its length: among failures a penalty would teach to
+    give up early.
+    """
     if outcome.is_masked:
         return {}
     if outcome in {Outcome.POLICY_ERROR, Outcome.TIMEOUT}:
         return {"policy_fault": config.reward_min}
-    tests = config.reward_solved if outcome is Outcome.SOLVED else config.reward_failed
-    return {"tests": tests, "length_penalty": -length_penalty(rollout, config.length_penalty)}
+    if outcome is not Outcome.SOLVED:
+        return {"tests": config.reward_failed}
+    penalty = length_penalty(rollout, config.length_penalty)
+    return {"tests": config.reward_solved, "length_penalty": -penalty}

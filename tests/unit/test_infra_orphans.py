@@ -38,6 +38,34 @@ def test_orphans_are_ended_and_children_of_ours_are_not():
     assert done.stdout.splitlines() == ["1 False", "None None"]
 
 
+REAPER = """
+import subprocess, time
+from pathlib import Path
+from penstock.infra.orphans import adopt_orphans, reap_ended
+
+adopt_orphans()
+own = subprocess.Popen(["true"], start_new_session=True)
+actor = subprocess.Popen(
+    ["sh", "-c", "setsid sh -c 'echo $$; sleep 0.2' &"], stdout=subprocess.PIPE,
+    start_new_session=True,
+)
+left = int(actor.stdout.readline())
+actor.wait()
+print(reap_ended({own.pid, actor.pid}), Path(f"/proc/{left}").exists())
+actor.stdout.read()
+while Path(f"/proc/{left}/stat").read_text().split()[2] != "Z":
+    time.sleep(0.01)
+print(reap_ended({own.pid, actor.pid}), Path(f"/proc/{left}").exists(), own.wait())
+"""
+
+
+def test_adopted_children_are_reaped_when_they_have_ended():
+    done = subprocess.run(
+        [sys.executable, "-c", REAPER], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout.splitlines() == ["0 True", "1 False 0"]
+
+
 def test_a_disk_without_room_is_named(tmp_path, monkeypatch):
     check_space(tmp_path)
     monkeypatch.setattr(runs, "DISK_FREE_MIB_MIN", 1 << 40)
