@@ -89,7 +89,7 @@ class TorchEngine:
         ended = False
         try:
             while not ended:
-                chunk = await asyncio.wait_for(stream.get(), _REQUEST_S)
+                chunk = await _next_chunk(stream, request_id)
                 ended = chunk.stop_reason is not None
                 if ended and self._worker.error:
                     raise EngineNotReadyError(f"the engine died: {self._worker.error}")
@@ -220,6 +220,14 @@ class TorchEngine:
             if time.monotonic() > deadline:
                 raise DeadlineError(f"requests still run {_DRAIN_S} s after draining began")
             await asyncio.sleep(_DRAIN_POLL_S)
+
+
+async def _next_chunk(stream: asyncio.Queue[TokenChunk], request_id: str) -> TokenChunk:
+    try:
+        async with asyncio.timeout(_REQUEST_S):
+            return await stream.get()
+    except TimeoutError as error:
+        raise DeadlineError(f"request {request_id}: no chunk within {_REQUEST_S} s") from error
 
 
 def _check_sampling(sampling: Sampling) -> None:

@@ -52,12 +52,21 @@ class EngineWorker:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End the thread after the step in progress."""
+        """End the thread after the step in progress.
+
+        Raises:
+            DeadlineError: the step does not end.
+
+        """
         if self._is_stopping or self._loop is None:
             return
         self._is_stopping = True
         self.post(lambda: None)
-        await asyncio.wait_for(asyncio.to_thread(self._thread.join), _COMMAND_S)
+        try:
+            async with asyncio.timeout(_COMMAND_S):
+                await asyncio.to_thread(self._thread.join)
+        except TimeoutError as error:
+            raise DeadlineError(f"the engine's worker runs {_COMMAND_S} s after a stop") from error
 
     def post(self, command: Callable[[], None]) -> None:
         """Run a command between two steps, without waiting for it."""
@@ -83,7 +92,8 @@ class EngineWorker:
 
         self.post(run)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), _COMMAND_S)
+            async with asyncio.timeout(_COMMAND_S):
+                return await asyncio.wrap_future(future)
         except TimeoutError as error:
             raise DeadlineError(f"no engine step ended within {_COMMAND_S} s") from error
 
