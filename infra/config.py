@@ -57,7 +57,7 @@ class PoolSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     backend: str = "uml"
     allow_process: bool = False
-    """Accept the `process` backend, which isolates less."""
+    """Accept the `process` backend, which isolates less, and train what ran in it."""
     size: int = 4
     """Idle machines kept ready."""
     live_max: int = 40
@@ -181,11 +181,14 @@ def _parse_value(text: str) -> Any:
 
 
 def _derive(data: dict[str, Any]) -> None:
-    """Let the pacer grant what the trainer takes, unless it is told otherwise."""
+    """Let the pacer grant what the trainer takes, and the trainer take what the pool gives."""
     trainer = data.get("trainer", {})
     for name in ("groups_per_batch", "staleness_max", "steps_max"):
         value = trainer.get(name, getattr(TrainerConfig(), name))
         data.setdefault("pacer", {}).setdefault(name, value)
+    pool = data.get("pool", {})
+    if pool.get("backend") == "process" and pool.get("allow_process") is True:
+        data.setdefault("trainer", {}).setdefault("isolation_classes", ["process"])
 
 
 def _check_whole(config: RunConfig, source: str) -> None:

@@ -84,7 +84,7 @@ class Trainer(Actor):
         """Keep the turns; a rollout that cannot be trained counts as an infrastructure failure."""
         if event.purpose is not Purpose.TRAIN:
             return ()
-        fault = self._fault(event.rollout_id, event.turns)
+        fault = self._weakness(event) or self._fault(event.rollout_id, event.turns)
         self._stage.turns.add(event.rollout_id, event.turns)
         self._batcher.add_rollout(event, fault)
         return await self._advance(ctx)
@@ -129,6 +129,15 @@ class Trainer(Actor):
         if not target or not is_trained_version or event.num_solved < target * event.num_tasks:
             return ()
         return await self._stage.end_after(self._step_proposed, "pass_rate", ctx)
+
+    def _weakness(self, event: RolloutFinished) -> str:
+        """Return why a rollout's sandbox is not good enough, or an empty string."""
+        allowed = self._config.isolation_classes
+        if event.sandbox is None or event.sandbox.isolation_class in allowed:
+            return ""
+        fault = f"isolation class {event.sandbox.isolation_class}, expected {', '.join(allowed)}"
+        log.warning("%s is left out: %s", event.rollout_id, fault)
+        return fault
 
     def _fault(self, sample_id: str, turns: Sequence[Turn]) -> str:
         """Return why a sample cannot be trained, or an empty string."""

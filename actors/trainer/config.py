@@ -156,6 +156,9 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     staleness_max: int = 2
     staleness_policy: str = "pace"
     """pace: wait for groups that would become too old; drop: leave them out."""
+    isolation_classes: tuple[str, ...] = ("user_mode_kernel",)
+    """Sandboxes whose rollouts are trained (`envs.sandbox.IsolationClass`); a rollout of another is
+    left out, so that no group is mixed."""
     filter_zero_variance: bool = True
     """Leave out groups whose rewards are all equal: they have no gradient."""
     steps_max: int = 100

@@ -65,6 +65,13 @@ def test_what_the_pacer_grants_follows_what_the_trainer_takes() -> None:
         load_config(QUICKSTART, ["trainer.steps_max=7", "pacer.steps_max=8"])
 
 
+def test_what_ran_without_a_kernel_of_its_own_is_trained_only_where_that_is_allowed() -> None:
+    assert load_config(QUICKSTART).trainer.isolation_classes == ("user_mode_kernel",)
+    weak = ["pool.backend='process'", "pool.allow_process=true"]
+    assert load_config(QUICKSTART, weak[:1]).trainer.isolation_classes == ("user_mode_kernel",)
+    assert load_config(QUICKSTART, weak).trainer.isolation_classes == ("process",)
+
+
 def test_the_written_configuration_reads_back_the_same() -> None:
     data = read_toml(QUICKSTART)
     assert tomllib.loads(to_toml(data)) == data

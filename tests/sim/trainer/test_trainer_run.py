@@ -13,7 +13,8 @@ from penstock.messages.control import RunFinished
 from penstock.messages.errors import NotFoundError
 from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.pacing import EvalCompleted
-from penstock.messages.rollout import TurnSampled
+from penstock.messages.reward import Outcome
+from penstock.messages.rollout import RolloutFinished, SandboxRecord, TurnSampled
 from penstock.messages.training import (
     BatchManifest,
     CheckpointSaved,
@@ -69,6 +70,36 @@ async def test_a_run_trains_every_step_and_replays_to_the_same_bits(make_world):
     assert report.weights_digest == world.log.of(StepCompleted)[-1].weights_digest
     live = [sample for event in world.log.of(BatchManifest) for sample in event.live]
     assert {sample.outcome for sample in live} >= {"cancelled", "solved"}
+
+
+async def test_what_ran_in_a_weak_sandbox_is_accounted_for_and_not_trained(make_world):
+    world = make_world()
+    strong = world._rollout
+    record = SandboxRecord(
+        backend="process", isolation_class="process", kernel_digest="", image_digest=""
+    )
+
+    def rollout(index, member, version):
+        return [
+            msgspec.structs.replace(event, sandbox=record)
+            if isinstance(event, RolloutFinished) and member == 0
+            else event
+            for event in strong(index, member, version)
+        ]
+
+    world._rollout = rollout
+    await world.run()
+    check_run(world)
+    samples = [
+        sample
+        for manifest in world.log.of(BatchManifest)
+        for group in manifest.groups
+        for sample in group.samples
+    ]
+    weak = {sample.outcome for sample in samples if sample.rollout_id.endswith("-0")}
+    assert weak == {Outcome.INFRASTRUCTURE_ERROR}
+    assert Outcome.SOLVED in {sample.outcome for sample in samples}
+    assert (await replayed(world)).identical
 
 
 async def test_weights_change_and_loss_is_recorded(make_world):
