@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from penstock.actors.policy.marks import TOOL_NAMES
+from penstock.envs.harness.registry import tool_schemas
 from penstock.infra.config import RunConfig
 from penstock.infra.runs import RunDir
 from penstock.messages.bus import Bus
@@ -20,9 +20,6 @@ from penstock.messages.task import HiddenTests, Task, TaskSet
 from penstock.messages.weights import WeightsApplied
 
 REQUEST_S_MAX = 60.0
-READY_S_MAX = 60.0
-TOOLS = [{"type": "function", "function": {"name": name}} for name in TOOL_NAMES]
-"""Without tools on offer a reply is text alone."""
 
 
 async def run_sample_users(run: RunDir, config: RunConfig, bus: Bus) -> None:
@@ -67,7 +64,7 @@ class _Users:
         body = {
             "model": model,
             "messages": _messages(task, path),
-            "tools": TOOLS,
+            "tools": tool_schemas(),
             "temperature": 1.0,
         }
         async with session.post(f"{url}/v1/chat/completions", json=body) as reply:

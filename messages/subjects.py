@@ -2,7 +2,7 @@
 
 import re
 
-from penstock.messages.base import Event, Stream
+from penstock.messages.base import Event
 from penstock.messages.errors import ConfigError
 
 _TOKEN = re.compile(r"[A-Za-z0-9_\-=+:]+(\.[A-Za-z0-9_\-=+:]+)*")
@@ -43,11 +43,6 @@ def event_subject(run_id: str, event: Event) -> str:
 def type_filter(run_id: str, event_type: type[Event]) -> str:
     """Return the filter that matches all events of one type."""
     return f"ps.{run_id}.{event_type.stream}.{event_type.__name__}.>"
-
-
-def stream_filter(run_id: str, stream: Stream) -> str:
-    """Return the filter that matches all events of one stream."""
-    return f"ps.{run_id}.{stream}.>"
 
 
 def service_subject(run_id: str, service: str) -> str:

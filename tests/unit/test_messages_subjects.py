@@ -3,14 +3,12 @@
 import pytest
 from tests.contract.check_bus import saved, step
 
-from penstock.messages.base import Stream
 from penstock.messages.errors import ConfigError
 from penstock.messages.subjects import (
     check_run_id,
     check_token,
     event_subject,
     service_subject,
-    stream_filter,
     type_filter,
 )
 from penstock.messages.training import StepCompleted
@@ -20,7 +18,6 @@ def test_a_subject_names_run_stream_type_and_key():
     assert event_subject("r1", step(7)) == "ps.r1.training.StepCompleted.7"
     assert event_subject("r1", step(7)) != event_subject("r1", saved(7))
     assert type_filter("r1", StepCompleted) == "ps.r1.training.StepCompleted.>"
-    assert stream_filter("r1", Stream.DLQ) == "ps.r1.dlq.>"
     assert service_subject("r1", "generate.train") == "ps.r1.rpc.generate.train"
 
 
