@@ -32,6 +32,7 @@ class RequestIndex:
         """Note a request; the oldest is forgotten."""
         self._key_ids[event.request_id] = event.key_id
         self._last[event.key_id, event.session_id] = event.request_id
+        self._last.move_to_end((event.key_id, event.session_id))
         for table in (self._key_ids, self._last):
             if len(table) > self._num_max:
                 table.popitem(last=False)
