@@ -34,9 +34,9 @@ def build_app(services: Services) -> web.Application:
             web.get("/healthz", partial(healthz, services)),
             web.get("/readyz", partial(readyz, services)),
             web.get("/metrics", partial(metrics, services, feed)),
-            web.get("/v1/monitor/state", partial(monitor_state, feed)),
+            web.get("/v1/monitor/state", partial(monitor_state, services, feed)),
             web.get("/v1/monitor/events", partial(monitor_events, services, feed)),
-            web.get("/", live_page),
+            web.get("/", partial(live_page, services)),
         ]
     )
     return app

@@ -1,5 +1,7 @@
 """What a gateway can be told."""
 
+import ipaddress
+
 import msgspec
 
 
@@ -7,6 +9,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Address and bounds of one gateway."""
 
     host: str = "127.0.0.1"
+    """Where it listens. Beyond loopback the live page, its state and the metrics need a key, too,
+    and TLS is a proxy's work."""
     port: int = 8080
     """0 takes a free one."""
     model: str = "policy"
@@ -36,3 +40,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Pause before the second attempt; doubles, up to 4 s."""
     drain_s_max: float = 10.0
     """Open requests may go on for this long after the order to stop."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can connect."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"

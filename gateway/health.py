@@ -44,6 +44,7 @@ async def models(services: Services, request: web.Request) -> web.Response:
 
 async def metrics(services: Services, feed: MonitorFeed, request: web.Request) -> web.Response:
     """Return the gateway's metrics and, where the monitor answers, the run's."""
+    services.admit_viewer(request)
     text = services.metrics.render()
     try:
         text += (await feed.snapshot()).exposition

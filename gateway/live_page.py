@@ -5,6 +5,8 @@ from importlib.resources import files
 
 from aiohttp import web
 
+from penstock.gateway.services import Services
+
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; img-src data:"
@@ -17,8 +19,9 @@ def render_page(state_json: bytes = b"null") -> str:
     return _template().replace("/*STATE*/null", safe)
 
 
-async def live_page(request: web.Request) -> web.Response:
+async def live_page(services: Services, request: web.Request) -> web.Response:
     """Serve the page that follows this gateway."""
+    services.admit_viewer(request)
     headers = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache"}
     return web.Response(text=render_page(), content_type="text/html", headers=headers)
 

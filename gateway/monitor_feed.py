@@ -45,8 +45,11 @@ class MonitorFeed:
             return self._snapshot
 
 
-async def monitor_state(feed: MonitorFeed, request: web.Request) -> web.Response:
+async def monitor_state(
+    services: Services, feed: MonitorFeed, request: web.Request
+) -> web.Response:
     """Return the whole state as JSON."""
+    services.admit_viewer(request)
     try:
         snapshot = await feed.snapshot()
     except PenstockError as error:
@@ -58,6 +61,7 @@ async def monitor_events(
     services: Services, feed: MonitorFeed, request: web.Request
 ) -> web.StreamResponse:
     """Stream the state's changed sections, once a second."""
+    services.admit_viewer(request)
     if feed.num_viewers >= services.config.num_viewers_max:
         raise ApiError(503, "too_many_viewers", "too many live pages are open", retry_after_s=10.0)
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}

@@ -65,6 +65,16 @@ class Services:
         self.num_chats = 0
         self.is_draining = False
 
+    def admit_viewer(self, request: web.Request) -> None:
+        """Let anyone on this machine see the run; anyone else needs a key.
+
+        Raises:
+            ApiError: 401.
+
+        """
+        if not self.config.is_local:
+            self.authenticate(request)
+
     def authenticate(self, request: web.Request) -> KeySpec:
         """Return the key of a request.
 

@@ -6,10 +6,12 @@ import io
 import aiohttp
 import pytest
 
+from penstock.actors.monitor.actor import Monitor
 from penstock.actors.policy.chat import render_turn
+from penstock.gateway.config import GatewayConfig
 from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted
 
-from .conftest import applied, until
+from .conftest import Site, applied, until
 
 GOOD = {"model": "policy", "messages": [{"role": "user", "content": "Fix add."}]}
 
@@ -61,6 +63,43 @@ CALL_PARAM = "messages[0].tool_calls[0].function.arguments"
 def call_with(arguments: str) -> dict:
     call = {"id": "c1", "type": "function", "function": {"name": "x", "arguments": arguments}}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+VIEWS = ("/", "/metrics", "/v1/monitor/state", "/v1/monitor/events")
+
+
+async def test_on_this_machine_anyone_may_look(http):
+    for path in VIEWS:
+        reply = await http.get(path)
+        assert reply.status == 200, path
+        reply.close()
+
+
+async def test_beyond_this_machine_looking_takes_a_key(bus, tmp_path, tokenizer):
+    site = Site(bus, tmp_path, tokenizer, host="0.0.0.0")
+    async with site.running(Monitor(bus)):
+        url = site.url.replace("0.0.0.0", "127.0.0.1")
+        async with aiohttp.ClientSession(url) as http:
+            for path in VIEWS:
+                assert (await http.get(path)).status == 401, path
+                reply = await http.get(path, headers=bearer())
+                assert reply.status == 200, path
+                reply.close()
+            assert (await http.get("/healthz")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("10.0.0.1", False),
+    ],
+)
+def test_what_is_local(host, is_local):
+    assert GatewayConfig(host=host).is_local == is_local
 
 
 async def test_wrong_keys_bodies_and_paths_are_errors_in_openai_form(site, http):
