@@ -90,7 +90,12 @@ class Context(Protocol):
         ...
 
     async def offload(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run blocking work in the actor's one worker thread; counted as busy time."""
+        """Run blocking work in the actor's one worker thread; counted as busy time.
+
+        Raises:
+            DeadlineError: It was still running after half an hour.
+
+        """
         ...
 
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:

@@ -20,6 +20,9 @@ from penstock.messages.base import Event, Message
 from penstock.messages.bus import Bus, ObjectStore, Receipt
 from penstock.messages.errors import DeadlineError
 
+OFFLOAD_S_MAX = 1800.0
+"""Longest piece of blocking work; a thread cannot be ended, but its actor fails, and is seen."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 E = TypeVar("E", bound=Event)
@@ -134,7 +137,16 @@ class HostContext:
         work = functools.partial(self._measured, functools.partial(function, *args, **kwargs))
         if not self._clock.uses_threads:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        bound = asyncio.timeout(OFFLOAD_S_MAX)
+        try:
+            async with bound:
+                return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except TimeoutError as error:
+            if not bound.expired():
+                raise
+            name = getattr(function, "__qualname__", repr(function))
+            text = f"{self._name}: {name} was still running after {OFFLOAD_S_MAX:g} s"
+            raise DeadlineError(text) from error
 
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a background task under supervision."""
