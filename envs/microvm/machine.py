@@ -1,24 +1,19 @@
-"""A guest behind a socket: its host process, and the `Sandbox` it gives."""
+"""The `Sandbox` that a guest behind a socket gives."""
 
 import asyncio
 import contextlib
 import os
-import signal
-import socket
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from penstock.envs.microvm.host_process import HANG_GRACE_S, HostProcess, start_process
 from penstock.envs.microvm.protocol import FilePiece, GuestConnection, Request
 from penstock.envs.sandbox import WORK_DIR, ExecResult, SandboxDied, SandboxTimeout
 from penstock.messages.rollout import SandboxRecord
 
-HANG_GRACE_S = 10.0
-"""A loaded host may answer late; beyond this the machine counts as hung."""
 READ_PIECE_BYTES = 1 << 18
 WRITE_PIECE_BYTES = 1 << 17
 FILES_MAX = 20_000
-LAST_WORDS_BYTES = 2048
 DEFAULT_ENV = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": "/home/agent",
@@ -31,85 +26,6 @@ DEFAULT_ENV = {
 
 def _absolute(path: str) -> str:
     return path if path.startswith("/") else f"{WORK_DIR}/{path}"
-
-
-@contextlib.contextmanager
-def _pinned(cpu: int | None) -> Iterator[None]:
-    """Keep this thread on one CPU, for the processes that it starts; they inherit it at birth."""
-    if cpu is None:
-        yield
-        return
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {cpu})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, allowed)
-
-
-class HostProcess:
-    """The bubblewrap process that holds a guest; killing it ends everything inside.
-
-    Bubblewrap asks the kernel to kill it when the thread that started it ends (a process that
-    dies, even by kill -9, thus leaves no orphan): start machines from a thread that stays.
-    """
-
-    def __init__(self, argv: Sequence[str], guest_end: socket.socket, cpu: int | None) -> None:
-        self._words = os.memfd_create("guest-output", os.MFD_CLOEXEC)
-        with _pinned(cpu):
-            self._popen = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=self._words,
-                stderr=self._words,
-                env={},
-                pass_fds=[guest_end.fileno()],
-            )
-
-    @property
-    def pid(self) -> int:
-        """Of the outermost process."""
-        return self._popen.pid
-
-    def last_words(self) -> str:
-        """Return the end of what the machine printed, and how it ended."""
-        code = self._popen.poll()
-        text = b""
-        if self._words >= 0:
-            size = os.fstat(self._words).st_size
-            text = os.pread(self._words, LAST_WORDS_BYTES, max(0, size - LAST_WORDS_BYTES))
-        state = "its connection closed" if code is None else f"it exited with {code}"
-        return f"the machine ended: {state}. {text.decode(errors='replace').strip()}".strip()
-
-    async def kill(self) -> None:
-        """Kill and reap; returns when the kernel has taken the process away.
-
-        Raises:
-            SandboxTimeout: It has not, for the host is stuck.
-
-        """
-        self._popen.send_signal(signal.SIGKILL)
-        await self._gone()
-        if self._words >= 0:
-            os.close(self._words)
-            self._words = -1
-
-    async def _gone(self) -> None:
-        if self._popen.poll() is not None:
-            return
-        loop = asyncio.get_running_loop()
-        gone = loop.create_future()
-        pidfd = os.pidfd_open(self._popen.pid)
-        loop.add_reader(pidfd, lambda: gone.done() or gone.set_result(None))
-        try:
-            async with asyncio.timeout(HANG_GRACE_S):
-                await gone
-        except TimeoutError:
-            raise SandboxTimeout(f"process {self.pid} survives SIGKILL") from None
-        finally:
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
-        self._popen.wait()
 
 
 class GuestSandbox:
@@ -235,14 +151,12 @@ async def start_machine(
         timeout_s: Until the hello.
 
     Raises:
-        SandboxDied: The machine ended before its hello.
+        SandboxDied: The machine ended before its hello, or the host has no room for its process.
         SandboxTimeout: No hello in time.
 
     """
     started = time.perf_counter()
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = HostProcess(command(theirs.fileno()), theirs, cpu)
+    process, ours = start_process(command, cpu)
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_connection(
         lambda: GuestConnection(process.last_words), sock=ours
