@@ -113,7 +113,7 @@ def touched_hidden_files(rollout: RolloutFinished, task: GradedTask) -> list[str
     """Return the episode's paths that would overwrite or shadow a hidden test, sorted.
 
     Shadowing: a file where a hidden file's folder must be, a folder where the file must be, or a
-    package of the same module name beside it.
+    package of the same module name beside it. A path out of the working directory counts, too.
     """
     hidden = {PurePosixPath(path) for path in task.hidden.files}
     places = hidden | {parent for path in hidden for parent in path.parents if parent.name}
@@ -127,4 +127,5 @@ def touched_hidden_files(rollout: RolloutFinished, task: GradedTask) -> list[str
 
 
 def _shadows(path: PurePosixPath, places: set[PurePosixPath], folders: set[PurePosixPath]) -> bool:
-    return path in places or not folders.isdisjoint(path.parents) or path in folders
+    is_outside = path.is_absolute() or ".." in path.parts
+    return is_outside or path in places or path in folders or not folders.isdisjoint(path.parents)

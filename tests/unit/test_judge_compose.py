@@ -98,6 +98,8 @@ def test_a_run_that_was_cut_is_not_solved(fault: str) -> None:
         ("tests/_hidden/__init__.py", True),
         ("tests/_hidden.py/x", True),
         ("other/_hidden.py", False),
+        ("n/../tests/_hidden.py", True),
+        ("/work/tests/_hidden.py", True),
     ],
 )
 def test_hidden_tests_cannot_be_overwritten_or_shadowed(path: str, is_refused: bool) -> None:
