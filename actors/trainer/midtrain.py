@@ -28,7 +28,6 @@ class MidtrainReport(msgspec.Struct, frozen=True, kw_only=True):
     loss_first: float = 0.0
     loss_last: float = 0.0
     """Means over the first and the last tenth of the steps."""
-    heldout_loss_before: float = 0.0
     heldout_loss: float = 0.0
     wall_s: float = 0.0
 
@@ -99,14 +98,13 @@ class Midtrainer:
                 break
         return total / max(weight, 1.0)
 
-    def report(self, heldout_loss_before: float, wall_s: float) -> MidtrainReport:
+    def report(self, wall_s: float) -> MidtrainReport:
         """Sum up, with the held-out loss measured now."""
         tenth = max(1, len(self.losses) // 10)
         return MidtrainReport(
             num_tokens=self.num_tokens,
             loss_first=sum(self.losses[:tenth]) / tenth,
             loss_last=sum(self.losses[-tenth:]) / tenth,
-            heldout_loss_before=heldout_loss_before,
             heldout_loss=self.heldout_loss(),
             wall_s=wall_s,
         )

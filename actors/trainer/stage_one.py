@@ -43,11 +43,10 @@ async def _run(
     threads = settings.num_threads
     trainer = Midtrainer(learner.policy, config, train, heldout, seed, threads)
     started = ctx.monotonic()
-    before = await ctx.offload(trainer.heldout_loss)
     while trainer.spent(ctx.monotonic() - started) < 1.0:
         await ctx.offload(trainer.run, ctx.monotonic() - started)
         await ctx.publish(_progress(config, trainer, 0.0, ctx.monotonic() - started))
-    report = await ctx.offload(trainer.report, before, ctx.monotonic() - started)
+    report = await ctx.offload(trainer.report, ctx.monotonic() - started)
     await ctx.publish(_progress(config, trainer, report.heldout_loss, report.wall_s))
     return report
 
