@@ -55,6 +55,9 @@ class FeedbackJoiner(Actor):
         counts = self._join.counts
         effects = list(self._join.due(ctx.now()))
         ctx.set_gauge("requests_open", self._join.num_open)
+        ctx.set_gauge("requests_joined", counts.num_joined)
+        ctx.set_gauge("requests_defaulted", counts.num_defaulted)
         ctx.set_gauge("requests_dropped", counts.num_dropped)
+        ctx.set_gauge("requests_without_consent", counts.num_without_consent)
         ctx.set_gauge("feedback_late", counts.num_late)
         return effects
