@@ -11,7 +11,6 @@ from penstock.infra.bus.provision import stream_name
 from penstock.infra.bus.puller import Puller
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Delivery
-from penstock.messages.errors import BusError
 from penstock.messages.streams import STREAMS
 from penstock.messages.subjects import type_filter
 
@@ -112,15 +111,15 @@ class LogReader:
 
 
 async def live(readers: Sequence[LogReader]) -> AsyncGenerator[Delivery, None]:
-    """Merge as events come; order holds inside each stream."""
-    merged: asyncio.Queue[Delivery | BusError | None] = asyncio.Queue(1)
+    """Merge as events come; order holds inside each stream. A reader's failure is the caller's."""
+    merged: asyncio.Queue[Delivery | Exception | None] = asyncio.Queue(1)
 
     async def pump(reader: LogReader) -> None:
         try:
             async for delivery in reader.deliveries():
                 await merged.put(delivery)
             await merged.put(None)
-        except BusError as error:
+        except Exception as error:  # Whatever it is: raised below, where someone listens.
             await merged.put(error)
 
     tasks = [asyncio.create_task(pump(reader)) for reader in readers]
@@ -130,7 +129,7 @@ async def live(readers: Sequence[LogReader]) -> AsyncGenerator[Delivery, None]:
             delivery = await merged.get()
             if delivery is None:
                 num_open -= 1
-            elif isinstance(delivery, BusError):
+            elif isinstance(delivery, Exception):
                 raise delivery
             else:
                 yield delivery

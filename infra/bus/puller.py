@@ -58,6 +58,7 @@ class Puller:
 
         Raises:
             BusError: The server was gone for too long, or refuses the consumer.
+            Exception: Whatever else `ensure` raised.
 
         """
         self._task = asyncio.create_task(self._run(), name=f"pull {self._stream}")
@@ -102,7 +103,7 @@ class Puller:
             self._queue.put_nowait(
                 BusError(f"{self._stream}: no NATS server, or no such stream, for {AWAY_S_MAX} s")
             )
-        except BusError as error:
+        except Exception as error:  # Whatever it is: raised by `messages`.
             self._queue.put_nowait(error)
 
     async def _until_ensured(self) -> str:
