@@ -47,8 +47,12 @@ class JudgeActor(Actor):
         return (self._verdict(rollout, findings, ctx.monotonic() - started_at),)
 
     async def on_message_rejected(self, event: MessageRejected, ctx: Context) -> Effects:
-        """Mask a rollout that this judge could not handle: its group must not wait for ever."""
-        if event.actor != ctx.actor:
+        """Mask a rollout that no judge could handle: its group must not wait for ever.
+
+        What was delivered too often is rejected by the bus of the judge's process, which bears the
+        names of all its actors, joined by `+`.
+        """
+        if ctx.actor not in event.actor.split("+"):
             return ()
         try:
             rollout = decode(event.data)

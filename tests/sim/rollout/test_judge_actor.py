@@ -183,14 +183,15 @@ def test_a_killed_judge_gives_one_verdict(simulate) -> None:
     simulate(scenario)
 
 
-def test_a_rejected_rollout_is_masked(simulate) -> None:
+@pytest.mark.parametrize("actor", ["judge", "sandbox+judge"])
+def test_a_rejected_rollout_is_masked(simulate, actor) -> None:
     async def scenario(world: World) -> None:
         await world.put_tasks()
         rejected = MessageRejected(
             source_stream="trajectories",
             source_sequence=1,
             source_subject="x",
-            actor="judge",
+            actor=actor,
             cause="too bad",
             data=encode(make_rollout()),
         )
