@@ -35,6 +35,6 @@ def _value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         return json.dumps(value)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(v) for v in value) + "]"
     return repr(value)
