@@ -22,6 +22,11 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
 
     @property
+    def is_trained(self) -> bool:
+        """The policy's own doing, and neither too old nor without a gradient."""
+        return self in {Outcome.SOLVED, Outcome.FAILED, Outcome.POLICY_ERROR, Outcome.TIMEOUT}
+
+    @property
     def is_masked(self) -> bool:
         """Not the policy's fault: no reward, no part in the group's baseline."""
         return self in {Outcome.INFRASTRUCTURE_ERROR, Outcome.JUDGE_ERROR, Outcome.CANCELLED}

@@ -146,7 +146,7 @@ class Fold:
     def _manifest(self, event: BatchManifest, at: float) -> None:
         self._ledger.add_manifest(event)
         self._ledger_changed = True
-        self._state.live.num_trained += len(event.live)
+        self._state.live.num_trained += sum(sample.outcome.is_trained for sample in event.live)
 
     def _inference_recorded(self, event: InferenceRecorded, at: float) -> None:
         self._state.live.num_requests += 1

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 
 from penstock.actors.trainer.advantages import RunningBaseline, estimator
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.live import TRAINED_OUTCOMES
 from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.reward import Verdict
 from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry
@@ -39,12 +38,12 @@ class ManifestAudit:
             yield from self._advantages(manifest.step, group)
         for sample in manifest.live:
             yield from self._live(manifest.step, sample)
-        trained = [sample.reward for sample in manifest.live if sample.outcome in TRAINED_OUTCOMES]
+        trained = [sample.reward for sample in manifest.live if sample.outcome.is_trained]
         self._baseline = self._baseline.after(trained)
 
     def _rewards(self, step: int, samples: Sequence[SampleEntry]) -> Iterator[str]:
         for sample in samples:
-            if sample.outcome not in TRAINED_OUTCOMES:
+            if not sample.outcome.is_trained:
                 continue
             name = f"step {step}, {sample.rollout_id}"
             verdict = self._verdicts.pop(sample.rollout_id, None)
@@ -60,14 +59,14 @@ class ManifestAudit:
                 yield f"{name}: components sum to {total}, the reward is {verdict.reward}"
 
     def _advantages(self, step: int, group: GroupEntry) -> Iterator[str]:
-        trained = [sample for sample in group.samples if sample.outcome in TRAINED_OUTCOMES]
+        trained = [sample for sample in group.samples if sample.outcome.is_trained]
         values = estimator(self._config.estimator)([sample.reward for sample in trained])
         for sample, value in zip(trained, values, strict=True):
             if sample.advantage != value:
                 yield f"step {step}, {sample.rollout_id}: advantage {sample.advantage}, not {value}"
 
     def _live(self, step: int, sample: SampleEntry) -> Iterator[str]:
-        if sample.outcome not in TRAINED_OUTCOMES:
+        if not sample.outcome.is_trained:
             return
         name = f"step {step}, {sample.rollout_id}"
         reward = self._live_rewards.pop(sample.rollout_id, None)

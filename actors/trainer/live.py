@@ -9,10 +9,6 @@ from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
 from penstock.messages.reward import Outcome
 from penstock.messages.training import BatchManifest, SampleEntry
 
-TRAINED_OUTCOMES = frozenset(
-    {Outcome.SOLVED, Outcome.FAILED, Outcome.POLICY_ERROR, Outcome.TIMEOUT}
-)
-
 
 class LivePool:
     """Joined samples by request, in the order they came, and the baseline."""
@@ -70,7 +66,7 @@ class LivePool:
         for entry in manifest.live:
             self._entries.pop(entry.rollout_id, None)
             self._settled.add(entry.rollout_id)
-        trained = [entry.reward for entry in manifest.live if entry.outcome in TRAINED_OUTCOMES]
+        trained = [entry.reward for entry in manifest.live if entry.outcome.is_trained]
         self.baseline = self.baseline.after(trained)
 
     def _is_stale(self, entry: SampleEntry, version: int) -> bool:

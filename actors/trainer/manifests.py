@@ -1,6 +1,5 @@
 """What a batch manifest says of itself. Pure."""
 
-from penstock.actors.trainer.live import TRAINED_OUTCOMES
 from penstock.messages.reward import Outcome
 from penstock.messages.training import BatchManifest, SampleEntry
 
@@ -8,9 +7,7 @@ from penstock.messages.training import BatchManifest, SampleEntry
 def trained_samples(manifest: BatchManifest) -> list[SampleEntry]:
     """Return the samples with tokens to train: those of groups, then live ones."""
     samples = [sample for group in manifest.groups for sample in group.samples] + manifest.live
-    return [
-        sample for sample in samples if sample.outcome in TRAINED_OUTCOMES and sample.version_spans
-    ]
+    return [sample for sample in samples if sample.outcome.is_trained and sample.version_spans]
 
 
 def staleness_tokens(manifest: BatchManifest) -> dict[int, int]:
@@ -27,14 +24,11 @@ def batch_figures(manifest: BatchManifest) -> dict[str, float]:
     """Return the metrics that follow from the manifest alone."""
     staleness = staleness_tokens(manifest)
     trained = [
-        sample
-        for group in manifest.groups
-        for sample in group.samples
-        if sample.outcome in TRAINED_OUTCOMES
+        sample for group in manifest.groups for sample in group.samples if sample.outcome.is_trained
     ]
     num_solved = sum(sample.outcome is Outcome.SOLVED for sample in trained)
     num_tokens = max(sum(staleness.values()), 1)
-    live = [sample for sample in manifest.live if sample.outcome in TRAINED_OUTCOMES]
+    live = [sample for sample in manifest.live if sample.outcome.is_trained]
     return {
         "reward_mean": sum(sample.reward for sample in trained) / max(len(trained), 1),
         "pass_rate": num_solved / max(len(trained), 1),

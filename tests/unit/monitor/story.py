@@ -207,7 +207,11 @@ def story() -> list[Event]:
         ),
         *step(1, sample("a", 0, Outcome.SOLVED), live=[]),
         *version(1, 100),
-        *step(2, sample("b", 0, Outcome.STALE), live=[sample("q1", 0, Outcome.SOLVED, 8)]),
+        *step(
+            2,
+            sample("b", 0, Outcome.STALE),
+            live=[sample("q1", 0, Outcome.SOLVED, 8), sample("q0", 0, Outcome.CANCELLED, 0)],
+        ),
         *version(2, 50, matches=False),
         EvalCompleted(eval_id="e2", policy_version=2, num_solved=3, num_tasks=4),
         ActorFailed(actor="trainer", incarnation="1", error="KeyError: 'x'", num_restarts=1),
