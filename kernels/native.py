@@ -40,8 +40,8 @@ def load_library(source: Path) -> ctypes.CDLL | None:
 
 
 def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "penstock" / "native"
+    root = os.environ.get("PENSTOCK_CACHE")
+    folder = (Path(root) if root else Path.home() / ".cache" / "penstock") / "native"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

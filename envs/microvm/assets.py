@@ -1,6 +1,6 @@
 """What machines are made of: kernel, image and agent files in the cache, found by digest.
 
-`.cache/vm/current.json` names the newest complete set; the files it names never change.
+`current.json` of the cache folder names the newest complete set; the files it names never change.
 """
 
 import hashlib
@@ -35,9 +35,9 @@ class VmAssets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def vm_cache_dir() -> Path:
-    """Return `$PENSTOCK_CACHE/vm`, by default `.cache/vm` of the repository."""
+    """Return `$PENSTOCK_CACHE/vm`, by default `~/.cache/penstock/vm`: all checkouts share it."""
     root = os.environ.get("PENSTOCK_CACHE")
-    return (Path(root) if root else Path(__file__).resolve().parents[2] / ".cache") / "vm"
+    return (Path(root) if root else Path.home() / ".cache" / "penstock") / "vm"
 
 
 def load_assets(cache: Path | None = None) -> tuple[Path, VmAssets]:

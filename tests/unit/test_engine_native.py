@@ -12,7 +12,7 @@ from penstock.kernels.memory import huge_zeros
 
 @pytest.fixture
 def empty_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     native.load_library.cache_clear()
     yield tmp_path / "cache" / "penstock" / "native"
     native.load_library.cache_clear()
