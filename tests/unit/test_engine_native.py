@@ -14,7 +14,7 @@ from penstock.kernels.memory import huge_zeros
 def empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     native.load_library.cache_clear()
-    yield tmp_path / "cache" / "penstock" / "native"
+    yield tmp_path / "cache" / "native"
     native.load_library.cache_clear()
 
 
