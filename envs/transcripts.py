@@ -14,7 +14,6 @@ import msgspec
 from penstock.envs.dry_run import DryRunSandbox
 from penstock.envs.harness.result import ToolResult
 from penstock.envs.harness.run import run_calls
-from penstock.envs.ladder.generate import is_solved
 from penstock.envs.ladder.repository import CHECK_COMMAND, SEARCH, Repository, ShortEdit
 from penstock.messages.rollout import ToolCall
 
@@ -54,8 +53,6 @@ class Transcript:
 
     instruction: str
     turns: tuple[DemonstratedTurn, ...]
-    is_solved: bool
-    """Whether the hidden tests pass at its end."""
 
 
 async def demonstrate(repository: Repository, habits: Habits, rng: random.Random) -> Transcript:
@@ -78,8 +75,7 @@ class _Attempt:
             if self._flip(habits.edits):
                 await self._edit_and_check()
         await self._turn("finish")
-        solved = is_solved(self._sandbox.files, repository.hidden)
-        return Transcript(repository.task.instruction, tuple(self._turns), solved)
+        return Transcript(repository.task.instruction, tuple(self._turns))
 
     async def _edit_and_check(self) -> None:
         edit = self._choose()
