@@ -1,1 +1,1 @@
-"""Numeric kernels: references, CPU fast paths and CUDA sources."""
+"""Numeric kernels: references and CPU fast paths."""

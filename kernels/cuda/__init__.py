@@ -1,1 +1,1 @@
-"""CUDA sources and their loading."""
+"""The place of CUDA sources and their loading; there are none yet."""
