@@ -6,12 +6,15 @@ be shared between machines. Where there is no compiler the caller uses its porta
 
 import ctypes
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-Wno-psabi", "-shared", "-fPIC")
 _COMPILE_S = 120.0
@@ -32,6 +35,7 @@ def load_library(source: Path) -> ctypes.CDLL | None:
     """
     compiler = find_compiler()
     if compiler is None:
+        log.warning("%s: no C compiler; the portable path is several times slower", source.name)
         return None
     library = _cache_folder() / f"{source.stem}-{_key(source, compiler)}.so"
     if not library.exists() and not _compile(compiler, source, library):
@@ -69,6 +73,7 @@ def _compile(compiler: str, source: Path, library: Path) -> bool:
         command = [compiler, *_FLAGS, str(source), "-o", str(output), "-lm"]
         done = subprocess.run(command, capture_output=True, timeout=_COMPILE_S, check=False)
         if done.returncode:
+            log.warning("%s: not compiled: %s", source.name, done.stderr.decode(errors="replace"))
             return False
         with output.open("rb") as file:
             os.fsync(file.fileno())

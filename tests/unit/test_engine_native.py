@@ -35,18 +35,20 @@ def test_a_source_is_compiled_once_and_again_when_it_changes(empty_cache, tmp_pa
 
 
 @pytest.mark.skipif(native.find_compiler() is None, reason="no C compiler")
-def test_a_source_that_does_not_compile_leaves_nothing(empty_cache, tmp_path):
+def test_a_source_that_does_not_compile_leaves_nothing(empty_cache, tmp_path, caplog):
     source = tmp_path / "broken.c"
     source.write_text("int answer(void) { return ")
     assert native.load_library(source) is None
     assert list(empty_cache.iterdir()) == []
+    assert "broken.c: not compiled" in caplog.text
 
 
-def test_no_compiler_means_no_library(empty_cache, tmp_path, monkeypatch):
+def test_no_compiler_means_no_library(empty_cache, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", str(tmp_path))
     source = tmp_path / "answer.c"
     source.write_text("int answer(void) { return 41; }")
     assert native.load_library(source) is None
+    assert "answer.c: no C compiler" in caplog.text
 
 
 def test_packing_keeps_every_weight_in_its_panel():
