@@ -148,13 +148,7 @@ def build_repository(
             files=dict(sorted(files.items())),
             limits=LIMITS,
         ),
-        hidden=HiddenTests(
-            task_id=task_id,
-            files={HIDDEN_FILE: hidden_program(path, function_name, hidden_cases)},
-            argv=["python3", "-I", "-S", HIDDEN_FILE],
-            expected=[case.expected for case in hidden_cases],
-            gold_files={path: text(gold)},
-        ),
+        hidden=_hidden_tests(task_id, path, function_name, hidden_cases, text(gold)),
         function_name=function_name,
         path=path,
         bug=bug,
@@ -202,6 +196,18 @@ def _instruction(function_name: str, path: str, draft: Draft) -> str:
 def _visible_cases(draft: Draft, rng: random.Random) -> list[Case]:
     cases = draft.function.cases
     return [cases[rng.choice(draft.function.killers[draft.site])], rng.choice(cases)]
+
+
+def _hidden_tests(
+    task_id: str, path: str, function_name: str, cases: list[Case], gold_text: str
+) -> HiddenTests:
+    return HiddenTests(
+        task_id=task_id,
+        files={HIDDEN_FILE: hidden_program(path, function_name, cases)},
+        argv=["python3", "-I", "-S", HIDDEN_FILE],
+        expected=[case.expected for case in cases],
+        gold_files={path: gold_text},
+    )
 
 
 def hidden_program(path: str, function_name: str, cases: Sequence[Case]) -> str:
