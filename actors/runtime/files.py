@@ -5,10 +5,17 @@ import tempfile
 from pathlib import Path
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o644, is_exclusive: bool = False) -> None:
     """Write so that a reader sees the old bytes or the new ones, whatever happens.
 
+    Args:
+        path: The file; its folder is made where it is absent.
+        data: All of it.
+        mode: Permissions.
+        is_exclusive: Only make the file: of several writers at once, one does.
+
     Raises:
+        FileExistsError: `is_exclusive`, and the file is there.
         OSError: e.g. no space; the old file is untouched and nothing is left behind.
 
     """
@@ -20,11 +27,13 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(mode)
-        Path(temporary).replace(path)
+        if is_exclusive:
+            path.hardlink_to(temporary)
+        else:
+            Path(temporary).replace(path)
         _sync_folder(path.parent)
-    except BaseException:
+    finally:
         Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Objects as files of one folder, on one machine or a shared file system."""
 
 import asyncio
-import os
+import contextlib
 import re
 from pathlib import Path
 
@@ -51,24 +51,13 @@ class DirectoryStore:
 
     def _put(self, key: str, data: bytes | memoryview) -> None:
         path = self._path(key)
-        if path.is_file():
-            if path.read_bytes() != data:
-                raise CorruptDataError(f"object {key!r} is in {self._root} with other bytes")
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, bytes(data))
-        _sync_folder(path.parent)
+        if not path.is_file():
+            with contextlib.suppress(FileExistsError):  # Another writer was quicker.
+                return write_atomic(path, bytes(data), is_exclusive=True)
+        if path.read_bytes() != data:
+            raise CorruptDataError(f"object {key!r} is in {self._root} with other bytes")
 
     def _keys(self, prefix: str) -> list[str]:
         files = (path for path in self._root.rglob("*") if path.is_file())
         keys = (path.relative_to(self._root).as_posix() for path in files)
         return sorted(key for key in keys if key.startswith(prefix) and _KEY.fullmatch(key))
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -8,7 +8,7 @@ from tests.contract.check_store import CHECKS
 from penstock.infra.stores import directory
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.infra.stores.memory import MemoryStore
-from penstock.messages.errors import ConfigError
+from penstock.messages.errors import ConfigError, CorruptDataError
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -45,3 +45,16 @@ async def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
     assert not await store.exists("k")
     await store.put("k", b"y")
     assert await store.get("k") == b"y"
+
+
+async def test_of_two_writers_at_once_one_wins(tmp_path, monkeypatch):
+    """Fencing tokens are claimed by a put."""
+    store = DirectoryStore(tmp_path)
+    await store.put("token", b"first")
+    monkeypatch.setattr(directory.Path, "is_file", lambda path: False)
+    await store.put("token", b"first")
+    with pytest.raises(CorruptDataError, match="'token'"):
+        await store.put("token", b"second")
+    monkeypatch.undo()
+    assert await store.get("token") == b"first"
+    assert [path.name for path in tmp_path.iterdir()] == ["token"]
