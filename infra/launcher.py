@@ -37,10 +37,9 @@ class RestartBudgetError(PenstockError, RuntimeError):
 class Processes:
     """The run's actor processes, restarted as the policy says."""
 
-    def __init__(self, run: RunDir, config: RunConfig, url: str) -> None:
+    def __init__(self, run: RunDir, config: RunConfig) -> None:
         self._run = run
         self._config = config
-        self._url = url
         self._policy = RestartPolicy(
             intensity=config.run.restarts_max, period_s=config.run.restart_period_s
         )
@@ -101,7 +100,7 @@ class Processes:
             check_space(self._run.path)
             self._num_deaths[name] += 1
             failure = f"process {name} ended with code {code}; see {self._log_path(name)}"
-            if self._policy.on_failure(name, time.monotonic()) is Decision.ESCALATE:
+            if self._policy.on_failure(time.monotonic()) is Decision.ESCALATE:
                 raise RestartBudgetError(f"{failure}; it has used up its restarts")
             sys.stderr.write(f"[run] {failure}; starting it again\n")
             await self._tell(bus, name, process.pid, failure)
@@ -123,7 +122,7 @@ class Processes:
         with path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "penstock.infra.cli", "actor", *specs,
-                "--run", str(self._run.path), "--nats", self._url,
+                "--run", str(self._run.path),
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
                 preexec_fn=die_with_parent, start_new_session=True,
             )  # fmt: skip
@@ -152,7 +151,7 @@ class Processes:
 
 
 @contextlib.asynccontextmanager
-async def event_server(run: RunDir, config: RunConfig) -> AsyncGenerator[tuple[NatsBus, str]]:
+async def event_server(run: RunDir, config: RunConfig) -> AsyncGenerator[NatsBus]:
     """Give a provisioned bus: on the cluster that `[bus] url` names, or an embedded server."""
     async with contextlib.AsyncExitStack() as stack:
         url = config.bus.url
@@ -167,7 +166,7 @@ async def event_server(run: RunDir, config: RunConfig) -> AsyncGenerator[tuple[N
         stack.push_async_callback(bus.close)
         await bus.provision()
         run.write_state(url)
-        yield bus, url
+        yield bus
 
 
 async def _keep_server(server: EmbeddedServer) -> None:

@@ -72,7 +72,8 @@ async def import_log(bus: Bus, store: ObjectStore, path: Path) -> int:
             await store.put(entry["key"], entry["data"])
             continue
         message = decode(entry["data"])
-        assert isinstance(message, Event)
+        if not isinstance(message, Event):
+            raise CorruptDataError(f"{path}: {type(message).__name__} is no event")
         batch.append(message)
         if len(batch) == 256:
             await bus.publish(batch)

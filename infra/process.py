@@ -1,8 +1,10 @@
 """One operating-system process that runs some actors: what `penstock actor ROLE ...` does."""
 
 import asyncio
+import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 
 from penstock.actors.runtime.host import ActorHost
@@ -10,9 +12,6 @@ from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.config import RunConfig
 from penstock.infra.roles import Assembly, build_actors
 from penstock.infra.runs import RunDir
-
-DRAIN_S = 30.0
-"""Longest orderly end: handlers finish, the trainer saves."""
 
 
 async def run_actors(run: RunDir, config: RunConfig, specs: Sequence[str], url: str) -> None:
@@ -40,13 +39,17 @@ async def run_actors(run: RunDir, config: RunConfig, specs: Sequence[str], url: 
 
 
 def main(run: RunDir, config: RunConfig, specs: Sequence[str], url: str) -> int:
-    """Run the process to its end; 0 after an orderly stop, 1 after a failure (said on stderr)."""
+    """Run the process to its end; 0 after an orderly stop, 1 after a failure (said on stderr).
+
+    After a failure the process goes at once: a worker thread that hangs must not keep it.
+    """
     import uvloop
 
     try:
         uvloop.run(run_actors(run, config, specs, url))
     except* Exception as failures:
         for error in failures.exceptions:
-            sys.stderr.write(f"actor failed: {type(error).__name__}: {error}\n")
-        raise
+            traceback.print_exception(error)
+        sys.stderr.flush()
+        os._exit(1)
     return 0

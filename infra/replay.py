@@ -1,8 +1,6 @@
 """`penstock replay`: retrain every step of a run from its log and compare every digest."""
 
-import platform
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ import msgspec
 
 from penstock.infra.config import RunConfig, load_config
 from penstock.infra.runs import RunDir, find_run, open_log
+from penstock.infra.versions import environment_versions
 from penstock.messages.bus import Bus
 from penstock.messages.control import RunStarted
 from penstock.messages.training import BatchManifest
@@ -78,9 +77,7 @@ async def _other_versions(bus: Bus) -> dict[str, str]:
     started = await bus.last(RunStarted)
     if started is None or not isinstance(started.event, RunStarted):
         return {}
-    here = {"python": platform.python_version(), "platform": platform.platform()}
-    here |= {name: version(name) for name in ("penstock", "torch")}
-    recorded = started.event.versions
+    here, recorded = environment_versions(), started.event.versions
     return {
         name: f"{recorded[name]} then, {value} now"
         for name, value in here.items()

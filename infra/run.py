@@ -4,13 +4,11 @@ import argparse
 import asyncio
 import contextlib
 import os
-import platform
 import re
 import signal
 import sys
 import time
 from collections.abc import Coroutine, Generator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from penstock.infra.progress import Progress
 from penstock.infra.runs import RunDir, check_space, find_run
 from penstock.infra.sample_users import run_sample_users
 from penstock.infra.toml_writer import to_toml
+from penstock.infra.versions import environment_versions
 from penstock.messages.control import RunStarted
 from penstock.messages.errors import ConfigError, DeadlineError
 
@@ -90,8 +89,8 @@ async def _run(run_dir: RunDir, config: RunConfig, *, with_replay: bool) -> int:
     started = time.time()
     create_key(run_dir.gateway_key, key_id="local", training_consent=True)
     with _interruption() as interrupted:
-        async with event_server(run_dir, config) as (bus, url):
-            complete = await _work(run_dir, config, bus, url, progress, interrupted)
+        async with event_server(run_dir, config) as bus:
+            complete = await _work(run_dir, config, bus, progress, interrupted)
             if complete:
                 is_sound = await close_run(
                     run_dir, config, bus, progress.say, started_at=started, with_replay=with_replay
@@ -101,11 +100,10 @@ async def _run(run_dir: RunDir, config: RunConfig, *, with_replay: bool) -> int:
     return INTERRUPTED
 
 
-async def _work(  # noqa: PLR0913, PLR0917 - all of a run
+async def _work(
     run_dir: RunDir,
     config: RunConfig,
     bus: NatsBus,
-    url: str,
     progress: Progress,
     interrupted: asyncio.Event,
 ) -> bool:
@@ -116,7 +114,7 @@ async def _work(  # noqa: PLR0913, PLR0917 - all of a run
     if not await _before(interrupted, preparing):
         return False
     await bus.publish([_run_started(run_dir, config)])
-    processes = Processes(run_dir, config, url)
+    processes = Processes(run_dir, config)
     try:
         return await _until_complete(run_dir, config, bus, processes, progress, interrupted)
     finally:
@@ -202,12 +200,7 @@ def _run_started(run_dir: RunDir, config: RunConfig) -> RunStarted:
         run_id=run_dir.run_id,
         seed=config.run.seed,
         config_toml=run_dir.config.read_text(),
-        versions={
-            "penstock": version("penstock"),
-            "python": platform.python_version(),
-            "torch": version("torch"),
-            "platform": platform.platform(),
-        },
+        versions=environment_versions(),
     )
 
 

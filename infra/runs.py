@@ -74,9 +74,9 @@ class RunDir:
         return state if _is_alive(state.pid) else None
 
     def write_state(self, url: str) -> None:
-        """Tell other processes where the server is."""
+        """Tell other processes of this user where the server is, its token included."""
         state = RunState(run_id=self.run_id, url=url, pid=os.getpid(), started_at=time.time())
-        write_atomic(self.state, msgspec.json.encode(state))
+        write_atomic(self.state, msgspec.json.encode(state), mode=0o600)
 
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:

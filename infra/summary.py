@@ -73,7 +73,7 @@ class Summary:
                 self._ledger.add_live(event)
             case BatchManifest():
                 self._ledger.add_manifest(event)
-                self._counts["live_trained"] += len(event.live)
+                self._counts["live_trained"] += sum(s.outcome.is_trained for s in event.live)
             case StepCompleted():
                 self._add_step(event)
             case EvalCompleted():
