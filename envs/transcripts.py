@@ -27,6 +27,9 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Tries an edit after looking; else it gives up."""
     edits_rightly: float = 0.45
     """Of the edits."""
+    slips: float = 0.0
+    """Before an edit, quotes text that is not in the file just once, and is told so. The policy reads
+    the slip and does not imitate it: what it learns is how to go on."""
     checks: float = 0.7
     """Runs the visible check after an edit."""
     repairs: float = 0.4
@@ -45,6 +48,8 @@ class DemonstratedTurn:
 
     calls: tuple[ToolCall, ...]
     results: tuple[ToolResult, ...]
+    is_slip: bool = False
+    """Not to be imitated."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,8 @@ class _Attempt:
 
     async def _edit_and_check(self) -> None:
         edit = self._choose()
+        if self._flip(self._habits.slips):
+            await self._slip(edit)
         await self._edit(edit)
         if not self._flip(self._habits.checks):
             return
@@ -104,17 +111,26 @@ class _Attempt:
             return None
         return ShortEdit(first.new, second.new)
 
-    async def _edit(self, edit: ShortEdit) -> None:
-        await self._turn("edit_file", path=self._repository.path, old=edit.old, new=edit.new)
+    async def _edit(self, edit: ShortEdit, *, is_slip: bool = False) -> None:
+        arguments = {"path": self._repository.path, "old": edit.old, "new": edit.new}
+        await self._turn("edit_file", is_slip=is_slip, **arguments)
+
+    async def _slip(self, edit: ShortEdit) -> None:
+        other = self._repository.wrong_edit(self._rng) or edit
+        quotes = [other.new, *(edit.old[:end] for end in range(1, len(edit.old)))]
+        text = self._sandbox.files[self._repository.path]
+        misquotes = [old for old in quotes if old not in ("", edit.new) and text.count(old) != 1]
+        if misquotes:
+            await self._edit(ShortEdit(self._rng.choice(misquotes), edit.new), is_slip=True)
 
     async def _check(self) -> bool:
         result = await self._turn("run_terminal", command=CHECK_COMMAND)
         return result.text == "ok"
 
-    async def _turn(self, tool: str, **arguments: str) -> ToolResult:
+    async def _turn(self, tool: str, *, is_slip: bool = False, **arguments: str) -> ToolResult:
         calls = (ToolCall(name=tool, arguments=arguments),)
         results = await run_calls(self._sandbox, calls, self._repository.task.limits)
-        self._turns.append(DemonstratedTurn(calls, tuple(results)))
+        self._turns.append(DemonstratedTurn(calls, tuple(results), is_slip))
         return results[0]
 
     def _flip(self, probability: float) -> bool:

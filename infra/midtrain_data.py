@@ -81,7 +81,7 @@ class CorpusBuilder:
         return len(ids)
 
     def add_transcript(self, transcript: Transcript, context_weight: float) -> int:
-        """Add an episode: the actor's own tokens have weight 1, what it reads has less."""
+        """Add an episode: the actor's own tokens have weight 1, what it reads less, slips none."""
         message = ChatMessage(role=Role.USER, content=transcript.instruction)
         ids = render_prompt(self._tokenizer, [message])
         weights = [context_weight] * len(ids)
@@ -89,7 +89,7 @@ class CorpusBuilder:
             said = render_turn(self._tokenizer, "", turn.calls)
             seen = render_observation(self._tokenizer, [result.text for result in turn.results])
             ids += said + seen
-            weights += [1.0] * len(said) + [context_weight] * len(seen)
+            weights += [0.0 if turn.is_slip else 1.0] * len(said) + [context_weight] * len(seen)
         unseen = len(render_observation(self._tokenizer, ["done"]))
         self._add(ids[:-unseen], weights[:-unseen])
         return len(ids) - unseen

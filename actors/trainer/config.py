@@ -116,6 +116,8 @@ class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     learning_rate: float = 5e-4
     warmup_steps: int = 10
+    decay_fraction: float = 0.0
+    """Last part of `steps_max`, over which the learning rate falls to a tenth."""
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
@@ -126,6 +128,7 @@ class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         """Refuse impossible values."""
         check_range("trainer.optimizer.learning_rate", self.learning_rate, 0)
         check_range("trainer.optimizer.warmup_steps", self.warmup_steps, 0)
+        check_range("trainer.optimizer.decay_fraction", self.decay_fraction, 0, 1)
         check_range("trainer.optimizer.grad_clip", self.grad_clip, 1e-9)
 
 

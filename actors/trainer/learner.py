@@ -92,16 +92,15 @@ class Learner:
         finally:
             self._copy(masters)
 
-    def apply(self, step: int) -> float:
-        """Clip the gradients, take optimizer step `step` (from 1), and clear them.
+    def apply(self, step: int, steps_max: int) -> float:
+        """Clip the gradients, take optimizer step `step` (from 1) of `steps_max`, and clear them.
 
         Returns:
             The gradients' norm before clipping.
 
         """
-        warmup = min(1.0, step / max(self.config.warmup_steps, 1))
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate * warmup
+            group["lr"] = self.config.learning_rate * rate(self.config, step, steps_max)
         norm = torch.nn.utils.clip_grad_norm_(
             list(self.parameters.values()), self.config.grad_clip, error_if_nonfinite=True
         )
@@ -127,6 +126,14 @@ class Learner:
             if parameter in self.optimizer.state
             for moment in _MOMENTS
         }
+
+
+def rate(config: OptimizerConfig, step: int, steps_max: int) -> float:
+    """Return the learning rate's factor at step 1 .. `steps_max`."""
+    warmup = min(1.0, step / max(config.warmup_steps, 1))
+    num_decaying = max(config.decay_fraction * steps_max, 1e-9)
+    left = (steps_max - step) / num_decaying
+    return warmup * (0.1 + 0.9 * min(1.0, max(0.0, left)) if config.decay_fraction else 1.0)
 
 
 def _moment_name(parameter_name: str, moment: str) -> str:

@@ -77,7 +77,7 @@ def train_step(
     sums, norm = _Sums(), 0.0
     if sequences:
         sums = _accumulate(learner, sequences, config)
-        norm = learner.apply(manifest.step)
+        norm = learner.apply(manifest.step, config.steps_max)
     return StepResult(
         weights_digest=learner.weights_digest(),
         optimizer_digest=learner.optimizer_digest(),
