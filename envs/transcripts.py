@@ -28,8 +28,8 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     edits_rightly: float = 0.45
     """Of the edits."""
     slips: float = 0.0
-    """Before an edit, quotes text that is not in the file just once, and is told so. The policy reads
-    the slip and does not imitate it: what it learns is how to go on."""
+    """Before an edit, quotes text that is not in the file just once, and is told so. The policy
+    reads the slip and does not imitate it: what it learns is how to go on."""
     checks: float = 0.7
     """Runs the visible check after an edit."""
     repairs: float = 0.4
