@@ -1,3 +1,4 @@
+import random
 import subprocess
 import sys
 
@@ -10,9 +11,13 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.parse import ParsedTurn, parse_turn
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.trainer.corpus import decode_corpus
-from penstock.envs.ladder.generate import LADDER, Selection
+from penstock.envs.harness.result import ToolResult
+from penstock.envs.ladder.generate import LADDER, Selection, draw_repositories
+from penstock.envs.transcripts import DemonstratedTurn, Habits, Transcript
 from penstock.infra import prepare as preparing
+from penstock.infra.midtrain_data import CorpusBuilder, attempts
 from penstock.infra.prepare import PrepareConfig
+from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Split, TaskSet
 
 NUM_DEMONSTRATIONS = 14
@@ -75,6 +80,35 @@ def test_what_the_actor_says_weighs_most_and_parses_as_turns(objects, tokenizer)
             assert (weights[start:end] == 1.0).all()
             assert weights[start - 1] == pytest.approx(CONFIG.context_weight)
         assert tokens[-1] == tokenizer.end_id
+
+
+def test_a_slip_is_refused_and_read_but_not_imitated():
+    habits = Habits(looks=1.0, edits=1.0, edits_rightly=1.0, slips=1.0, checks=0.0)
+    rng = random.Random(5)
+    selection = Selection(rungs=("operator", "call"))
+    repositories = list(draw_repositories(Split.TRAIN, 8, selection, rng, "slip"))
+    for transcript in attempts(repositories, habits, rng):
+        slips = [turn for turn in transcript.turns if turn.is_slip]
+        assert len(slips) == 1
+        assert slips[0].results[0].text.startswith("error: old is ")
+        after = transcript.turns[transcript.turns.index(slips[0]) + 1]
+        assert after.results[0].is_valid and not after.is_slip
+
+
+def test_the_tokens_of_a_slip_weigh_nothing(tokenizer):
+    call = ToolCall(name="edit_file", arguments={"path": "a.py", "old": "x", "new": "y"})
+    refused = ToolResult(name="edit_file", text="error: old is not in the file", is_valid=False)
+    slip = DemonstratedTurn((call,), (refused,), is_slip=True)
+    end = DemonstratedTurn(
+        (ToolCall(name="finish", arguments={}),), (ToolResult(name="finish", text="done"),)
+    )
+    weights = {}
+    for name, turns in (("with", (slip, end)), ("without", (end,))):
+        builder = CorpusBuilder(tokenizer)
+        builder.add_transcript(Transcript("mend it", turns), 0.25)
+        weights[name] = builder.build().weights
+    assert (weights["with"] == 1.0).sum() == (weights["without"] == 1.0).sum()
+    assert (weights["with"] == 0.0).sum() > 5
 
 
 NUM_DRILLS = 10

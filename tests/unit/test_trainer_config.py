@@ -5,7 +5,13 @@ import msgspec
 import pytest
 
 from penstock.actors.trainer import advantages, config, corrections, losses
-from penstock.actors.trainer.config import LossConfig, MidtrainConfig, TrainerConfig
+from penstock.actors.trainer.config import (
+    LossConfig,
+    MidtrainConfig,
+    OptimizerConfig,
+    TrainerConfig,
+)
+from penstock.actors.trainer.learner import rate
 from penstock.messages.errors import ConfigError
 
 
@@ -45,3 +51,13 @@ def test_settings_and_pure_parts_import_no_torch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_learning_rate_rises_stays_and_falls_to_a_tenth():
+    config = OptimizerConfig(warmup_steps=4, decay_fraction=0.5)
+    expected = {1: 0.25, 4: 1.0, 10: 1.0, 15: 0.55, 20: 0.1, 21: 0.1}
+    assert {step: rate(config, step, 20) for step in expected} == pytest.approx(expected)
+
+
+def test_without_a_decay_the_learning_rate_stays():
+    assert [rate(OptimizerConfig(warmup_steps=0), step, 20) for step in (1, 20)] == [1.0, 1.0]
