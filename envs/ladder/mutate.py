@@ -58,14 +58,16 @@ class Mutation:
 
 
 @dataclass(frozen=True)
-class _Edit:
+class Edit:
+    """Fields of a tree's nodes that change together."""
+
     rung: str
     changes: tuple[tuple[ast.AST, str, object], ...]
     """(node, field, new value), made together."""
 
 
-def _edit(rung: str, node: ast.AST, field: str, value: object) -> _Edit:
-    return _Edit(rung, ((node, field, value),))
+def _edit(rung: str, node: ast.AST, field: str, value: object) -> Edit:
+    return Edit(rung, ((node, field, value),))
 
 
 def mutations(source: str) -> list[Mutation]:
@@ -79,9 +81,9 @@ def mutations(source: str) -> list[Mutation]:
     found = []
     for index, edit in enumerate(_edits(tree)):
         originals = [(node, field, getattr(node, field)) for node, field, _ in edit.changes]
-        _apply(edit.changes)
+        apply(edit.changes)
         found.append(Mutation(edit.rung, f"{edit.rung}{index}", ast.unparse(tree)))
-        _apply(originals)
+        apply(originals)
     return [*found, Mutation(BODY, BODY, _without_body(tree))]
 
 
@@ -91,7 +93,7 @@ def mutate(source: str, site: str) -> str:
     if site == BODY:
         return _without_body(tree)
     edit = list(_edits(tree))[int(site.lstrip(_LETTERS))]
-    _apply(edit.changes)
+    apply(edit.changes)
     return ast.unparse(tree)
 
 
@@ -101,7 +103,8 @@ def sites(source: str) -> list[str]:
     return [f"{edit.rung}{index}" for index, edit in edits]
 
 
-def _apply(changes: Iterable[tuple[ast.AST, str, object]]) -> None:
+def apply(changes: Iterable[tuple[ast.AST, str, object]]) -> None:
+    """Set each field of each node."""
     for node, field, value in changes:
         setattr(node, field, value)
 
@@ -115,20 +118,31 @@ def _without_body(tree: ast.Module) -> str:
     return ast.unparse(tree)
 
 
-def _edits(tree: ast.Module) -> Iterator[_Edit]:
+def _edits(tree: ast.Module) -> Iterator[Edit]:
     function = tree.body[0]
     assert isinstance(function, ast.FunctionDef)
-    variables = _variables(function)
-    statements = ast.Module(body=function.body[1:], type_ignores=[])
+    return edits(function.body[1:], variables(function))
+
+
+def edits(body: list[ast.stmt], names: list[str]) -> Iterator[Edit]:
+    """Yield every edit of some statements, in a fixed order.
+
+    Args:
+        body: without the docstring.
+        names: variables, of which one may stand in for another.
+
+    """
+    statements = ast.Module(body=body, type_ignores=[])
     for node in ast.walk(statements):
         yield from _operator_edits(node)
         yield from _comparison_edits(node)
         yield from _constant_edits(node)
         yield from _call_edits(node)
-        yield from _argument_edits(node, variables)
+        yield from _argument_edits(node, names)
 
 
-def _variables(function: ast.FunctionDef) -> list[str]:
+def variables(function: ast.FunctionDef) -> list[str]:
+    """Return the parameters and the assigned names of a function, in order."""
     names = [argument.arg for argument in function.args.args]
     stored = [
         node.id
@@ -138,7 +152,7 @@ def _variables(function: ast.FunctionDef) -> list[str]:
     return list(dict.fromkeys(names + stored))
 
 
-def _operator_edits(node: ast.AST) -> Iterator[_Edit]:
+def _operator_edits(node: ast.AST) -> Iterator[Edit]:
     if isinstance(node, ast.BinOp):
         for other in _OPERATORS.get(type(node.op), ()):
             yield _edit("operator", node, "op", other())
@@ -147,7 +161,7 @@ def _operator_edits(node: ast.AST) -> Iterator[_Edit]:
         yield _edit("operator", node, "op", other_bool)
 
 
-def _comparison_edits(node: ast.AST) -> Iterator[_Edit]:
+def _comparison_edits(node: ast.AST) -> Iterator[Edit]:
     if isinstance(node, ast.Compare):
         for index, op in enumerate(node.ops):
             for other in _COMPARISONS.get(type(op), ()):
@@ -155,7 +169,7 @@ def _comparison_edits(node: ast.AST) -> Iterator[_Edit]:
                 yield _edit("comparison", node, "ops", ops)
 
 
-def _constant_edits(node: ast.AST) -> Iterator[_Edit]:
+def _constant_edits(node: ast.AST) -> Iterator[Edit]:
     if not isinstance(node, ast.Constant):
         return
     if isinstance(node.value, bool):
@@ -166,7 +180,7 @@ def _constant_edits(node: ast.AST) -> Iterator[_Edit]:
             yield _edit("constant", node, "value", node.value - 1)
 
 
-def _call_edits(node: ast.AST) -> Iterator[_Edit]:
+def _call_edits(node: ast.AST) -> Iterator[Edit]:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         for other in _NAMES.get(node.func.id, ()):
             yield _edit("call", node.func, "id", other)
@@ -175,15 +189,15 @@ def _call_edits(node: ast.AST) -> Iterator[_Edit]:
             yield _edit("call", node, "attr", other)
 
 
-def _argument_edits(node: ast.AST, variables: list[str]) -> Iterator[_Edit]:
+def _argument_edits(node: ast.AST, names: list[str]) -> Iterator[Edit]:
     if isinstance(node, ast.Call) and len(node.args) == 2:
         yield _edit("argument", node, "args", node.args[::-1])
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         receiver = node.func.value
         if len(node.args) == 1 and isinstance(receiver, ast.Name):
             swap = ((node.func, "value", node.args[0]), (node, "args", [receiver]))
-            yield _Edit("argument", swap)
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in variables:
-        others = [name for name in variables if name != node.id]
+            yield Edit("argument", swap)
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names:
+        others = [name for name in names if name != node.id]
         for other in others[:2]:
             yield _edit("argument", node, "id", other)
