@@ -32,6 +32,7 @@ def _template() -> str:
     parts = {
         "/*STYLE*/": "page.css",
         "/*CHARTS*/": "charts.js",
+        "/*REGIONS*/": "regions.js",
         "/*VIEW*/": "page.js",
     }
     text = (folder / "page.html").read_text(encoding="utf-8")

@@ -154,7 +154,10 @@ def _number(metrics: dict[str, float], name: str) -> str:
 
 
 def _regions(regions: dict[str, RegionView]) -> Table:
-    table = Table("region", "serves", "last delta", "ratio", "pause", "digests", box=None)
+    table = Table(
+        "region", "serves", "behind", "received", "last delta", "ratio", "pause", "digests",
+        box=None,
+    )  # fmt: skip
     for name, region in regions.items():
         last = region.deltas[-1] if region.deltas else None
         served = ", ".join(f"{replica} v{v}" for replica, v in region.replicas.items())
@@ -162,6 +165,8 @@ def _regions(regions: dict[str, RegionView]) -> Table:
         table.add_row(
             name,
             served or "–",
+            f"{region.lag_versions} versions, {region.lag_s:.1f} s" if region.lag_versions else "0",
+            f"{region.num_bytes / 1e6:.2f} MB",
             f"{last.num_bytes / 1e3:.1f} kB" if last else "–",
             f"{last.ratio:.1f}×" if last and last.ratio else "–",
             f"{last.pause_ms:.1f} ms" if last else "–",

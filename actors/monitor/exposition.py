@@ -63,6 +63,15 @@ class _StateCollector(Collector):
         bad = CounterMetricFamily(
             "penstock_digest_mismatches", "Versions applied wrongly.", labels=["region"]
         )
+        behind = GaugeMetricFamily(
+            "penstock_weight_lag_versions", "Slowest replica behind the head.", labels=["region"]
+        )
+        behind_s = GaugeMetricFamily(
+            "penstock_weight_lag_seconds", "Age of the first version it lacks.", labels=["region"]
+        )
+        relayed = CounterMetricFamily(
+            "penstock_relayed_bytes", "Brought to the region, all versions.", labels=["region"]
+        )
         for name, region in self._state.regions.items():
             for replica, served in region.replicas.items():
                 version.add_metric([name, replica], served)
@@ -70,7 +79,10 @@ class _StateCollector(Collector):
                 bytes_.add_metric([name], region.deltas[-1].num_bytes)
                 pause.add_metric([name], region.deltas[-1].pause_ms / 1e3)
             bad.add_metric([name], region.num_digest_mismatches)
-        yield from (version, bytes_, pause, bad)
+            behind.add_metric([name], region.lag_versions)
+            behind_s.add_metric([name], region.lag_s)
+            relayed.add_metric([name], region.num_bytes)
+        yield from (version, bytes_, pause, bad, behind, behind_s, relayed)
 
     def _work(self) -> Iterator[Metric]:
         state = self._state

@@ -94,6 +94,7 @@ class Fold:
         if self._ledger_changed:
             state.ledger = _ledger_view(self._ledger)
             self._ledger_changed = False
+        self._regions.measure_lag(now)
         state.sandbox.gauges = self._fleet.gauges("sandbox")
         is_over = state.run.phase == "finished"
         since = self._moved_at or state.run.started_at or now

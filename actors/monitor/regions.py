@@ -1,4 +1,10 @@
-"""Weights on their way: what each version cost each region."""
+"""Weights on their way: what each version cost each region, and how far each is behind.
+
+```
+ published v7 ──── lag_s of v7 in west ────▶ applied by west's slowest replica
+              head = 9:  west serves 7, lag_versions = 2, lag_s = since v8 was published
+```
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,18 +29,34 @@ class Regions:
     def __init__(self, regions: dict[str, RegionView]) -> None:
         self._regions = regions
         self._published: OrderedDict[int, WeightsPublished] = OrderedDict()
+        self._published_at: dict[int, float] = {}
         self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
             WeightsPublished: self._on_published,
             WeightsRelayed: self._on_relayed,
             WeightsApplied: self._on_applied,
         }
 
+    def measure_lag(self, now: float) -> None:
+        """Set how far each region is behind at `now` (unix seconds).
+
+        A version that is no longer known counts as old as the oldest known one.
+        """
+        head = max(self._published, default=0)
+        for region in self._regions.values():
+            served = min(region.replicas.values(), default=-1)
+            region.lag_versions = max(0, head - served)
+            lacking = [at for version, at in self._published_at.items() if version > served]
+            region.lag_s = max(0.0, now - min(lacking, default=now))
+
     def _on_published(self, event: WeightsPublished, at: float) -> None:
         self._published[event.policy_version] = event
+        self._published_at[event.policy_version] = at
         if len(self._published) > NUM_VERSIONS_KNOWN_MAX:
-            self._published.popitem(last=False)
+            forgotten, _ = self._published.popitem(last=False)
+            del self._published_at[forgotten]
 
     def _on_relayed(self, event: WeightsRelayed, at: float) -> None:
+        self._region(event.region).num_bytes += event.num_bytes
         point = self._point(event.region, event.policy_version)
         point.num_bytes = event.num_bytes
         point.fetch_ms = event.fetch_ms
@@ -47,6 +69,8 @@ class Regions:
         point.num_bytes = point.num_bytes or event.num_bytes
         point.stage_ms = max(point.stage_ms, event.stage_ms)
         point.pause_ms = max(point.pause_ms, event.pause_ms)
+        if event.from_version >= 0:  # One that joins was not behind.
+            _note_lag(region, event, at, self._published_at)
 
     def _region(self, name: str) -> RegionView:
         return self._regions.setdefault(name, RegionView())
@@ -66,3 +90,13 @@ class Regions:
             region.num_full_after_v0 += int(is_full)
         append_thinned(region.deltas, point)
         return point
+
+
+def _note_lag(
+    region: RegionView, event: WeightsApplied, at: float, published_at: dict[int, float]
+) -> None:
+    """Set the lag of the version that was applied, and of those that it skipped."""
+    for point in reversed(region.deltas):
+        if event.from_version < point.policy_version <= event.policy_version:
+            lag_s = at - published_at.get(point.policy_version, at)
+            point.lag_s = max(point.lag_s, lag_s)

@@ -94,6 +94,8 @@ class DeltaPoint(msgspec.Struct, kw_only=True):
     fetch_ms: float = 0.0
     stage_ms: float = 0.0
     pause_ms: float = 0.0
+    lag_s: float = 0.0
+    """From its publication until the replica served it, or one newer."""
 
     @property
     def ratio(self) -> float:
@@ -107,6 +109,12 @@ class RegionView(msgspec.Struct, kw_only=True):
     replicas: dict[str, int] = {}
     """Replica -> the version that it serves."""
     deltas: list[DeltaPoint] = []
+    lag_versions: int = 0
+    """Of the slowest replica, behind the newest published version."""
+    lag_s: float = 0.0
+    """How long that replica has been without the first version that it lacks; 0 at the head."""
+    num_bytes: int = 0
+    """Brought to the region by its relay, all versions together."""
     num_full_after_v0: int = 0
     num_digest_mismatches: int = 0
 

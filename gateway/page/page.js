@@ -149,28 +149,6 @@ function drawEss() {
   fill("ess", note("Of the importance weights; low means off-policy"), ess.length ? graph : empty("No step has been taken yet."));
 }
 
-function drawDeltas() {
-  const regions = Object.entries(state.regions);
-  const graph = chart(widthOf("deltas"), {
-    height: 280, x: { label: "policy version" }, y: { format: bytes, log: true },
-    series: regions.map(([name, r], i) => ({ name, color: i + 1, points: r.deltas.filter((d) => d.num_bytes > 0).map((d) => [d.policy_version, d.num_bytes]) })),
-  });
-  const head = ["region", "serves", "last delta", "ratio, median", "swap pause, median", "full uploads after v0", "digests"];
-  const rows = regions.map(([name, r]) => {
-    const deltas = r.deltas.filter((d) => d.kind !== "anchor" && d.num_bytes > 0);
-    const last = deltas[deltas.length - 1];
-    const served = [...new Set(Object.values(r.replicas))].sort((a, b) => a - b).map((v) => `v${v}`).join(", ");
-    const bad = r.num_digest_mismatches;
-    return [
-      name, served || "–", last ? bytes(last.num_bytes) : "–",
-      deltas.length ? `${trim(median(deltas.map((d) => d.full_bytes / d.num_bytes)))}× smaller` : "–",
-      deltas.length ? milliseconds(median(deltas.map((d) => d.pause_ms))) : "–", integer(r.num_full_after_v0),
-      html("span", bad ? "bad-text" : "good-text", bad ? `${bad} wrong` : "all equal"),
-    ];
-  });
-  fill("deltas", note("Bytes sent for each version, logarithmic"), graph ?? empty("No version has reached a region yet."), rows.length ? table(head, rows, [1, 2, 3, 4, 5]) : null);
-}
-
 function drawStepTime() {
   const steps = state.steps;
   const graph = chart(widthOf("steptime"), {
@@ -292,7 +270,8 @@ function table(head, rows, numeric, { long = -1, optional = [] } = {}) {
 const SECTIONS = {
   header: [["run", "stall"], drawHeader], tiles: [["evals", "steps", "staleness", "ledger", "live", "sandbox", "run"], drawTiles],
   reward: [["steps", "evals"], drawReward], midtrain: [["midtrain"], drawMidtrain], staleness: [["staleness"], drawStaleness],
-  mismatch: [["steps"], drawMismatch], ess: [["steps"], drawEss], deltas: [["regions"], drawDeltas], steptime: [["steps"], drawStepTime],
+  mismatch: [["steps"], drawMismatch], ess: [["steps"], drawEss], deltas: [["regions"], drawDeltas],
+  lag: [["regions"], drawLag], steptime: [["steps"], drawStepTime],
   loss: [["steps"], drawLoss],
   ledger: [["ledger"], drawLedger], outcomes: [["rollouts"], drawOutcomes], actors: [["actors", "run", "stall"], drawActors],
   sandbox: [["sandbox"], drawSandbox], live: [["live"], drawLive], log: [["log"], drawLog],

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not CHROMIUM, reason="no chromium on this machine"),
 ]
-CHARTS = ("reward", "midtrain", "staleness", "mismatch", "deltas", "steptime")
+CHARTS = ("reward", "midtrain", "staleness", "mismatch", "deltas", "lag", "steptime")
 SIZES = [(1280, 800), (390, 844)]
 
 

@@ -1,0 +1,36 @@
+// Weights on their way to the regions: size, lag and swap pause of every version.
+const ofRegions = (value) => Object.entries(state.regions).map(([name, r], i) => ({
+  name, color: (i % 6) + 1, points: r.deltas.filter((d) => d.kind !== "anchor" && value(d) > 0).map((d) => [d.policy_version, value(d)]),
+}));
+
+function drawDeltas() {
+  const regions = Object.entries(state.regions);
+  const graph = chart(widthOf("deltas"), {
+    height: 280, x: { label: "policy version" }, y: { format: bytes, log: true },
+    series: regions.map(([name, r], i) => ({ name, color: (i % 6) + 1, points: r.deltas.filter((d) => d.num_bytes > 0).map((d) => [d.policy_version, d.num_bytes]) })),
+  });
+  const head = ["region", "serves", "behind head", "received", "last delta", "ratio, median", "swap pause, median", "full uploads after v0", "digests"];
+  const rows = regions.map(([name, r]) => {
+    const deltas = r.deltas.filter((d) => d.kind !== "anchor" && d.num_bytes > 0);
+    const last = deltas[deltas.length - 1];
+    const served = [...new Set(Object.values(r.replicas))].sort((a, b) => a - b).map((v) => `v${v}`).join(", ");
+    const bad = r.num_digest_mismatches;
+    const behind = r.lag_versions ? `${integer(r.lag_versions)} versions, ${duration(r.lag_s)}` : "0";
+    return [
+      name, served || "–", behind, bytes(r.num_bytes), last ? bytes(last.num_bytes) : "–",
+      deltas.length ? `${trim(median(deltas.map((d) => d.full_bytes / d.num_bytes)))}× smaller` : "–",
+      deltas.length ? milliseconds(median(deltas.map((d) => d.pause_ms))) : "–", integer(r.num_full_after_v0),
+      html("span", bad ? "bad-text" : "good-text", bad ? `${bad} wrong` : "all equal"),
+    ];
+  });
+  fill("deltas", note("Bytes sent for each version, logarithmic"), graph ?? empty("No version has reached a region yet."), rows.length ? table(head, rows, [1, 2, 3, 4, 5, 6, 7], { optional: [3, 7] }) : null);
+}
+
+function drawLag() {
+  const half = { height: 170, x: { label: "policy version" } };
+  const lag = chart(widthOf("lag"), { ...half, y: { format: seconds, min: 0 }, series: ofRegions((d) => d.lag_s) });
+  const pause = chart(widthOf("lag"), { ...half, y: { format: milliseconds, min: 0 }, series: ofRegions((d) => d.pause_ms) });
+  fill("lag", note("From publication until the region's slowest replica serves the version"), lag ?? empty("No replica has taken an update yet."),
+    pause && note("Generation stands still for the swap"), pause);
+}
+

@@ -1,0 +1,80 @@
+"""How far each region is behind the trainer."""
+
+from penstock.actors.monitor.exposition import exposition
+from penstock.actors.monitor.fold import Fold
+from penstock.actors.monitor.state import RegionView
+from penstock.messages.weights import WeightsApplied
+
+from .story import AT, version
+
+
+def applied(replica: str, from_version: int, to_version: int, region: str = "west"):
+    return WeightsApplied(
+        region=region,
+        replica=replica,
+        policy_version=to_version,
+        root_digest="d",
+        digest_matches=True,
+        from_version=from_version,
+        num_bytes=10,
+        stage_ms=1.0,
+        pause_ms=1.0,
+    )
+
+
+def fold_of(*timed) -> Fold:
+    fold = Fold()
+    for at, event in timed:
+        fold.apply(event, at)
+    return fold
+
+
+def published_and_relayed(number: int, at: float):
+    published, relayed, *_ = version(number, 100)
+    return (at, published), (at + 1.0, relayed)
+
+
+def west(fold: Fold, now: float) -> RegionView:
+    return fold.state(now).regions["west"]
+
+
+def test_a_region_is_as_far_behind_as_its_slowest_replica():
+    fold = fold_of(
+        *(entry for v in range(4) for entry in published_and_relayed(v, AT + 10 * v)),
+        (AT + 31, applied("a", 2, 3)),
+        (AT + 32, applied("b", 0, 1)),
+    )
+    region = west(fold, AT + 50)
+    assert (region.lag_versions, region.lag_s) == (2, 30.0)
+    assert region.num_bytes == 400
+    fold.apply(applied("b", 1, 3), AT + 51)
+    region = west(fold, AT + 60)
+    assert (region.lag_versions, region.lag_s) == (0, 0.0)
+    assert [point.lag_s for point in region.deltas] == [0.0, 22.0, 31.0, 21.0]
+
+
+def test_a_replica_that_joins_late_was_not_behind():
+    fold = fold_of(
+        *(entry for v in range(3) for entry in published_and_relayed(v, AT + 10 * v)),
+        (AT + 500, applied("late", -1, 2)),
+    )
+    region = west(fold, AT + 501)
+    assert region.lag_versions == 0
+    assert {point.lag_s for point in region.deltas} == {0.0}
+
+
+def test_a_region_without_a_replica_is_behind_by_everything():
+    fold = fold_of(*published_and_relayed(0, AT), *published_and_relayed(1, AT + 5))
+    region = west(fold, AT + 9)
+    assert (region.lag_versions, region.lag_s) == (2, 9.0)
+
+
+def test_prometheus_sees_the_lag():
+    fold = fold_of(*published_and_relayed(0, AT), *published_and_relayed(1, AT + 5))
+    lines = exposition(fold.state(AT + 9)).decode().splitlines()
+    for line in (
+        'penstock_weight_lag_versions{region="west"} 2.0',
+        'penstock_weight_lag_seconds{region="west"} 9.0',
+        'penstock_relayed_bytes_total{region="west"} 200.0',
+    ):
+        assert line in lines
