@@ -43,7 +43,13 @@ from penstock.messages.training import (
     MidtrainCompleted,
     StepCompleted,
 )
-from penstock.messages.weights import WeightsApplied, WeightsPublished, WeightsRelayed
+from penstock.messages.weights import (
+    ReadTiles,
+    TileRead,
+    WeightsApplied,
+    WeightsPublished,
+    WeightsRelayed,
+)
 
 EVENTS = (
     StartRollout, TurnSampled, RolloutFinished, Verdict,
@@ -59,6 +65,7 @@ REQUESTS = (
     Generate, TokensSampled, AbortGeneration, RemoteError, Ack,
     AcquireSandbox, SandboxLeased, ExecCommand, CommandFinished, ReadFile, FileRead,
     WriteFiles, ListFiles, FilesListed, ReleaseSandbox, ReadMonitor, MonitorSnapshot,
+    ReadTiles, TileRead,
 )  # fmt: skip
 """Asked and answered, not kept."""
 

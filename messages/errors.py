@@ -38,6 +38,10 @@ class QueueFullError(PenstockError, BlockingIOError):
     """A bounded queue refused one more entry; try again later."""
 
 
+class StoreFullError(PenstockError, OSError):
+    """An object store has no room; nothing was stored, and the same put may succeed later."""
+
+
 class NotFoundError(PenstockError, LookupError):
     """A named thing (run, object, task, backend) does not exist; the text lists the choices."""
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import msgspec
 
-from penstock.messages.base import Event, Stream
+from penstock.messages.base import Event, Message, Stream
 
 
 class SnapshotKind(StrEnum):
@@ -19,7 +19,14 @@ class SnapshotKind(StrEnum):
     """An older version."""
 
 
-class ShardRef(msgspec.Struct, frozen=True, kw_only=True):
+class Extent(msgspec.Struct, frozen=True, array_like=True):
+    """A run of elements, in the flat coordinates of the whole snapshot."""
+
+    start: int
+    num_elements: int
+
+
+class ShardRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One object of a snapshot."""
 
     shard_id: int
@@ -28,6 +35,9 @@ class ShardRef(msgspec.Struct, frozen=True, kw_only=True):
     blake3: str
     codec: str
     codec_version: int = 1
+    extents: list[Extent] = []
+    """What the object's elements are, one run after the other; all of one dtype. Publishers may
+    cut a snapshot as they like."""
 
 
 class WeightsPublished(Event, frozen=True, kw_only=True):
@@ -52,6 +62,14 @@ class WeightsPublished(Event, frozen=True, kw_only=True):
     shards: list[ShardRef]
     config_json: str = ""
     """The policy's config.json, on anchors."""
+    tensor_table_digest: str = ""
+    """Of names, dtypes and shapes: what flat coordinates mean."""
+    base_element_digest: str = ""
+    target_element_digest: str = ""
+    """Sum over all elements of a mix of place and value: parts of a snapshot may be digested by
+    whoever holds them, however it is cut, and added up."""
+    digests: ShardRef | None = None
+    """The digests of tensors and tiles, for who must find out what is damaged."""
 
     def key(self) -> str:
         """One a version: two publishers cannot both publish it."""
@@ -91,3 +109,25 @@ class WeightsApplied(Event, frozen=True, kw_only=True):
     def key(self) -> str:
         """One a replica and version and start of the replica (it may apply a version again)."""
         return f"{self.region}.{self.replica}.{self.policy_version}"
+
+
+class TileRef(msgspec.Struct, frozen=True, array_like=True):
+    """One tile of a tensor: 65,536 elements in flat order, the last one maybe fewer."""
+
+    tensor: str
+    tile: int
+
+
+class ReadTiles(Message, frozen=True, kw_only=True):
+    """Receiver -> the relay of its region, whose store is sound: what its own copy should hold."""
+
+    policy_version: int
+    tiles: list[TileRef]
+
+
+class TileRead(Message, frozen=True, kw_only=True):
+    """Relay -> receiver, one reply a tile."""
+
+    tile: TileRef
+    data: bytes
+    """The elements, little-endian."""
