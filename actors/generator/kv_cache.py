@@ -9,13 +9,9 @@ import numpy as np
 import torch
 
 from penstock.actors.policy.config import PolicyConfig
-from penstock.kernels.decode import TILE
+from penstock.actors.policy.native import has_wide_routes
+from penstock.kernels.decode import round_up
 from penstock.kernels.memory import huge_zeros
-
-
-def round_up(num_tokens: int) -> int:
-    """Round up to whole tiles of positions."""
-    return -(-num_tokens // TILE) * TILE
 
 
 class Row:
@@ -45,7 +41,7 @@ class SlotCache:
         self.kv = torch.from_numpy(huge_zeros(kv_shape, np.float32))
         """[L, rows, 2*Hkv, T, D]: keys then values; inside a tile of positions, the decoder's own
         layout."""
-        route_dtype = torch.uint8 if config.num_experts <= 256 else torch.int16
+        route_dtype = torch.int16 if has_wide_routes(config) else torch.uint8
         shape = (num_rows, num_tokens_max, layers, config.num_experts_per_tok)
         self.routes = torch.zeros(shape, dtype=route_dtype)
         self.tokens = np.zeros((num_rows, num_tokens_max), dtype=np.int32)

@@ -13,9 +13,9 @@ from penstock.actors.generator.decoder import StepBatch
 from penstock.actors.generator.kv_cache import SlotCache
 from penstock.actors.generator.sampler import SamplingBatch, sample
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.layers import Layer
 from penstock.actors.policy.model import Policy
-from penstock.kernels.decode import DecodeKernel, DecodeShape, DecodeWeights, LayerWeights, pack
+from penstock.actors.policy.native import decode_shape, pack_policy
+from penstock.kernels.decode import DecodeKernel, DecodeWeights
 
 _SPLIT_TOKENS = 8
 """Fewer tokens than this are not worth a second thread."""
@@ -38,7 +38,7 @@ class NativeDecoder:
         cls, config: PolicyConfig, cache: SlotCache, num_threads: int
     ) -> "NativeDecoder | None":
         """Return None where the kernel cannot be compiled or does not fit the shape."""
-        shape = _shape(config, cache)
+        shape = decode_shape(config, len(cache.rows), cache.num_tokens_max)
         kernels = [DecodeKernel.load(shape) for _ in range(num_threads)]
         loaded = [kernel for kernel in kernels if kernel is not None]
         return cls(loaded, config, cache) if loaded else None
@@ -92,53 +92,3 @@ class NativeDecoder:
         outputs: np.ndarray,
     ) -> np.ndarray:
         return self._kernels[share].step(weights, self._kv, self._routes, tokens, outputs)
-
-
-def pack_policy(policy: Policy) -> DecodeWeights:
-    """Lay a policy's weights out for the kernel."""
-    head = policy.embedding if policy.config.tie_word_embeddings else policy.head
-    return DecodeWeights(
-        layers=[_pack_layer(layer) for layer in policy.layers if isinstance(layer, Layer)],
-        embedding=_numpy(policy.embedding),
-        head=pack(_numpy(head)),
-        final_norm=_numpy(policy.final_norm),
-        rotary=(_numpy(policy.cos), _numpy(policy.sin)),
-    )
-
-
-def _pack_layer(layer: Layer) -> LayerWeights:
-    attention = layer.attention
-    return LayerWeights(
-        attention_norm=_numpy(layer.attention_norm),
-        qkv=pack(_numpy(attention.qkv)),
-        output=pack(_numpy(attention.output)),
-        query_norm=_numpy(attention.query_norm),
-        key_norm=_numpy(attention.key_norm),
-        expert_norm=_numpy(layer.expert_norm),
-        gate=pack(_numpy(layer.router.weight)),
-        gate_up=pack(_numpy(layer.experts.gate_up)),
-        down=pack(_numpy(layer.experts.down)),
-    )
-
-
-def _numpy(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.detach().numpy()
-
-
-def _shape(config: PolicyConfig, cache: SlotCache) -> DecodeShape:
-    return DecodeShape(
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        experts=config.num_experts,
-        chosen=config.num_experts_per_tok,
-        width=config.moe_intermediate_size,
-        vocab=config.vocab_size,
-        rows=len(cache.rows),
-        positions=cache.num_tokens_max,
-        normalize=config.norm_topk_prob,
-        wide_routes=cache.routes.dtype == torch.int16,
-        eps=config.rms_norm_eps,
-    )

@@ -25,6 +25,7 @@ class Request:
         self.request_id = request_id
         self.session_id = session_id
         self.prompt = np.ascontiguousarray(token_ids, dtype=np.int32)
+        self.num_prompt_tokens = len(self.prompt)
         self.sampling = sampling
         self.routes_from = routes_from
         self.stop_ids = frozenset(sampling.stop_token_ids)

@@ -149,6 +149,7 @@ def save_checkpoint(policy: Policy, folder: Path, dtype: torch.dtype = torch.flo
 def config_json(config: PolicyConfig, dtype: torch.dtype = PUBLISHED_DTYPE) -> str:
     """Return the text of the format's `config.json`."""
     values = msgspec.to_builtins(config) | _FIXED_CONFIG
+    del values["numerics"]
     values["dtype"] = str(dtype).removeprefix("torch.")
     return json.dumps(values, indent=2)
 

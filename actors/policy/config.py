@@ -2,6 +2,8 @@
 
 import msgspec
 
+from penstock.actors.policy.numerics import NumericsConfig
+
 
 class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Shape of the mixture-of-experts transformer; the defaults make 1.9M parameters."""
@@ -24,11 +26,13 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Longest sequence, in tokens, that the rotary table covers."""
     mtp_num_heads: int = 1
     """Multi-token-prediction heads, 0 or 1; used by mid-training only."""
+    numerics: NumericsConfig = NumericsConfig()
+    """How it is computed; no part of the checkpoint format."""
 
     def __post_init__(self) -> None:
         """Refuse shapes that no model can have."""
         for name in self.__struct_fields__:
-            if name != "mtp_num_heads" and getattr(self, name) is not False:
+            if name not in ("mtp_num_heads", "numerics") and getattr(self, name) is not False:
                 _require(getattr(self, name) > 0, f"{name} must be positive")
         _require(
             self.num_attention_heads % self.num_key_value_heads == 0,

@@ -8,6 +8,7 @@ of their beginning, so that no token is computed twice.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,10 +26,31 @@ class PolicyOutput:
     """[T, d] after the final norm; `Policy.logits` turns the rows that matter into logits."""
     routed_experts: torch.Tensor
     """[T, L, K] int16: the experts each token went through, in slot order."""
-    router_mismatch: torch.Tensor
-    """0-dim float32: the share of the recorded ids that the router would not have chosen."""
+    flips: torch.Tensor
+    """[L] int64: how many recorded ids the router of each layer would not have chosen."""
+    num_recorded: int
+    """Recorded ids, in all layers."""
     balance_loss: torch.Tensor
     """0-dim: load balance, 1 when even (Switch Transformer, arXiv 2101.03961, equation 4)."""
+
+    @property
+    def router_mismatch(self) -> float:
+        """The share of the recorded ids that the routers would not have chosen."""
+        return float(self.flips.sum()) / max(self.num_recorded, 1)
+
+
+class TakeValue(torch.autograd.Function):
+    """The value of another implementation, with the gradient of this one."""
+
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Return `value`, of the shape of `own`."""
+        return value.view_as(own).clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Hand the gradient to `own`."""
+        return grad_outputs[0], None
 
 
 class MtpHead(nn.Module):
@@ -98,6 +120,7 @@ class Policy(nn.Module):
         lengths: Sequence[int],
         routed_experts: torch.Tensor | None = None,
         parents: Sequence[int] | None = None,
+        states: torch.Tensor | None = None,
     ) -> PolicyOutput:
         """Run the packed tokens.
 
@@ -107,6 +130,8 @@ class Policy(nn.Module):
             routed_experts: [T, L, K] integer ids to replay; rows of `ROUTE_FREE` route freely.
             parents: for each piece the earlier one that it continues, or -1 where it begins a
                 sequence; by default every piece is a whole sequence. `packing.py` makes them.
+            states: [L, T, d] what each layer gives in another implementation, to go on with
+                instead; `exact.py` makes them.
 
         Raises:
             ValueError: lengths that do not fit, or routes of the wrong shape.
@@ -115,17 +140,20 @@ class Policy(nn.Module):
         segments = self._segments(input_ids, tuple(lengths), parents)
         recorded = self._checked_routes(input_ids, routed_experts)
         x = F.embedding(input_ids, self.embedding)
-        routes, balance, mismatches = [], [], []
+        routes, balance, flips = [], [], []
         for index, layer in enumerate(self.layers):
             replay = None if recorded is None else recorded[:, index]
-            x, ids, scores, mismatch = layer(x, segments, replay)
+            x, ids, scores, flipped = layer(x, segments, replay)
+            if states is not None:
+                x = TakeValue.apply(x, states[index])
             routes.append(ids.to(torch.int16))
             balance.append(_balance(ids, scores))
-            mismatches.append(mismatch)
+            flips.append(flipped)
         return PolicyOutput(
             hidden=F.rms_norm(x, (x.shape[-1],), self.final_norm, self.config.rms_norm_eps),
             routed_experts=torch.stack(routes, dim=1),
-            router_mismatch=_mismatch_share(mismatches, recorded),
+            flips=torch.stack(flips),
+            num_recorded=0 if recorded is None else int((recorded >= 0).sum()),
             balance_loss=torch.stack(balance).mean(),
         )
 
@@ -200,10 +228,3 @@ def _balance(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     num_experts = scores.shape[1]
     share = torch.bincount(ids.reshape(-1), minlength=num_experts) / ids.numel()
     return num_experts * (share * scores.mean(0)).sum()
-
-
-def _mismatch_share(mismatches: list[torch.Tensor], recorded: torch.Tensor | None) -> torch.Tensor:
-    total = torch.stack(mismatches).sum().float()
-    if recorded is None:
-        return total
-    return total / (recorded >= 0).sum().clamp(min=1)

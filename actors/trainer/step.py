@@ -13,10 +13,9 @@ import msgspec
 import numpy as np
 import torch
 
-from penstock.actors.policy.model import token_logprobs
-from penstock.actors.policy.packing import pack_tree
 from penstock.actors.trainer.config import LossConfig, TrainerConfig
 from penstock.actors.trainer.corrections import correction_weights, log_ratios
+from penstock.actors.trainer.forward import SequenceForward
 from penstock.actors.trainer.gradients import accumulate
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.losses import normalizer, token_losses
@@ -108,12 +107,13 @@ def _accumulate(
 ) -> _Sums:
     """Leave the batch's gradient in the learner's parameters; return its figures."""
     divisor = normalizer(len(sequences), config.loss)
-    passes = [
-        partial(_forward, learner, batch, config.loss, divisor)
-        for batch in micro_batches(sequences, config.micro_batch_tokens)
-    ]
     total = _Sums()
     with learner.published_weights():
+        forward = SequenceForward(learner.policy, config.loss.temperature)
+        passes = [
+            partial(_forward, forward, batch, config.loss, divisor)
+            for batch in micro_batches(sequences, config.micro_batch_tokens)
+        ]
         for sums in accumulate(
             list(learner.parameters.values()),
             passes,
@@ -125,12 +125,12 @@ def _accumulate(
 
 
 def _forward(
-    learner: Learner, batch: Sequence[TrainingSequence], config: LossConfig, divisor: float
+    forward: SequenceForward, batch: Sequence[TrainingSequence], config: LossConfig, divisor: float
 ) -> tuple[torch.Tensor, _Sums]:
     """Return the loss of one micro-batch, and its figures."""
     counts = torch.tensor([sequence.sampled_at.size for sequence in batch])
     behavior = _cat([sequence.behavior_logprobs for sequence in batch])
-    current, router_mismatch = _logprobs(learner, batch, config.temperature)
+    current, router_mismatch = forward.logprobs(batch)
     ids = torch.arange(len(batch)).repeat_interleave(counts)
     ratio = log_ratios(current, behavior)
     weights = correction_weights(ratio, ids, config)
@@ -146,30 +146,6 @@ def _forward(
         mismatch=mismatch_sums(ratio, weights),
     )
     return loss, sums
-
-
-def _logprobs(
-    learner: Learner, batch: Sequence[TrainingSequence], temperature: float
-) -> tuple[torch.Tensor, float]:
-    """Return the sampled tokens' logprobs, [N], and the share of routes the router would change."""
-    tree = pack_tree(
-        [sequence.token_ids[:-1] for sequence in batch],
-        [sequence.routed_experts for sequence in batch],
-    )
-    output = learner.policy(
-        torch.from_numpy(tree.input_ids),
-        tree.lengths,
-        torch.from_numpy(tree.routed_experts),
-        tree.parents,
-    )
-    rows = [
-        places[sequence.sampled_at - 1] for sequence, places in zip(batch, tree.places, strict=True)
-    ]
-    targets = [sequence.token_ids[sequence.sampled_at] for sequence in batch]
-    logits = learner.policy.logits(output.hidden.index_select(0, _cat(rows)))
-    if temperature != 1.0:
-        logits = logits * (1.0 / temperature)
-    return token_logprobs(logits, _cat(targets)), float(output.router_mismatch)
 
 
 def _cat(parts: Sequence[np.ndarray]) -> torch.Tensor:

@@ -43,7 +43,11 @@ typedef struct {
     int32_t num_tokens, num_outputs;
     const int32_t *token_ids, *rows, *positions, *outputs;
     float *kv, *logits, *scratch;
-    void *routes;
+    void *routes;           /* [rows, positions, layers, chosen], or NULL: record none */
+    const int16_t *replay;  /* [num_tokens, layers, chosen], negative where free; or NULL */
+    float *states;          /* [layers, num_tokens, hidden]: what each layer gave; or NULL */
+    int32_t *flips;         /* [layers, 2]: see replay_route; or NULL */
+    float plausible;
 } step_t;
 
 static inline v16 select16(i16 mask, v16 yes, v16 no) {
@@ -279,8 +283,35 @@ static void attention(const shape_t *s, const weights_t *w, const step_t *b, lon
         }
 }
 
-/* Scores of one token -> its experts and their weights, best first, ties to the lower id. */
-static void route(const shape_t *s, float *scores, int32_t *ids, float *weights) {
+/* Puts recorded experts in the place of the router's own, which have negated scores. One whose
+ * probability is below `plausible` gives way to the best expert that is not among the others.
+ * Counts in flips the recorded slots that the router would not have chosen, and those replaced. */
+static void replay_route(const shape_t *s, const float *scores, float total, const int16_t *recorded,
+                         float plausible, int32_t *ids, float *weights, int32_t *flips) {
+    for (int k = 0; k < s->chosen; k++) {
+        ids[k] = recorded[k];
+        weights[k] = fabsf(scores[ids[k]]) / total;
+        if (flips) flips[0] += scores[ids[k]] > 0.0f;
+        if (weights[k] < plausible) ids[k] = -1;
+    }
+    for (int k = 0; k < s->chosen; k++) {
+        if (ids[k] >= 0) continue;
+        int best = -1;
+        for (int e = 0; e < s->experts; e++) {
+            int taken = 0;
+            for (int j = 0; j < s->chosen; j++) taken |= ids[j] == e;
+            if (!taken && (best < 0 || fabsf(scores[e]) > fabsf(scores[best]))) best = e;
+        }
+        ids[k] = best;
+        weights[k] = fabsf(scores[best]) / total;
+        if (flips) flips[1] += best != recorded[k];
+    }
+}
+
+/* Scores of one token -> its experts and their weights, best first, ties to the lower id; or the
+ * recorded experts in their order. */
+static void route(const shape_t *s, float *scores, const int16_t *recorded, float plausible,
+                  int32_t *ids, float *weights, int32_t *flips) {
     float top = scores[0], total = 0.0f, kept = 0.0f;
     for (int e = 1; e < s->experts; e++) top = scores[e] > top ? scores[e] : top;
     for (int e = 0; e < s->experts; e++) total += scores[e] = exp16(splat(scores[e] - top))[0];
@@ -289,13 +320,17 @@ static void route(const shape_t *s, float *scores, int32_t *ids, float *weights)
         for (int e = 0; e < s->experts; e++)
             if (scores[e] >= 0.0f && (best < 0 || scores[e] > scores[best])) best = e;
         ids[k] = best;
-        kept += weights[k] = scores[best] / total;
-        scores[best] = -1.0f;
+        weights[k] = scores[best] / total;
+        scores[best] = -scores[best];
     }
+    if (recorded && recorded[0] >= 0)
+        replay_route(s, scores, total, recorded, plausible, ids, weights, flips);
+    for (int k = 0; k < s->chosen; k++) kept += weights[k];
     for (int k = 0; k < s->chosen && s->normalize; k++) weights[k] /= kept;
 }
 
 static void record(const shape_t *s, const step_t *b, long layer, long token, const int32_t *ids) {
+    if (!b->routes) return;
     long place = (long)b->rows[token] * s->positions + b->positions[token];
     long at = (place * s->layers + layer) * s->chosen;
     for (int k = 0; k < s->chosen; k++) {
@@ -315,8 +350,10 @@ static void experts(const shape_t *s, const weights_t *w, const step_t *b, long 
     float *both = gathered + N * d, *active = both + N * 2 * f, *results = active + N * f;
     int32_t *ids = (int32_t *)(results + N * K * d), *slots = ids + N * K;
     matmul(normed, N, d, layer->gate, E, scores);
+    int32_t *flips = b->flips ? b->flips + 2 * index : 0;
     for (long t = 0; t < N; t++) {
-        route(s, scores + t * E, ids + t * K, weights + t * K);
+        const int16_t *recorded = b->replay ? b->replay + (t * s->layers + index) * K : 0;
+        route(s, scores + t * E, recorded, b->plausible, ids + t * K, weights + t * K, flips);
         record(s, b, index, t, ids + t * K);
     }
     for (long e = 0; e < E; e++) {
@@ -374,6 +411,7 @@ void penstock_step(const shape_t *s, const weights_t *w, const step_t *b) {
         for (long t = 0; t < N; t++)
             rms_norm(x + t * d, layer->expert_norm, s->eps, d, normed + t * d);
         experts(s, w, b, index, normed, x, work);
+        if (b->states) memcpy(b->states + index * N * d, x, (size_t)(N * d) * sizeof(float));
     }
     for (long o = 0; o < b->num_outputs; o++)
         rms_norm(x + b->outputs[o] * d, w->final_norm, s->eps, d, normed + o * d);
@@ -415,6 +453,26 @@ static long draw(const float *logits, long V, float factor, float top, double ta
     return last;
 }
 
+/* The largest tempered logit of a row, and the sum of e^(logit - largest) over it. */
+static __attribute__((noinline)) float row_mass(const float *logits, long V, float factor,
+                                                double *total) {
+    v16 highest = splat(-INFINITY);
+    for (long i = 0; i < V; i += 16) {
+        v16 block = tempered(logits, i, V, factor);
+        highest = select16(block > highest, block, highest);
+    }
+    float top = max16(highest);
+    *total = 0.0;
+    for (long i = 0; i < V; i += 16)
+        *total += sum16(exp_or_zero(tempered(logits, i, V, factor) - top));
+    return top;
+}
+
+static __attribute__((noinline)) float log_probability(float logit, float factor, float top,
+                                                       double total) {
+    return (float)(logit * factor - top - log(total));
+}
+
 /* Draws one token a row; an inverse temperature of 0 takes the best, its log-probability being that
  * at temperature 1. Uniforms lie in [0, 1). */
 void penstock_sample(const float *logits, int64_t rows, int64_t V, const float *inverse_temperatures,
@@ -422,17 +480,20 @@ void penstock_sample(const float *logits, int64_t rows, int64_t V, const float *
     for (int64_t r = 0; r < rows; r++, logits += V) {
         int greedy = inverse_temperatures[r] == 0.0f;
         float factor = greedy ? 1.0f : inverse_temperatures[r];
-        v16 highest = splat(-INFINITY);
-        for (long i = 0; i < V; i += 16) {
-            v16 block = tempered(logits, i, V, factor);
-            highest = select16(block > highest, block, highest);
-        }
-        float top = max16(highest);
-        double total = 0.0;
-        for (long i = 0; i < V; i += 16)
-            total += sum16(exp_or_zero(tempered(logits, i, V, factor) - top));
+        double total;
+        float top = row_mass(logits, V, factor, &total);
         long token = greedy ? best(logits, V) : draw(logits, V, factor, top, uniforms[r] * total);
         tokens[r] = (int32_t)token;
-        logprobs[r] = (float)(logits[token] * factor - top - log(total));
+        logprobs[r] = log_probability(logits[token], factor, top, total);
+    }
+}
+
+/* What `penstock_sample` would have said of given tokens. */
+void penstock_logprobs(const float *logits, int64_t rows, int64_t V, float inverse_temperature,
+                       const int32_t *tokens, float *logprobs) {
+    for (int64_t r = 0; r < rows; r++, logits += V) {
+        double total;
+        float top = row_mass(logits, V, inverse_temperature, &total);
+        logprobs[r] = log_probability(logits[tokens[r]], inverse_temperature, top, total);
     }
 }

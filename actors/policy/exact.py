@@ -1,0 +1,187 @@
+"""The sampler's own arithmetic for a trainer's batch: zero mismatch, to the bit.
+
+The compiled step (`kernels/decode`) gives a token the same bits in any batch, chunk or cache. Here
+it runs the tokens of a packed tree, so the trainer's logprobs are those that the engine sampled
+with. Gradients are torch's, each layer's taken at the exact input: `model.TakeValue` puts exact
+values in the place of torch's, which differ in the last bits only.
+
+A piece of the tree goes on in its parent's row of the cache; its siblings get copies.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.model import Policy
+from penstock.actors.policy.native import decode_shape, has_wide_routes, pack_policy
+from penstock.actors.policy.numerics import ExactModeError
+from penstock.actors.policy.packing import PackedTree
+from penstock.kernels.decode import DecodeKernel, Trace, round_up
+
+_CHUNK_TOKENS = 512
+"""Tokens of one call: what a call touches stays in the cache. Changes the time and no bit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactPass:
+    """What the compiled step gives for T packed tokens, N of whose successors are known."""
+
+    states: torch.Tensor
+    """[L, T, d] what each layer gave."""
+    routed_experts: torch.Tensor
+    """[T, L, K] int64 the experts that were used."""
+    logprobs: torch.Tensor
+    """[N] float32."""
+    flips: np.ndarray
+    """[L, 2]: see `kernels.decode.Trace`."""
+
+
+class ExactForward:
+    """Runs trees with one set of weights; threads may share it."""
+
+    def __init__(self, policy: Policy, plausible: float = 0.0) -> None:
+        """Pack the policy's weights as they are now.
+
+        Args:
+            policy: whose weights; a copy is taken.
+            plausible: replayed experts of a lower probability give way to the router's best.
+
+        """
+        self._config = policy.config
+        self._plausible = plausible
+        self._weights = pack_policy(policy)
+
+    def run(
+        self, tree: PackedTree, rows: np.ndarray, targets: np.ndarray, temperature: float = 1.0
+    ) -> ExactPass:
+        """Run a tree, replaying its routes.
+
+        Args:
+            tree: T tokens.
+            rows: [N] places in the tree.
+            targets: [N] the tokens whose logprobs are wanted after them.
+            temperature: of the sampler.
+
+        Raises:
+            ExactModeError: The step cannot be compiled here, or does not fit the shape.
+
+        """
+        places = _Places.of(tree)
+        kernel = self._kernel(places)
+        cache = _Cache.empty(self._config, places)
+        wanted, inverse = np.unique(rows, return_inverse=True)
+        logits = np.empty((len(wanted), self._config.vocab_size), np.float32)
+        num_layers, total = self._config.num_hidden_layers, len(tree.input_ids)
+        states = np.empty((num_layers, total, self._config.hidden_size), np.float32)
+        flips = np.zeros((num_layers, 2), np.int32)
+        for tokens in cache.filled(places):
+            trace = Trace(
+                states=np.empty((num_layers, len(tokens), states.shape[2]), np.float32),
+                flips=flips,
+                replay=tree.routed_experts[tokens].astype(np.int16),
+                plausible=self._plausible,
+            )
+            taken = (tree.input_ids[tokens], places.rows[tokens], places.positions[tokens])
+            arrays = tuple(values.astype(np.int32) for values in taken)
+            outputs = np.flatnonzero(np.isin(tokens, wanted)).astype(np.int32)
+            found = kernel.step(self._weights, cache.kv, cache.routes, arrays, outputs, trace=trace)
+            logits[np.searchsorted(wanted, tokens[outputs])] = found
+            states[:, tokens] = trace.states
+        chosen = targets.astype(np.int32)
+        logprobs = kernel.logprobs(logits[inverse], temperature, chosen)
+        return ExactPass(
+            states=torch.from_numpy(states),
+            routed_experts=torch.from_numpy(cache.routes[places.rows, places.positions]).long(),
+            logprobs=torch.from_numpy(logprobs),
+            flips=flips,
+        )
+
+    def _kernel(self, places: "_Places") -> DecodeKernel:
+        shape = decode_shape(self._config, places.num_rows, places.num_positions)
+        kernel = DecodeKernel.load(shape)
+        if kernel is None:
+            raise ExactModeError(
+                "policy.numerics.mode: exact needs a C compiler, and hidden_size, head_dim and "
+                "moe_intermediate_size that are multiples of 16"
+            )
+        return kernel
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Places:
+    """Where the tokens of a tree lie in the cache."""
+
+    rows: np.ndarray
+    """[T]."""
+    positions: np.ndarray
+    """[T] in the token's own sequence."""
+    levels: list[np.ndarray]
+    """Tokens by the depth of their piece: a level needs nothing but the levels before."""
+    copies: list[list[tuple[int, int, int]]]
+    """For each level (from row, to row, positions): beginnings that later siblings copy."""
+    num_rows: int
+    num_positions: int
+
+    @classmethod
+    def of(cls, tree: PackedTree) -> "_Places":
+        """Give each leaf a row."""
+        first = np.concatenate([[0], np.cumsum(tree.lengths)])
+        rows, starts, depths = [], [], []
+        heirs: set[int] = set()
+        levels: list[list[np.ndarray]] = []
+        copies: list[list[tuple[int, int, int]]] = []
+        num_rows = 0
+        for piece, parent in enumerate(tree.parents):
+            depth = 0 if parent < 0 else depths[parent] + 1
+            start = 0 if parent < 0 else starts[parent] + tree.lengths[parent]
+            inherits = parent >= 0 and parent not in heirs
+            heirs.add(parent)
+            row = rows[parent] if inherits else num_rows
+            num_rows += not inherits
+            if depth == len(levels):
+                levels.append([])
+                copies.append([])
+            if parent >= 0 and not inherits:
+                copies[depth].append((rows[parent], row, round_up(start)))
+            levels[depth].append(np.arange(first[piece], first[piece + 1]))
+            rows.append(row)
+            starts.append(start)
+            depths.append(depth)
+        offsets = np.repeat(np.array(starts) - first[:-1], tree.lengths)
+        positions = np.arange(first[-1]) + offsets
+        return cls(
+            rows=np.repeat(rows, tree.lengths),
+            positions=positions,
+            levels=[np.concatenate(level) for level in levels],
+            copies=copies,
+            num_rows=num_rows,
+            num_positions=round_up(int(positions.max()) + 1),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cache:
+    """Keys, values and routes of one tree."""
+
+    kv: np.ndarray
+    routes: np.ndarray
+
+    @classmethod
+    def empty(cls, config: PolicyConfig, places: _Places) -> "_Cache":
+        rows, positions = places.num_rows, places.num_positions
+        layers, heads = config.num_hidden_layers, 2 * config.num_key_value_heads
+        routes_dtype = np.int16 if has_wide_routes(config) else np.uint8
+        return cls(
+            kv=np.empty((layers, rows, heads, positions, config.head_dim), np.float32),
+            routes=np.empty((rows, positions, layers, config.num_experts_per_tok), routes_dtype),
+        )
+
+    def filled(self, places: _Places) -> Iterator[np.ndarray]:
+        """Yield the tokens to be computed next; what they need is in the cache by then."""
+        for tokens, copies in zip(places.levels, places.copies, strict=True):
+            for source, target, count in copies:
+                self.kv[:, target, :, :count] = self.kv[:, source, :, :count]
+            yield from np.array_split(tokens, -(-len(tokens) // _CHUNK_TOKENS))

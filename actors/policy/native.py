@@ -1,0 +1,65 @@
+"""The policy as the compiled step wants it: packed weights, and dimensions."""
+
+import numpy as np
+import torch
+
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.layers import Layer
+from penstock.actors.policy.model import Policy
+from penstock.kernels.decode import DecodeShape, DecodeWeights, LayerWeights, pack
+
+
+def has_wide_routes(config: PolicyConfig) -> bool:
+    """Tell whether an expert's id takes more than a byte."""
+    return config.num_experts > 256
+
+
+def decode_shape(config: PolicyConfig, num_rows: int, num_positions: int) -> DecodeShape:
+    """Return the dimensions of a policy over a cache of [rows, positions]."""
+    return DecodeShape(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        experts=config.num_experts,
+        chosen=config.num_experts_per_tok,
+        width=config.moe_intermediate_size,
+        vocab=config.vocab_size,
+        rows=num_rows,
+        positions=num_positions,
+        normalize=config.norm_topk_prob,
+        wide_routes=has_wide_routes(config),
+        eps=config.rms_norm_eps,
+    )
+
+
+def pack_policy(policy: Policy) -> DecodeWeights:
+    """Lay a policy's weights out for the kernel: a copy."""
+    head = policy.embedding if policy.config.tie_word_embeddings else policy.head
+    return DecodeWeights(
+        layers=[_pack_layer(layer) for layer in policy.layers if isinstance(layer, Layer)],
+        embedding=_numpy(policy.embedding),
+        head=pack(_numpy(head)),
+        final_norm=_numpy(policy.final_norm),
+        rotary=(_numpy(policy.cos), _numpy(policy.sin)),
+    )
+
+
+def _pack_layer(layer: Layer) -> LayerWeights:
+    attention = layer.attention
+    return LayerWeights(
+        attention_norm=_numpy(layer.attention_norm),
+        qkv=pack(_numpy(attention.qkv)),
+        output=pack(_numpy(attention.output)),
+        query_norm=_numpy(attention.query_norm),
+        key_norm=_numpy(attention.key_norm),
+        expert_norm=_numpy(layer.expert_norm),
+        gate=pack(_numpy(layer.router.weight)),
+        gate_up=pack(_numpy(layer.experts.gate_up)),
+        down=pack(_numpy(layer.experts.down)),
+    )
+
+
+def _numpy(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().numpy()
