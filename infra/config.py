@@ -21,6 +21,7 @@ from penstock.actors.sandbox.config import SandboxHostConfig
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.gateway.config import GatewayConfig
 from penstock.infra.prepare import PrepareConfig
+from penstock.infra.regions.settings import LinkSection, check_processes
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Purpose
 
@@ -50,6 +51,8 @@ class RegionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     name: str
     serves: list[Purpose]
+    link: LinkSection | None = None
+    """It is far away: its processes reach the others over a link of these properties."""
 
 
 class PoolSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -207,3 +210,8 @@ def _check_whole(config: RunConfig, source: str) -> None:
     for purpose in Purpose:
         if not config.replicas(purpose):
             raise ConfigError(f"{source}: regions: none serves {purpose.value!r}")
+    linked = [region.name for region in config.regions if region.link is not None]
+    if linked and config.bus.url:
+        text = f"regions {', '.join(linked)}: links need the run's own server"
+        raise ConfigError(f"{source}: {text}: expected no bus.url, got {config.bus.url!r}")
+    check_processes(config.processes, linked)

@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.envs.microvm.probe import probe
 from penstock.infra.bus.server_binary import find_server
+from penstock.infra.regions.probe import HOW_TO_GET, probe_namespaces
 from penstock.messages.errors import PenstockError
 
 DISK_FREE_GB_MIN = 4.0
@@ -28,7 +29,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 async def doctor(*, as_json: bool) -> int:
     """Print every finding; 1 if something that a run needs is missing."""
-    findings = [_python(), _disk(), _nats_server(), *_packages(), *await _backends()]
+    findings = [_python(), _disk(), _nats_server(), *_packages(), *await _backends(),
+                await _namespaces()]  # fmt: skip
     if as_json:
         sys.stdout.write(msgspec.json.encode(findings).decode() + "\n")
     else:
@@ -107,3 +109,14 @@ async def _backends() -> list[Finding]:
         )
         for result in await probe()
     ]
+
+
+async def _namespaces() -> Finding:
+    obstacle = await probe_namespaces()
+    return Finding(
+        name="region links",
+        is_available=not obstacle,
+        is_required=False,
+        detail=f"in-process shaping: {obstacle}" if obstacle else "network namespaces",
+        how_to_get=HOW_TO_GET,
+    )

@@ -20,6 +20,8 @@ from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.bus.server import EmbeddedServer
 from penstock.infra.config import RunConfig
 from penstock.infra.orphans import adopt_orphans, die_with_parent, end_orphans, reap_ended
+from penstock.infra.regions.emulation import Emulation, Linked
+from penstock.infra.regions.settings import RegionPlace
 from penstock.infra.runs import RunDir, check_space
 from penstock.messages.control import ActorFailed
 from penstock.messages.errors import BusError, DeadlineError, PenstockError
@@ -121,13 +123,18 @@ class Processes:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "penstock.infra.cli", "actor", *specs,
+                *self._entrance(specs), sys.executable, "-m", "penstock.infra.cli", "actor", *specs,
                 "--run", str(self._run.path),
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
                 preexec_fn=die_with_parent, start_new_session=True,
             )  # fmt: skip
         self._running[name] = process
         return process
+
+    def _entrance(self, specs: list[str]) -> list[str]:
+        """Return what starts a command line where these roles belong."""
+        state = self._run.read_state()
+        return state.place(specs).entrance if state else []
 
     async def _end_orphans(self) -> None:
         async with self._changing:
@@ -154,19 +161,40 @@ class Processes:
 async def event_server(run: RunDir, config: RunConfig) -> AsyncGenerator[NatsBus]:
     """Give a provisioned bus: on the cluster that `[bus] url` names, or an embedded server."""
     async with contextlib.AsyncExitStack() as stack:
-        url = config.bus.url
+        url, places = config.bus.url, None
         if not url:
-            server = EmbeddedServer(store_dir=run.events, binary=config.bus.server_path or None)
-            await server.start()
-            stack.push_async_callback(server.stop)
-            keeper = asyncio.create_task(_keep_server(server), name="keep nats-server")
-            stack.callback(keeper.cancel)
-            url = server.url
+            url, places = await stack.enter_async_context(_own_server(run, config))
         bus = await NatsBus.connect(url, run_id=run.run_id, store=run.store(), name="launcher")
         stack.push_async_callback(bus.close)
         await bus.provision()
-        run.write_state(url)
+        run.write_state(url, places)
         yield bus
+
+
+@contextlib.asynccontextmanager
+async def _own_server(
+    run: RunDir, config: RunConfig
+) -> AsyncGenerator[tuple[str, dict[str, RegionPlace]]]:
+    """Give the embedded server's address, and where the regions behind a link are."""
+    binary = config.bus.server_path or None
+    linked = [Linked(name=r.name, link=r.link) for r in config.regions if r.link is not None]
+    async with contextlib.AsyncExitStack() as stack:
+        emulation = Emulation(linked, run.regions) if linked else None
+        listen = await stack.enter_async_context(emulation.links(_say)) if emulation else ""
+        server = EmbeddedServer(store_dir=run.events, binary=binary, leaf_listen=listen)
+        await server.start()
+        stack.push_async_callback(server.stop)
+        keeper = asyncio.create_task(_keep_server(server), name="keep nats-server")
+        stack.callback(keeper.cancel)
+        places: dict[str, RegionPlace] = {}
+        if emulation:
+            places = await stack.enter_async_context(emulation.places(server, binary))
+        yield server.url, places
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 async def _keep_server(server: EmbeddedServer) -> None:

@@ -15,7 +15,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Iterable
 from pathlib import Path
 
 import msgspec
@@ -23,6 +23,7 @@ import msgspec
 from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.bus.server import EmbeddedServer
+from penstock.infra.regions.settings import RegionPlace, region_of
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.errors import BusError, NotFoundError, PenstockError
 
@@ -42,6 +43,12 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     """Of the launcher."""
     started_at: float
+    regions: dict[str, RegionPlace] = {}
+    """Those behind a link."""
+
+    def place(self, specs: Iterable[str]) -> RegionPlace:
+        """Return where a process of these roles (`role` or `role:region`) belongs."""
+        return self.regions.get(region_of(specs), RegionPlace(url=self.url))
 
 
 class RunDir:
@@ -73,9 +80,15 @@ class RunDir:
             return None
         return state if _is_alive(state.pid) else None
 
-    def write_state(self, url: str) -> None:
-        """Tell other processes of this user where the server is, its token included."""
-        state = RunState(run_id=self.run_id, url=url, pid=os.getpid(), started_at=time.time())
+    def write_state(self, url: str, regions: dict[str, RegionPlace] | None = None) -> None:
+        """Tell other processes of this user where the servers are, their token included."""
+        state = RunState(
+            run_id=self.run_id,
+            url=url,
+            pid=os.getpid(),
+            started_at=time.time(),
+            regions=regions or {},
+        )
         write_atomic(self.state, msgspec.json.encode(state), mode=0o600)
 
     @contextlib.contextmanager

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 MAX_PAYLOAD_BYTES = 1 << 20
 START_S_MAX = 30.0
 STOP_S_MAX = 10.0
+LEAF_USER = "leaf"
 
 
 class EmbeddedServer:
@@ -39,13 +40,23 @@ class EmbeddedServer:
     """
 
     def __init__(
-        self, *, store_dir: Path, port: int | None = None, binary: Path | str | None = None
+        self,
+        *,
+        store_dir: Path,
+        port: int | None = None,
+        binary: Path | str | None = None,
+        leaf_listen: str = "",
     ) -> None:
-        """Args: `port` None picks a free one at the first start."""
+        """Args: `port` None picks a free one at the first start.
+
+        `leaf_listen` is the host:port for leaf nodes, which show LEAF_USER and the token; "" for
+        none.
+        """
         self._folder = store_dir
         self._port = port
         self._binary = None if binary is None else Path(binary)
         self._process: asyncio.subprocess.Process | None = None
+        self._leaf_listen = leaf_listen
         self._token = ""
         self._name = f"penstock-{secrets.token_hex(8)}"
         """Told in the greeting: another server on our port is not taken for ours."""
@@ -56,6 +67,11 @@ class EmbeddedServer:
         if self._port is None:
             raise BusError("nats-server: `url` is known after start()")
         return f"nats://{self._token}@127.0.0.1:{self._port}"
+
+    @property
+    def token(self) -> str:
+        """What clients and leaf nodes show; known after start()."""
+        return self._token
 
     @property
     def pid(self) -> int:
@@ -95,6 +111,8 @@ class EmbeddedServer:
         if self._port is None:
             self._port = _free_port()
         config = _config(self._folder, self._name, self._port, self._token)
+        if self._leaf_listen:
+            config += _leaf_config(self._leaf_listen, self._token)
         write_atomic(self._folder / "nats.conf", config.encode(), mode=0o600)
         return program
 
@@ -139,6 +157,11 @@ jetstream {{
   max_file_store: {1 << 40}
 }}
 """
+
+
+def _leaf_config(listen: str, token: str) -> str:
+    user = f"user: {LEAF_USER}, password: {json.dumps(token)}"
+    return f"leafnodes {{ listen: {json.dumps(listen)}, authorization {{ {user} }} }}\n"
 
 
 async def _answers(port: int, name: str) -> bool:

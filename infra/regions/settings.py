@@ -1,0 +1,68 @@
+"""What a configuration says of a region's link, and what a run knows of it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated
+
+import msgspec
+
+from penstock.messages.errors import ConfigError
+
+
+class LinkSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The link between the trainer's site and one region, the same both ways."""
+
+    bandwidth_mbit_s: Annotated[float, msgspec.Meta(gt=0, le=10_000)]
+    rtt_ms: Annotated[float, msgspec.Meta(ge=0, le=5_000)]
+    loss: Annotated[float, msgspec.Meta(ge=0, le=0.5)] = 0.0
+    """Share of packets lost, each way."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The bandwidth in bytes."""
+        return self.bandwidth_mbit_s * 1e6 / 8
+
+    @property
+    def delay_s(self) -> float:
+        """One way."""
+        return self.rtt_ms / 2e3
+
+
+class RegionPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a region with a link is while the run is up."""
+
+    url: str
+    """Of its leaf node, credentials included."""
+    namespace_pid: int = 0
+    """A process in its network namespace; 0 where it has none."""
+
+    @property
+    def entrance(self) -> list[str]:
+        """The start of a command line that runs a program in the region."""
+        if not self.namespace_pid:
+            return []
+        return ["nsenter", f"--net=/proc/{self.namespace_pid}/ns/net", "--"]
+
+
+def region_of(specs: Iterable[str]) -> str:
+    """Return the region that all of a process's roles (`role:region`) are in; "" if there is none.
+
+    Example: `region_of(["relay:eu", "generator:eu"]) == "eu"`.
+    """
+    found = {spec.partition(":")[2] for spec in specs}
+    return found.pop() if len(found) == 1 else ""
+
+
+def check_processes(processes: Mapping[str, Sequence[str]], linked: Iterable[str]) -> None:
+    """See that what is in a region with a link shares its process with nothing outside it.
+
+    Raises:
+        ConfigError: It does; the text names process, role and region.
+
+    """
+    far = set(linked)
+    for name, specs in processes.items():
+        for spec in specs:
+            region = spec.partition(":")[2]
+            if region in far and region_of(specs) != region:
+                text = f"processes.{name}: {spec} is behind the link of region {region}"
+                raise ConfigError(f"{text}: expected roles of that region alone, got {specs}")
