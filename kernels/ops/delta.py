@@ -1,0 +1,70 @@
+"""What changed between two versions of the weights, and writing it into place."""
+
+import torch
+
+from penstock.kernels.backend import backend_for
+from penstock.kernels.errors import KernelArgumentError
+from penstock.kernels.ops.check import check_range, check_tensor
+
+NUM_ELEMENTS_MAX = (1 << 31) - 1
+_BITS = (torch.uint8, torch.int16, torch.uint16, torch.bfloat16, torch.int32, torch.float32)
+
+
+def delta_changes(
+    base: torch.Tensor, target: torch.Tensor, *, backend: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compare two flat tensors bit by bit.
+
+    Args:
+        base: [N] of 1, 2 or 4 bytes an element, N < 2**31.
+        target: like base.
+        backend: see `penstock.kernels.ops`.
+
+    Returns:
+        Ascending positions int32 [C], and the target's values there [C], of its dtype.
+
+    """
+    base = check_tensor("base", base, (None,), _BITS)
+    target = check_tensor("target", target, tuple(base.shape), (base.dtype,))
+    check_range("base: number of elements", base.numel(), 0, NUM_ELEMENTS_MAX)
+    if not base.numel():
+        return torch.empty(0, dtype=torch.int32, device=base.device), target.clone()
+    chosen = backend_for(base, backend)
+    positions, values = chosen.delta_changes(_as_bits(base), _as_bits(target))
+    return positions, values.view(base.dtype)
+
+
+def delta_apply(
+    weights: torch.Tensor,
+    positions: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    backend: str | None = None,
+) -> None:
+    """Overwrite flat weights [N] at positions int32 [C] with values [C], in place.
+
+    The staged update of `actors/sync_relay`: positions and values are already decoded and verified;
+    this is all that happens while generation is paused. Twice does no harm.
+
+    Raises:
+        KernelArgumentError: weights not contiguous, other dtypes, or a position outside 0..N-1;
+            nothing is written then.
+
+    """
+    if not weights.is_contiguous():
+        raise KernelArgumentError("weights: expected a contiguous tensor, to be written in place")
+    check_tensor("weights", weights, (None,), _BITS)
+    positions = check_tensor("positions", positions, (None,), (torch.int32,))
+    values = check_tensor("values", values, tuple(positions.shape), (weights.dtype,))
+    if not positions.numel():
+        return
+    low, high = (int(bound) for bound in positions.aminmax())
+    check_range("positions: smallest", low, 0, weights.numel() - 1)
+    check_range("positions: largest", high, 0, weights.numel() - 1)
+    bits = _as_bits(weights.detach())
+    backend_for(weights, backend).delta_apply(bits, positions, _as_bits(values))
+
+
+def _as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    names = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+    return tensor.view(names[tensor.element_size()])

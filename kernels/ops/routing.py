@@ -1,0 +1,147 @@
+"""Routing tokens to experts: choose or replay, pack what was chosen, add up what came back."""
+
+from typing import NamedTuple
+
+import torch
+
+from penstock.kernels.backend import backend_for
+from penstock.kernels.errors import KernelArgumentError
+from penstock.kernels.ops.check import FLOATS, check_range, check_tensor
+from penstock.kernels.reference.routes import bits_per_id
+
+NUM_CHOSEN_MAX = 32
+NUM_EXPERTS_MAX = 1024
+_INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+class Routing(NamedTuple):
+    """Where T tokens go."""
+
+    ids: torch.Tensor
+    """int16 [T, K], in slot order: the best first, or as recorded."""
+    weights: torch.Tensor
+    """float32 [T, K]."""
+    num_mismatched: torch.Tensor
+    """int32 [T]: how many recorded ids the router itself would not have chosen."""
+    num_replaced: torch.Tensor
+    """int32 [T]: how many recorded ids were implausible and gave way to the router's own."""
+
+
+def router_topk(  # noqa: PLR0913 - the options are keywords
+    logits: torch.Tensor,
+    num_chosen: int,
+    *,
+    normalize: bool = True,
+    recorded: torch.Tensor | None = None,
+    plausibility_min: float = 0.0,
+    backend: str | None = None,
+) -> Routing:
+    """Choose K experts a token from float32 logits, or replay recorded choices.
+
+    Experts are ranked by logit, ties by lower id; NaN ranks last. Scores are the softmax over all
+    experts in the frozen order, so they are the same bits on every backend, in any batch.
+
+    Args:
+        logits: float32 [T, E], E <= 1024; gate in float32 on both sides, or tokens flip.
+        num_chosen: K <= 32.
+        normalize: divide the chosen scores by their sum, added in slot order.
+        recorded: integers [T, K] to replay, in slot order; a row that starts with -1 is free.
+        plausibility_min: a recorded expert with a score below this is replaced by the best of the
+            router's own that the token does not use yet (Composer 2, arXiv 2603.24477); 0 replays
+            everything.
+        backend: see `penstock.kernels.ops`.
+
+    Raises:
+        KernelArgumentError: wrong shapes or dtypes, or a recorded id outside 0..E-1.
+
+    """
+    logits = check_tensor("logits", logits, (None, None), (torch.float32,))
+    num_tokens, num_experts = logits.shape
+    check_range("logits: number of experts", num_experts, 1, NUM_EXPERTS_MAX)
+    check_range("num_chosen", num_chosen, 1, min(num_experts, NUM_CHOSEN_MAX))
+    if recorded is not None:
+        recorded = _checked_ids(recorded, (num_tokens, num_chosen), num_experts)
+    routing = Routing(
+        torch.empty((num_tokens, num_chosen), dtype=torch.int16, device=logits.device),
+        torch.empty((num_tokens, num_chosen), dtype=torch.float32, device=logits.device),
+        torch.empty(num_tokens, dtype=torch.int32, device=logits.device),
+        torch.empty(num_tokens, dtype=torch.int32, device=logits.device),
+    )
+    if num_tokens:
+        chosen = backend_for(logits, backend)
+        chosen.router_topk(logits, recorded, routing, normalize, plausibility_min)
+    return routing
+
+
+def routes_pack(
+    routes: torch.Tensor, num_experts: int, *, backend: str | None = None
+) -> torch.Tensor:
+    """Pack expert ids [T, L, K] into ceil(log2 E) bits each -> uint8 [T, ceil(L*K*bits/8)].
+
+    A token starts on a byte, so tokens can be cut off and joined. 60 layers x 8 of 384 experts
+    take 540 bytes. `penstock.kernels.routes` adds checksum and policy version.
+
+    Raises:
+        KernelArgumentError: not three dimensions, not integers, or an id outside 0..E-1.
+
+    """
+    check_range("num_experts", num_experts, 1, 1 << 15)
+    if routes.dim() != 3:
+        raise KernelArgumentError(f"routes: expected [T, L, K], got {list(routes.shape)}")
+    ids = _checked_ids(routes.flatten(1), (None, None), num_experts, lowest=0)
+    num_bytes = -(-ids.shape[1] * bits_per_id(num_experts) // 8)
+    packed = torch.empty((ids.shape[0], num_bytes), dtype=torch.uint8, device=ids.device)
+    if packed.numel():
+        backend_for(ids, backend).routes_pack(ids, bits_per_id(num_experts), packed)
+    return packed
+
+
+def routes_unpack(
+    packed: torch.Tensor,
+    num_layers: int,
+    num_chosen: int,
+    num_experts: int,
+    *,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """Invert `routes_pack` -> int16 [T, L, K].
+
+    Raises:
+        KernelArgumentError: a width that is not that of L x K ids of E experts.
+
+    """
+    width = bits_per_id(num_experts)
+    num_bytes = -(-num_layers * num_chosen * width // 8)
+    packed = check_tensor("packed", packed, (None, num_bytes), (torch.uint8,))
+    shape = (packed.shape[0], num_layers * num_chosen)
+    ids = torch.empty(shape, dtype=torch.int16, device=packed.device)
+    if ids.numel():
+        backend_for(packed, backend).routes_unpack(packed, width, ids)
+    return ids.view(-1, num_layers, num_chosen)
+
+
+def moe_combine(
+    per_slot: torch.Tensor, weights: torch.Tensor, *, backend: str | None = None
+) -> torch.Tensor:
+    """Sum experts' outputs [T, K, H] weighted by float32 [T, K], slot by slot -> [T, H].
+
+    Accumulates in float32 with fused multiply-adds, without atomics; the dtype is per_slot's.
+    """
+    per_slot = check_tensor("per_slot", per_slot, (None, None, None), FLOATS)
+    weights = check_tensor("weights", weights, tuple(per_slot.shape[:2]), (torch.float32,))
+    num_tokens, _, width = per_slot.shape
+    out = torch.empty((num_tokens, width), dtype=per_slot.dtype, device=per_slot.device)
+    if out.numel():
+        backend_for(per_slot, backend).moe_combine(per_slot, weights, out)
+    return out
+
+
+def _checked_ids(
+    ids: torch.Tensor, shape: tuple[int | None, ...], num_experts: int, lowest: int = -1
+) -> torch.Tensor:
+    ids = check_tensor("expert ids", ids, shape, _INTEGERS)
+    if ids.numel():
+        low, high = (int(bound) for bound in ids.aminmax())
+        check_range("expert ids: smallest", low, lowest, num_experts - 1)
+        check_range("expert ids: largest", high, lowest, num_experts - 1)
+    return ids.to(torch.int16)
