@@ -45,7 +45,7 @@ def _actor(arguments: argparse.Namespace) -> int:
     run = find_run(arguments.run, arguments.runs_dir)
     config = load_config(run.config)
     state = run.read_state()
-    url = arguments.nats or config.bus.url or (state.url if state else "")
+    url = arguments.nats or config.bus.url or (state.place(arguments.roles).url if state else "")
     if not url:
         raise PenstockError(f"run {run.run_id} is not up; name its server with --nats URL")
     return process.main(run, config, arguments.roles, url)
