@@ -22,6 +22,8 @@ MAX_PAYLOAD_BYTES = 1 << 20
 START_S_MAX = 30.0
 STOP_S_MAX = 10.0
 LEAF_USER = "leaf"
+HUB_DOMAIN = "hub"
+"""Of a server with leaf nodes: they send it what their clients ask of JetStream."""
 
 
 class EmbeddedServer:
@@ -112,7 +114,7 @@ class EmbeddedServer:
             self._port = _free_port()
         config = _config(self._folder, self._name, self._port, self._token)
         if self._leaf_listen:
-            config += _leaf_config(self._leaf_listen, self._token)
+            config = _with_leaves(config, self._leaf_listen, self._token)
         write_atomic(self._folder / "nats.conf", config.encode(), mode=0o600)
         return program
 
@@ -159,9 +161,10 @@ jetstream {{
 """
 
 
-def _leaf_config(listen: str, token: str) -> str:
+def _with_leaves(config: str, listen: str, token: str) -> str:
     user = f"user: {LEAF_USER}, password: {json.dumps(token)}"
-    return f"leafnodes {{ listen: {json.dumps(listen)}, authorization {{ {user} }} }}\n"
+    leaves = f"leafnodes {{ listen: {json.dumps(listen)}, authorization {{ {user} }} }}\n"
+    return config.replace("jetstream {", f"jetstream {{\n  domain: {HUB_DOMAIN}") + leaves
 
 
 async def _answers(port: int, name: str) -> bool:

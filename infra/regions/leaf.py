@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus import deathsig
-from penstock.infra.bus.server import LEAF_USER, MAX_PAYLOAD_BYTES
+from penstock.infra.bus.server import HUB_DOMAIN, LEAF_USER, MAX_PAYLOAD_BYTES
 from penstock.infra.regions.links import Link, LinkError, free_port
 from penstock.infra.regions.settings import RegionPlace
 
@@ -71,8 +71,9 @@ max_payload: {MAX_PAYLOAD_BYTES}
 max_pending: {256 << 20}
 write_deadline: "60s"
 authorization {{ token: {json.dumps(token)} }}
+mappings: {{ "$JS.API.>": "$JS.{HUB_DOMAIN}.API.>" }}
 leafnodes {{
-  reconnect: 1
+  reconnect: "1s"
   remotes: [ {{ url: {url} }} ]
 }}
 """
