@@ -13,8 +13,8 @@ shapes the stream (`proxy.py`). Both ask `shaping.py` when a packet arrives.
 
 JetStream stays at the hub. There is one log, whose order and compare-and-swap are what training
 and replay rest on; a JetStream domain in each region would need mirrors of it and would keep them
-only as far behind as the link does anyway. The hub's JetStream has a domain of its own, and a leaf node
-maps the plain API subjects to it, so that an actor does not know on which side it is.
+only as far behind as the link does anyway. The hub's JetStream has a domain of its own, and a leaf
+node maps the plain API subjects to it: an actor does not know on which side it is.
 
 Nothing has to be cleaned up: devices and namespaces belong to the link's process and end with it,
 and it ends with the launcher, whatever ends that.
