@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from penstock.infra.tasks_command import add_sandbox_commands
+from penstock.infra.weights.command import add_actions
 from penstock.messages.errors import PenstockError
 
 Command = Callable[[argparse.Namespace], int]
@@ -81,6 +83,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return asyncio.run(doctor(as_json=arguments.json))
 
 
+def _weights(arguments: argparse.Namespace) -> int:
+    from penstock.infra.weights.command import run
+
+    return run(arguments)
+
+
 def _bench(arguments: argparse.Namespace) -> int:
     from penstock.infra.bench import bench
 
@@ -110,6 +118,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_log(commands)
     doctor = _add(commands, "doctor", _doctor, "what is there, what is missing, how to get it")
     doctor.add_argument("--json", action="store_true")
+    add_actions(_add(commands, "weights", _weights, "lossless deltas between checkpoint files"))
+    add_sandbox_commands(commands)
     bench = _add(commands, "bench", _bench, "measure, as ratios in one run")
     bench.add_argument("what", choices=["engine", "bus", "weights", "sandbox"])
     bench.add_argument("--json", action="store_true", help="the last line is one JSON object")

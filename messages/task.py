@@ -62,6 +62,8 @@ class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 10.0
     gold_files: dict[str, str] = {}
     """A known solution, for the task's own gates."""
+    sealed_modules: list[str] = []
+    """Modules of the machine that hold the right answer: a solution must not import them."""
 
 
 class TaskSet(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from penstock.actors.judge.compose import Findings
 from penstock.actors.judge.config import JudgeConfig
-from penstock.actors.judge.report import read_report
+from penstock.envs.tasks.report import read_report
 from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.runtime.context import Context
 from penstock.envs.remote import LeaseTerms, SandboxBusyError, lease_sandbox

@@ -6,6 +6,7 @@ from typing import Protocol
 from penstock.actors.judge.compose import Findings
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.hidden_tests import HiddenTestsJudge
+from penstock.actors.judge.same_files import SameFilesJudge
 from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.runtime.context import Context
 from penstock.messages.errors import ConfigError
@@ -31,7 +32,7 @@ class Judge(Protocol):
 
 
 JUDGES: dict[str, Callable[[JudgeConfig], Judge]] = {
-    HiddenTestsJudge.name: HiddenTestsJudge,
+    HiddenTestsJudge.name: lambda config: SameFilesJudge(HiddenTestsJudge(config)),
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.actors.judge.report import SuiteReport, read_report
+from penstock.envs.tasks.report import SuiteReport, read_report
 from penstock.envs.ladder.function import Case
 from penstock.envs.ladder.repository import hidden_program
 from penstock.envs.sandbox import ExecResult

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from penstock.actors.judge.report import read_report
+from penstock.envs.tasks.report import read_report
 from penstock.envs.ladder.execute import run_program
 from penstock.envs.ladder.generate import Selection, draw_repositories
 from penstock.envs.ladder.repository import Repository

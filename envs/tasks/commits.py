@@ -1,0 +1,243 @@
+"""Commit-based tasks: the tree before a fix, judged by the tests that came with the fix.
+
+A commit qualifies if it changes tests and other Python files, and little enough. The agent gets the
+parent's files; the hidden tests are the commit's own, run by a small runner on `unittest` in the
+machine, one line a test. Kept are the tests that fail before and pass after, and those that pass in
+both. Later history never enters a machine.
+"""
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from penstock.envs.tasks.injected import LIMITS
+from penstock.envs.tasks.source import (
+    Candidate,
+    Lab,
+    Origin,
+    Plan,
+    Rejection,
+    TaskRejectedError,
+)
+from penstock.envs.tasks.wording import commit_instruction
+from penstock.messages.errors import NotFoundError, PenstockError
+from penstock.messages.task import HiddenTests, Split, Task
+
+COMMITS_MAX = 2_000
+CHANGED_LINES_MAX = 400
+FILES_MAX = 300
+FILES_BYTES_MAX = 384 << 10
+GIT_S_MAX = 60.0
+RUNNER_FILE = "_hidden.py"
+ARGV = ["python3", "-S", "-B", RUNNER_FILE]
+PASSED, FAILED = "passed", "failed"
+_TEXT_SUFFIXES = {".py", ".toml", ".cfg", ".ini", ".txt", ".md", ".rst", ".json"}
+_RUNNER = """\
+import contextlib, importlib, inspect, io, sys, unittest
+sys.path[:0] = [".", "src"]
+sys.dont_write_bytecode = True
+
+
+def tests_of(name):
+    module = importlib.import_module(name)
+    for found in unittest.defaultTestLoader.loadTestsFromModule(module):
+        yield from found
+    for key, value in sorted(vars(module).items()):
+        is_test = key.startswith("test") and inspect.isfunction(value)
+        if is_test and not inspect.signature(value).parameters:
+            yield unittest.FunctionTestCase(value, description=f"{name}.{key}")
+
+
+def label(test):
+    return test.shortDescription() if isinstance(test, unittest.FunctionTestCase) else test.id()
+
+
+lines = []
+for name in {modules}:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            for test in tests_of(name):
+                outcome = unittest.TestResult()
+                test.run(outcome)
+                word = "passed" if outcome.wasSuccessful() and not outcome.skipped else "failed"
+                lines.append(f"{label(test)} {word}")
+        except BaseException as error:
+            lines.append(f"{name} failed")
+wanted = {wanted}
+if wanted:
+    found = dict(line.rsplit(" ", 1) for line in lines)
+    lines = [f"{name} {found.get(name, 'failed')}" for name in wanted]
+sys.__stdout__.write("\\n".join(lines) + "\\n")
+"""
+
+
+class GitError(PenstockError, RuntimeError):
+    """Git refused; the text has its words."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One commit that may become a task."""
+
+    digest: str
+    subject: str
+    sources: tuple[str, ...]
+    tests: tuple[str, ...]
+    num_lines: int
+
+
+class CommitSource:
+    """The history of one local repository, newest first."""
+
+    name = "commits"
+
+    def __init__(self, folder: Path) -> None:
+        """Look at nothing yet.
+
+        Raises:
+            NotFoundError: No git repository is there.
+
+        """
+        if not (folder / ".git").exists():
+            raise NotFoundError(f"{folder}: expected a git repository")
+        self._folder = folder
+
+    def plans(self) -> Iterator[Plan]:
+        """Yield a plan for each commit that qualifies."""
+        log = _git(self._folder, "log", "--no-merges", f"-n{COMMITS_MAX}", "--format=%H")
+        for digest in log.split():
+            commit = _read_commit(self._folder, digest)
+            if commit is not None:
+                yield CommitPlan(self._folder, commit)
+
+
+class CommitPlan:
+    """One commit."""
+
+    def __init__(self, folder: Path, commit: Commit) -> None:
+        self.name = f"{folder.resolve().name}.{commit.digest[:12]}"
+        self._folder, self._commit = folder, commit
+
+    async def draft(self, lab: Lab) -> list[Candidate]:
+        """Run the commit's tests before and after, and keep what tells."""
+        commit = self._commit
+        before = _tree(self._folder, f"{commit.digest}~1")
+        tests = {path: _show(self._folder, commit.digest, path) for path in commit.tests}
+        gold = {path: _show(self._folder, commit.digest, path) for path in commit.sources}
+        files = {path: text for path, text in before.items() if path not in tests}
+        after_all = _runner(tests, [])
+        runs = await lab.run(files | tests | {RUNNER_FILE: after_all}, ARGV, [gold, {}])
+        passing = _passed(runs[0])
+        turned = [name for name in passing if name not in _passed(runs[1])]
+        if not turned:
+            raise TaskRejectedError(Rejection.TESTS_UNCHANGED, self.name)
+        return [self._candidate(files, tests, gold, passing, len(turned))]
+
+    def _candidate(
+        self,
+        files: dict[str, str],
+        tests: dict[str, str],
+        gold: dict[str, str],
+        passing: list[str],
+        num_turned: int,
+    ) -> Candidate:
+        commit = self._commit
+        task = Task(
+            task_id=self.name,
+            rung="commit",
+            split=Split.TRAIN,
+            instruction=commit_instruction(commit.subject, sorted(tests)),
+            files=files,
+            limits=LIMITS,
+        )
+        hidden = HiddenTests(
+            task_id=self.name,
+            files=tests | {RUNNER_FILE: _runner(tests, passing)},
+            argv=ARGV,
+            expected=[f"{name} {PASSED}" for name in passing],
+            gold_files=gold,
+            timeout_s=60.0,
+        )
+        origin = Origin(
+            source=CommitSource.name,
+            repository=self._folder.resolve().name,
+            kind="commit",
+            path=commit.sources[0],
+            digest=commit.digest,
+            change=commit.digest[:12],
+            num_lines=commit.num_lines,
+            num_files=len(files),
+            num_cases_failed=num_turned,
+            num_cases=len(passing),
+            hint="symptom",
+        )
+        return Candidate(task=task, hidden=hidden, origin=origin)
+
+
+def _read_commit(folder: Path, digest: str) -> Commit | None:
+    """Return a commit if it has one parent, changes tests and sources, and few lines."""
+    shown = _git(folder, "show", "--no-renames", "--numstat", "--format=%s%n%P", digest)
+    subject, parents, *rows = shown.splitlines()
+    if len(parents.split()) != 1:
+        return None
+    changes = [row.split("\t") for row in rows if row.count("\t") == 2]
+    paths = [path for _, _, path in changes if path.endswith(".py")]
+    num_lines = sum(int(n) for added, gone, _ in changes for n in (added, gone) if n.isdigit())
+    existing = [path for path in paths if _exists(folder, digest, path)]
+    tests = tuple(path for path in existing if is_test(path))
+    sources = tuple(path for path in existing if not is_test(path))
+    if not tests or not sources or num_lines > CHANGED_LINES_MAX or len(existing) != len(paths):
+        return None
+    return Commit(digest, subject, sources, tests, num_lines)
+
+
+def is_test(path: str) -> bool:
+    """Tell whether a path is of a test by its name or folder."""
+    pure = PurePosixPath(path)
+    return pure.name.startswith("test") or pure.stem.endswith("_test") or "tests" in pure.parts
+
+
+def _runner(tests: dict[str, str], wanted: list[str]) -> str:
+    modules = [path.removesuffix(".py").replace("/", ".") for path in sorted(tests)]
+    names = [name for name in modules if not name.endswith(("__init__", "conftest"))]
+    return _RUNNER.replace("{modules}", repr(names)).replace("{wanted}", repr(wanted))
+
+
+def _passed(lines: list[str] | None) -> list[str]:
+    ending = f" {PASSED}"
+    return sorted({line.removesuffix(ending) for line in lines or [] if line.endswith(ending)})
+
+
+def _tree(folder: Path, commit: str) -> dict[str, str]:
+    names = _git(folder, "ls-tree", "-r", "--name-only", "-z", commit).split("\0")
+    wanted = [name for name in names if PurePosixPath(name).suffix in _TEXT_SUFFIXES]
+    if len(wanted) > FILES_MAX:
+        raise TaskRejectedError(Rejection.TOO_LARGE, f"{commit}: {len(wanted)} files")
+    files = {name: _show(folder, commit, name) for name in wanted}
+    if sum(map(len, files.values())) > FILES_BYTES_MAX:
+        raise TaskRejectedError(Rejection.TOO_LARGE, f"{commit}: over {FILES_BYTES_MAX} bytes")
+    return files
+
+
+def _exists(folder: Path, commit: str, path: str) -> bool:
+    return bool(_git(folder, "ls-tree", commit, "--", path))
+
+
+def _show(folder: Path, commit: str, path: str) -> str:
+    return _git(folder, "show", f"{commit}:{path}")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """Run git without the user's configuration, hooks or pager.
+
+    Raises:
+        GitError: It failed.
+
+    """
+    command = ["git", "-C", str(folder), "-c", "core.quotepath=off", "--no-pager", *arguments]
+    done = subprocess.run(command, capture_output=True, timeout=GIT_S_MAX, check=False)
+    if done.returncode != 0:
+        raise GitError(f"git {arguments[0]} in {folder}: {done.stderr.decode(errors='replace')}")
+    return done.stdout.decode("utf-8", "replace")

@@ -1,0 +1,148 @@
+"""Makes tasks: plans are drafted and pass their gates, several at once; what falls is counted."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from penstock.envs.tasks.gates import check_candidate
+from penstock.envs.tasks.injected import InjectConfig, InjectedSource
+from penstock.envs.tasks.lab import MachineLab
+from penstock.envs.tasks.modules import folder_modules, library_modules, package_modules
+from penstock.envs.tasks.source import (
+    Candidate,
+    Plan,
+    Rejection,
+    TaskRejectedError,
+    TaskSource,
+)
+
+DRAFT_S_MAX = 300.0
+EXAMPLES_MAX = 5
+Progress = Callable[[str], None]
+
+
+class Yield(msgspec.Struct, kw_only=True):
+    """How many plans became tasks, and why the others did not."""
+
+    num_plans: int = 0
+    num_candidates: int = 0
+    num_tasks: int = 0
+    rejected: dict[str, int] = {}
+    """Reason -> number of plans or candidates."""
+    examples: dict[str, list[str]] = {}
+    """Reason -> some of their names."""
+    wall_s: float = 0.0
+    by_source: dict[str, int] = {}
+
+
+class Factory:
+    """One making of a task set.
+
+    Args:
+        lab: Machines.
+        num_concurrent: Plans in work at once.
+        num_max: Stop after so many tasks.
+        say: Told of the progress, now and then.
+
+    """
+
+    def __init__(
+        self, lab: MachineLab, *, num_concurrent: int, num_max: int, say: Progress
+    ) -> None:
+        self._lab, self._num_concurrent, self._num_max, self._say = (
+            lab, num_concurrent, num_max, say,
+        )  # fmt: skip
+        self.tasks: list[Candidate] = []
+        self.counts = Yield()
+        self._seen: set[tuple[str, str]] = set()
+        self._rejected: Counter[str] = Counter()
+
+    async def make(self, sources: list[TaskSource]) -> list[Candidate]:
+        """Draft and gate until the plans or the wanted number run out; return tasks by name."""
+        started = time.monotonic()
+        plans = _in_turns(sources)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._num_concurrent):
+                group.create_task(self._work(plans))
+        self.counts.rejected = dict(self._rejected.most_common())
+        self.counts.num_tasks = len(self.tasks)
+        self.counts.by_source = dict(Counter(one.origin.source for one in self.tasks))
+        self.counts.wall_s = time.monotonic() - started
+        return sorted(self.tasks, key=lambda one: one.task.task_id)
+
+    async def _work(self, plans: Iterator[Plan]) -> None:
+        for plan in plans:
+            if len(self.tasks) >= self._num_max:
+                return
+            self.counts.num_plans += 1
+            try:
+                async with asyncio.timeout(DRAFT_S_MAX):
+                    candidates = await plan.draft(self._lab)
+                    for candidate in candidates:
+                        await self._gate(candidate)
+            except TaskRejectedError as error:
+                self._reject(error)
+            except TimeoutError:
+                self._reject(TaskRejectedError(Rejection.MACHINE, f"{plan.name}: no end in time"))
+            if self.counts.num_plans % 25 == 0:
+                self._say(self._line())
+
+    async def _gate(self, candidate: Candidate) -> None:
+        self.counts.num_candidates += 1
+        key = (candidate.origin.digest, candidate.origin.change)
+        if key in self._seen:
+            self._reject(TaskRejectedError(Rejection.DUPLICATE, candidate.task.task_id))
+            return
+        self._seen.add(key)
+        try:
+            await check_candidate(candidate, self._lab)
+        except TaskRejectedError as error:
+            self._reject(error)
+        else:
+            self.tasks.append(candidate)
+
+    def _reject(self, error: TaskRejectedError) -> None:
+        self._rejected[error.reason] += 1
+        examples = self.counts.examples.setdefault(error.reason, [])
+        if len(examples) < EXAMPLES_MAX:
+            examples.append(error.detail[:200])
+
+    def _line(self) -> str:
+        tried, made = self.counts.num_plans, len(self.tasks)
+        common = ", ".join(f"{reason} {num}" for reason, num in self._rejected.most_common(3))
+        return f"{tried} plans, {made} tasks; rejected: {common or 'none'}"
+
+
+def open_source(name: str, config: InjectConfig) -> TaskSource:
+    """Return the source that a word of the command line means.
+
+    Args:
+        name: `stdlib`, the path of a folder, or the import name of an installed package.
+        config: of bug injection.
+
+    Raises:
+        NotFoundError: It is none of these.
+
+    """
+    if name == "stdlib":
+        return InjectedSource("library", library_modules(), config)
+    folder = Path(name)
+    if "/" in name or folder.is_dir():
+        return InjectedSource("folder", folder_modules(folder), config)
+    return InjectedSource("package", package_modules(name), config)
+
+
+def _in_turns(sources: list[TaskSource]) -> Iterator[Plan]:
+    """Yield a plan of each source, then the next of each."""
+    waiting = [source.plans() for source in sources]
+    while waiting:
+        for plans in list(waiting):
+            plan = next(plans, None)
+            if plan is None:
+                waiting.remove(plans)
+            else:
+                yield plan

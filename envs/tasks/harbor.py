@@ -1,0 +1,133 @@
+"""Tasks as Harbor folders, out.
+
+```
+ <task>/task.toml  instruction.md
+        environment/Dockerfile, files/...      what the agent starts from
+        tests/test.sh, penstock.json, ...      the verifier; writes /logs/verifier/reward.txt
+        solution/solve.sh, files/...           the known solution
+```
+`tests/penstock.json` holds what the hidden tests must print: the verifier compares in a process of
+its own, after the code under test has ended.
+
+Source: Harbor's task format, version 1.0 (harborframework.com/docs/tasks).
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from penstock.envs.tasks.difficulty import difficulty, difficulty_label
+from penstock.envs.tasks.source import Candidate
+from penstock.messages.task import Split
+
+VERSION = "1.0"
+TASK_FILE, INSTRUCTION_FILE, EXPECTED_FILE = "task.toml", "instruction.md", "penstock.json"
+START_FOLDER, SOLUTION_FOLDER = "environment/files", "solution/files"
+_DOCKERFILE = "FROM python:3.11-slim\nWORKDIR /work\nCOPY files/ /work/\n"
+_SOLVE = '#!/bin/sh\nset -e\ncp -R "$(dirname "$0")"/files/. /work/\n'
+_TEST = """\
+#!/bin/sh
+mkdir -p /logs/verifier
+cp -R /tests/files/. /work/
+cd /work && {command} > /logs/verifier/results.txt 2> /logs/verifier/errors.txt
+code=$?
+exec python3 -I - "$code" <<'PYTHON'
+import json, sys
+expected = json.load(open("/tests/penstock.json"))["expected"]
+lines = open("/logs/verifier/results.txt", errors="replace").read().removesuffix("\\n").split("\\n")
+reward = int(sys.argv[1] == "0" and lines[-len(expected):] == expected)
+open("/logs/verifier/reward.txt", "w").write(str(reward))
+PYTHON
+"""
+
+
+class TestsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`tests/penstock.json`."""
+
+    argv: list[str]
+    expected: list[str]
+    sealed_modules: list[str] = []
+
+
+def folder_name(task_id: str) -> str:
+    """Return a safe folder name."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", task_id).strip(".") or "task"
+
+
+def harbor_files(candidate: Candidate, split: Split) -> dict[str, str]:
+    """Return every file of a task's folder by its path in it."""
+    task, hidden = candidate.task, candidate.hidden
+    tests = TestsFile(
+        argv=hidden.argv, expected=hidden.expected, sealed_modules=hidden.sealed_modules
+    )
+    encoded = msgspec.json.format(msgspec.json.encode(tests), indent=1)
+    command = " ".join(_quoted(word) for word in hidden.argv)
+    files = {
+        TASK_FILE: _task_toml(candidate, split),
+        INSTRUCTION_FILE: task.instruction.rstrip("\n") + "\n",
+        "environment/Dockerfile": _DOCKERFILE,
+        "tests/test.sh": _TEST.replace("{command}", command),
+        f"tests/{EXPECTED_FILE}": encoded.decode() + "\n",
+        "solution/solve.sh": _SOLVE,
+    }
+    files |= _below(START_FOLDER, task.files) | _below("tests/files", hidden.files)
+    return files | _below(SOLUTION_FOLDER, hidden.gold_files)
+
+
+def write_harbor(candidate: Candidate, split: Split, root: Path) -> Path:
+    """Write a task's folder below `root` and return it; an earlier one must not be there.
+
+    Raises:
+        FileExistsError: A folder of that name is there.
+
+    """
+    folder = root / folder_name(candidate.task.task_id)
+    folder.mkdir(parents=True)
+    for path, text in harbor_files(candidate, split).items():
+        place = folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8", newline="")
+        if path.endswith(".sh"):
+            place.chmod(0o755)
+    return folder
+
+
+def _task_toml(candidate: Candidate, split: Split) -> str:
+    task, origin = candidate.task, candidate.origin
+    limits = {name: getattr(task.limits, name) for name in task.limits.__struct_fields__}
+    penstock = {"task_id": task.task_id, "rung": task.rung, "split": split.value}
+    origins = {name: getattr(origin, name) for name in origin.__struct_fields__}
+    tables: dict[str, Mapping[str, object]] = {
+        "metadata": {
+            "difficulty": difficulty_label(origin),
+            "category": "programming",
+            "tags": [origin.source, origin.kind],
+        },
+        "metadata.penstock": penstock | {"difficulty_estimate": round(difficulty(origin), 3)},
+        "metadata.penstock.limits": limits,
+        "metadata.penstock.origin": origins,
+        "verifier": {"timeout_sec": candidate.hidden.timeout_s},
+        "agent": {"timeout_sec": task.limits.wall_s_max},
+        "environment": {"build_timeout_sec": 600.0, "cpus": 1, "memory_mb": 512,
+                        "allow_internet": False},
+    }  # fmt: skip
+    sections = [
+        f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in table.items())
+        for name, table in tables.items()
+    ]
+    return f'version = "{VERSION}"\n\n' + "\n".join(sections)
+
+
+def _toml(value: object) -> str:
+    """Write a text, number, truth value or list of texts: JSON's form of these is TOML's too."""
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
+
+
+def _below(folder: str, files: Mapping[str, str]) -> dict[str, str]:
+    return {f"{folder}/{path}": text for path, text in files.items()}
+
+
+def _quoted(word: str) -> str:
+    return word if re.fullmatch(r"[\w./=-]+", word) else "'" + word.replace("'", "'\\''") + "'"

@@ -1,0 +1,180 @@
+"""Harbor folders, in: strictly, with the path and the field in every complaint.
+
+A folder that Penstock wrote comes back as it was. Of a foreign one the instruction, the files and
+`tests/` are taken; its `tests/test.sh` then decides by the reward file that it writes.
+"""
+
+import tomllib
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from penstock.envs.tasks.harbor import (
+    EXPECTED_FILE,
+    INSTRUCTION_FILE,
+    SOLUTION_FOLDER,
+    START_FOLDER,
+    TASK_FILE,
+    TestsFile,
+)
+from penstock.envs.tasks.source import Candidate, Origin
+from penstock.messages.errors import PenstockError
+from penstock.messages.task import HiddenTests, Limits, Split, Task
+
+FILES_MAX = 2_000
+FILES_BYTES_MAX = 8 << 20
+REWARD_FILE = "/logs/verifier/reward.txt"
+_FOREIGN_ARGV = [
+    "sh",
+    "-c",
+    "sh tests/test.sh >/dev/null 2>&1; cat /logs/verifier/reward.txt 2>/dev/null || echo 0",
+]
+
+
+class MalformedTaskError(PenstockError, ValueError):
+    """A task's folder is not as the format asks; the text names the file and what was expected."""
+
+
+def read_harbor(folder: Path) -> Candidate:
+    """Read one task.
+
+    Raises:
+        MalformedTaskError: A part is missing, does not parse, has a wrong type, is too large, or
+            leads out of the folder.
+
+    """
+    settings = _settings(folder)
+    instruction = _text(folder, INSTRUCTION_FILE)
+    if not instruction.strip():
+        raise MalformedTaskError(
+            f"{folder / INSTRUCTION_FILE}: expected an instruction, it is empty"
+        )
+    start = _tree(folder, START_FOLDER) if (folder / START_FOLDER).is_dir() else {}
+    own = settings.get("metadata", {}).get("penstock", {})
+    task_id = str(own.get("task_id", folder.name))
+    task = Task(
+        task_id=task_id,
+        rung=str(own.get("rung", "harbor")),
+        split=_converted(folder, own.get("split", "train"), Split, "metadata.penstock.split"),
+        instruction=instruction.removesuffix("\n"),
+        files=start,
+        limits=_converted(folder, own.get("limits", {}), Limits, "metadata.penstock.limits"),
+    )
+    hidden = _hidden(folder, task_id, _timeout_s(folder, settings))
+    origin = _converted(
+        folder,
+        own.get("origin", {"source": "harbor", "repository": folder.name, "kind": "harbor"}),
+        Origin,
+        "metadata.penstock.origin",
+    )
+    return Candidate(task=task, hidden=hidden, origin=origin)
+
+
+def read_harbor_set(root: Path) -> list[Candidate]:
+    """Read every task folder below a root, by name.
+
+    Raises:
+        MalformedTaskError: One of them is malformed, or there is none.
+
+    """
+    folders = sorted(path.parent for path in root.glob(f"*/{TASK_FILE}"))
+    if not folders:
+        raise MalformedTaskError(f"{root}: expected task folders, each with a {TASK_FILE}")
+    return [read_harbor(folder) for folder in folders]
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    path = folder / TASK_FILE
+    try:
+        settings = tomllib.loads(_text(folder, TASK_FILE))
+    except tomllib.TOMLDecodeError as error:
+        raise MalformedTaskError(f"{path}: {error}") from error
+    version = settings.get("version", settings.get("schema_version"))
+    if not isinstance(version, str) or not version.startswith("1."):
+        raise MalformedTaskError(f"{path}: version: expected '1.x', got {version!r}")
+    for name in ("metadata", "verifier", "agent", "environment"):
+        if not isinstance(settings.get(name, {}), dict):
+            raise MalformedTaskError(f"{path}: {name}: expected a table")
+    return settings
+
+
+def _timeout_s(folder: Path, settings: dict[str, Any]) -> float:
+    value = settings.get("verifier", {}).get("timeout_sec", 120.0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 3600:
+        where = f"{folder / TASK_FILE}: verifier.timeout_sec"
+        raise MalformedTaskError(f"{where}: expected seconds, 0 < x <= 3600, got {value!r}")
+    return float(value)
+
+
+def _hidden(folder: Path, task_id: str, timeout_s: float) -> HiddenTests:
+    path = f"tests/{EXPECTED_FILE}"
+    gold = _tree(folder, SOLUTION_FOLDER) if (folder / SOLUTION_FOLDER).is_dir() else {}
+    if not (folder / path).is_file():
+        _text(folder, "tests/test.sh")
+        files = {f"tests/{name}": text for name, text in _tree(folder, "tests").items()}
+        return HiddenTests(
+            task_id=task_id, files=files, argv=_FOREIGN_ARGV, expected=["1"],
+            timeout_s=timeout_s, gold_files=gold,
+        )  # fmt: skip
+    try:
+        tests = msgspec.json.decode(_text(folder, path), type=TestsFile)
+    except msgspec.DecodeError as error:
+        raise MalformedTaskError(f"{folder / path}: {error}") from error
+    if not tests.argv or not tests.expected:
+        raise MalformedTaskError(f"{folder / path}: argv, expected: expected at least one entry")
+    return HiddenTests(
+        task_id=task_id,
+        files=_tree(folder, "tests/files"),
+        argv=tests.argv,
+        expected=tests.expected,
+        timeout_s=timeout_s,
+        gold_files=gold,
+        sealed_modules=tests.sealed_modules,
+    )
+
+
+def _tree(folder: Path, below: str) -> dict[str, str]:
+    """Read the files of a folder; a link, or anything that leads out, is refused."""
+    base = folder / below
+    if not base.is_dir():
+        raise MalformedTaskError(f"{base}: expected a folder")
+    files: dict[str, str] = {}
+    num_bytes = 0
+    for path in sorted(base.rglob("*")):
+        _check_inside(path, folder)
+        if path.is_dir():
+            continue
+        name = str(PurePosixPath(path.relative_to(base)))
+        files[name] = _text(folder, f"{below}/{name}")
+        num_bytes += len(files[name])
+        if len(files) > FILES_MAX or num_bytes > FILES_BYTES_MAX:
+            raise MalformedTaskError(
+                f"{base}: more than {FILES_MAX} files or {FILES_BYTES_MAX} bytes"
+            )
+    return files
+
+
+def _text(folder: Path, name: str) -> str:
+    path = folder / name
+    _check_inside(path, folder)
+    if not path.is_file():
+        raise MalformedTaskError(f"{path}: expected a file")
+    if path.stat().st_size > FILES_BYTES_MAX:
+        raise MalformedTaskError(f"{path}: expected at most {FILES_BYTES_MAX} bytes")
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise MalformedTaskError(f"{path}: expected UTF-8 text: {error}") from error
+
+
+def _check_inside(path: Path, folder: Path) -> None:
+    if path.is_symlink() or not path.resolve().is_relative_to(folder.resolve()):
+        raise MalformedTaskError(f"{path}: a link, or out of the task's folder")
+
+
+def _converted(folder: Path, value: object, kind: Any, field: str) -> Any:
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {error}") from error

@@ -1,0 +1,70 @@
+"""The quickstart's ladder as a source of the factory."""
+
+import random
+from collections.abc import Iterator
+
+from penstock.envs.ladder.generate import Selection, draw_repositories
+from penstock.envs.ladder.repository import Repository
+from penstock.envs.tasks.source import Candidate, Lab, Origin, Plan
+from penstock.messages.task import Split
+
+
+class LadderSource:
+    """Tasks of the ladder, the same for the same arguments, for ever.
+
+    Args:
+        split: training or held out.
+        num: how many.
+        selection: rungs and families.
+        rng: decides everything.
+        prefix: of the task ids.
+
+    """
+
+    name = "ladder"
+
+    def __init__(
+        self, split: Split, num: int, selection: Selection, rng: random.Random, prefix: str
+    ) -> None:
+        self._repositories = draw_repositories(split, num, selection, rng, prefix)
+
+    def plans(self) -> Iterator[Plan]:
+        """Yield one plan a task; it has passed its gates in this process already."""
+        for repository in self._repositories:
+            yield LadderPlan(repository)
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Yield the tasks themselves: the ladder's need no machine."""
+        for repository in self._repositories:
+            yield to_candidate(repository)
+
+
+class LadderPlan:
+    """A repository that is there already."""
+
+    def __init__(self, repository: Repository) -> None:
+        self.name = repository.task.task_id
+        self._repository = repository
+
+    async def draft(self, lab: Lab) -> list[Candidate]:
+        """Return it."""
+        return [to_candidate(self._repository)]
+
+
+def to_candidate(repository: Repository) -> Candidate:
+    """Say of a ladder task where it comes from."""
+    task = repository.task
+    origin = Origin(
+        source=LadderSource.name,
+        repository=f"ladder/{task.task_id}",
+        kind="feature" if task.rung == "body" else "bug",
+        function=repository.function_name,
+        path=repository.path,
+        digest=repository.function_name,
+        change=task.rung,
+        num_lines=len(repository.gold.splitlines()),
+        num_files=len(task.files),
+        num_cases=len(repository.hidden.expected),
+        hint="symptom" if task.rung == "search" else "function",
+    )
+    return Candidate(task=task, hidden=repository.hidden, origin=origin)

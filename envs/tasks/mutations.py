@@ -1,0 +1,146 @@
+"""One bug in a function of a real module, the rest of its text untouched.
+
+A changed node's text is replaced in place, so comments and layout stay. Each result is parsed
+again and must be the tree that was meant: what cannot be written in place is left out.
+"""
+
+import ast
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from penstock.envs.ladder.mutate import Edit, apply, edits, variables
+from penstock.envs.tasks.targets import Target, body_of
+
+MISSING = "raise NotImplementedError"
+_DROPPED = (ast.Assign, ast.AugAssign, ast.Expr, ast.Return, ast.Continue, ast.Break)
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A module with one bug."""
+
+    kind: str
+    """Rung of the edit, e.g. `comparison`, or `condition`, `statement`."""
+    source: str
+
+
+class ModuleText:
+    """A module's source by the positions that `ast` gives."""
+
+    def __init__(self, source: str) -> None:
+        """Index the lines; positions count bytes."""
+        self._data = source.encode()
+        self._starts = [0]
+        for line in self._data.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """Return the byte range of a node."""
+        first = self._starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
+        last = self._starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
+        return first, last
+
+    def text(self, node: ast.AST) -> str:
+        """Return the text of a node."""
+        first, last = self.span(node)
+        return self._data[first:last].decode()
+
+    def replaced(self, first: int, last: int, text: str) -> str:
+        """Return the module with another text in a byte range."""
+        return (self._data[:first] + text.encode() + self._data[last:]).decode()
+
+
+def draw_bugs(source: str, target: Target, rng: random.Random, num_max: int) -> list[Bug]:
+    """Draw distinct bugs of a function, its kinds taking turns.
+
+    Args:
+        source: the module's.
+        target: found in `ast.parse(source)`.
+        rng: decides which.
+        num_max: at most so many.
+
+    """
+    module = ModuleText(source)
+    by_kind: dict[str, list[Callable[[], str | None]]] = {}
+    for kind, write in _all_bugs(module, target):
+        by_kind.setdefault(kind, []).append(write)
+    for writers in by_kind.values():
+        rng.shuffle(writers)
+    chosen: dict[str, Bug] = {}
+    for turn in range(num_max):
+        for kind in sorted(by_kind):
+            if turn < len(by_kind[kind]) and len(chosen) < num_max:
+                changed = by_kind[kind][turn]()
+                if changed is not None:
+                    chosen.setdefault(changed, Bug(kind, changed))
+    return list(chosen.values())
+
+
+def without_body(source: str, target: Target) -> str:
+    """Return the module with the function's statements after its docstring removed."""
+    module = ModuleText(source)
+    body = body_of(target.node)
+    first, last = module.span(body[0])[0], module.span(body[-1])[1]
+    return module.replaced(first, last, MISSING)
+
+
+def _all_bugs(module: ModuleText, target: Target) -> Iterator[tuple[str, Callable[[], str | None]]]:
+    """Yield the kind of each bug and what writes the module with it.
+
+    Writing parses the module, and most bugs are never asked for.
+    """
+    body = body_of(target.node)
+    for edit in edits(body, variables(target.node)):
+        yield edit.rung, partial(_written_in_place, module, edit)
+    for node in ast.walk(ast.Module(body=body, type_ignores=[])):
+        if isinstance(node, ast.If | ast.While | ast.IfExp):
+            yield (
+                "condition",
+                partial(_replaced, module, node.test, f"not ({module.text(node.test)})"),
+            )
+        elif isinstance(node, _DROPPED) and len(body) > 1:
+            yield "statement", partial(_replaced, module, node, "pass")
+
+
+def _replaced(module: ModuleText, node: ast.AST, text: str) -> str | None:
+    changed = module.replaced(*module.span(node), text)
+    return changed if _parsed(changed) is not None else None
+
+
+def _written_in_place(module: ModuleText, edit: Edit) -> str | None:
+    """Return the module with the edit made, or None where its text would not say so."""
+    placed = [node for node, _, _ in edit.changes if hasattr(node, "lineno")]
+    if not placed:
+        return None
+    outer = max(placed, key=lambda node: module.span(node)[1] - module.span(node)[0])
+    span = module.span(outer)
+    originals = [(node, field, getattr(node, field)) for node, field, _ in edit.changes]
+    apply(edit.changes)
+    try:
+        text, meant = ast.unparse(outer), ast.dump(outer)
+    finally:
+        apply(originals)
+    for written in (text, f"({text})"):
+        changed = module.replaced(*span, written)
+        if _holds(changed, meant, outer, type(outer)):
+            return changed
+    return None
+
+
+def _holds(source: str, meant: str, outer: ast.AST, kind: type[ast.AST]) -> bool:
+    """Tell whether the changed node is in the source as it was meant, on its own line."""
+    tree = _parsed(source)
+    line = outer.lineno  # type: ignore[attr-defined]
+    return tree is not None and any(
+        isinstance(node, kind) and node.lineno == line and ast.dump(node) == meant  # type: ignore[attr-defined]
+        for node in ast.walk(tree)
+    )
+
+
+def _parsed(source: str) -> ast.Module | None:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return None

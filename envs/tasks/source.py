@@ -1,0 +1,111 @@
+"""What a source of tasks is, and what it gives to the gates."""
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from penstock.messages.errors import PenstockError
+from penstock.messages.task import HiddenTests, Task
+
+
+class Rejection(StrEnum):
+    """Why a plan or a candidate became no task."""
+
+    TOO_LARGE = "repository_too_large"
+    NOT_PARSED = "source_not_parsed"
+    DOES_NOT_RUN = "does_not_run_in_the_machine"
+    TOO_FEW_CALLS = "too_few_calls_that_tell"
+    NO_BUG_SHOWS = "no_bug_shows"
+    TESTS_UNCHANGED = "no_test_fails_before_and_passes_after"
+    NULL_PASSES = "gate_null_patch_passes"
+    GOLD_FAILS = "gate_gold_patch_fails"
+    FLAKY = "gate_flaky"
+    DUPLICATE = "duplicate"
+    MACHINE = "machine_failed"
+
+
+class TaskRejectedError(PenstockError, ValueError):
+    """A plan or a candidate that became no task."""
+
+    def __init__(self, reason: Rejection, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a task comes from: what splits and statistics go by."""
+
+    source: str
+    """ladder, library, package or commits."""
+    repository: str
+    """e.g. `networkx`; tasks of one repository never lie in two splits where these are by it."""
+    kind: str
+    """bug, feature or commit."""
+    function: str = ""
+    """Qualified name."""
+    path: str = ""
+    """File with the bug."""
+    digest: str = ""
+    """Of the function whatever its names: copies of one function share it."""
+    change: str = ""
+    """Kind of the bug, e.g. `comparison`; the commit of a commit-based task."""
+    num_lines: int = 0
+    """Of the function, or of the commit's change."""
+    num_files: int = 0
+    """Of the repository as the agent sees it."""
+    num_cases_failed: int = 0
+    """Of the hidden tests, before the fix."""
+    num_cases: int = 0
+    hint: str = ""
+    """What the instruction names: function, module or symptom."""
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A task before its gates."""
+
+    task: Task
+    hidden: HiddenTests
+    origin: Origin
+
+
+class Lab(Protocol):
+    """Machines that run a plan's code."""
+
+    async def run(
+        self, files: Mapping[str, str], argv: list[str], variants: list[Mapping[str, str]]
+    ) -> list[list[str] | None]:
+        """Run a program once for each variant of the files, in one machine.
+
+        Returns:
+            Its lines of output for each; None where it failed or did not end.
+
+        """
+        ...
+
+
+class Plan(Protocol):
+    """Something that may become tasks; cheap until it is drafted."""
+
+    name: str
+
+    async def draft(self, lab: Lab) -> list[Candidate]:
+        """Make candidates.
+
+        Raises:
+            TaskRejectedError: Nothing can be made of it.
+
+        """
+        ...
+
+
+class TaskSource(Protocol):
+    """Where tasks come from."""
+
+    name: str
+
+    def plans(self) -> Iterator[Plan]:
+        """Yield plans in an order that the source's seed decides."""
+        ...

@@ -1,0 +1,96 @@
+"""Train and held-out sets that share nothing that could be remembered.
+
+Tasks that share a function (by digest: copies count), or a repository where the split is by it,
+form one class, transitively; a whole class goes to one side, by a hash of its smallest name.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+from penstock.envs.tasks.source import Candidate
+from penstock.messages.errors import PenstockError
+from penstock.messages.task import Split
+
+
+class SplitBy(StrEnum):
+    """What must not lie on both sides."""
+
+    FUNCTION = "function"
+    REPOSITORY = "repository"
+    """Which implies functions: copies pull their repositories together."""
+
+
+class SplitLeakError(PenstockError, ValueError):
+    """Something lies on both sides of a split; the text names it."""
+
+
+def split_tasks(
+    candidates: Sequence[Candidate], by: SplitBy, heldout_share: float
+) -> dict[str, Split]:
+    """Return the split of each task by its id.
+
+    Args:
+        candidates: all tasks.
+        by: what keeps together.
+        heldout_share: of the classes, 0 to 1; of the tasks about so many.
+
+    """
+    classes = _Classes()
+    for one in candidates:
+        classes.join(*_ties(one, by))
+    names: dict[str, str] = {}
+    for one in candidates:
+        root = classes.root(_ties(one, by)[0])
+        names[root] = min(names.get(root, one.task.task_id), one.task.task_id)
+    splits = {}
+    for one in candidates:
+        name = names[classes.root(_ties(one, by)[0])]
+        splits[one.task.task_id] = Split.HELDOUT if _draw(name) < heldout_share else Split.TRAIN
+    check_no_leak(candidates, splits, by)
+    return splits
+
+
+def check_no_leak(candidates: Iterable[Candidate], splits: dict[str, Split], by: SplitBy) -> None:
+    """Demand that nothing lies on both sides.
+
+    Raises:
+        SplitLeakError: A function or a repository does.
+
+    """
+    side: dict[str, Split] = {}
+    for one in candidates:
+        split = splits[one.task.task_id]
+        for tie in _ties(one, by):
+            if side.setdefault(tie, split) is not split:
+                raise SplitLeakError(f"{tie} is in both splits, e.g. by {one.task.task_id}")
+
+
+def _ties(candidate: Candidate, by: SplitBy) -> list[str]:
+    origin = candidate.origin
+    function = f"function {origin.digest or candidate.task.task_id}"
+    return [function, f"repository {origin.repository}"] if by is SplitBy.REPOSITORY else [function]
+
+
+def _draw(name: str) -> float:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32
+
+
+class _Classes:
+    """Disjoint sets of names."""
+
+    def __init__(self) -> None:
+        self._parents: dict[str, str] = {}
+
+    def root(self, name: str) -> str:
+        """Return the name that stands for a set."""
+        while (parent := self._parents.setdefault(name, name)) != name:
+            self._parents[name] = self._parents[parent] = self._parents.setdefault(parent, parent)
+            name = parent
+        return name
+
+    def join(self, *names: str) -> None:
+        """Make one set of those that hold the names."""
+        first = self.root(names[0])
+        for name in names[1:]:
+            self._parents[self.root(name)] = first

@@ -1,0 +1,127 @@
+"""`penstock tasks make|check|stats`: coding tasks from local repositories."""
+
+import argparse
+import asyncio
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.actors.runtime.files import write_atomic
+from penstock.envs.ladder.generate import Selection
+from penstock.envs.microvm.pool import Pool
+from penstock.envs.sandbox import open_backend
+from penstock.envs.tasks.commits import CommitSource
+from penstock.envs.tasks.factory import Factory, Yield, open_source
+from penstock.envs.tasks.gates import check_candidate
+from penstock.envs.tasks.harbor import write_harbor
+from penstock.envs.tasks.harbor_read import read_harbor_set
+from penstock.envs.tasks.injected import InjectConfig
+from penstock.envs.tasks.lab import MachineLab
+from penstock.envs.tasks.ladder import LadderSource
+from penstock.envs.tasks.source import Candidate, TaskRejectedError, TaskSource
+from penstock.envs.tasks.splits import SplitBy, check_no_leak, split_tasks
+from penstock.envs.tasks.statistics import statistics
+from penstock.infra.tasks_page import tasks_page
+from penstock.messages.errors import PenstockError
+from penstock.messages.task import Split, TaskSet
+
+SET_FILE, YIELD_FILE, PAGE_FILE = "tasks.msgpack", "yield.json", "index.html"
+LADDER = "ladder"
+
+
+class TasksFolderError(PenstockError, FileExistsError):
+    """The folder for the tasks is not empty."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run one action of `penstock tasks`."""
+    if arguments.action == "make":
+        return asyncio.run(_make(arguments))
+    if arguments.action == "check":
+        return asyncio.run(_check(arguments))
+    return _stats(arguments)
+
+
+def write_set(
+    root: Path, candidates: list[Candidate], splits: dict[str, Split], counts: Yield
+) -> None:
+    """Write Harbor folders, the task sets that a run loads, the yield and the page."""
+    for candidate in candidates:
+        write_harbor(candidate, splits[candidate.task.task_id], root)
+    for split in Split:
+        chosen = [one for one in candidates if splits[one.task.task_id] is split]
+        task_set = TaskSet(
+            tasks=[msgspec.structs.replace(one.task, split=split) for one in chosen],
+            hidden=[one.hidden for one in chosen],
+        )
+        write_atomic(root / f"{split.value}.{SET_FILE}", msgspec.msgpack.encode(task_set))
+    write_atomic(root / YIELD_FILE, msgspec.json.format(msgspec.json.encode(counts), indent=2))
+    write_atomic(root / PAGE_FILE, tasks_page(candidates, splits, counts).encode())
+
+
+async def _make(arguments: argparse.Namespace) -> int:
+    root = _empty_folder(arguments.output)
+    sources = [_source(name, arguments) for name in arguments.sources]
+    num: int = arguments.concurrent
+    async with Pool(open_backend("uml"), size=num, live_max=2 * num) as pool:
+        factory = Factory(MachineLab(pool), num_concurrent=num, num_max=arguments.num, say=_say)
+        candidates = await factory.make(sources)
+    by = SplitBy(arguments.split_by)
+    splits = split_tasks(candidates, by, arguments.heldout)
+    write_set(root, candidates, splits, factory.counts)
+    _print(statistics(candidates, splits, factory.counts), as_json=arguments.json)
+    return 0 if candidates else 1
+
+
+def _empty_folder(root: Path) -> Path:
+    if root.exists() and any(root.iterdir()):
+        raise TasksFolderError(f"{root}: expected a new or empty folder")
+    return root
+
+
+def _source(name: str, arguments: argparse.Namespace) -> TaskSource:
+    if name == LADDER:
+        rng = random.Random(f"{Split.TRAIN}/{arguments.seed}")
+        return LadderSource(Split.TRAIN, arguments.num, Selection(), rng, Split.TRAIN.value)
+    if arguments.commits:
+        return CommitSource(Path(name))
+    return open_source(name, InjectConfig(seed=arguments.seed))
+
+
+async def _check(arguments: argparse.Namespace) -> int:
+    candidates = read_harbor_set(arguments.folder)
+    splits = {one.task.task_id: one.task.split for one in candidates}
+    check_no_leak(candidates, splits, SplitBy.FUNCTION)
+    problems: dict[str, str] = {}
+    async with Pool(open_backend("uml"), size=1, live_max=2) as pool:
+        lab = MachineLab(pool)
+        for candidate in candidates:
+            try:
+                await check_candidate(candidate, lab, repeats=1)
+            except TaskRejectedError as error:
+                problems[candidate.task.task_id] = f"{error.reason}: {error.detail}"
+    _print({"num_tasks": len(candidates), "rejected": problems}, as_json=arguments.json)
+    return 1 if problems else 0
+
+
+def _stats(arguments: argparse.Namespace) -> int:
+    candidates = read_harbor_set(arguments.folder)
+    splits = {one.task.task_id: one.task.split for one in candidates}
+    path: Path = arguments.folder / YIELD_FILE
+    counts = msgspec.json.decode(path.read_bytes(), type=Yield) if path.is_file() else Yield()
+    write_atomic(arguments.folder / PAGE_FILE, tasks_page(candidates, splits, counts).encode())
+    _print(statistics(candidates, splits, counts), as_json=arguments.json)
+    return 0
+
+
+def _print(result: dict[str, Any], *, as_json: bool) -> None:
+    encoded = msgspec.json.encode(result)
+    text = encoded if as_json else msgspec.json.format(encoded, indent=2)
+    sys.stdout.write(text.decode() + "\n")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"tasks: {text}\n")
