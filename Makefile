@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CONFIG ?= infra/configs/quickstart.toml
 SEED ?= 0
 
-.PHONY: run test test-slow lint setup doctor clean help
+.PHONY: run test test-slow lint setup vm-qemu doctor clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -27,6 +27,10 @@ lint: $(VENV)/.installed
 
 setup: .cache/apt.done $(VENV)/.installed  ## Packages, virtual environment, VM kernel and image; cached
 	@$(BIN)/python -m penstock.infra.vm_setup
+
+vm-qemu: setup  ## Also QEMU: machines that can be copied and saved while they run
+	@sh infra/install-apt.sh infra/apt-packages-qemu.txt
+	@$(BIN)/python -m penstock.infra.vm_setup --qemu
 
 .cache/apt.done: infra/apt-packages.txt infra/install-apt.sh
 	@sh infra/install-apt.sh infra/apt-packages.txt

@@ -6,8 +6,9 @@ absent capability raises, and no backend ever stands in for another silently.
 """
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -50,6 +51,10 @@ class BackendUnavailable(SandboxError, LookupError):
 class IsolationClass(StrEnum):
     """What stands between the guest's code and the host."""
 
+    HARDWARE_VM = "hardware_vm"
+    """A kernel of its own on virtual hardware, kept apart by the processor."""
+    EMULATED_VM = "emulated_vm"
+    """A kernel of its own on a processor that is emulated, in one unprivileged process."""
     USER_MODE_KERNEL = "user_mode_kernel"
     """A kernel of its own, as an unprivileged process inside namespaces."""
     PROCESS = "process"
@@ -62,8 +67,11 @@ class Capability(StrEnum):
     COLD_BOOT = "cold_boot"
     OWN_KERNEL = "own_kernel"
     RAM_SNAPSHOT = "ram_snapshot"
+    """Machines start as copies of one that has booted."""
     FORK = "fork"
+    """Several machines may go on from one checkpoint."""
     CHECKPOINT = "checkpoint"
+    """A running machine can be saved, and goes on."""
     MULTI_VCPU = "multi_vcpu"
     NETWORK = "network"
 
@@ -152,11 +160,48 @@ class Backend(Protocol):
         ...
 
 
+class SavingMachine(Machine, Protocol):
+    """A machine of a backend that declares `CHECKPOINT`."""
+
+    async def checkpoint(self, folder: Path) -> None:
+        """Save the running machine, commands in flight included; it stands still meanwhile.
+
+        Args:
+            folder: Must not exist; holds the checkpoint afterwards, or nothing.
+
+        """
+        ...
+
+
+class SavingBackend(Backend, Protocol):
+    """A backend that declares `CHECKPOINT`, and `FORK` if `restore` may be called repeatedly."""
+
+    async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> SavingMachine:
+        """See `Backend.start`."""
+        ...
+
+    async def restore(
+        self, folder: Path, *, cpu: int | None = None, timeout_s: float = 10.0
+    ) -> SavingMachine:
+        """Return a machine that goes on from a checkpoint, with a clock and names of its own.
+
+        A command that ran when it was saved runs on; asking again with its `op_key` waits for
+        its end and does not run it twice.
+
+        Raises:
+            SandboxFileError: The folder holds no complete checkpoint of this kind of machine.
+
+        """
+        ...
+
+
 backends: dict[str, str] = {
+    "qemu-kvm": "penstock.envs.microvm.qemu:QemuKvmBackend",
     "uml": "penstock.envs.microvm.uml:UmlBackend",
+    "qemu-tcg": "penstock.envs.microvm.qemu:QemuTcgBackend",
     "process": "penstock.envs.microvm.process:ProcessBackend",
 }
-"""Name -> "module:class"; imported when opened, so that listing them costs nothing."""
+"""Name -> "module:class", in the order of choice; imported when opened, so listing is free."""
 
 
 def open_backend(name: str, *, allow_process: bool = False, **options: Any) -> Backend:
@@ -178,9 +223,36 @@ def open_backend(name: str, *, allow_process: bool = False, **options: Any) -> B
             "sandbox backend 'process' shares the host's kernel with the guest's code; "
             "allow it explicitly (allow_process=True), or use 'uml'"
         )
-    module, _, cls = backends[name].partition(":")
-    backend: Backend = getattr(importlib.import_module(module), cls)(**options)
+    backend: Backend = backend_class(name)(**options)
     return backend
+
+
+def backend_class(name: str) -> Any:
+    """Return the class of a backend; its declarations can be read without opening it."""
+    module, _, cls = backends[name].partition(":")
+    return getattr(importlib.import_module(module), cls)
+
+
+def choose_backend(
+    wanted: Iterable[Capability], available: Container[str], **options: Any
+) -> Backend:
+    """Return the first backend, in the order of `backends`, that has all of `wanted`.
+
+    Args:
+        wanted: What the machines must be able to do.
+        available: Names of backends that were seen to work here (`penstock doctor`, `probe`).
+        options: Passed to the backend's class.
+
+    Raises:
+        BackendUnavailable: None of them has it all. `process` is never chosen.
+
+    """
+    needed = frozenset(wanted)
+    for name in backends:
+        if name in available and name != "process" and needed <= backend_class(name).capabilities:
+            return open_backend(name, **options)
+    words = ", ".join(sorted(needed)) or "a kernel of its own"
+    raise BackendUnavailable(f"no sandbox backend that works here has {words}")
 
 
 def require(backend: Backend, wanted: Iterable[Capability]) -> None:

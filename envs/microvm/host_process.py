@@ -36,7 +36,7 @@ class HostProcess:
     dies, even by kill -9, thus leaves no orphan): start machines from a thread that stays.
     """
 
-    def __init__(self, argv: Sequence[str], guest_end: socket.socket, cpu: int | None) -> None:
+    def __init__(self, argv: Sequence[str], cpu: int | None, pass_fds: Sequence[int]) -> None:
         self._words = os.memfd_create("guest-output", os.MFD_CLOEXEC)
         try:
             with _pinned(cpu):
@@ -46,7 +46,7 @@ class HostProcess:
                     stdout=self._words,
                     stderr=self._words,
                     env={},
-                    pass_fds=[guest_end.fileno()],
+                    pass_fds=pass_fds,
                 )
         except OSError:
             os.close(self._words)
@@ -99,13 +99,14 @@ class HostProcess:
 
 
 def start_process(
-    command: Callable[[int], list[str]], cpu: int | None
+    command: Callable[[int], list[str]], cpu: int | None, pass_fds: Sequence[int] = ()
 ) -> tuple[HostProcess, socket.socket]:
     """Start a machine's process.
 
     Args:
         command: Makes the command line, given the descriptor of the guest's end of a socket.
         cpu: Host CPU to pin it to.
+        pass_fds: Further descriptors that it inherits, under the same numbers.
 
     Returns:
         The process, and our end of the socket.
@@ -120,7 +121,8 @@ def start_process(
         raise SandboxDied(f"no machine could be started: {error}") from error
     with theirs:
         try:
-            return HostProcess(command(theirs.fileno()), theirs, cpu), ours
+            argv = command(theirs.fileno())
+            return HostProcess(argv, cpu, [theirs.fileno(), *pass_fds]), ours
         except OSError as error:
             ours.close()
             raise SandboxDied(f"no machine could be started: {error}") from error

@@ -5,15 +5,11 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.envs.microvm.assets import HOW_TO_GET
+from penstock.envs.microvm import assets, qemu_assets
 from penstock.envs.sandbox import SandboxError, backends, open_backend
 
 EXECS = 5
 BOOT_TIMEOUT_S = 20.0
-NOT_BUILT = {
-    "firecracker": "this version of Penstock has no Firecracker backend",
-    "qemu-tcg": "this version of Penstock has no QEMU backend",
-}
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,18 +24,15 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """Median of a few runs of `true`."""
 
 
-def _kvm_note() -> str:
-    there = Path("/dev/kvm").exists()
-    return "; /dev/kvm is there, which alone proves nothing" if there else ""
-
-
-async def _probe(name: str, cache: Path | None) -> ProbeResult:
+async def probe_backend(name: str, cache: Path | None = None) -> ProbeResult:
+    """Boot one backend, run a program in it, and time both."""
     try:
         machine = await open_backend(name, allow_process=True, cache=cache).start(
             timeout_s=BOOT_TIMEOUT_S
         )
     except (SandboxError, OSError) as error:
-        return ProbeResult(name=name, available=False, reason=str(error), how_to_get=HOW_TO_GET)
+        how = (qemu_assets if name.startswith("qemu") else assets).HOW_TO_GET
+        return ProbeResult(name=name, available=False, reason=str(error), how_to_get=how)
     try:
         times = []
         for _ in range(EXECS):
@@ -62,9 +55,5 @@ async def _probe(name: str, cache: Path | None) -> ProbeResult:
 
 
 async def probe(cache: Path | None = None) -> list[ProbeResult]:
-    """Boot each backend, run a program in it, and time both."""
-    results = [await _probe(name, cache) for name in backends]
-    return results + [
-        ProbeResult(name=name, available=False, reason=reason + _kvm_note())
-        for name, reason in NOT_BUILT.items()
-    ]
+    """Probe every backend."""
+    return [await probe_backend(name, cache) for name in backends]

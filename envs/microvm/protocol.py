@@ -7,9 +7,11 @@ guest is hostile input: lengths are bounded, and what does not decode ends the c
 """
 
 import asyncio
-import itertools
+import secrets
 import struct
+import time
 from collections.abc import Callable
+from typing import Self
 
 import msgspec
 
@@ -53,6 +55,37 @@ class Request(msgspec.Struct, kw_only=True, omit_defaults=True):
     argv: list[str] = []
     env: list[str] = []
     files: list[FilePiece] = []
+    epoch: int = 0
+    clock_ns: int = 0
+    entropy: bytes = b""
+    hostname: bytes = b""
+    machine_id: bytes = b""
+
+
+class LineState(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a quiet line stands, so that another connection can go on with a copy of the guest."""
+
+    sent: int = 0
+    """Bytes that the guest has taken in since it booted."""
+    next_id: int = 1
+    """Running commands answer to their old ids: new ones must not repeat these."""
+    epoch: int = 0
+    """Which of the copies is meant; the guest refuses requests for an earlier one."""
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What tells a copy from the machine it was copied from; empty fields leave things be."""
+
+    epoch: int
+    entropy: bytes = b""
+    hostname: str = ""
+    machine_id: str = ""
+
+    @classmethod
+    def new(cls, epoch: int) -> Self:
+        """Return a fresh identity."""
+        token = secrets.token_bytes(48)
+        return cls(epoch=epoch, entropy=token[:32], hostname="vm", machine_id=token[32:].hex())
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True):
@@ -98,20 +131,25 @@ class GuestConnection(asyncio.Protocol):
 
     Args:
         describe_death: Called once when the connection ends; returns the machine's last words.
+        state: Of the line to a guest that was copied while it ran; by default a new guest's.
 
     """
 
-    def __init__(self, describe_death: Callable[[], str]) -> None:
+    def __init__(self, describe_death: Callable[[], str], state: LineState | None = None) -> None:
+        state = state or LineState()
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._describe_death = describe_death
         self._transport: asyncio.Transport | None = None
-        self._ids = itertools.count(1)
+        self._next_id = state.next_id
+        self._epoch = state.epoch
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._inbox = bytearray()
         self._outbox = bytearray()
-        self._sent = 0
-        self._confirmed = 0
+        self._backlog: bytearray | None = None
+        """Of requests that wait for the thaw, while the guest is frozen."""
+        self._sent = state.sent
+        self._confirmed = state.sent
         self._death: SandboxDied | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Reply)
@@ -149,13 +187,16 @@ class GuestConnection(asyncio.Protocol):
         if len(self._waiting) >= REQUESTS_MAX:
             raise SandboxRequestError(f"more than {REQUESTS_MAX} requests wait for one guest")
         request.v = VERSION
-        request.id = next(self._ids)
+        request.epoch = self._epoch
+        request.id = self._next_id
+        self._next_id += 1
         body = self._encoder.encode(request)
         if len(body) > REQUEST_BYTES_MAX:
             raise SandboxRequestError(f"{request.op}: {len(body)} bytes exceed {REQUEST_BYTES_MAX}")
         future = asyncio.get_running_loop().create_future()
         self._waiting[request.id] = future
-        self._outbox += struct.pack("<I", len(body)) + body
+        outbox = self._outbox if self._backlog is None or request.op == "thaw" else self._backlog
+        outbox += struct.pack("<I", len(body)) + body
         self._pump()
         return future
 
@@ -167,6 +208,42 @@ class GuestConnection(asyncio.Protocol):
         del self._outbox[:room]
         self._sent += len(chunk)
         self._transport.write(chunk)
+
+    async def freeze(self, *, timeout_s: float) -> LineState:
+        """Silence the guest agent, so that its machine can be copied; programs run on.
+
+        Requests that are made meanwhile wait for the thaw.
+
+        Returns:
+            The state in which a copy's line starts.
+
+        Raises:
+            SandboxRequestError: It is frozen already.
+
+        """
+        if self._backlog is not None:
+            raise SandboxRequestError("the machine is being copied already")
+        frozen = self.call(Request(op="freeze"), timeout_s=timeout_s)
+        asking = asyncio.ensure_future(frozen)
+        await asyncio.sleep(0)  # its frame is in the outbox now: what comes next must wait
+        self._backlog = bytearray()
+        await asking
+        return LineState(sent=self._sent, next_id=self._next_id, epoch=self._epoch)
+
+    async def thaw(self, identity: Identity, *, timeout_s: float) -> None:
+        """Let a frozen guest go on, as the machine it was or as a new one."""
+        self._epoch = identity.epoch
+        request = Request(
+            op="thaw",
+            clock_ns=time.time_ns() if identity.entropy else 0,
+            entropy=identity.entropy,
+            hostname=identity.hostname.encode(),
+            machine_id=identity.machine_id.encode(),
+        )
+        await self.call(request, timeout_s=timeout_s)
+        backlog, self._backlog = self._backlog, None
+        self._outbox += backlog or b""
+        self._pump()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""

@@ -48,6 +48,14 @@ void file_read(const struct request *rq);
 void file_write(const struct request *rq);
 void file_list(const struct request *rq);
 
+/* thaw.c: a machine that is copied while it runs. Frozen, the agent says nothing and ends nothing,
+ * so that no frame is cut in two; a thaw gives a copy a clock, names and randomness of its own, and
+ * the epoch that tells it from the machine it was copied from. */
+bool thaw_frozen(void);
+bool thaw_is_stale(const struct request *rq); /* meant for the machine before the copy */
+void thaw_freeze(void);
+void thaw(const struct request *rq);
+
 uint64_t now_ms(void);
 
 #endif

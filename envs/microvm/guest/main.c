@@ -18,7 +18,7 @@
 
 #include "agent.h"
 
-#define LINE "/dev/ttyS0"
+#define SERIAL_LINE "/dev/ttyS0"
 
 uint64_t now_ms(void) {
     struct timespec t;
@@ -99,6 +99,10 @@ static void serve(struct view frame) {
     struct view no_key = {0};
     if (!request_decode(frame, &rq))
         return reply_error(rq.id, no_key, "bad_request", "not a well-formed request");
+    if (thaw_is_stale(&rq))
+        return reply_error(rq.id, no_key, "stale_epoch", "meant for the machine before its copy");
+    if (view_is(rq.op, "thaw")) return thaw(&rq);
+    if (thaw_frozen()) return reply_error(rq.id, no_key, "frozen", "only a thaw is served now");
     bool changes = view_is(rq.op, "exec") || view_is(rq.op, "write");
     if (!changes) rq.op_key = no_key; /* the others may run twice */
     if (!store_claim(&rq)) return;
@@ -109,7 +113,12 @@ static void serve(struct view frame) {
     if (view_is(rq.op, "cancel")) exec_cancel(rq.target);
     if (view_is(rq.op, "ping") || view_is(rq.op, "cancel")) return answer_empty(&rq);
     if (view_is(rq.op, "shutdown")) end();
-    reply_error(rq.id, no_key, "unknown_op", "ops: ping exec write read list cancel shutdown");
+    if (view_is(rq.op, "freeze")) {
+        thaw_freeze();
+        return answer_empty(&rq);
+    }
+    reply_error(rq.id, no_key, "unknown_op",
+                "ops: ping exec write read list cancel freeze thaw shutdown");
 }
 
 static void loop(int signals) {
@@ -117,10 +126,11 @@ static void loop(int signals) {
     struct signalfd_siginfo info;
     struct view frame;
     for (;;) {
-        int wait_ms = exec_enforce_deadlines();
+        bool frozen = thaw_frozen();
+        int wait_ms = frozen ? -1 : exec_enforce_deadlines();
         fds[0] = (struct pollfd){.fd = wire_fd(), .events = POLLIN};
-        fds[1] = (struct pollfd){.fd = signals, .events = POLLIN};
-        unsigned n = exec_poll_fds(fds + 2);
+        fds[1] = (struct pollfd){.fd = frozen ? -1 : signals, .events = POLLIN};
+        unsigned n = frozen ? 0 : exec_poll_fds(fds + 2);
         if (poll(fds, 2 + n, wait_ms) < 0 && errno != EINTR) must(false, "poll");
         exec_drain_ready(fds + 2, n);
         if (fds[1].revents != 0) {
@@ -134,21 +144,23 @@ static void loop(int signals) {
     }
 }
 
-/* In a machine of its own the agent makes the root; in a bare namespace (argument: the descriptor
- * of its line) the root is made already and the user is the only one there is. */
+/* In a machine of its own the agent makes the root, and its line is a device (argument; by default
+ * the serial one); in a bare namespace (argument: the descriptor of its line) the root is made
+ * already and the user is the only one there is. */
 int main(int argc, char **argv) {
     if (getpid() != 1) {
         fputs("penstock-agent: runs only as PID 1 of a sandbox\n", stderr);
         return 2;
     }
     umask(022);
-    if (argc == 2) {
-        wire_adopt(atoi(argv[1]));
+    const char *line = argc == 2 ? argv[1] : SERIAL_LINE;
+    if (line[0] != '/') {
+        wire_adopt(atoi(line));
     } else {
         mount_root();
         open_standard_fds();
         raise_loopback();
-        wire_open(LINE);
+        wire_open(line);
         exec_drop_root();
     }
     int signals = block_signals();

@@ -32,6 +32,11 @@ static void read_field(struct mp_reader *r, struct view key, struct request *out
     else if (view_is(key, "bytes_max")) out->bytes_max = mp_read_uint(r);
     else if (view_is(key, "offset")) out->offset = mp_read_uint(r);
     else if (view_is(key, "target")) out->target = mp_read_uint(r);
+    else if (view_is(key, "epoch")) out->epoch = mp_read_uint(r);
+    else if (view_is(key, "clock_ns")) out->clock_ns = mp_read_uint(r);
+    else if (view_is(key, "entropy")) out->entropy = mp_read_bytes(r);
+    else if (view_is(key, "hostname")) out->hostname = mp_read_bytes(r);
+    else if (view_is(key, "machine_id")) out->machine_id = mp_read_bytes(r);
     else if (view_is(key, "op")) out->op = mp_read_bytes(r);
     else if (view_is(key, "op_key")) out->op_key = mp_read_bytes(r);
     else if (view_is(key, "path")) out->path = mp_read_bytes(r);

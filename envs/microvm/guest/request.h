@@ -13,12 +13,17 @@ struct request {
     uint64_t bytes_max;    /* of each output stream, or of a read */
     uint64_t offset;       /* of a read */
     uint64_t target;       /* of a cancel: the id of the exec */
+    uint64_t epoch;        /* of the machine that the host means; a thaw sets it */
+    uint64_t clock_ns;     /* of a thaw: time since 1970; 0 leaves the clock */
     struct view op;
     struct view op_key;    /* empty: not de-duplicated */
     struct view path;      /* of read and list; the working directory of exec */
     struct view argv;      /* encoded array of strings */
     struct view env;       /* encoded array of "NAME=value" strings */
     struct view files;     /* encoded array of [path, mode, append, data] */
+    struct view entropy;   /* of a thaw, like the next two; empty leaves things as they are */
+    struct view hostname;
+    struct view machine_id;
 };
 
 /* Decodes a frame's body. Returns false for anything that is not a well-formed request. */

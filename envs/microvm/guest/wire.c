@@ -3,12 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <termios.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "agent.h"
 
 #define CREDIT_STEP 1024 /* confirm consumed bytes at least this often */
 #define KEEP_BYTES_MAX (1u << 16)
+#define LINE_WAIT_MS 5000
 
 static int line_fd = -1;
 static struct buffer inbox; /* bytes read and not yet handed out; `inbox_at` are handed out */
@@ -19,10 +21,23 @@ static uint32_t body_pairs;
 
 int wire_fd(void) { return line_fd; }
 
+/* A virtio port appears, and is connected, some time after its driver was loaded. */
+static void await_host(const char *device) {
+    const struct timespec pause = {.tv_nsec = 1000000};
+    for (int ms = 0; ms < LINE_WAIT_MS; ms++) {
+        if (line_fd < 0) line_fd = open(device, O_RDWR | O_NOCTTY | O_CLOEXEC);
+        struct pollfd ready = {.fd = line_fd, .events = POLLOUT};
+        if (line_fd >= 0 && poll(&ready, 1, 0) == 1 && !(ready.revents & POLLHUP)) return;
+        nanosleep(&pause, NULL);
+    }
+    abort();
+}
+
 void wire_open(const char *device) {
     struct termios raw;
-    line_fd = open(device, O_RDWR | O_NOCTTY | O_CLOEXEC);
-    if (line_fd < 0 || tcgetattr(line_fd, &raw) < 0) abort();
+    await_host(device);
+    if (!isatty(line_fd)) return;
+    if (tcgetattr(line_fd, &raw) < 0) abort();
     cfmakeraw(&raw);
     if (tcsetattr(line_fd, TCSANOW, &raw) < 0) abort();
 }

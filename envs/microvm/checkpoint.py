@@ -1,0 +1,58 @@
+"""A machine's state on disk, from which any number of copies can go on.
+
+```
+ <folder>/state             what QEMU saved: processors, devices, memory
+ <folder>/checkpoint.json   what it is; written last, so that its presence means completeness
+```
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from penstock.envs.microvm.protocol import LineState
+from penstock.envs.microvm.recipe.steps import install
+from penstock.envs.sandbox import SandboxFileError
+
+STATE = "state"
+MANIFEST = "checkpoint.json"
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What a saved machine needs to go on."""
+
+    backend: str
+    machine_digest: str
+    """Of kernel, image, memory size and machine type: a copy needs the same."""
+    line: LineState
+    num_bytes: int
+    pause_ms: float
+    """For how long the machine stood still."""
+
+
+def save_manifest(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write the manifest of a complete state file, durably and at once."""
+    fresh = folder / f"{MANIFEST}.new"
+    fresh.write_bytes(msgspec.json.encode(checkpoint))
+    install(fresh, folder / MANIFEST, 0o600)
+
+
+def load_checkpoint(folder: Path, *, backend: str, machine_digest: str) -> Checkpoint:
+    """Return a complete checkpoint that `backend` can go on from.
+
+    Raises:
+        SandboxFileError: It is absent, incomplete or damaged, or another machine's.
+
+    """
+    try:
+        found = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Checkpoint)
+        num_bytes = (folder / STATE).stat().st_size
+    except (OSError, msgspec.DecodeError) as error:
+        raise SandboxFileError(f"checkpoint {folder}: {error}") from error
+    if num_bytes != found.num_bytes:
+        words = f"{num_bytes} bytes of state, expected {found.num_bytes}"
+        raise SandboxFileError(f"checkpoint {folder}: {words}")
+    if (found.backend, found.machine_digest) != (backend, machine_digest):
+        words = f"of {found.backend} {found.machine_digest[:16]}, not {backend} "
+        raise SandboxFileError(f"checkpoint {folder}: {words}{machine_digest[:16]}")
+    return found

@@ -1,0 +1,88 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/random.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "agent.h"
+
+#define ENTROPY_BYTES_MAX 256
+#define NAME_BYTES_MAX 64
+
+static uint64_t epoch;
+static bool frozen;
+
+bool thaw_frozen(void) { return frozen; }
+
+bool thaw_is_stale(const struct request *rq) { return rq->epoch < epoch; }
+
+void thaw_freeze(void) { frozen = true; }
+
+static bool set_clock(uint64_t ns) {
+    struct timespec now = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+    return ns == 0 || clock_settime(CLOCK_REALTIME, &now) == 0;
+}
+
+/* Two clones of one memory would else draw the same random numbers. */
+static bool add_entropy(struct view bytes) {
+    struct {
+        int bits, size;
+        uint8_t data[ENTROPY_BYTES_MAX];
+    } pool = {0};
+    if (bytes.len == 0) return true;
+    pool.size = (int)(bytes.len < ENTROPY_BYTES_MAX ? bytes.len : ENTROPY_BYTES_MAX);
+    pool.bits = 8 * pool.size;
+    memcpy(pool.data, bytes.data, (size_t)pool.size);
+    int fd = open("/dev/urandom", O_WRONLY | O_CLOEXEC);
+    bool ok = fd >= 0 && ioctl(fd, RNDADDENTROPY, &pool) == 0 && ioctl(fd, RNDRESEEDCRNG) == 0;
+    int saved = errno;
+    if (fd >= 0) close(fd);
+    errno = saved;
+    return ok;
+}
+
+static bool write_line(const char *path, struct view text) {
+    char line[NAME_BYTES_MAX + 1];
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    memcpy(line, text.data, text.len);
+    line[text.len] = '\n';
+    bool ok = fd >= 0 && write(fd, line, text.len + 1) == (ssize_t)text.len + 1;
+    int saved = errno;
+    if (fd >= 0) close(fd);
+    errno = saved;
+    return ok;
+}
+
+static bool set_names(struct view hostname, struct view machine_id) {
+    if (hostname.len > NAME_BYTES_MAX || machine_id.len > NAME_BYTES_MAX) {
+        errno = ENAMETOOLONG;
+        return false;
+    }
+    if (hostname.len > 0 && (sethostname((const char *)hostname.data, hostname.len) < 0 ||
+                             !write_line("/etc/hostname", hostname)))
+        return false;
+    return machine_id.len == 0 || write_line("/etc/machine-id", machine_id);
+}
+
+void thaw(const struct request *rq) {
+    const char *failed = !set_clock(rq->clock_ns)                        ? "clock"
+                         : !add_entropy(rq->entropy)                     ? "entropy"
+                         : !set_names(rq->hostname, rq->machine_id)      ? "names"
+                                                                         : NULL;
+    if (failed != NULL) {
+        char text[128];
+        snprintf(text, sizeof text, "%s: %s", failed, strerror(errno));
+        return reply_error(rq->id, (struct view){0}, "thaw_failed", text);
+    }
+    epoch = rq->epoch; /* at least the old one, or the request were stale */
+    frozen = false;
+    struct buffer *b = reply_begin(1);
+    mp_write_str(b, "epoch");
+    mp_write_uint(b, epoch);
+    reply_send(rq->id, (struct view){0});
+}

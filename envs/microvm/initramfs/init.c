@@ -1,0 +1,67 @@
+/* First program of a QEMU machine: loads the drivers that Debian's kernel has as modules, mounts
+ * the image, and becomes the guest agent in it. The initramfs holds this and /modules alone. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define DISK "/dev/vda"
+#define WAIT_MS 5000
+#define AGENT "/sbin/penstock-agent"
+
+static void must(int result, const char *what) {
+    if (result >= 0) return;
+    fprintf(stderr, "init: %s: %s\n", what, strerror(errno));
+    abort(); /* PID 1 dies, the kernel panics, the machine ends */
+}
+
+/* In the order of their names, which the recipe numbers by dependence. */
+static void load_modules(void) {
+    char path[32];
+    for (int i = 0;; i++) {
+        snprintf(path, sizeof path, "/modules/%02d.ko", i);
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0) return;
+        must((int)syscall(SYS_finit_module, fd, "", 0), path);
+        close(fd);
+        unlink(path);
+    }
+}
+
+/* Returns the first of two paths that appears. */
+static char *await_either(char *one, char *other) {
+    const struct timespec pause = {.tv_nsec = 1000000};
+    for (int ms = 0; ms < WAIT_MS; ms++) {
+        if (access(one, F_OK) == 0) return one;
+        if (access(other, F_OK) == 0) return other;
+        nanosleep(&pause, NULL);
+    }
+    must(-1, one);
+    return NULL;
+}
+
+int main(void) {
+    char *const env[] = {NULL};
+    mkdir("/dev", 0755);
+    must(mount("devtmpfs", "/dev", "devtmpfs", 0, "mode=755"), "mount /dev");
+    load_modules();
+    /* A port is named after its device's number among the virtio devices, which QEMU chooses. */
+    char *line = await_either("/dev/vport0p1", "/dev/vport1p1");
+    char *const argv[] = {AGENT, line, NULL};
+    await_either(DISK, DISK);
+    must(mkdir("/image", 0755), "mkdir /image");
+    must(mount(DISK, "/image", "erofs", MS_RDONLY, NULL), "mount " DISK);
+    must(umount("/dev"), "umount /dev");
+    must(chdir("/image"), "enter the image");
+    must(mount(".", "/", NULL, MS_MOVE, NULL), "move the image to /");
+    must(chroot("."), "make it the root");
+    execve(AGENT, argv, env);
+    must(-1, "exec " AGENT);
+}

@@ -1,0 +1,141 @@
+"""Builds what QEMU boots: Debian's cloud kernel, unpacked, and a first file system of drivers."""
+
+import re
+import struct
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from penstock.envs.microvm.assets import MANIFEST, digest_bytes, digest_file
+from penstock.envs.microvm.qemu_assets import FOLDER, QemuAssets, load_qemu_assets
+from penstock.envs.microvm.recipe.steps import (
+    BuildError,
+    Say,
+    Steps,
+    build_lock,
+    install,
+    need_programs,
+    output_of,
+)
+from penstock.envs.sandbox import BackendUnavailable
+
+PACKAGE = "linux-image-cloud-amd64"
+FIRST_PROGRAM = Path(__file__).resolve().parents[1] / "initramfs" / "init.c"
+DRIVERS = (
+    *("virtio_ring", "virtio", "virtio_mmio", "virtio_blk", "virtio_console"),
+    *("libcrc32c", "erofs", "overlay"),
+)
+"""In the order of loading: each needs the ones before it."""
+LZ4_LEGACY = b"\x02\x21\x4c\x18"
+_DIRECTORY, _PROGRAM, _FILE = 0o40755, 0o100755, 0o100644
+
+
+def build_qemu_assets(cache: Path, say: Say) -> QemuAssets:
+    """Return the current set, building it if the recipe or the package changed.
+
+    Raises:
+        BuildError: A program is missing, or a step failed; the old set stays in place.
+
+    """
+    need_programs("apt-get", "apt-cache", "dpkg-deb", "lz4", "gcc", "strip")
+    folder = cache / FOLDER
+    with build_lock(folder, say), tempfile.TemporaryDirectory(dir=folder) as scratch:
+        package = _package_name()
+        inputs = digest_bytes(
+            package.encode(), Path(__file__).read_bytes(), FIRST_PROGRAM.read_bytes()
+        )
+        try:
+            current = load_qemu_assets(cache)[1]
+        except BackendUnavailable:
+            current = None
+        if current is not None and current.inputs == inputs:
+            say(f"QEMU: kernel {current.kernel_version} is up to date")
+            return current
+        return _build(Steps(Path(scratch), say), folder, package, inputs)
+
+
+def _package_name() -> str:
+    depends = output_of(["apt-cache", "depends", PACKAGE])
+    found = re.search(r"Depends: (linux-image-\S+)", depends)
+    if found is None:
+        raise BuildError(f"{PACKAGE}: apt knows no such package; `apt-get update` may help")
+    return found.group(1)
+
+
+def _build(steps: Steps, folder: Path, package: str, inputs: str) -> QemuAssets:
+    steps.run(f"QEMU: downloading {package}", ["apt-get", "download", package], timeout_s=600)
+    archive = next(steps.scratch.glob("linux-image-*.deb"))
+    steps.run("QEMU: unpacking it", ["dpkg-deb", "-x", str(archive), "."], timeout_s=120)
+    kernel = _unpack_kernel(steps)
+    initramfs = _pack_initramfs(steps)
+    named = {"kernel": kernel, "initramfs": initramfs}
+    fields: dict[str, str] = {}
+    for kind, path in named.items():
+        digest = digest_file(path)
+        fields |= {kind: f"{kind}-{digest[:16]}", f"{kind}_digest": digest}
+        install(path, folder / fields[kind], 0o644)
+    version = package.removeprefix("linux-image-")
+    assets = QemuAssets(**fields, kernel_version=version, inputs=inputs)
+    fresh = folder / f"{MANIFEST}.new"
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(assets), indent=2))
+    install(fresh, folder / MANIFEST, 0o644)
+    keep = {MANIFEST, "build.lock", assets.kernel, assets.initramfs}
+    for path in folder.iterdir():
+        if path.is_file() and path.name not in keep:
+            path.unlink()
+    return assets
+
+
+def kernel_payload(image: bytes) -> bytes:
+    """Return the compressed kernel inside a bzImage (the x86 boot protocol's header says where).
+
+    Raises:
+        BuildError: It is not lz4 in the legacy frame, as Debian's cloud kernel has been.
+
+    """
+    sectors = image[0x1F1] or 4
+    offset, length = struct.unpack_from("<II", image, 0x248)
+    payload = image[(sectors + 1) * 512 + offset :][:length]
+    if not payload.startswith(LZ4_LEGACY):
+        raise BuildError(f"the kernel is packed in an unknown way: {payload[:4].hex()}")
+    return payload[:-4]  # the build appends the unpacked length
+
+
+def _unpack_kernel(steps: Steps) -> Path:
+    packed, whole, small = (steps.scratch / name for name in ("lz4", "vmlinux", "vmlinux.small"))
+    image = next((steps.scratch / "boot").glob("vmlinuz-*"))
+    packed.write_bytes(kernel_payload(image.read_bytes()))
+    steps.run("QEMU: unpacking the kernel", ["lz4", "-dqf", str(packed), str(whole)], timeout_s=60)
+    strip = ["strip", "--strip-debug", "-o", str(small), str(whole)]
+    steps.run("QEMU: stripping it", strip, timeout_s=60)
+    return small
+
+
+def _pack_initramfs(steps: Steps) -> Path:
+    program = steps.scratch / "init"
+    flags = ["-std=gnu11", "-O2", "-static", "-s", "-Wall", "-Wextra", "-Werror"]
+    compile_it = ["gcc", *flags, "-o", str(program), str(FIRST_PROGRAM)]
+    steps.run("QEMU: compiling the first program", compile_it, timeout_s=120)
+    entries = [("modules", _DIRECTORY, b""), ("init", _PROGRAM, program.read_bytes())]
+    for number, name in enumerate(DRIVERS):
+        module = next((steps.scratch / "lib" / "modules").rglob(f"{name}.ko"))
+        small = steps.scratch / f"{name}.small"
+        strip = ["strip", "--strip-debug", "-o", str(small), str(module)]
+        steps.run(f"QEMU: {name}", strip, timeout_s=60)
+        entries.append((f"modules/{number:02d}.ko", _FILE, small.read_bytes()))
+    packed = steps.scratch / "initramfs"
+    packed.write_bytes(pack_cpio(entries))
+    return packed
+
+
+def pack_cpio(entries: list[tuple[str, int, bytes]]) -> bytes:
+    """Return a "newc" archive of (name, mode, content), as the kernel unpacks it at boot."""
+    packed = bytearray()
+    for number, (name, mode, data) in enumerate([*entries, ("TRAILER!!!", 0, b"")], start=1):
+        path = name.encode() + b"\0"
+        fields = (number, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(path), 0)
+        packed += b"070701" + b"".join(b"%08X" % field for field in fields) + path
+        packed += bytes(-len(packed) % 4) + data
+        packed += bytes(-len(packed) % 4)
+    return bytes(packed)
