@@ -1,0 +1,87 @@
+"""An inference replica: goes to the newest version that its region holds, the cheapest way."""
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from penstock.actors.sync_relay.catalog import NOTHING, Catalog, num_bytes
+from penstock.actors.sync_relay.leases import leased_way
+from penstock.infra.simulate.settings import GB, Scenario
+from penstock.infra.simulate.sized_store import SizedStore
+from penstock.infra.simulate.wires import Wire, carry
+from penstock.messages.weights import WeightsPublished
+
+OnApplied = Callable[["SizedReplica", int], None]
+"""Called with the replica and the version that it served before."""
+
+
+class Updates:
+    """Wakes a region's replicas when its relay has announced something."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        """Of the region's store; as manifests never change, its replicas may share what is read."""
+        self._event = asyncio.Event()
+        self._ways: dict[int, list[WeightsPublished]] = {}
+
+    async def announce(self) -> None:
+        """Look at the store again and wake everyone."""
+        await self.catalog.refresh()
+        self._ways.clear()
+        event, self._event = self._event, asyncio.Event()
+        event.set()
+
+    async def wait(self) -> None:
+        """Wait for the next announcement."""
+        await self._event.wait()
+
+    def way_from(self, version: int) -> list[WeightsPublished]:
+        """Return the catalog's choice; replicas of one version are given the same."""
+        if version not in self._ways:
+            self._ways[version] = self.catalog.plan(version)
+        return self._ways[version]
+
+
+class Reach(NamedTuple):
+    """What a replica reaches."""
+
+    store: SizedStore
+    wires: tuple[Wire, ...]
+    """That an object passes to it."""
+    updates: Updates
+
+
+class SizedReplica:
+    """Fetches, decodes, swaps; an object's bytes pass the store's and the replica's wire."""
+
+    def __init__(self, scenario: Scenario, name: str, reach: Reach, on_applied: OnApplied) -> None:
+        self.name = name
+        self.version = NOTHING
+        self.began_s = asyncio.get_running_loop().time()
+        self.num_bytes = 0
+        """Fetched so far."""
+        self._scenario = scenario
+        self._reach = reach
+        self._on_applied = on_applied
+
+    async def run(self) -> None:
+        """Follow the region for ever."""
+        updates = self._reach.updates
+        while True:
+            way = updates.way_from(self.version)
+            if not way:
+                await updates.wait()
+                continue
+            await self._take(way)
+
+    async def _take(self, way: list[WeightsPublished]) -> None:
+        scenario = self._scenario
+        now = asyncio.get_running_loop().time()
+        async with leased_way(self._reach.store, self.name, way, now):
+            for manifest in way:
+                await carry(self._reach.wires, num_bytes(manifest))
+                self.num_bytes += num_bytes(manifest)
+                await asyncio.sleep(scenario.model_bytes / (scenario.decode_gb_s * GB))
+        await asyncio.sleep(scenario.swap_s)
+        before, self.version = self.version, way[-1].policy_version
+        self._on_applied(self, before)

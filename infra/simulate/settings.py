@@ -1,0 +1,66 @@
+"""What is simulated: the sizes, the wires, and what goes wrong."""
+
+import msgspec
+
+GB = 1e9
+GBIT = 1e9 / 8
+
+
+class RegionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One region as seen from the trainer's site."""
+
+    name: str
+    wire_gbit_s: float
+    """From the origin store to the relay."""
+    round_trip_s: float
+
+
+class Mishap(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that goes wrong, in one region; by default nothing does."""
+
+    region: str = ""
+    relay_lost_at_step: int = 0
+    relay_lost_s: float = 0.0
+    wire_factor: float = 1.0
+    """Of the region's bandwidth that is left."""
+    join_at_step: int = 0
+    num_joiners: int = 0
+    """Replicas that come in with nothing."""
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole simulation; it and the seed decide every figure."""
+
+    seed: int = 0
+    num_steps: int = 50
+    step_s: float = 60.0
+    model_bytes: int = 10**12
+    num_ranks: int = 512
+    rank_gbit_s: float = 25.0
+    regions: tuple[RegionSettings, ...] = (
+        RegionSettings(name="home", wire_gbit_s=100.0, round_trip_s=0.002),
+        RegionSettings(name="europe", wire_gbit_s=100.0, round_trip_s=0.09),
+        RegionSettings(name="asia", wire_gbit_s=50.0, round_trip_s=0.18),
+        RegionSettings(name="south", wire_gbit_s=25.0, round_trip_s=0.14),
+    )
+    num_replicas: int = 1000
+    """Spread evenly over the regions."""
+    fan_out_gbit_s: float = 1600.0
+    """Of each region's store, all its replicas together."""
+    replica_gbit_s: float = 100.0
+    encode_gb_s: float = 4 * 0.89
+    """Of model, each rank: four threads at the measured speed of one."""
+    decode_gb_s: float = 256 * 1.0
+    """Of model, each replica: 256 threads on its hosts."""
+    relay_gb_s: float = 64 * 0.89
+    """Of model, each relay, for a fold or an anchor: 64 threads."""
+    swap_s: float = 0.03
+    """Generation stands still; a given."""
+    learning_rate: str = "3e-6"
+    """Which row of the measured ratios."""
+    mishap: Mishap = Mishap()
+
+    @property
+    def num_replicas_a_region(self) -> int:
+        """Return the replicas of each region."""
+        return self.num_replicas // len(self.regions)
