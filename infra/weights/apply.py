@@ -1,0 +1,97 @@
+"""Write the checkpoint that a delta leads to, byte for byte the files it was made from.
+
+Every extent is checked before it is written, every tensor's digest after the last; only then does
+the output take its place.
+"""
+
+import os
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from penstock.infra.weights.delta_file import DeltaFile
+from penstock.infra.weights.diff import Advance
+from penstock.infra.weights.manifest import Manifest, Piece
+from penstock.infra.weights.output import new_file, new_folder
+from penstock.infra.weights.parallel import ordered_map
+from penstock.infra.weights.patched import Patched
+from penstock.infra.weights.tensors import TensorHasher, Weights
+from penstock.messages.errors import CorruptDataError
+
+Places = list[tuple[int, int]]
+"""By row of the target table: file descriptor, and offset of its first byte."""
+
+
+def apply_delta(
+    base: Weights, patch: DeltaFile, output: Path, *, num_threads: int, advance: Advance
+) -> int:
+    """Write the target of a delta; return how many bytes it has.
+
+    Args:
+        base: what the delta was made against.
+        patch: the delta.
+        output: a file, or a new or empty folder, as the target was one.
+        num_threads: how many decode at once.
+        advance: called with the bytes written.
+
+    Raises:
+        CorruptDataError: wrong base, or a damaged delta; `output` is untouched.
+        ConfigError: `output` cannot be what is to be written.
+        OSError: e.g. the disk is full; nothing is left behind.
+
+    """
+    manifest = patch.manifest
+    view = Patched(base, patch, num_kept=0)
+    hashers = [TensorHasher(row) for row in manifest.target]
+    with _outputs(manifest, output) as places:
+        numbers = range(len(manifest.extents))
+        for pieces, words in ordered_map(view.extent, numbers, num_threads):
+            begin = 0
+            for piece in pieces:
+                part = words[begin : begin + piece.num_words]
+                begin += piece.num_words
+                hashers[piece.row].update(part)
+                _write(places[piece.row], piece, part.data.cast("B"), part.itemsize)
+            advance(words.nbytes)
+        for row, hasher in zip(manifest.target, hashers, strict=True):
+            if hasher.digest() != row.digest:
+                raise CorruptDataError(f"{patch.path}: {row.name!r} has another digest")
+    return sum(row.num_bytes for row in manifest.target)
+
+
+@contextmanager
+def _outputs(manifest: Manifest, output: Path) -> Generator[Places]:
+    """Open every file of the target at its full size: a disk too small shows at once."""
+    places: Places = [(-1, 0)] * len(manifest.target)
+    with ExitStack() as stack:
+        root = stack.enter_context(new_folder(output)) if manifest.is_folder else None
+        for file in manifest.files:
+            descriptor = stack.enter_context(_open(root, file.path, output))
+            offset = 0
+            for number in file.rows:
+                places[number] = (descriptor, offset)
+                offset += manifest.target[number].num_bytes
+            if offset:
+                os.posix_fallocate(descriptor, 0, offset)
+        yield places
+
+
+@contextmanager
+def _open(root: Path | None, path: str, output: Path) -> Generator[int]:
+    if root is None:
+        with new_file(output) as file:
+            yield file.fileno()
+        return
+    place = root / path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.open("xb") as file:
+        yield file.fileno()
+        os.fsync(file.fileno())
+
+
+def _write(place: tuple[int, int], piece: Piece, data: memoryview, word_bytes: int) -> None:
+    descriptor, offset = place
+    offset += piece.first_word * word_bytes
+    while data:
+        count = os.pwrite(descriptor, data, offset)
+        data, offset = data[count:], offset + count

@@ -1,0 +1,132 @@
+"""A checkpoint on disk: one safetensors file, or a folder.
+
+In a folder every regular file counts but hidden ones. The safetensors files at its top hold
+tensors: those that `model.safetensors.index.json` names, or all where there is none. Every other
+file (configuration, tokenizer, files of subfolders) is plain bytes, and travels as such.
+"""
+
+import os
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from penstock.infra.weights.dtypes import BYTES
+from penstock.infra.weights.safetensors_file import read_head
+from penstock.infra.weights.tensors import FileLayout, Key, Tensor
+from penstock.messages.errors import ConfigError, CorruptDataError, NotFoundError
+
+SINGLE_NAME = "model.safetensors"
+"""What a file that stands alone is called in deltas, whatever its name."""
+INDEX_NAME = "model.safetensors.index.json"
+_FILES_MAX = 10_000
+_INDEX_BYTES_MAX = 1 << 28
+
+
+class _Index(msgspec.Struct, frozen=True):
+    weight_map: dict[str, str]
+
+
+class Checkpoint:
+    """Tensors read from files by `pread`: a file that is cut meanwhile is an error, no crash."""
+
+    def __init__(self, path: Path) -> None:
+        """Open all files and read their heads.
+
+        Raises:
+            NotFoundError: there is no such path, or a file that the index names is missing.
+            CorruptDataError: a file is not what its name says.
+
+        """
+        self.path = path
+        self.is_folder = path.is_dir()
+        self.tensors: dict[Key, Tensor] = {}
+        self._places: dict[Key, tuple[int, int]] = {}
+        self._descriptors: list[int] = []
+        paths = _files_of(path) if self.is_folder else {SINGLE_NAME: path}
+        holders = _tensor_files(path, paths) if self.is_folder else set(paths)
+        try:
+            self.files = tuple(self._open(n, p, n in holders) for n, p in sorted(paths.items()))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def read(self, key: Key, first: int, num_words: int) -> np.ndarray:
+        """Read some words [num_words] of a tensor.
+
+        Raises:
+            CorruptDataError: the file is shorter than it was.
+
+        """
+        tensor = self.tensors[key]
+        descriptor, offset = self._places[key]
+        words = np.empty(num_words, tensor.word_dtype)
+        view = words.data.cast("B") if num_words else memoryview(b"")
+        offset += first * tensor.word_bytes
+        while view:
+            count = os.preadv(descriptor, [view], offset)
+            if count == 0:
+                raise CorruptDataError(f"{self.path}: cut short in {tensor.name!r}")
+            view, offset = view[count:], offset + count
+        return words
+
+    def _open(self, name: str, path: Path, is_tensor_file: bool) -> FileLayout:
+        head_bytes, tensors = read_head(path) if is_tensor_file else (path.stat().st_size, [])
+        descriptor = os.open(path, os.O_RDONLY)
+        self._descriptors.append(descriptor)
+        offset = 0
+        members = [Tensor(name, BYTES, (head_bytes,)), *tensors]
+        for tensor in members:
+            if tensor.key in self.tensors:
+                raise CorruptDataError(f"{path}: tensor {tensor.name!r} is in another file, too")
+            self.tensors[tensor.key] = tensor
+            self._places[tensor.key] = (descriptor, offset)
+            offset += tensor.num_bytes
+        return FileLayout(name, tuple(tensor.key for tensor in members))
+
+
+def _files_of(folder: Path) -> dict[str, Path]:
+    paths: dict[str, Path] = {}
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = Path(root, name)
+            if not name.startswith(".") and path.is_file():
+                paths[path.relative_to(folder).as_posix()] = path
+        if len(paths) > _FILES_MAX:
+            raise ConfigError(f"{folder}: more than {_FILES_MAX} files; is it a checkpoint?")
+    return paths
+
+
+def _tensor_files(folder: Path, paths: dict[str, Path]) -> set[str]:
+    if INDEX_NAME in paths:
+        return _indexed_files(folder, paths)
+    holders = {name for name in paths if name.endswith(".safetensors") and "/" not in name}
+    if not holders:
+        raise NotFoundError(f"{folder}: holds no *.safetensors file")
+    return holders
+
+
+def _indexed_files(folder: Path, paths: dict[str, Path]) -> set[str]:
+    path = paths[INDEX_NAME]
+    if path.stat().st_size > _INDEX_BYTES_MAX:
+        raise CorruptDataError(f"{path}: more than {_INDEX_BYTES_MAX} bytes")
+    try:
+        holders = set(msgspec.json.decode(path.read_bytes(), type=_Index).weight_map.values())
+    except msgspec.DecodeError as error:
+        raise CorruptDataError(f"{path}: not an index of safetensors files: {error}") from error
+    if missing := sorted(holders - paths.keys()):
+        raise NotFoundError(f"{folder}: its index names files that are missing: {missing[:5]}")
+    return holders

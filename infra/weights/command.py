@@ -1,0 +1,61 @@
+"""The command line of `penstock weights`. What is heavy is imported when a command runs."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+Subparsers = Any
+"""What `add_subparsers` returns: argparse keeps the class to itself."""
+
+
+def add_actions(parser: argparse.ArgumentParser) -> None:
+    """Add the actions of `penstock weights` to its parser."""
+    actions = parser.add_subparsers(required=True, dest="action", metavar="ACTION")
+    diff = _add(actions, "diff", "write what turns one checkpoint into another")
+    diff.add_argument("base", type=Path, metavar="BASE", help="safetensors file, or a folder")
+    diff.add_argument("next", type=Path, metavar="NEXT", help="safetensors file, or a folder")
+    _add_output(diff, "DELTA", "the delta file")
+    apply = _add(actions, "apply", "write the checkpoint that a delta leads to")
+    apply.add_argument("base", type=Path, metavar="BASE")
+    apply.add_argument("delta", type=Path, metavar="DELTA")
+    _add_output(apply, "OUT", "a file, or a new folder")
+    fold = _add(actions, "fold", "make one delta of several in a row")
+    fold.add_argument("base", type=Path, metavar="BASE", help="what the first delta applies to")
+    fold.add_argument("deltas", type=Path, metavar="DELTA", nargs="+")
+    _add_output(fold, "DELTA", "the delta file")
+    verify = _add(actions, "verify", "tell whether a checkpoint is a delta's base or its target")
+    verify.add_argument("checkpoint", type=Path, metavar="BASE|OUT")
+    verify.add_argument("delta", type=Path, metavar="DELTA")
+    inspect = _add(actions, "inspect", "show what a delta changes")
+    inspect.add_argument("delta", type=Path, metavar="DELTA")
+    inspect.add_argument("--base", type=Path, help="its base: adds shares by exponent and expert")
+    inspect.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw it")
+    inspect.add_argument("--all", action="store_true", help="list every tensor")
+
+
+def _add(actions: Subparsers, name: str, help_text: str) -> argparse.ArgumentParser:
+    parser = actions.add_parser(name, help=help_text, description=help_text.capitalize() + ".")
+    parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    parser.add_argument(
+        "--threads", type=_count, default=os.cpu_count() or 1, help="default: one a processor"
+    )
+    return parser
+
+
+def _add_output(parser: argparse.ArgumentParser, name: str, help_text: str) -> None:
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar=name, help=help_text)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 256:
+        raise argparse.ArgumentTypeError(f"expected 1 to 256, got {value}")
+    return value
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run one action; return the exit code."""
+    from penstock.infra.weights import actions
+
+    return actions.ACTIONS[arguments.action](arguments)

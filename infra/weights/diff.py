@@ -1,0 +1,204 @@
+"""What turns one checkpoint into another, as a delta file.
+
+Extents are coded by several threads and written in order. In memory at any time: per thread, and
+one more, an extent's words of base and target and what the codec makes of them; never a tensor.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from penstock.infra.weights.delta_file import DeltaWriter
+from penstock.infra.weights.manifest import (
+    EXTENT_WORDS_MAX,
+    Extent,
+    File,
+    Manifest,
+    Piece,
+    Row,
+    TargetRow,
+)
+from penstock.infra.weights.output import new_file
+from penstock.infra.weights.parallel import ordered_map
+from penstock.infra.weights.tensors import Key, Tensor, TensorHasher, Weights
+from penstock.kernels import delta
+
+Advance = Callable[[int], None]
+"""Called with the number of bytes of the target that were done."""
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a delta takes, beside what it stands for."""
+
+    num_bytes: int
+    target_bytes: int
+    num_changed: int
+    num_words: int
+
+    @property
+    def ratio(self) -> float:
+        """Return the size of the target over that of the delta."""
+        return self.target_bytes / self.num_bytes
+
+
+class _Coded(msgspec.Struct, frozen=True):
+    payload: bytes
+    codec: str
+    num_changed: int
+    base: list[np.ndarray]
+    """By piece."""
+    target: list[np.ndarray]
+
+
+def write_delta(
+    base: Weights, target: Weights, output: Path, *, num_threads: int, advance: Advance
+) -> Summary:
+    """Write what turns `base` into `target`.
+
+    Raises:
+        CorruptDataError: a checkpoint was cut while it was read.
+        OSError: the delta cannot be written; nothing is left behind.
+
+    """
+    job = _Job(base, target)
+    with new_file(output) as file:
+        writer = DeltaWriter(file)
+        extents: list[Extent] = []
+        for run, coded in zip(
+            job.runs, ordered_map(job.encode, job.runs, num_threads), strict=True
+        ):
+            extents.append(_extent(run, coded, writer.append(coded.payload)))
+            advance(job.record(run, coded))
+        manifest = job.manifest(tuple(extents))
+        writer.finish(manifest)
+    return Summary(
+        num_bytes=writer.num_bytes,
+        target_bytes=sum(row.num_bytes for row in manifest.target),
+        num_changed=sum(row.num_changed for row in manifest.target),
+        num_words=sum(row.num_words for row in manifest.target),
+    )
+
+
+class _Job:
+    """The tables of one diff, while it goes on."""
+
+    def __init__(self, base: Weights, target: Weights) -> None:
+        self._base, self._target = base, target
+        self._tensors = sorted(
+            target.tensors.values(), key=lambda t: (t.dtype, not self._is_based(t), t.name)
+        )
+        self.runs = list(_runs(self._tensors, self._is_based))
+        self._hashers = [TensorHasher(tensor) for tensor in self._tensors]
+        self._base_hashers = {key: TensorHasher(tensor) for key, tensor in base.tensors.items()}
+        self._num_changed = [0] * len(self._tensors)
+
+    def encode(self, run: list[Piece]) -> _Coded:
+        """Code one run of words."""
+        tensors = [self._tensors[piece.row] for piece in run]
+        base = [
+            read_base(self._base, tensor, piece) for tensor, piece in zip(tensors, run, strict=True)
+        ]
+        target = [
+            self._target.read(tensor.key, piece.first_word, piece.num_words)
+            for tensor, piece in zip(tensors, run, strict=True)
+        ]
+        payload = delta.encode(joined(base), joined(target))
+        header = delta.read_header(payload)
+        return _Coded(payload, header.codec.name.lower(), header.num_changed, base, target)
+
+    def record(self, run: list[Piece], coded: _Coded) -> int:
+        """Add a coded run to digests and counts; return the bytes of it."""
+        for piece, old, new in zip(run, coded.base, coded.target, strict=True):
+            self._hashers[piece.row].update(new)
+            if self._is_based(self._tensors[piece.row]):
+                self._base_hashers[self._tensors[piece.row].key].update(old)
+            is_alone = len(run) == 1
+            changed = coded.num_changed if is_alone else int(np.count_nonzero(old != new))
+            self._num_changed[piece.row] += changed
+        return sum(words.nbytes for words in coded.target)
+
+    def manifest(self, extents: tuple[Extent, ...]) -> Manifest:
+        """Return the table of contents, when all runs are recorded."""
+        numbers = {tensor.key: number for number, tensor in enumerate(self._tensors)}
+        target = tuple(
+            TargetRow(t.name, t.dtype, t.shape, hasher.digest(), num_changed)
+            for t, hasher, num_changed in zip(
+                self._tensors, self._hashers, self._num_changed, strict=True
+            )
+        )
+        return Manifest(
+            is_folder=self._target.is_folder,
+            base=tuple(self._base_rows(numbers)),
+            target=target,
+            files=tuple(
+                File(file.path, tuple(numbers[key] for key in file.keys))
+                for file in self._target.files
+            ),
+            extents=extents,
+        )
+
+    def _base_rows(self, numbers: dict[Key, int]) -> Iterator[Row]:
+        for key, tensor in sorted(self._base.tensors.items()):
+            hasher = self._base_hashers[key]
+            if key not in numbers or not tensor.is_base_of(self._tensors[numbers[key]]):
+                hash_whole(self._base, tensor, hasher)
+            yield Row(tensor.name, tensor.dtype, tensor.shape, hasher.digest())
+
+    def _is_based(self, tensor: Tensor) -> bool:
+        base = self._base.tensors.get(tensor.key)
+        return base is not None and base.is_base_of(tensor)
+
+
+def _runs(tensors: list[Tensor], is_based: Callable[[Tensor], bool]) -> Iterator[list[Piece]]:
+    """Cut large tensors, and put small neighbors of one kind together."""
+    run: list[Piece] = []
+    kind = None
+    room = 0
+    for row, tensor in enumerate(tensors):
+        first, rest = 0, tensor.num_words
+        while rest:
+            own = (tensor.dtype, is_based(tensor))
+            if run and (own != kind or rest > room):
+                yield run
+                run = []
+            room = room if run else EXTENT_WORDS_MAX
+            kind, count = own, min(rest, room)
+            run.append(Piece(row, first, count))
+            first, rest, room = first + count, rest - count, room - count
+    if run:
+        yield run
+
+
+def _extent(run: list[Piece], coded: _Coded, digest: bytes) -> Extent:
+    return Extent(
+        run[0].row,
+        run[0].first_word,
+        sum(piece.num_words for piece in run),
+        coded.num_changed,
+        coded.codec,
+        len(coded.payload),
+        digest,
+    )
+
+
+def read_base(base: Weights, tensor: Tensor, piece: Piece) -> np.ndarray:
+    """Read what a piece of a target's tensor is coded against: the base's words, or zeros."""
+    own = base.tensors.get(tensor.key)
+    if own is None or not own.is_base_of(tensor):
+        return np.zeros(piece.num_words, tensor.word_dtype)
+    return base.read(tensor.key, piece.first_word, piece.num_words)
+
+
+def joined(parts: list[np.ndarray]) -> np.ndarray:
+    """Put the pieces of an extent together; one alone is not copied."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def hash_whole(weights: Weights, tensor: Tensor, hasher: TensorHasher) -> None:
+    """Feed all of a tensor to its hasher, an extent's worth at a time."""
+    for first in range(0, tensor.num_words, EXTENT_WORDS_MAX):
+        hasher.update(
+            weights.read(tensor.key, first, min(EXTENT_WORDS_MAX, tensor.num_words - first))
+        )

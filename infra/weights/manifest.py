@@ -1,0 +1,177 @@
+"""What a delta file says of itself: two tensor tables, the files, the extents.
+
+Nothing read here is trusted: `check` bounds every number and name before anything uses them.
+"""
+
+from itertools import accumulate
+from pathlib import PurePosixPath
+from typing import Annotated
+
+import msgspec
+
+from penstock.infra.weights.dtypes import BYTES
+from penstock.infra.weights.tensors import Key, Tensor
+from penstock.messages.errors import CorruptDataError
+
+EXTENT_WORDS_MAX = 1 << 22
+_TENSOR_BYTES_MAX = 1 << 48
+_NATURAL = Annotated[int, msgspec.Meta(ge=0)]
+_DIGEST = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+
+
+class Row(Tensor, frozen=True, array_like=True):
+    """A tensor and the digest of its dtype, shape and bytes."""
+
+    digest: _DIGEST
+
+
+class TargetRow(Row, frozen=True, array_like=True):
+    """A tensor of the target."""
+
+    num_changed: _NATURAL
+    """Words that differ from the base's, or from zero where the base has no such tensor."""
+
+
+class File(msgspec.Struct, frozen=True, array_like=True):
+    """One file of the target."""
+
+    path: str
+    rows: tuple[_NATURAL, ...]
+    """Rows of the target table in the order of their bytes; the first is the plain bytes."""
+
+
+class Extent(msgspec.Struct, frozen=True, array_like=True):
+    """A run of words of the target table, coded as one payload."""
+
+    row: _NATURAL
+    first_word: _NATURAL
+    """In that row; the run goes on through the rows that follow."""
+    num_words: Annotated[int, msgspec.Meta(ge=1, le=EXTENT_WORDS_MAX)]
+    num_changed: _NATURAL
+    codec: str
+    num_bytes: _NATURAL
+    digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    """blake3 of the payload."""
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """The part of an extent that lies in one tensor."""
+
+    row: int
+    first_word: int
+    num_words: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole table of contents."""
+
+    is_folder: bool
+    base: tuple[Row, ...]
+    target: tuple[TargetRow, ...]
+    files: tuple[File, ...]
+    extents: tuple[Extent, ...]
+
+    def base_rows(self) -> dict[Key, Row]:
+        """Return the base table by key."""
+        return {row.key: row for row in self.base}
+
+    def offsets(self) -> list[int]:
+        """Return where each payload begins among the payloads, and where the last ends."""
+        return list(accumulate((extent.num_bytes for extent in self.extents), initial=0))
+
+    def pieces(self, extent: Extent) -> list[Piece]:
+        """Cut an extent by tensor."""
+        pieces: list[Piece] = []
+        row, first, rest = extent.row, extent.first_word, extent.num_words
+        while rest:
+            count = min(rest, self.target[row].num_words - first)
+            if count:
+                pieces.append(Piece(row, first, count))
+            row, first, rest = row + 1, 0, rest - count
+        return pieces
+
+
+def decode_manifest(data: bytes, payload_bytes: int) -> Manifest:
+    """Parse and check a manifest.
+
+    Args:
+        data: msgpack.
+        payload_bytes: how many bytes of payloads the file holds.
+
+    Raises:
+        CorruptDataError: a field is missing, out of its bounds, or contradicts another.
+
+    """
+    try:
+        manifest = msgspec.msgpack.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptDataError(f"delta.manifest: {error}") from error
+    _check_tables(manifest)
+    _check_files(manifest)
+    _check_extents(manifest)
+    if manifest.offsets()[-1] != payload_bytes:
+        raise CorruptDataError("delta.extents: their sizes do not add up to the file's")
+    return manifest
+
+
+def _check_tables(manifest: Manifest) -> None:
+    for label, table in (("base", manifest.base), ("target", manifest.target)):
+        if len({row.key for row in table}) != len(table):
+            raise CorruptDataError(f"delta.{label}: a tensor is there twice")
+        for row in table:
+            try:
+                num_bytes = row.num_bytes
+            except ValueError as error:
+                raise CorruptDataError(f"delta.{label}: {row.name!r}: {error}") from error
+            if num_bytes > _TENSOR_BYTES_MAX:
+                raise CorruptDataError(f"delta.{label}: {row.name!r} is too large: {num_bytes}")
+    if any(row.num_changed > row.num_words for row in manifest.target):
+        raise CorruptDataError("delta.target: more changed words than there are")
+
+
+def _check_files(manifest: Manifest) -> None:
+    seen = [row for file in manifest.files for row in file.rows]
+    if sorted(seen) != list(range(len(manifest.target))):
+        raise CorruptDataError("delta.files: each tensor must be in one file, once")
+    for file in manifest.files:
+        keys = [manifest.target[row].key for row in file.rows]
+        if not keys or keys[0] != (True, file.path) or any(is_bytes for is_bytes, _ in keys[1:]):
+            raise CorruptDataError(f"delta.files: {file.path!r} does not begin with its own bytes")
+        _check_path(file.path)
+    paths = {file.path for file in manifest.files}
+    parents = {str(parent) for path in paths for parent in PurePosixPath(path).parents}
+    if paths & parents or (not manifest.is_folder and len(paths) != 1):
+        raise CorruptDataError("delta.files: a file is also a folder, or one file is several")
+
+
+def _check_path(path: str) -> None:
+    """Refuse what could lead out of the folder, or means another file on another system."""
+    parts = path.split("/")
+    if any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts):
+        raise CorruptDataError(f"delta.files: {path!r} is not a plain relative path")
+    if any(character in path for character in "\\\0:") or not path.isprintable():
+        raise CorruptDataError(f"delta.files: {path!r} holds a character that paths may not")
+
+
+def _check_extents(manifest: Manifest) -> None:
+    """Demand that they cover the target table in order, without a gap, one dtype each."""
+    lengths = [row.num_words for row in manifest.target]
+    starts = list(accumulate(lengths, initial=0))
+    reached = 0
+    for number, extent in enumerate(manifest.extents):
+        if extent.row >= len(lengths) or extent.first_word >= lengths[extent.row]:
+            raise CorruptDataError(f"delta.extents: {number} begins outside of the tensors")
+        begin = starts[extent.row] + extent.first_word
+        if begin != reached or begin + extent.num_words > starts[-1]:
+            raise CorruptDataError(f"delta.extents: {number} leaves a gap or overlaps another")
+        dtypes = {manifest.target[piece.row].dtype for piece in manifest.pieces(extent)}
+        if len(dtypes) != 1 or extent.num_changed > extent.num_words:
+            raise CorruptDataError(f"delta.extents: {number} mixes dtypes, or changes too much")
+        reached += extent.num_words
+    if reached != starts[-1]:
+        raise CorruptDataError("delta.extents: they do not cover every tensor")
+
+
+def is_plain_bytes(row: Tensor) -> bool:
+    """Say whether a row stands for a file's plain bytes."""
+    return row.dtype == BYTES

@@ -1,0 +1,108 @@
+"""A checkpoint seen through a delta: what `apply` writes, and what a fold is made of."""
+
+import threading
+from collections import OrderedDict
+from itertools import accumulate
+
+import numpy as np
+
+from penstock.infra.weights.delta_file import DeltaFile
+from penstock.infra.weights.diff import joined, read_base
+from penstock.infra.weights.manifest import Piece
+from penstock.infra.weights.tensors import FileLayout, Key, Tensor, Weights
+from penstock.kernels import delta
+from penstock.messages.errors import CorruptDataError
+
+_NAMED_MAX = 5
+
+
+class Patched:
+    """The target of a delta, decoded extent by extent; the last few decoded are kept."""
+
+    def __init__(self, base: Weights, patch: DeltaFile, *, num_kept: int) -> None:
+        """Check that the delta can belong to the base.
+
+        Raises:
+            CorruptDataError: the base has other tensors than the delta was made against.
+
+        """
+        self._base, self._patch = base, patch
+        self._manifest = patch.manifest
+        _check_base(base, patch)
+        self.is_folder = self._manifest.is_folder
+        rows = self._manifest.target
+        self.tensors: dict[Key, Tensor] = {row.key: row for row in rows}
+        self.files = tuple(
+            FileLayout(file.path, tuple(rows[row].key for row in file.rows))
+            for file in self._manifest.files
+        )
+        self._row_starts = list(accumulate((row.num_words for row in rows), initial=0))
+        self._row_numbers = {row.key: number for number, row in enumerate(rows)}
+        self._starts = [
+            self._row_starts[extent.row] + extent.first_word for extent in self._manifest.extents
+        ]
+        self._kept: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._num_kept = num_kept
+        self._lock = threading.Lock()
+
+    def read(self, key: Key, first: int, num_words: int) -> np.ndarray:
+        """Read some words [num_words] of a tensor of the target.
+
+        Raises:
+            CorruptDataError: as `extent`.
+
+        """
+        begin = self._row_starts[self._row_numbers[key]] + first
+        end = begin + num_words
+        number = int(np.searchsorted(self._starts, begin, side="right")) - 1
+        parts: list[np.ndarray] = []
+        while begin < end:
+            words = self._extent_kept(number)
+            part = words[begin - self._starts[number] : end - self._starts[number]]
+            parts.append(part)
+            begin, number = begin + part.size, number + 1
+        return joined(parts)
+
+    def extent(self, number: int) -> tuple[list[Piece], np.ndarray]:
+        """Decode an extent: its pieces, and the words of all of them, one after the other.
+
+        Raises:
+            CorruptDataError: the delta is damaged, or the base is not the one it was made against.
+
+        """
+        extent = self._manifest.extents[number]
+        pieces = self._manifest.pieces(extent)
+        payload = self._patch.payload(number)
+        rows = [self._manifest.target[piece.row] for piece in pieces]
+        base = joined([read_base(self._base, r, p) for r, p in zip(rows, pieces, strict=True)])
+        try:
+            return pieces, delta.apply(base, payload)
+        except CorruptDataError as error:
+            raise CorruptDataError(
+                f"{self._patch.path}: does not apply to this base, at {rows[0].name!r}: {error}"
+            ) from error
+
+    def _extent_kept(self, number: int) -> np.ndarray:
+        with self._lock:
+            if number in self._kept:
+                self._kept.move_to_end(number)
+                return self._kept[number]
+        words = self.extent(number)[1]
+        with self._lock:
+            self._kept[number] = words
+            while len(self._kept) > self._num_kept:
+                self._kept.popitem(last=False)
+        return words
+
+
+def _check_base(base: Weights, patch: DeltaFile) -> None:
+    """Compare tables: tells most wrong bases before a byte is decoded."""
+    expected = {row.key: (row.dtype, row.shape) for row in patch.manifest.base}
+    found = {key: (tensor.dtype, tensor.shape) for key, tensor in base.tensors.items()}
+    if expected != found:
+        keys = {key for key, _ in expected.items() ^ found.items()}
+        names = sorted(name for _, name in keys)[:_NAMED_MAX]
+        raise CorruptDataError(
+            f"{patch.path}: made against another base: {len(keys)} of its tensors and files are"
+            f" missing there, are new, or have another dtype or shape: {', '.join(names)}"
+        )
