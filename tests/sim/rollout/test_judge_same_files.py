@@ -1,0 +1,55 @@
+"""Rollouts that leave the same files are graded once; another result, or a lost machine, is not."""
+
+from tests.sim.rollout.conftest import BUGGY, FIXED, World
+from tests.sim.rollout.test_judge_actor import make_rollout
+
+from penstock.messages.reward import Outcome, Verdict
+
+
+async def verdicts_of(world: World, results: list[dict]) -> dict[str, Verdict]:
+    await world.put_tasks()
+    world.host_machines()
+    world.host_judge(num_concurrent=4)
+    for index, changes in enumerate(results):
+        await world.publish(make_rollout(f"g0-m{index}", member=index, **changes))
+    return {one.rollout_id: one for one in await world.wait_for(Verdict, len(results))}
+
+
+def test_the_same_files_are_graded_in_one_machine(simulate) -> None:
+    async def scenario(world: World) -> None:
+        verdicts = await verdicts_of(world, [{}] * 6)
+        assert {one.outcome for one in verdicts.values()} == {Outcome.SOLVED}
+        assert len(world.backend.machines) == 1
+        shared = [one for one in verdicts.values() if one.detail]
+        [first] = [one for one in verdicts.values() if not one.detail]
+        assert [one.detail for one in shared] == [f"same files as {first.rollout_id}"] * 5
+        assert all(one.sandbox == first.sandbox for one in shared)
+
+    simulate(scenario)
+
+
+def test_other_files_other_tasks_and_deletions_are_graded_apart(simulate) -> None:
+    async def scenario(world: World) -> None:
+        results = [
+            {},
+            {"files": {"m.py": BUGGY.encode() + b"\n"}},
+            {"files": {"m.py": FIXED.encode(), "note": b""}},
+            {"deleted": ["other.py"]},
+            {"task_id": "train-1"},
+        ]
+        verdicts = await verdicts_of(world, results)
+        outcomes = [verdicts[f"g0-m{index}"].outcome for index in range(len(results))]
+        assert outcomes == [Outcome.SOLVED, Outcome.FAILED, *[Outcome.SOLVED] * 3]
+        assert len(world.backend.machines) == len(results)
+
+    simulate(scenario)
+
+
+def test_a_lost_machine_is_not_shared(simulate) -> None:
+    async def scenario(world: World) -> None:
+        world.backend.deaths.update(dict.fromkeys(range(3), 1))
+        verdicts = await verdicts_of(world, [{}, {}])
+        outcomes = sorted(one.outcome for one in verdicts.values())
+        assert outcomes == sorted([Outcome.INFRASTRUCTURE_ERROR, Outcome.SOLVED])
+
+    simulate(scenario)
