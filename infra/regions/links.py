@@ -16,7 +16,7 @@ from penstock.infra.regions import proxy, tunnel
 from penstock.infra.regions.settings import LinkSection
 from penstock.messages.errors import PenstockError
 
-START_S_MAX = 20.0
+START_S_MAX = 60.0
 STOP_S_MAX = 5.0
 
 

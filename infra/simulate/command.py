@@ -20,17 +20,6 @@ SCENARIOS: dict[str, Mishap] = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
-    default = Scenario()
-    parser.add_argument("what", choices=["weights"])
-    parser.add_argument("--seed", type=int, default=default.seed)
-    parser.add_argument("--steps", type=int, default=default.num_steps)
-    parser.add_argument("--replicas", type=int, default=default.num_replicas)
-    parser.add_argument("--ranks", type=int, default=default.num_ranks)
-    parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Simulate every scenario and print the figures."""
     base = Scenario(

@@ -15,6 +15,13 @@ OnApplied = Callable[["SizedReplica", int], None]
 """Called with the replica and the version that it served before."""
 
 
+class Way(NamedTuple):
+    """What to fetch and apply, in order, and how large each is."""
+
+    manifests: list[WeightsPublished]
+    sizes: list[int]
+
+
 class Updates:
     """Wakes a region's replicas when its relay has announced something."""
 
@@ -22,7 +29,7 @@ class Updates:
         self.catalog = catalog
         """Of the region's store; as manifests never change, its replicas may share what is read."""
         self._event = asyncio.Event()
-        self._ways: dict[int, list[WeightsPublished]] = {}
+        self._ways: dict[int, Way] = {}
 
     async def announce(self) -> None:
         """Look at the store again and wake everyone."""
@@ -35,10 +42,11 @@ class Updates:
         """Wait for the next announcement."""
         await self._event.wait()
 
-    def way_from(self, version: int) -> list[WeightsPublished]:
+    def way_from(self, version: int) -> Way:
         """Return the catalog's choice; replicas of one version are given the same."""
         if version not in self._ways:
-            self._ways[version] = self.catalog.plan(version)
+            manifests = self.catalog.plan(version)
+            self._ways[version] = Way(manifests, [num_bytes(manifest) for manifest in manifests])
         return self._ways[version]
 
 
@@ -69,19 +77,19 @@ class SizedReplica:
         updates = self._reach.updates
         while True:
             way = updates.way_from(self.version)
-            if not way:
+            if not way.manifests:
                 await updates.wait()
                 continue
             await self._take(way)
 
-    async def _take(self, way: list[WeightsPublished]) -> None:
-        scenario = self._scenario
-        now = asyncio.get_running_loop().time()
-        async with leased_way(self._reach.store, self.name, way, now):
-            for manifest in way:
-                await carry(self._reach.wires, num_bytes(manifest))
-                self.num_bytes += num_bytes(manifest)
+    async def _take(self, way: Way) -> None:
+        scenario, (store, wires, _) = self._scenario, self._reach
+        now_s = asyncio.get_running_loop().time()
+        async with leased_way(store, self.name, way.manifests, now_s):
+            for size in way.sizes:
+                await carry(wires, size)
+                self.num_bytes += size
                 await asyncio.sleep(scenario.model_bytes / (scenario.decode_gb_s * GB))
         await asyncio.sleep(scenario.swap_s)
-        before, self.version = self.version, way[-1].policy_version
+        before, self.version = self.version, way.manifests[-1].policy_version
         self._on_applied(self, before)
