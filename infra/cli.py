@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.infra.tasks_command import add_sandbox_commands
 from penstock.infra.weights.command import add_actions
+from penstock.infra.simulate.arguments import add_simulation
 from penstock.messages.errors import PenstockError
 
 Command = Callable[[argparse.Namespace], int]
@@ -95,6 +96,12 @@ def _bench(arguments: argparse.Namespace) -> int:
     return bench(arguments.what, as_json=arguments.json)
 
 
+def _simulate(arguments: argparse.Namespace) -> int:
+    from penstock.infra.simulate.command import run
+
+    return run(arguments)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="penstock", description="Trains coding agents by reinforcement learning as they work."
@@ -123,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     bench = _add(commands, "bench", _bench, "measure, as ratios in one run")
     bench.add_argument("what", choices=["engine", "bus", "weights", "sandbox"])
     bench.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    add_simulation(_add(commands, "simulate", _simulate, "a system too large for one machine"))
     return parser
 
 
