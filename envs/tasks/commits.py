@@ -128,7 +128,8 @@ class CommitPlan:
         gold = {path: _show(self._folder, commit.digest, path) for path in commit.sources}
         files = {path: text for path, text in before.items() if path not in tests}
         after_all = _runner(tests, [])
-        runs = await lab.run(files | tests | {RUNNER_FILE: after_all}, ARGV, [gold, {}])
+        async with lab.bench() as bench:
+            runs = await bench.run(files | tests | {RUNNER_FILE: after_all}, ARGV, [gold, {}])
         passing = _passed(runs[0])
         turned = [name for name in passing if name not in _passed(runs[1])]
         if not turned:

@@ -3,8 +3,10 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -20,8 +22,11 @@ from penstock.envs.tasks.source import (
     TaskSource,
 )
 
-DRAFT_S_MAX = 300.0
+DRAFT_S_MAX = 900.0
 EXAMPLES_MAX = 5
+MACHINES_MAX = 3
+"""Tried for one piece of work."""
+T = TypeVar("T")
 Progress = Callable[[str], None]
 
 
@@ -81,8 +86,7 @@ class Factory:
             self.counts.num_plans += 1
             try:
                 async with asyncio.timeout(DRAFT_S_MAX):
-                    candidates = await plan.draft(self._lab)
-                    for candidate in candidates:
+                    for candidate in await _again(partial(plan.draft, self._lab)):
                         await self._gate(candidate)
             except TaskRejectedError as error:
                 self._reject(error)
@@ -99,7 +103,7 @@ class Factory:
             return
         self._seen.add(key)
         try:
-            await check_candidate(candidate, self._lab)
+            await _again(partial(check_candidate, candidate, self._lab))
         except TaskRejectedError as error:
             self._reject(error)
         else:
@@ -134,6 +138,17 @@ def open_source(name: str, config: InjectConfig) -> TaskSource:
     if "/" in name or folder.is_dir():
         return InjectedSource("folder", folder_modules(folder), config)
     return InjectedSource("package", package_modules(name), config)
+
+
+async def _again(work: Callable[[], Awaitable[T]]) -> T:
+    """Do some work; where a machine fails, once more in another one."""
+    for _ in range(MACHINES_MAX - 1):
+        try:
+            return await work()
+        except TaskRejectedError as error:
+            if error.reason is not Rejection.MACHINE:
+                raise
+    return await work()
 
 
 def _in_turns(sources: list[TaskSource]) -> Iterator[Plan]:

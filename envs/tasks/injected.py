@@ -25,6 +25,7 @@ from penstock.envs.tasks.inputs import CallWriter
 from penstock.envs.tasks.modules import Module, needed_files
 from penstock.envs.tasks.mutations import draw_bugs, without_body
 from penstock.envs.tasks.source import (
+    Bench,
     Candidate,
     Lab,
     Origin,
@@ -46,7 +47,7 @@ _WEAK_SHARE_MAX = 0.34
 _RESULTS_MIN = 2
 _HANDFUL = 48
 """Modules read at once."""
-_BUGS_TRIED = 6
+_BUGS_TRIED = 5
 
 
 class InjectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -140,14 +141,15 @@ class FunctionPlan:
         self._tree = parsed(self._module)
         self._target = next(t for t in find_targets(self._tree) if t.qualname == self._qualname)
         source = files[self._module.file]
-        calls, lines = await self._record(lab, files)
         changes = [
             (bug.kind, bug.source)
             for bug in draw_bugs(source, self._target, self._rng, _BUGS_TRIED)
         ]
         if self._config.features and self._target.docstring:
             changes.append(("feature", without_body(source, self._target)))
-        tried = await self._try(lab, files, calls, lines, changes)
+        async with lab.bench() as bench:
+            calls, lines = await self._record(bench, files)
+            tried = await self._try(bench, files, calls, lines, changes)
         bugs = sorted(
             (one for one in tried if one.kind != "feature"), key=lambda one: len(one.failed)
         )
@@ -157,11 +159,11 @@ class FunctionPlan:
             raise TaskRejectedError(Rejection.NO_BUG_SHOWS, self.name)
         return [self._candidate(files, one, calls, lines) for one in chosen]
 
-    async def _record(self, lab: Lab, files: dict[str, str]) -> tuple[list[str], list[str]]:
+    async def _record(self, bench: Bench, files: dict[str, str]) -> tuple[list[str], list[str]]:
         """Return the calls that tell something and what the original gives for each."""
         drawn = CallWriter(self._tree, self._rng).calls(self._target, _CALLS_DRAWN)
         text = program(self._module.name, drawn)
-        runs = await lab.run(files | {PROGRAM_FILE: text}, ARGV, [{}, {}])
+        runs = await bench.run(files | {PROGRAM_FILE: text}, ARGV, [{}, {}])
         first, second = runs
         if first is None or second is None or len(first) != len(drawn):
             raise TaskRejectedError(Rejection.DOES_NOT_RUN, f"{self.name}: no results")
@@ -182,7 +184,7 @@ class FunctionPlan:
 
     async def _try(
         self,
-        lab: Lab,
+        bench: Bench,
         files: dict[str, str],
         calls: list[str],
         lines: list[str],
@@ -191,7 +193,7 @@ class FunctionPlan:
         """Return the changes that show, with the calls that they show in."""
         text = program(self._module.name, calls)
         variants = [{self._module.file: source} for _, source in changes]
-        runs = await lab.run(files | {PROGRAM_FILE: text}, ARGV, variants)
+        runs = await bench.run(files | {PROGRAM_FILE: text}, ARGV, variants)
         found = []
         for (kind, source), run in zip(changes, runs, strict=True):
             if run is not None and len(run) == len(lines) and run[0] != FAILED_IMPORT:

@@ -1,7 +1,7 @@
 """Machines for drafting and gates: fresh ones from a pool, bounded in time and output."""
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.sandbox import ExecResult, Sandbox, SandboxError
@@ -10,72 +10,74 @@ from penstock.envs.tasks.source import Rejection, TaskRejectedError
 from penstock.messages.errors import DeadlineError
 from penstock.messages.task import HiddenTests, Task
 
-RUN_S_MAX = 15.0
+RUN_S_MAX = 60.0
 LEASE_S = 300.0
 WAIT_S = 300.0
 OUTPUT_BYTES_MAX = 256 << 10
-MACHINES_MAX = 3
-"""Tried for one piece of work."""
-T = TypeVar("T")
+
+
+class MachineBench:
+    """The `Bench` in a sandbox."""
+
+    def __init__(self, machine: Sandbox) -> None:
+        """Use a machine that its owner closes."""
+        self._machine = machine
+
+    async def run(
+        self, files: Mapping[str, str], argv: list[str], variants: list[Mapping[str, str]]
+    ) -> list[list[str] | None]:
+        """See `Bench.run`."""
+        touched = {path: files[path] for one in variants for path in one if path in files}
+        await self._machine.write_files(_encoded(files))
+        runs: list[list[str] | None] = []
+        for number, variant in enumerate(variants):
+            if touched:
+                await self._machine.write_files(_encoded(touched | dict(variant)))
+            done = await self._machine.exec(
+                argv,
+                timeout_s=RUN_S_MAX,
+                env={"PYTHONHASHSEED": str(number + 1)},
+                output_bytes_max=OUTPUT_BYTES_MAX,
+            )
+            runs.append(_lines(done))
+        return runs
 
 
 class MachineLab:
-    """The `Lab` over a pool of machines; each `run` and each grading has a machine of its own."""
+    """The `Lab` over a pool of machines; each bench and each grading has a machine of its own."""
 
     def __init__(self, pool: Pool) -> None:
         """Use a pool that its owner closes."""
         self._pool = pool
 
-    async def run(
-        self, files: Mapping[str, str], argv: list[str], variants: list[Mapping[str, str]]
-    ) -> list[list[str] | None]:
-        """See `Lab.run`; the n-th variant runs with hash seed n."""
-        touched = {path: files[path] for one in variants for path in one if path in files}
-
-        async def work(machine: Sandbox) -> list[list[str] | None]:
-            await machine.write_files(_encoded(files))
-            runs: list[list[str] | None] = []
-            for number, variant in enumerate(variants):
-                await machine.write_files(_encoded(touched | dict(variant)))
-                done = await machine.exec(
-                    argv,
-                    timeout_s=RUN_S_MAX,
-                    env={"PYTHONHASHSEED": str(number + 1)},
-                    output_bytes_max=OUTPUT_BYTES_MAX,
-                )
-                runs.append(_lines(done))
-            return runs
-
-        return await self._in_machine(work)
+    @asynccontextmanager
+    async def bench(self) -> AsyncIterator[MachineBench]:
+        """See `Lab.bench`."""
+        async with self._machine() as machine:
+            yield MachineBench(machine)
 
     async def grade(
         self, task: Task, hidden: HiddenTests, changes: Mapping[str, str]
     ) -> SuiteReport:
         """Run the hidden tests on the task's files with some changed, in a fresh machine."""
-
-        async def work(machine: Sandbox) -> SuiteReport:
+        async with self._machine() as machine:
             await machine.write_files(_encoded(dict(task.files) | dict(changes)))
             await machine.write_files(_encoded(hidden.files))
             done = await machine.exec(
                 hidden.argv, timeout_s=hidden.timeout_s, output_bytes_max=OUTPUT_BYTES_MAX
             )
-            return read_report(done, hidden.expected)
+        return read_report(done, hidden.expected)
 
-        return await self._in_machine(work)
-
-    async def _in_machine(self, work: Callable[[Sandbox], Awaitable[T]]) -> T:
-        """Do the work in a machine; where one fails, in another."""
-        problem = ""
-        for _ in range(MACHINES_MAX):
+    @asynccontextmanager
+    async def _machine(self) -> AsyncIterator[Sandbox]:
+        try:
+            lease = await self._pool.acquire(LEASE_S, timeout_s=WAIT_S)
             try:
-                lease = await self._pool.acquire(LEASE_S, timeout_s=WAIT_S)
-                try:
-                    return await work(lease.sandbox)
-                finally:
-                    await self._pool.release(lease.lease_id)
-            except (SandboxError, DeadlineError) as error:
-                problem = str(error)
-        raise TaskRejectedError(Rejection.MACHINE, problem)
+                yield lease.sandbox
+            finally:
+                await self._pool.release(lease.lease_id)
+        except (SandboxError, DeadlineError) as error:
+            raise TaskRejectedError(Rejection.MACHINE, str(error)) from error
 
 
 def _lines(done: ExecResult) -> list[str] | None:

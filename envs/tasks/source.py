@@ -1,6 +1,7 @@
 """What a source of tasks is, and what it gives to the gates."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from typing import Protocol
 
@@ -71,18 +72,26 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     origin: Origin
 
 
-class Lab(Protocol):
-    """Machines that run a plan's code."""
+class Bench(Protocol):
+    """One machine that runs a plan's code."""
 
     async def run(
         self, files: Mapping[str, str], argv: list[str], variants: list[Mapping[str, str]]
     ) -> list[list[str] | None]:
-        """Run a program once for each variant of the files, in one machine.
+        """Run a program once for each variant of the files; the n-th has hash seed n.
 
         Returns:
             Its lines of output for each; None where it failed or did not end.
 
         """
+        ...
+
+
+class Lab(Protocol):
+    """Machines for plans."""
+
+    def bench(self) -> AbstractAsyncContextManager[Bench]:
+        """Lend a fresh machine; one that fails raises `TaskRejectedError` of `MACHINE`."""
         ...
 
 

@@ -13,8 +13,8 @@ Function = ast.FunctionDef
 _SELF = frozenset({"self", "cls"})
 _OUTSIDE = frozenset(
     {"os", "open", "socket", "subprocess", "sys", "time", "threading", "asyncio", "input",
-     "ctypes", "select", "ssl", "signal", "random", "warnings", "logging", "shutil", "tempfile", "io",
-     "print"}
+     "ctypes", "select", "ssl", "signal", "random", "warnings", "logging", "shutil", "tempfile",
+     "io", "print"}
 )  # fmt: skip
 """Names of what reaches out of a function, or differs from one time to the next."""
 

@@ -3,6 +3,7 @@ import asyncio
 import random
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
@@ -10,8 +11,8 @@ import pytest
 from penstock.envs.ladder.generate import Selection, draw_repositories, to_task_set
 from penstock.envs.sandbox import ExecResult
 from penstock.envs.tasks.commits import CommitSource
-from penstock.envs.tasks.difficulty import difficulty, difficulty_label
 from penstock.envs.tasks.differential import ARGV, PROGRAM_FILE, program, tells
+from penstock.envs.tasks.difficulty import difficulty, difficulty_label
 from penstock.envs.tasks.factory import Factory, open_source
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.injected import InjectConfig
@@ -56,10 +57,14 @@ class Box:
 
 
 class HostLab:
-    """A lab of host processes, for code that these tests wrote."""
+    """A lab of host processes, for code that these tests wrote; its own bench."""
 
     def __init__(self, folder):
         self.folder = folder
+
+    @asynccontextmanager
+    async def bench(self):
+        yield self
 
     async def run(self, files, argv, variants):
         return [
