@@ -1,109 +1,98 @@
-"""The ladder of codecs: each payload takes the smallest that fits.
+"""The ladder of codecs: each payload takes the one of the smallest predicted size.
 
 ```
- nothing changed ──▶ equal
- 2-byte elements ──▶ class_gap_ulp    others ──▶ gap_ulp     and raw, where it is smaller still
+ nothing changed ──▶ equal        a sample ──▶ predicted bits of each ──▶ class_gap_ulp │ gap_ulp │
+                                                           bitmask_ulp │ xor_zstd │ raw
 ```
 """
 
-import msgspec
+from collections.abc import Sequence
+
 import numpy as np
 import xxhash
 
+from penstock.kernels.delta import predict
 from penstock.kernels.delta.container import pack, read_header, unpack
-from penstock.kernels.delta.gap_ulp import decode_gap_ulp, encode_gap_ulp
+from penstock.kernels.delta.dtypes import Dtype, unpack_nibbles
 from penstock.kernels.delta.header import NUM_ELEMENTS_MAX, Codec, Header
+from penstock.kernels.delta.patches import Patch, apply_into, join_nibbles
+from penstock.kernels.delta.planes import decode_planes, encode_planes
+from penstock.kernels.delta.portable import decode_steps, encode_steps
 from penstock.messages.errors import CorruptDataError
 
-_RAW_FROM_SHARE = 1 / 4
-"""Raw is tried where the gaps take this share of the array; below, it seldom wins."""
-_CLASSED_ITEMSIZE = 2
-"""Element size that has exponents to go by: that of bfloat16."""
-_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
-
-class Patch(msgspec.Struct, frozen=True):
-    """Absolute overwrites of a flat array: writing them twice does no harm."""
-
-    flat_indices: np.ndarray
-    """[K] int64, each once, in no order."""
-    values: np.ndarray
-    """[K] bit patterns."""
-
-
-def encode(base: np.ndarray, target: np.ndarray) -> bytes:
+def encode(base: np.ndarray, target: np.ndarray, dtype: Dtype | None = None) -> bytes:
     """Encode what turns `base` into `target`.
 
     Args:
-        base: [N] uint8, uint16 (bfloat16 bit patterns) or uint32.
+        base: bit patterns, as unsigned integers of the element size; contiguous, any shape.
         target: the same shape and dtype.
+        dtype: what the elements are; without it uint8 is INT8, uint16 BF16, uint32 FP32,
+            uint64 INT64.
 
     Returns:
-        The smallest payload of the ladder.
+        The payload of the smallest predicted size.
 
     Raises:
-        ValueError: not two flat arrays of one length and one of the dtypes.
+        ValueError: not two contiguous arrays of one shape and of the kind's storage type.
 
     """
-    changed = _changed_positions(base, target)
-    if changed.size == 0:
-        return encode_with(Codec.EQUAL, base, target, changed)
-    codec = Codec.CLASS_GAP_ULP if base.itemsize == _CLASSED_ITEMSIZE else Codec.GAP_ULP
-    payload = encode_with(codec, base, target, changed)
-    if len(payload) < _RAW_FROM_SHARE * base.nbytes:
+    dtype = _check_pair(base, target, dtype)
+    if np.array_equal(base, target):
+        return encode_with(Codec.EQUAL, base, target, dtype)
+    old, new = _elements(base, dtype), _elements(target, dtype)
+    chosen = predict.plan(old, new, dtype)
+    payload = _encode(chosen, base, target, dtype)
+    if chosen.codec is Codec.RAW or len(payload) < target.nbytes:
         return payload
-    return min(payload, encode_with(Codec.RAW, base, target, changed), key=len)
+    return min(payload, encode_with(Codec.RAW, base, target, dtype), key=len)
 
 
 def encode_with(
-    codec: Codec, base: np.ndarray, target: np.ndarray, changed: np.ndarray | None = None
+    codec: Codec, base: np.ndarray, target: np.ndarray, dtype: Dtype | None = None
 ) -> bytes:
-    """Encode with one codec; `changed` gives the changed positions where they are known.
+    """Encode with one codec, whatever the size.
 
     Raises:
         ValueError: arrays that do not fit each other or the codec.
 
     """
-    if changed is None:
-        changed = _changed_positions(base, target)
-    header = Header(
-        codec=codec,
-        itemsize=base.itemsize,
-        num_elements=base.size,
-        num_changed=changed.size,
-        base_check=xxhash.xxh3_64_intdigest(base.data),
-        target_check=xxhash.xxh3_64_intdigest(target.data),
-    )
-    match codec:
-        case Codec.EQUAL:
-            return pack(header, [])
-        case Codec.RAW:
-            planes = target.view(np.uint8).reshape(-1, target.itemsize)
-            return pack(header, [plane.tobytes() for plane in planes.T])
-        case Codec.GAP_ULP | Codec.CLASS_GAP_ULP:
-            records, streams = encode_gap_ulp(codec, base, target, changed)
-            return pack(msgspec.structs.replace(header, classes=records), streams)
+    dtype = _check_pair(base, target, dtype)
+    if codec.has_steps and not dtype.traits.has_steps:
+        raise ValueError(f"{codec.name} is not for {dtype.name}")
+    if codec is Codec.EQUAL and not np.array_equal(base, target):
+        raise ValueError("EQUAL is for equal arrays")
+    thresholds = [0]
+    if codec is Codec.CLASS_GAP_ULP:
+        thresholds = predict.class_thresholds(base, target, dtype)
+    return _encode(predict.Plan(codec, thresholds), base, target, dtype)
 
 
 def decode(base: np.ndarray, payload: bytes | memoryview) -> Patch:
     """Decode to overwrites of `base`; nothing is written.
+
+    Args:
+        base: what the payload was made against, contiguous.
+        payload: of `encode`.
 
     Raises:
         CorruptDataError: the payload is damaged or foreign, or was made against another base.
 
     """
     _check_base(read_header(payload), base)
-    header, streams = unpack(payload)
+    header, body = unpack(payload)
+    flat = base.reshape(-1)
     try:
-        match header.codec:
-            case Codec.EQUAL:
-                return Patch(np.zeros(0, np.int64), base[:0])
-            case Codec.RAW:
-                return _decode_raw(base, streams)
-            case Codec.GAP_ULP | Codec.CLASS_GAP_ULP:
-                return Patch(*decode_gap_ulp(header, base, streams))
+        if header.codec is Codec.EQUAL:
+            patch = Patch(np.zeros(0, np.int64), flat[:0])
+        elif header.codec.has_steps:
+            patch = Patch(*decode_steps(header, _elements(flat, header.dtype), body))
+            patch = join_nibbles(patch, flat) if header.dtype is Dtype.INT4X2 else patch
+        else:
+            patch = decode_planes(header, flat, body)
     except ValueError as error:
         raise CorruptDataError(f"delta: its streams contradict each other: {error}") from error
+    return patch
 
 
 def apply(base: np.ndarray, payload: bytes | memoryview) -> np.ndarray:
@@ -115,42 +104,76 @@ def apply(base: np.ndarray, payload: bytes | memoryview) -> np.ndarray:
     """
     patch = decode(base, payload)
     target = base.copy()
-    target[patch.flat_indices] = patch.values
-    if xxhash.xxh3_64_intdigest(target.data) != read_header(payload).target_check:
+    apply_into(target, patch)
+    if _check_of(target) != read_header(payload).target_check:
         raise CorruptDataError("delta: the result is not the array that was encoded")
     return target
 
 
-def _changed_positions(base: np.ndarray, target: np.ndarray) -> np.ndarray:
-    if base.ndim != 1 or base.shape != target.shape or base.dtype != target.dtype:
+def fold(base: np.ndarray, payloads: Sequence[bytes | memoryview]) -> bytes:
+    """Make one payload of a chain, the oldest first; `base` is what the first was made against.
+
+    Raises:
+        CorruptDataError: as `apply`, of any of them.
+        ValueError: no payloads.
+
+    """
+    if not payloads:
+        raise ValueError("fold: expected at least one payload, got none")
+    target = base
+    for payload in payloads:
+        target = apply(target, payload)
+    return encode(base, target, read_header(payloads[0]).dtype)
+
+
+def _encode(chosen: predict.Plan, base: np.ndarray, target: np.ndarray, dtype: Dtype) -> bytes:
+    old, new = _elements(base, dtype), _elements(target, dtype)
+    header = Header(
+        codec=chosen.codec,
+        dtype=dtype,
+        num_elements=old.size,
+        num_changed=0,
+        base_check=_check_of(base),
+        target_check=_check_of(target),
+    )
+    if chosen.codec.has_steps:
+        return pack(*encode_steps(header, chosen.thresholds, old, new))
+    return pack(*encode_planes(header, base.reshape(-1), target.reshape(-1)))
+
+
+def _elements(array: np.ndarray, dtype: Dtype) -> np.ndarray:
+    flat = array.reshape(-1)
+    return unpack_nibbles(flat) if dtype is Dtype.INT4X2 else flat
+
+
+def _check_pair(base: np.ndarray, target: np.ndarray, dtype: Dtype | None) -> Dtype:
+    if base.shape != target.shape or base.dtype != target.dtype:
         raise ValueError(
-            f"expected two flat arrays of one length and dtype, got {base.dtype}{base.shape}"
+            f"expected two arrays of one shape and dtype, got {base.dtype}{base.shape}"
             f" and {target.dtype}{target.shape}"
         )
-    if base.dtype not in _UNSIGNED.values() or base.size > NUM_ELEMENTS_MAX:
+    dtype = Dtype.of(base) if dtype is None else dtype
+    if base.dtype != dtype.storage or base.size > NUM_ELEMENTS_MAX:
         raise ValueError(
-            f"expected at most {NUM_ELEMENTS_MAX} elements of uint8, uint16 or uint32,"
+            f"expected at most {NUM_ELEMENTS_MAX} elements of {dtype.storage} for {dtype.name},"
             f" got {base.size} of {base.dtype}"
         )
     if not (base.flags.c_contiguous and target.flags.c_contiguous):
         raise ValueError("expected contiguous arrays, got strided ones")
-    return np.flatnonzero(base != target)
+    return dtype
 
 
 def _check_base(header: Header, base: np.ndarray) -> None:
-    if base.shape != (header.num_elements,) or base.dtype != _UNSIGNED[header.itemsize]:
+    if base.size != header.num_items or base.dtype != header.dtype.storage:
         raise CorruptDataError(
-            f"delta: made for {header.num_elements} elements of {header.itemsize} bytes,"
-            f" the base is {base.dtype}{base.shape}"
+            f"delta: made for {header.num_items} items of {header.dtype.storage}"
+            f" ({header.dtype.name}), the base is {base.dtype}{base.shape}"
         )
-    if header.codec is not Codec.RAW and xxhash.xxh3_64_intdigest(base.data) != header.base_check:
+    if not base.flags.c_contiguous:
+        raise ValueError("expected a contiguous base, got a strided one")
+    if header.codec is not Codec.RAW and _check_of(base) != header.base_check:
         raise CorruptDataError("delta.base_check: the payload was made against another base")
 
 
-def _decode_raw(base: np.ndarray, streams: list[bytes]) -> Patch:
-    if any(len(stream) != base.size for stream in streams):
-        raise CorruptDataError("delta.raw: a plane is not as long as the array")
-    planes = np.stack([np.frombuffer(stream, np.uint8) for stream in streams], axis=1)
-    target = np.ascontiguousarray(planes).view(base.dtype).reshape(-1)
-    indices = np.flatnonzero(base != target)
-    return Patch(indices, target[indices])
+def _check_of(array: np.ndarray) -> int:
+    return xxhash.xxh3_64_intdigest(array.reshape(-1).data)

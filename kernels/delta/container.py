@@ -1,28 +1,24 @@
-"""The byte layout of one delta payload, and its strict parser.
+"""The byte layout of one delta payload, and its strict parser; `docs/weight-format.md` tells more.
 
 ```
  offset  bytes  field                                     all integers little-endian
       0      4  magic "PSDX"
       4      1  format version, 1
       5      1  codec (`Codec`)
-      6      1  element size in bytes: 1, 2 or 4
+      6      1  kind of the elements (`Dtype`)
       7      1  number of classes, C <= 16
       8      8  number of elements, N <= 2**28
      16      8  number of changed elements, K <= N
      24      8  xxh3-64 of the base's bytes
      32      8  xxh3-64 of the target's bytes
-     40   20*C  classes: first key u8; of the changed: shift u8, inverted u8; of the large steps:
-               shift u8, inverted u8; 3 zero bytes; changed: coded u32; large: coded u32;
-               number of changed u32
-               then per stream, S = 9*C (raw: the element size): raw length u32, stored length u32
-               the streams, one after the other; one whose stored length is less than its raw
-               length is a zstd frame, else it is plain
-    end-8     8  xxh3-64 of all bytes before
+     40      -  per class four LEB128 numbers: first key; number of changed; twice the coded
+                places of the changed, and 1 where those are the others; the same of the large steps
+                then two more: length of the unary string, length of the plain body
+                the body; where it is shorter than its plain length, it is one zstd frame
+    end-8    8  xxh3-64 of all bytes before
 ```
-The nine streams of a class: gap bytes, low bits and escapes of the changed ranks; signs; gap bytes,
-low bits and escapes of the large steps among the changed; sizes and escapes of the large steps.
-A parser reads nothing that it has not bounded: lengths are checked against N and against the
-payload before any buffer is made, and the checksum before anything is decoded.
+A parser reads nothing that it has not bounded: counts are checked against N and against each other
+before any buffer is made, and the checksum before anything is decoded.
 """
 
 import struct
@@ -30,58 +26,43 @@ import struct
 import xxhash
 import zstandard
 
-from penstock.kernels.delta.gaps import SHIFT_MAX, MarksRecord
+from penstock.kernels.delta.classes import NUM_CLASSES_MAX
+from penstock.kernels.delta.dtypes import Dtype
 from penstock.kernels.delta.header import (
-    NUM_CLASSES_MAX,
     NUM_ELEMENTS_MAX,
     ClassRecord,
     Codec,
     Header,
+    MarksRecord,
 )
 from penstock.messages.errors import CorruptDataError
 
 MAGIC = b"PSDX"
 FORMAT_VERSION = 1
 _FIXED = struct.Struct("<4sBBBBQQQQ")
-_CLASS = struct.Struct("<BBBBBxxxIII")
-_STREAM = struct.Struct("<II")
 _CHECK_BYTES = 8
+_LEB_BYTES_MAX = 5
 _ZSTD_LEVEL = 1
 
 
-def pack(header: Header, streams: list[bytes]) -> bytes:
-    """Lay out one payload; `streams` are plain, and are compressed here where that helps."""
-    stored = [_compress(stream) for stream in streams]
-    parts = [
-        _FIXED.pack(
-            MAGIC,
-            FORMAT_VERSION,
-            header.codec,
-            header.itemsize,
-            len(header.classes),
-            header.num_elements,
-            header.num_changed,
-            header.base_check,
-            header.target_check,
-        ),
-        *(
-            _CLASS.pack(
-                c.first_key,
-                c.changed.shift,
-                c.changed.inverted,
-                c.large.shift,
-                c.large.inverted,
-                c.changed.num_coded,
-                c.large.num_coded,
-                c.num_changed,
-            )
-            for c in header.classes
-        ),
-        *(_STREAM.pack(len(s), len(p)) for s, p in zip(streams, stored, strict=True)),
-        *stored,
-    ]
-    body = b"".join(parts)
-    return body + checksum(body)
+def pack(header: Header, body: bytes) -> bytes:
+    """Lay out one payload; the body is plain, and is compressed here where that helps."""
+    head = _FIXED.pack(
+        MAGIC,
+        FORMAT_VERSION,
+        header.codec,
+        header.dtype,
+        len(header.classes),
+        header.num_elements,
+        header.num_changed,
+        header.base_check,
+        header.target_check,
+    )
+    numbers = [number for record in header.classes for number in _class_numbers(record)]
+    table = b"".join(map(_leb128, (*numbers, header.unary_bytes, header.plain_bytes)))
+    packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(body) if body else body
+    whole = b"".join((head, table, packed if len(packed) < len(body) else body))
+    return whole + checksum(whole)
 
 
 def checksum(body: bytes | bytearray | memoryview) -> bytes:
@@ -90,7 +71,7 @@ def checksum(body: bytes | bytearray | memoryview) -> bytes:
 
 
 def read_header(payload: bytes | memoryview) -> Header:
-    """Parse and check what stands before the streams.
+    """Parse and check what stands before the body.
 
     Raises:
         CorruptDataError: not a payload of this format, or a field out of its bounds.
@@ -99,8 +80,8 @@ def read_header(payload: bytes | memoryview) -> Header:
     return _read_header(memoryview(payload))[0]
 
 
-def unpack(payload: bytes | memoryview) -> tuple[Header, list[bytes]]:
-    """Parse a payload into its header and plain streams.
+def unpack(payload: bytes | memoryview) -> tuple[Header, bytes]:
+    """Parse a payload into its header and plain body.
 
     Raises:
         CorruptDataError: truncated, foreign, damaged, or with lengths that do not add up.
@@ -108,84 +89,124 @@ def unpack(payload: bytes | memoryview) -> tuple[Header, list[bytes]]:
     """
     view = memoryview(payload)
     header, offset = _read_header(view)
-    body = view[:-_CHECK_BYTES]
-    if checksum(body) != bytes(view[-_CHECK_BYTES:]):
+    whole = view[:-_CHECK_BYTES]
+    if checksum(whole) != bytes(view[-_CHECK_BYTES:]):
         raise CorruptDataError("delta: the checksum does not match; the payload is damaged")
-    table_end = offset + _STREAM.size * header.num_streams
-    if table_end > len(body):
-        raise CorruptDataError("delta.streams: the table of streams is cut short")
-    lengths = list(_STREAM.iter_unpack(body[offset:table_end]))
-    if table_end + sum(stored for _, stored in lengths) != len(body):
-        raise CorruptDataError("delta.streams: the lengths do not add up to the payload's")
-    if sum(plain for plain, _ in lengths) > header.plain_bytes_max:
-        raise CorruptDataError(f"delta.streams: more than {header.plain_bytes_max} bytes unpacked")
-    streams: list[bytes] = []
-    for plain_bytes, stored_bytes in lengths:
-        streams.append(_decompress(body[table_end : table_end + stored_bytes], plain_bytes))
-        table_end += stored_bytes
-    return header, streams
+    return header, _decompress(whole[offset:], header.plain_bytes)
 
 
 def _read_header(view: memoryview) -> tuple[Header, int]:
+    """Return the header and where the body begins."""
     if len(view) < _FIXED.size + _CHECK_BYTES:
         raise CorruptDataError(f"delta: {len(view)} bytes are too few for a header")
-    magic, version, codec, itemsize, num_classes, *numbers = _FIXED.unpack_from(view)
+    magic, version, codec, dtype, num_classes, *numbers = _FIXED.unpack_from(view)
     if magic != MAGIC:
         raise CorruptDataError(f"delta.magic: expected {MAGIC!r}, got {magic!r}")
     if version != FORMAT_VERSION:
         raise CorruptDataError(f"delta.version: expected {FORMAT_VERSION}, got {version}")
     if codec not in Codec.__members__.values():
         raise CorruptDataError(f"delta.codec: expected one of {list(map(int, Codec))}, got {codec}")
+    if dtype not in Dtype.__members__.values():
+        raise CorruptDataError(f"delta.dtype: expected one of {list(map(int, Dtype))}, got {dtype}")
     num_elements, num_changed, base_check, target_check = numbers
-    if itemsize not in (1, 2, 4) or num_changed > num_elements or num_elements > NUM_ELEMENTS_MAX:
+    if num_changed > num_elements or num_elements > NUM_ELEMENTS_MAX:
         raise CorruptDataError(
-            f"delta: {num_changed} changed of {num_elements} elements of {itemsize} bytes is not"
-            f" within the format's bounds (1, 2 or 4 bytes, at most {NUM_ELEMENTS_MAX} elements)"
+            f"delta: {num_changed} changed of {num_elements} elements, of at most"
+            f" {NUM_ELEMENTS_MAX}"
         )
-    offset = _FIXED.size
-    end = offset + num_classes * _CLASS.size
-    if num_classes > NUM_CLASSES_MAX or end + _CHECK_BYTES > len(view):
-        raise CorruptDataError(f"delta.classes: {num_classes} classes do not fit")
+    table = _Table(view[_FIXED.size : -_CHECK_BYTES])
+    if num_classes > NUM_CLASSES_MAX:
+        raise CorruptDataError(f"delta.classes: at most {NUM_CLASSES_MAX}, got {num_classes}")
     header = Header(
         codec=Codec(codec),
-        itemsize=itemsize,
+        dtype=Dtype(dtype),
         num_elements=num_elements,
         num_changed=num_changed,
         base_check=base_check,
         target_check=target_check,
-        classes=tuple(_class_record(r) for r in _CLASS.iter_unpack(view[offset:end])),
+        classes=tuple(_read_class(table) for _ in range(num_classes)),
+        unary_bytes=table.read(),
+        plain_bytes=table.read(),
     )
-    _check_classes(header)
-    return header, end
+    _check(header)
+    return header, _FIXED.size + table.offset
 
 
-def _class_record(fields: tuple[int, ...]) -> ClassRecord:
-    first_key, shift, inverted, large_shift, large_inverted, *counts = fields
+def _class_numbers(record: ClassRecord) -> tuple[int, ...]:
+    marks = (2 * m.num_coded + m.inverted for m in (record.changed, record.large))
+    return (record.first_key, record.num_changed, *marks)
+
+
+def _read_class(table: "_Table") -> ClassRecord:
+    first_key, num_changed, changed, large = (table.read() for _ in range(4))
     return ClassRecord(
         first_key=first_key,
-        num_changed=counts[2],
-        changed=MarksRecord(shift, bool(inverted), counts[0]),
-        large=MarksRecord(large_shift, bool(large_inverted), counts[1]),
+        num_changed=num_changed,
+        changed=MarksRecord(changed >> 1, bool(changed & 1)),
+        large=MarksRecord(large >> 1, bool(large & 1)),
     )
 
 
-def _check_classes(header: Header) -> None:
+class _Table:
+    """Numbers of 7 bits a byte, the lowest first; a set high bit says that more follow."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self.offset = 0
+
+    def read(self) -> int:
+        """Return the next number.
+
+        Raises:
+            CorruptDataError: it is cut short, or is too long.
+
+        """
+        value = 0
+        for shift in range(0, 7 * _LEB_BYTES_MAX, 7):
+            if self.offset >= len(self._view):
+                raise CorruptDataError("delta.table: cut short")
+            byte = self._view[self.offset]
+            self.offset += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise CorruptDataError(f"delta.table: a number of more than {_LEB_BYTES_MAX} bytes")
+
+
+def _leb128(number: int) -> bytes:
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _check(header: Header) -> None:
+    """Check the fields against each other."""
+    traits = header.dtype.traits
     keys = [record.first_key for record in header.classes]
-    coded = header.codec in (Codec.GAP_ULP, Codec.CLASS_GAP_ULP)
-    if coded != bool(keys) or keys != sorted(set(keys)) or (keys and keys[0] != 0):
+    if (
+        header.codec.has_steps != bool(keys)
+        or keys != sorted(set(keys))
+        or keys[:1] not in ([], [0])
+    ):
         raise CorruptDataError(f"delta.classes: keys {keys} do not fit codec {header.codec.name}")
-    if header.codec is Codec.GAP_ULP and len(keys) != 1:
-        raise CorruptDataError(f"delta.classes: gap_ulp has one class, got {len(keys)}")
-    if coded and sum(record.num_changed for record in header.classes) != header.num_changed:
+    if header.codec is not Codec.CLASS_GAP_ULP and len(keys) > 1:
+        raise CorruptDataError(f"delta.classes: {header.codec.name} has one class, got {len(keys)}")
+    if keys and (keys[-1] >= traits.num_keys or not traits.has_steps):
+        raise CorruptDataError(f"delta.classes: keys {keys} do not fit {header.dtype.name}")
+    if keys and sum(record.num_changed for record in header.classes) != header.num_changed:
         raise CorruptDataError("delta.classes: their changes do not add up to the header's")
-    marks = [marks for record in header.classes for marks in (record.changed, record.large)]
-    if any(m.shift > SHIFT_MAX or m.num_coded > header.num_elements for m in marks):
-        raise CorruptDataError("delta.classes: a shift or a count is out of bounds")
-
-
-def _compress(stream: bytes) -> bytes:
-    packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(stream)
-    return packed if len(packed) < len(stream) else stream
+    if sum(record.changed.num_coded for record in header.classes) > header.num_elements:
+        raise CorruptDataError("delta.classes: more places are coded than there are elements")
+    if any(record.large.num_coded > record.num_changed for record in header.classes):
+        raise CorruptDataError("delta.classes: more large steps than changes")
+    if header.plain_bytes > header.plain_bytes_max or header.unary_bytes > header.plain_bytes:
+        raise CorruptDataError(
+            f"delta.body: {header.unary_bytes} of {header.plain_bytes} bytes unpacked, of at most"
+            f" {header.plain_bytes_max}"
+        )
 
 
 def _decompress(stored: memoryview, plain_bytes: int) -> bytes:
@@ -193,7 +214,7 @@ def _decompress(stored: memoryview, plain_bytes: int) -> bytes:
         return bytes(stored)
     try:
         if zstandard.frame_content_size(stored) != plain_bytes:
-            raise CorruptDataError("delta.streams: a zstd frame has another size than the table's")
+            raise CorruptDataError("delta.body: its zstd frame has another size than the table's")
         return zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise CorruptDataError(f"delta.streams: not a zstd frame: {error}") from error
+        raise CorruptDataError(f"delta.body: not a zstd frame: {error}") from error

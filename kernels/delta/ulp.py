@@ -2,21 +2,20 @@
 
 The bits of a float, read as an integer with the negative half turned over, are in the order of the
 numbers: neighbors differ by one, over zero and over powers of two. One optimizer step moves a
-weight by one such unit, seldom more, up or down alike. So the signs go as plain bits; which steps
-are larger than one goes as marks (`gaps.py`); the sizes of those few go as bytes. All arithmetic
-wraps, so NaN payloads and infinities pass unharmed.
+weight by one such unit, seldom more, up or down alike. So the signs go as plain bits, which steps
+are larger than one as marks, and the sizes of those few as Rice codes. Integers step as they are.
+All arithmetic wraps, so NaN payloads and infinities pass unharmed.
 """
 
 import numpy as np
 
-ESCAPE = 255
-"""A size byte that says: the size stands in the escapes, in full."""
+from penstock.kernels.delta.dtypes import Dtype
+
 SMALLEST_LARGE = 2
-_SIGNED = {1: np.int8, 2: np.int16, 4: np.int32}
 
 
 def ordered(bits: np.ndarray) -> np.ndarray:
-    """Map bit patterns to integers in the order of the numbers; unsigned, same shape."""
+    """Map bit patterns of floats to integers in the order of the numbers; unsigned, same shape."""
     sign = bits.dtype.type(1 << (8 * bits.itemsize - 1))
     return np.where(bits & sign, ~bits, bits | sign)
 
@@ -27,33 +26,28 @@ def from_ordered(rank: np.ndarray) -> np.ndarray:
     return np.where(rank & sign, rank ^ sign, ~rank)
 
 
-def steps_between(base: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def steps_between(
+    base: np.ndarray, target: np.ndarray, dtype: Dtype
+) -> tuple[np.ndarray, np.ndarray]:
     """Return whether each step goes down (bool [K]) and its size (unsigned [K], >= 1)."""
-    step = ordered(target) - ordered(base)
-    is_down = step.view(_SIGNED[base.itemsize]) < 0
-    return is_down, np.where(is_down, base.dtype.type(0) - step, step)
+    mask, half = _mask_and_half(base, dtype)
+    if dtype.traits.is_float:
+        base, target = ordered(base), ordered(target)
+    step = (target - base) & mask
+    is_down = step >= half
+    return is_down, np.where(is_down, (base.dtype.type(0) - step) & mask, step)
 
 
-def walk(base: np.ndarray, is_down: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def walk(base: np.ndarray, is_down: np.ndarray, sizes: np.ndarray, dtype: Dtype) -> np.ndarray:
     """Invert `steps_between`: return the targets [K]."""
+    mask, _ = _mask_and_half(base, dtype)
     step = np.where(is_down, base.dtype.type(0) - sizes, sizes)
-    return from_ordered(ordered(base) + step)
+    if dtype.traits.is_float:
+        return from_ordered(ordered(base) + step)
+    return (base + step) & mask
 
 
-def encode_sizes(sizes: np.ndarray) -> tuple[bytes, bytes]:
-    """Code large sizes [M]: M bytes, and the escaped ones at full width; 2 is 0."""
-    rest = sizes - sizes.dtype.type(SMALLEST_LARGE)
-    codes = np.minimum(rest, ESCAPE).astype(np.uint8)
-    return codes.tobytes(), rest[codes == ESCAPE].tobytes()
-
-
-def decode_sizes(codes: np.ndarray, escapes: np.ndarray) -> np.ndarray:
-    """Invert `encode_sizes`; the escapes' dtype is the result's.
-
-    Raises:
-        ValueError: the escapes are not as many as the codes say.
-
-    """
-    rest = codes.astype(escapes.dtype)
-    rest[codes == ESCAPE] = escapes
-    return rest + escapes.dtype.type(SMALLEST_LARGE)
+def _mask_and_half(array: np.ndarray, dtype: Dtype) -> tuple[np.generic, np.generic]:
+    """Return all ones of an element's bits, and its highest bit alone."""
+    bits = dtype.traits.bits
+    return array.dtype.type((1 << bits) - 1), array.dtype.type(1 << (bits - 1))

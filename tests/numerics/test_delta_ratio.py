@@ -28,7 +28,7 @@ def test_size_is_near_the_bound_and_far_below_xor(masters, step):
     base, target = to_bf16(masters), to_bf16(masters + np.float32(step) * noise)
     payload = delta.encode(base, target)
     np.testing.assert_array_equal(delta.apply(base, payload), target)
-    assert entropy_bound_bytes(base, target) / len(payload) >= 0.85
+    assert entropy_bound_bytes(base, target) / len(payload) >= 0.95
     xor = zstandard.ZstdCompressor(level=1).compress((base ^ target).data)
     assert len(payload) <= 0.40 * len(xor)
     assert len(payload) <= 0.85 * len(delta.encode_with(Codec.GAP_ULP, base, target))
@@ -46,7 +46,7 @@ def test_random_bits_cost_hardly_more_than_themselves():
 def test_an_unchanged_array_costs_a_header():
     base = np.arange(NUM_ELEMENTS, dtype=np.uint32)
     payload = delta.encode(base, base.copy())
-    assert len(payload) == 48
+    assert len(payload) == 50
     assert delta.decode(base, payload).flat_indices.size == 0
 
 

@@ -1,0 +1,102 @@
+"""The kinds of elements, and what a codec must know of each.
+
+An array travels as unsigned integers of its element size, the bit patterns of what it holds. The
+kind says how far two patterns are apart (in units in the last place, or as integers), and for
+floats which bits are the exponent.
+"""
+
+from enum import IntEnum
+
+import msgspec
+import numpy as np
+
+
+class Dtype(IntEnum):
+    """The kind of an array's elements; the numbers stand in payloads."""
+
+    INT8 = 0
+    """Also uint8 and bool."""
+    INT16 = 1
+    INT32 = 2
+    INT64 = 3
+    BF16 = 4
+    FP16 = 5
+    FP32 = 6
+    FP64 = 7
+    FP8_E4M3 = 8
+    """Without infinities; its scales are a tensor of their own."""
+    INT4X2 = 9
+    """Two elements of four bits a byte, the first in the low bits."""
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> "Dtype":
+        """Return what an array of bit patterns holds where nobody says.
+
+        Raises:
+            ValueError: not unsigned integers.
+
+        """
+        if array.dtype not in _USUAL:
+            names = ", ".join(str(dtype) for dtype in _USUAL)
+            raise ValueError(f"expected an array of one of {names}, got {array.dtype}")
+        return _USUAL[array.dtype]
+
+    @property
+    def traits(self) -> "Traits":
+        """Return what the codecs go by."""
+        return _TRAITS[self]
+
+    @property
+    def storage(self) -> np.dtype:
+        """Return the numpy dtype that an array of this kind travels as."""
+        return np.dtype(f"u{self.traits.itemsize}")
+
+
+class Traits(msgspec.Struct, frozen=True):
+    """One row of the table of kinds."""
+
+    itemsize: int
+    """Bytes of an element in memory (of a pair of elements for INT4X2)."""
+    bits: int
+    """Of one element."""
+    is_float: bool = False
+    """The highest bit is a sign, the rest a magnitude; else the elements are integers."""
+    key_shift: int = 0
+    """Below the exponent."""
+    num_keys: int = 1
+    """Exponents; 1 where there are no classes to go by."""
+
+    @property
+    def key_mask(self) -> int:
+        """Return the bits of the exponent, in their place."""
+        return (self.num_keys - 1) << self.key_shift
+
+    @property
+    def has_steps(self) -> bool:
+        """Return whether changes can be coded as steps; 8-byte elements go by raw and xor alone."""
+        return self.bits <= 32
+
+
+_TRAITS = {
+    Dtype.INT8: Traits(1, 8),
+    Dtype.INT16: Traits(2, 16),
+    Dtype.INT32: Traits(4, 32),
+    Dtype.INT64: Traits(8, 64),
+    Dtype.BF16: Traits(2, 16, True, 7, 256),
+    Dtype.FP16: Traits(2, 16, True, 10, 32),
+    Dtype.FP32: Traits(4, 32, True, 23, 256),
+    Dtype.FP64: Traits(8, 64, True),
+    Dtype.FP8_E4M3: Traits(1, 8, True, 3, 16),
+    Dtype.INT4X2: Traits(1, 4),
+}
+_USUAL = {
+    np.dtype(np.uint8): Dtype.INT8,
+    np.dtype(np.uint16): Dtype.BF16,
+    np.dtype(np.uint32): Dtype.FP32,
+    np.dtype(np.uint64): Dtype.INT64,
+}
+
+
+def unpack_nibbles(array: np.ndarray) -> np.ndarray:
+    """Return the elements of an INT4X2 array [N] as uint8 [2 N]."""
+    return np.stack([array & np.uint8(15), array >> np.uint8(4)], axis=1).reshape(-1)

@@ -1,0 +1,165 @@
+"""Marks and steps in numpy: the portable twin of `delta.c`, and its oracle.
+
+```
+ class c:  ranks of the changed ──▶ gaps      (or one mask over all, in bitmask_ulp)
+           their steps ──▶ signs;   large ones among them ──▶ gaps, and their sizes
+ body:     [mask] signs of all classes │ unary string │ low bits
+```
+The gaps and sizes of all classes, one series after the other, go to one pair of Rice strings.
+Where more than half of the places is marked, the gaps are those between the others.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+
+from penstock.kernels.delta import ulp
+from penstock.kernels.delta.classes import exponent_keys
+from penstock.kernels.delta.dtypes import Dtype
+from penstock.kernels.delta.header import ClassRecord, Codec, Header, MarksRecord
+from penstock.kernels.delta.rice import RiceReader, RiceWriter
+
+
+def encode_steps(
+    header: Header, thresholds: list[int], base: np.ndarray, target: np.ndarray
+) -> tuple[Header, bytes]:
+    """Code the changed places and their steps.
+
+    Args:
+        header: the codec and the kind; what the coding finds out is filled in.
+        thresholds: the first key of each class; one for the codecs without classes.
+        base: [N] elements.
+        target: [N] elements.
+
+    Returns:
+        The whole header and the plain body.
+
+    """
+    rice = RiceWriter()
+    is_changed = base != target
+    has_mask = header.codec is Codec.BITMASK_ULP
+    records: list[ClassRecord] = []
+    signs: list[np.ndarray] = []
+    for key, members in zip(thresholds, _members(base, thresholds, header.dtype), strict=True):
+        marked = is_changed[members]
+        changed = MarksRecord(0, False) if has_mask else _append_marks(rice, marked)
+        places = members[marked]
+        is_down, sizes = ulp.steps_between(base[places], target[places], header.dtype)
+        is_large = sizes >= ulp.SMALLEST_LARGE
+        large = _append_marks(rice, is_large)
+        rice.append(sizes[is_large] - sizes.dtype.type(ulp.SMALLEST_LARGE))
+        records.append(
+            ClassRecord(first_key=key, num_changed=places.size, changed=changed, large=large)
+        )
+        signs.append(is_down)
+    unary, low = rice.finish()
+    mask = _pack(is_changed) if has_mask else b""
+    body = b"".join((mask, _pack(np.concatenate(signs)), unary, low))
+    whole = msgspec.structs.replace(
+        header,
+        num_changed=sum(record.num_changed for record in records),
+        classes=tuple(records),
+        unary_bytes=len(unary),
+        plain_bytes=len(body),
+    )
+    return whole, body
+
+
+def decode_steps(header: Header, base: np.ndarray, body: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Invert `encode_steps`.
+
+    Returns:
+        The changed places, int64 [K], rising, and their new elements [K].
+
+    Raises:
+        ValueError: the body contradicts the header.
+
+    """
+    mask, signs, unary, low = split_body(header, body)
+    rice = RiceReader(unary, low)
+    thresholds = [record.first_key for record in header.classes]
+    members = _members(base, thresholds, header.dtype)
+    ends = np.cumsum([record.num_changed for record in header.classes])
+    is_down = np.split(_unpack(signs, header.num_changed), ends[:-1])
+    places, values = [], []
+    for record, own, down in zip(header.classes, members, is_down, strict=True):
+        marked = _read_marks(rice, record.changed, own.size)
+        if header.codec is Codec.BITMASK_ULP:
+            marked = _unpack(mask, base.size)
+        where = own[marked]
+        if where.size != record.num_changed:
+            raise ValueError(f"{where.size} marks for {record.num_changed} changes")
+        is_large = _read_marks(rice, record.large, where.size)
+        sizes = np.ones(where.size, base.dtype)
+        sizes[is_large] = _read_sizes(rice, record.num_large, header.dtype)
+        places.append(where)
+        values.append(ulp.walk(base[where], down, sizes, header.dtype))
+    rice.finish()
+    joined = np.concatenate(places)
+    order = np.argsort(joined)
+    return joined[order], np.concatenate(values)[order]
+
+
+def split_body(header: Header, body: bytes) -> list[memoryview]:
+    """Cut a body into mask, signs, unary string and low bits.
+
+    Raises:
+        ValueError: it is too short for them.
+
+    """
+    mask_bytes = -(-header.num_elements // 8) if header.codec is Codec.BITMASK_ULP else 0
+    sign_bytes = -(-header.num_changed // 8)
+    cuts = np.cumsum([0, mask_bytes, sign_bytes, header.unary_bytes]).tolist()
+    if cuts[-1] > len(body):
+        raise ValueError(f"{len(body)} bytes of body for streams of {cuts[-1]} and more")
+    return [memoryview(body)[start:end] for start, end in pairwise([*cuts, len(body)])]
+
+
+def _members(base: np.ndarray, thresholds: list[int], dtype: Dtype) -> Iterator[np.ndarray]:
+    """Yield, by class, the places of its elements, rising."""
+    if len(thresholds) == 1:
+        yield np.arange(base.size)
+        return
+    labels = np.searchsorted(thresholds, np.arange(dtype.traits.num_keys), side="right") - 1
+    own = labels.astype(np.uint8)[exponent_keys(base, dtype)]
+    order = np.argsort(own, kind="stable")
+    ends = np.cumsum(np.bincount(own, minlength=len(thresholds)))
+    yield from np.split(order, ends[:-1])
+
+
+def _append_marks(rice: RiceWriter, marked: np.ndarray) -> MarksRecord:
+    """Code which places are marked (bool [M]) as gaps."""
+    inverted = 2 * int(np.count_nonzero(marked)) > marked.size
+    coded = np.flatnonzero(marked != inverted)
+    rice.append(np.diff(coded, prepend=-1) - 1)
+    return MarksRecord(coded.size, inverted)
+
+
+def _read_marks(rice: RiceReader, record: MarksRecord, population: int) -> np.ndarray:
+    """Return which of the places are marked, bool [population]."""
+    coded = np.cumsum(rice.read(record.num_coded) + 1) - 1
+    if coded.size and coded[-1] >= population:
+        raise ValueError(f"a mark lies outside of the {population} places")
+    marked = np.full(population, record.inverted)
+    marked[coded] = not record.inverted
+    return marked
+
+
+def _read_sizes(rice: RiceReader, count: int, dtype: Dtype) -> np.ndarray:
+    sizes = rice.read(count) + ulp.SMALLEST_LARGE
+    if count and int(sizes.max()) > 1 << (dtype.traits.bits - 1):
+        raise ValueError("a step is larger than half of the elements' range")
+    return sizes.astype(dtype.storage)
+
+
+def _pack(bits: np.ndarray) -> bytes:
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def _unpack(data: memoryview, count: int) -> np.ndarray:
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), count=count, bitorder="little")
+    if bits.size != count:
+        raise ValueError(f"{bits.size} bits where {count} were expected")
+    return bits.view(np.bool_)

@@ -1,0 +1,95 @@
+"""What each codec would take, from a sample: choosing costs a small share of encoding.
+
+The marks and signs of the step codecs are predicted by their entropy, class by class; the sizes of
+steps by their lengths in bits; the byte planes of raw and xor by the entropy of their bytes.
+"""
+
+import msgspec
+import numpy as np
+
+from penstock.kernels.delta import ulp
+from penstock.kernels.delta.classes import choose_thresholds, exponent_keys, mark_bits
+from penstock.kernels.delta.dtypes import Dtype
+from penstock.kernels.delta.header import Codec
+
+_BLOCK = 256
+_SAMPLE_MAX = 1 << 17
+_LEAST_BITS_PER_BYTE = 0.02
+"""What zstd takes for a byte of a plane of zeros, at the least."""
+_SIZE_EXTRA_BITS = 1.5
+"""Of a Rice code over the length of its number."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The codec of the fewest predicted bits, and its classes."""
+
+    codec: Codec
+    thresholds: list[int]
+
+
+def plan(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> Plan:
+    """Predict sizes on a sample of [N] elements that are not all equal, and choose."""
+    sample = _sample(base), _sample(target)
+    thresholds = class_thresholds(*sample, dtype, base.size / sample[0].size)
+    bits = {Codec.RAW: _plane_bits(sample[1]), Codec.XOR_ZSTD: _plane_bits(sample[0] ^ sample[1])}
+    if dtype.traits.has_steps:
+        bits |= _step_bits(*sample, dtype, thresholds)
+    codec = min(bits, key=lambda codec: (bits[codec], codec))
+    return Plan(codec, thresholds if codec is Codec.CLASS_GAP_ULP else [0])
+
+
+def class_thresholds(
+    base: np.ndarray, target: np.ndarray, dtype: Dtype, scale: float = 1.0
+) -> list[int]:
+    """Return the first keys of the classes, going by a sample of 1 / scale of all elements."""
+    if dtype.traits.num_keys == 1:
+        return [0]
+    keys = exponent_keys(base, dtype)
+    num_keys = dtype.traits.num_keys
+    totals = np.bincount(keys, minlength=num_keys)
+    hits = np.bincount(keys[base != target], minlength=num_keys)
+    return choose_thresholds(totals, hits, scale)
+
+
+def _sample(array: np.ndarray) -> np.ndarray:
+    """Return blocks from all over the array; an odd stride meets all columns of a matrix."""
+    if array.size <= _SAMPLE_MAX:
+        return array
+    stride = (array.size // _SAMPLE_MAX) | 1
+    blocks = array[: array.size // _BLOCK * _BLOCK].reshape(-1, _BLOCK)
+    return blocks[::stride].reshape(-1)
+
+
+def _step_bits(
+    base: np.ndarray, target: np.ndarray, dtype: Dtype, thresholds: list[int]
+) -> dict[Codec, float]:
+    is_changed = base != target
+    where = np.flatnonzero(is_changed)
+    _, sizes = ulp.steps_between(base[where], target[where], dtype)
+    large = sizes[sizes >= ulp.SMALLEST_LARGE].astype(np.float64)
+    steps = where.size + mark_bits(where.size, large.size)
+    steps += float(np.sum(np.log2(large) + _SIZE_EXTRA_BITS))
+    bits = {
+        Codec.GAP_ULP: steps + mark_bits(base.size, where.size),
+        Codec.BITMASK_ULP: steps + _plane_bits(np.packbits(is_changed)),
+    }
+    if len(thresholds) > 1:
+        labels = np.searchsorted(thresholds, exponent_keys(base, dtype), side="right") - 1
+        totals = np.bincount(labels, minlength=len(thresholds))
+        hits = np.bincount(labels[where], minlength=len(thresholds))
+        marks = sum(mark_bits(t, h) for t, h in zip(totals, hits, strict=True))
+        bits[Codec.CLASS_GAP_ULP] = steps + marks
+    return bits
+
+
+def _plane_bits(array: np.ndarray) -> float:
+    """Return the entropy of an array's bytes, apart for each byte of an element."""
+    planes = array.view(np.uint8).reshape(-1, array.itemsize)
+    return sum(_byte_bits(planes[:, plane]) for plane in range(array.itemsize))
+
+
+def _byte_bits(plane: np.ndarray) -> float:
+    counts = np.bincount(plane, minlength=256)
+    counts = counts[counts > 0]
+    entropy = -float(np.sum(counts * np.log2(counts / plane.size)))
+    return max(entropy, _LEAST_BITS_PER_BYTE * plane.size)
