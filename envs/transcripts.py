@@ -28,8 +28,8 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     edits_rightly: float = 0.45
     """Of the edits."""
     slips: float = 0.0
-    """Before an edit, quotes text that is not in the file just once, and is told so. The policy
-    reads the slip and does not imitate it: what it learns is how to go on."""
+    """Before an edit, tries one that is refused: the wrong file, or text that is not there just
+    once. The policy reads the slip and does not imitate it: what it learns is how to go on."""
     checks: float = 0.7
     """Runs the visible check after an edit."""
     repairs: float = 0.4
@@ -91,9 +91,7 @@ class _Attempt:
             return
         if await self._check() or not self._flip(self._habits.repairs):
             return
-        second = self._repaired(edit, self._choose())
-        if second is not None:
-            await self._edit(second)
+        if await self._repair(edit, self._choose()):
             await self._check()
 
     def _choose(self) -> ShortEdit:
@@ -101,27 +99,44 @@ class _Attempt:
             return self._repository.gold_edit
         return self._repository.wrong_edit(self._rng) or self._repository.gold_edit
 
-    def _repaired(self, first: ShortEdit, second: ShortEdit) -> ShortEdit | None:
-        """Return the second edit, as an edit of the line that the first one left behind.
+    async def _repair(self, first: ShortEdit, second: ShortEdit) -> bool:
+        """Edit what the first edit left behind, or take that back and edit in another place.
 
-        None where it cannot be told in one edit.
+        Returns:
+            False where the first edit's text is not there once, so that it can not be told.
+
         """
         text = self._sandbox.files[self._repository.path]
-        if first.old != second.old or first.new == second.new or text.count(first.new) != 1:
-            return None
-        return ShortEdit(first.new, second.new)
+        if first.new == second.new or text.count(first.new) != 1:
+            return False
+        if first.old == second.old:
+            await self._edit(ShortEdit(first.new, second.new))
+        else:
+            await self._edit(ShortEdit(first.new, first.old))
+            await self._edit(second)
+        return True
 
-    async def _edit(self, edit: ShortEdit, *, is_slip: bool = False) -> None:
-        arguments = {"path": self._repository.path, "old": edit.old, "new": edit.new}
-        await self._turn("edit_file", is_slip=is_slip, **arguments)
+    async def _edit(self, edit: ShortEdit) -> None:
+        await self._turn("edit_file", path=self._repository.path, old=edit.old, new=edit.new)
 
     async def _slip(self, edit: ShortEdit) -> None:
+        """Name a file or quote a text that is not there, or a text that is there more than once."""
         other = self._repository.wrong_edit(self._rng) or edit
         quotes = [other.new, *(edit.old[:end] for end in range(1, len(edit.old)))]
         text = self._sandbox.files[self._repository.path]
-        misquotes = [old for old in quotes if old not in ("", edit.new) and text.count(old) != 1]
-        if misquotes:
-            await self._edit(ShortEdit(self._rng.choice(misquotes), edit.new), is_slip=True)
+        slips = [
+            (self._repository.path, old)
+            for old in quotes
+            if old not in ("", edit.new) and text.count(old) != 1
+        ]
+        slips += [
+            (path, edit.old)
+            for path, content in self._sandbox.files.items()
+            if content.count(edit.old) != 1
+        ]
+        if slips:
+            path, old = self._rng.choice(slips)
+            await self._turn("edit_file", is_slip=True, path=path, old=old, new=edit.new)
 
     async def _check(self) -> bool:
         result = await self._turn("run_terminal", command=CHECK_COMMAND)

@@ -1,5 +1,6 @@
 """Names for files, functions and variables: many combinations, some kept from training."""
 
+import functools
 import hashlib
 import random
 
@@ -44,8 +45,12 @@ def is_kept_out(*parts: str) -> bool:
 
 def draw_function_name(rng: random.Random, verbs: tuple[str, ...], *, heldout: bool) -> str:
     """Return a verb and a noun whose pair belongs to the asked split."""
-    pairs = [(verb, noun) for verb in verbs for noun in NOUNS if is_kept_out(verb, noun) == heldout]
-    return "_".join(rng.choice(pairs))
+    return "_".join(rng.choice(_pairs(verbs, heldout)))
+
+
+@functools.cache
+def _pairs(verbs: tuple[str, ...], heldout: bool) -> list[tuple[str, str]]:
+    return [(verb, noun) for verb in verbs for noun in NOUNS if is_kept_out(verb, noun) == heldout]
 
 
 def draw_variables(rng: random.Random, slots: list[str], params: dict[str, str]) -> dict[str, str]:

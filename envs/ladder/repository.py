@@ -16,7 +16,7 @@ SEARCH = "search"
 CHECK_FILE = "check.py"
 CHECK_COMMAND = f"python3 {CHECK_FILE}"
 HIDDEN_FILE = "_hidden.py"
-LIMITS = Limits(num_turns_max=6, num_tokens_max=512, turn_tokens_max=96)
+LIMITS = Limits(num_turns_max=8, num_tokens_max=512, turn_tokens_max=96)
 
 _PIECE = re.compile(r"\n[ ]*| ?\w+| ?[<>=!*/+-]+| ?[^\w\s]|[ ]+")
 _NEIGHBORS_MAX = 4
