@@ -24,9 +24,7 @@ class Region:
         self.settings = settings
         self._scenario = scenario
         self._server = server
-        mishap = scenario.mishap
-        factor = mishap.wire_factor if mishap.region == settings.name else 1.0
-        self.wire = Wire(settings.wire_gbit_s * GBIT * factor)
+        self.wire = Wire(settings.wire_gbit_s * GBIT)
         self.fan_out = Wire(scenario.fan_out_gbit_s * GBIT)
         self.origin = SizedStore(origin, (self.wire,), round_trip_s=settings.round_trip_s)
         self._site = Site()

@@ -22,7 +22,7 @@ class Mishap(msgspec.Struct, frozen=True, kw_only=True):
     relay_lost_at_step: int = 0
     relay_lost_s: float = 0.0
     wire_factor: float = 1.0
-    """Of the region's bandwidth that is left."""
+    """Of the region's bandwidth that is left, from the first step on."""
     join_at_step: int = 0
     num_joiners: int = 0
     """Replicas that come in with nothing."""

@@ -66,6 +66,7 @@ class Simulation:
         (region,) = [r for r in self._regions if r.settings.name == mishap.region] or [None]
         if region is None:
             return
+        region.wire.bytes_per_s *= mishap.wire_factor
         if mishap.relay_lost_at_step:
             await asyncio.sleep(mishap.relay_lost_at_step * step_s)
             await region.lose_relay(mishap.relay_lost_s)

@@ -12,7 +12,8 @@ class Wire:
     """Something that bytes pass one after the other."""
 
     def __init__(self, bytes_per_s: float) -> None:
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
+        """May change while it is in use."""
         self._free_at_s = 0.0
         self.num_bytes = 0
         """Carried so far."""
@@ -20,7 +21,7 @@ class Wire:
     def enter(self, now_s: float, num_bytes: int) -> float:
         """Queue some bytes; return when the last one is through."""
         self.num_bytes += num_bytes
-        self._free_at_s = max(now_s, self._free_at_s) + num_bytes / self._bytes_per_s
+        self._free_at_s = max(now_s, self._free_at_s) + num_bytes / self.bytes_per_s
         return self._free_at_s
 
 

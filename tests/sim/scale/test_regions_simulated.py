@@ -1,0 +1,105 @@
+"""The simulation at scale, small: what it counts, and that it is one and the same each time."""
+
+import asyncio
+import json
+
+import msgspec
+import pytest
+
+from penstock.actors.runtime.clock import run_virtual
+from penstock.infra.cli import main
+from penstock.infra.simulate.settings import Mishap, RegionSettings, Scenario
+from penstock.infra.simulate.simulation import simulate
+from penstock.infra.simulate.sized_store import Site, SizedBytes, SizedStore
+from penstock.infra.simulate.sizes import MEASURED_FOLD_FRACTION, Sizes
+from penstock.infra.simulate.wires import Wire, carry
+from penstock.messages.errors import CorruptDataError, NotFoundError
+
+NEAR = RegionSettings(name="near", wire_gbit_s=100.0, round_trip_s=0.002)
+FAR = RegionSettings(name="far", wire_gbit_s=25.0, round_trip_s=0.2)
+SMALL = Scenario(num_steps=10, num_replicas=8, num_ranks=8, regions=(NEAR, FAR))
+
+
+def with_mishap(**fields) -> Scenario:
+    return msgspec.structs.replace(SMALL, mishap=Mishap(**fields))
+
+
+def test_every_replica_gets_every_version_and_the_trainer_uploads_each_once():
+    found = simulate(SMALL)
+    assert (found["versions"], found["replicas"]) == (11, 8)
+    assert found["full_uploads_after_v0"] == 0
+    assert found["trainer_egress_gb_step"] < found["full_snapshot_gb"] / 50
+    near, far = found["regions"]["near"], found["regions"]["far"]
+    assert near["fetched_of_published"] == far["fetched_of_published"] == pytest.approx(1, abs=0.01)
+    assert near["time_to_version_s"]["p50"] < far["time_to_version_s"]["p50"]
+
+
+def test_a_seed_decides_every_figure():
+    first, other = simulate(SMALL), simulate(msgspec.structs.replace(SMALL, seed=1))
+    assert simulate(SMALL) == first
+    assert other["time_to_version_s"] != first["time_to_version_s"]
+
+
+def test_a_lost_relay_leaves_its_region_behind_and_no_other():
+    found = simulate(with_mishap(region="far", relay_lost_at_step=4, relay_lost_s=180.0))
+    assert found["regions"]["far"]["lag_versions_max"] >= 3
+    assert found["regions"]["near"] == simulate(SMALL)["regions"]["near"]
+    assert found["full_uploads_after_v0"] == 0
+
+
+def test_a_wire_that_carries_less_than_a_delta_a_step_falls_behind():
+    slow = simulate(with_mishap(region="far", wire_factor=0.04))["regions"]["far"]
+    assert slow["lag_versions_max"] > simulate(SMALL)["regions"]["far"]["lag_versions_max"]
+
+
+def test_late_joiners_come_in_without_the_trainer():
+    found = simulate(with_mishap(region="near", join_at_step=9, num_joiners=3))
+    assert found["replicas"] == 11
+    assert set(found["join_s"]) == {"p50", "p95", "max"}
+    plain = simulate(SMALL)
+    assert found["trainer_egress_gb_step"] == plain["trainer_egress_gb_step"]
+    assert found["regions"]["near"]["fetched_of_published"] == pytest.approx(1, abs=0.01)
+
+
+async def _two_on_one_wire() -> list[float]:
+    wire, now_s = Wire(100.0), asyncio.get_running_loop().time
+    ended: list[float] = []
+
+    async def one(num_bytes: int) -> None:
+        await carry([wire], num_bytes, latency_s=1.0)
+        ended.append(now_s())
+
+    await asyncio.gather(one(200), one(300))
+    return ended
+
+
+def test_a_wire_serves_in_order_and_latency_comes_on_top():
+    assert run_virtual(_two_on_one_wire()) == [3.0, 6.0]
+
+
+async def test_a_sized_object_is_its_size_and_is_checked_by_its_content():
+    store = SizedStore(Site())
+    await store.put("a/b", SizedBytes(b"x", 10**12))
+    assert len(await store.get("a/b")) == 10**12
+    assert await store.keys("a/") == ["a/b"]
+    with pytest.raises(CorruptDataError, match="a/b"):
+        await store.put("a/b", SizedBytes(b"y", 10**12))
+    with pytest.raises(NotFoundError, match="a/c"):
+        await store.get("a/c")
+
+
+def test_sizes_are_those_measured():
+    sizes = Sizes(10**12, 64, "3e-6", seed=3)
+    drawn = [sum(sizes.delta(version)) for version in range(2, 200)]
+    assert 10**12 / (sum(drawn) / len(drawn)) == pytest.approx(79.7, rel=0.03)
+    assert sum(sizes.fold(drawn[:8])) == pytest.approx(
+        sum(drawn[:8]) * MEASURED_FOLD_FRACTION, rel=1e-6
+    )
+
+
+def test_the_command_ends_with_one_json_object(capsys):
+    sizes = ["--steps", "3", "--replicas", "4", "--ranks", "2"]
+    assert main(["simulate", "weights", "--json", *sizes]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["scenario"]["num_steps"] == 3
+    assert set(found["scenarios"]) >= {"as planned", "relay lost for 5 steps", "late joiners"}
