@@ -196,6 +196,7 @@ class SavingBackend(Backend, Protocol):
 
 
 backends: dict[str, str] = {
+    "firecracker": "penstock.envs.microvm.firecracker:FirecrackerBackend",
     "qemu-kvm": "penstock.envs.microvm.qemu:QemuKvmBackend",
     "uml": "penstock.envs.microvm.uml:UmlBackend",
     "qemu-tcg": "penstock.envs.microvm.qemu:QemuTcgBackend",

@@ -31,7 +31,7 @@ async def probe_backend(name: str, cache: Path | None = None) -> ProbeResult:
             timeout_s=BOOT_TIMEOUT_S
         )
     except (SandboxError, OSError) as error:
-        how = (qemu_assets if name.startswith("qemu") else assets).HOW_TO_GET
+        how = (qemu_assets if name.startswith(("qemu", "fire")) else assets).HOW_TO_GET
         return ProbeResult(name=name, available=False, reason=str(error), how_to_get=how)
     try:
         times = []

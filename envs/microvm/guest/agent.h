@@ -20,6 +20,8 @@
 
 /* wire.c: the serial line holds 4 KiB, so the host never has more than that unconfirmed. */
 void wire_open(const char *device);
+void wire_listen(unsigned port); /* on a vsock; returns when the host has connected */
+bool wire_reconnect(void);       /* waits for the next connection; false when none can come */
 void wire_adopt(int fd);
 int wire_fd(void);
 bool wire_read(void);                     /* takes in what has come; false when the host is gone */

@@ -19,6 +19,7 @@
 #include "agent.h"
 
 #define SERIAL_LINE "/dev/ttyS0"
+#define VSOCK "vsock:"
 
 uint64_t now_ms(void) {
     struct timespec t;
@@ -138,14 +139,14 @@ static void loop(int signals) {
             exec_reap();
         }
         if (fds[0].revents == 0) continue;
-        if (!wire_read()) end();
+        if (!wire_read() && !(frozen && wire_reconnect())) end();
         while (wire_next(&frame)) serve(frame);
         wire_credit();
     }
 }
 
-/* In a machine of its own the agent makes the root, and its line is a device (argument; by default
- * the serial one); in a bare namespace (argument: the descriptor of its line) the root is made
+/* In a machine of its own the agent makes the root, and its line is a device or vsock:PORT (argument;
+ * by default the serial line); in a bare namespace (argument: the descriptor of its line) the root is made
  * already and the user is the only one there is. */
 int main(int argc, char **argv) {
     if (getpid() != 1) {
@@ -154,13 +155,17 @@ int main(int argc, char **argv) {
     }
     umask(022);
     const char *line = argc == 2 ? argv[1] : SERIAL_LINE;
-    if (line[0] != '/') {
+    bool listens = strncmp(line, VSOCK, strlen(VSOCK)) == 0;
+    if (line[0] != '/' && !listens) {
         wire_adopt(atoi(line));
     } else {
         mount_root();
         open_standard_fds();
         raise_loopback();
-        wire_open(line);
+        if (listens)
+            wire_listen((unsigned)atoi(line + strlen(VSOCK)));
+        else
+            wire_open(line);
         exec_drop_root();
     }
     int signals = block_signals();

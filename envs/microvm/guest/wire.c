@@ -1,10 +1,13 @@
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <termios.h>
 #include <time.h>
 #include <unistd.h>
+#include <linux/vm_sockets.h>
 
 #include "agent.h"
 
@@ -12,7 +15,7 @@
 #define KEEP_BYTES_MAX (1u << 16)
 #define LINE_WAIT_MS 5000
 
-static int line_fd = -1;
+static int line_fd = -1, listener_fd = -1;
 static struct buffer inbox; /* bytes read and not yet handed out; `inbox_at` are handed out */
 static size_t inbox_at;
 static uint64_t consumed, confirmed;
@@ -40,6 +43,28 @@ void wire_open(const char *device) {
     if (tcgetattr(line_fd, &raw) < 0) abort();
     cfmakeraw(&raw);
     if (tcsetattr(line_fd, TCSANOW, &raw) < 0) abort();
+}
+
+static void accept_host(void) {
+    do line_fd = accept4(listener_fd, NULL, NULL, SOCK_CLOEXEC);
+    while (line_fd < 0 && errno == EINTR);
+    if (line_fd < 0) abort();
+}
+
+void wire_listen(unsigned port) {
+    struct sockaddr_vm here = {.svm_family = AF_VSOCK, .svm_cid = VMADDR_CID_ANY, .svm_port = port};
+    listener_fd = socket(AF_VSOCK, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (listener_fd < 0 || bind(listener_fd, (struct sockaddr *)&here, sizeof here) < 0 ||
+        listen(listener_fd, 1) < 0)
+        abort();
+    accept_host();
+}
+
+bool wire_reconnect(void) {
+    if (listener_fd < 0) return false;
+    close(line_fd);
+    accept_host();
+    return true;
 }
 
 void wire_adopt(int fd) {

@@ -53,7 +53,8 @@ int main(void) {
     must(mount("devtmpfs", "/dev", "devtmpfs", 0, "mode=755"), "mount /dev");
     load_modules();
     /* A port is named after its device's number among the virtio devices, which QEMU chooses. */
-    char *line = await_either("/dev/vport0p1", "/dev/vport1p1");
+    char *line = getenv("penstock_line"); /* from the kernel's command line */
+    if (line == NULL) line = await_either("/dev/vport0p1", "/dev/vport1p1");
     char *const argv[] = {AGENT, line, NULL};
     await_either(DISK, DISK);
     must(mkdir("/image", 0755), "mkdir /image");

@@ -24,6 +24,7 @@ PACKAGE = "linux-image-cloud-amd64"
 FIRST_PROGRAM = Path(__file__).resolve().parents[1] / "initramfs" / "init.c"
 DRIVERS = (
     *("virtio_ring", "virtio", "virtio_mmio", "virtio_blk", "virtio_console"),
+    *("vsock", "vmw_vsock_virtio_transport_common", "vmw_vsock_virtio_transport"),
     *("libcrc32c", "erofs", "overlay"),
 )
 """In the order of loading: each needs the ones before it."""

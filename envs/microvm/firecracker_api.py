@@ -1,0 +1,127 @@
+"""Firecracker's API, as much of it as one machine's life takes: JSON over HTTP over a socket."""
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from penstock.envs.sandbox import SandboxDied, SandboxError, SandboxTimeout
+
+VSOCK_PORT = 52
+"""Where the guest agent listens."""
+POLL_S = 0.002
+
+
+class FirecrackerError(SandboxError):
+    """Firecracker refused a request; the text has its reason."""
+
+
+class FirecrackerApi:
+    """Requests to one Firecracker.
+
+    Args:
+        path: Its socket, as the host sees it.
+        deadline_s: Of each request; saving memory takes the longest.
+
+    """
+
+    def __init__(self, path: Path, deadline_s: float) -> None:
+        self._path = path
+        self._deadline_s = deadline_s
+
+    async def put(self, resource: str, **body: Any) -> None:
+        """Create or do something.
+
+        Raises:
+            FirecrackerError: It was refused.
+            SandboxDied: Nobody listens any more.
+            SandboxTimeout: No answer in time.
+
+        """
+        await self._request("PUT", resource, body)
+
+    async def patch(self, resource: str, **body: Any) -> None:
+        """Change something; raises as `put` does."""
+        await self._request("PATCH", resource, body)
+
+    async def _request(self, method: str, resource: str, body: dict[str, Any]) -> None:
+        url = f"http://localhost{resource}"
+        timeout = aiohttp.ClientTimeout(total=self._deadline_s)
+        connector = aiohttp.UnixConnector(path=str(self._path))
+        try:
+            async with (
+                aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+                session.request(method, url, json=body) as answer,
+            ):
+                if answer.status != 204:
+                    words = (await answer.text())[:500]
+                    raise FirecrackerError(
+                        f"Firecracker: {method} {resource}: {answer.status}: {words}"
+                    )
+        except TimeoutError:
+            words = f"Firecracker: no answer to {method} {resource} in {self._deadline_s:g} s"
+            raise SandboxTimeout(words) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise SandboxDied(f"Firecracker: {method} {resource}: {error}") from error
+
+
+async def await_socket(path: Path, *, deadline_s: float) -> None:
+    """Wait until somebody listens at a socket.
+
+    Raises:
+        TimeoutError: Nobody does, in time.
+
+    """
+    async with asyncio.timeout(deadline_s):
+        while True:
+            try:
+                _, writer = await asyncio.open_unix_connection(path)
+            except OSError:
+                await asyncio.sleep(POLL_S)
+            else:
+                writer.close()
+                return
+
+
+async def connect_vsock(
+    path: Path, make_protocol: Any, *, deadline_s: float
+) -> tuple[asyncio.BaseTransport, Any]:
+    """Connect to the guest agent through Firecracker's socket (`CONNECT <port>`, then `OK <n>`).
+
+    A guest that still boots does not listen: Firecracker then closes the connection, and the
+    next attempt follows.
+
+    Raises:
+        TimeoutError: Nobody listened in time.
+
+    """
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(deadline_s):
+        while True:
+            sock = await _shake_hands(path)
+            if sock is not None:
+                return await loop.create_connection(make_protocol, sock=sock)
+            await asyncio.sleep(POLL_S)
+
+
+async def _shake_hands(path: Path) -> Any:
+    loop = asyncio.get_running_loop()
+    sock = socket.socket(socket.AF_UNIX)
+    sock.setblocking(False)
+    answer = b""
+    try:
+        await loop.sock_connect(sock, str(path))
+        await loop.sock_sendall(sock, f"CONNECT {VSOCK_PORT}\n".encode())
+        while not answer.endswith(b"\n"):  # byte by byte: the guest's hello may follow at once
+            byte = await loop.sock_recv(sock, 1)
+            if not byte or len(answer) > 32:
+                break
+            answer += byte
+    except OSError:
+        answer = b""
+    if answer.startswith(b"OK "):
+        return sock
+    sock.close()
+    return None
