@@ -18,7 +18,8 @@ from penstock.infra.regions.settings import RegionPlace
 START_S_MAX = 30.0
 STOP_S_MAX = 10.0
 POLL_S = 0.05
-_CONNECTED = b"Leafnode connection created"
+_GREETED = b"JetStream using domains"
+"""In the log once the hub has answered; a proxy may accept the connection without it."""
 
 
 @contextlib.asynccontextmanager
@@ -84,7 +85,7 @@ async def _until_connected(process: asyncio.subprocess.Process, log: Path) -> No
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(START_S_MAX):
             while process.returncode is None:
-                if _CONNECTED in await asyncio.to_thread(log.read_bytes):
+                if _GREETED in await asyncio.to_thread(log.read_bytes):
                     return
                 await asyncio.sleep(POLL_S)
     tail = (await asyncio.to_thread(log.read_text, errors="replace")).splitlines()[-3:]
