@@ -54,8 +54,8 @@ class DryRunSandbox:
         self.files |= {path: data.decode() for path, data in files.items()}
 
     async def list_files(self, root: str) -> list[str]:
-        """Return all paths, sorted."""
-        return sorted(self.files)
+        """Return the paths of the working directory, sorted."""
+        return sorted(path for path in self.files if not path.startswith("/"))
 
     async def close(self) -> None:
         """Forget the files."""

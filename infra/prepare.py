@@ -15,7 +15,9 @@ import msgspec
 import numpy as np
 
 from penstock.actors.policy.config import PolicyConfig
-from penstock.envs.ladder.generate import Selection, draw_repositories, to_task_set
+from penstock.envs.ladder.generate import Selection, draw_repositories
+from penstock.envs.tasks.ladder import LadderSource
+from penstock.envs.tasks.source import to_task_set
 from penstock.envs.transcripts import Habits
 from penstock.messages.bus import ObjectStore
 from penstock.messages.task import Split
@@ -89,8 +91,8 @@ def _task_objects(config: PrepareConfig, seed: int) -> dict[str, bytes]:
         (HELDOUT_KEY, Split.HELDOUT, config.num_heldout_tasks),
     ):
         rng = random.Random(f"{split}/{seed}")
-        drawn = list(draw_repositories(split, num, config.selection, rng, split.value))
-        objects[key] = msgspec.msgpack.encode(to_task_set(drawn))
+        source = LadderSource(split, num, config.selection, rng, split.value)
+        objects[key] = msgspec.msgpack.encode(to_task_set(source.candidates()))
     return objects
 
 

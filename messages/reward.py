@@ -3,6 +3,8 @@
 from enum import StrEnum
 from typing import ClassVar
 
+import msgspec
+
 from penstock.messages.base import Event, Stream
 from penstock.messages.rollout import SandboxRecord
 from penstock.messages.task import Purpose
@@ -32,6 +34,42 @@ class Outcome(StrEnum):
         return self in {Outcome.INFRASTRUCTURE_ERROR, Outcome.JUDGE_ERROR, Outcome.CANCELLED}
 
 
+class CheatKind(StrEnum):
+    """What an episode did, or left behind, that is not solving its task."""
+
+    HIDDEN_TESTS = "hidden_tests"
+    """Wrote where hidden tests lie."""
+    INTERPRETER = "interpreter"
+    """Left what Python, a test runner or the shell would run by itself."""
+    DELEGATION = "delegation"
+    """The solution calls the machine's own right copy, or could."""
+    INTROSPECTION = "introspection"
+    """The solution looks at its caller, ends the process or runs code at exit."""
+    ORIGINAL = "original"
+    """Looked at the machine's own right copy."""
+    HISTORY = "history"
+    """Looked for commits that are not the task's."""
+    EGRESS = "egress"
+    """Tried to reach a network."""
+    CANARY = "canary"
+    """Used the secret that is planted outside the working directory."""
+    MACHINE = "machine"
+    """Meddled with the guest agent, other processes or devices."""
+    RESOURCES = "resources"
+    """Tried to use up processes, memory or disk."""
+
+
+class CheatFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """One sign of a cheat."""
+
+    kind: CheatKind
+    where: str
+    """`turn 3, call 0` or `file a.py`."""
+    detail: str
+    is_decisive: bool = False
+    """A solved task with it counts as the policy's fault; else it is only told."""
+
+
 class Verdict(Event, frozen=True, kw_only=True):
     """Judge -> trainer, pacer, monitor."""
 
@@ -55,6 +93,8 @@ class Verdict(Event, frozen=True, kw_only=True):
     sandbox: SandboxRecord | None = None
     duration_ms: float = 0.0
     detail: str = ""
+    findings: list[CheatFinding] = []
+    """Signs of cheating, decisive or not."""
 
     def key(self) -> str:
         """One a rollout and judge."""

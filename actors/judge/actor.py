@@ -82,6 +82,7 @@ class JudgeActor(Actor):
             sandbox=findings.sandbox,
             duration_ms=1e3 * elapsed_s,
             detail=findings.detail,
+            findings=findings.cheats,
         )
 
     async def _find(self, rollout: RolloutFinished, ctx: Context) -> Findings:

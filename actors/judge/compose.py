@@ -4,7 +4,7 @@ import msgspec
 
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.length_penalty import length_penalty
-from penstock.messages.reward import Outcome
+from penstock.messages.reward import CheatFinding, Outcome
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished, SandboxRecord
 
 _ENDS = {
@@ -23,6 +23,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     num_tests: int = 0
     sandbox: SandboxRecord | None = None
     detail: str = ""
+    cheats: list[CheatFinding] = []
 
 
 def outcome_of_end(end: EpisodeEnd) -> Outcome | None:

@@ -11,15 +11,16 @@ unchanged files (the null patch), so the answer is known. The verdict says so.
 import ast
 from pathlib import PurePosixPath
 
+from penstock.actors.judge.audit import audit
 from penstock.actors.judge.compose import Findings
 from penstock.actors.judge.config import JudgeConfig
-from penstock.envs.tasks.report import read_report
 from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.runtime.context import Context
 from penstock.envs.remote import LeaseTerms, SandboxBusyError, lease_sandbox
 from penstock.envs.sandbox import Sandbox, SandboxError
+from penstock.envs.tasks.report import read_report
 from penstock.messages.errors import DeadlineError
-from penstock.messages.reward import Outcome
+from penstock.messages.reward import CheatFinding, CheatKind, Outcome
 from penstock.messages.rollout import RolloutFinished
 
 _DETAIL_CHARACTERS_MAX = 400
@@ -29,7 +30,7 @@ class HiddenTestsJudge:
     """Solved if and only if every hidden test passes in a fresh machine."""
 
     name = "hidden_tests"
-    version = "2"
+    version = "3"
 
     def __init__(self, config: JudgeConfig) -> None:
         """Take the bounds."""
@@ -37,20 +38,14 @@ class HiddenTestsJudge:
 
     async def judge(self, rollout: RolloutFinished, task: GradedTask, ctx: Context) -> Findings:
         """Grade one rollout; a machine that fails is replaced, then the rollout is masked."""
-        if broken := broken_tests(task):
-            return Findings(outcome=Outcome.JUDGE_ERROR, detail=broken)
-        if not rollout.files and not rollout.deleted:
-            detail = "no file changed: the tests are known to fail on the unchanged files"
-            return Findings(outcome=Outcome.FAILED, detail=detail)
-        if forbidden := touched_hidden_files(rollout, task):
-            detail = f"the episode wrote where hidden tests lie: {', '.join(forbidden)}"
-            return Findings(outcome=Outcome.POLICY_ERROR, detail=detail)
+        if (settled := settle(rollout, task)) is not None:
+            return settled
         error = ""
         for _ in range(self._config.num_attempts_max):
             try:
                 terms = self._terms(rollout)
                 async with lease_sandbox(ctx, ctx.new_id("grade"), terms) as sandbox:
-                    return await self._grade(rollout, task, sandbox)
+                    return await grade(rollout, task, sandbox, self._config.output_bytes_max)
             except SandboxBusyError as failure:
                 error = str(failure)
                 break
@@ -59,31 +54,6 @@ class HiddenTestsJudge:
             await ctx.sleep(self._config.retry_delay_s)
         return Findings(outcome=Outcome.INFRASTRUCTURE_ERROR, detail=error)
 
-    async def _grade(
-        self, rollout: RolloutFinished, task: GradedTask, sandbox: Sandbox
-    ) -> Findings:
-        kept = {
-            path: text.encode()
-            for path, text in task.task.files.items()
-            if path not in rollout.deleted
-        }
-        await sandbox.write_files(kept | rollout.files)
-        await sandbox.write_files({p: text.encode() for p, text in task.hidden.files.items()})
-        done = await sandbox.exec(
-            task.hidden.argv,
-            timeout_s=task.hidden.timeout_s,
-            output_bytes_max=self._config.output_bytes_max,
-        )
-        report = read_report(done, task.hidden.expected)
-        tail = (done.stdout + done.stderr).decode("utf-8", "replace")[-_DETAIL_CHARACTERS_MAX:]
-        return Findings(
-            outcome=Outcome.SOLVED if report.is_solved else Outcome.FAILED,
-            num_tests_passed=report.num_passed,
-            num_tests=report.num_tests,
-            sandbox=sandbox.info,
-            detail="" if report.is_solved else tail,
-        )
-
     def _terms(self, rollout: RolloutFinished) -> LeaseTerms:
         return LeaseTerms(
             holder=f"judge.{rollout.rollout_id}",
@@ -91,6 +61,61 @@ class HiddenTestsJudge:
             acquire_wait_s=self._config.acquire_wait_s,
             retry_delay_s=self._config.retry_delay_s,
         )
+
+
+def settle(rollout: RolloutFinished, task: GradedTask) -> Findings | None:
+    """Return what is known without running anything, or None."""
+    if broken := broken_tests(task):
+        return Findings(outcome=Outcome.JUDGE_ERROR, detail=broken)
+    cheats = audit(rollout, task)
+    if not rollout.files and not rollout.deleted:
+        detail = "no file changed: the tests are known to fail on the unchanged files"
+        return Findings(outcome=Outcome.FAILED, detail=detail, cheats=cheats)
+    if forbidden := touched_hidden_files(rollout, task):
+        detail = f"the episode wrote where hidden tests lie: {', '.join(forbidden)}"
+        kind = CheatKind.HIDDEN_TESTS
+        found = [
+            CheatFinding(kind=kind, where=f"file {path}", detail="a hidden test", is_decisive=True)
+            for path in forbidden
+        ]
+        return Findings(outcome=Outcome.POLICY_ERROR, detail=detail, cheats=found + cheats)
+    return None
+
+
+async def grade(
+    rollout: RolloutFinished, task: GradedTask, sandbox: Sandbox, output_bytes_max: int
+) -> Findings:
+    """Run the hidden tests in a fresh machine on what the episode left behind.
+
+    A solved task with a decisive sign of cheating is the policy's fault, not a success.
+
+    Raises:
+        SandboxError: The machine failed.
+
+    """
+    kept = {
+        path: text.encode() for path, text in task.task.files.items() if path not in rollout.deleted
+    }
+    await sandbox.write_files(kept | rollout.files)
+    await sandbox.write_files({p: text.encode() for p, text in task.hidden.files.items()})
+    done = await sandbox.exec(
+        task.hidden.argv, timeout_s=task.hidden.timeout_s, output_bytes_max=output_bytes_max
+    )
+    report = read_report(done, task.hidden.expected)
+    tail = (done.stdout + done.stderr).decode("utf-8", "replace")[-_DETAIL_CHARACTERS_MAX:]
+    outcome, detail = (Outcome.SOLVED, "") if report.is_solved else (Outcome.FAILED, tail)
+    cheats = audit(rollout, task)
+    decisive = [f"{one.kind} ({one.where}: {one.detail})" for one in cheats if one.is_decisive]
+    if decisive and report.is_solved:
+        outcome, detail = Outcome.POLICY_ERROR, f"solved by cheating: {', '.join(decisive)}"
+    return Findings(
+        outcome=outcome,
+        num_tests_passed=report.num_passed,
+        num_tests=report.num_tests,
+        sandbox=sandbox.info,
+        detail=detail,
+        cheats=cheats,
+    )
 
 
 def broken_tests(task: GradedTask) -> str:

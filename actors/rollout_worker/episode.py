@@ -29,6 +29,7 @@ from penstock.envs.harness.result import ToolResult
 from penstock.envs.harness.run import run_calls
 from penstock.envs.remote import LeaseTerms, SandboxBusyError, lease_sandbox
 from penstock.envs.sandbox import Sandbox, SandboxError
+from penstock.envs.tasks.workspace import open_workspace
 from penstock.messages.errors import DeadlineError
 from penstock.messages.generation import Generate
 from penstock.messages.rollout import (
@@ -97,7 +98,7 @@ class Episode:
         """Run in one machine from the beginning, stored turns first."""
         self._tally = Tally(started_at=self._ctx.monotonic(), sandbox=sandbox.info)
         task = self._command.task
-        await sandbox.write_files({path: text.encode() for path, text in task.files.items()})
+        await open_workspace(sandbox, task, self._command.rollout_id, has_git=False)
         conversation = Conversation(
             self._tokenizer, task, ends_on_parse_error=self._config.ends_on_parse_error
         )

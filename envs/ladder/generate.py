@@ -33,7 +33,7 @@ from penstock.envs.ladder.repository import (
 from penstock.envs.ladder.sequences import SEQUENCES
 from penstock.envs.ladder.text import TEXT
 from penstock.messages.errors import PenstockError
-from penstock.messages.task import HiddenTests, Split, Task, TaskSet
+from penstock.messages.task import HiddenTests, Split, Task
 
 NOVEL = "novel"
 UNSEEN = "unseen"
@@ -115,14 +115,6 @@ def is_solved(files: dict[str, str], hidden: HiddenTests) -> bool:
     """Run hidden tests in this process: for files that this project wrote, never a policy's."""
     exit_code, output = run_program(files | hidden.files, HIDDEN_FILE)
     return exit_code == 0 and output.splitlines() == hidden.expected
-
-
-def to_task_set(repositories: list[Repository]) -> TaskSet:
-    """Return tasks and hidden tests without what only demonstrations know."""
-    return TaskSet(
-        tasks=[repository.task for repository in repositories],
-        hidden=[repository.hidden for repository in repositories],
-    )
 
 
 @cache

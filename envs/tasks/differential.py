@@ -7,7 +7,10 @@ must give. The same program records the original's lines, tries bugs, passes the
 from collections.abc import Sequence
 
 PROGRAM_FILE = "_hidden.py"
-ARGV = ["python3", "-S", "-B", PROGRAM_FILE]
+ARGV = ["python3", "-I", "-S", "-B", PROGRAM_FILE]
+"""Isolated: no module of the working directory stands in for one that the program needs."""
+RECORD_ARGV = ["python3", "-S", "-B", PROGRAM_FILE]
+"""Heeds PYTHONHASHSEED."""
 FAILED_IMPORT = "failed to import"
 RAISED = "raised "
 _MISUSES = tuple(

@@ -17,6 +17,7 @@ from penstock.envs.tasks.differential import (
     ARGV,
     FAILED_IMPORT,
     PROGRAM_FILE,
+    RECORD_ARGV,
     is_weak,
     program,
     tells,
@@ -163,7 +164,7 @@ class FunctionPlan:
         """Return the calls that tell something and what the original gives for each."""
         drawn = CallWriter(self._tree, self._rng).calls(self._target, _CALLS_DRAWN)
         text = program(self._module.name, drawn)
-        runs = await bench.run(files | {PROGRAM_FILE: text}, ARGV, [{}, {}])
+        runs = await bench.run(files | {PROGRAM_FILE: text}, RECORD_ARGV, [{}, {}])
         first, second = runs
         if first is None or second is None or len(first) != len(drawn):
             raise TaskRejectedError(Rejection.DOES_NOT_RUN, f"{self.name}: no results")
@@ -193,7 +194,7 @@ class FunctionPlan:
         """Return the changes that show, with the calls that they show in."""
         text = program(self._module.name, calls)
         variants = [{self._module.file: source} for _, source in changes]
-        runs = await bench.run(files | {PROGRAM_FILE: text}, ARGV, variants)
+        runs = await bench.run(files | {PROGRAM_FILE: text}, RECORD_ARGV, variants)
         found = []
         for (kind, source), run in zip(changes, runs, strict=True):
             if run is not None and len(run) == len(lines) and run[0] != FAILED_IMPORT:

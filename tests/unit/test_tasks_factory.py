@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from penstock.envs.ladder.generate import Selection, draw_repositories, to_task_set
+from penstock.envs.ladder.generate import Selection, draw_repositories
 from penstock.envs.sandbox import ExecResult
 from penstock.envs.tasks.commits import CommitSource
 from penstock.envs.tasks.differential import ARGV, PROGRAM_FILE, program, tells
@@ -20,7 +20,7 @@ from penstock.envs.tasks.ladder import LadderSource
 from penstock.envs.tasks.modules import folder_modules, needed_files, package_modules
 from penstock.envs.tasks.mutations import draw_bugs, without_body
 from penstock.envs.tasks.report import SuiteReport, read_report
-from penstock.envs.tasks.source import Rejection, TaskRejectedError
+from penstock.envs.tasks.source import Rejection, TaskRejectedError, to_task_set
 from penstock.envs.tasks.splits import SplitBy, SplitLeakError, check_no_leak, split_tasks
 from penstock.envs.tasks.targets import find_targets, function_digest, promise
 from penstock.messages.errors import NotFoundError
@@ -158,10 +158,9 @@ def ladder(num, seed="train/0"):
 
 def test_the_ladder_is_the_same_through_the_factory():
     drawn = list(draw_repositories(Split.TRAIN, 12, Selection(), random.Random("train/0"), "train"))
-    plain = to_task_set(drawn)
-    made = list(ladder(12).candidates())
-    assert msgspec.msgpack.encode([one.task for one in made]) == msgspec.msgpack.encode(plain.tasks)
-    assert [one.hidden for one in made] == plain.hidden
+    made = to_task_set(ladder(12).candidates())
+    assert made.tasks == [one.task for one in drawn]
+    assert made.hidden == [one.hidden for one in drawn]
 
 
 async def test_the_ladder_s_plans_need_no_machine():

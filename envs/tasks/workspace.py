@@ -1,0 +1,50 @@
+"""What an episode finds in its machine: the task's files, a sealed repository, a planted secret.
+
+The repository's whole history is one commit: no later commit, no other branch, tag, remote, stash
+or reflog is there to be looked up, because none was ever written into the machine.
+"""
+
+from penstock.envs.sandbox import Sandbox, SandboxError
+from penstock.envs.tasks.canary import canary_files
+from penstock.messages.task import Task
+
+GIT_S_MAX = 30.0
+COMMIT_DATE = "2024-01-01T00:00:00Z"
+"""Fixed, so that one task gives one commit digest."""
+_SEAL = """\
+set -e
+git init -q -b main .
+git config core.logAllRefUpdates false
+git config gc.auto 0
+git config user.name agent
+git config user.email agent@localhost
+git add -A
+git commit -q --no-verify -m 'Start of the task'
+rm -rf .git/hooks .git/logs .git/COMMIT_EDITMSG .git/description
+"""
+
+
+async def open_workspace(sandbox: Sandbox, task: Task, rollout_id: str, *, has_git: bool) -> None:
+    """Write the task's files and the secret; commit the files where the task has a repository.
+
+    Raises:
+        SandboxError: The machine failed, or git in it.
+
+    """
+    files = {path: text.encode() for path, text in task.files.items()}
+    await sandbox.write_files(files | canary_files(rollout_id))
+    if has_git:
+        await seal_git(sandbox)
+
+
+async def seal_git(sandbox: Sandbox) -> None:
+    """Make a repository of the working directory with a single commit.
+
+    Raises:
+        SandboxError: Git failed.
+
+    """
+    dates = {"GIT_AUTHOR_DATE": COMMIT_DATE, "GIT_COMMITTER_DATE": COMMIT_DATE}
+    done = await sandbox.exec(["sh", "-c", _SEAL], timeout_s=GIT_S_MAX, env=dates)
+    if done.exit_code != 0:
+        raise SandboxError(f"git in the machine: {done.stderr.decode('utf-8', 'replace')[-400:]}")
