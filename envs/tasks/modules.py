@@ -99,7 +99,6 @@ def folder_modules(folder: Path) -> list[Module]:
     return [Module(root, path) for path in _python_files(root, root)]
 
 
-@lru_cache(maxsize=64)
 def needed_files(module: Module) -> dict[str, str]:
     """Return the module with all that it imports from its root, by path in the repository.
 
@@ -110,12 +109,24 @@ def needed_files(module: Module) -> dict[str, str]:
         TaskRejectedError: They are too many or too large.
 
     """
+    found = _needed(module)
+    if isinstance(found, TaskRejectedError):
+        raise found
+    return dict(found)
+
+
+@lru_cache(maxsize=128)
+def _needed(module: Module) -> dict[str, str] | TaskRejectedError:
+    """Return the files or why there are none: many functions of one module ask."""
     try:
         return _closure(module, cuts_parents=False)
     except TaskRejectedError as error:
         if error.reason is not Rejection.TOO_LARGE:
-            raise
+            return error
+    try:
         return _closure(module, cuts_parents=True)
+    except TaskRejectedError as error:
+        return error
 
 
 def _closure(module: Module, *, cuts_parents: bool) -> dict[str, str]:
