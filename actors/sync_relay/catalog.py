@@ -1,15 +1,18 @@
 """Which versions a store holds, and the cheapest way from one to another.
 
-Every manifest is an edge from its base to its version, an anchor one from nothing; its cost is its
-bytes. Chain, folds and anchors are then the same thing, and catching up is a shortest path.
+Every manifest is an edge from its base to its version, an anchor one from nothing; it costs the
+time to fetch its bytes and to apply them. Chain, folds and anchors are then the same thing, and
+catching up is a shortest path.
 """
 
 import heapq
 from collections.abc import Iterable
 from itertools import count
 
+import msgspec
+
 from penstock.actors.sync_relay.objects import PREFIX, manifest_key
-from penstock.actors.sync_relay.transfer import read_manifest
+from penstock.actors.sync_relay.transfer import bounded, read_manifest
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError
 from penstock.messages.weights import SnapshotKind, WeightsPublished
@@ -18,15 +21,29 @@ NOTHING = -1
 """The version of one who holds no weights: the base of anchors."""
 
 
-_Step = tuple[int, int, int, WeightsPublished | None]
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """What fetching and applying take; deployments that know theirs say so."""
+
+    fetch_bytes_s: float = 125e6
+    """A gigabit link."""
+    apply_bytes_s: float = 1e9
+    """Of the whole snapshot: decoding reads the base, the digest the result."""
+
+    def cost_s(self, manifest: WeightsPublished) -> float:
+        """Return the seconds that one edge takes."""
+        return num_bytes(manifest) / self.fetch_bytes_s + manifest.full_bytes / self.apply_bytes_s
+
+
+_Step = tuple[float, int, int, WeightsPublished | None]
 """Cost, order of discovery, the version reached, the last edge."""
 
 
 class Catalog:
     """The manifests of one store; immutable objects are read once."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, rates: Rates = Rates()) -> None:  # noqa: B008
         self._store = store
+        self._rates = rates
         self._manifests: dict[str, WeightsPublished] = {}
 
     @property
@@ -38,12 +55,16 @@ class Catalog:
         """Look at the store; a manifest that cannot be read counts as absent."""
         keys = [key for key in await self._store.keys(PREFIX) if key.endswith("/manifest")]
         self._manifests = {key: self._manifests[key] for key in keys if key in self._manifests}
-        for key in keys:
-            if key not in self._manifests:
-                try:
-                    self._manifests[key] = await read_manifest(self._store, key)
-                except (CorruptDataError, NotFoundError):
-                    continue
+        new = [key for key in keys if key not in self._manifests]
+        for key, manifest in zip(new, await bounded(map(self._read, new)), strict=True):
+            if manifest is not None:
+                self._manifests[key] = manifest
+
+    async def _read(self, key: str) -> WeightsPublished | None:
+        try:
+            return await read_manifest(self._store, key)
+        except (CorruptDataError, NotFoundError):
+            return None
 
     def add(self, manifest: WeightsPublished) -> None:
         """Note what was just stored."""
@@ -54,23 +75,16 @@ class Catalog:
         self._manifests.pop(manifest_key(manifest), None)
 
     def find(self, version: int, kind: SnapshotKind) -> WeightsPublished | None:
-        """Return the manifest of a version and kind, or None."""
+        """Return a manifest of a version and kind, or None."""
         wanted = (version, kind)
         return next((m for m in self.manifests if (m.policy_version, m.kind) == wanted), None)
-
-    def anchor_versions(self) -> list[int]:
-        """Return the versions of the anchors, rising."""
-        kinds = ((m.policy_version, m.kind) for m in self.manifests)
-        return sorted(version for version, kind in kinds if kind is SnapshotKind.ANCHOR)
 
     def plan(self, version: int, target: int | None = None) -> list[WeightsPublished]:
         """Return the cheapest way from `version` to `target`, or to the newest within reach.
 
         Empty where there is none, or nothing newer.
         """
-        ways = _shortest_ways(self.manifests, version)
-        goal = max(ways, default=NOTHING) if target is None else target
-        return ways.get(goal, []) if goal > version else []
+        return cheapest_way(self.manifests, version, target, self._rates)
 
 
 def num_bytes(manifest: WeightsPublished) -> int:
@@ -78,15 +92,32 @@ def num_bytes(manifest: WeightsPublished) -> int:
     return sum(shard.num_bytes for shard in manifest.shards)
 
 
+def cheapest_way(
+    manifests: Iterable[WeightsPublished], version: int, target: int | None, rates: Rates
+) -> list[WeightsPublished]:
+    """Find what to fetch and apply, in order, to come from one version to another.
+
+    Args:
+        manifests: what there is.
+        version: what is at hand; NOTHING for none.
+        target: where to go; None: the newest version within reach.
+        rates: what bytes cost.
+
+    """
+    ways = _shortest_ways(manifests, version, rates)
+    goal = max(ways, default=NOTHING) if target is None else target
+    return ways.get(goal, []) if goal > version else []
+
+
 def _shortest_ways(
-    manifests: Iterable[WeightsPublished], version: int
+    manifests: Iterable[WeightsPublished], version: int, rates: Rates
 ) -> dict[int, list[WeightsPublished]]:
     """Find the cheapest way to every version within reach (Dijkstra)."""
     edges: dict[int, list[WeightsPublished]] = {}
     for manifest in manifests:
         edges.setdefault(manifest.base_version, []).append(manifest)
     order = count()
-    queue: list[_Step] = [(0, next(order), place, None) for place in (version, NOTHING)]
+    queue: list[_Step] = [(0.0, next(order), place, None) for place in (version, NOTHING)]
     ways: dict[int, list[WeightsPublished]] = {}
     while queue:
         cost, _, place, last = heapq.heappop(queue)
@@ -94,6 +125,6 @@ def _shortest_ways(
             continue
         ways[place] = [] if last is None else [*ways[last.base_version], last]
         for manifest in edges.get(place, []):
-            step = (cost + num_bytes(manifest), next(order), manifest.policy_version, manifest)
-            heapq.heappush(queue, step)
+            further = cost + rates.cost_s(manifest)
+            heapq.heappush(queue, (further, next(order), manifest.policy_version, manifest))
     return ways

@@ -1,93 +1,122 @@
-"""Folds and anchors made in the region, and the deletion of what they make needless.
+"""Folds and anchors made where a store is, and the deletion of what they make needless.
 
-```
- 0 ─ 1 ─ ... ─ 8 ─ ... ─ 16 ─ ... ─ 24 ─ ... ─ 32 ─ 33          deltas, from the origin
- └──── fold ───┴── fold ──┴── fold ──┴── fold ──┘               every 8: half the chain's bytes
- anchor                                        anchor           every 32; the newest two are kept
-```
-A late joiner takes an anchor, the folds and the deltas after it. What leads to no version newer
-than the older kept anchor is deleted: a replica that far behind takes that anchor.
+A late joiner takes an anchor, the folds and the deltas after it; the trainer uploads nothing for
+that. `retention.py` says what is made and what is kept; here it is done.
 """
 
+import logging
+from collections.abc import Collection
+
 from penstock.actors.runtime.context import Context
-from penstock.actors.sync_relay.catalog import NOTHING, Catalog
-from penstock.actors.sync_relay.image import Image
-from penstock.actors.sync_relay.loading import Loader
-from penstock.actors.sync_relay.objects import PREFIX, Origin, pack_version
-from penstock.actors.sync_relay.transfer import replace_version
+from penstock.actors.sync_relay.catalog import Catalog
+from penstock.actors.sync_relay.image import Image, cut
+from penstock.actors.sync_relay.leases import leased_versions
+from penstock.actors.sync_relay.mirror import Mirror
+from penstock.actors.sync_relay.objects import PREFIX, Origin, manifest_key
+from penstock.actors.sync_relay.retention import FOLD_EVERY, Piece, due, floor, is_kept
+from penstock.actors.sync_relay.shipping import store_version
 from penstock.messages.bus import ObjectStore
 from penstock.messages.weights import SnapshotKind, WeightsPublished
 
-FOLD_EVERY = 8
-ANCHOR_EVERY = 32
-_NUM_ANCHORS_KEPT = 2
+_log = logging.getLogger(__name__)
 
 
 class Consolidation:
-    """Keeps one region's store short and self-sufficient; holds one image in memory."""
+    """Keeps one store short and self-sufficient; holds one image in memory, two while it folds."""
 
     def __init__(self, local: ObjectStore, catalog: Catalog) -> None:
         self._local = local
         self._catalog = catalog
-        self._loader = Loader(local, catalog)
-        self._image: Image | None = None
-        self._version = NOTHING
+        self._mirror = Mirror(local, catalog)
 
-    @property
-    def oldest_version(self) -> int:
-        """Return the version of the oldest anchor that is kept."""
-        kept = self._catalog.anchor_versions()[-_NUM_ANCHORS_KEPT:]
-        return kept[0] if kept else NOTHING
+    async def advance(self, newest: int, ctx: Context, *, needed: Collection[int] = ()) -> None:
+        """Make what is due up to the newest version, then delete what nobody needs.
 
-    async def advance(self, ctx: Context) -> None:
-        """Fold, and anchor where it is time, up to the newest version within reach."""
-        way = self._catalog.plan(NOTHING)
-        newest = way[-1].policy_version if way else NOTHING
-        target = newest // FOLD_EVERY * FOLD_EVERY
-        if target < FOLD_EVERY or self._catalog.find(target, SnapshotKind.FOLD) is not None:
-            return
-        base_version = target - FOLD_EVERY
-        base = await self._image_at(base_version, ctx)
-        loaded = await self._loader.load(base, base_version, target, ctx)
-        await self._put(loaded.manifest, base_version, base, loaded.image, ctx)
-        if target % ANCHOR_EVERY == 0:
-            await self._put(loaded.manifest, NOTHING, None, loaded.image, ctx)
-        self._image, self._version = loaded.image, target
-        await self._delete_old()
+        Args:
+            newest: the newest version that the store holds.
+            ctx: the actor's context.
+            needed: versions to keep beside the leased ones.
 
-    async def _image_at(self, version: int, ctx: Context) -> Image:
-        if self._image is None or self._version != version:
-            loaded = await self._loader.load(None, NOTHING, version, ctx)
-            self._image, self._version = loaded.image, version
-        return self._image
+        Raises:
+            OSError: no room, after several attempts.
+            DamagedStoreError: a version that nothing undamaged leads to.
+
+        """
+        pieces = due(self._catalog.manifests, newest)
+        for version in sorted({piece.policy_version for piece in pieces}):
+            await self._make([p for p in pieces if p.policy_version == version], ctx)
+        if pieces:
+            await self.collect(ctx, needed=needed)
+
+    async def rebuild(self, version: int, ctx: Context) -> Image:
+        """Return the image of any version that the store leads to.
+
+        Raises:
+            NotFoundError: it leads there no more.
+
+        """
+        mirror = Mirror(self._local, self._catalog)
+        await mirror.advance(version, ctx)
+        return mirror.image
+
+    async def _make(self, pieces: list[Piece], ctx: Context) -> None:
+        """Make the pieces of one version: the short fold from the image at hand, then the rest."""
+        version = pieces[0].policy_version
+        short = [p for p in pieces if p.base_version == version - FOLD_EVERY]
+        base: tuple[Image, WeightsPublished] | None = None
+        if short:
+            await self._mirror.advance(version - FOLD_EVERY, ctx)
+            base = self._mirror.image.copy(), self._mirror.manifest
+        await self._mirror.advance(version, ctx)
+        self._mirror.settle()
+        for piece in pieces:
+            if piece.kind is SnapshotKind.ANCHOR:
+                base = None
+            elif piece not in short:
+                older = Mirror(self._local, self._catalog)
+                await older.advance(piece.base_version, ctx)
+                base = older.image, older.manifest
+            await self._put(piece, base, ctx)
 
     async def _put(
-        self,
-        manifest: WeightsPublished,
-        base_version: int,
-        base: Image | None,
-        image: Image,
-        ctx: Context,
+        self, piece: Piece, base: tuple[Image, WeightsPublished] | None, ctx: Context
     ) -> None:
+        manifest, image = self._mirror.manifest, self._mirror.image
         origin = Origin(
-            policy_version=manifest.policy_version,
-            base_version=base_version,
-            kind=SnapshotKind.ANCHOR if base is None else SnapshotKind.FOLD,
+            policy_version=piece.policy_version,
+            base_version=piece.base_version,
+            kind=piece.kind,
             optimizer_step=manifest.optimizer_step,
             fencing_token=manifest.fencing_token,
+            base_root_digest=base[1].target_root_digest if base else "",
+            base_element_digest=base[1].target_element_digest if base else "",
         )
-        made, objects = await ctx.offload(pack_version, origin, base, image)
-        await replace_version(self._local, made, objects, ctx.sleep)
+        old = base[0] if base else None
+        extents = cut(image.table)
+        made = await store_version(self._local, origin, old, image, extents, ctx.sleep, ctx.offload)
         self._catalog.add(made)
 
-    async def _delete_old(self) -> None:
+    async def collect(self, ctx: Context, *, needed: Collection[int] = ()) -> None:
         """Delete by key, manifests first, so that what a failed put left behind goes too."""
-        oldest = self.oldest_version
+        leased = await leased_versions(self._local, ctx.now())
+        oldest = floor(self._catalog.manifests, {*leased, *needed})
         if oldest <= 0:
             return
-        keys = await self._local.keys(PREFIX)
+        keys = [key for key in await self._local.keys(PREFIX) if _is_old(key, oldest)]
         for key in sorted(keys, key=lambda key: not key.endswith("/manifest")):
-            version, kind = key.removeprefix(PREFIX).split("/")[:2]
-            if int(version) < oldest or (int(version) == oldest and kind != SnapshotKind.ANCHOR):
-                await self._local.delete(key)
-        await self._catalog.refresh()
+            await self._local.delete(key)
+        for manifest in self._catalog.manifests:
+            if _is_old(manifest_key(manifest), oldest):
+                self._catalog.discard(manifest)
+        _log.info("weights: deleted %d objects from before version %d", len(keys), oldest)
+
+
+def _is_old(key: str, oldest: int) -> bool:
+    version, _, rest = key.removeprefix(PREFIX).partition("/")
+    if not version.isdigit():  # the head
+        return False
+    kind, _, base = rest.partition("/")[0].partition("-")
+    if kind not in SnapshotKind.__members__.values():
+        return False
+    base_version = int(base) if base else int(version) - 1
+    return not is_kept(Piece(int(version), SnapshotKind(kind), base_version), oldest)

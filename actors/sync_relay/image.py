@@ -1,22 +1,29 @@
-"""A whole snapshot in memory, as the few flat arrays that deltas are made of.
+"""A whole snapshot in memory, in flat coordinates that all copies of it share.
 
-Tensors are laid out in the order of their names, neighbors of one dtype sharing a shard, so that
-publisher, relays and receivers agree on every flat index without a word.
+```
+ table:        a [2,3] bf16   b [4] bf16   c [5] fp32        rows by dtype, then name
+ coordinates:  0 ........ 5   6 ..... 9    10 .... 14        one arena of memory a dtype
+ shards:       [ 0 .......... 7 ]  [ 8 9 ]  [ 10 .. 14 ]     any cut; one dtype each
+```
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Self
 
 import msgspec
 import numpy as np
+import xxhash
 
 from penstock.actors.runtime.snapshots import Snapshot
+from penstock.actors.sync_relay.digests import add_to_digest, run_element_sum
 from penstock.kernels.delta import Patch
 from penstock.kernels.digest import root_digest
+from penstock.messages.errors import CorruptDataError
+from penstock.messages.weights import Extent
 
 SHARD_ELEMENTS_MAX = 16 << 20
-"""Tensors share a shard up to this size; a larger one has a shard of its own."""
+"""32 MiB of bf16 before coding."""
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
@@ -33,30 +40,61 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
         return int(np.prod(self.shape, dtype=np.int64))
 
 
-def tensor_table(snapshot: Snapshot) -> tuple[TensorSpec, ...]:
-    """Describe a snapshot's tensors, in the order of their names."""
-    return tuple(
-        TensorSpec(name, array.dtype.str, array.shape) for name, array in sorted(snapshot.items())
-    )
+Table = tuple[TensorSpec, ...]
+
+
+def tensor_table(snapshot: Snapshot) -> Table:
+    """Describe a snapshot's tensors, in the order of flat coordinates."""
+    rows = (TensorSpec(name, array.dtype.str, array.shape) for name, array in snapshot.items())
+    return tuple(sorted(rows, key=lambda spec: (spec.dtype, spec.name)))
+
+
+def table_digest(table: Table) -> str:
+    """Digest what flat coordinates mean."""
+    return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(table))
+
+
+def cut(table: Table, num_elements_max: int = SHARD_ELEMENTS_MAX) -> list[Extent]:
+    """Cut a snapshot into shards of one dtype and at most that many elements."""
+    shards: list[Extent] = []
+    start = 0
+    for _, specs in groupby(table, key=lambda spec: spec.dtype):
+        end = start + sum(spec.size for spec in specs)
+        steps = range(start, end, num_elements_max)
+        shards += [Extent(at, min(num_elements_max, end - at)) for at in steps]
+        start = end
+    return shards
 
 
 class Image:
-    """A snapshot's tensors as views of its shards."""
+    """A snapshot's tensors as views of one flat arena a dtype."""
 
-    def __init__(self, table: tuple[TensorSpec, ...]) -> None:
-        """Lay out zeroed shards.
+    def __init__(self, table: Table) -> None:
+        """Lay out zeroed arenas.
 
         Raises:
             ValueError: a dtype whose elements are not of 1, 2 or 4 bytes.
 
         """
         self.table = table
-        self.groups = list(_shard_groups(table))
-        self.shards = [_empty_shard(group) for group in self.groups]
         self.tensors: Snapshot = {}
-        for group, shard in zip(self.groups, self.shards, strict=True):
-            for spec, part in zip(group, np.split(shard, _ends(group)[:-1]), strict=True):
-                self.tensors[spec.name] = part.view(spec.dtype).reshape(spec.shape)
+        self._arenas: list[tuple[int, np.ndarray]] = []
+        self._ends = np.cumsum([spec.size for spec in table], dtype=np.int64)
+        start = 0
+        for _, specs in groupby(table, key=lambda spec: spec.dtype):
+            arena = self._lay_out(list(specs))
+            self._arenas.append((start, arena))
+            start += arena.size
+
+    def _lay_out(self, specs: list[TensorSpec]) -> np.ndarray:
+        itemsize = np.dtype(specs[0].dtype).itemsize
+        if itemsize not in _UNSIGNED:
+            raise ValueError(f"tensor {specs[0].name}: dtype {specs[0].dtype} has no delta codec")
+        arena = np.zeros(sum(spec.size for spec in specs), _UNSIGNED[itemsize])
+        ends = np.cumsum([spec.size for spec in specs])
+        for spec, part in zip(specs, np.split(arena, ends[:-1]), strict=True):
+            self.tensors[spec.name] = part.view(spec.dtype).reshape(spec.shape)
+        return arena
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Self:
@@ -67,57 +105,70 @@ class Image:
         return image
 
     def copy(self) -> "Image":
-        """Copy all shards."""
+        """Copy everything."""
         twin = Image(self.table)
-        for to, shard in zip(twin.shards, self.shards, strict=True):
-            to[...] = shard
+        for (_, to), (_, arena) in zip(twin._arenas, self._arenas, strict=True):
+            to[...] = arena
         return twin
 
     def digest(self) -> str:
         """Return the root digest over all tensors."""
         return root_digest(self.tensors)
 
+    def element_digest(self) -> str:
+        """Return the sum over all elements, from nothing; `Encoded.change` follows it."""
+        sums = (run_element_sum(start, arena) for start, arena in self._arenas)
+        return add_to_digest("", sum(sums))
+
     @property
     def num_params(self) -> int:
         """Return the number of elements."""
-        return sum(shard.size for shard in self.shards)
+        return sum(arena.size for _, arena in self._arenas)
 
     @property
     def num_bytes(self) -> int:
         """Return the size of the whole snapshot."""
-        return sum(shard.nbytes for shard in self.shards)
+        return sum(arena.nbytes for _, arena in self._arenas)
 
-    def changes_since(self, base: "Image") -> dict[str, Patch]:
-        """Return what turns `base`, of the same table, into this image, by tensor."""
+    def part(self, extents: Sequence[Extent]) -> np.ndarray:
+        """Return the elements of some runs, [N]; a view where it is one run.
+
+        Raises:
+            CorruptDataError: not runs of this snapshot, of one dtype.
+
+        """
+        runs = [self._run(extent) for extent in extents]
+        if not runs or len({run.dtype for run in runs}) > 1:
+            raise CorruptDataError("weights: the extents of a shard are not of one dtype")
+        return runs[0] if len(runs) == 1 else np.concatenate(runs)
+
+    def overwrite(self, extents: Sequence[Extent], patch: Patch) -> np.ndarray:
+        """Write a patch of `part(extents)`; return the flat coordinates it touched, [K]."""
+        places = patch.flat_indices
+        touched = np.empty(places.size, np.int64)
+        begin = 0
+        for extent in extents:
+            inside = (places >= begin) & (places < begin + extent.num_elements)
+            local = places[inside] - begin
+            self._run(extent)[local] = patch.values[inside]
+            touched[inside] = local + extent.start
+            begin += extent.num_elements
+        return touched
+
+    def patches(self, touched: Iterable[np.ndarray]) -> dict[str, Patch]:
+        """Return the present values at flat coordinates, as overwrites by tensor."""
+        places = np.unique(np.concatenate([np.zeros(0, np.int64), *touched]))
+        pieces = np.split(places, np.searchsorted(places, self._ends[:-1]))
         patches: dict[str, Patch] = {}
-        for group, old, new in zip(self.groups, base.shards, self.shards, strict=True):
-            where = np.flatnonzero(old != new)
-            ends = _ends(group)
-            cuts = np.searchsorted(where, ends)
-            for spec, end, part in zip(group, ends, np.split(where, cuts[:-1]), strict=True):
-                if part.size:
-                    values = new[part].view(spec.dtype)
-                    patches[spec.name] = Patch(part - (end - spec.size), values)
+        for spec, end, piece in zip(self.table, self._ends, pieces, strict=True):
+            if piece.size:
+                local = piece - (end - spec.size)
+                patches[spec.name] = Patch(local, self.tensors[spec.name].reshape(-1)[local])
         return patches
 
-
-def _shard_groups(table: tuple[TensorSpec, ...]) -> Iterable[list[TensorSpec]]:
-    for _, specs in groupby(table, key=lambda spec: spec.dtype):
-        group: list[TensorSpec] = []
-        for spec in specs:
-            if group and sum(s.size for s in group) + spec.size > SHARD_ELEMENTS_MAX:
-                yield group
-                group = []
-            group.append(spec)
-        yield group
-
-
-def _empty_shard(group: list[TensorSpec]) -> np.ndarray:
-    itemsize = np.dtype(group[0].dtype).itemsize
-    if itemsize not in _UNSIGNED:
-        raise ValueError(f"tensor {group[0].name}: dtype {group[0].dtype} has no delta codec")
-    return np.zeros(sum(spec.size for spec in group), _UNSIGNED[itemsize])
-
-
-def _ends(group: list[TensorSpec]) -> np.ndarray:
-    return np.cumsum([spec.size for spec in group])
+    def _run(self, extent: Extent) -> np.ndarray:
+        for start, arena in self._arenas:
+            at = extent.start - start
+            if 0 <= at < arena.size and 0 < extent.num_elements <= arena.size - at:
+                return arena[at : at + extent.num_elements]
+        raise CorruptDataError(f"weights: {extent} is not a run of this snapshot")

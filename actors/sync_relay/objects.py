@@ -1,27 +1,30 @@
-"""Versions as objects: keys, manifests, and the way from bytes to an image and back.
+"""Versions as objects: keys, manifests, and the way from arrays to bytes and back.
 
 ```
  weights/00000007/delta/manifest                    WeightsPublished, as on the bus; written last
  weights/00000007/delta/0-<blake3>                  one payload a shard
- weights/00000016/anchor/{manifest, 0-<blake3>, 1-<blake3> ...}    0 is the tensor table
- weights/00000016/fold-00000008/{manifest, 0-<blake3> ...}
+ weights/00000007/delta/digests-<blake3>            what its tensors and tiles digest to
+ weights/00000064/anchor/{manifest, table-<blake3>, 0-<blake3> ...}     the table is shard 0
+ weights/00000064/fold-00000056/{manifest, 0-<blake3> ...}
 ```
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 from blake3 import blake3
 
-from penstock.actors.sync_relay.image import Image, TensorSpec
+from penstock.actors.sync_relay.digests import add_to_digest, element_sum, make_table
+from penstock.actors.sync_relay.image import Image, Table, TensorSpec, table_digest
 from penstock.kernels import delta
 from penstock.messages.errors import CorruptDataError
-from penstock.messages.weights import ShardRef, SnapshotKind, WeightsPublished
+from penstock.messages.weights import Extent, ShardRef, SnapshotKind, WeightsPublished
 
 PREFIX = "weights/"
 REPRESENTATION = "bf16"
 TABLE_CODEC = "table"
+DIGESTS_CODEC = "digests"
 _NUM_KEY_DIGITS = 16
 Payloads = list[bytes]
 """The objects of one version, in the order of the manifest's shards."""
@@ -47,92 +50,141 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_step: int
     fencing_token: int
     config_json: str = ""
+    base_root_digest: str = ""
+    base_element_digest: str = ""
+
+    @property
+    def folder(self) -> str:
+        """Return the common start of the keys."""
+        return folder_key(self.policy_version, self.kind, self.base_version)
 
 
-def pack_version(
-    origin: Origin, base: Image | None, image: Image
-) -> tuple[WeightsPublished, Mapping[str, bytes]]:
-    """Make the manifest and the objects, by key, of one version.
+class Encoded(msgspec.Struct, frozen=True, kw_only=True):
+    """One object, ready to be stored."""
 
-    Args:
-        origin: the version's place in the history.
-        base: what the deltas apply to; None for an anchor.
-        image: the version itself, of the base's table.
+    ref: ShardRef
+    data: bytes
+    num_changed: int = 0
+    change: int = 0
+    """Of the element digest; those of all shards add up."""
 
+
+def encode_shard(
+    origin: Origin, number: int, extents: Sequence[Extent], base: Image | None, image: Image
+) -> Encoded:
+    """Encode some runs of a snapshot against its base, None for an anchor.
+
+    Whoever holds these runs can do this apart from everyone else.
     """
-    payloads = [_payload(base, image, number) for number in range(len(image.shards))]
-    headers = [delta.read_header(payload) for payload in payloads]
-    parts = [
-        (header.codec.name.lower(), payload)
-        for header, payload in zip(headers, payloads, strict=True)
-    ]
+    target = image.part(extents)
     if base is None:
-        parts.insert(0, (TABLE_CODEC, msgspec.msgpack.encode(image.table)))
-    folder = folder_key(origin.policy_version, origin.kind, origin.base_version)
-    shards = [_shard_ref(folder, number, *part) for number, part in enumerate(parts)]
-    manifest = WeightsPublished(
+        payload = delta.encode_with(delta.Codec.RAW, np.zeros_like(target), target)
+        changed, before = np.arange(target.size), None
+    else:
+        old = base.part(extents)
+        payload = delta.encode(old, target)
+        changed = np.flatnonzero(old != target)
+        before = old[changed]
+    places = _places(extents, changed)
+    change = element_sum(places, target[changed])
+    if before is not None:
+        change -= element_sum(places, before)
+    codec_name = delta.read_header(payload).codec.name.lower()
+    ref = _shard_ref(origin.folder, str(number), number, payload, codec_name, extents)
+    return Encoded(ref=ref, data=payload, num_changed=changed.size, change=change)
+
+
+def encode_tables(origin: Origin, image: Image, number: int) -> tuple[Encoded, Encoded]:
+    """Encode the tensor table, which anchors carry, and the table of digests."""
+    rows = msgspec.msgpack.encode(image.table)
+    digests = msgspec.msgpack.encode(make_table(image.tensors))
+    table_ref = _shard_ref(origin.folder, TABLE_CODEC, 0, rows, TABLE_CODEC, ())
+    digests_ref = _shard_ref(origin.folder, DIGESTS_CODEC, number, digests, DIGESTS_CODEC, ())
+    return Encoded(ref=table_ref, data=rows), Encoded(ref=digests_ref, data=digests)
+
+
+def make_manifest(
+    origin: Origin, image: Image, shards: Sequence[Encoded], digests: ShardRef
+) -> WeightsPublished:
+    """Sum up a version whose objects are stored."""
+    change = sum(shard.change for shard in shards)
+    return WeightsPublished(
         **msgspec.structs.asdict(origin),
         representation=REPRESENTATION,
-        base_root_digest="" if base is None else base.digest(),
         target_root_digest=image.digest(),
+        target_element_digest=add_to_digest(origin.base_element_digest, change),
         num_params=image.num_params,
-        num_changed=sum(header.num_changed for header in headers),
+        num_changed=sum(shard.num_changed for shard in shards),
         full_bytes=image.num_bytes,
-        shards=shards,
+        shards=[shard.ref for shard in shards],
+        tensor_table_digest=table_digest(image.table),
+        digests=digests,
     )
-    return manifest, {
-        shard.object_key: data for shard, (_, data) in zip(shards, parts, strict=True)
-    }
 
 
-def _shard_ref(folder: str, number: int, codec_name: str, data: bytes) -> ShardRef:
+def _places(extents: Sequence[Extent], indices: np.ndarray) -> np.ndarray:
+    """Turn places within a shard into flat coordinates of the snapshot."""
+    begins = np.cumsum([0, *(extent.num_elements for extent in extents)])
+    starts = np.array([extent.start for extent in extents]) - begins[:-1]
+    return indices + starts[np.searchsorted(begins, indices, side="right") - 1]
+
+
+def _shard_ref(  # noqa: PLR0913, PLR0917 - the fields of one object
+    folder: str, name: str, number: int, data: bytes, codec_name: str, extents: Sequence[Extent]
+) -> ShardRef:
     check = blake3(data).hexdigest()
     return ShardRef(
         shard_id=number,
-        object_key=f"{folder}{number}-{check[:_NUM_KEY_DIGITS]}",
+        object_key=f"{folder}{name}-{check[:_NUM_KEY_DIGITS]}",
         num_bytes=len(data),
         blake3=check,
         codec=codec_name,
+        extents=list(extents),
     )
 
 
-def unpack_version(base: Image | None, manifest: WeightsPublished, payloads: Payloads) -> Image:
-    """Make a version from its base, which is left as it is, and its objects.
+def begin_anchor(manifest: WeightsPublished, payloads: Payloads) -> tuple[Image, Payloads]:
+    """Make an empty image from an anchor's tensor table; return it with the other payloads.
 
     Raises:
-        CorruptDataError: objects that are damaged, do not fit the base, or give another digest.
+        CorruptDataError: not a table, or not the manifest's.
 
     """
-    if manifest.kind is SnapshotKind.ANCHOR:
-        image, payloads = Image(_table(payloads[0], manifest)), payloads[1:]
-    elif base is None:
-        raise CorruptDataError(f"weights {manifest.policy_version}: a delta without its base")
-    else:
-        image = base.copy()
-    if len(payloads) != len(image.shards):
+    if not payloads:
+        raise CorruptDataError(f"weights {manifest.policy_version}: an anchor without a table")
+    try:
+        return Image(_table(payloads[0], manifest)), payloads[1:]
+    except ValueError as error:
+        raise CorruptDataError(f"weights {manifest.policy_version}: {error}") from error
+
+
+def apply_version(
+    image: Image, manifest: WeightsPublished, payloads: Payloads
+) -> Callable[[], list[np.ndarray]]:
+    """Decode a version against its base; nothing is written yet.
+
+    Returns:
+        The function that writes it and returns the flat coordinates it touched.
+
+    Raises:
+        CorruptDataError: objects that are damaged, or were made against another base.
+
+    """
+    if manifest.tensor_table_digest != table_digest(image.table):
+        raise CorruptDataError(f"weights {manifest.policy_version}: another set of tensors")
+    shards = [shard for shard in manifest.shards if shard.codec != TABLE_CODEC]
+    if len(payloads) != len(shards):
         raise CorruptDataError(
-            f"weights {manifest.policy_version}: {len(payloads)} objects"
-            f" for {len(image.shards)} shards"
+            f"weights {manifest.policy_version}: {len(payloads)} objects for {len(shards)} shards"
         )
-    for shard, payload in zip(image.shards, payloads, strict=True):
-        patch = delta.decode(shard, payload)
-        shard[patch.flat_indices] = patch.values
-    if (digest := image.digest()) != manifest.target_root_digest:
-        raise CorruptDataError(
-            f"weights {manifest.policy_version}: the digest is {digest},"
-            f" the manifest says {manifest.target_root_digest}"
-        )
-    return image
+    decoded = [
+        (shard.extents, delta.decode(image.part(shard.extents), payload))
+        for shard, payload in zip(shards, payloads, strict=True)
+    ]
+    return lambda: [image.overwrite(extents, patch) for extents, patch in decoded]
 
 
-def _payload(base: Image | None, image: Image, number: int) -> bytes:
-    target = image.shards[number]
-    if base is None:
-        return delta.encode_with(delta.Codec.RAW, np.zeros_like(target), target)
-    return delta.encode(base.shards[number], target)
-
-
-def _table(data: bytes, manifest: WeightsPublished) -> tuple[TensorSpec, ...]:
+def _table(data: bytes, manifest: WeightsPublished) -> Table:
     """Decode a tensor table; nothing is allocated for one that the manifest does not bear out."""
     try:
         table = msgspec.msgpack.decode(data, type=tuple[TensorSpec, ...])

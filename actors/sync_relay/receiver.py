@@ -15,9 +15,10 @@ import numpy as np
 
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
-from penstock.actors.sync_relay.catalog import NOTHING, Catalog
-from penstock.actors.sync_relay.image import Image
-from penstock.actors.sync_relay.loading import Loaded, Loader
+from penstock.actors.sync_relay.catalog import NOTHING, Catalog, Rates
+from penstock.actors.sync_relay.head import read_head
+from penstock.actors.sync_relay.leases import leased_way
+from penstock.actors.sync_relay.mirror import Mirror
 from penstock.kernels.delta import Patch
 from penstock.messages.base import Event
 from penstock.messages.bus import ObjectStore
@@ -27,6 +28,7 @@ from penstock.messages.weights import WeightsApplied, WeightsRelayed
 _log = logging.getLogger(__name__)
 _STAGE_DEADLINE_S = 120.0
 _SWAP_DEADLINE_S = 60.0
+_NUM_LOADS_MAX = 8
 
 
 class QuarantinedError(PenstockError, RuntimeError):
@@ -59,20 +61,43 @@ class UpdatableEngine(Protocol):
 
 
 class Receiver(Actor):
-    """Follows its region's relay; skips what is older than the newest version it hears of."""
+    """Follows its region's relay; skips what is older than the newest version it hears of.
+
+    An engine without weights serves nobody, and gets none before they are fresh enough for the
+    rotation: a joiner that became late while it loaded goes on before it swaps anything in.
+    """
 
     role: ClassVar[str] = "receiver"
     follows: ClassVar[tuple[type[Event], ...]] = (WeightsRelayed,)
 
-    def __init__(
-        self, region: str, replica: str, local: ObjectStore, engine: UpdatableEngine
+    def __init__(  # noqa: PLR0913 - who it is, what from, what to, how fresh
+        self,
+        region: str,
+        replica: str,
+        local: ObjectStore,
+        engine: UpdatableEngine,
+        *,
+        staleness_max: int = 0,
+        rates: Rates = Rates(),  # noqa: B008
     ) -> None:
+        """Prepare.
+
+        Args:
+            region: whose relay to follow.
+            replica: its name there.
+            local: the region's store.
+            engine: what to bring weights to.
+            staleness_max: how far behind the head a replica may join.
+            rates: what fetching and applying cost here.
+
+        """
         self._region = region
         self._replica = replica
+        self._local = local
         self._engine = engine
-        self._catalog = Catalog(local)
-        self._loader = Loader(local, self._catalog)
-        self._image: Image | None = None
+        self._staleness_max = staleness_max
+        self._catalog = Catalog(local, rates)
+        self._mirror = Mirror(local, self._catalog, region)
         self._version = NOTHING
         self._num_mismatches = 0
 
@@ -90,71 +115,84 @@ class Receiver(Actor):
         began = ctx.monotonic()
         reason = f"weights {event.policy_version}"
         async with ctx.waiting("store", reason, deadline_s=_STAGE_DEADLINE_S):
-            loaded = await self._load(event.policy_version, ctx)
-        self._count_mismatches(loaded.num_mismatches, ctx)
+            num_read = await self._load(event.policy_version, ctx)
         stage_ms = (ctx.monotonic() - began) * 1e3
         async with ctx.waiting("engine", reason, deadline_s=_SWAP_DEADLINE_S):
-            pause_ms = await self._swap(loaded, ctx)
-        applied = self._applied(loaded, stage_ms=stage_ms, pause_ms=pause_ms)
-        self._image, self._version = loaded.image, loaded.manifest.policy_version
+            pause_ms = await self._swap(ctx)
+        applied = self._applied(num_bytes=num_read, stage_ms=stage_ms, pause_ms=pause_ms)
+        self._version = self._mirror.version
+        self._mirror.settle()
+        self._show_mismatches(ctx)
         return (applied,)
 
-    async def _load(self, announced: int, ctx: Context) -> Loaded:
-        await self._catalog.refresh()
-        way = self._catalog.plan(self._version)
-        newest = way[-1].policy_version if way else NOTHING
-        return await self._loader.load(self._image, self._version, max(newest, announced), ctx)
+    async def _load(self, announced: int, ctx: Context) -> int:
+        """Move the mirror to the newest version; return the bytes of the objects it took."""
+        num_read = 0
+        for _ in range(_NUM_LOADS_MAX):
+            await self._catalog.refresh()
+            way = self._catalog.plan(self._mirror.version)
+            target = max(announced, way[-1].policy_version if way else NOTHING)
+            holder = f"{self._region}-{self._replica}"
+            async with leased_way(self._local, holder, way, ctx.now()):
+                num_read += await self._mirror.advance(max(target, self._mirror.version), ctx)
+            if self._version > NOTHING or await self._is_fresh(ctx):
+                break
+        return num_read
 
-    async def _swap(self, loaded: Loaded, ctx: Context) -> float:
+    async def _is_fresh(self, ctx: Context) -> bool:
+        """Tell whether a joiner is near enough to the head."""
+        try:
+            head = (await read_head(ctx.store)).policy_version
+        except CorruptDataError:  # the region's newest will do
+            return True
+        return self._mirror.version >= head - self._staleness_max
+
+    async def _swap(self, ctx: Context) -> float:
         """Stage and commit; a wrong digest is answered by staging every tensor whole."""
-        whole: Mapping[str, np.ndarray | Patch] = loaded.image.tensors
-        patches = whole
-        if self._image is not None:
-            patches = await ctx.offload(loaded.image.changes_since, self._image)
-        for attempt in (patches, whole):
-            if (pause_ms := await self._commit(attempt, loaded)) is not None:
+        for attempt in (self._mirror.patches, lambda: self._mirror.image.tensors):
+            patches = await ctx.offload(attempt)
+            if (pause_ms := await self._commit(patches)) is not None:
                 return pause_ms
-            self._count_mismatches(1, ctx)
-        await ctx.publish(self._applied(loaded, digest_matches=False))
+            self._num_mismatches += 1
+        self._show_mismatches(ctx)
+        await ctx.publish(self._applied(digest_matches=False))
         raise QuarantinedError(
             f"replica {self._region}/{self._replica}: the engine's digest at version"
-            f" {loaded.manifest.policy_version} is not {loaded.manifest.target_root_digest}"
+            f" {self._mirror.version} is not {self._mirror.manifest.target_root_digest}"
         )
 
-    async def _commit(
-        self, patches: Mapping[str, np.ndarray | Patch], loaded: Loaded
-    ) -> float | None:
+    async def _commit(self, patches: Mapping[str, np.ndarray | Patch]) -> float | None:
         """Return the pause, or None where the engine came out with another digest."""
-        target = loaded.manifest.target_root_digest
+        target = self._mirror.manifest.target_root_digest
         await self._engine.begin_update()
         await self._engine.apply(patches)
         try:
-            pause_ms = await self._engine.commit(loaded.manifest.policy_version, target)
+            pause_ms = await self._engine.commit(self._mirror.version, target)
         except CorruptDataError as error:
             _log.warning("replica %s/%s: %s", self._region, self._replica, error)
             return None
         return pause_ms if await self._engine.digest() == target else None
 
-    def _count_mismatches(self, num_mismatches: int, ctx: Context) -> None:
-        self._num_mismatches += num_mismatches
-        ctx.set_gauge("digest_mismatches", self._num_mismatches)
+    def _show_mismatches(self, ctx: Context) -> None:
+        num_mismatches = self._num_mismatches + self._mirror.num_mismatches
+        ctx.set_gauge("digest_mismatches", num_mismatches)
 
     def _applied(
         self,
-        loaded: Loaded,
         *,
         digest_matches: bool = True,
+        num_bytes: int = 0,
         stage_ms: float = 0.0,
         pause_ms: float = 0.0,
     ) -> WeightsApplied:
         return WeightsApplied(
             region=self._region,
             replica=self._replica,
-            policy_version=loaded.manifest.policy_version,
-            root_digest=loaded.manifest.target_root_digest,
+            policy_version=self._mirror.version,
+            root_digest=self._mirror.manifest.target_root_digest,
             digest_matches=digest_matches,
             from_version=self._version,
-            num_bytes=loaded.num_bytes,
+            num_bytes=num_bytes,
             stage_ms=stage_ms,
             pause_ms=pause_ms,
         )

@@ -1,16 +1,28 @@
 """One a region: brings every object over once, and keeps the region able to help itself."""
 
 import logging
+from collections.abc import Mapping
 from typing import ClassVar
 
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
-from penstock.actors.sync_relay.catalog import Catalog, num_bytes
+from penstock.actors.sync_relay.catalog import NOTHING, Catalog, num_bytes
 from penstock.actors.sync_relay.consolidation import Consolidation
-from penstock.actors.sync_relay.transfer import get_patiently, replace_version
+from penstock.actors.sync_relay.head import NO_HEAD, read_head
+from penstock.actors.sync_relay.image import Image
+from penstock.actors.sync_relay.leases import leased_way
+from penstock.actors.sync_relay.repair import TileServer, tiles_service
+from penstock.actors.sync_relay.transfer import (
+    all_objects,
+    bounded,
+    get_patiently,
+    put_manifest,
+    put_object,
+)
 from penstock.messages.base import Event
-from penstock.messages.bus import ObjectStore
-from penstock.messages.weights import WeightsPublished, WeightsRelayed
+from penstock.messages.bus import ObjectStore, Serve
+from penstock.messages.errors import CorruptDataError, StoreFullError
+from penstock.messages.weights import ShardRef, WeightsPublished, WeightsRelayed
 
 _log = logging.getLogger(__name__)
 
@@ -18,76 +30,151 @@ _log = logging.getLogger(__name__)
 class Relay(Actor):
     """Follows the publisher; fills its region's store from the origin, `ctx.store`.
 
-    A version that is here, or older than what the region keeps, is passed over, so events may come
-    twice and in any order. A manifest under an older fencing token than one before it is refused.
+    An event is a wake-up: the relay goes to the head, by the chain where it keeps up, by whatever
+    the origin has that is cheaper where it is behind. So events may come twice and in any order. A
+    manifest under an older fencing token than the head's or one before it is refused.
     """
 
     role: ClassVar[str] = "relay"
     follows: ClassVar[tuple[type[Event], ...]] = (WeightsPublished,)
 
-    def __init__(self, region: str, local: ObjectStore) -> None:
+    def __init__(self, region: str, local: ObjectStore, *, staleness_max: int = 0) -> None:
+        """Prepare.
+
+        Args:
+            region: its name.
+            local: its store.
+            staleness_max: versions that a trajectory may be older than its training; those are
+                what unconsumed trajectories can still name, and are kept.
+
+        """
         self._region = region
         self._local = local
+        self._staleness_max = staleness_max
         self._catalog = Catalog(local)
         self._consolidation = Consolidation(local, self._catalog)
         self._newest: WeightsPublished | None = None
+        self._is_announced = False
+        self._tiles = TileServer(self._rebuild)
+        self._ctx: Context
+
+    def services(self) -> Mapping[str, Serve]:
+        """Return the service that mends replicas' copies."""
+        return {tiles_service(self._region): self._tiles.answer}
 
     async def start(self, ctx: Context) -> Effects:
         """Look at what the region holds; only the newest of it is announced again."""
+        self._ctx = ctx
         await self._catalog.refresh()
-        fetched = [m for m in self._catalog.manifests if m.base_version == m.policy_version - 1]
-        self._newest = max(fetched, key=lambda manifest: manifest.policy_version, default=None)
+        way = self._catalog.plan(NOTHING)
+        self._newest = way[-1] if way else None
         return ()
 
     async def on_weights_published(self, event: WeightsPublished, ctx: Context) -> Effects:
-        """Bring one version over.
+        """Bring the region to the head.
 
         Raises:
             DamagedStoreError: the origin's object is damaged or gone, attempt after attempt.
             OSError: no room in the region's store, after several attempts.
 
         """
-        held = self._catalog.find(event.policy_version, event.kind)
-        if held is not None:
-            return (self._relayed(held, 0.0),) if held == self._newest else ()
-        if event.policy_version <= self._consolidation.oldest_version or self._refuses(event):
-            return ()
+        if event.policy_version <= self._version:
+            return self._announce_again(event)
         began = ctx.monotonic()
-        objects = {
-            shard.object_key: await get_patiently(ctx.store, shard, ctx.sleep)
-            for shard in event.shards
-        }
-        await replace_version(self._local, event, objects, ctx.sleep)
-        self._catalog.add(event)
-        await ctx.publish(self._relayed(event, (ctx.monotonic() - began) * 1e3))
-        await self._consolidation.advance(ctx)
+        way = await self._way(event, ctx)
+        if not way or self._refuses(way):
+            return ()
+        async with leased_way(ctx.store, f"relay-{self._region}", way, ctx.now()):
+            for manifest in way:
+                await self._bring(manifest, ctx)
+        self._newest, self._is_announced = way[-1], True
+        await ctx.publish(self._relayed(way, (ctx.monotonic() - began) * 1e3))
+        await self._consolidate(ctx)
         return ()
 
-    def _relayed(self, manifest: WeightsPublished, fetch_ms: float) -> WeightsRelayed:
+    async def _consolidate(self, ctx: Context) -> None:
+        """Make folds and anchors; where there is no room for them, at the next version."""
+        needed = range(max(0, self._version - self._staleness_max), self._version)
+        try:
+            await self._consolidation.advance(self._version, ctx, needed=needed)
+        except StoreFullError as error:
+            _log.warning("relay %s: no room for folds and anchors: %s", self._region, error)
+
+    @property
+    def _version(self) -> int:
+        return NOTHING if self._newest is None else self._newest.policy_version
+
+    async def _way(self, event: WeightsPublished, ctx: Context) -> list[WeightsPublished]:
+        """Return what to bring: the event's own version where it is the next, or the catch-up."""
+        try:
+            head = await read_head(ctx.store)
+        except CorruptDataError as error:
+            _log.warning("relay %s: %s; going by the events", self._region, error)
+            head = NO_HEAD
+        if event.policy_version > head.policy_version and event.fencing_token < head.token:
+            text = f"its fencing token is {event.fencing_token}, the head's {head.token}"
+            return self._refused(event, text)
+        if event.base_version == self._version:
+            return [event]
+        origin = Catalog(ctx.store)
+        await origin.refresh()
+        origin.add(event)
+        way = origin.plan(self._version, max(head.policy_version, event.policy_version))
+        return way or origin.plan(self._version, event.policy_version)
+
+    async def _bring(self, manifest: WeightsPublished, ctx: Context) -> None:
+        """Fetch and store one version's objects, several at once, and then its manifest."""
+
+        async def bring(shard: ShardRef) -> None:
+            data = await get_patiently(ctx.store, shard, ctx.sleep)
+            await put_object(self._local, shard.object_key, data, ctx.sleep)
+
+        await bounded(bring(shard) for shard in all_objects(manifest))
+        await put_manifest(self._local, manifest, ctx.sleep)
+        self._catalog.add(manifest)
+
+    async def _rebuild(self, version: int) -> Image:
+        return await self._consolidation.rebuild(version, self._ctx)
+
+    def _announce_again(self, event: WeightsPublished) -> Effects:
+        """After a start: the last one may have ended between storing and announcing."""
+        held = self._newest
+        if self._is_announced or held is None or event.policy_version < held.policy_version:
+            return ()
+        self._is_announced = True
+        return (self._relayed([held], 0.0),)
+
+    def _relayed(self, way: list[WeightsPublished], fetch_ms: float) -> WeightsRelayed:
         return WeightsRelayed(
             region=self._region,
-            policy_version=manifest.policy_version,
-            num_bytes=num_bytes(manifest),
+            policy_version=way[-1].policy_version,
+            num_bytes=sum(map(num_bytes, way)),
             fetch_ms=fetch_ms,
         )
 
-    def _refuses(self, event: WeightsPublished) -> bool:
-        """Tell, and say why, whether a manifest is not of this run's one history."""
-        cause = next(filter(None, (_conflict(held, event) for held in self._catalog.manifests)), "")
-        if cause:
-            _log.warning(
-                "relay %s refuses weights %d: %s", self._region, event.policy_version, cause
-            )
-        return bool(cause)
+    def _refuses(self, way: list[WeightsPublished]) -> bool:
+        """Tell, and say why, whether a way is not of this run's one history."""
+        held = self._newest
+        for manifest in way if held else ():
+            assert held is not None
+            if cause := _conflict(held, manifest):
+                self._refused(manifest, cause)
+                return True
+        return False
+
+    def _refused(self, manifest: WeightsPublished, cause: str) -> list[WeightsPublished]:
+        version = manifest.policy_version
+        _log.warning("relay %s refuses weights %d: %s", self._region, version, cause)
+        return []
 
 
-def _conflict(held: WeightsPublished, event: WeightsPublished) -> str:
-    """Say why `event` cannot follow `held`; empty where it can."""
-    if held.policy_version >= event.policy_version:
+def _conflict(held: WeightsPublished, manifest: WeightsPublished) -> str:
+    """Say why a manifest cannot follow the one that is held; empty where it can."""
+    if held.policy_version >= manifest.policy_version:
         return ""
-    if held.fencing_token > event.fencing_token:
-        return f"its fencing token is {event.fencing_token}, after {held.fencing_token}"
-    is_base = held.policy_version == event.base_version
-    if is_base and held.target_root_digest != event.base_root_digest:
-        return f"its base is {event.base_root_digest}, not {held.target_root_digest}"
+    if held.fencing_token > manifest.fencing_token:
+        return f"its fencing token is {manifest.fencing_token}, after {held.fencing_token}"
+    is_base = held.policy_version == manifest.base_version
+    if is_base and held.target_root_digest != manifest.base_root_digest:
+        return f"its base is {manifest.base_root_digest}, not {held.target_root_digest}"
     return ""

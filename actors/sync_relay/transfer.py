@@ -1,7 +1,9 @@
 """Objects and manifests in and out of stores, with patience and every check."""
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 from blake3 import blake3
 
@@ -16,6 +18,9 @@ _NUM_PUTS_MAX = 6
 _PUT_BACKOFF_S = 0.25
 _NUM_GETS_MAX = 5
 _GET_BACKOFF_S = 0.2
+NUM_TRANSFERS_MAX = 8
+"""Objects of one version on their way at once: bounds memory, too."""
+R = TypeVar("R")
 Sleep = Callable[[float], Awaitable[None]]
 
 
@@ -23,39 +28,65 @@ class DamagedStoreError(PenstockError, OSError):
     """A store keeps giving damaged objects, or none; whoever needs them cannot go on."""
 
 
-async def put_version(
-    store: ObjectStore, manifest: WeightsPublished, objects: Mapping[str, bytes], sleep: Sleep
-) -> None:
-    """Store the objects, then the manifest, which makes them count.
+async def bounded(work: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
+    """Do a few pieces of work at once; the first failure ends the others.
+
+    Returns:
+        The results, in order.
+
+    """
+    room = asyncio.Semaphore(NUM_TRANSFERS_MAX)
+
+    async def do(piece: Coroutine[Any, Any, R]) -> R:
+        async with room:
+            return await piece
+
+    tasks = [asyncio.ensure_future(do(piece)) for piece in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def put_object(store: ObjectStore, key: str, data: bytes, sleep: Sleep) -> None:
+    """Store an object whose key names its bytes: what else is there is damaged.
 
     Raises:
-        CorruptDataError: another manifest of this version is there.
         OSError: no room, after several attempts.
 
     """
-    for key, data in objects.items():
-        try:
-            await _put_patiently(store, key, data, sleep)
-        except CorruptDataError:  # the key names the bytes: what is there is damaged
-            await store.delete(key)
-            await _put_patiently(store, key, data, sleep)
-    await _put_patiently(store, manifest_key(manifest), codec.encode(manifest), sleep)
+    try:
+        await put_patiently(store, key, data, sleep)
+    except CorruptDataError:
+        await store.delete(key)
+        await put_patiently(store, key, data, sleep)
 
 
-async def replace_version(
-    store: ObjectStore, manifest: WeightsPublished, objects: Mapping[str, bytes], sleep: Sleep
-) -> None:
-    """Store a version that is absent or has a damaged manifest, in a store of one's own.
+async def put_manifest(store: ObjectStore, manifest: WeightsPublished, sleep: Sleep) -> None:
+    """Make a version count whose objects are stored, in place of a damaged or stray manifest.
 
     Raises:
         OSError: no room, after several attempts.
 
     """
-    await store.delete(manifest_key(manifest))
-    await put_version(store, manifest, objects, sleep)
+    await put_object(store, manifest_key(manifest), codec.encode(manifest), sleep)
 
 
-async def _put_patiently(store: ObjectStore, key: str, data: bytes, sleep: Sleep) -> None:
+def all_objects(manifest: WeightsPublished) -> list[ShardRef]:
+    """Return every object of a version but the manifest itself."""
+    return [*manifest.shards, *([manifest.digests] if manifest.digests else [])]
+
+
+async def put_patiently(store: ObjectStore, key: str, data: bytes, sleep: Sleep) -> None:
+    """Store an object, several times if need be.
+
+    Raises:
+        CorruptDataError: other bytes are there.
+        OSError: no room, after several attempts.
+
+    """
     for attempt in range(_NUM_PUTS_MAX):
         try:
             return await store.put(key, data)

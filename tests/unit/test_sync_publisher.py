@@ -1,17 +1,26 @@
 """The publisher: idempotent, fenced, and able to find its base again."""
 
+import msgspec
 import numpy as np
 import pytest
+from tests.sim.sync.world import FakeContext
 
-from penstock.actors.sync_relay.catalog import NOTHING, Catalog
-from penstock.actors.sync_relay.image import SHARD_ELEMENTS_MAX, Image, tensor_table
-from penstock.actors.sync_relay.objects import unpack_version
-from penstock.actors.sync_relay.publisher import Publisher, StaleTokenError
-from penstock.actors.sync_relay.transfer import DamagedStoreError, get_checked
+from penstock.actors.sync_relay.catalog import Catalog
+from penstock.actors.sync_relay.head import StaleTokenError, read_head
+from penstock.actors.sync_relay.image import SHARD_ELEMENTS_MAX, Image, cut, tensor_table
+from penstock.actors.sync_relay.mirror import Mirror
+from penstock.actors.sync_relay.publisher import Publisher
+from penstock.actors.sync_relay.transfer import DamagedStoreError
 from penstock.infra.stores.directory import DirectoryStore
+from penstock.kernels.delta import Patch
 from penstock.kernels.digest import root_digest
-from penstock.messages.errors import NotFoundError, PublishConflictError
-from penstock.messages.weights import SnapshotKind
+from penstock.messages.errors import (
+    CorruptDataError,
+    NotFoundError,
+    PublishConflictError,
+    StoreFullError,
+)
+from penstock.messages.weights import Extent, SnapshotKind
 
 
 async def no_sleep(duration_s):
@@ -90,11 +99,9 @@ async def test_a_restarted_publisher_reads_its_base_back_and_goes_on_with_a_delt
 async def _image(store, version):
     catalog = Catalog(store)
     await catalog.refresh()
-    image = None
-    for manifest in catalog.plan(NOTHING, version):
-        payloads = [await get_checked(store, shard) for shard in manifest.shards]
-        image = unpack_version(image, manifest, payloads)
-    return image.digest()
+    mirror = Mirror(store, catalog)
+    await mirror.advance(version, FakeContext(store))
+    return mirror.image.digest()
 
 
 async def test_a_publisher_that_was_taken_over_is_refused(store):
@@ -151,27 +158,91 @@ async def test_a_damaged_manifest_is_named(store, tmp_path):
         await prepare(publisher(store), 0, first)
 
 
-def test_tensors_are_cut_into_shards_of_one_dtype_and_bounded_size(monkeypatch):
-    monkeypatch.setattr("penstock.actors.sync_relay.image.SHARD_ELEMENTS_MAX", 20)
-    shapes = {"a": (10,), "b": (10,), "c": (1,), "d": (3, 20), "e": ()}
+async def test_of_two_that_race_one_is_fenced_at_the_swap_though_it_looked_before(store):
+    """The stale one uploads everything; only the swap of the head tells."""
+    history = list(versions(3))
+    old, new = publisher(store), publisher(store)
+    await prepare(old, 0, history[0])
+    await prepare(old, 1, history[1])
+    late = {"looked": False}
+    hold = old._head.hold
+
+    async def look_then_be_overtaken():
+        await hold()
+        late["looked"] = True
+        await prepare(new, 1, history[1])
+
+    old._head.hold = look_then_be_overtaken
+    with pytest.raises(StaleTokenError, match="token 2"):
+        await prepare(old, 2, history[2])
+    assert late["looked"]
+    head = await read_head(store)
+    assert (head.token, head.policy_version) == (2, 1)
+    other = {name: array ^ 1 if array.dtype == np.uint16 else array
+             for name, array in history[2].items()}  # fmt: skip
+    manifest = await prepare(new, 2, other)
+    assert manifest.fencing_token == 2
+    assert (await read_head(store)).root_digest == root_digest(other)
+
+
+async def test_the_base_moves_only_when_a_version_is_committed(store, monkeypatch):
+    history = list(versions(3))
+    target = publisher(store)
+    await prepare(target, 0, history[0])
+    put = store.put
+
+    async def full(key, data):
+        if "/head/" in key:
+            raise StoreFullError("no room")
+        await put(key, data)
+
+    monkeypatch.setattr(store, "put", full)
+    with pytest.raises(StoreFullError):
+        await prepare(target, 1, history[1])
+    assert (await read_head(store)).policy_version == 0
+    monkeypatch.undo()
+    manifest = await prepare(target, 1, history[2])
+    assert manifest.base_root_digest == root_digest(history[0])
+    assert (await read_head(store)).root_digest == root_digest(history[2])
+
+
+@pytest.mark.parametrize("num_elements_max", [7, 64, 1 << 24])
+async def test_every_cut_gives_the_same_digests_and_the_same_weights(store, num_elements_max):
+    target = Publisher(store, sleep=no_sleep, cut_shards=lambda t: cut(t, num_elements_max))
+    for version, snapshot in enumerate(versions(4)):
+        manifest = await prepare(target, version, snapshot)
+        image = Image.of(snapshot)
+        assert manifest.target_element_digest == image.element_digest()
+        assert manifest.target_root_digest == root_digest(snapshot)
+    assert len(manifest.shards) == {7: 40, 64: 6, 1 << 24: 2}[num_elements_max]
+    assert await _image(store, 3) == root_digest(snapshot)
+
+
+def test_a_snapshot_is_cut_by_dtype_and_size_in_flat_coordinates():
+    shapes = {"a": (10,), "b": (10,), "c": (1,), "d": (3, 20), "e": (), "none": (0, 4)}
     snapshot = {name: np.full(shape, 3, np.uint16) for name, shape in shapes.items()}
-    snapshot["f"] = np.ones(4, np.float32)
-    image = Image.of(snapshot)
-    assert [[spec.name for spec in group] for group in image.groups] == [
-        ["a", "b"], ["c"], ["d"], ["e"], ["f"]
+    snapshot["0"] = np.ones(4, np.float32)
+    table = tensor_table(snapshot)
+    assert [tuple(msgspec.to_builtins(extent)) for extent in cut(table, 50)] == [
+        (0, 4), (4, 50), (54, 32)
     ]  # fmt: skip
+    image = Image.of(snapshot)
     assert image.digest() == root_digest(snapshot)
-    assert image.table == tensor_table(snapshot)
+    assert image.part([Extent(13, 2), Extent(4, 1)]).tolist() == [3, 3, 3]
+    for wrong in ([Extent(0, 5)], [Extent(0, 4), Extent(4, 1)], [Extent(-1, 2)], []):
+        with pytest.raises(CorruptDataError):
+            image.part(wrong)
     assert SHARD_ELEMENTS_MAX * 2 == 32 << 20
 
 
-def test_changes_are_split_by_tensor():
-    base = Image.of({"a": np.zeros((2, 3), np.uint16), "b": np.zeros(4, np.uint16)})
-    image = base.copy()
-    image.tensors["a"][1, 2] = 7
-    image.tensors["b"][[0, 3]] = 9
-    changes = image.changes_since(base)
-    assert {n: (p.flat_indices.tolist(), p.values.tolist()) for n, p in changes.items()} == {
-        "a": ([5], [7]),
-        "b": ([0, 3], [9, 9]),
+def test_what_an_update_touched_is_told_by_tensor():
+    image = Image.of({"a": np.zeros((2, 3), np.uint16), "b": np.zeros(4, np.uint16)})
+    extents = [Extent(7, 3), Extent(0, 7)]
+    patch = Patch(np.array([2, 8, 9, 3]), np.array([9, 7, 5, 4], np.uint16))
+    touched = image.overwrite(extents, patch)
+    again = image.overwrite(extents, Patch(np.array([9]), np.array([6], np.uint16)))
+    found = image.patches([touched, again])
+    assert {n: (p.flat_indices.tolist(), p.values.tolist()) for n, p in found.items()} == {
+        "a": ([0, 5], [4, 7]),
+        "b": ([0, 3], [6, 9]),
     }

@@ -1,6 +1,5 @@
 """A trainer's weights, the stores between, and engines that hold bits."""
 
-import errno
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -9,7 +8,13 @@ from penstock.actors.sync_relay.publisher import Publisher
 from penstock.actors.sync_relay.receiver import Receiver
 from penstock.actors.sync_relay.relay import Relay
 from penstock.kernels.digest import root_digest
-from penstock.messages.errors import CorruptDataError
+from penstock.messages.errors import (
+    CorruptDataError,
+    DeadlineError,
+    RemoteCallError,
+    StoreFullError,
+)
+from penstock.messages.generation import RemoteError
 from penstock.messages.weights import WeightsPublished, WeightsRelayed
 
 SHAPES = {
@@ -34,13 +39,13 @@ class FaultyStore:
     async def put(self, key, data):
         if self.num_full:
             self.num_full -= 1
-            raise OSError(errno.ENOSPC, "no space left on device")
+            raise StoreFullError("no space left on device")
         await self.inner.put(key, data)
 
     async def get(self, key):
         self.num_gets[key] = self.num_gets.get(key, 0) + 1
         data = await self.inner.get(key)
-        if self.num_flips and not key.endswith("manifest"):
+        if self.num_flips and not key.endswith("manifest") and "head" not in key:
             self.num_flips -= 1
             data = flipped(data)
         return data
@@ -70,9 +75,23 @@ class FakeContext:
         self.published = []
         self.gauges = {}
         self.slept_s = 0.0
+        self.services = {}
+        self.num_tile_bytes = 0
 
     def monotonic(self):
         return self.slept_s
+
+    def now(self):
+        return 1_700_000_000.0 + self.slept_s
+
+    async def stream_request(self, service, message, *, idle_s, reason=""):
+        if service not in self.services:
+            raise DeadlineError(f"nobody serves {service}")
+        async for reply in self.services[service](message):
+            if isinstance(reply, RemoteError):
+                raise RemoteCallError(reply.kind, reply.error)
+            self.num_tile_bytes += len(reply.data)
+            yield reply
 
     async def sleep(self, duration_s):
         self.slept_s += duration_s
@@ -182,6 +201,7 @@ class World:
         store = self.store(name)
         relay = Relay(name, store)
         await relay.start(self.context)
+        self.context.services |= relay.services()
         return relay, store
 
     async def relay(self, relay: Relay, first: int = 0) -> None:

@@ -1,0 +1,125 @@
+"""Which part of a copy is wrong: digests of tensors and tiles; and one sum over all elements.
+
+```
+ root ── sum of ── tensor digests ── each over ── its tiles of 65,536 elements
+```
+A table of them comes with every version. It is read only when a root digest is wrong, and says
+which tiles to fetch again. The element digest adds up over any cut of a snapshot and follows an
+update in the number of changed elements, so that trainer and engine compare what they hold
+without gathering it.
+"""
+
+import msgspec
+import numpy as np
+import xxhash
+
+from penstock.kernels.digest import named_digest, tensor_digest
+from penstock.messages.errors import CorruptDataError
+from penstock.messages.weights import TileRef
+
+TILE_ELEMENTS = 64 << 10
+_CHUNK_ELEMENTS = 1 << 20
+_TILE_BYTES = 8
+_WORD = (1 << 64) - 1
+_PLACE, _VALUE = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+class DigestTable(msgspec.Struct, frozen=True):
+    """What every part of one version digests to."""
+
+    tensors: dict[str, bytes]
+    """xxh3-128 of each tensor."""
+    tiles: dict[str, bytes]
+    """xxh3-64 of each tile, one after the other."""
+
+    def root_digest(self) -> str:
+        """Return the root digest that these tensors have."""
+        parts = (named_digest(n, int.from_bytes(d, "big")) for n, d in self.tensors.items())
+        return f"{sum(parts) % (1 << 128):032x}"
+
+    def damaged_tiles(self, tensors: dict[str, np.ndarray]) -> list[TileRef]:
+        """Compare tensors, then the tiles of those that differ."""
+        damaged: list[TileRef] = []
+        for name, array in tensors.items():
+            if tensor_digest(array).to_bytes(16, "big") == self.tensors.get(name):
+                continue
+            expected = self.tiles.get(name, b"")
+            found = _tile_digests(array)
+            damaged += [
+                TileRef(name, at // _TILE_BYTES)
+                for at in range(0, len(found), _TILE_BYTES)
+                if found[at : at + _TILE_BYTES] != expected[at : at + _TILE_BYTES]
+            ]
+        return damaged
+
+    def is_tile(self, ref: TileRef, data: bytes) -> bool:
+        """Tell whether these are the bytes of a tile."""
+        at = ref.tile * _TILE_BYTES
+        expected = self.tiles.get(ref.tensor, b"")[at : at + _TILE_BYTES]
+        return xxhash.xxh3_64_digest(data) == expected
+
+
+def make_table(tensors: dict[str, np.ndarray]) -> DigestTable:
+    """Digest every tensor and tile."""
+    return DigestTable(
+        tensors={name: tensor_digest(a).to_bytes(16, "big") for name, a in tensors.items()},
+        tiles={name: _tile_digests(a) for name, a in tensors.items()},
+    )
+
+
+def decode_table(data: bytes, root_digest: str) -> DigestTable:
+    """Read a table.
+
+    Raises:
+        CorruptDataError: not a table, or not that of the version with this root digest.
+
+    """
+    try:
+        table = msgspec.msgpack.decode(data, type=DigestTable)
+    except msgspec.DecodeError as error:
+        raise CorruptDataError(f"weights: not a table of digests: {error}") from error
+    if table.root_digest() != root_digest:
+        raise CorruptDataError(f"weights: the table of digests is not that of {root_digest}")
+    return table
+
+
+def tile_bytes(array: np.ndarray, tile: int) -> np.ndarray:
+    """View one tile of a contiguous array as bytes, writable where the array is."""
+    return array.reshape(-1)[tile * TILE_ELEMENTS : (tile + 1) * TILE_ELEMENTS].view(np.uint8)
+
+
+def _tile_digests(array: np.ndarray) -> bytes:
+    num_tiles = -(-array.size // TILE_ELEMENTS)
+    return b"".join(xxhash.xxh3_64_digest(tile_bytes(array, n).data) for n in range(num_tiles))
+
+
+def element_sum(places: np.ndarray, values: np.ndarray) -> int:
+    """Add up a mix of place and value over elements, modulo 2**64.
+
+    Args:
+        places: [K] flat coordinates in the whole snapshot.
+        values: [K] bit patterns, unsigned.
+
+    """
+    mixed = places.astype(np.uint64) * _PLACE + _MIX[0]
+    mixed ^= (mixed >> np.uint64(31)) + (values.astype(np.uint64) + np.uint64(1)) * _VALUE
+    for shift, factor in zip((30, 27), _MIX, strict=True):
+        mixed ^= mixed >> np.uint64(shift)
+        mixed *= factor
+    mixed ^= mixed >> np.uint64(31)
+    return int(mixed.sum(dtype=np.uint64))
+
+
+def run_element_sum(start: int, values: np.ndarray) -> int:
+    """Add up the elements of a run that begins at a flat coordinate, in bounded memory."""
+    total = 0
+    for at in range(0, values.size, _CHUNK_ELEMENTS):
+        part = values[at : at + _CHUNK_ELEMENTS]
+        total += element_sum(np.arange(start + at, start + at + part.size), part)
+    return total & _WORD
+
+
+def add_to_digest(digest: str, change: int) -> str:
+    """Return an element digest after a change of its sum; an empty one is that of nothing."""
+    return f"{(int(digest or '0', 16) + change) & _WORD:016x}"

@@ -1,0 +1,151 @@
+"""The head of a run's weights: a log of slots, each put once. That put is the compare-and-swap.
+
+```
+ weights/head/00000000  token 1 claims                  A writes after the last slot it knows.
+ weights/head/00000001  token 1: version 0              A put that finds other bytes in its slot
+ weights/head/00000002  token 1: version 1              has lost: somebody wrote there first.
+ weights/head/00000003  token 2 claims, at version 1  ◀─ a second publisher takes over
+              ✗ 00000003  token 1: version 2          ◀─ the first one's swap fails: it is fenced
+```
+Any store whose put refuses to overwrite can hold it: a directory, JetStream, S3. What an event
+says is a wake-up; this is the truth.
+"""
+
+import secrets
+
+import msgspec
+
+from penstock.actors.sync_relay.objects import PREFIX
+from penstock.actors.sync_relay.transfer import Sleep, put_patiently
+from penstock.messages.bus import ObjectStore
+from penstock.messages.errors import CorruptDataError, NotFoundError, PenstockError
+
+SLOTS = f"{PREFIX}head/"
+_NUM_CLAIMS_MAX = 16
+_NUM_LOOKS_MAX = 8
+_NUM_SLOTS_KEPT = 64
+"""Old slots go; a writer that is so far behind finds a newer slot when it looks back."""
+
+
+class StaleTokenError(PenstockError, PermissionError):
+    """A newer publisher has taken over this run; this one must stop."""
+
+
+class HeadSlot(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the log."""
+
+    number: int
+    token: int
+    """Of the publisher that wrote it."""
+    policy_version: int
+    """Newest committed version; -1: none."""
+    root_digest: str = ""
+    owner: str = ""
+    """Tells publishers apart that race for one token."""
+
+
+NO_HEAD = HeadSlot(number=-1, token=0, policy_version=-1)
+
+
+async def read_head(store: ObjectStore) -> HeadSlot:
+    """Return the newest slot; version -1 and token 0 where there is none.
+
+    Raises:
+        CorruptDataError: the slot is damaged.
+
+    """
+    for _ in range(_NUM_LOOKS_MAX):
+        keys = await store.keys(SLOTS)
+        if not keys:
+            return NO_HEAD
+        try:
+            return _decode(keys[-1], await store.get(keys[-1]))
+        except NotFoundError:  # deleted since, as an old one: look again
+            continue
+    raise CorruptDataError(f"{SLOTS}: its newest slot is listed and not there")
+
+
+class FencedHead:
+    """A publisher's hold on the head."""
+
+    def __init__(self, store: ObjectStore, sleep: Sleep) -> None:
+        self._store = store
+        self._sleep = sleep
+        self._owner = secrets.token_hex(8)
+        self._last = NO_HEAD
+        self.token = 0
+        """0 until claimed."""
+
+    @property
+    def policy_version(self) -> int:
+        """Return the newest version that was committed when this hold last looked."""
+        return self._last.policy_version
+
+    async def hold(self) -> None:
+        """Claim a token, one higher than any before, or see that nobody has claimed since.
+
+        Raises:
+            StaleTokenError: somebody has.
+
+        """
+        if self.token:
+            return self._check(await read_head(self._store))
+        for _ in range(_NUM_CLAIMS_MAX):
+            head = await read_head(self._store)
+            claim = msgspec.structs.replace(
+                head, number=head.number + 1, token=head.token + 1, owner=self._owner
+            )
+            if await self._put(claim):
+                self.token = claim.token
+                return None
+        raise StaleTokenError(f"fencing token: {_NUM_CLAIMS_MAX} others were quicker to claim")
+
+    async def advance(self, version: int, root_digest: str) -> None:
+        """Commit a version: swap it in where nobody has written since.
+
+        Raises:
+            StaleTokenError: somebody has.
+
+        """
+        slot = msgspec.structs.replace(
+            self._last,
+            number=self._last.number + 1,
+            token=self.token,
+            policy_version=version,
+            root_digest=root_digest,
+            owner=self._owner,
+        )
+        if not await self._put(slot):
+            self._check(await read_head(self._store))
+            raise StaleTokenError(f"head slot {slot.number}: somebody wrote it with our token")
+        self._check(await read_head(self._store))
+        if (old := slot.number - _NUM_SLOTS_KEPT) >= 0:
+            await self._store.delete(_slot_key(old))
+
+    async def _put(self, slot: HeadSlot) -> bool:
+        try:
+            data = msgspec.msgpack.encode(slot)
+            await put_patiently(self._store, _slot_key(slot.number), data, self._sleep)
+        except CorruptDataError:
+            return False
+        self._last = slot
+        return True
+
+    def _check(self, head: HeadSlot) -> None:
+        if head.token > self.token:
+            raise StaleTokenError(
+                f"fencing token {self.token}: a newer publisher, of token {head.token},"
+                " has taken over"
+            )
+        self._last = head
+
+
+def _slot_key(number: int) -> str:
+    return f"{SLOTS}{number:08d}"
+
+
+def _decode(key: str, data: bytes) -> HeadSlot:
+    try:
+        return msgspec.msgpack.decode(data, type=HeadSlot)
+    except msgspec.DecodeError as error:
+        raise CorruptDataError(f"object {key}: not a slot of the head: {error}") from error

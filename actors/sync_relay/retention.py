@@ -1,0 +1,66 @@
+"""What a store makes and what it deletes: pure functions of the manifests it holds.
+
+```
+ 0 ─ 1 ─ ... ─ 8 ─ ... ─ 56 ─ ... ─ 64 ─ ... ─ 72 ─ 73         deltas, from the publisher
+ └──── fold ───┴── ... ──┴── fold ──┴── fold ──┘               every 8
+ └────────────── fold ──────────────┘                          every 64
+ anchor                             anchor                     every 64, out of anchor + deltas
+```
+What leads to nothing newer than the floor goes: a replica from before it takes the anchor there.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from penstock.actors.sync_relay.catalog import NOTHING
+from penstock.messages.weights import SnapshotKind, WeightsPublished
+
+FOLD_EVERY = 8
+ANCHOR_EVERY = 64
+"""Also the span of the long folds."""
+NUM_ANCHORS_KEPT = 2
+
+
+class Piece(NamedTuple):
+    """A fold or an anchor, made or to be made."""
+
+    policy_version: int
+    kind: SnapshotKind
+    base_version: int
+
+
+def due(manifests: Iterable[WeightsPublished], newest: int) -> list[Piece]:
+    """Return the folds and anchors that a store should hold and lacks, rising by version.
+
+    Only what will be kept: after a jump over many versions, nothing is made for the older ones.
+    """
+    have = {Piece(m.policy_version, m.kind, m.base_version) for m in manifests}
+    first = max(0, newest // ANCHOR_EVERY - NUM_ANCHORS_KEPT + 1) * ANCHOR_EVERY
+    wanted: list[Piece] = []
+    for version in range(first + FOLD_EVERY, newest + 1, FOLD_EVERY):
+        wanted.append(Piece(version, SnapshotKind.FOLD, version - FOLD_EVERY))
+        if version % ANCHOR_EVERY == 0:
+            wanted.append(Piece(version, SnapshotKind.FOLD, version - ANCHOR_EVERY))
+            wanted.append(Piece(version, SnapshotKind.ANCHOR, NOTHING))
+    return [piece for piece in wanted if piece not in have]
+
+
+def floor(manifests: Iterable[WeightsPublished], needed: Collection[int]) -> int:
+    """Return the version of the oldest anchor to keep.
+
+    The second newest, or an older one where a needed version is older than that: what somebody
+    leases, what trajectories name that are still to be trained, what a publisher may start from.
+    NOTHING where there is no anchor.
+    """
+    anchors = sorted(m.policy_version for m in manifests if m.kind is SnapshotKind.ANCHOR)
+    if not anchors:
+        return NOTHING
+    bound = min([anchors[-NUM_ANCHORS_KEPT:][0], *needed])
+    return max((version for version in anchors if version <= bound), default=anchors[0])
+
+
+def is_kept(piece: Piece, oldest: int) -> bool:
+    """Tell whether something is the anchor at the floor, or leads on from there."""
+    if piece.kind is SnapshotKind.ANCHOR:
+        return piece.policy_version >= oldest
+    return piece.base_version >= oldest
