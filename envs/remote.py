@@ -33,7 +33,9 @@ from penstock.messages.machine import (
     ExecCommand,
     FileRead,
     FilesListed,
+    GroupPlaced,
     ListFiles,
+    PlaceGroup,
     ReadFile,
     ReleaseSandbox,
     SandboxLeased,
@@ -42,6 +44,7 @@ from penstock.messages.machine import (
 from penstock.messages.rollout import SandboxRecord
 
 ACQUIRE_SERVICE = "sandbox.acquire"
+FLEET_SERVICE = "fleet"
 
 
 class SandboxBusyError(SandboxError, BlockingIOError):
@@ -89,6 +92,16 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
     retry_delay_s: float = 0.2
     margin_s: float = 10.0
     """Time that a host has to answer, on top of what the operation itself may take."""
+    group: "GroupTerms | None" = None
+    """Ask the fleet's scheduler for a host; else any host with room answers."""
+
+
+class GroupTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """The group that a machine belongs to: all of its machines are placed on one host."""
+
+    group_id: str
+    num_machines: int
+    image_digest: str = ""
 
 
 class RemoteSandbox:
@@ -189,16 +202,37 @@ async def lease_sandbox(
 
 
 async def _acquire(asker: Asker, lease_id: str, terms: LeaseTerms) -> SandboxLeased:
-    message = AcquireSandbox(lease_id=lease_id, holder=terms.holder, lease_s=terms.lease_s)
+    message = AcquireSandbox(
+        lease_id=lease_id,
+        holder=terms.holder,
+        lease_s=terms.lease_s,
+        is_placed=terms.group is not None,
+    )
     give_up_at = asker.monotonic() + terms.acquire_wait_s
     while True:
         try:
-            return await _ask(asker, ACQUIRE_SERVICE, message, SandboxLeased, terms.margin_s)
+            service = await _place(asker, terms)
+            return await _ask(asker, service, message, SandboxLeased, terms.margin_s)
         except (SandboxBusyError, SandboxTimeout) as error:
             if asker.monotonic() + terms.retry_delay_s > give_up_at:
                 words = f"no sandbox within {terms.acquire_wait_s:g} s: {error}"
                 raise SandboxBusyError(words) from error
         await asker.sleep(terms.retry_delay_s)
+
+
+async def _place(asker: Asker, terms: LeaseTerms) -> str:
+    """Return the service to acquire from; the scheduler names the same host to a whole group."""
+    if terms.group is None:
+        return ACQUIRE_SERVICE
+    wanted = PlaceGroup(
+        group_id=terms.group.group_id,
+        holder=terms.holder,
+        num_machines=terms.group.num_machines,
+        image_digest=terms.group.image_digest,
+        lease_s=terms.lease_s,
+    )
+    placed = await _ask(asker, FLEET_SERVICE, wanted, GroupPlaced, terms.margin_s)
+    return f"sandbox.{placed.host}"
 
 
 async def _renew(asker: Asker, sandbox: RemoteSandbox, period_s: float) -> None:

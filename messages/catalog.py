@@ -21,9 +21,13 @@ from penstock.messages.machine import (
     ExecCommand,
     FileRead,
     FilesListed,
+    GroupPlaced,
     ListFiles,
+    PlaceGroup,
     ReadFile,
+    ReleaseGroup,
     ReleaseSandbox,
+    ReportHost,
     SandboxLeased,
     WriteFiles,
 )
@@ -65,7 +69,7 @@ REQUESTS = (
     Generate, TokensSampled, AbortGeneration, RemoteError, Ack,
     AcquireSandbox, SandboxLeased, ExecCommand, CommandFinished, ReadFile, FileRead,
     WriteFiles, ListFiles, FilesListed, ReleaseSandbox, ReadMonitor, MonitorSnapshot,
-    ReadTiles, TileRead,
+    ReadTiles, TileRead, PlaceGroup, GroupPlaced, ReleaseGroup, ReportHost,
 )  # fmt: skip
 """Asked and answered, not kept."""
 

@@ -12,6 +12,8 @@ class AcquireSandbox(Message, frozen=True, kw_only=True):
     holder: str
     lease_s: float
     """Reaped this long after the last request that names the lease."""
+    is_placed: bool = False
+    """Sent to the host that a placement named: it gives the lease, where else it would renew it."""
 
 
 class SandboxLeased(Message, frozen=True, kw_only=True):
@@ -85,3 +87,41 @@ class ReleaseSandbox(Message, frozen=True, kw_only=True):
     """Give the machine back; it is destroyed."""
 
     lease_id: str
+
+
+class PlaceGroup(Message, frozen=True, kw_only=True):
+    """Whoever needs machines -> the fleet's scheduler: choose one host for all of a group."""
+
+    group_id: str
+    """Asking again gives the same host, as long as it lives, and renews the placement."""
+    holder: str
+    """Whose quota it counts against."""
+    num_machines: int
+    image_digest: str = ""
+    lease_s: float = 60.0
+    """The room is kept this long after the last request that names the group."""
+
+
+class GroupPlaced(Message, frozen=True, kw_only=True):
+    """The scheduler's answer."""
+
+    group_id: str
+    host: str
+    """Acquire from this host's own service, with `is_placed`."""
+    has_image: bool
+    """Whether the host was chosen for holding the image already."""
+
+
+class ReleaseGroup(Message, frozen=True, kw_only=True):
+    """The group needs no room any more."""
+
+    group_id: str
+
+
+class ReportHost(Message, frozen=True, kw_only=True):
+    """Sandbox host -> scheduler, periodically; a host that falls silent gets nothing more."""
+
+    host: str
+    num_slots: int
+    num_live: int
+    image_digests: list[str] = []

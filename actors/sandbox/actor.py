@@ -8,6 +8,7 @@ Every request that names a lease renews it; the pool reaps what nobody renews. T
 command once for each `op_key`, however often it is asked.
 """
 
+import contextlib
 from collections.abc import AsyncIterator, Mapping
 
 import msgspec
@@ -16,7 +17,12 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.sandbox.config import SandboxHostConfig
 from penstock.envs.microvm.pool import Pool
-from penstock.envs.remote import ACQUIRE_SERVICE, SandboxBusyError, to_remote_error
+from penstock.envs.remote import (
+    ACQUIRE_SERVICE,
+    FLEET_SERVICE,
+    SandboxBusyError,
+    to_remote_error,
+)
 from penstock.envs.sandbox import ExecResult, Sandbox, SandboxDied, SandboxError, SandboxTimeout
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
@@ -31,6 +37,7 @@ from penstock.messages.machine import (
     ListFiles,
     ReadFile,
     ReleaseSandbox,
+    ReportHost,
     SandboxLeased,
     WriteFiles,
 )
@@ -61,7 +68,19 @@ class SandboxHost(Actor):
         """Show the fleet."""
         for name, value in msgspec.structs.asdict(self._pool.counters()).items():
             ctx.set_gauge(name, value)
+        if self._config.reports_to_fleet:
+            await self._report(ctx)
         return ()
+
+    async def _report(self, ctx: Context) -> None:
+        """Tell the scheduler what is here; without one the host serves whoever asks it."""
+        report = ReportHost(
+            host=self._host, num_slots=self._pool.live_max, num_live=self._pool.counters().live
+        )
+        with contextlib.suppress(DeadlineError):
+            await ctx.request(
+                FLEET_SERVICE, report, deadline_s=self.tick_s, reason="fleet's scheduler"
+            )
 
     async def stop(self, ctx: Context) -> Effects:
         """Destroy all machines."""
@@ -74,17 +93,20 @@ class SandboxHost(Actor):
             yield _unexpected(message)
             return
         try:
+            yield await self._acquire(message)
+        except SandboxError as error:
+            yield to_remote_error(error)
+
+    async def _acquire(self, message: AcquireSandbox) -> Message:
+        try:
             lease = await self._pool.acquire(
                 min(message.lease_s, self._config.lease_s_max),
                 lease_id=message.lease_id,
                 timeout_s=self._config.acquire_s_max,
             )
         except (DeadlineError, QueueFullError) as error:
-            yield to_remote_error(SandboxBusyError(str(error)))
-        except SandboxError as error:
-            yield to_remote_error(error)
-        else:
-            yield self._leased(message.lease_id, lease.sandbox)
+            raise SandboxBusyError(str(error)) from error
+        return self._leased(message.lease_id, lease.sandbox)
 
     async def _answer(self, message: Message) -> AsyncIterator[Message]:
         """Do something in a leased machine; a machine that died loses its lease."""
@@ -103,6 +125,8 @@ class SandboxHost(Actor):
             case ReleaseSandbox():
                 await self._pool.release(message.lease_id)
                 return Ack()
+            case AcquireSandbox() if message.is_placed:
+                return await self._acquire(message)
             case AcquireSandbox():
                 return self._leased(message.lease_id, self._machine(message.lease_id))
             case ExecCommand():

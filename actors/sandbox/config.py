@@ -11,8 +11,11 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     acquire_s_max: float = 5.0
     """Longest wait for a free machine, before the asker hears that this host is busy."""
 
+    reports_to_fleet: bool = False
+    """Whether a scheduler places groups on this host (`actors/sandbox/scheduler.py`)."""
+
     def __post_init__(self) -> None:
         """Refuse values that bound nothing."""
-        for field in self.__struct_fields__:
+        for field in ("lease_s_max", "acquire_s_max"):
             if getattr(self, field) <= 0:
                 raise ValueError(f"sandbox.{field}: expected > 0, got {getattr(self, field)}")

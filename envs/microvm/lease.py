@@ -1,7 +1,6 @@
 """Leases on machines, and what a pool counts."""
 
 import asyncio
-import time
 
 import msgspec
 
@@ -34,11 +33,11 @@ class Lease:
         self.lease_id = lease_id
         self.sandbox = sandbox
         self.lease_s = lease_s
-        self.renew()
+        self.expires_at = 0.0
 
-    def renew(self) -> None:
+    def renew(self, now: float) -> None:
         """Start the lease's time again."""
-        self.expires_at = time.monotonic() + self.lease_s
+        self.expires_at = now + self.lease_s
 
 
 class Want:

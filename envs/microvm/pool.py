@@ -15,7 +15,7 @@ import os
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
@@ -39,6 +39,7 @@ class Pool:
         live_max: Bound on all machines that exist.
         boots_at_once: Bound on concurrent boots.
         boot_timeout_s: Deadline of one boot.
+        monotonic: The time that leases run by; a simulation has its own.
 
     Example:
         async with Pool(open_backend("uml"), size=4, live_max=16) as pool:
@@ -48,7 +49,7 @@ class Pool:
 
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         backend: Backend,
         *,
@@ -56,12 +57,14 @@ class Pool:
         live_max: int,
         boots_at_once: int = BOOTS_AT_ONCE,
         boot_timeout_s: float = 20.0,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         if not 0 <= size <= live_max or live_max < 1:
             raise ValueError(f"pool: expected 0 <= size <= live_max >= 1, got {size}, {live_max}")
         self._backend = backend
         self._size = size
-        self._live_max = live_max
+        self._monotonic = monotonic
+        self.live_max = live_max
         self._boots_at_once = boots_at_once
         self._boot_timeout_s = boot_timeout_s
         self._cpus = sorted(os.sched_getaffinity(0))
@@ -121,7 +124,7 @@ class Pool:
         except TimeoutError:
             raise DeadlineError(
                 f"sandbox pool: no machine within {timeout_s:g} s "
-                f"({len(self._leases)} leased of at most {self._live_max})"
+                f"({len(self._leases)} leased of at most {self.live_max})"
             ) from None
         finally:
             if want.given.done():
@@ -150,7 +153,7 @@ class Pool:
             raise NotFoundError(
                 f"sandbox lease {lease_id!r}: expired, released or never given"
             ) from None
-        lease.renew()
+        lease.renew(self._monotonic())
         return lease
 
     async def release(self, lease_id: str) -> None:
@@ -201,7 +204,7 @@ class Pool:
 
     async def _keep(self) -> None:
         while True:
-            now = time.monotonic()
+            now = self._monotonic()
             for lease in [x for x in self._leases.values() if x.expires_at <= now]:
                 self._tally["expired"] += 1
                 _spawn(self.release(lease.lease_id), self._ends)
@@ -225,7 +228,7 @@ class Pool:
 
     def _boot_missing(self, now: float) -> None:
         missing = self._size + self._waiting() - len(self._idle) - self._booting
-        room = min(self._live_max - self._live(), self._boots_at_once - self._booting)
+        room = min(self.live_max - self._live(), self._boots_at_once - self._booting)
         if now >= self._retry_at:
             for _ in range(min(missing, room)):
                 self._booting += 1
@@ -253,7 +256,7 @@ class Pool:
     def _boot_failed(self, error: SandboxError) -> None:
         self._tally["boot_failures"] += 1
         self._backoff_s = min(BACKOFF_S_MAX, self._backoff_s * 2 or 0.1)
-        self._retry_at = time.monotonic() + self._backoff_s
+        self._retry_at = self._monotonic() + self._backoff_s
         want = self._next_want()
         if want is not None:
             want.given.set_exception(error)
@@ -265,6 +268,7 @@ class Pool:
         self._drop_dead()
         while self._idle and (want := self._next_want()) is not None:
             lease = Lease(want.lease_id, self._idle.popleft(), want.lease_s)
+            lease.renew(self._monotonic())
             self._leases[lease.lease_id] = lease
             want.given.set_result(lease)
 

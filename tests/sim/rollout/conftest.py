@@ -11,7 +11,6 @@ import itertools
 import struct
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -34,8 +33,6 @@ from penstock.actors.sandbox.actor import SandboxHost
 from penstock.actors.sandbox.config import SandboxHostConfig
 from penstock.envs.dry_run import DryRunSandbox
 from penstock.envs.ladder.execute import run_program
-from penstock.envs.microvm import lease as lease_module
-from penstock.envs.microvm import pool as pool_module
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.sandbox import (
     Capability,
@@ -336,7 +333,7 @@ class World:
         return self.host(JudgeActor(JudgeConfig(**settings)))
 
     def host_machines(self, *, live_max: int = 64, **settings: object) -> Hosted:
-        pool = Pool(self.backend, size=0, live_max=live_max)
+        pool = Pool(self.backend, size=0, live_max=live_max, monotonic=VirtualClock().monotonic)
         return self.host(SandboxHost(pool, "host-0", SandboxHostConfig(**settings)))
 
     def host_pacer(self, **settings: object) -> Hosted:
@@ -403,12 +400,9 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def simulate(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Tokenizer,
 ) -> Callable[[Callable[[World], Coroutine]], None]:
     """Return a function that runs a scenario in a world of its own, on virtual time."""
-    virtual_time = SimpleNamespace(monotonic=VirtualClock().monotonic)
-    monkeypatch.setattr(pool_module, "time", virtual_time)
-    monkeypatch.setattr(lease_module, "time", virtual_time)
 
     async def run(scenario: Callable[[World], Coroutine]) -> None:
         world = World(tokenizer)

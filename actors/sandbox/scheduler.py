@@ -1,0 +1,95 @@
+"""The fleet's scheduler: hosts report to it, and it says where a group's machines go.
+
+It keeps nothing: after a restart the hosts report within a second, and a group that asks again is
+placed anew. What it forgets costs room for a lease's time and no more, for hosts bound themselves.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+
+from penstock.actors.runtime.actor import Actor, Effects
+from penstock.actors.runtime.context import Context
+from penstock.actors.sandbox.fleet import Fleet, FleetFullError
+from penstock.envs.remote import FLEET_SERVICE, SandboxBusyError, to_remote_error
+from penstock.messages.base import Message
+from penstock.messages.bus import Serve
+from penstock.messages.generation import Ack, RemoteError, RemoteErrorKind
+from penstock.messages.machine import GroupPlaced, PlaceGroup, ReleaseGroup, ReportHost
+
+
+class FleetScheduler(Actor):
+    """Places groups; one of them serves a fleet.
+
+    Args:
+        quota: Most machines that one holder may have placed; 0 for no bound.
+
+    """
+
+    role = "fleet"
+    tick_s = 1.0
+
+    def __init__(self, quota: int = 0) -> None:
+        self._quota = quota
+        self._tally = {"placed": 0, "refused": 0, "expired": 0, "image_hits": 0}
+
+    def services(self) -> Mapping[str, Serve]:
+        """Return the one service."""
+        return {FLEET_SERVICE: self._answer}
+
+    async def start(self, ctx: Context) -> Effects:
+        """Begin without any host."""
+        self._ctx = ctx
+        self._fleet = Fleet(ctx.random, quota=self._quota)
+        return ()
+
+    async def on_tick(self, ctx: Context) -> Effects:
+        """Forget the silent and the late; show the rest."""
+        self._tally["expired"] += self._fleet.expire(ctx.monotonic())
+        for name, value in self._tally.items():
+            ctx.set_gauge(name, value)
+        ctx.set_gauge("hosts", self._fleet.num_hosts)
+        ctx.set_gauge("machines", self._fleet.num_placed)
+        return ()
+
+    async def _answer(self, message: Message) -> AsyncIterator[Message]:
+        match message:
+            case PlaceGroup():
+                yield self._place(message)
+            case ReleaseGroup():
+                self._fleet.release(message.group_id)
+                yield Ack()
+            case ReportHost():
+                self._fleet.report(
+                    message.host,
+                    num_slots=message.num_slots,
+                    num_live=message.num_live,
+                    images=message.image_digests,
+                    now=self._ctx.monotonic(),
+                )
+                yield Ack()
+            case _:
+                yield _refused(f"{type(message).__name__} is no request to a fleet")
+
+    def _place(self, wanted: PlaceGroup) -> Message:
+        try:
+            placement = self._fleet.place(
+                wanted.group_id,
+                num_machines=wanted.num_machines,
+                image=wanted.image_digest,
+                holder=wanted.holder,
+                lease_s=wanted.lease_s,
+                now=self._ctx.monotonic(),
+            )
+        except FleetFullError as error:
+            self._tally["refused"] += 1
+            return to_remote_error(SandboxBusyError(str(error)))
+        except ValueError as error:
+            return _refused(str(error))
+        self._tally["placed"] += 1
+        self._tally["image_hits"] += placement.has_image
+        return GroupPlaced(
+            group_id=wanted.group_id, host=placement.host, has_image=placement.has_image
+        )
+
+
+def _refused(words: str) -> RemoteError:
+    return RemoteError(kind=RemoteErrorKind.INVALID, error=words)

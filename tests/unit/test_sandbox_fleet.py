@@ -1,0 +1,93 @@
+"""Where groups go: once, together, near their image, within bounds."""
+
+import random
+
+import pytest
+
+from penstock.actors.sandbox.fleet import HOST_SILENCE_S, SOFT_CAP, Fleet, FleetFullError
+
+
+def fleet_of(num_hosts, num_slots=64, **options):
+    fleet = Fleet(random.Random(7), **options)
+    for number in range(num_hosts):
+        fleet.report(f"h{number}", num_slots=num_slots, num_live=0, images=[], now=0.0)
+    return fleet
+
+
+def place(fleet, group_id, num_machines=16, image="", holder="a", now=0.0):
+    return fleet.place(
+        group_id, num_machines=num_machines, image=image, holder=holder, lease_s=60.0, now=now
+    )
+
+
+def test_a_group_that_asks_again_keeps_its_host():
+    fleet = fleet_of(8)
+    hosts = {place(fleet, "g").host for _ in range(20)}
+    assert len(hosts) == 1
+    assert fleet.num_placed == 16
+
+
+def test_no_host_gets_more_than_it_has_room_for():
+    fleet = fleet_of(4, num_slots=40)
+    placed = [place(fleet, f"g{i}").host for i in range(8)]  # 2 of 16 fit into 40
+    assert sorted(placed.count(f"h{i}") for i in range(4)) == [2, 2, 2, 2]
+    with pytest.raises(FleetFullError, match="no room for 16 machines on 4 hosts"):
+        place(fleet, "late")
+    fleet.release("g0")
+    assert place(fleet, "late").host == placed[0]
+
+
+def test_groups_go_where_their_image_is_but_never_beyond_the_soft_cap():
+    fleet = fleet_of(20, num_slots=320)
+    groups = [place(fleet, f"g{i}", image=f"i{i % 10}") for i in range(200)]
+    assert sum(group.has_image for group in groups) > 100
+    share = fleet.num_placed / 20
+    loads = [sum(g.num_machines for g in groups if g.host == f"h{i}") for i in range(20)]
+    assert max(loads) <= SOFT_CAP * share + 2 * 16  # two choices: a group or two above the mean
+    one_image = fleet_of(20, num_slots=320)
+    popular = [place(one_image, f"g{i}", image="i") for i in range(200)]
+    assert len({group.host for group in popular}) == 20
+
+
+def test_what_hosts_report_counts_beside_what_was_placed():
+    fleet = fleet_of(2)
+    fleet.report("h0", num_slots=64, num_live=60, images=[], now=0.0)
+    assert place(fleet, "g").host == "h1"
+
+
+def test_a_host_that_reports_an_image_is_preferred():
+    fleet = fleet_of(50)
+    fleet.report("h9", num_slots=64, num_live=0, images=["i"], now=0.0)
+    placement = place(fleet, "g", image="i")
+    assert (placement.host, placement.has_image) == ("h9", True)
+
+
+def test_a_quota_bounds_one_holder_and_no_other():
+    fleet = fleet_of(8, quota=32)
+    place(fleet, "g0")
+    place(fleet, "g1")
+    with pytest.raises(FleetFullError, match="quota of 32"):
+        place(fleet, "g2")
+    place(fleet, "g3", holder="b")
+    fleet.release("g0")
+    fleet.release("g0")
+    place(fleet, "g2")
+
+
+def test_what_nobody_renews_and_who_falls_silent_are_forgotten():
+    fleet = fleet_of(2)
+    place(fleet, "late", now=0.0)
+    kept = place(fleet, "kept", now=0.0)
+    fleet.report(kept.host, num_slots=64, num_live=0, images=[], now=61.0)
+    place(fleet, "kept", now=30.0)
+    assert fleet.expire(now=61.0) == 2  # the other host, and the group "late"
+    assert fleet.num_hosts == 1
+    assert fleet.num_placed == 16
+    assert fleet.expire(now=61.0 + HOST_SILENCE_S + 1) == 2
+    with pytest.raises(FleetFullError, match="0 hosts"):
+        place(fleet, "g", now=70.0)
+
+
+def test_a_group_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="at least 1"):
+        place(fleet_of(1), "g", num_machines=0)
