@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import inspect
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,10 +17,13 @@ BENCHES = {
 }
 
 
-def bench(what: str, *, as_json: bool) -> int:
-    """Run one benchmark and print its figures; with `as_json` as one last line."""
+def bench(what: str, *inputs: Path, as_json: bool) -> int:
+    """Run one benchmark, on `inputs` if there are any, and print its figures.
+
+    With `as_json` they are one last line.
+    """
     module, name = BENCHES[what]
-    result: Any = getattr(importlib.import_module(module), name)()
+    result: Any = getattr(importlib.import_module(module), name)(*inputs)
     if inspect.isawaitable(result):
         result = asyncio.run(_wait(result))
     encoded = msgspec.json.encode(result)

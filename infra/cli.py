@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from penstock.infra.simulate.arguments import add_simulation
 from penstock.infra.tasks_command import add_sandbox_commands
 from penstock.infra.weights.command import add_actions
-from penstock.infra.simulate.arguments import add_simulation
-from penstock.messages.errors import PenstockError
+from penstock.messages.errors import ConfigError, PenstockError
 
 Command = Callable[[argparse.Namespace], int]
 Commands = Any
@@ -93,7 +93,10 @@ def _weights(arguments: argparse.Namespace) -> int:
 def _bench(arguments: argparse.Namespace) -> int:
     from penstock.infra.bench import bench
 
-    return bench(arguments.what, as_json=arguments.json)
+    given = [path for path in (arguments.base, arguments.next) if path is not None]
+    if given and (arguments.what != "weights" or len(given) != 2):
+        raise ConfigError("bench: --base and --next go together, and only with weights")
+    return bench(arguments.what, *given, as_json=arguments.json)
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
@@ -129,6 +132,8 @@ def _parser() -> argparse.ArgumentParser:
     add_sandbox_commands(commands)
     bench = _add(commands, "bench", _bench, "measure, as ratios in one run")
     bench.add_argument("what", choices=["engine", "bus", "weights", "sandbox"])
+    bench.add_argument("--base", type=Path, help="weights: a checkpoint, instead of training one")
+    bench.add_argument("--next", type=Path, help="weights: the checkpoint after it")
     bench.add_argument("--json", action="store_true", help="the last line is one JSON object")
     add_simulation(_add(commands, "simulate", _simulate, "a system too large for one machine"))
     return parser

@@ -89,7 +89,7 @@ class _Job:
         self._tensors = sorted(
             target.tensors.values(), key=lambda t: (t.dtype, not self._is_based(t), t.name)
         )
-        self.runs = list(_runs(self._tensors, self._is_based))
+        self.runs = list(plan_runs(self._tensors, self._is_based))
         self._hashers = [TensorHasher(tensor) for tensor in self._tensors]
         self._base_hashers = {key: TensorHasher(tensor) for key, tensor in base.tensors.items()}
         self._num_changed = [0] * len(self._tensors)
@@ -104,7 +104,7 @@ class _Job:
             self._target.read(tensor.key, piece.first_word, piece.num_words)
             for tensor, piece in zip(tensors, run, strict=True)
         ]
-        payload = delta.encode(joined(base), joined(target))
+        payload = delta.encode(joined(base), joined(target), tensors[0].kind)
         header = delta.read_header(payload)
         return _Coded(payload, header.codec.name.lower(), header.num_changed, base, target)
 
@@ -151,8 +151,8 @@ class _Job:
         return base is not None and base.is_base_of(tensor)
 
 
-def _runs(tensors: list[Tensor], is_based: Callable[[Tensor], bool]) -> Iterator[list[Piece]]:
-    """Cut large tensors, and put small neighbors of one kind together."""
+def plan_runs(tensors: list[Tensor], is_based: Callable[[Tensor], bool]) -> Iterator[list[Piece]]:
+    """Cut sorted tensors into extents: small neighbors of one kind share one."""
     run: list[Piece] = []
     kind = None
     room = 0

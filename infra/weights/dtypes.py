@@ -9,6 +9,8 @@ import math
 import msgspec
 import numpy as np
 
+from penstock.kernels.delta import Dtype as Kind
+
 BYTES = "BYTES"
 """Not of safetensors: bytes of a file that are no tensor (header, configuration, tokenizer)."""
 _PACKED = "|u1"
@@ -16,13 +18,12 @@ WORD_DTYPES = {1: np.dtype(np.uint8), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
 class Dtype(msgspec.Struct, frozen=True):
-    """One dtype: its size, how numpy calls it, and where its exponent stands."""
+    """One dtype: its size, how numpy calls it, and what the codec takes its words for."""
 
     num_bits: int
     numpy_name: str
     """Enters the tensor's digest; floats that numpy lacks go by their bit pattern."""
-    exponent: tuple[int, int] | None = None
-    """Lowest bit and number of bits, of floats whose element is one word."""
+    kind: Kind
 
     @property
     def word_bytes(self) -> int:
@@ -31,29 +32,29 @@ class Dtype(msgspec.Struct, frozen=True):
 
 
 DTYPES = {
-    BYTES: Dtype(8, _PACKED),
-    "BOOL": Dtype(8, "|b1"),
-    "F4": Dtype(4, _PACKED),
-    "F6_E2M3": Dtype(6, _PACKED),
-    "F6_E3M2": Dtype(6, _PACKED),
-    "U8": Dtype(8, "|u1"),
-    "I8": Dtype(8, "|i1"),
-    "F8_E4M3": Dtype(8, _PACKED, (3, 4)),
-    "F8_E4M3FNUZ": Dtype(8, _PACKED, (3, 4)),
-    "F8_E5M2": Dtype(8, _PACKED, (2, 5)),
-    "F8_E5M2FNUZ": Dtype(8, _PACKED, (2, 5)),
-    "F8_E8M0": Dtype(8, _PACKED),
-    "I16": Dtype(16, "<i2"),
-    "U16": Dtype(16, "<u2"),
-    "F16": Dtype(16, "<f2", (10, 5)),
-    "BF16": Dtype(16, "<u2", (7, 8)),
-    "I32": Dtype(32, "<i4"),
-    "U32": Dtype(32, "<u4"),
-    "F32": Dtype(32, "<f4", (23, 8)),
-    "I64": Dtype(64, "<i8"),
-    "U64": Dtype(64, "<u8"),
-    "F64": Dtype(64, "<f8"),
-    "C64": Dtype(64, "<c8"),
+    BYTES: Dtype(8, _PACKED, Kind.INT8),
+    "BOOL": Dtype(8, "|b1", Kind.INT8),
+    "F4": Dtype(4, _PACKED, Kind.INT4X2),
+    "F6_E2M3": Dtype(6, _PACKED, Kind.INT8),
+    "F6_E3M2": Dtype(6, _PACKED, Kind.INT8),
+    "U8": Dtype(8, "|u1", Kind.INT8),
+    "I8": Dtype(8, "|i1", Kind.INT8),
+    "F8_E4M3": Dtype(8, _PACKED, Kind.FP8_E4M3),
+    "F8_E4M3FNUZ": Dtype(8, _PACKED, Kind.FP8_E4M3),
+    "F8_E5M2": Dtype(8, _PACKED, Kind.INT8),
+    "F8_E5M2FNUZ": Dtype(8, _PACKED, Kind.INT8),
+    "F8_E8M0": Dtype(8, _PACKED, Kind.INT8),
+    "I16": Dtype(16, "<i2", Kind.INT16),
+    "U16": Dtype(16, "<u2", Kind.INT16),
+    "F16": Dtype(16, "<f2", Kind.FP16),
+    "BF16": Dtype(16, "<u2", Kind.BF16),
+    "I32": Dtype(32, "<i4", Kind.INT32),
+    "U32": Dtype(32, "<u4", Kind.INT32),
+    "F32": Dtype(32, "<f4", Kind.FP32),
+    "I64": Dtype(64, "<i8", Kind.INT32),
+    "U64": Dtype(64, "<u8", Kind.INT32),
+    "F64": Dtype(64, "<f8", Kind.INT32),
+    "C64": Dtype(64, "<c8", Kind.INT32),
 }
 
 
@@ -77,8 +78,8 @@ def num_bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
 
 def exponents(dtype: str, words: np.ndarray) -> np.ndarray | None:
     """Return the exponent fields [N] uint8 of words [N], or None for what has no exponent."""
-    field = DTYPES[dtype].exponent
-    if field is None:
+    traits = DTYPES[dtype].kind.traits
+    if traits.num_keys == 1:
         return None
-    lowest, width = field
-    return (words >> words.dtype.type(lowest) & words.dtype.type((1 << width) - 1)).astype(np.uint8)
+    field = words >> words.dtype.type(traits.key_shift)
+    return (field & words.dtype.type(traits.num_keys - 1)).astype(np.uint8)

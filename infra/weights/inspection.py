@@ -163,6 +163,9 @@ def _exponents(patch: DeltaFile, base: Weights, num_threads: int) -> dict[str, d
     def counted(number: int) -> tuple[str, np.ndarray] | None:
         pieces, words = view.extent(number)
         rows = [manifest.target[piece.row] for piece in pieces]
+        own = base.tensors.get(rows[0].key)
+        if own is None or not own.is_base_of(rows[0]):
+            return None
         old = joined([read_base(base, r, p) for r, p in zip(rows, pieces, strict=True)])
         keys = exponents(rows[0].dtype, old)
         if keys is None:

@@ -8,6 +8,7 @@ _CELL_PX = 18
 _LABEL_PX = 330
 _WIDTH_MIN_PX = 720
 _BAR_PX = 120
+_WITH_BASE = ("equal", "changed", "reshaped")
 _TEXT = 'font-family="system-ui, sans-serif" font-size="12" fill="#222"'
 _LIGHT, _DARK = (235, 243, 250), (8, 48, 107)
 
@@ -33,7 +34,9 @@ def draw(found: Inspection) -> str:
 
 def _heatmap(found: Inspection) -> tuple[str, int, int]:
     """Draw one row a kind of tensor, one column a layer; return it with its size in pixels."""
-    cells = found.grouped(lambda t: f"{t.kind}\n{t.layer or ''}")
+    cells = found.grouped(
+        lambda t: f"{t.kind}\n{t.layer or ''}" if t.status in _WITH_BASE else None
+    )
     kinds = sorted({label.split("\n")[0] for label in cells})
     layers = sorted({label.split("\n")[1] for label in cells}, key=lambda n: int(n or -1))
     highest = max((share.fraction for share in cells.values()), default=0.0) or 1.0
@@ -80,7 +83,7 @@ def _labeled(shares: dict[int, Share]) -> list[tuple[str, float]]:
 def _bars(title: str, values: list[tuple[str, float]]) -> tuple[str, int]:
     highest = max(value for _, value in values) or 1.0
     parts = [_text(0, 0, f"{title} (highest: {highest:.2%})")]
-    step = max(1, len(values) // 20)
+    step = max(2, len(values) // 20)
     for number, (label, value) in enumerate(values):
         height = round(_BAR_PX * value / highest, 1)
         size = (_CELL_PX - 3, height)

@@ -7,6 +7,7 @@ import numpy as np
 import xxhash
 
 from penstock.infra.weights.dtypes import BYTES, DTYPES, WORD_DTYPES, num_bytes_of
+from penstock.kernels.delta import Dtype as Kind
 
 Key = tuple[bool, str]
 """Whether it is a file's plain bytes, and the name: what two checkpoints are matched by."""
@@ -34,6 +35,11 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
     def word_bytes(self) -> int:
         """Return the size of its words."""
         return DTYPES[self.dtype].word_bytes
+
+    @property
+    def kind(self) -> Kind:
+        """Return what the codec takes its words for."""
+        return DTYPES[self.dtype].kind
 
     @property
     def num_words(self) -> int:

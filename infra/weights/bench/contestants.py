@@ -1,0 +1,122 @@
+"""The codecs that are measured: Penstock's ladder, its rungs, and what others use."""
+
+import importlib
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import zstandard
+
+from penstock.infra.weights.bench.pairs import Pair, Piece
+from penstock.kernels import delta
+from penstock.kernels.delta import Codec
+from penstock.kernels.delta import Dtype as Kind
+
+PEER_FORMATS = ("arc_v2", "arc_v3")
+PEER_HINT = "pip install 'penstock[bench]' (the package fireworks-delta-compression)"
+_PEER_MODULE = "fireworks_delta_compression"
+_TORCH_DTYPES = {
+    Kind.BF16: torch.bfloat16,
+    Kind.FP16: torch.float16,
+    Kind.FP32: torch.float32,
+    Kind.FP8_E4M3: torch.float8_e4m3fn,
+}
+
+
+class Coded(msgspec.Struct, frozen=True):
+    """What one piece became."""
+
+    num_bytes: int
+    body: Any
+
+
+class Contestant(msgspec.Struct, frozen=True):
+    """One codec: both ways, and how it wants the weights cut."""
+
+    encode: Callable[[Piece], Coded]
+    decode: Callable[[Piece, Any], np.ndarray]
+    """Takes the piece's base and a body; checks what it makes, as its users do."""
+    takes_tensors: bool = False
+
+    def pieces(self, pair: Pair) -> list[Piece]:
+        """Return the pair as this codec takes it."""
+        return pair.tensors if self.takes_tensors else pair.extents
+
+
+def contestants(pair: Pair) -> dict[str, Contestant]:
+    """Return the codecs that can take the pair, by name; peers where they are installed."""
+    found = {"ladder": Contestant(_encode, _apply)}
+    has_steps = all(piece.kind.traits.has_steps for piece in pair.extents)
+    for codec in Codec:
+        if codec is not Codec.EQUAL and (has_steps or not codec.has_steps):
+            name = "xor_planes" if codec is Codec.XOR_ZSTD else codec.name.lower()
+            found[name] = Contestant(partial(_encode_with, codec), _apply)
+    found["xor_zstd"] = Contestant(_xor_encode, _xor_decode)
+    if peer_is_there():
+        for name in PEER_FORMATS:
+            encode, decode = partial(_peer_encode, name), partial(_peer_decode, name)
+            found[name] = Contestant(encode, decode, takes_tensors=True)
+    return found
+
+
+def peer_is_there() -> bool:
+    """Say whether the public peer's package can be imported."""
+    try:
+        importlib.import_module(_PEER_MODULE)
+    except ImportError:
+        return False
+    return True
+
+
+def _encode(piece: Piece) -> Coded:
+    payload = delta.encode(piece.base, piece.target, piece.kind)
+    return Coded(len(payload), payload)
+
+
+def _encode_with(codec: Codec, piece: Piece) -> Coded:
+    payload = delta.encode_with(codec, piece.base, piece.target, piece.kind)
+    return Coded(len(payload), payload)
+
+
+def _apply(piece: Piece, payload: bytes) -> np.ndarray:
+    return delta.apply(piece.base, payload)
+
+
+def _xor_encode(piece: Piece) -> Coded:
+    payload = zstandard.ZstdCompressor(level=1).compress((piece.base ^ piece.target).data)
+    return Coded(len(payload), payload)
+
+
+def _xor_decode(piece: Piece, payload: bytes) -> np.ndarray:
+    plain = zstandard.ZstdDecompressor().decompress(payload)
+    return piece.base ^ np.frombuffer(plain, piece.base.dtype)
+
+
+def _peer_encode(name: str, piece: Piece) -> Coded:
+    peer: Any = importlib.import_module(_PEER_MODULE)
+    diff, checksum = peer.delta_compress(
+        src=_tensor(piece, piece.base), dst=_tensor(piece, piece.target), compression_format=name
+    )
+    return Coded(diff.numel(), (diff, checksum))
+
+
+def _peer_decode(name: str, piece: Piece, body: tuple[Any, str]) -> np.ndarray:
+    peer: Any = importlib.import_module(_PEER_MODULE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # it views bytes that are not writable
+        target = peer.delta_decompress(
+            src=_tensor(piece, piece.base),
+            compressed_diff=body[0],
+            checksum=body[1],
+            compression_format=name,
+        )
+    return target.view(torch.uint8).numpy().view(piece.base.dtype)
+
+
+def _tensor(piece: Piece, words: np.ndarray) -> torch.Tensor:
+    raw = torch.from_numpy(words.view(np.uint8))  # pyright: ignore[reportUnknownMemberType]
+    return raw.view(_TORCH_DTYPES.get(piece.kind, torch.uint8))
