@@ -100,6 +100,10 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
+    if arguments.what == "sandboxes":
+        from penstock.infra.simulate_fleet_command import run as run_fleet
+
+        return run_fleet(arguments)
     from penstock.infra.simulate.command import run
 
     return run(arguments)

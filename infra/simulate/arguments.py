@@ -3,12 +3,18 @@
 import argparse
 
 from penstock.infra.simulate.settings import Scenario
+from penstock.infra.simulate_fleet_command import add_fleet_simulation
 
 
 def add_simulation(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare what can be simulated, and what each takes."""
+    what = parser.add_subparsers(required=True, dest="what", metavar="WHAT")
+    _add_weights(what.add_parser("weights", help="versions to replicas over the world"))
+    add_fleet_simulation(what.add_parser("sandboxes", help="a fleet's burst of machines"))
+
+
+def _add_weights(parser: argparse.ArgumentParser) -> None:
     default = Scenario()
-    parser.add_argument("what", choices=["weights"])
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--steps", type=int, default=default.num_steps)
     parser.add_argument("--replicas", type=int, default=default.num_replicas)

@@ -13,7 +13,13 @@ from penstock.envs.sandbox import (
 )
 
 Factory = Callable[[], Awaitable[Machine]]
-DEADLINE_S = 20.0
+DEADLINE_S = 200.0
+"""Only what hangs meets it: an emulated processor on a busy host is slow."""
+
+
+def short_s(machine: Machine) -> float:
+    """A deadline that an endless program meets, and not before it has begun."""
+    return 8.0 if machine.info.backend == "qemu-tcg" else 0.3
 
 
 async def sh(machine: Machine, script: str, **options) -> str:
@@ -90,7 +96,7 @@ async def exec_ends_with_its_leader(machine: Machine) -> None:
 
 async def the_deadline_kills_the_whole_group(machine: Machine) -> None:
     script = "echo before; sleep 1000 & echo $! > pid; sleep 1000"
-    result = await machine.exec(["sh", "-c", script], timeout_s=0.3)
+    result = await machine.exec(["sh", "-c", script], timeout_s=short_s(machine))
     assert result.timed_out
     assert result.exit_code == -9
     assert result.stdout == b"before\n"
@@ -98,7 +104,7 @@ async def the_deadline_kills_the_whole_group(machine: Machine) -> None:
 
 
 async def a_flood_of_output_is_bounded(machine: Machine) -> None:
-    result = await machine.exec(["yes"], timeout_s=0.3, output_bytes_max=1000)
+    result = await machine.exec(["yes"], timeout_s=short_s(machine), output_bytes_max=1000)
     assert result.truncated
     assert result.timed_out
     assert len(result.stdout) == 1000

@@ -1,0 +1,42 @@
+"""`penstock simulate sandboxes`: the command line."""
+
+import argparse
+import asyncio
+import sys
+from typing import Any
+
+import msgspec
+
+from penstock.infra.simulate_fleet_settings import FleetScenario
+
+
+def add_fleet_simulation(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    default = FleetScenario()
+    parser.add_argument("--seed", type=int, default=default.seed)
+    parser.add_argument("--machines", type=int, default=default.num_machines)
+    parser.add_argument("--hosts", type=int, default=default.num_hosts)
+    parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Simulate the burst, then place the same groups over a real server; print the figures."""
+    from penstock.infra.simulate_fleet import simulate_fleet
+    from penstock.infra.simulate_fleet_nats import place_in_memory, place_over_nats
+
+    scenario = FleetScenario(
+        seed=arguments.seed, num_machines=arguments.machines, num_hosts=arguments.hosts
+    )
+    sys.stderr.write(f"simulating {scenario.num_machines} machines on {scenario.num_hosts} hosts\n")
+    figures: dict[str, Any] = {
+        "scenario": msgspec.to_builtins(scenario),
+        "simulated": simulate_fleet(scenario),
+        "choice_alone": place_in_memory(scenario),
+        "nats": asyncio.run(place_over_nats(scenario)),
+    }
+    for part in ("simulated", "choice_alone", "nats"):
+        for name, value in figures[part].items():
+            sys.stdout.write(f"{part:<14}{name:<26}{value}\n")
+    if arguments.json:
+        sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")
+    return 0
