@@ -13,7 +13,7 @@ FILE_BYTES_MAX = 256 * 1024
 
 async def read_file(sandbox: Sandbox, arguments: dict[str, str], limits: Limits) -> str:
     """Return a file's text."""
-    return await _read(sandbox, checked_path(arguments["path"]))
+    return await read_text(sandbox, checked_path(arguments["path"]))
 
 
 async def write_file(sandbox: Sandbox, arguments: dict[str, str], limits: Limits) -> str:
@@ -31,7 +31,7 @@ async def edit_file(sandbox: Sandbox, arguments: dict[str, str], limits: Limits)
         raise InvalidCallError("old is empty")
     if old == new:
         raise InvalidCallError("old and new are the same")
-    before = await _read(sandbox, path)
+    before = await read_text(sandbox, path)
     count = before.count(old)
     if count != 1:
         raise InvalidCallError("old is not in the file" if count == 0 else f"old is there {count}x")
@@ -51,7 +51,13 @@ async def delete_file(sandbox: Sandbox, arguments: dict[str, str], limits: Limit
     return f"deleted {path}"
 
 
-async def _read(sandbox: Sandbox, path: str) -> str:
+async def read_text(sandbox: Sandbox, path: str) -> str:
+    """Return a text file's content.
+
+    Raises:
+        InvalidCallError: It is absent, too large, or no UTF-8 text.
+
+    """
     try:
         data = await sandbox.read_file(path, FILE_BYTES_MAX + 1)
     except SandboxFileError as error:

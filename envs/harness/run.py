@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
 
 from penstock.envs.harness.paths import checked_path
 from penstock.envs.harness.registry import FINISH, ToolSpec, checked_spec
@@ -19,7 +20,7 @@ _GRACE_S = 5.0
 async def run_calls(
     sandbox: Sandbox, calls: Sequence[ToolCall], limits: Limits
 ) -> list[ToolResult]:
-    """Carry out the calls of one turn.
+    """Carry out the calls of one turn with the tools of version 1.
 
     A wrong call is an outcome, not an error: its result says what was wrong and is not valid.
 
@@ -32,12 +33,16 @@ async def run_calls(
 
     """
     locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+    return await in_parallel(
+        _run_call(sandbox, call, limits, locks, index) for index, call in enumerate(calls)
+    )
+
+
+async def in_parallel(works: Iterable[Coroutine[Any, Any, ToolResult]]) -> list[ToolResult]:
+    """Do all works at once; where a machine fails, end the others and raise its error."""
     try:
         async with asyncio.TaskGroup() as group:
-            running = [
-                group.create_task(_run_call(sandbox, call, limits, locks, index))
-                for index, call in enumerate(calls)
-            ]
+            running = [group.create_task(work) for work in works]
     except* (SandboxError, DeadlineError) as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in running]

@@ -1,0 +1,93 @@
+"""Typed arguments of tools: what the policy writes is text, what a tool gets is checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from penstock.envs.harness.result import InvalidCallError
+
+_TRUTHS = {"true": True, "false": False}
+
+
+class Kind(StrEnum):
+    """JSON's names of the types."""
+
+    TEXT = "string"
+    INTEGER = "integer"
+    FLAG = "boolean"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a tool."""
+
+    description: str
+    kind: Kind = Kind.TEXT
+    default: str | int | bool | None = None
+    """None: the call must give it."""
+    bound_min: int = 0
+    """Of an integer; of a text's characters."""
+    bound_max: int = 4_096
+
+    @property
+    def is_required(self) -> bool:
+        """Whether a call without it is invalid."""
+        return self.default is None
+
+    def schema(self) -> dict[str, object]:
+        """Return its JSON schema."""
+        schema: dict[str, object] = {"type": self.kind.value, "description": self.description}
+        if self.kind is Kind.INTEGER:
+            schema |= {"minimum": self.bound_min, "maximum": self.bound_max}
+        elif self.kind is Kind.TEXT:
+            schema |= {"minLength": self.bound_min, "maxLength": self.bound_max}
+        return schema if self.is_required else schema | {"default": self.default}
+
+    def parse(self, name: str, text: str) -> str | int | bool:
+        """Return the value of a text.
+
+        Raises:
+            InvalidCallError: Not of the type, or out of bounds.
+
+        """
+        if self.kind is Kind.FLAG:
+            if text not in _TRUTHS:
+                raise InvalidCallError(f"{name} must be true or false")
+            return _TRUTHS[text]
+        if self.kind is Kind.INTEGER:
+            return self._integer(name, text)
+        if not self.bound_min <= len(text) <= self.bound_max or "\0" in text:
+            bounds = f"{self.bound_min} to {self.bound_max}"
+            raise InvalidCallError(f"{name} must be {bounds} characters, none of them NUL")
+        return text
+
+    def _integer(self, name: str, text: str) -> int:
+        digits = text.removeprefix("-")
+        is_integer = digits.isascii() and digits.isdigit() and len(digits) <= 12
+        if not is_integer or not self.bound_min <= int(text) <= self.bound_max:
+            raise InvalidCallError(
+                f"{name} must be an integer from {self.bound_min} to {self.bound_max}"
+            )
+        return int(text)
+
+
+def checked_arguments(
+    tool: str, declared: Mapping[str, Argument], given: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return every declared argument's value.
+
+    Raises:
+        InvalidCallError: One is missing, unknown, of a wrong type or out of bounds.
+
+    """
+    missing = [name for name, one in declared.items() if one.is_required and name not in given]
+    if missing:
+        raise InvalidCallError(f"{tool} needs {', '.join(missing)}")
+    unknown = [name for name in given if name not in declared]
+    if unknown:
+        raise InvalidCallError(f"{tool} takes no {', '.join(unknown)}")
+    return {
+        name: one.parse(name, given[name]) if name in given else one.default
+        for name, one in declared.items()
+    }

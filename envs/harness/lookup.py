@@ -1,0 +1,104 @@
+"""Reading, listing and finding of version 2: with line numbers, depth and context."""
+
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from penstock.envs.harness.files import read_text
+from penstock.envs.harness.paths import checked_path
+from penstock.envs.harness.result import InvalidCallError
+from penstock.envs.sandbox import WORK_DIR
+
+if TYPE_CHECKING:
+    from penstock.envs.harness.session import Session
+
+SHOWN_MAX = 500
+_NO_MATCH = 1
+
+
+async def read_file(session: "Session", arguments: dict[str, Any]) -> str:
+    """Return some lines of a file with their numbers."""
+    path = checked_path(arguments["path"])
+    lines = (await read_text(session.sandbox, path)).splitlines()
+    first, num = arguments["offset"], arguments["limit"]
+    if not lines:
+        return "[empty file]"
+    if first > len(lines):
+        raise InvalidCallError(f"{path} has {len(lines)} lines")
+    shown = [f"{n:>6}\t{line}" for n, line in enumerate(lines[first - 1 :][:num], first)]
+    left = len(lines) - (first - 1) - len(shown)
+    return "\n".join([*shown, *([f"[{left} more lines]"] if left else [])])
+
+
+async def list_dir(session: "Session", arguments: dict[str, Any]) -> str:
+    """List a directory to a depth; directories end in a slash."""
+    base = PurePosixPath(checked_path(arguments["path"]))
+    depth = arguments["depth"]
+    found: set[str] = set()
+    for path in await session.sandbox.list_files(WORK_DIR):
+        pure = PurePosixPath(path)
+        if not pure.is_relative_to(base) or _is_hidden(pure):
+            continue
+        parts = pure.relative_to(base).parts
+        found |= {"/".join(parts[:end]) + "/" for end in range(1, min(len(parts), depth + 1))}
+        if len(parts) <= depth:
+            found.add("/".join(parts))
+    if not found:
+        raise InvalidCallError(f"no directory {base}, or nothing in it")
+    return _shortened(sorted(found))
+
+
+async def glob(session: "Session", arguments: dict[str, Any]) -> str:
+    """List the files whose path or name matches a shell pattern."""
+    pattern = arguments["pattern"]
+    found = [
+        path
+        for path in await session.sandbox.list_files(WORK_DIR)
+        if not _is_hidden(PurePosixPath(path))
+        and (fnmatchcase(path, pattern) or fnmatchcase(PurePosixPath(path).name, pattern))
+    ]
+    return _shortened(found) or "no match"
+
+
+async def grep(session: "Session", arguments: dict[str, Any]) -> str:
+    """Search lines by an extended regular expression; `path:line:text`."""
+    options = ["-i"] if arguments["ignore_case"] else []
+    options += [f"-C{arguments['context']}"] if arguments["context"] else []
+    options += [f"--include={arguments['include']}"] if arguments["include"] else []
+    path = checked_path(arguments["path"])
+    command = ["grep", "-rInE", "--exclude-dir=.git", *options, "-e", arguments["pattern"], "--"]
+    done = await session.sandbox.exec(
+        [*command, path],
+        timeout_s=session.limits.tool_s_max,
+        output_bytes_max=session.limits.output_bytes_max,
+    )
+    if done.timed_out:
+        raise InvalidCallError("the search took too long")
+    if done.exit_code > _NO_MATCH:
+        raise InvalidCallError(done.stderr.decode("utf-8", "replace").strip() or "grep failed")
+    lines = [
+        line.removeprefix("./") for line in done.stdout.decode("utf-8", "replace").splitlines()
+    ]
+    ordered = lines if arguments["context"] else sorted(lines, key=_by_place)
+    return "\n".join(ordered) or "no match"
+
+
+async def codebase_search(session: "Session", arguments: dict[str, Any]) -> str:
+    """Find code by what it does."""
+    below = checked_path(arguments["path"])
+    return await session.search.find(arguments["query"], below, arguments["num"])
+
+
+def _is_hidden(path: PurePosixPath) -> bool:
+    return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+
+
+def _by_place(line: str) -> tuple[str, int]:
+    path, _, rest = line.partition(":")
+    number = rest.partition(":")[0]
+    return path, int(number) if number.isdigit() else 0
+
+
+def _shortened(names: list[str]) -> str:
+    left = len(names) - SHOWN_MAX
+    return "\n".join([*names[:SHOWN_MAX], *([f"[{left} more]"] if left > 0 else [])])

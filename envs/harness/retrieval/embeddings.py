@@ -1,0 +1,64 @@
+"""Embeddings from any endpoint that speaks OpenAI's `/v1/embeddings`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from penstock.messages.errors import PenstockError
+
+BATCH_MAX = 64
+CHARACTERS_MAX = 8_000
+TIMEOUT_S = 60.0
+
+
+class EmbeddingError(PenstockError, ConnectionError):
+    """The endpoint did not answer, or not with embeddings; the text has its words."""
+
+
+class HttpEmbedder:
+    """Asks an endpoint.
+
+    Args:
+        url: Up to and with `/v1`.
+        model: Its name there.
+        key: Sent as a bearer token where it is not empty.
+
+    """
+
+    def __init__(self, url: str, model: str, key: str = "") -> None:
+        self._url, self._model = url.rstrip("/"), model
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    async def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """Return float32 [N, D].
+
+        Raises:
+            EmbeddingError: No answer, or none that fits.
+
+        """
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        rows: list[list[float]] = []
+        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
+            for start in range(0, len(texts), BATCH_MAX):
+                rows += await self._batch(session, texts[start : start + BATCH_MAX])
+        return np.array(rows, np.float32)
+
+    async def _batch(
+        self, session: aiohttp.ClientSession, texts: Sequence[str]
+    ) -> list[list[float]]:
+        body = {"model": self._model, "input": [text[:CHARACTERS_MAX] or " " for text in texts]}
+        try:
+            async with session.post(f"{self._url}/embeddings", json=body) as reply:
+                if reply.status != 200:
+                    said = (await reply.text())[:200]
+                    raise EmbeddingError(f"{self._url}: status {reply.status}: {said}")
+                answer: Any = await reply.json()
+            data = sorted(answer["data"], key=lambda one: one["index"])
+            rows = [[float(value) for value in one["embedding"]] for one in data]
+        except (aiohttp.ClientError, TimeoutError, KeyError, TypeError, ValueError) as error:
+            raise EmbeddingError(f"{self._url}: {type(error).__name__}: {error}") from error
+        if len(rows) != len(texts) or len({len(row) for row in rows}) != 1:
+            raise EmbeddingError(f"{self._url}: expected {len(texts)} embeddings of one size")
+        return rows

@@ -1,0 +1,120 @@
+"""The search index of one machine's files, kept outside it and keyed by what the files hold.
+
+Each search lists the machine's files with sizes and times; only what changed is read and cut again,
+and only new pieces are embedded.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from penstock.envs.harness.result import InvalidCallError
+from penstock.envs.harness.retrieval.chunks import Chunk, cut
+from penstock.envs.harness.retrieval.ranking import WordIndex, cosine_scores, fused_scores
+from penstock.envs.sandbox import WORK_DIR, Sandbox, SandboxFileError
+
+FILES_MAX = 4_000
+FILE_BYTES_MAX = 256 << 10
+LIST_BYTES_MAX = 1 << 20
+LIST_S_MAX = 20.0
+SHOWN_LINES = 4
+_LIST = ["find", ".", "-type", "f", "-not", "-path", "*/.*", "-printf", "%P\\t%s\\t%T@\\n"]
+
+
+class Embedder(Protocol):
+    """Turns texts into vectors."""
+
+    async def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """Return float32 [N, D], one row a text."""
+        ...
+
+
+class CodeSearch:
+    """Search over the working directory of one machine."""
+
+    def __init__(self, sandbox: Sandbox, embedder: Embedder | None) -> None:
+        """Index nothing yet."""
+        self._sandbox, self._embedder = sandbox, embedder
+        self._files: dict[str, tuple[str, list[Chunk]]] = {}
+        """Path -> (its stamp, its pieces)."""
+        self._vectors: dict[str, np.ndarray] = {}
+        """Digest of a piece's text -> [D]."""
+        self._words: tuple[str, WordIndex] | None = None
+        """Digest of all pieces, and their index."""
+
+    async def find(self, query: str, below: str, num: int) -> str:
+        """Return the best pieces as `path:first-last` with their first lines."""
+        await self._refresh()
+        chunks = [
+            chunk
+            for path in sorted(self._files)
+            if below in {".", path} or path.startswith(f"{below}/")
+            for chunk in self._files[path][1]
+        ]
+        if not chunks:
+            raise InvalidCallError(f"nothing to search below {below}")
+        scores = await self._scores(query, chunks)
+        best = [index for index in np.argsort(-scores, kind="stable")[:num] if scores[index] > 0]
+        return "\n".join(_shown(chunks[index]) for index in best) or "no match"
+
+    async def _scores(self, query: str, chunks: list[Chunk]) -> np.ndarray:
+        texts = [f"{chunk.path}\n{chunk.text}" for chunk in chunks]
+        by_words = self._word_index(texts).scores(query)
+        if self._embedder is None:
+            return by_words
+        vectors = await self._embedded(self._embedder, texts)
+        (asked,) = await self._embedder.embed([query])
+        return fused_scores([by_words, cosine_scores(asked, vectors)])
+
+    def _word_index(self, texts: list[str]) -> WordIndex:
+        key = _digest("\0".join(texts))
+        if self._words is None or self._words[0] != key:
+            self._words = (key, WordIndex(texts))
+        return self._words[1]
+
+    async def _embedded(self, embedder: Embedder, texts: list[str]) -> np.ndarray:
+        keys = [_digest(text) for text in texts]
+        missing = {key: text for key, text in zip(keys, texts, strict=True)
+                   if key not in self._vectors}  # fmt: skip
+        if missing:
+            rows = await embedder.embed(list(missing.values()))
+            self._vectors |= dict(zip(missing, rows, strict=True))
+        self._vectors = {key: self._vectors[key] for key in keys}
+        return np.stack([self._vectors[key] for key in keys])
+
+    async def _refresh(self) -> None:
+        done = await self._sandbox.exec(
+            _LIST, timeout_s=LIST_S_MAX, output_bytes_max=LIST_BYTES_MAX
+        )
+        rows = [line.split("\t") for line in done.stdout.decode("utf-8", "replace").splitlines()]
+        stamps = {
+            row[0]: f"{row[1]} {row[2]}"
+            for row in rows
+            if len(row) == 3 and row[1].isdigit() and int(row[1]) <= FILE_BYTES_MAX
+        }
+        if len(stamps) > FILES_MAX:
+            raise InvalidCallError(f"{len(stamps)} files, at most {FILES_MAX} can be searched")
+        for path in self._files.keys() - stamps.keys():
+            del self._files[path]
+        for path, stamp in stamps.items():
+            if path not in self._files or self._files[path][0] != stamp:
+                self._files[path] = (stamp, cut(path, await self._text(path)))
+
+    async def _text(self, path: str) -> str:
+        """Return a file's text; nothing where it is gone or no text."""
+        try:
+            data = await self._sandbox.read_file(f"{WORK_DIR}/{path}", FILE_BYTES_MAX)
+            return "" if b"\0" in data else data.decode()
+        except (SandboxFileError, UnicodeDecodeError):
+            return ""
+
+
+def _shown(chunk: Chunk) -> str:
+    lines = [line for line in chunk.text.splitlines() if line.strip()][:SHOWN_LINES]
+    return "\n".join([f"{chunk.path}:{chunk.first_line}-{chunk.last_line}", *lines])
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

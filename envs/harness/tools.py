@@ -1,0 +1,152 @@
+"""The tools of version 2 and their schemas."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.envs.harness import files, lookup
+from penstock.envs.harness.arguments import Argument, Kind
+from penstock.envs.harness.paths import checked_path
+
+if TYPE_CHECKING:
+    from penstock.envs.harness.session import Session
+
+TEXT_MAX = files.FILE_BYTES_MAX
+LINES_DEFAULT = 1_000
+
+
+@dataclass(frozen=True)
+class Tool2:
+    """One tool."""
+
+    run: Callable[["Session", dict[str, Any]], Awaitable[str]]
+    description: str
+    arguments: dict[str, Argument] = field(default_factory=dict)
+    is_write: bool = False
+    """Changes the file at its `path`: such calls on one path take turns."""
+    is_terminal: bool = False
+    """Takes its turn at the terminal."""
+
+
+async def _write_file(session: "Session", arguments: dict[str, Any]) -> str:
+    return await files.write_file(session.sandbox, arguments, session.limits)
+
+
+async def _edit_file(session: "Session", arguments: dict[str, Any]) -> str:
+    return await files.edit_file(session.sandbox, arguments, session.limits)
+
+
+async def _delete_file(session: "Session", arguments: dict[str, Any]) -> str:
+    return await files.delete_file(session.sandbox, arguments, session.limits)
+
+
+async def _read_lints(session: "Session", arguments: dict[str, Any]) -> str:
+    return await session.lints.read(checked_path(arguments["path"]))
+
+
+async def _run_terminal(session: "Session", arguments: dict[str, Any]) -> str:
+    command: str = arguments["command"]
+    if arguments["background"]:
+        return await session.jobs.start(command, await session.shell.directory())
+    return await session.shell.run(command)
+
+
+async def _terminal_io(session: "Session", arguments: dict[str, Any]) -> str:
+    return await session.jobs.speak(
+        arguments["job"], arguments["input"], arguments["wait_s"], stops=arguments["stop"]
+    )
+
+
+async def _finish(session: "Session", arguments: dict[str, Any]) -> str:
+    return "done"
+
+
+def _path(default: str | None = None, what: str = "relative to the repository") -> Argument:
+    return Argument(what, default=default, bound_min=1, bound_max=255)
+
+
+TOOLS_2: dict[str, Tool2] = {
+    "read_file": Tool2(
+        lookup.read_file,
+        "Read lines of a text file, with their numbers.",
+        {
+            "path": _path(),
+            "offset": Argument("first line, from 1", Kind.INTEGER, 1, 1, 1_000_000),
+            "limit": Argument("number of lines", Kind.INTEGER, LINES_DEFAULT, 1, 10_000),
+        },
+    ),
+    "write_file": Tool2(
+        _write_file,
+        "Write a whole file, new or not.",
+        {"path": _path(), "content": Argument("the file's text", bound_max=TEXT_MAX)},
+        is_write=True,
+    ),
+    "edit_file": Tool2(
+        _edit_file,
+        "Replace old, which must be in the file exactly once, by new; returns the changed lines.",
+        {
+            "path": _path(),
+            "old": Argument("text to replace", bound_min=1, bound_max=TEXT_MAX),
+            "new": Argument("text to put there", bound_max=TEXT_MAX),
+        },
+        is_write=True,
+    ),
+    "delete_file": Tool2(_delete_file, "Delete one file.", {"path": _path()}, is_write=True),
+    "list_dir": Tool2(
+        lookup.list_dir,
+        "List a directory.",
+        {"path": _path("."), "depth": Argument("levels to show", Kind.INTEGER, 1, 1, 8)},
+    ),
+    "glob": Tool2(
+        lookup.glob,
+        "Find files whose path or name matches a shell pattern.",
+        {"pattern": Argument("e.g. *.py or src/*_test.py", bound_min=1, bound_max=256)},
+    ),
+    "grep": Tool2(
+        lookup.grep,
+        "Find lines by extended regular expression.",
+        {
+            "pattern": Argument("the expression", bound_min=1, bound_max=512),
+            "path": _path(".", "file or directory to search"),
+            "include": Argument("only files of this name pattern", default="", bound_max=128),
+            "ignore_case": Argument("match any case", Kind.FLAG, default=False),
+            "context": Argument("lines to show around each match", Kind.INTEGER, 0, 0, 20),
+        },
+    ),
+    "codebase_search": Tool2(
+        lookup.codebase_search,
+        "Find code by what it does, in plain words.",
+        {
+            "query": Argument("what you look for", bound_min=2, bound_max=512),
+            "path": _path(".", "directory to search"),
+            "num": Argument("number of results", Kind.INTEGER, 8, 1, 50),
+        },
+    ),
+    "read_lints": Tool2(
+        _read_lints,
+        "Show lints of a Python file or of a directory's.",
+        {"path": _path(".", "file or directory")},
+    ),
+    "run_terminal": Tool2(
+        _run_terminal,
+        "Run a bash command; directory and exported variables last from one to the next.",
+        {
+            "command": Argument("the command", bound_min=1, bound_max=8_000),
+            "background": Argument("start it as a job and return", Kind.FLAG, default=False),
+        },
+        is_terminal=True,
+    ),
+    "terminal_io": Tool2(
+        _terminal_io,
+        "Read a job's new output; write to it, wait for it, or stop it.",
+        {
+            "job": Argument("its number", Kind.INTEGER, None, 1, 1_000),
+            "input": Argument("text for its input", default="", bound_max=4_000),
+            "wait_s": Argument("longest wait for new output", Kind.INTEGER, 0, 0, 60),
+            "stop": Argument("end the job", Kind.FLAG, default=False),
+        },
+    ),
+    "finish": Tool2(
+        _finish, "End the work.", {"answer": Argument("a summary", default="", bound_max=8_000)}
+    ),
+}
