@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.infra.bus.server import EmbeddedServer
 from penstock.infra.bus.server_binary import find_server
-from penstock.infra.regions.leaf import leaf_node
+from penstock.infra.regions.leaf import LeafNode, leaf_node
 from penstock.infra.regions.links import (
     Link,
     LinkError,
@@ -40,7 +40,8 @@ class Emulation:
         self._regions = regions
         self._folder = folder
         self._links: dict[str, Link] = {}
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self.nodes: dict[str, LeafNode] = {}
+        """By region, while `places` is open."""
 
     @contextlib.asynccontextmanager
     async def links(self, say: Callable[[str], None]) -> AsyncGenerator[str]:
@@ -71,37 +72,34 @@ class Emulation:
         """Start a leaf node in every region; give where the regions are.
 
         Raises:
-            LinkError: one did not reach the hub, or a link or leaf node ended.
+            LinkError: one did not reach the hub, or a link ended.
 
         """
         found = await asyncio.to_thread(find_server, Path(program) if program else None)
-        places: dict[str, RegionPlace] = {}
         async with contextlib.AsyncExitStack() as stack:
             for name, link in self._links.items():
                 node = leaf_node(self._folder / name, found, link, server.token)
-                places[name], process = await stack.enter_async_context(node)
-                self._processes[f"leaf node of {name}"] = process
-                self._processes[f"link of {name}"] = link.process
+                self.nodes[name] = await stack.enter_async_context(node)
             try:
                 async with asyncio.TaskGroup() as group:
-                    watching = group.create_task(self._watch(), name="watch regions")
-                    yield places
-                    watching.cancel()
+                    keepers = [group.create_task(node.keep()) for node in self.nodes.values()]
+                    keepers += [group.create_task(_watch(*item)) for item in self._links.items()]
+                    yield {name: node.place for name, node in self.nodes.items()}
+                    for keeper in keepers:
+                        keeper.cancel()
             except* LinkError as failures:
                 raise failures.exceptions[0] from None
 
-    async def _watch(self) -> None:
-        """Wait that a link or leaf node ends: its region is lost then, and the run with it."""
-        waits = {
-            asyncio.create_task(process.wait(), name=name)
-            for name, process in self._processes.items()
-        }
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            raise LinkError(f"regions: ended: {', '.join(task.get_name() for task in done)}")
-        finally:
-            for task in waits:
-                task.cancel()
+
+async def _watch(name: str, link: Link) -> None:
+    """Wait that a link ends: its namespace, and all that is in it, is lost then.
+
+    Raises:
+        LinkError: it ended.
+
+    """
+    await link.process.wait()
+    raise LinkError(f"the link of region {name} ended; go on with: penstock run --resume")
 
 
 def _words(region: Linked, obstacle: str) -> str:

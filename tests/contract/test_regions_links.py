@@ -1,6 +1,7 @@
 """Links as they are: real namespaces, devices, leaf nodes; and nothing is left of them."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -101,7 +102,8 @@ async def test_an_actor_behind_a_link_has_the_whole_bus(link, tmp_path):
     server = EmbeddedServer(store_dir=tmp_path / "hub", leaf_listen=f"{host}:{port}")
     await server.start()
     node = leaf_node(tmp_path / "far", find_server(None), opened, server.token)
-    async with node as (place, _):
+    async with node as far:
+        place = far.place
         hub = await NatsBus.connect(server.url, run_id="r", store=MemoryStore(), name="hub")
         await hub.provision()
         script = (
@@ -154,16 +156,21 @@ async def test_a_hub_that_is_not_there_is_said(tmp_path, monkeypatch):
                 pass
 
 
-async def test_a_leaf_node_that_dies_ends_the_run(tmp_path):
+async def test_a_leaf_node_that_dies_is_started_again_and_a_link_that_ends_ends_the_run(tmp_path):
     emulation = Emulation([Linked(name="far", link=LINK)], tmp_path)
-    with pytest.raises(LinkError, match="leaf node of far"):
+    with pytest.raises(LinkError, match="link of region far ended"):
         async with emulation.links(lambda line: None) as listen:
             server = EmbeddedServer(store_dir=tmp_path / "hub", leaf_listen=listen)
             await server.start()
             try:
-                async with emulation.places(server, None):
-                    emulation._processes["leaf node of far"].send_signal(signal.SIGKILL)
-                    await asyncio.sleep(20)
+                async with emulation.places(server, None), asyncio.timeout(30):
+                    node = emulation.nodes["far"]
+                    first = node.pid
+                    os.kill(first, signal.SIGKILL)
+                    while node.pid == first:
+                        await asyncio.sleep(0.05)
+                    emulation._links["far"].process.kill()
+                    await asyncio.sleep(30)
             finally:
                 await server.stop()
 
