@@ -101,6 +101,11 @@ def backend_for(tensor: Tensor, name: str | None) -> Backend:
 @cache
 def _load(name: str) -> Backend:
     """Import late: nothing of CUDA is needed until it is asked for."""
+    if name in {"cuda", "simt"}:
+        from penstock.kernels.cuda.backend import CudaBackend
+        from penstock.kernels.cuda.launch import launch_cuda, launch_simt
+
+        return CudaBackend(launch_cuda if name == "cuda" else launch_simt)
     from penstock.kernels.reference.backend import ReferenceBackend
 
     return ReferenceBackend()

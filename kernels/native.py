@@ -1,6 +1,6 @@
-"""Compiles C sources with the machine's own compiler, once, and loads them.
+"""Compiles sources with the machine's own compilers, once, and loads C libraries.
 
-A library is keyed by its source, its flags, the compiler and the processor, so a cache folder may
+A result is keyed by its source, the command, the compiler and the processor, so a cache folder may
 be shared between machines. Where there is no compiler the caller uses its portable path.
 """
 
@@ -11,13 +11,14 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-Wno-psabi", "-shared", "-fPIC")
-_COMPILE_S = 120.0
+_COMPILE_S = 300.0
 
 
 def find_compiler() -> str | None:
@@ -26,8 +27,12 @@ def find_compiler() -> str | None:
 
 
 @cache
-def load_library(source: Path) -> ctypes.CDLL | None:
+def load_library(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL | None:
     """Compile a C file if it is not cached, and load it.
+
+    Args:
+        source: one file that includes none of ours.
+        flags: besides the usual ones.
 
     Returns:
         The library, or None if there is no compiler or it cannot compile the file.
@@ -37,10 +42,31 @@ def load_library(source: Path) -> ctypes.CDLL | None:
     if compiler is None:
         log.warning("%s: no C compiler; the portable path is several times slower", source.name)
         return None
-    library = _cache_folder() / f"{source.stem}-{_key(source, compiler)}.so"
-    if not library.exists() and not _compile(compiler, source, library):
+    command = [compiler, *_FLAGS, *flags, str(source), "-lm"]
+    library = build(command, f"{source.stem}.so", source.read_bytes())
+    return None if library is None else ctypes.CDLL(str(library))
+
+
+def build(command: Sequence[str], name: str, content: bytes, stdin: bytes = b"") -> Path | None:
+    """Run a compiler unless the cache has its result.
+
+    Args:
+        command: the compiler and its arguments; `-o FILE` is added.
+        name: of the result, with its suffix; the key goes between.
+        content: of every file that the result depends on.
+        stdin: what the compiler reads there.
+
+    Returns:
+        The result, beside it what the compiler said, if anything (suffix `.log`); None if it
+        failed, which is logged.
+
+    """
+    stem, suffix = os.path.splitext(name)  # noqa: PTH122 - a name, not a path
+    key = _key(command, content + stdin)
+    result = _cache_folder() / f"{stem}-{key}{suffix}"
+    if not result.exists() and not _compile(command, result, stdin):
         return None
-    return ctypes.CDLL(str(library))
+    return result
 
 
 def _cache_folder() -> Path:
@@ -50,13 +76,20 @@ def _cache_folder() -> Path:
     return folder
 
 
-def _key(source: Path, compiler: str) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=10, check=False)
-    hasher = hashlib.sha256(source.read_bytes())
-    hasher.update(" ".join(_FLAGS).encode() + version.stdout + _processor())
+def _key(command: Sequence[str], content: bytes) -> str:
+    hasher = hashlib.sha256(content)
+    names = "\0".join(Path(part).name for part in command)
+    hasher.update(names.encode() + _version(command[0]) + _processor())
     return hasher.hexdigest()[:20]
 
 
+@cache
+def _version(compiler: str) -> bytes:
+    done = subprocess.run([compiler, "--version"], capture_output=True, timeout=10, check=False)
+    return done.stdout
+
+
+@cache
 def _processor() -> bytes:
     """Return what tells one processor's instruction set from another's."""
     info = Path("/proc/cpuinfo")
@@ -66,16 +99,37 @@ def _processor() -> bytes:
     return next((line for line in lines if line.startswith((b"flags", b"Features"))), b"")
 
 
-def _compile(compiler: str, source: Path, library: Path) -> bool:
+def _compile(command: Sequence[str], result: Path, stdin: bytes) -> bool:
     """Compile to a temporary file and rename it, so that racing processes all find a whole one."""
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        output = Path(folder) / library.name
-        command = [compiler, *_FLAGS, str(source), "-o", str(output), "-lm"]
-        done = subprocess.run(command, capture_output=True, timeout=_COMPILE_S, check=False)
+    with tempfile.TemporaryDirectory(dir=result.parent) as folder:
+        output = Path(folder) / result.name
+        done = subprocess.run(
+            [*command, "-o", str(output)],
+            input=stdin,
+            capture_output=True,
+            timeout=_COMPILE_S,
+            check=False,
+        )
         if done.returncode:
-            log.warning("%s: not compiled: %s", source.name, done.stderr.decode(errors="replace"))
+            log.warning(
+                "%s: not compiled: %s", _source(command), done.stderr.decode("utf-8", "replace")
+            )
             return False
-        with output.open("rb") as file:
-            os.fsync(file.fileno())
-        output.replace(library)
+        _sync(output)
+        if said := done.stdout + done.stderr:
+            notes = output.with_suffix(".log")
+            notes.write_bytes(said)
+            notes.replace(result.with_suffix(".log"))
+        output.replace(result)
     return True
+
+
+def _source(command: Sequence[str]) -> str:
+    """Name what was to be compiled."""
+    names = [Path(part).name for part in command if Path(part).suffix in {".c", ".cu"}]
+    return names[-1] if names else Path(command[0]).name
+
+
+def _sync(output: Path) -> None:
+    with output.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,1 +1,1 @@
-"""The place of CUDA sources and their loading; there are none yet."""
+"""CUDA sources, their compilation, and their launch on a GPU or, for tests, on a CPU."""
