@@ -9,6 +9,8 @@ from typing import Any
 def add_sandbox_commands(commands: Any) -> None:
     """Register the commands of tasks and of the agent harness."""
     _add_tasks(commands)
+    _add_agent(commands)
+    _add_fidelity(commands)
 
 
 def _add_tasks(commands: Any) -> None:
@@ -31,6 +33,52 @@ def _add_tasks(commands: Any) -> None:
     stats.add_argument("folder", type=Path)
     for action in (make, check, stats):
         action.add_argument("--json", action="store_true", help="the last line is one JSON object")
+
+
+def _add_agent(commands: Any) -> None:
+    agent = commands.add_parser("agent", help="work on a checkout with the harness of training")
+    agent.set_defaults(command=_agent)
+    agent.add_argument("instruction", help="what to do")
+    agent.add_argument("--repo", type=Path, default=Path(), help="the checkout; default: here")
+    agent.add_argument("--run", default="latest", help="the run whose gateway serves the model")
+    agent.add_argument("--url", default="", help="another endpoint, up to and with /v1")
+    agent.add_argument("--key", default="", help="its key")
+    agent.add_argument("--model", default="policy")
+    agent.add_argument("--turns", type=int, default=30, help="at most so many")
+    agent.add_argument("--tool-s", type=float, default=60.0, help="seconds of one call")
+    agent.add_argument("--output-bytes", type=int, default=16_384, help="of one observation")
+    agent.add_argument("--embeddings", default="", metavar="URL", help="for semantic search")
+    agent.add_argument("--embeddings-model", default="policy")
+    agent.add_argument("--json", action="store_true", help="the last line is one JSON object")
+
+
+def _add_fidelity(commands: Any) -> None:
+    fidelity = commands.add_parser("fidelity", help="what tells one machine from another")
+    fidelity.set_defaults(command=_fidelity)
+    actions = fidelity.add_subparsers(required=True, metavar="ACTION", dest="action")
+    probe = actions.add_parser("probe", help="run the probe in a machine and write what it saw")
+    probe.add_argument("--backend", default="uml")
+    probe.add_argument("-o", "--output", type=Path, required=True)
+    diff = actions.add_parser("diff", help="compare two probes; exit 1 on unexplained differences")
+    diff.add_argument("a", type=Path)
+    diff.add_argument("b", type=Path)
+    diff.add_argument("--allow", type=Path, help="another allow-list than the reviewed one")
+    tells = actions.add_parser("tells", help="what a model could notice in one machine")
+    tells.add_argument("probe", type=Path)
+    for action in (probe, diff, tells):
+        action.add_argument("--json", action="store_true", help="the last line is one JSON object")
+
+
+def _agent(arguments: argparse.Namespace) -> int:
+    from penstock.infra.agent import run
+
+    return run(arguments)
+
+
+def _fidelity(arguments: argparse.Namespace) -> int:
+    from penstock.infra.fidelity import run
+
+    return run(arguments)
 
 
 def _tasks(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,232 @@
+"""The guest's program: prints one JSON object, check -> value. Runs alone, on the library only.
+
+It only reads, times itself and writes one scratch file. It refuses to run where the marker of a
+guest is missing, so that nobody takes a host's probe for a guest's by accident.
+"""
+
+import json
+import os
+import pwd
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+GUEST_USER = "agent"
+
+
+def user(field: str) -> str:
+    """Return one field of the account, or `no`."""
+    try:
+        return getattr(pwd.getpwuid(os.getuid()), field)
+    except KeyError:
+        return "no"
+
+
+def text(path: str, size: int = 4096) -> str:
+    """Return the beginning of a file, or why there is none."""
+    try:
+        with Path(path).open(errors="replace") as file:
+            return file.read(size).strip()
+    except OSError as error:
+        return f"no: {error.strerror}"
+
+
+def said(*command: str) -> str:
+    """Return what a program prints, or why not."""
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"no: {type(error).__name__}"
+    return done.stdout.decode(errors="replace").strip()
+
+
+def names(folder: str) -> list[str] | str:
+    """Return the names in a folder, sorted."""
+    try:
+        return sorted(one.name for one in Path(folder).iterdir())[:200]
+    except OSError as error:
+        return f"no: {error.strerror}"
+
+
+def cpu(field: str) -> str:
+    """Return one field of the first processor."""
+    found = re.search(rf"^{field}\s*:\s*(.*)$", text("/proc/cpuinfo", 20000), re.MULTILINE)
+    return found.group(1) if found else "no"
+
+
+def memory(field: str) -> int | str:
+    """Return one field of the memory, as a power of two of MiB."""
+    found = re.search(rf"^{field}:\s*(\d+)", text("/proc/meminfo"), re.MULTILINE)
+    return (int(found.group(1)) // 1024).bit_length() if found else "no"
+
+
+def seconds(work: Callable[[], object], times: int) -> float:
+    """Return the shortest time of one piece of work."""
+    best = 1e9
+    for _ in range(times):
+        start = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def count() -> int:
+    """Compute for a millisecond or so."""
+    total = 0
+    for number in range(20000):
+        total += number * number
+    return total
+
+
+def ratio(work: Callable[[], object], times: int = 5) -> int:
+    """Return how long some work takes next to plain computing, as a power of two."""
+    share = seconds(work, times) / seconds(count, times)
+    return max(
+        -12, min(12, round(share).bit_length() if share >= 1 else -round(1 / share).bit_length())
+    )
+
+
+def scratch() -> None:
+    """Write and sync a file."""
+    path = Path("/tmp/.probe")  # noqa: S108
+    with path.open("wb") as file:
+        file.write(bytes(65536))
+        file.flush()
+        os.fsync(file.fileno())
+    path.unlink()
+
+
+def reach() -> str:
+    """Try to open a connection outside."""
+    try:
+        socket.create_connection(("192.0.2.1", 80), timeout=0.5).close()
+    except OSError as error:
+        return type(error).__name__ + (f" {error.errno}" if error.errno else "")
+    return "connected"
+
+
+def fork() -> None:
+    """Start and end a process."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def processes() -> list[str]:
+    """Return the names of the processes that are there, the kernel's own left out."""
+    pids = [pid for pid in names("/proc") if pid.isdigit() and text(f"/proc/{pid}/cmdline")]
+    return sorted({text(f"/proc/{pid}/comm") for pid in pids} - {"python3"})
+
+
+def git_date() -> bool | str:
+    """Return the age of a commit made now, in seconds, by git's own word."""
+    folder = "/tmp/.probe-git"  # noqa: S108
+    made = said("sh", "-c", f"rm -rf {folder}; git init -q {folder} && cd {folder} && "
+                "git -c user.name=a -c user.email=a@a commit -q --allow-empty -m x && "
+                "git log -1 --format=%ct; rm -rf " + folder)  # fmt: skip
+    return abs(int(made) - int(time.time())) <= 2 if made.isdigit() else made
+
+
+CHECKS = {
+    "kernel.release": os.uname().release,
+    "kernel.version": os.uname().version,
+    "kernel.machine": os.uname().machine,
+    "kernel.sysname": os.uname().sysname,
+    "kernel.cmdline": text("/proc/cmdline"),
+    "kernel.tainted": text("/proc/sys/kernel/tainted"),
+    "kernel.pid_max": text("/proc/sys/kernel/pid_max"),
+    "kernel.threads_max_magnitude": text("/proc/sys/kernel/threads-max").__len__(),
+    "kernel.overcommit": text("/proc/sys/vm/overcommit_memory"),
+    "kernel.aslr": text("/proc/sys/kernel/randomize_va_space"),
+    "kernel.modules": len(text("/proc/modules").splitlines()),
+    "kernel.filesystems": sorted(text("/proc/filesystems").replace("nodev", "").split()),
+    "kernel.devices": names("/sys/bus"),
+    "kernel.config_there": Path("/proc/config.gz").exists(),
+    "kernel.dmesg": said("dmesg")[:80],
+    "cpu.model": cpu("model name"),
+    "cpu.vendor": cpu("vendor_id"),
+    "cpu.flags": len(cpu("flags").split()),
+    "cpu.hypervisor_flag": "hypervisor" in cpu("flags"),
+    "cpu.bogomips": cpu("bogomips").split(".")[0],
+    "cpu.num": os.cpu_count(),
+    "cpu.affinity": len(os.sched_getaffinity(0)),
+    "cpu.host_field": cpu("host"),
+    "memory.total": memory("MemTotal"),
+    "memory.swap": memory("SwapTotal"),
+    "memory.huge_pages": text("/sys/kernel/mm/transparent_hugepage/enabled"),
+    "firmware.dmi_vendor": text("/sys/class/dmi/id/sys_vendor"),
+    "firmware.dmi_product": text("/sys/class/dmi/id/product_name"),
+    "firmware.acpi": Path("/sys/firmware/acpi").exists(),
+    "firmware.hypervisor_type": text("/sys/hypervisor/type"),
+    "devices.block": names("/sys/block"),
+    "devices.dev": names("/dev"),
+    "devices.tty": Path("/dev/tty").exists(),
+    "devices.pci": names("/sys/bus/pci/devices"),
+    "devices.rtc": Path("/dev/rtc0").exists(),
+    "network.interfaces": names("/sys/class/net"),
+    "network.routes": len(text("/proc/net/route").splitlines()),
+    "network.resolv": text("/etc/resolv.conf"),
+    "network.hosts": text("/etc/hosts"),
+    "network.hostname": socket.gethostname(),
+    "network.egress": reach(),
+    "network.proxy_variables": sorted(k for k in os.environ if "proxy" in k.lower()),
+    "files.root": names("/"),
+    "files.root_type": said("stat", "-f", "-c", "%T", "/"),
+    "files.work_type": said("stat", "-f", "-c", "%T", "/work"),
+    "files.mounts": sorted({line.split()[2] for line in text("/proc/mounts").splitlines()}),
+    "files.tmp": names("/tmp"),  # noqa: S108
+    "files.home": names(str(Path.home())),
+    "files.etc": names("/etc"),
+    "files.release": text("/etc/os-release").split("\n")[0],
+    "files.machine_id": len(text("/etc/machine-id")),
+    "files.docker_marker": Path("/.dockerenv").exists(),
+    "files.work_owner": Path("/work").stat().st_uid,
+    "files.free_magnitude": (shutil.disk_usage("/work").free >> 20).bit_length(),
+    "user.name": user("pw_name"),
+    "user.groups": sorted(os.getgroups()),
+    "user.home": str(Path.home()),
+    "user.shell": user("pw_shell"),
+    "user.umask": os.umask(0o022),
+    "user.sudo": shutil.which("sudo") is not None,
+    "user.capabilities": re.findall(r"CapEff:\s*(\S+)", text("/proc/self/status")),
+    "user.seccomp": re.findall(r"Seccomp:\s*(\S+)", text("/proc/self/status")),
+    "environment.names": sorted(os.environ),
+    "environment.path": os.environ.get("PATH"),
+    "environment.locale": os.environ.get("LC_ALL"),
+    "environment.terminal": os.environ.get("TERM"),
+    "environment.stdin": str(Path("/proc/self/fd/0").readlink()),
+    "environment.descriptors": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+    "environment.processes_limited": resource.getrlimit(resource.RLIMIT_NPROC)[0] > 0,
+    "processes.names": processes(),
+    "processes.first": text("/proc/1/comm"),
+    "processes.parent": text(f"/proc/{os.getppid()}/comm"),
+    "processes.cgroup": text("/proc/self/cgroup"),
+    "time.zone": time.tzname[0],
+    "time.year": time.gmtime().tm_year,
+    "time.uptime_magnitude": int(float(text("/proc/uptime").split()[0])).bit_length(),
+    "time.clock_source": text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+    "time.file_times": [Path(p).stat().st_mtime_ns == 0 for p in ("/usr/bin", "/etc")],
+    "time.git_date": git_date(),
+    "tools.python": sys.version.split()[0],
+    "tools.git": said("git", "--version"),
+    "tools.ripgrep": said("rg", "--version").split("\n")[0],
+    "tools.shell": said("bash", "--version").split("\n")[0],
+    "tools.missing": [
+        n for n in ("gcc", "make", "curl", "ps", "less", "vi") if not shutil.which(n)
+    ],
+    "timing.system_call": ratio(os.getppid),
+    "timing.fork": ratio(fork),
+    "timing.file_sync": ratio(scratch),
+    "timing.sleep": ratio(lambda: time.sleep(0.001)),
+}
+
+if user("pw_name") != GUEST_USER and "--anywhere" not in sys.argv:
+    sys.exit("probe: this is no guest; say --anywhere to probe it all the same")
+print(json.dumps(CHECKS))

@@ -1,0 +1,87 @@
+"""`penstock fidelity probe|diff|tells`: how like the production machine a machine is."""
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.actors.runtime.files import write_atomic
+from penstock.envs.fidelity.compare import (
+    ALLOWED_FILE,
+    Values,
+    compare,
+    read_allowed,
+    read_probe,
+    run_probe,
+)
+from penstock.envs.fidelity.tells import find_tells
+from penstock.envs.sandbox import open_backend
+
+BOOT_S_MAX = 60.0
+VALUE_CHARACTERS_MAX = 60
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run one action; `diff` ends with 1 where a difference is unexplained."""
+    if arguments.action == "probe":
+        return _probe(arguments)
+    if arguments.action == "diff":
+        return _diff(arguments)
+    tells = find_tells(read_probe(arguments.probe))
+    _print({"num_tells": len(tells), "tells": tells}, as_json=arguments.json)
+    return 0
+
+
+def _probe(arguments: argparse.Namespace) -> int:
+    values = asyncio.run(probe_backend(arguments.backend))
+    output: Path = arguments.output
+    write_atomic(output, msgspec.json.format(msgspec.json.encode(values), indent=1))
+    _print({"backend": arguments.backend, "num_checks": len(values)}, as_json=arguments.json)
+    return 0
+
+
+async def probe_backend(name: str) -> Values:
+    """Boot one machine of a backend and probe it.
+
+    Raises:
+        BackendUnavailable: There is none of that name here.
+        ProbeError: The probe did not run.
+
+    """
+    machine = await open_backend(name, allow_process=True).start(timeout_s=BOOT_S_MAX)
+    try:
+        return await run_probe(machine, *(["--anywhere"] if name == "process" else []))
+    finally:
+        await machine.close()
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    a, b = read_probe(arguments.a), read_probe(arguments.b)
+    found = compare(a, b, read_allowed(arguments.allow or ALLOWED_FILE))
+    unexplained = [one for one in found if not one.reason]
+    if not arguments.json:
+        for one in found:
+            mark = f"allowed: {one.reason}" if one.reason else "UNEXPLAINED"
+            sys.stdout.write(f"{one.check}: {_short(one.a)} | {_short(one.b)} ({mark})\n")
+    result = {
+        "num_checks": len(a.keys() | b.keys()),
+        "num_different": len(found),
+        "num_unexplained": len(unexplained),
+        "unexplained": [one.check for one in unexplained],
+    }
+    _print(result, as_json=arguments.json)
+    return 1 if unexplained else 0
+
+
+def _short(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= VALUE_CHARACTERS_MAX else text[:VALUE_CHARACTERS_MAX] + "..."
+
+
+def _print(result: dict[str, Any], *, as_json: bool) -> None:
+    encoded = msgspec.json.encode(result)
+    text = encoded if as_json else msgspec.json.format(encoded, indent=2)
+    sys.stdout.write(text.decode() + "\n")
