@@ -37,6 +37,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     logprobs: list[float] = []
     version_spans: list[VersionSpan] = []
     routed_experts: Array = _NO_ROUTES
+    route_segments: list[bytes] = []
     stop_reason: StopReason | None = None
     replica: str = ""
 
@@ -52,6 +53,7 @@ class Sampled(msgspec.Struct, kw_only=True):
         self.logprobs += from_array(chunk.behavior_logprobs).tolist()
         self.replica = chunk.replica or self.replica
         self.routed_experts = chunk.routed_experts or self.routed_experts
+        self.route_segments = chunk.route_segments or self.route_segments
         self.stop_reason = chunk.stop_reason
         if ids:
             self._extend_spans(chunk.policy_version, len(ids))

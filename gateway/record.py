@@ -42,6 +42,7 @@ def _turn(generation: Generation, tokenizer: Tokenizer) -> Turn:
         token_ids=to_array(np.asarray(sampled.token_ids, np.int32)),
         behavior_logprobs=to_array(np.asarray(sampled.logprobs, np.float32)),
         routed_experts=sampled.routed_experts,
+        route_segments=sampled.route_segments,
         version_spans=sampled.version_spans,
         stop_reason=sampled.stop_reason or StopReason.ABORTED,
         calls=[] if failed else list(parsed.calls),

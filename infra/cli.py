@@ -109,6 +109,12 @@ def _simulate(arguments: argparse.Namespace) -> int:
     return run(arguments)
 
 
+def _mismatch(arguments: argparse.Namespace) -> int:
+    from penstock.infra.mismatch import mismatch_command
+
+    return mismatch_command(arguments)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="penstock", description="Trains coding agents by reinforcement learning as they work."
@@ -134,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true")
     add_actions(_add(commands, "weights", _weights, "lossless deltas between checkpoint files"))
     add_sandbox_commands(commands)
+    _add_mismatch(commands)
     bench = _add(commands, "bench", _bench, "measure, as ratios in one run")
     bench.add_argument("what", choices=["engine", "bus", "weights", "sandbox"])
     bench.add_argument("--base", type=Path, help="weights: a checkpoint, instead of training one")
@@ -153,6 +160,15 @@ def _add_run(commands: Commands) -> None:
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
                      help="override one key, e.g. trainer.steps_max=10")  # fmt: skip
     run.add_argument("--no-replay", action="store_true", help="leave out the closing replay")
+
+
+def _add_mismatch(commands: Commands) -> None:
+    text = "how far the trainer's logprobs are from the sampler's, by remedy"
+    mismatch = _add(commands, "mismatch", _mismatch, text)
+    mismatch.add_argument("run", nargs="?", default="latest")
+    mismatch.add_argument("--config", type=Path, help="fresh weights instead of a run's")
+    mismatch.add_argument("--tokens", type=int, default=10_000, help="to sample, about")
+    mismatch.add_argument("--json", action="store_true", help="the last line is one JSON object")
 
 
 def _add_log(commands: Commands) -> None:

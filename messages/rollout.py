@@ -69,7 +69,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """float32 [N]: the sampler's own, after temperature."""
     routed_experts: Array
     """uint8 [R, L, K]: for the positions from the previous turn's last token (or 0) up to, and
-    without, this turn's last token; over turns they concatenate to positions 0 .. total-2."""
+    without, this turn's last token; over turns they concatenate to positions 0 .. total-2. Empty
+    where `route_segments` has them."""
     version_spans: list[VersionSpan]
     """Sum of num_tokens is N."""
     stop_reason: StopReason
@@ -77,6 +78,10 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """Parsed from the sampled tokens; empty on a final answer or on a parse failure."""
     parse_error: str = ""
     """Why the sampled tokens are no valid turn; empty if they are."""
+    route_segments: list[bytes] = []
+    """Sealed (`kernels.routes`), one a policy version: positions up to, and without, this turn's
+    last token. Where they begin before the previous turn's last token, the sampler computed those
+    positions anew, and they take the place of what was recorded."""
 
 
 class TurnSampled(Event, frozen=True, kw_only=True):

@@ -8,6 +8,8 @@ Weights come by another road: a receiver in the same process stages and commits 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 
+import torch
+
 from penstock.actors.generator.engine import (
     Engine,
     EngineNotReadyError,
@@ -17,6 +19,7 @@ from penstock.actors.generator.engine import (
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.kernels.arrays import from_array, to_array
+from penstock.kernels.routes import seal_routes
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.errors import QueueFullError
@@ -96,22 +99,40 @@ class Generator(Actor):
             yield self._reply(message.request_id, chunk)
 
     def _reply(self, request_id: str, chunk: TokenChunk) -> TokensSampled:
-        routes = chunk.routed_experts
         return TokensSampled(
             request_id=request_id,
             token_ids=to_array(chunk.token_ids),
             behavior_logprobs=to_array(chunk.behavior_logprobs),
             policy_version=chunk.policy_version,
             stop_reason=chunk.stop_reason,
-            routed_experts=None if routes is None else to_array(routes),
             replica=self._replica,
             queue_ms=chunk.queue_ms,
+            route_segments=seal_chunk(chunk, self._engine.capabilities().num_experts),
         )
 
     async def _abort(self, message: Message) -> AsyncIterator[Message]:
         if isinstance(message, AbortGeneration):
             await self._engine.abort(message.request_id)
         yield Ack()
+
+
+def seal_chunk(chunk: TokenChunk, num_experts: int) -> list[bytes]:
+    """Seal a chunk's routes, if it has any, for their way: one segment a policy version."""
+    if chunk.routed_experts is None:
+        return []
+    routes, position, segments = torch.from_numpy(chunk.routed_experts), chunk.routes_from, []
+    for span in chunk.route_spans:
+        part, routes = routes[: span.num_tokens], routes[span.num_tokens :]
+        segments.append(
+            seal_routes(
+                part,
+                num_experts=num_experts,
+                policy_version=span.policy_version,
+                first_position=position,
+            )
+        )
+        position += span.num_tokens
+    return segments
 
 
 def _refusal(kind: RemoteErrorKind, error: str) -> RemoteError:

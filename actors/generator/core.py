@@ -22,6 +22,7 @@ from penstock.actors.generator.request import Request
 from penstock.actors.generator.sampler import SamplingBatch
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
+from penstock.actors.policy.numerics import ExactModeError
 from penstock.kernels.decode import DecodeWeights
 from penstock.messages.rollout import StopReason
 
@@ -64,6 +65,9 @@ class EngineCore:
         self.decoding: list[Request] = []
         """Request i runs in row i."""
         native = NativeDecoder.load(config, self.cache, options.num_threads)
+        self._recomputes = config.numerics.is_exact
+        if self._recomputes and native is None:
+            raise ExactModeError("policy.numerics.mode: exact needs the compiled step here too")
         self.decoder: Any = native or Decoder(config, self.cache)
         """Either kind: `prepare` weights, `step` with them, `sample` from what the step gave."""
 
@@ -85,8 +89,24 @@ class EngineCore:
             if request.num_pending
         ]
         self.model, self.policy_version = model, policy_version
-        self.cache.mark_stale()
+        if self._recomputes:
+            self._restart(policy_version)
+        else:
+            self.cache.mark_stale(policy_version)
         return flushed
+
+    def _restart(self, policy_version: int) -> None:
+        """Compute every context anew: exact mode mixes no weights within one."""
+        self.prefilling = [*self.decoding, *self.prefilling]
+        self.decoding = []
+        for request in self.prefilling:
+            row = request.row
+            assert row is not None
+            if request.is_decoding:
+                self.cache.tokens[row.index, row.length] = request.last_token
+                request.restart(self.cache.tokens[row.index, : row.length + 1].copy())
+            request.routes_from = 0
+        self.cache.forget_all(policy_version)
 
     def abort(self, request_id: str | None) -> list[Output]:
         """End one request, or all."""
@@ -120,6 +140,8 @@ class EngineCore:
             if self._is_better_later(request):
                 deferred.append(request)
                 continue
+            if self._recomputes and not self.cache.holds(request.session_id):
+                request.routes_from = 0
             row = self.cache.acquire(request.prompt, request.session_id)
             assert row is not None, "there are more rows than running requests"
             request.start(row)
@@ -183,7 +205,7 @@ class EngineCore:
             if reason is not None:
                 outputs.append((request, self._finish(request, reason)))
                 continue
-            if request.num_sampled == 1:
+            if not request.is_decoding:
                 self._promote(request)
             if request.num_sampled == 1 or request.num_pending >= self.options.chunk_tokens:
                 outputs.append((request, request.flush(self.policy_version)))
@@ -191,19 +213,21 @@ class EngineCore:
 
     def _promote(self, request: Request) -> None:
         assert request.row is not None
+        request.is_decoding = True
         self.prefilling.remove(request)
         self.cache.swap(request.row, len(self.decoding))
         self.decoding.append(request)
 
     def _finish(self, request: Request, reason: StopReason) -> TokenChunk:
         """Take a request out, wherever it is; its row stays cached."""
-        row, routes = request.row, None
+        row, routes, spans = request.row, None, []
         if row is None:
             self.waiting.remove(request)
         else:
             # Sampled but not yet fed back: the last token has no routes and no cache entry.
             routes = self.cache.routes[row.index, request.routes_from : row.length].numpy().copy()
-            if request in self.prefilling:
+            spans = row.version_spans(request.routes_from)
+            if not request.is_decoding:
                 self.prefilling.remove(request)
             else:
                 last = self.decoding.pop()
@@ -211,8 +235,10 @@ class EngineCore:
                     assert last.row is not None
                     self.decoding[row.index] = last
                     self.cache.swap(row, last.row.index)
+            if self._recomputes and reason is StopReason.ABORTED:
+                row.session_id = ""  # its routes, perhaps computed anew, reached nobody
             self.cache.release(row)
-        return request.flush(self.policy_version, reason, routes)
+        return request.flush(self.policy_version, reason, routes, spans)
 
 
 def shared_prefix(left: np.ndarray, right: np.ndarray) -> int:

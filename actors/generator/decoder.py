@@ -15,6 +15,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.experts import combine, run_experts, sort_by_expert
 from penstock.actors.policy.layers import Layer
 from penstock.actors.policy.model import Policy
+from penstock.actors.policy.precision import round_to
 
 _SPAN_STEP = 32
 """Decoding attention reads a multiple of this many positions."""
@@ -104,7 +105,12 @@ class Decoder:
             ids, weights, _, _ = layer.router(normed, None)
             dispatch = sort_by_expert(ids, self.config.num_experts)
             experts = layer.experts
-            per_slot = run_experts(normed, dispatch, experts.gate_up, experts.down)[3]
+            operands = [
+                round_to(operand, experts.expert_format)
+                for operand in (normed, experts.gate_up, experts.down)
+            ]
+            rounded, gate_up, down = operands
+            per_slot = run_experts(rounded, dispatch, gate_up, down, experts.expert_format)[3]
             x = x + combine(per_slot, weights)
             routes.append(ids)
         recorded = torch.stack(routes, dim=1).to(self.cache.routes.dtype)

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from penstock.messages.errors import PenstockError
-from penstock.messages.rollout import StopReason
+from penstock.messages.rollout import StopReason, VersionSpan
 from penstock.messages.task import Sampling
 
 
@@ -48,6 +48,10 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     routed_experts: np.ndarray | None = None
     """uint8 (int16 above 256 experts) [R, L, K], on the last chunk: of the input positions
     routes_from .. total-2. The logits that gave the token at position p come from position p-1."""
+    routes_from: int = 0
+    """What was asked for; 0 where earlier positions were computed anew with other weights."""
+    route_spans: tuple[VersionSpan, ...] = ()
+    """The versions that computed the R positions."""
     num_cached_tokens: int = 0
     """Prompt tokens that were not computed again."""
     queue_ms: float = 0.0
@@ -104,6 +108,8 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     routed_experts: bool
     sparse_updates: bool
     keeps_requests_over_updates: bool
+    num_experts: int
+    """Of each layer: what packs the routes."""
 
 
 class Engine(Protocol):

@@ -12,6 +12,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.native import has_wide_routes
 from penstock.kernels.decode import round_up
 from penstock.kernels.memory import huge_zeros
+from penstock.messages.rollout import VersionSpan
 
 
 class Row:
@@ -28,6 +29,28 @@ class Row:
         self.is_pinned = False
         """Whether a request runs in it."""
         self.last_used = 0
+        self.versions: list[tuple[int, int]] = []
+        """(first position, policy version), ascending: which weights computed what."""
+
+    def note_version(self, policy_version: int) -> None:
+        """Note that what comes from here on is computed by these weights."""
+        before = [(first, version) for first, version in self.versions if first < self.length]
+        if not before or before[-1][1] != policy_version:
+            before.append((self.length, policy_version))
+        self.versions = before
+
+    def version_spans(self, start: int) -> list[VersionSpan]:
+        """Return which versions computed positions start .. length-1."""
+        ends = [first for first, _ in self.versions[1:]] + [self.length]
+        counts = (
+            (version, min(end, self.length) - max(first, start))
+            for (first, version), end in zip(self.versions, ends, strict=True)
+        )
+        return [
+            VersionSpan(policy_version=version, num_tokens=count)
+            for version, count in counts
+            if count > 0
+        ]
 
 
 class SlotCache:
@@ -47,7 +70,14 @@ class SlotCache:
         self.tokens = np.zeros((num_rows, num_tokens_max), dtype=np.int32)
         self.rows = [Row(index) for index in range(num_rows)]
         """Indexed by the row's place."""
+        self.policy_version = -1
+        """Of the weights that fill the rows from now on."""
         self._clock = 0
+
+    def holds(self, session_id: str) -> bool:
+        """Tell whether a session's row is there and was filled with the weights in use."""
+        rows = (row for row in self.rows if session_id and row.session_id == session_id)
+        return any(row.is_fresh for row in rows)
 
     def match(self, token_ids: np.ndarray, session_id: str) -> tuple[Row | None, int]:
         """Find the row that shares the longest prefix, short of the last token.
@@ -85,7 +115,10 @@ class SlotCache:
             target.is_fresh = True
         elif donor is not target:
             self._copy_prefix(donor, target, shared)
+        if donor is not None:
+            target.versions = donor.versions
         target.length = shared
+        target.note_version(self.policy_version)
         target.session_id = session_id
         target.is_pinned = True
         self.tokens[target.index, : len(token_ids)] = token_ids
@@ -128,10 +161,20 @@ class SlotCache:
         self.rows[a], self.rows[b] = other, row
         row.index, other.index = b, a
 
-    def mark_stale(self) -> None:
+    def mark_stale(self, policy_version: int) -> None:
         """Note that the weights changed: what is cached serves only those who go on with it."""
+        self.policy_version = policy_version
         for row in self.rows:
             row.is_fresh = row.length == 0
+            row.note_version(policy_version)
+
+    def forget_all(self, policy_version: int) -> None:
+        """Note that the weights changed, and that nothing computed by others is to be used."""
+        self.policy_version = policy_version
+        self.forget_parked()
+        for row in self.rows:
+            row.length, row.is_fresh = 0, True
+            row.note_version(policy_version)
 
     def forget_parked(self) -> None:
         """Empty every row that no request runs in."""

@@ -37,7 +37,9 @@ class NativeDecoder:
     def load(
         cls, config: PolicyConfig, cache: SlotCache, num_threads: int
     ) -> "NativeDecoder | None":
-        """Return None where the kernel cannot be compiled or does not fit the shape."""
+        """Return None where the kernel cannot be compiled or does not fit the policy."""
+        if config.numerics.expert_format == "nvfp4":
+            return None
         shape = decode_shape(config, len(cache.rows), cache.num_tokens_max)
         kernels = [DecodeKernel.load(shape) for _ in range(num_threads)]
         loaded = [kernel for kernel in kernels if kernel is not None]

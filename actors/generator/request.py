@@ -1,13 +1,14 @@
 """A request inside the torch engine: what was asked, and what came of it so far."""
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
 from penstock.actors.generator.engine import TokenChunk
 from penstock.actors.generator.kv_cache import Row
 from penstock.actors.generator.sampler import uniforms_for
-from penstock.messages.rollout import StopReason
+from penstock.messages.rollout import StopReason, VersionSpan
 from penstock.messages.task import Sampling
 
 
@@ -31,6 +32,8 @@ class Request:
         self.stop_ids = frozenset(sampling.stop_token_ids)
         self.uniforms = uniforms_for(sampling)
         self.num_sampled = 0
+        self.is_decoding = False
+        """Whether all of its prompt is computed."""
         self.last_token = -1
         self.row: Row | None = None
         self._created = time.perf_counter()
@@ -56,10 +59,15 @@ class Request:
         """Say whether the last token ended the request."""
         if self.last_token in self.stop_ids:
             return StopReason.STOP
-        full = len(self.prompt) + self.num_sampled >= num_tokens_max
+        full = self.num_prompt_tokens + self.num_sampled >= num_tokens_max
         if full or self.num_sampled >= self.sampling.num_tokens_max:
             return StopReason.LENGTH
         return None
+
+    def restart(self, context: np.ndarray) -> None:
+        """Go on as a request whose prompt is all that was computed and sampled so far."""
+        self.prompt = context
+        self.is_decoding = False
 
     @property
     def num_pending(self) -> int:
@@ -71,6 +79,7 @@ class Request:
         policy_version: int,
         stop_reason: StopReason | None = None,
         routed_experts: np.ndarray | None = None,
+        route_spans: Sequence[VersionSpan] = (),
     ) -> TokenChunk:
         """Make a chunk of what is pending."""
         chunk = TokenChunk(
@@ -79,6 +88,8 @@ class Request:
             policy_version=policy_version,
             stop_reason=stop_reason,
             routed_experts=routed_experts,
+            routes_from=self.routes_from,
+            route_spans=tuple(route_spans),
             num_cached_tokens=self._num_cached,
             queue_ms=self._queue_ms,
         )

@@ -170,6 +170,7 @@ class TorchEngine:
             routed_experts=True,
             sparse_updates=True,
             keeps_requests_over_updates=True,
+            num_experts=self._config.num_experts,
         )
 
     def _check_ready(self, request_id: str) -> None:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from penstock.actors.policy.numerics import NumericsConfig
+from penstock.actors.policy.numerics import BLOCKS, NumericsConfig
 
 
 class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,6 +44,12 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "num_experts must lie in num_experts_per_tok..32768",
         )
         _require(self.mtp_num_heads in (0, 1), "mtp_num_heads must be 0 or 1")
+        block = BLOCKS[self.numerics.expert_format]
+        _require(
+            self.hidden_size % block == 0 and self.moe_intermediate_size % block == 0,
+            f"hidden_size and moe_intermediate_size must be multiples of {block} "
+            f"for numerics.expert_format {self.numerics.expert_format}",
+        )
 
     @property
     def query_dim(self) -> int:

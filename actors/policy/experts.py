@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
+from penstock.actors.policy.precision import round_to
+
 
 class Dispatch(NamedTuple):
     """Which rows go to which expert."""
@@ -28,7 +30,8 @@ class ExpertMlp(torch.autograd.Function):
     """Weighted sum over a token's experts of `down(silu(gate(x)) * up(x))`.
 
     Shapes: x [T, d], expert_ids [T, K] int64, expert_weights [T, K], gate_up [E, 2f, d],
-    down [E, d, f] -> [T, d].
+    down [E, d, f] -> [T, d]. The inner activations are rounded to `expert_format`; the caller
+    rounds the other operands.
     """
 
     @staticmethod
@@ -39,10 +42,12 @@ class ExpertMlp(torch.autograd.Function):
         expert_weights: torch.Tensor,
         gate_up: torch.Tensor,
         down: torch.Tensor,
+        expert_format: str = "bf16",
     ) -> torch.Tensor:
         """Compute [T, d] and keep what the backward pass reads."""
         dispatch = sort_by_expert(expert_ids, gate_up.shape[0])
-        x_sorted, hidden, activation, per_slot = run_experts(x, dispatch, gate_up, down)
+        kept = run_experts(x, dispatch, gate_up, down, expert_format)
+        x_sorted, hidden, activation, per_slot = kept
         ctx.save_for_backward(x_sorted, hidden, activation, per_slot, expert_weights, gate_up, down)
         ctx.dispatch = dispatch
         return combine(per_slot, expert_weights)
@@ -69,7 +74,7 @@ class ExpertMlp(torch.autograd.Function):
             torch.mm(grad_hidden[block], gate_up[expert], out=grad_x_sorted[block])
             torch.mm(grad_hidden[block].t(), x_sorted[block], out=grad_gate_up[expert])
         grad_x = grad_x_sorted.index_select(0, inverse).view_as(per_slot).sum(1)
-        return grad_x, None, grad_weights, grad_gate_up, grad_down
+        return grad_x, None, grad_weights, grad_gate_up, grad_down, None
 
 
 def sort_by_expert(expert_ids: torch.Tensor, num_experts: int) -> Dispatch:
@@ -87,7 +92,11 @@ def sort_by_expert(expert_ids: torch.Tensor, num_experts: int) -> Dispatch:
 
 
 def run_experts(
-    x: torch.Tensor, dispatch: Dispatch, gate_up: torch.Tensor, down: torch.Tensor
+    x: torch.Tensor,
+    dispatch: Dispatch,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    expert_format: str = "bf16",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Run [T, d] through its experts.
 
@@ -101,7 +110,7 @@ def run_experts(
     for expert, block in dispatch.blocks:
         torch.mm(x_sorted[block], gate_up[expert].t(), out=hidden[block])
     gate, up = hidden.chunk(2, dim=1)
-    activation = F.silu(gate).mul_(up)
+    activation = round_to(F.silu(gate).mul_(up), expert_format)
     output = torch.empty_like(x_sorted)
     for expert, block in dispatch.blocks:
         torch.mm(activation[block], down[expert].t(), out=output[block])

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.experts import ExpertMlp
+from penstock.actors.policy.precision import StraightThrough
 
 ROUTE_FREE = -1
 """An expert id that means: no route was recorded here, use the router's own choice."""
@@ -195,12 +196,20 @@ class Experts(nn.Module):
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
         width, hidden = config.moe_intermediate_size, config.hidden_size
+        self.expert_format = config.numerics.expert_format
         self.gate_up = nn.Parameter(torch.empty(config.num_experts, 2 * width, hidden))
         self.down = nn.Parameter(torch.empty(config.num_experts, hidden, width))
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """[T, d] through the chosen experts -> [T, d]."""
-        return ExpertMlp.apply(x, ids, weights.to(x.dtype), self.gate_up, self.down)
+        if self.expert_format == "bf16":
+            return ExpertMlp.apply(x, ids, weights.to(x.dtype), self.gate_up, self.down)
+        operands = (
+            StraightThrough.apply(operand, self.expert_format)
+            for operand in (x, self.gate_up, self.down)
+        )
+        x, gate_up, down = operands
+        return ExpertMlp.apply(x, ids, weights.to(x.dtype), gate_up, down, self.expert_format)
 
 
 class Layer(nn.Module):

@@ -6,6 +6,7 @@ import torch
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.layers import Layer
 from penstock.actors.policy.model import Policy
+from penstock.actors.policy.precision import round_to
 from penstock.kernels.decode import DecodeShape, DecodeWeights, LayerWeights, pack
 
 
@@ -30,6 +31,7 @@ def decode_shape(config: PolicyConfig, num_rows: int, num_positions: int) -> Dec
         positions=num_positions,
         normalize=config.norm_topk_prob,
         wide_routes=has_wide_routes(config),
+        mxfp8=config.numerics.expert_format == "mxfp8",
         eps=config.rms_norm_eps,
     )
 
@@ -56,9 +58,13 @@ def _pack_layer(layer: Layer) -> LayerWeights:
         key_norm=_numpy(attention.key_norm),
         expert_norm=_numpy(layer.expert_norm),
         gate=pack(_numpy(layer.router.weight)),
-        gate_up=pack(_numpy(layer.experts.gate_up)),
-        down=pack(_numpy(layer.experts.down)),
+        gate_up=pack(_rounded(layer.experts.gate_up, layer.experts.expert_format)),
+        down=pack(_rounded(layer.experts.down, layer.experts.expert_format)),
     )
+
+
+def _rounded(weights: torch.Tensor, expert_format: str) -> np.ndarray:
+    return _numpy(round_to(weights.detach(), expert_format))
 
 
 def _numpy(tensor: torch.Tensor) -> np.ndarray:

@@ -12,6 +12,9 @@ import msgspec
 from penstock.messages.errors import ConfigError, PenstockError
 
 MODES = ("off", "fast", "exact")
+EXPERT_FORMATS = ("bf16", "mxfp8", "nvfp4")
+BLOCKS = {"bf16": 1, "mxfp8": 32, "nvfp4": 16}
+"""How many elements of a matmul's summed dimension share a scale."""
 
 
 class ExactModeError(PenstockError, RuntimeError):
@@ -26,11 +29,24 @@ class NumericsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A replayed expert whose probability here is lower gives way to the router's own best; 0 keeps
     them all (Composer 2, arXiv 2603.24477)."""
 
+    expert_format: str = "bf16"
+    """Of the operands of the experts' matmuls, in training and in sampling alike; bf16 rounds the
+    published weights and nothing else. mxfp8 and nvfp4 are emulated exactly (`precision.py`)."""
+
     def __post_init__(self) -> None:
         """Refuse unknown names and impossible values."""
-        if self.mode not in MODES:
-            choices = ", ".join(MODES)
-            raise ConfigError(f"policy.numerics.mode: expected one of {choices}, got {self.mode!r}")
+        for field, choices in (("mode", MODES), ("expert_format", EXPERT_FORMATS)):
+            value = getattr(self, field)
+            if value not in choices:
+                names = ", ".join(choices)
+                raise ConfigError(
+                    f"policy.numerics.{field}: expected one of {names}, got {value!r}"
+                )
+        if self.is_exact and self.expert_format == "nvfp4":
+            raise ConfigError(
+                "policy.numerics.expert_format: expected bf16 or mxfp8 in exact mode, got 'nvfp4', "
+                "which the compiled step does not compute"
+            )
         if not 0.0 <= self.plausible < 1.0:
             raise ConfigError(
                 f"policy.numerics.plausible: expected 0 to 1, without 1, got {self.plausible}"

@@ -63,6 +63,7 @@ class Conversation:
             token_ids=int32_array(sampled.token_ids),
             behavior_logprobs=sampled.behavior_logprobs,
             routed_experts=sampled.routed_experts,
+            route_segments=sampled.route_segments,
             version_spans=sampled.version_spans,
             stop_reason=sampled.stop_reason,
             calls=[] if isinstance(parsed, ParseFailure) else list(parsed.calls),

@@ -46,6 +46,7 @@ class SampledTokens(msgspec.Struct, frozen=True, kw_only=True):
     """float32 [N]."""
     routed_experts: Array
     """uint8 [R, L, K]."""
+    route_segments: list[bytes]
     version_spans: list[VersionSpan]
     stop_reason: StopReason
 
@@ -114,6 +115,7 @@ def join_chunks(chunks: list[TokensSampled]) -> SampledTokens:
         token_ids=token_ids,
         behavior_logprobs=Array(dtype="float32", shape=(len(token_ids),), data=logprobs),
         routed_experts=last.routed_experts or _NO_EXPERTS,
+        route_segments=last.route_segments,
         version_spans=_merge_spans(chunks),
         stop_reason=last.stop_reason,
     )

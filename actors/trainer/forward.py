@@ -1,6 +1,7 @@
 """The trainer's forward pass over rollouts: logprobs of what was sampled, as `numerics` says."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,21 +12,40 @@ from penstock.actors.policy.packing import PackedTree, pack_tree
 from penstock.actors.trainer.sequences import TrainingSequence
 
 
+@dataclass(frozen=True, kw_only=True)
+class Forwarded:
+    """What a forward pass gives for a batch with N sampled tokens, T tokens once shared."""
+
+    logprobs: torch.Tensor
+    """[N] of the sampled tokens; in exact mode the sampler's own values, where the policy is."""
+    router_mismatch: float
+    """Share of the recorded routes that the routers would not have chosen."""
+    recorded: np.ndarray
+    """[T, L, K] the sampler's experts."""
+    used: np.ndarray
+    """[T, L, K] those of this pass: the recorded ones, but for what `numerics` says."""
+
+
 class SequenceForward:
     """Forward passes with the weights that the policy has when this is made; threads share it."""
 
-    def __init__(self, policy: Policy, temperature: float) -> None:
-        """Take the policy, and the temperature that its rollouts were sampled at."""
+    def __init__(self, policy: Policy, temperature: float, *, replays: bool | None = None) -> None:
+        """Prepare the passes.
+
+        Args:
+            policy: the trainer's.
+            temperature: that the rollouts were sampled at.
+            replays: whether recorded routes are used; by default as the policy's numerics say.
+
+        """
         numerics = policy.config.numerics
         self._policy = policy
         self._temperature = temperature
-        self._replays = numerics.replays
+        self._replays = numerics.replays if replays is None else replays
         self._exact = ExactForward(policy, numerics.plausible) if numerics.is_exact else None
 
-    def logprobs(self, batch: Sequence[TrainingSequence]) -> tuple[torch.Tensor, float]:
-        """Return the sampled tokens' logprobs, [N], and the share of routes that would change.
-
-        In exact mode the values are the sampler's own, where the policy is.
+    def run(self, batch: Sequence[TrainingSequence]) -> Forwarded:
+        """Run a batch as a tree of what its sequences share.
 
         Raises:
             ExactModeError: Exact mode, and no compiled step.
@@ -41,14 +61,18 @@ class SequenceForward:
         targets = np.concatenate([s.token_ids[s.sampled_at] for s in batch])
         if self._exact is None:
             return self._run(tree, rows, targets, None)
-        found = self._exact.run(tree, rows, targets, self._temperature)
-        own, _ = self._run(tree, rows, targets, found)
-        share = float(found.flips[:, 0].sum()) / max(tree.routed_experts.size, 1)
-        return TakeValue.apply(own, found.logprobs), share
+        exact = self._exact.run(tree, rows, targets, self._temperature)
+        own = self._run(tree, rows, targets, exact)
+        return Forwarded(
+            logprobs=TakeValue.apply(own.logprobs, exact.logprobs),
+            router_mismatch=float(exact.flips[:, 0].sum()) / max(tree.routed_experts.size, 1),
+            recorded=own.recorded,
+            used=own.used,
+        )
 
     def _run(
         self, tree: PackedTree, rows: np.ndarray, targets: np.ndarray, exact: ExactPass | None
-    ) -> tuple[torch.Tensor, float]:
+    ) -> Forwarded:
         """Run torch, on the exact states if there are any."""
         routes = torch.from_numpy(tree.routed_experts) if self._replays else None
         output = self._policy(
@@ -61,4 +85,9 @@ class SequenceForward:
         logits = self._policy.logits(output.hidden.index_select(0, torch.from_numpy(rows)))
         if self._temperature != 1.0:
             logits = logits * (1.0 / self._temperature)
-        return token_logprobs(logits, torch.from_numpy(targets)), output.router_mismatch
+        return Forwarded(
+            logprobs=token_logprobs(logits, torch.from_numpy(targets)),
+            router_mismatch=output.router_mismatch,
+            recorded=tree.routed_experts,
+            used=output.routed_experts.numpy(),
+        )

@@ -1,4 +1,4 @@
-"""From logged turns to training sequences. Imports no torch."""
+"""From logged turns to training sequences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.trainer.routes import rollout_routes
 from penstock.kernels.arrays import from_array
 from penstock.messages.rollout import Turn
 
@@ -42,23 +43,18 @@ def training_sequence(
 
     Raises:
         ValueError: An array that is not as `Turn` says; the text names the rollout and the turn.
+            For routes, the subclasses that `rollout_routes` raises.
 
     """
     try:
         parts = [_turn_arrays(turn) for turn in turns]
+        routes = rollout_routes(turns)
     except ValueError as error:
-        raise ValueError(f"rollout {rollout_id}: {error}") from error
-    token_ids, is_sampled, logprobs, routes = (
-        np.concatenate(part) for part in zip(*parts, strict=True)
-    )
+        raise type(error)(f"rollout {rollout_id}: {error}") from error
+    token_ids, is_sampled, logprobs = (np.concatenate(part) for part in zip(*parts, strict=True))
     sampled_at = np.flatnonzero(is_sampled)
     if sampled_at[0] == 0:
         raise ValueError(f"rollout {rollout_id}: the first turn has no context")
-    if routes.shape[0] != token_ids.size - 1:
-        raise ValueError(
-            f"rollout {rollout_id}: routed_experts cover {routes.shape[0]} positions, expected "
-            f"{token_ids.size - 1}; a missing route is never guessed"
-        )
     return TrainingSequence(
         rollout_id=rollout_id,
         token_ids=token_ids,
@@ -110,23 +106,21 @@ def micro_batches(
     return batches
 
 
-def _turn_arrays(turn: Turn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return token_ids [P + N], is_sampled [P + N], logprobs [N], routes [R, L, K]."""
+def _turn_arrays(turn: Turn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return token_ids [P + N], is_sampled [P + N], logprobs [N]."""
     context, sampled = from_array(turn.context_ids), from_array(turn.token_ids)
-    logprobs, routes = from_array(turn.behavior_logprobs), from_array(turn.routed_experts)
+    logprobs = from_array(turn.behavior_logprobs)
     if context.ndim != 1 or sampled.ndim != 1 or sampled.size == 0:
         raise ValueError(
             f"expected flat token ids, at least one sampled, got {context.shape}, {sampled.shape}"
         )
     if logprobs.shape != sampled.shape:
         raise ValueError(f"behavior_logprobs: expected shape {sampled.shape}, got {logprobs.shape}")
-    if routes.ndim != 3:
-        raise ValueError(f"routed_experts: expected [positions, layers, slots], got {routes.shape}")
     if sum(span.num_tokens for span in turn.version_spans) != sampled.size:
         raise ValueError(f"version_spans: expected {sampled.size} tokens, got another sum")
     tokens = np.concatenate([context, sampled]).astype(np.int64)
     is_sampled = np.arange(tokens.size) >= context.size
-    return tokens, is_sampled, logprobs, routes
+    return tokens, is_sampled, logprobs
 
 
 def _within(values: np.ndarray, bound: int) -> bool:

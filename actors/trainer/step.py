@@ -130,7 +130,8 @@ def _forward(
     """Return the loss of one micro-batch, and its figures."""
     counts = torch.tensor([sequence.sampled_at.size for sequence in batch])
     behavior = _cat([sequence.behavior_logprobs for sequence in batch])
-    current, router_mismatch = forward.logprobs(batch)
+    forwarded = forward.run(batch)
+    current = forwarded.logprobs
     ids = torch.arange(len(batch)).repeat_interleave(counts)
     ratio = log_ratios(current, behavior)
     weights = correction_weights(ratio, ids, config)
@@ -142,7 +143,7 @@ def _forward(
         loss=float(loss.detach()),
         logprob=float(current.detach().double().sum()),
         num_inputs=num_inputs,
-        router_mismatch=router_mismatch * num_inputs,
+        router_mismatch=forwarded.router_mismatch * num_inputs,
         mismatch=mismatch_sums(ratio, weights),
     )
     return loss, sums

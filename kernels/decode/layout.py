@@ -12,7 +12,7 @@ TILE = 16
 
 _SHAPE_FIELDS = (
     *("layers", "hidden", "heads", "kv_heads", "head_dim", "experts", "chosen", "width", "vocab"),
-    *("rows", "positions", "normalize", "wide_routes"),
+    *("rows", "positions", "normalize", "wide_routes", "mxfp8"),
 )
 _LAYER_FIELDS = (
     *("attention_norm", "qkv", "output", "query_norm", "key_norm"),
@@ -72,6 +72,9 @@ class DecodeShape:
     """Whether the chosen experts' weights are scaled to sum to one."""
     wide_routes: bool
     """Whether routes are int16 instead of uint8."""
+    mxfp8: bool
+    """Whether the inputs of the experts' matmuls are rounded to MXFP8; the weights' owner rounds
+    them before packing."""
     eps: float
 
 

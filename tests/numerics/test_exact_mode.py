@@ -3,16 +3,23 @@
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
+from penstock.actors.generator.actor import seal_chunk
 from penstock.actors.generator.core import EngineCore, EngineOptions
 from penstock.actors.generator.request import Request
+from penstock.actors.policy.checkpoint import state_digest
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.exact import ExactForward
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.numerics import ExactModeError, NumericsConfig
+from penstock.actors.policy.packing import pack_tree
 from penstock.actors.trainer.forward import SequenceForward
-from penstock.actors.trainer.sequences import TrainingSequence
+from penstock.actors.trainer.sequences import TrainingSequence, training_sequence
 from penstock.kernels import native
+from penstock.kernels.arrays import to_array
+from penstock.kernels.routes import open_routes
+from penstock.messages.rollout import StopReason, Turn, VersionSpan
 from penstock.messages.task import Sampling
 
 pytestmark = pytest.mark.skipif(native.find_compiler() is None, reason="no C compiler")
@@ -56,7 +63,9 @@ def prompts(count, shared=40):
     """Groups of four that share a beginning."""
     rng = np.random.default_rng(0)
     groups = [rng.integers(0, 230, shared) for _ in range(-(-count // 4))]
-    return [np.concatenate([groups[i // 4], rng.integers(0, 230, 3 + i % 29)]) for i in range(count)]
+    return [
+        np.concatenate([groups[i // 4], rng.integers(0, 230, 3 + i % 29)]) for i in range(count)
+    ]
 
 
 def sample(policy, requests, **options):
@@ -99,7 +108,7 @@ def differences(policy, sequences, pack=8):
     found = []
     for start in range(0, len(sequences), pack):
         batch = sequences[start : start + pack]
-        current, _ = forward.logprobs(batch)
+        current = forward.run(batch).logprobs
         behavior = np.concatenate([each.behavior_logprobs for each in batch])
         found.append(np.abs(current.detach().numpy() - behavior))
     return np.concatenate(found)
@@ -134,3 +143,133 @@ def test_what_a_pass_holds_changes_no_bit(sampled, pack):
 def test_one_request_alone_has_the_bits_of_a_crowd(sampled):
     alone, _ = sample(lively(), requests_for(prompts(NUM_REQUESTS))[5:6])
     assert alone[0].behavior_logprobs.tobytes() == sampled[5].behavior_logprobs.tobytes()
+
+
+def test_a_change_of_version_in_mid_run_leaves_none_either():
+    """What is in flight is computed anew: each version's trainer agrees with what it sampled."""
+    old, new = lively(seed=0), lively(seed=1)
+    core = EngineCore(old.config, EngineOptions(num_tokens_max=256, num_running_max=12))
+    core.swap_model(core.decoder.prepare(old), 0)
+    requests = requests_for(prompts(24))
+    for request in requests:
+        core.add(request)
+    chunks = {request.request_id: [] for request in requests}
+
+    def take(outputs):
+        for request, chunk in outputs:
+            chunks[request.request_id].append(chunk)
+
+    for _ in range(90):
+        take(core.step())
+    take(core.swap_model(core.decoder.prepare(new), 1))
+    while core.waiting or core.num_running:
+        take(core.step())
+    sequences = [sequence(request, chunks[request.request_id]) for request in requests]
+    versions = [
+        np.concatenate([np.full(len(c.token_ids), c.policy_version) for c in chunks[r.request_id]])
+        for r in requests
+    ]
+    assert any(len(set(v)) == 2 for v in versions), "some were in flight"
+    drawn = np.concatenate(versions)
+    found = differences(new, sequences)
+    assert (drawn == 1).sum() > 500
+    assert found[drawn == 1].max() == 0.0
+    assert found[drawn == 0].max() > 0.0
+    before = [s for s, v in zip(sequences, versions, strict=True) if set(v) == {0}]
+    assert differences(old, before).max() == 0.0
+
+
+def test_turns_of_a_session_agree_over_a_change_of_version():
+    old, new = lively(seed=0), lively(seed=1)
+    core = EngineCore(old.config, EngineOptions(num_tokens_max=256))
+    context, turns = np.zeros(0, np.int32), []
+    rng = np.random.default_rng(5)
+    for index, policy in enumerate((old, old, new, new)):
+        if index in (0, 2):
+            core.swap_model(core.decoder.prepare(policy), int(policy is new))
+        ids = rng.integers(0, 230, 9).astype(np.int32)
+        sampling = Sampling(seed=index, temperature=TEMPERATURE, num_tokens_max=12)
+        routes_from = max(len(context) - 1, 0)
+        context = np.concatenate([context, ids])
+        request = Request(context, sampling, f"t{index}", "session", routes_from)
+        core.add(request)
+        chunks = []
+        while core.waiting or core.num_running:
+            chunks += [chunk for _, chunk in core.step()]
+        turns.append(turn_of(ids, chunks))
+        context = np.concatenate([context, *(chunk.token_ids for chunk in chunks)])
+    segments = [[open_routes(s) for s in turn.route_segments] for turn in turns]
+    assert segments[1][0].first_position > 0, "only what is new is sent"
+    assert segments[2][0].first_position == 0, "computed anew, sent anew"
+    assert segments[3][0].first_position > 0
+    last = training_sequence("r", turns, 1.0)
+    found = differences(new, [last])
+    assert found[24:].max() == 0.0
+    assert found[:24].max() > 0.0
+
+
+def turn_of(context_ids, chunks):
+    token_ids = np.concatenate([chunk.token_ids for chunk in chunks])
+    return Turn(
+        context_ids=to_array(context_ids),
+        token_ids=to_array(token_ids),
+        behavior_logprobs=to_array(np.concatenate([c.behavior_logprobs for c in chunks])),
+        routed_experts=to_array(np.zeros((0, 3, 3), np.uint8)),
+        version_spans=[
+            VersionSpan(policy_version=chunks[-1].policy_version, num_tokens=len(token_ids))
+        ],
+        stop_reason=StopReason.LENGTH,
+        route_segments=seal_chunk(chunks[-1], 6),
+    )
+
+
+def test_the_backward_pass_gives_the_same_bits_every_time(sampled):
+    def gradients():
+        policy = lively()
+        current = SequenceForward(policy, TEMPERATURE).run(sampled[:12]).logprobs
+        current.sum().backward()
+        return {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
+
+    first = gradients()
+    assert len(first) > 20
+    assert state_digest(gradients()) == state_digest(first)
+
+
+def test_gradients_are_those_of_fast_mode(sampled):
+    found = []
+    for mode in ("exact", "fast"):
+        policy = lively(mode)
+        current = SequenceForward(policy, TEMPERATURE).run(sampled[:12]).logprobs
+        current.sum().backward()
+        found.append({name: p.grad for name, p in policy.named_parameters() if p.grad is not None})
+    for name, gradient in found[0].items():
+        assert (gradient - found[1][name]).norm() <= 1e-4 * found[1][name].norm(), name
+
+
+def test_mxfp8_experts_are_exact_too():
+    policy = mxfp8_policy()
+    sequences, _ = sample(policy, requests_for(prompts(12)), prefill_tokens_max=37)
+    assert differences(policy, sequences).max() == 0.0
+
+
+def mxfp8_policy():
+    config = structs.replace(
+        config_of("exact"),
+        hidden_size=64,
+        moe_intermediate_size=32,
+        numerics=NumericsConfig(mode="exact", expert_format="mxfp8"),
+    )
+    policy = Policy(config, seed=0)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(4.0 if parameter.dim() > 1 else 1.1)
+    return policy
+
+
+def test_without_a_compiler_exact_mode_is_refused(monkeypatch):
+    monkeypatch.setattr("penstock.kernels.decode.load_library", lambda source: None)
+    with pytest.raises(ExactModeError, match="compiled step"):
+        EngineCore(config_of("exact"), EngineOptions(num_tokens_max=64, num_running_max=2))
+    with pytest.raises(ExactModeError, match="C compiler"):
+        forward = ExactForward(lively())
+        forward.run(pack_tree([np.arange(4)], [np.full((4, 3, 3), -1)]), np.arange(3), np.arange(3))

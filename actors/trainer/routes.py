@@ -1,0 +1,91 @@
+"""The recorded routes of a rollout: joined over its turns, and refused if they do not fit it.
+
+A turn's segments follow those of the turn before. They may also begin further back: the sampler
+then computed those positions anew, and its later routes count. Nothing is ever filled in.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.kernels.arrays import from_array
+from penstock.kernels.errors import StaleRoutesError
+from penstock.kernels.routes import open_routes
+from penstock.messages.errors import PenstockError
+from penstock.messages.rollout import Turn, VersionSpan
+
+
+class MissingRoutesError(PenstockError, ValueError):
+    """Input positions without recorded routes."""
+
+
+def rollout_routes(turns: Sequence[Turn]) -> np.ndarray:
+    """Return the experts [T - 1, L, K] of a rollout of T tokens: of all that predict something.
+
+    Raises:
+        MissingRoutesError: Positions that no turn recorded.
+        StaleRoutesError: Routes older than the tokens that came of them, or of other positions.
+        CorruptDataError: Bytes that are not those that were sealed.
+
+    """
+    parts: list[np.ndarray] = []
+    covered = end = 0
+    for index, turn in enumerate(turns):
+        end += turn.context_ids.shape[0] + turn.token_ids.shape[0]
+        first, routes = _turn_routes(turn, covered)
+        if first > covered or first + len(routes) < end - 1:
+            raise MissingRoutesError(
+                f"turn {index}: routed_experts cover positions {first} to "
+                f"{first + len(routes) - 1}, expected {covered} to {end - 2}; a missing route is "
+                "never guessed"
+            )
+        if first + len(routes) > end - 1:
+            raise StaleRoutesError(f"turn {index}: routes beyond position {end - 2}, its last")
+        if first < covered:
+            parts = [np.concatenate(parts)[:first]]
+        parts.append(routes)
+        covered = end - 1
+    if len({part.shape[1:] for part in parts}) > 1:
+        raise StaleRoutesError("turns with routes of different models")
+    return np.concatenate(parts)
+
+
+def _turn_routes(turn: Turn, covered: int) -> tuple[int, np.ndarray]:
+    """Return the first position and the ids of one turn; logs of old have unsealed ids."""
+    if not turn.route_segments:
+        routes = from_array(turn.routed_experts)
+        if routes.ndim != 3:
+            raise MissingRoutesError(
+                f"routed_experts: expected [positions, layers, slots], got {routes.shape}"
+            )
+        return covered, routes
+    opened = [open_routes(segment) for segment in turn.route_segments]
+    starts = [segment.first_position for segment in opened]
+    ends = [segment.first_position + len(segment.routes) for segment in opened]
+    if starts[1:] != ends[:-1]:
+        raise MissingRoutesError(f"route segments end at {ends} and begin at {starts}")
+    versions = np.repeat(
+        [segment.policy_version for segment in opened], [len(each.routes) for each in opened]
+    )
+    _check_versions(versions, turn.version_spans)
+    if len({segment.routes.shape[1:] for segment in opened}) > 1:
+        raise StaleRoutesError("route segments of different models")
+    return starts[0], np.concatenate([segment.routes.numpy() for segment in opened])
+
+
+def _check_versions(versions: np.ndarray, spans: Sequence[VersionSpan]) -> None:
+    """Refuse routes of older weights than the tokens which came of them.
+
+    The last N positions gave the turn's N tokens. Newer routes are those of positions that were
+    computed anew after a token was sampled.
+    """
+    tokens = np.repeat([span.policy_version for span in spans], [span.num_tokens for span in spans])
+    routes = versions[max(len(versions) - len(tokens), 0) :]
+    if len(routes) < len(tokens):
+        raise MissingRoutesError(f"{len(routes)} routed positions for {len(tokens)} tokens")
+    older = np.flatnonzero(routes < tokens)
+    if older.size:
+        at = int(older[0])
+        raise StaleRoutesError(
+            f"sampled token {at} is of policy version {tokens[at]}, its routes of {routes[at]}"
+        )

@@ -1,0 +1,104 @@
+"""How far a trainer's logprobs are from the sampler's, and in which layer they part."""
+
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from penstock.actors.policy.exact import ExactForward
+from penstock.actors.policy.model import Policy
+from penstock.actors.policy.packing import pack_tree
+from penstock.actors.trainer.sequences import micro_batches
+from penstock.infra.mismatch_rollouts import Rollouts
+from penstock.infra.mismatch_trainers import Trainer
+
+_PASS_TOKENS = 2048
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """The mismatch of one trainer with the sampler, over tokens that the sampler drew."""
+
+    tokens: int
+    kl_k1: float
+    """mean(-log r), r = trainer / sampler probability."""
+    kl_k3: float
+    """mean(r - 1 - log r)."""
+    logprob_abs_diff_max: float
+    logprob_abs_diff_p99: float
+    ratio_above_2: float
+    """Share of tokens with r above 2 or below 1/2."""
+    flips_per_layer: list[float]
+    """Share of the expert slots in which the trainer's pass used none of the sampler's experts."""
+    forward_s: float
+    """Of all passes."""
+
+
+@torch.no_grad()
+def measure(trainer: Trainer, rollouts: Rollouts, policy_version: int) -> Figures:
+    """Measure a trainer that has the weights of `policy_version`, on the tokens drawn by it."""
+    differences: list[np.ndarray] = []
+    flips: list[np.ndarray] = []
+    slots, elapsed_s = 0, 0.0
+    versions = iter(rollouts.versions)
+    for batch in micro_batches(rollouts.sequences, _PASS_TOKENS):
+        started = time.perf_counter()
+        forwarded = trainer(batch)
+        elapsed_s += time.perf_counter() - started
+        behavior = np.concatenate([sequence.behavior_logprobs for sequence in batch])
+        drawn = np.concatenate([next(versions) for _ in batch]) == policy_version
+        current = forwarded.logprobs.numpy().astype(np.float64)
+        differences.append((current - behavior)[drawn])
+        is_other = forwarded.used[..., None] != forwarded.recorded[:, :, None, :]
+        flips.append(is_other.all(-1).sum((0, 2)))
+        slots += forwarded.recorded[:, 0].size
+    log_ratio = np.concatenate(differences)
+    size = np.abs(log_ratio)
+    return Figures(
+        tokens=log_ratio.size,
+        kl_k1=float(0.0 - log_ratio.mean()),
+        kl_k3=float((np.expm1(log_ratio) - log_ratio).mean()),
+        logprob_abs_diff_max=float(size.max()),
+        logprob_abs_diff_p99=float(np.quantile(size, 0.99)),
+        ratio_above_2=float((size > np.log(2.0)).mean()),
+        flips_per_layer=(np.sum(flips, axis=0) / slots).tolist(),
+        forward_s=elapsed_s,
+    )
+
+
+@torch.no_grad()
+def first_difference(policy: Policy, rollouts: Rollouts) -> dict[str, Any] | None:
+    """Find the first layer whose output differs from the sampler's, in the policy's own mode.
+
+    Returns:
+        `layer`, `token`, `unit` and `abs_diff` of the first number that differs, `abs_diff_max` of
+        its layer; None if none differs.
+
+    """
+    sequence = max(rollouts.sequences, key=lambda each: each.num_inputs)
+    tree = pack_tree([sequence.token_ids[:-1]], [sequence.routed_experts])
+    rows, targets = np.arange(sequence.num_inputs), sequence.token_ids[1:]
+    exact = ExactForward(policy).run(tree, rows, targets)
+    states: list[torch.Tensor] = []
+    hooks = [
+        layer.register_forward_hook(lambda _layer, _args, output: states.append(output[0]))
+        for layer in policy.layers
+    ]
+    replays = policy.config.numerics.replays
+    routes = torch.from_numpy(tree.routed_experts) if replays else None
+    policy(torch.from_numpy(tree.input_ids), tree.lengths, routes, tree.parents)
+    for hook in hooks:
+        hook.remove()
+    for index, (state, expected) in enumerate(zip(states, exact.states, strict=True)):
+        difference = (state - expected).abs()
+        if difference.max() > 0:
+            token, unit = divmod(int((difference > 0).flatten().int().argmax()), state.shape[1])
+            return {
+                "layer": index,
+                "token": token,
+                "unit": unit,
+                "abs_diff": float(difference[token, unit]),
+                "abs_diff_max": float(difference.max()),
+            }
+    return None

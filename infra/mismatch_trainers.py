@@ -1,0 +1,90 @@
+"""Trainers that differ from the sampler in known ways: which remedy removes how much of it."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+
+from penstock.actors.policy.layers import Layer
+from penstock.actors.policy.model import Policy
+from penstock.actors.policy.numerics import NumericsConfig
+from penstock.actors.trainer.forward import Forwarded, SequenceForward
+from penstock.actors.trainer.sequences import TrainingSequence
+
+Trainer = Callable[[Sequence[TrainingSequence]], Forwarded]
+
+
+def trainer(policy: Policy, mode: str, temperature: float) -> Trainer:
+    """Return the forward pass that a run's trainer has in a mode."""
+    return SequenceForward(with_mode(policy, mode), temperature).run
+
+
+def perturbed(
+    policy: Policy, kernels: str, *, gate: bool, replay: bool, temperature: float
+) -> Trainer:
+    """Return a trainer with other kernels, and some remedies.
+
+    Args:
+        policy: whose weights.
+        kernels: a name in `KERNELS`.
+        gate: scores in float32 instead of bfloat16.
+        replay: recorded routes instead of its own.
+        temperature: of sampling.
+
+    """
+    other = with_mode(policy, "fast" if gate else "off")
+    KERNELS[kernels](other)
+    return SequenceForward(other, temperature, replays=replay).run
+
+
+def with_mode(policy: Policy, mode: str) -> Policy:
+    """Return a copy of a policy that computes in another mode."""
+    numerics: NumericsConfig = msgspec.structs.replace(policy.config.numerics, mode=mode)
+    other = Policy(msgspec.structs.replace(policy.config, numerics=numerics))
+    other.load_state_dict(policy.state_dict())
+    return other
+
+
+def _torch_kernels(policy: Policy) -> None:
+    """Leave torch's kernels as they are: float32, sums in torch's order."""
+
+
+@torch.no_grad()
+def _other_order(policy: Policy) -> None:
+    """Shuffle the hidden units: the same function, every sum over them in another order."""
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(policy.config.hidden_size, generator=generator)
+    inner = torch.randperm(policy.config.moe_intermediate_size, generator=generator)
+    halves = torch.cat((inner, inner + len(inner)))
+    tied = policy.config.tie_word_embeddings
+    for table in [policy.embedding, *([] if tied else [policy.head])]:
+        table.copy_(table[:, order].clone())
+    policy.final_norm.copy_(policy.final_norm[order].clone())
+    for layer in policy.layers:
+        assert isinstance(layer, Layer)
+        attention, experts = layer.attention, layer.experts
+        for norm in (layer.attention_norm, layer.expert_norm):
+            norm.copy_(norm[order].clone())
+        for matrix in (attention.qkv, layer.router.weight):
+            matrix.copy_(matrix[:, order].clone())
+        attention.output.copy_(attention.output[order].clone())
+        experts.gate_up.copy_(experts.gate_up[:, halves][..., order].clone())
+        experts.down.copy_(experts.down[:, order][..., inner].clone())
+
+
+def _bf16_states(policy: Policy) -> None:
+    """Round what every layer gives to bfloat16, as a trainer in mixed precision does."""
+
+    def rounded(_layer: torch.nn.Module, _args: object, output: tuple[torch.Tensor, ...]) -> object:
+        return (output[0].bfloat16().float(), *output[1:])
+
+    for layer in policy.layers:
+        layer.register_forward_hook(rounded)
+
+
+KERNELS: dict[str, Callable[[Policy], None]] = {
+    "torch, float32": _torch_kernels,
+    "other order of sums": _other_order,
+    "bfloat16 between layers": _bf16_states,
+}
+"""By name: what makes a trainer's kernels other than the sampler's."""
