@@ -46,7 +46,7 @@ _HIDDEN_MAX = 16
 _SHOWN = 2
 _WEAK_SHARE_MAX = 0.34
 _RESULTS_MIN = 2
-_HANDFUL = 48
+_HANDFUL = 12
 """Modules read at once."""
 _BUGS_TRIED = 5
 

@@ -1,0 +1,148 @@
+import random
+import tomllib
+
+import msgspec
+import pytest
+
+from penstock.envs.ladder.generate import Selection
+from penstock.envs.tasks.factory import Yield
+from penstock.envs.tasks.harbor import folder_name, harbor_files, write_harbor
+from penstock.envs.tasks.harbor_read import (
+    MalformedTaskError,
+    read_harbor,
+    read_harbor_set,
+)
+from penstock.envs.tasks.ladder import LadderSource
+from penstock.envs.tasks.statistics import statistics
+from penstock.infra.tasks import write_set
+from penstock.infra.tasks_page import tasks_page
+from penstock.messages.task import Split, TaskSet
+
+
+def ladder(num):
+    rng = random.Random("train/0")
+    return list(LadderSource(Split.TRAIN, num, Selection(), rng, "train").candidates())
+
+
+def written(tmp_path):
+    return write_harbor(ladder(1)[0], Split.TRAIN, tmp_path)
+
+
+def test_a_task_comes_back_as_it_was_written(tmp_path):
+    for candidate in ladder(8):
+        assert read_harbor(write_harbor(candidate, Split.TRAIN, tmp_path)) == candidate
+
+
+def test_a_folder_has_what_harbor_asks_for():
+    (candidate,) = ladder(1)
+    files = harbor_files(candidate, Split.HELDOUT)
+    settings = tomllib.loads(files["task.toml"])
+    assert settings["version"] == "1.0"
+    assert {"metadata", "verifier", "agent", "environment"} <= settings.keys()
+    assert settings["metadata"]["difficulty"] in {"easy", "medium", "hard"}
+    assert settings["metadata"]["penstock"]["split"] == "heldout"
+    assert settings["environment"]["allow_internet"] is False
+    assert {"instruction.md", "environment/Dockerfile", "tests/test.sh", "solution/solve.sh"} <= (
+        files.keys()
+    )
+    assert "/logs/verifier/reward.txt" in files["tests/test.sh"]
+    visible = [text for path, text in files.items() if path.startswith("environment/")]
+    assert not any(line in text for line in candidate.hidden.files.values() for text in visible)
+
+
+def test_hard_texts_survive_toml(tmp_path):
+    (candidate,) = ladder(1)
+    origin = msgspec.structs.replace(candidate.origin, repository='a"\\b\n\x7f\té')
+    hard = msgspec.structs.replace(candidate, origin=origin)
+    assert read_harbor(write_harbor(hard, Split.TRAIN, tmp_path)).origin == origin
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "words"),
+    [
+        ("task.toml", "version = ", "task.toml"),
+        ("task.toml", 'version = "2.0"\n', "expected '1.x', got '2.0'"),
+        ("task.toml", 'version = "1.0"\nverifier = 3\n', "verifier: expected a table"),
+        ("task.toml", 'version = "1.0"\n[verifier]\ntimeout_sec = -1\n', "timeout_sec"),
+        ("task.toml", 'version = "1.0"\n[metadata.penstock]\nsplit = "x"\n', "penstock.split"),
+        ("task.toml", 'version = "1.0"\n[metadata.penstock]\norigin = {kind = 1}\n', "origin"),
+        ("instruction.md", "  \n", "expected an instruction"),
+        ("tests/penstock.json", "{}", "penstock.json"),
+        ("tests/penstock.json", '{"argv": [], "expected": []}', "at least one entry"),
+        ("tests/penstock.json", '{"argv": ["a"], "expected": ["b"], "more": 1}', "more"),
+    ],
+)
+def test_a_malformed_part_is_named(tmp_path, path, text, words):
+    folder = written(tmp_path)
+    (folder / path).write_text(text)
+    with pytest.raises(MalformedTaskError, match=words):
+        read_harbor(folder)
+
+
+def test_missing_parts_are_named(tmp_path):
+    folder = written(tmp_path)
+    (folder / "instruction.md").unlink()
+    with pytest.raises(MalformedTaskError, match=r"instruction\.md: expected a file"):
+        read_harbor(folder)
+    with pytest.raises(MalformedTaskError, match="expected task folders"):
+        read_harbor_set(tmp_path / "absent")
+
+
+def test_no_link_leads_out_of_a_task(tmp_path):
+    (tmp_path / "secret").write_text("key")
+    for number, place in enumerate(("environment/files/x", "tests/files/x", "solution/files/x")):
+        folder = write_harbor(ladder(number + 1)[number], Split.TRAIN, tmp_path / "tasks")
+        (folder / place).symlink_to(tmp_path / "secret")
+        with pytest.raises(MalformedTaskError, match="a link, or out of"):
+            read_harbor(folder)
+
+
+def test_binary_and_oversized_files_are_refused(tmp_path):
+    folder = written(tmp_path)
+    (folder / "environment/files/a.bin").write_bytes(b"\xff\xfe")
+    with pytest.raises(MalformedTaskError, match="UTF-8"):
+        read_harbor(folder)
+    (folder / "environment/files/a.bin").write_bytes(bytes((8 << 20) + 1))
+    with pytest.raises(MalformedTaskError, match="at most"):
+        read_harbor(folder)
+
+
+def test_a_foreign_task_is_judged_by_its_reward_file(tmp_path):
+    (tmp_path / "t" / "tests").mkdir(parents=True)
+    (tmp_path / "t" / "task.toml").write_text('schema_version = "1.1"\n[task]\nname = "o/t"\n')
+    (tmp_path / "t" / "instruction.md").write_text("Do it\n")
+    (tmp_path / "t" / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
+    candidate = read_harbor(tmp_path / "t")
+    assert candidate.task.instruction == "Do it"
+    assert candidate.hidden.expected == ["1"] and "reward.txt" in candidate.hidden.argv[-1]
+
+
+@pytest.mark.parametrize("name", ["../../etc/x", "a/b", "..", "", "a:b c"])
+def test_folder_names_stay_below_their_root(tmp_path, name):
+    assert (tmp_path / folder_name(name)).resolve().parent == tmp_path.resolve()
+
+
+def test_a_set_has_both_splits_statistics_and_a_page(tmp_path):
+    tasks = ladder(6)
+    splits = {
+        one.task.task_id: Split.HELDOUT if number % 3 == 0 else Split.TRAIN
+        for number, one in enumerate(tasks)
+    }
+    counts = Yield(num_plans=10, rejected={"gate_flaky": 4})
+    write_set(tmp_path, tasks, splits, counts)
+    train = msgspec.msgpack.decode((tmp_path / "train.tasks.msgpack").read_bytes(), type=TaskSet)
+    assert [one.task_id for one in train.tasks] == [one.task_id for one in train.hidden]
+    assert len(train.tasks) == 4
+    figures = statistics(tasks, splits, counts)
+    assert figures["by_split"] == {"train": 4, "heldout": 2}
+    assert figures["tasks_per_plan"] == 0.6 and figures["rejected"] == {"gate_flaky": 4}
+    assert len(read_harbor_set(tmp_path)) == 6
+
+
+def test_no_text_of_a_task_is_markup_of_the_page():
+    (candidate,) = ladder(1)
+    evil = msgspec.structs.replace(candidate.task, instruction="</script><img src=x>")
+    page = tasks_page(
+        [msgspec.structs.replace(candidate, task=evil)], {evil.task_id: Split.TRAIN}, Yield()
+    )
+    assert "<img" not in page and page.count("</script>") == 1
