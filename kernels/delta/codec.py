@@ -12,12 +12,12 @@ import numpy as np
 import xxhash
 
 from penstock.kernels.delta import predict
+from penstock.kernels.delta.compiled import decode_steps, encode_steps
 from penstock.kernels.delta.container import pack, read_header, unpack
 from penstock.kernels.delta.dtypes import Dtype, unpack_nibbles
 from penstock.kernels.delta.header import NUM_ELEMENTS_MAX, Codec, Header
 from penstock.kernels.delta.patches import Patch, apply_into, join_nibbles
 from penstock.kernels.delta.planes import decode_planes, encode_planes
-from penstock.kernels.delta.portable import decode_steps, encode_steps
 from penstock.messages.errors import CorruptDataError
 
 
@@ -38,14 +38,14 @@ def encode(base: np.ndarray, target: np.ndarray, dtype: Dtype | None = None) -> 
 
     """
     dtype = _check_pair(base, target, dtype)
-    if np.array_equal(base, target):
-        return encode_with(Codec.EQUAL, base, target, dtype)
     old, new = _elements(base, dtype), _elements(target, dtype)
     chosen = predict.plan(old, new, dtype)
-    payload = _encode(chosen, base, target, dtype)
-    if chosen.codec is Codec.RAW or len(payload) < target.nbytes:
-        return payload
-    return min(payload, encode_with(Codec.RAW, base, target, dtype), key=len)
+    header, body = _encode(chosen, base, target, dtype)
+    if header.num_changed == 0:
+        header, body = _encode(predict.Plan(Codec.EQUAL, [0]), base, target, dtype)
+    elif header.plain_bytes > target.nbytes:
+        header, body = _encode(predict.Plan(Codec.RAW, [0]), base, target, dtype)
+    return pack(header, body)
 
 
 def encode_with(
@@ -65,7 +65,7 @@ def encode_with(
     thresholds = [0]
     if codec is Codec.CLASS_GAP_ULP:
         thresholds = predict.class_thresholds(base, target, dtype)
-    return _encode(predict.Plan(codec, thresholds), base, target, dtype)
+    return pack(*_encode(predict.Plan(codec, thresholds), base, target, dtype))
 
 
 def decode(base: np.ndarray, payload: bytes | memoryview) -> Patch:
@@ -126,7 +126,9 @@ def fold(base: np.ndarray, payloads: Sequence[bytes | memoryview]) -> bytes:
     return encode(base, target, read_header(payloads[0]).dtype)
 
 
-def _encode(chosen: predict.Plan, base: np.ndarray, target: np.ndarray, dtype: Dtype) -> bytes:
+def _encode(
+    chosen: predict.Plan, base: np.ndarray, target: np.ndarray, dtype: Dtype
+) -> tuple[Header, bytes]:
     old, new = _elements(base, dtype), _elements(target, dtype)
     header = Header(
         codec=chosen.codec,
@@ -137,8 +139,8 @@ def _encode(chosen: predict.Plan, base: np.ndarray, target: np.ndarray, dtype: D
         target_check=_check_of(target),
     )
     if chosen.codec.has_steps:
-        return pack(*encode_steps(header, chosen.thresholds, old, new))
-    return pack(*encode_planes(header, base.reshape(-1), target.reshape(-1)))
+        return encode_steps(header, chosen.thresholds, old, new)
+    return encode_planes(header, base.reshape(-1), target.reshape(-1))
 
 
 def _elements(array: np.ndarray, dtype: Dtype) -> np.ndarray:

@@ -202,6 +202,9 @@ def _check(header: Header) -> None:
         raise CorruptDataError("delta.classes: more places are coded than there are elements")
     if any(record.large.num_coded > record.num_changed for record in header.classes):
         raise CorruptDataError("delta.classes: more large steps than changes")
+    numbers = (r.changed.num_coded + r.large.num_coded + r.num_large for r in header.classes)
+    if sum(numbers) > 8 * header.unary_bytes:
+        raise CorruptDataError("delta.classes: the unary string is too short for their numbers")
     if header.plain_bytes > header.plain_bytes_max or header.unary_bytes > header.plain_bytes:
         raise CorruptDataError(
             f"delta.body: {header.unary_bytes} of {header.plain_bytes} bytes unpacked, of at most"

@@ -30,7 +30,7 @@ class Plan(msgspec.Struct, frozen=True):
 def plan(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> Plan:
     """Predict sizes on a sample of [N] elements that are not all equal, and choose."""
     sample = _sample(base), _sample(target)
-    thresholds = class_thresholds(*sample, dtype, base.size / sample[0].size)
+    thresholds = _thresholds(*sample, dtype, base.size / max(1, sample[0].size))
     bits = {Codec.RAW: _plane_bits(sample[1]), Codec.XOR_ZSTD: _plane_bits(sample[0] ^ sample[1])}
     if dtype.traits.has_steps:
         bits |= _step_bits(*sample, dtype, thresholds)
@@ -38,10 +38,13 @@ def plan(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> Plan:
     return Plan(codec, thresholds if codec is Codec.CLASS_GAP_ULP else [0])
 
 
-def class_thresholds(
-    base: np.ndarray, target: np.ndarray, dtype: Dtype, scale: float = 1.0
-) -> list[int]:
-    """Return the first keys of the classes, going by a sample of 1 / scale of all elements."""
+def class_thresholds(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> list[int]:
+    """Return the first keys of the classes, going by a sample of [N] elements."""
+    sample = _sample(base), _sample(target)
+    return _thresholds(*sample, dtype, base.size / max(1, sample[0].size))
+
+
+def _thresholds(base: np.ndarray, target: np.ndarray, dtype: Dtype, scale: float) -> list[int]:
     if dtype.traits.num_keys == 1:
         return [0]
     keys = exponent_keys(base, dtype)
