@@ -1,36 +1,128 @@
-"""Machines: boot, first exec, requests, Python, memory; next to the same programs on the host."""
+"""Machines: ready, first exec, memory, requests, agents' steps; beside bubblewrap and the host.
+
+Every backend that runs guest code here is measured in the same run: `process` is bubblewrap
+alone, `native` the same programs on the host. Ratios between them are worth more than times.
+"""
 
 import asyncio
-import subprocess
-import sys
+import os
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from penstock.envs.microvm.machine import GuestSandbox
 from penstock.envs.microvm.pool import Pool
-from penstock.envs.microvm.uml import UmlBackend
+from penstock.envs.microvm.probe import probe
+from penstock.envs.sandbox import Backend, Capability, open_backend
+from penstock.infra.bench_sandbox_saving import bench_saving
+from penstock.infra.bench_sandbox_steps import bench_native, steps_per_s
+from penstock.infra.measuring import percentile, times_ms
 
-BOOTS = 40
-POOL_RUNS = 100
-REPEATS = 100
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 PYTHON = ("python3", "-I", "-S", "-B", "-c", "1")
+NUM_BOOTS = {"qemu-tcg": 12}
+NUM_BOOTS_DEFAULT = 60
+NUM_LIVE = {"qemu-tcg": 8}
+NUM_LIVE_DEFAULT = 100
+LIVE_VARIABLE = "PENSTOCK_BENCH_LIVE"
+"""Machines to hold at once, where the host has memory for more: 500 take 6 GB."""
 
 
-def _percentile(values: list[float], percent: int) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+async def bench_sandbox() -> dict[str, Any]:
+    """Measure every backend that the probe finds.
+
+    Returns:
+        By backend: `ready_ms_*` (start to the first answer), `vms_per_s` (through the pool, with a
+        first exec), `live_max` (held at once, all answering), `pss_mib` (idle, of one of those),
+        `ping_us_p50`, `exec_ms_p50` (`true`), `python_ms_p50`, `agent_steps_per_s` (eight agents
+        search, edit, test and commit), and where machines can be saved `clone_ms_p50`,
+        `checkpoint_pause_ms`, `restore_ms_p50`.
+
+    """
+    found: dict[str, Any] = {}
+    for result in await probe():
+        if result.available:
+            backend = open_backend(result.name, allow_process=True)
+            found[result.name] = await _bench_backend(backend)
+    found["native"] = await bench_native()
+    return found
 
 
-async def _times_ms(work: Callable[[], Awaitable[object]], repeats: int) -> list[float]:
-    times: list[float] = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        await work()
-        times.append((time.perf_counter() - started) * 1000)
-    return times
+async def _bench_backend(backend: Backend) -> dict[str, float]:
+    figures = await _boots(backend)
+    figures |= await _rate(backend)
+    figures |= await _live(backend)
+    figures |= await _requests(backend)
+    figures["agent_steps_per_s"] = await steps_per_s(backend)
+    if Capability.CHECKPOINT in backend.capabilities:
+        figures |= await bench_saving(backend)
+    return {name: round(value, 3) for name, value in figures.items()}
+
+
+def _count(table: dict[str, int], backend: Backend, default: int) -> int:
+    return table.get(backend.name, default)
+
+
+async def _start(backend: Backend, cpu: int | None = None) -> GuestSandbox:
+    return cast(GuestSandbox, await backend.start(cpu=cpu, timeout_s=TIMEOUT_S))
+
+
+async def _boots(backend: Backend) -> dict[str, float]:
+    cpus = sorted(os.sched_getaffinity(0))
+    await (await _start(backend)).close()  # a template is made once, and is no boot
+    ready_ms: list[float] = []
+    for n in range(_count(NUM_BOOTS, backend, NUM_BOOTS_DEFAULT)):
+        machine = await _start(backend, cpus[n % len(cpus)])
+        ready_ms.append(machine.info.boot_ms)
+        await machine.close()
+    return {"ready_ms_p50": percentile(ready_ms, 50), "ready_ms_p99": percentile(ready_ms, 99)}
+
+
+async def _rate(backend: Backend) -> dict[str, float]:
+    num_machines = _count(NUM_BOOTS, backend, NUM_BOOTS_DEFAULT) * 2
+
+    async def episode(pool: Pool) -> None:
+        lease = await pool.acquire(TIMEOUT_S, timeout_s=TIMEOUT_S)
+        await lease.sandbox.exec(["true"], timeout_s=TIMEOUT_S)
+        await pool.release(lease.lease_id)
+
+    began = time.perf_counter()
+    async with (
+        Pool(backend, size=4, live_max=16, boot_timeout_s=TIMEOUT_S) as pool,
+        asyncio.TaskGroup() as group,
+    ):
+        for _ in range(num_machines):
+            group.create_task(episode(pool))
+    return {"vms_per_s": num_machines / (time.perf_counter() - began)}
+
+
+async def _live(backend: Backend) -> dict[str, float]:
+    num_machines = int(os.environ.get(LIVE_VARIABLE, "0"))
+    num_machines = num_machines or _count(NUM_LIVE, backend, NUM_LIVE_DEFAULT)
+    machines: list[GuestSandbox] = []
+    try:
+        for _ in range(num_machines):
+            machines.append(await _start(backend))
+        await asyncio.gather(*(machine.ping() for machine in machines))
+        pss_mib = _pss_mib(machines[num_machines // 2])
+    finally:
+        await asyncio.gather(*(machine.close() for machine in machines))
+    return {"live_max": len(machines), "pss_mib": pss_mib}
+
+
+async def _requests(backend: Backend) -> dict[str, float]:
+    machine = await _start(backend)
+    try:
+        pings = await times_ms(machine.ping, 200)
+        trues = await times_ms(lambda: machine.exec(["true"], timeout_s=TIMEOUT_S), 100)
+        pythons = await times_ms(lambda: machine.exec(PYTHON, timeout_s=TIMEOUT_S), 20)
+    finally:
+        await machine.close()
+    return {
+        "ping_us_p50": percentile(pings, 50) * 1000,
+        "exec_ms_p50": percentile(trues, 50),
+        "python_ms_p50": percentile(pythons, 50),
+    }
 
 
 def _descendants(pid: int) -> list[int]:
@@ -48,78 +140,3 @@ def _pss_mib(machine: GuestSandbox) -> float:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         kib += sum(int(line.split()[1]) for line in rollup if line.startswith("Pss:"))
     return kib / 1024
-
-
-async def _boots(backend: UmlBackend) -> dict[str, float]:
-    boot_ms: list[float] = []
-    python_ms: list[float] = []
-    pss_mib: list[float] = []
-    for _ in range(BOOTS):
-        machine = await backend.start(cpu=0, timeout_s=TIMEOUT_S)
-        boot_ms.append(machine.info.boot_ms)
-        pss_mib.append(_pss_mib(machine))
-        python_ms += await _times_ms(lambda m=machine: m.exec(PYTHON, timeout_s=TIMEOUT_S), 1)
-        await machine.close()
-    return {
-        "boot_ms_p50": _percentile(boot_ms, 50),
-        "boot_ms_p99": _percentile(boot_ms, 99),
-        "idle_pss_mib_p50": _percentile(pss_mib, 50),
-        "python_first_ms_p50": _percentile(python_ms, 50),
-    }
-
-
-async def _requests(backend: UmlBackend) -> dict[str, float]:
-    machine = await backend.start(cpu=0, timeout_s=TIMEOUT_S)
-    files = {"data": bytes(100_000)}
-    pings = await _times_ms(machine.ping, REPEATS)
-    trues = await _times_ms(lambda: machine.exec(["true"], timeout_s=TIMEOUT_S), REPEATS)
-    pythons = await _times_ms(lambda: machine.exec(PYTHON, timeout_s=TIMEOUT_S), REPEATS // 4)
-    writes = await _times_ms(lambda: machine.write_files(files), REPEATS // 4)
-    await machine.close()
-    return {
-        "ping_ms_p50": _percentile(pings, 50),
-        "exec_true_ms_p50": _percentile(trues, 50),
-        "python_again_ms_p50": _percentile(pythons, 50),
-        "write_mb_s_p50": 100.0 / _percentile(writes, 50),
-    }
-
-
-async def _pool(backend: UmlBackend) -> dict[str, float]:
-    async def episode(pool: Pool) -> None:
-        lease = await pool.acquire(TIMEOUT_S)
-        await lease.sandbox.exec(["true"], timeout_s=TIMEOUT_S)
-        await pool.release(lease.lease_id)
-
-    started = time.perf_counter()
-    async with Pool(backend, size=4, live_max=16) as pool, asyncio.TaskGroup() as group:
-        for _ in range(POOL_RUNS):
-            group.create_task(episode(pool))
-    return {"machines_with_exec_per_s": POOL_RUNS / (time.perf_counter() - started)}
-
-
-def _on_host() -> dict[str, float]:
-    times: list[float] = []
-    for _ in range(REPEATS // 4):
-        started = time.perf_counter()
-        subprocess.run([sys.executable, *PYTHON[1:]], check=True, timeout=TIMEOUT_S)
-        times.append((time.perf_counter() - started) * 1000)
-    return {"host_python_ms_p50": _percentile(times, 50)}
-
-
-async def bench_sandbox() -> dict[str, Any]:
-    """Measure the `uml` backend.
-
-    Returns:
-        Milliseconds, machines a second, MiB; `python_again_ratio` is the machine's time of an
-        empty Python program to the host's.
-
-    Raises:
-        BackendUnavailable: The kernel and the image were not built.
-
-    """
-    backend = UmlBackend()
-    figures = {**await _boots(backend), **await _requests(backend), **await _pool(backend)}
-    figures |= _on_host()
-    figures["python_again_ratio"] = figures["python_again_ms_p50"] / figures["host_python_ms_p50"]
-    named = {name: round(value, 3) for name, value in figures.items()}
-    return {"backend": backend.name, "kernel": backend.assets.kernel_version, **named}
