@@ -172,12 +172,14 @@ async def _started(
     _, connection = await asyncio.get_running_loop().create_connection(
         lambda: GuestConnection(process.last_words, line), sock=line_end
     )
+    monitor = None
     try:
         async with asyncio.timeout(timeout_s):
             monitor = await Qmp.open(ours, deadline_s=timeout_s)
             yield QemuMachine(builder, connection, process, monitor, builder.record(0.0))
     except BaseException as error:
-        ours.close()
+        if monitor is not None:
+            monitor.close()
         connection.abort()
         words = process.last_words()
         await process.kill()

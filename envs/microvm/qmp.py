@@ -35,12 +35,16 @@ class Qmp:
 
     @classmethod
     async def open(cls, ours: socket.socket, *, deadline_s: float) -> Self:
-        """Take the greeting and enter command mode."""
+        """Take the greeting and enter command mode; the socket is this object's from now on."""
         reader, writer = await asyncio.open_connection(sock=ours, limit=ANSWER_BYTES_MAX)
         qmp = cls(ours, reader, writer)
-        async with asyncio.timeout(deadline_s):
-            await qmp._next()
-        await qmp.run("qmp_capabilities", deadline_s=deadline_s)
+        try:
+            async with asyncio.timeout(deadline_s):
+                await qmp._next()
+            await qmp.run("qmp_capabilities", deadline_s=deadline_s)
+        except BaseException:
+            qmp.close()
+            raise
         return qmp
 
     async def run(self, command: str, *, deadline_s: float = 10.0, **arguments: Any) -> Any:
