@@ -13,6 +13,7 @@ BENCHES = {
     "engine": ("penstock.infra.bench_engine", "bench_engine"),
     "bus": ("penstock.infra.bench_bus", "bench_bus"),
     "weights": ("penstock.infra.bench_weights", "bench_weights"),
+    "search": ("penstock.infra.bench_search", "bench_search"),
     "sandbox": ("penstock.infra.bench_sandbox", "bench_sandbox"),
 }
 

@@ -96,6 +96,10 @@ def _bench(arguments: argparse.Namespace) -> int:
     given = [path for path in (arguments.base, arguments.next) if path is not None]
     if given and (arguments.what != "weights" or len(given) != 2):
         raise ConfigError("bench: --base and --next go together, and only with weights")
+    if arguments.run is not None:
+        if arguments.what != "search":
+            raise ConfigError("bench: --run goes with search alone")
+        given.append(arguments.run)
     return bench(arguments.what, *given, as_json=arguments.json)
 
 
@@ -142,9 +146,10 @@ def _parser() -> argparse.ArgumentParser:
     add_sandbox_commands(commands)
     _add_mismatch(commands)
     bench = _add(commands, "bench", _bench, "measure, as ratios in one run")
-    bench.add_argument("what", choices=["engine", "bus", "weights", "sandbox"])
+    bench.add_argument("what", choices=["engine", "bus", "weights", "sandbox", "search"])
     bench.add_argument("--base", type=Path, help="weights: a checkpoint, instead of training one")
     bench.add_argument("--next", type=Path, help="weights: the checkpoint after it")
+    bench.add_argument("--run", type=Path, help="search: the run whose policy embeds")
     bench.add_argument("--json", action="store_true", help="the last line is one JSON object")
     add_simulation(_add(commands, "simulate", _simulate, "a system too large for one machine"))
     return parser

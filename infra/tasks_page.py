@@ -42,7 +42,7 @@ def _row(candidate: Candidate, split: Split) -> dict[str, Any]:
         "hint": origin.hint,
         "lines": origin.num_lines,
         "files": sorted(candidate.task.files),
-        "failing": f"{origin.num_cases_failed}/{origin.num_cases}",
+        "failing": f"{origin.num_cases_failed or '?'}/{origin.num_cases}",
         "difficulty": round(difficulty(origin), 2),
         "label": difficulty_label(origin),
         "terms": {name: round(value, 2) for name, value in difficulty_terms(origin).items()},

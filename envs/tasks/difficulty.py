@@ -17,11 +17,11 @@ _WEIGHTS = {"places": 0.25, "length": 0.25, "subtlety": 0.25, "hint": 0.25}
 def difficulty_terms(origin: Origin) -> dict[str, float]:
     """Return the terms: files to search, lines to read, how seldom it shows, what is named."""
     cases = max(1, origin.num_cases)
-    is_search = origin.kind != "feature"
+    is_known = origin.kind != "feature" and origin.num_cases_failed > 0
     return {
         "places": min(1.0, math.log2(1 + origin.num_files) / 5),
         "length": min(1.0, origin.num_lines / 40),
-        "subtlety": 1.0 - origin.num_cases_failed / cases if is_search else 0.5,
+        "subtlety": 1.0 - origin.num_cases_failed / cases if is_known else 0.5,
         "hint": _HINTS.get(origin.hint, 0.5),
     }
 

@@ -58,7 +58,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     num_files: int = 0
     """Of the repository as the agent sees it."""
     num_cases_failed: int = 0
-    """Of the hidden tests, before the fix."""
+    """Of the hidden tests, before the fix; 0: not counted."""
     num_cases: int = 0
     hint: str = ""
     """What the instruction names: function, module or symptom."""

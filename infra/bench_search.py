@@ -1,0 +1,108 @@
+"""Code search measured: docstring in, function out, over functions that no policy was trained on.
+
+Corpus: functions of installed packages, their docstrings taken out. Query: the first line of a
+docstring. Each ranking alone and fused; also how long a query takes.
+"""
+
+import ast
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.envs.harness.retrieval.ranking import WordIndex, cosine_scores, fused_scores
+from penstock.envs.tasks.modules import package_modules
+from penstock.envs.tasks.source import TaskRejectedError
+from penstock.envs.tasks.targets import find_targets
+from penstock.infra.policy_embedder import open_policy_embedder
+from penstock.infra.runs import find_run
+from penstock.messages.errors import NotFoundError
+
+PACKAGES = ("networkx", "rich", "markdown_it", "packaging", "mpmath", "fsspec", "click", "anyio")
+"""Not of the standard library, of which the quickstart's policy reads in mid-training."""
+FUNCTIONS_MAX = 1_500
+QUERY_WORDS_MIN = 4
+
+
+async def bench_search(run: Path | None = None) -> dict[str, Any]:
+    """Measure words, and the policy's hidden states and both where a run is given or there.
+
+    Returns:
+        For each ranking MRR and recall at 1, 5 and 10, and the median milliseconds of a query.
+
+    """
+    queries, texts = docstring_pairs()
+    index = WordIndex(texts)
+    by_words = np.stack([index.scores(query) for query in queries])
+    rankings: dict[str, np.ndarray] = {"bm25": by_words}
+    policy = ""
+    try:
+        found = find_run(str(run) if run else "latest", Path("runs"))
+        embedder = await open_policy_embedder(found)
+    except NotFoundError as missing:
+        policy = f"none: {missing}"
+    else:
+        policy = found.run_id
+        rows, asked = await embedder.embed(texts), await embedder.embed(queries)
+        rankings["policy"] = np.stack([cosine_scores(one, rows) for one in asked])
+        pairs = zip(by_words, rankings["policy"], strict=True)
+        rankings["fused"] = np.stack([fused_scores(pair) for pair in pairs])
+    return {
+        "num_functions": len(texts),
+        "num_queries": len(queries),
+        "policy": policy,
+        "bm25_query_ms_p50": _median_ms(lambda number: index.scores(queries[number])),
+        **{name: retrieval_figures(scores) for name, scores in rankings.items()},
+    }
+
+
+def docstring_pairs() -> tuple[list[str], list[str]]:
+    """Return queries and texts, the n-th query asking for the n-th text; each text once."""
+    pairs: dict[str, str] = {}
+    for name in PACKAGES:
+        for query, text in _package_pairs(name):
+            pairs.setdefault(text, query)
+    chosen = sorted(pairs.items())[:: max(1, len(pairs) // FUNCTIONS_MAX)][:FUNCTIONS_MAX]
+    return [query for _, query in chosen], [text for text, _ in chosen]
+
+
+def _package_pairs(name: str) -> list[tuple[str, str]]:
+    try:
+        modules = package_modules(name)
+    except NotFoundError:
+        return []
+    pairs: list[tuple[str, str]] = []
+    for module in modules:
+        try:
+            tree = ast.parse(module.read())
+        except (TaskRejectedError, SyntaxError):
+            continue
+        for target in find_targets(tree):
+            query = target.docstring.strip().split("\n")[0]
+            if len(query.split()) >= QUERY_WORDS_MIN:
+                target.node.body = target.node.body[1:] or target.node.body
+                pairs.append((query, f"{module.file}\n{ast.unparse(target.node)}"))
+    return pairs
+
+
+def retrieval_figures(scores: np.ndarray) -> dict[str, float]:
+    """Return MRR and recalls of scores [Q, N] where the n-th query wants the n-th text.
+
+    Ties count against the wanted text: a ranking that tells nothing gets nothing.
+    """
+    wanted = np.diagonal(scores)[:, None]
+    ranks = (scores >= wanted).sum(axis=1)
+    figures = {"mrr": float((1.0 / ranks).mean())}
+    figures |= {f"recall_at_{k}": float((ranks <= k).mean()) for k in (1, 5, 10)}
+    return {name: round(value, 4) for name, value in figures.items()}
+
+
+def _median_ms(work: Callable[[int], object], repeats: int = 50) -> float:
+    times = []
+    for number in range(repeats):
+        started = time.perf_counter()
+        work(number)
+        times.append((time.perf_counter() - started) * 1000)
+    return round(sorted(times)[repeats // 2], 3)
