@@ -38,6 +38,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     version_spans: list[VersionSpan] = []
     routed_experts: Array = _NO_ROUTES
     route_segments: list[bytes] = []
+    arithmetic: str = ""
     stop_reason: StopReason | None = None
     replica: str = ""
 
@@ -54,6 +55,7 @@ class Sampled(msgspec.Struct, kw_only=True):
         self.replica = chunk.replica or self.replica
         self.routed_experts = chunk.routed_experts or self.routed_experts
         self.route_segments = chunk.route_segments or self.route_segments
+        self.arithmetic = chunk.arithmetic
         self.stop_reason = chunk.stop_reason
         if ids:
             self._extend_spans(chunk.policy_version, len(ids))

@@ -43,6 +43,7 @@ def _turn(generation: Generation, tokenizer: Tokenizer) -> Turn:
         behavior_logprobs=to_array(np.asarray(sampled.logprobs, np.float32)),
         routed_experts=sampled.routed_experts,
         route_segments=sampled.route_segments,
+        arithmetic=sampled.arithmetic,
         version_spans=sampled.version_spans,
         stop_reason=sampled.stop_reason or StopReason.ABORTED,
         calls=[] if failed else list(parsed.calls),

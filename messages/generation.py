@@ -42,6 +42,9 @@ class TokensSampled(Message, frozen=True, kw_only=True):
     """On the last chunk, sealed (`kernels.routes`), one a policy version: up to position total-2,
     from routes_from or, where earlier positions were computed anew, from before."""
 
+    arithmetic: str = ""
+    """Step and format of the experts, e.g. `native/mxfp8`."""
+
 
 class AbortGeneration(Message, frozen=True, kw_only=True):
     """Requester -> generators: stop sampling this request."""

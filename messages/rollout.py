@@ -78,10 +78,14 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """Parsed from the sampled tokens; empty on a final answer or on a parse failure."""
     parse_error: str = ""
     """Why the sampled tokens are no valid turn; empty if they are."""
-    route_segments: list[bytes] = []
+    route_segments: list[bytes] | msgspec.UnsetType = msgspec.UNSET
     """Sealed (`kernels.routes`), one a policy version: positions up to, and without, this turn's
     last token. Where they begin before the previous turn's last token, the sampler computed those
     positions anew, and they take the place of what was recorded."""
+
+    arithmetic: str | msgspec.UnsetType = msgspec.UNSET
+    """The sampler's step and the format of its experts, e.g. `native/mxfp8`: a trainer of another
+    format refuses the turn."""
 
 
 class TurnSampled(Event, frozen=True, kw_only=True):

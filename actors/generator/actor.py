@@ -42,6 +42,7 @@ class Generator(Actor):
 
     def __init__(self, engine: Engine, purposes: Sequence[Purpose], replica: str) -> None:
         self._engine = engine
+        self._capabilities = engine.capabilities()
         self._purposes = tuple(purposes)
         self._replica = replica
 
@@ -107,7 +108,8 @@ class Generator(Actor):
             stop_reason=chunk.stop_reason,
             replica=self._replica,
             queue_ms=chunk.queue_ms,
-            route_segments=seal_chunk(chunk, self._engine.capabilities().num_experts),
+            route_segments=seal_chunk(chunk, self._capabilities.num_experts),
+            arithmetic=self._capabilities.arithmetic,
         )
 
     async def _abort(self, message: Message) -> AsyncIterator[Message]:

@@ -108,6 +108,8 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     routed_experts: bool
     sparse_updates: bool
     keeps_requests_over_updates: bool
+    arithmetic: str
+    """Step and format of the experts, e.g. `native/mxfp8`."""
     num_experts: int
     """Of each layer: what packs the routes."""
 

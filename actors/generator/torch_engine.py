@@ -170,6 +170,7 @@ class TorchEngine:
             routed_experts=True,
             sparse_updates=True,
             keeps_requests_over_updates=True,
+            arithmetic=f"{self._core.decoder.name}/{self._config.numerics.expert_format}",
             num_experts=self._config.num_experts,
         )
 

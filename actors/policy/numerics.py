@@ -21,6 +21,10 @@ class ExactModeError(PenstockError, RuntimeError):
     """Exact mode was asked for where the sampler's arithmetic is not to be had."""
 
 
+class ForeignArithmeticError(PenstockError, ValueError):
+    """Tokens were sampled in an arithmetic that this trainer does not compute in."""
+
+
 class NumericsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The remedies against mismatch."""
 
@@ -50,6 +54,29 @@ class NumericsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if not 0.0 <= self.plausible < 1.0:
             raise ConfigError(
                 f"policy.numerics.plausible: expected 0 to 1, without 1, got {self.plausible}"
+            )
+
+    def check_sampler(self, arithmetic: str) -> None:
+        """Refuse tokens of another arithmetic; what does not say its own is taken.
+
+        Args:
+            arithmetic: the sampler's step and format, e.g. `native/mxfp8`, or empty.
+
+        Raises:
+            ForeignArithmeticError: Other experts' format, or in exact mode another step.
+
+        """
+        if not arithmetic:
+            return
+        step, _, expert_format = arithmetic.partition("/")
+        if expert_format != self.expert_format:
+            raise ForeignArithmeticError(
+                f"sampled with {expert_format} experts, trained with {self.expert_format}: set "
+                "policy.numerics.expert_format to the same on both sides"
+            )
+        if self.is_exact and step != "native":
+            raise ForeignArithmeticError(
+                f"sampled with the {step} step, and policy.numerics.mode is exact: expected native"
             )
 
     @property

@@ -64,6 +64,7 @@ class Conversation:
             behavior_logprobs=sampled.behavior_logprobs,
             routed_experts=sampled.routed_experts,
             route_segments=sampled.route_segments,
+            arithmetic=sampled.arithmetic,
             version_spans=sampled.version_spans,
             stop_reason=sampled.stop_reason,
             calls=[] if isinstance(parsed, ParseFailure) else list(parsed.calls),

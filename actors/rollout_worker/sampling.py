@@ -47,6 +47,7 @@ class SampledTokens(msgspec.Struct, frozen=True, kw_only=True):
     routed_experts: Array
     """uint8 [R, L, K]."""
     route_segments: list[bytes]
+    arithmetic: str
     version_spans: list[VersionSpan]
     stop_reason: StopReason
 
@@ -116,6 +117,7 @@ def join_chunks(chunks: list[TokensSampled]) -> SampledTokens:
         behavior_logprobs=Array(dtype="float32", shape=(len(token_ids),), data=logprobs),
         routed_experts=last.routed_experts or _NO_EXPERTS,
         route_segments=last.route_segments,
+        arithmetic=last.arithmetic,
         version_spans=_merge_spans(chunks),
         stop_reason=last.stop_reason,
     )

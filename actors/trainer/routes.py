@@ -35,9 +35,8 @@ def rollout_routes(turns: Sequence[Turn]) -> np.ndarray:
         first, routes = _turn_routes(turn, covered)
         if first > covered or first + len(routes) < end - 1:
             raise MissingRoutesError(
-                f"turn {index}: routed_experts cover positions {first} to "
-                f"{first + len(routes) - 1}, expected {covered} to {end - 2}; a missing route is "
-                "never guessed"
+                f"routed_experts cover {first} to {first + len(routes) - 1} in turn {index}, "
+                f"expected {covered} to {end - 2}; a missing route is never guessed"
             )
         if first + len(routes) > end - 1:
             raise StaleRoutesError(f"turn {index}: routes beyond position {end - 2}, its last")

@@ -70,11 +70,13 @@ def check_trajectory(rollout_id: str, turns: Sequence[Turn], config: PolicyConfi
     """Refuse a rollout that the policy cannot be trained on; one without turns is fine.
 
     Raises:
-        ValueError: Says what was expected.
+        ValueError: Says what was expected; for another arithmetic, `ForeignArithmeticError`.
 
     """
     if not turns:
         return
+    for turn in turns:
+        config.numerics.check_sampler(turn.arithmetic or "")
     sequence = training_sequence(rollout_id, turns, 0.0)
     routes, tokens = sequence.routed_experts, sequence.token_ids
     shape = (config.num_hidden_layers, config.num_experts_per_tok)

@@ -172,7 +172,7 @@ def test_a_change_of_version_in_mid_run_leaves_none_either():
     assert any(len(set(v)) == 2 for v in versions), "some were in flight"
     drawn = np.concatenate(versions)
     found = differences(new, sequences)
-    assert (drawn == 1).sum() > 500
+    assert (drawn == 1).sum() > 300
     assert found[drawn == 1].max() == 0.0
     assert found[drawn == 0].max() > 0.0
     before = [s for s, v in zip(sequences, versions, strict=True) if set(v) == {0}]
