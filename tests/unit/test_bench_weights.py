@@ -1,0 +1,79 @@
+"""The bench of delta codecs: its result's shape, and that no codec loses a bit."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from penstock.infra.cli import main
+from penstock.infra.weights.bench.entropy import entropy_bound_bytes
+from penstock.infra.weights.bench.measure import Figures, PairFigures
+from penstock.infra.weights.bench.report import bars
+from penstock.kernels.delta import Dtype
+
+FIGURES = {"ratio", "encode_gb_s", "decode_gb_s", "bit_exact"}
+
+
+@pytest.fixture
+def pair(tmp_path):
+    rng = np.random.default_rng(0)
+    masters = {name: (rng.standard_normal(20_000) * 0.02).astype(np.float32) for name in "ab"}
+    for number, path in enumerate(("base", "next")):
+        moved = {n: m + np.float32(3e-6 * number) * rng.standard_normal(m.size, np.float32)
+                 for n, m in masters.items()}  # fmt: skip
+        rounded = {n: (m.view(np.uint32) >> 16).astype(np.uint16) for n, m in moved.items()}
+        save_file(rounded | {"count": np.array([number])}, tmp_path / path)
+    return tmp_path / "base", tmp_path / "next"
+
+
+def test_the_last_line_holds_every_codec(pair, capsys):
+    base, target = map(str, pair)
+    assert main(["bench", "weights", "--base", base, "--next", target, "--json"]) == 0
+    output = capsys.readouterr()
+    result = json.loads(output.out.splitlines()[-1])
+    codecs = result["codecs"]
+    assert {"ladder", "xor_zstd", "raw"} <= codecs.keys()
+    assert {"arc_v2", "arc_v3"} <= codecs.keys() | result["missing"].keys()
+    assert all(set(figures) == FIGURES and figures["bit_exact"] for figures in codecs.values())
+    assert codecs["ladder"]["ratio"] >= 0.98 * max(f["ratio"] for f in codecs.values())
+    assert 0 < result["changed_fraction"] < 1 and result["entropy_bound_ratio"] > 1
+    assert result["threads"].keys() == {"1", "2"}
+    assert "entropy bound" in output.err and "bit-exact" in output.err
+
+
+def test_a_pair_needs_both_of_its_paths(pair, capsys):
+    assert main(["bench", "weights", "--base", str(pair[0])]) == 2
+    assert "--next" in capsys.readouterr().err
+
+
+def test_checkpoints_without_a_common_tensor_are_refused(pair, tmp_path, capsys):
+    save_file({"other": np.zeros(3)}, tmp_path / "other")
+    arguments = ["--base", str(pair[0]), "--next", str(tmp_path / "other")]
+    assert main(["bench", "weights", *arguments]) == 2
+    assert "no tensor in common" in capsys.readouterr().err
+
+
+def test_bars_are_met_or_missed_by_their_figures():
+    def figures(ratio):
+        return Figures(ratio=ratio, encode_gb_s=1.2, decode_gb_s=0.9, bit_exact=True)
+
+    pair = PairFigures(
+        num_bytes=1,
+        changed_fraction=0.05,
+        entropy_bound_ratio=100.0,
+        codecs={"ladder": figures(90.0), "class_gap_ulp": figures(90.0), "arc_v2": figures(36.0),
+                "arc_v3": figures(60.0)},
+    )  # fmt: skip
+    met = [is_met for *_, is_met in bars("x", pair)]
+    assert met == [True, False, True, False, True, False, True]
+
+
+def test_the_bound_counts_mask_and_step_given_the_exponent():
+    """Half of one exponent's elements step by one: a bit each; the other exponent is still."""
+    base = np.repeat(np.array([0x3F80, 0x4000], np.uint16), 800)
+    target = base.copy()
+    target[:800:2] += 1
+    assert entropy_bound_bytes(base, target) == pytest.approx(100.0)
+    assert entropy_bound_bytes(base, base) == 0.0
+    assert entropy_bound_bytes(base, target, Dtype.INT16) > 100.0
