@@ -22,6 +22,7 @@ from penstock.actors.trainer.config import TrainerConfig
 from penstock.gateway.config import GatewayConfig
 from penstock.infra.prepare import PrepareConfig
 from penstock.infra.regions.settings import LinkSection, check_processes
+from penstock.infra.stores.settings import StoreSection
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Purpose
 
@@ -82,6 +83,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     regions: list[RegionSection]
     run: RunSection = RunSection()
     bus: BusSection = BusSection()
+    store: StoreSection = StoreSection()
     prepare: PrepareConfig = PrepareConfig()
     policy: PolicyConfig = PolicyConfig()
     generator: GeneratorConfig = GeneratorConfig()
@@ -141,18 +143,38 @@ def parse_config(data: dict[str, Any], source: str) -> RunConfig:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file.
+    """Read a TOML file, laid over the one beside it that its `base` names, if it does.
 
     Raises:
-        ConfigError: Missing, or not TOML.
+        ConfigError: Missing, not TOML, or a base with a base.
 
     """
+    data = _read_plain(path)
+    if "base" not in data:
+        return data
+    base = _read_plain(path.parent / str(data.pop("base")))
+    if "base" in base:
+        raise ConfigError(f"{path}: base: expected a file without a base of its own")
+    return _laid_over(base, data)
+
+
+def _read_plain(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such configuration file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+def _laid_over(base: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+    """Return base with data's keys set, table by table."""
+    merged = dict(base)
+    for key, value in data.items():
+        below = merged.get(key)
+        tables = isinstance(value, dict) and isinstance(below, dict)
+        merged[key] = _laid_over(below, value) if tables else value
+    return merged
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -207,6 +229,10 @@ def _check_whole(config: RunConfig, source: str) -> None:
             own = name.removeprefix("loss.")
             text = f"pacer.{own} and trainer.{name} must be equal, got {granted} and {trained}"
             raise ConfigError(f"{source}: {text}")
+    has_keeper = any("keeper" in specs for specs in config.processes.values())
+    if has_keeper == config.store.retain_for_replay:
+        text = "the role keeper and store.retain_for_replay = false belong together"
+        raise ConfigError(f"{source}: {text}")
     for purpose in Purpose:
         if not config.replicas(purpose):
             raise ConfigError(f"{source}: regions: none serves {purpose.value!r}")

@@ -164,6 +164,7 @@ async def event_server(run: RunDir, config: RunConfig) -> AsyncGenerator[NatsBus
         url, places = config.bus.url, None
         if not url:
             url, places = await stack.enter_async_context(_own_server(run, config))
+        run.url = url
         bus = await NatsBus.connect(url, run_id=run.run_id, store=run.store(), name="launcher")
         stack.push_async_callback(bus.close)
         await bus.provision()

@@ -49,6 +49,7 @@ async def _fill(run: RunDir, file: Path) -> int:
     server = EmbeddedServer(store_dir=run.events)
     await server.start()
     try:
+        run.url = server.url
         store = run.store()
         bus = await NatsBus.connect(server.url, run_id=run.run_id, store=store, name="import")
         try:

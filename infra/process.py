@@ -25,6 +25,7 @@ async def run_actors(run: RunDir, config: RunConfig, specs: Sequence[str], url: 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    run.url = url
     store = run.store()
     bus = await NatsBus.connect(url, run_id=run.run_id, store=store, name="+".join(specs))
     assembly = Assembly(run=run, config=config, bus=bus, store=store)

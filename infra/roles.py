@@ -18,6 +18,7 @@ from penstock.infra.config import RunConfig
 from penstock.infra.prepare import TOKENIZER_KEY
 from penstock.infra.runs import RunDir
 from penstock.infra.stores.directory import DirectoryStore
+from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Purpose
 
@@ -33,7 +34,7 @@ class Assembly:
     run: RunDir
     config: RunConfig
     bus: NatsBus
-    store: DirectoryStore
+    store: ObjectStore
 
     async def tokenizer(self) -> "Tokenizer":
         """Load the run's tokenizer."""
@@ -86,7 +87,13 @@ async def _generator(assembly: Assembly, region: str) -> list[tuple[str, Actor]]
     engine = _start_engine(assembly.config)
     serves = assembly.config.region(region).serves
     generator = Generator(engine, serves, replica=region)
-    receiver = Receiver(region, region, assembly.region_store(region), engine)
+    receiver = Receiver(
+        region,
+        region,
+        assembly.region_store(region),
+        engine,
+        staleness_max=assembly.config.trainer.staleness_max,
+    )
     return [(f"generator-{region}", generator), (f"receiver-{region}", receiver)]
 
 
@@ -103,7 +110,17 @@ def _start_engine(config: RunConfig) -> "TorchEngine":
 async def _relay(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     from penstock.actors.sync_relay.relay import Relay
 
-    return [(f"relay-{region}", Relay(region, assembly.region_store(region)))]
+    staleness_max = assembly.config.trainer.staleness_max
+    relay = Relay(region, assembly.region_store(region), staleness_max=staleness_max)
+    return [(f"relay-{region}", relay)]
+
+
+async def _keeper(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    from penstock.actors.sync_relay.keeper import Keeper
+
+    trainer = assembly.config.trainer
+    since_checkpoint = trainer.checkpoint_steps * (trainer.checkpoints_kept + 1)
+    return [("keeper", Keeper(since_checkpoint + trainer.staleness_max))]
 
 
 async def _rollout_worker(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
@@ -176,6 +193,7 @@ ROLES: dict[str, Build] = {
     "trainer": _trainer,
     "generator": _generator,
     "relay": _relay,
+    "keeper": _keeper,
     "rollout_worker": _rollout_worker,
     "sandbox": _sandbox,
     "judge": _plain("penstock.actors.judge.actor", "JudgeActor", "judge"),

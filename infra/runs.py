@@ -24,7 +24,8 @@ from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.bus.server import EmbeddedServer
 from penstock.infra.regions.settings import RegionPlace, region_of
-from penstock.infra.stores.directory import DirectoryStore
+from penstock.infra.stores.open import open_store
+from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import BusError, NotFoundError, PenstockError
 
 DISK_FREE_MIB_MIN = 32
@@ -67,10 +68,25 @@ class RunDir:
         self.report = path / "report.html"
         self.gateway_key = path / "gateway_key"
         self.gateway_url = path / "gateway_url"
+        self.url = ""
+        """Of the run's server, where this process knows better than `state.json`."""
 
-    def store(self) -> DirectoryStore:
-        """Return the run's object store."""
-        return DirectoryStore(self.objects)
+    def store(self) -> ObjectStore:
+        """Return the run's object store, as `[store]` of its configuration says.
+
+        Raises:
+            ConfigError: `[store]` is wrong, or its kind needs an extra that is not installed.
+
+        """
+        return open_store(self.config, self.objects, self.run_id, self._server_url)
+
+    def _server_url(self) -> str:
+        if self.url:
+            return self.url
+        state = self.read_state()
+        if state is None:
+            raise BusError(f"run {self.run_id}: its objects are on its server, which is down")
+        return state.url
 
     def read_state(self) -> RunState | None:
         """Return the state of a run that is up, or None."""
@@ -139,6 +155,7 @@ async def open_log(run: RunDir, name: str) -> AsyncGenerator[NatsBus]:
     with run.lock():
         server = EmbeddedServer(store_dir=run.events)
         await server.start()
+        run.url = server.url
         try:
             bus = await NatsBus.connect(server.url, run_id=run.run_id, store=run.store(), name=name)
             try:

@@ -44,6 +44,7 @@ class Summary:
         self._versions: set[int] = set()
         self._pauses_ms: list[float] = []
         self._train_s = 0.0
+        self._steps_s: list[float] = []
         self._midtrain: MidtrainCompleted | None = None
         self._rl_from = self._rl_to = 0.0
         self._steps = 0
@@ -94,6 +95,7 @@ class Summary:
     def _add_step(self, event: StepCompleted) -> None:
         self._steps = max(self._steps, event.step)
         self._train_s += event.train_s
+        self._steps_s.append(event.wait_s + event.train_s)
         self._staleness_seen_max = max(self._staleness_seen_max, *event.staleness_tokens, 0)
 
     def _add_weights(self, event: WeightsPublished | WeightsApplied) -> None:
@@ -178,7 +180,15 @@ class Summary:
             "full_uploads_after_v0": self._counts["full_uploads_after_v0"],
             "digest_mismatches": self._num_mismatches(),
             "pause_ms_p50": median(self._pauses_ms) if self._pauses_ms else None,
+            "pause_ms_max": max(self._pauses_ms, default=None),
+            "pause_share": self._pause_share(),
         }
+
+    def _pause_share(self) -> float | None:
+        """Return the part of a step's time that one replica stands still for a swap; medians."""
+        if not self._pauses_ms or not self._steps_s:
+            return None
+        return median(self._pauses_ms) / 1e3 / max(median(self._steps_s), 1e-9)
 
     def _num_mismatches(self) -> int:
         """Count the mended ones, which receivers' gauges tell, and the others."""

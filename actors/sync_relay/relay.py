@@ -12,6 +12,7 @@ from penstock.actors.sync_relay.head import NO_HEAD, read_head
 from penstock.actors.sync_relay.image import Image
 from penstock.actors.sync_relay.leases import leased_way
 from penstock.actors.sync_relay.repair import TileServer, tiles_service
+from penstock.actors.sync_relay.retention import FOLD_EVERY
 from penstock.actors.sync_relay.transfer import (
     all_objects,
     bounded,
@@ -114,7 +115,8 @@ class Relay(Actor):
         if event.policy_version > head.policy_version and event.fencing_token < head.token:
             text = f"its fencing token is {event.fencing_token}, the head's {head.token}"
             return self._refused(event, text)
-        if event.base_version == self._version:
+        is_behind = head.policy_version - self._version > FOLD_EVERY
+        if event.base_version == self._version and not is_behind:
             return [event]
         origin = Catalog(ctx.store)
         await origin.refresh()

@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
-import re
+import errno
 from pathlib import Path
 
 from penstock.actors.runtime.files import write_atomic
-from penstock.messages.errors import ConfigError, CorruptDataError, NotFoundError
+from penstock.infra.stores.keys import check_key, is_key
+from penstock.messages.errors import CorruptDataError, NotFoundError, StoreFullError
 
-_KEY = re.compile(r"(?!\.)[A-Za-z0-9._=+\-]+(/(?!\.)[A-Za-z0-9._=+\-]+)*")
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class DirectoryStore:
@@ -26,7 +27,7 @@ class DirectoryStore:
         path = self._path(key)
         try:
             return await asyncio.to_thread(path.read_bytes)
-        except (FileNotFoundError, IsADirectoryError) as error:
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             raise NotFoundError(f"object {key!r} is not in {self._root}") from error
 
     async def exists(self, key: str) -> bool:
@@ -42,22 +43,25 @@ class DirectoryStore:
         return await asyncio.to_thread(self._keys, prefix)
 
     def _path(self, key: str) -> Path:
-        """Names with a leading dot are refused: `..`, and the temporary files."""
-        if not _KEY.fullmatch(key):
-            raise ConfigError(
-                f"object key: expected names of letters, digits, '._=+-' joined by '/', got {key!r}"
-            )
-        return self._root / key
+        return self._root / check_key(key)
 
     def _put(self, key: str, data: bytes | memoryview) -> None:
         path = self._path(key)
         if not path.is_file():
-            with contextlib.suppress(FileExistsError):  # Another writer was quicker.
-                return write_atomic(path, bytes(data), is_exclusive=True)
+            try:
+                with contextlib.suppress(FileExistsError):  # Another writer was quicker.
+                    return write_atomic(path, bytes(data), is_exclusive=True)
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                raise StoreFullError(f"object {key!r}: {error}") from error
         if path.read_bytes() != data:
             raise CorruptDataError(f"object {key!r} is in {self._root} with other bytes")
 
     def _keys(self, prefix: str) -> list[str]:
-        files = (path for path in self._root.rglob("*") if path.is_file())
+        folder = prefix.rpartition("/")[0]
+        if folder and not is_key(folder):
+            return []
+        files = (path for path in (self._root / folder).rglob("*") if path.is_file())
         keys = (path.relative_to(self._root).as_posix() for path in files)
-        return sorted(key for key in keys if key.startswith(prefix) and _KEY.fullmatch(key))
+        return sorted(key for key in keys if key.startswith(prefix) and is_key(key))

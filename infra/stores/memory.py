@@ -1,5 +1,6 @@
 """Objects in memory, for simulations."""
 
+from penstock.infra.stores.keys import check_key
 from penstock.messages.errors import CorruptDataError, NotFoundError
 
 
@@ -11,22 +12,22 @@ class MemoryStore:
 
     async def put(self, key: str, data: bytes | memoryview) -> None:
         """Store; see `ObjectStore.put`."""
-        if self._objects.setdefault(key, bytes(data)) != data:
+        if self._objects.setdefault(check_key(key), bytes(data)) != data:
             raise CorruptDataError(f"object {key!r} is there with other bytes")
 
     async def get(self, key: str) -> bytes:
         """Return the bytes; see `ObjectStore.get`."""
-        if key not in self._objects:
+        if check_key(key) not in self._objects:
             raise NotFoundError(f"object {key!r} is not in memory")
         return self._objects[key]
 
     async def exists(self, key: str) -> bool:
         """Tell whether the object is there."""
-        return key in self._objects
+        return check_key(key) in self._objects
 
     async def delete(self, key: str) -> None:
         """Remove it; absent is fine."""
-        self._objects.pop(key, None)
+        self._objects.pop(check_key(key), None)
 
     async def keys(self, prefix: str) -> list[str]:
         """List keys that start with `prefix`, sorted."""

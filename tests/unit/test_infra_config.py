@@ -29,6 +29,10 @@ def test_the_quickstart_is_valid_and_every_purpose_is_served() -> None:
         ("nonsense.key=1", "nonsense"),
         ("trainer.loss.correction='tiss'", "token_tis"),
         ("policy.num_attention_heads=3", "num_attention_heads"),
+        ("store.kind='tape'", r"\$\.store\.kind"),
+        ("store.kind='s3'", "bucket"),
+        ("store.bucket='b'", "jetstream and s3"),
+        ("store.retain_for_replay=false", "keeper"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(override: str, expected: str) -> None:

@@ -7,7 +7,8 @@ from penstock.infra.summary import Summary
 from penstock.messages.bus import Delivery
 from penstock.messages.control import RunFinished
 from penstock.messages.telemetry import ActorReported
-from penstock.messages.training import MidtrainCompleted
+from penstock.messages.training import MidtrainCompleted, StepCompleted
+from penstock.messages.weights import WeightsApplied
 
 QUICKSTART = Path(__file__).parents[2] / "infra" / "configs" / "quickstart.toml"
 
@@ -43,3 +44,31 @@ def test_gauges_count_over_restarts_and_mended_digests_are_told():
     )  # fmt: skip
     assert figures["utilization"]["generator_busy"] == 0.5
     assert figures["sync"]["digest_mismatches"] == 3
+
+
+def test_the_swap_pause_is_told_with_its_share_of_a_step():
+    def applied(version, pause_ms):
+        return WeightsApplied(
+            region="west", replica="west", policy_version=version, root_digest="",
+            digest_matches=True, from_version=version - 1, num_bytes=1, stage_ms=1.0,
+            pause_ms=pause_ms,
+        )  # fmt: skip
+
+    def step(number, train_s, wait_s):
+        return StepCompleted(
+            step=number, policy_version=number, weights_digest="", optimizer_digest="",
+            metrics={}, staleness_tokens={0: 1}, train_s=train_s, wait_s=wait_s,
+        )  # fmt: skip
+
+    sync = folded(
+        (1.0, applied(0, 900.0)),
+        (2.0, step(1, 1.0, 1.0)),
+        (3.0, applied(1, 1.0)),
+        (4.0, step(2, 3.0, 1.0)),
+        (5.0, applied(2, 4.0)),
+        (6.0, step(3, 1.5, 0.5)),
+        (7.0, applied(3, 2.0)),
+    )["sync"]
+    assert (sync["pause_ms_p50"], sync["pause_ms_max"]) == (2.0, 4.0)
+    assert sync["pause_share"] == 0.001
+    assert folded((1.0, applied(1, 1.0)))["sync"]["pause_share"] is None

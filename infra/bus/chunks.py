@@ -1,0 +1,119 @@
+"""Chunks of objects on their way: many sent before the first receipt, many read by one request."""
+
+import asyncio
+import json
+from typing import Any
+
+from nats.aio.msg import Msg
+
+from penstock.infra.bus.answers import ApiError, LinkBrokenError, status
+from penstock.infra.bus.link import Link
+from penstock.messages.errors import DeadlineError
+
+CHUNK_BYTES = 256 << 10
+WINDOW = 32
+"""Chunks without a receipt: 8 MiB."""
+BATCH = 64
+"""Chunks asked for at once: 16 MiB, well within what the server holds for a slow reader."""
+IDLE_S = 20.0
+
+
+class Window:
+    """Chunks on their way, whose receipts are awaited later."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._room = asyncio.Semaphore(WINDOW)
+        self._tasks: list[asyncio.Task[dict[str, Any]]] = []
+
+    async def send(self, subject: str, piece: bytes) -> None:
+        """Send as soon as there is room; tasks start in order, and so do their sends."""
+        await self._room.acquire()
+        task = asyncio.create_task(receipt(self._link, subject, piece, None))
+        task.add_done_callback(lambda _: self._room.release())
+        self._tasks.append(task)
+        await asyncio.sleep(0)
+
+    async def end(self) -> None:
+        """Await every receipt.
+
+        Raises:
+            ApiError: the server refused a chunk.
+            LinkBrokenError: the connection broke.
+
+        """
+        try:
+            for answer in await asyncio.gather(*self._tasks):
+                if (error := answer.get("error")) is not None:
+                    raise ApiError(error.get("err_code", 0), error.get("description", ""))
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def receipt(
+    link: Link, subject: str, data: bytes, headers: dict[str, str] | None
+) -> dict[str, Any]:
+    """Publish and return the stream's answer, which may be an `error`.
+
+    Raises:
+        LinkBrokenError: the connection broke, or no stream keeps the subject.
+        DeadlineError: no answer within IDLE_S.
+
+    """
+    future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+
+    def on_reply(message: Msg) -> None:
+        if not future.done():
+            future.set_result(message)
+
+    def on_break() -> None:
+        if not future.done():
+            future.set_exception(LinkBrokenError(f"{subject}: connection broke"))
+
+    with link.replies(on_reply, on_break) as inbox:
+        await link.send(subject, data, reply=inbox, headers=headers)
+        try:
+            async with asyncio.timeout(IDLE_S):
+                reply = await future
+        except TimeoutError as error:
+            raise DeadlineError(f"{subject}: no receipt within {IDLE_S} s") from error
+    if status(reply):
+        raise LinkBrokenError(f"{subject}: nobody keeps it")
+    return json.loads(reply.data)
+
+
+async def read_batch(
+    link: Link, stream: str, subject: str, sequence: int, num_wanted: int
+) -> list[Msg]:
+    """Ask for many messages of a subject at once; they come in order, and then a status.
+
+    Args:
+        link: the connection.
+        stream: which allows direct reads.
+        subject: of the chunks.
+        sequence: in the stream, to begin at.
+        num_wanted: how many, at most; BATCH bounds it.
+
+    Raises:
+        LinkBrokenError: the connection broke.
+        TimeoutError: nothing came for IDLE_S.
+
+    """
+    replies: asyncio.Queue[Msg | None] = asyncio.Queue()
+    size = min(BATCH, num_wanted)
+    body = json.dumps({"seq": sequence, "next_by_subj": subject, "batch": size}).encode()
+    batch: list[Msg] = []
+    with link.replies(replies.put_nowait, lambda: replies.put_nowait(None)) as inbox:
+        await link.until_up()
+        await link.send(f"$JS.API.DIRECT.GET.{stream}", body, reply=inbox)
+        while len(batch) < size:
+            async with asyncio.timeout(IDLE_S):
+                message = await replies.get()
+            if message is None:
+                raise LinkBrokenError(f"{subject}: connection broke")
+            if status(message):
+                break
+            batch.append(message)
+    return batch

@@ -1,0 +1,261 @@
+"""Objects in a JetStream bucket, with a window of chunks on the way in both directions.
+
+```
+ stream OBJ_<bucket>     $O.<bucket>.C.<id>      the chunks of one object, in order
+                         $O.<bucket>.M.<name>    what it is, in JSON; written last, once
+```
+The layout is that of the NATS object store, so that other clients read it. Theirs waits for every
+chunk's receipt before it sends the next; here many are on their way, and one request brings many.
+"""
+
+import asyncio
+import base64
+import hashlib
+import json
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from nats.aio.msg import Msg
+
+from penstock.infra.bus.answers import (
+    NO_RESPONDERS,
+    RETRY_S,
+    ApiError,
+    LinkBrokenError,
+    status,
+)
+from penstock.infra.bus.chunks import CHUNK_BYTES, IDLE_S, Window, read_batch, receipt
+from penstock.infra.bus.link import Link
+from penstock.infra.stores.keys import check_key
+from penstock.messages.errors import (
+    BusError,
+    CorruptDataError,
+    DeadlineError,
+    NotFoundError,
+    StoreFullError,
+    StoreUnreachableError,
+)
+
+OPERATION_S_MAX = 120.0
+_NAME_IN_USE = 10058
+_WRONG_LAST_SEQUENCE = {10071, 10164}
+_FULL = {10023, 10047, 10077}
+"""Insufficient resources, insufficient storage, and the stream's own bound."""
+_SUBJECTS_PER_PAGE = 100_000
+
+
+class JetStreamStore:
+    """An `ObjectStore` over a connection of its own. Make it with `connect`."""
+
+    def __init__(self, link: Link, bucket: str) -> None:
+        self._link = link
+        self._bucket = bucket
+        self._stream = f"OBJ_{bucket}"
+
+    @classmethod
+    async def connect(cls, url: str, bucket: str, *, num_bytes_max: int = -1) -> "JetStreamStore":
+        """Connect, and make the bucket where it is absent.
+
+        Args:
+            url: the server's.
+            bucket: letters, digits, `_` and `-`.
+            num_bytes_max: bound of the whole bucket; -1: the server's.
+
+        Raises:
+            BusError: no server there, or it refuses us.
+
+        """
+        store = cls(await Link.connect(url, f"objects-{bucket}"), bucket)
+        config = {
+            "name": store._stream,
+            "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
+            "storage": "file",
+            "discard": "new",
+            "max_bytes": num_bytes_max,
+            "allow_rollup_hdrs": True,
+            "allow_direct": True,
+            "num_replicas": 1,
+        }
+        try:
+            await store._link.api(f"STREAM.CREATE.{store._stream}", config)
+        except ApiError as error:
+            if error.code != _NAME_IN_USE:
+                raise
+        return store
+
+    async def close(self) -> None:
+        """Disconnect; idempotent."""
+        await self._link.close()
+
+    async def put(self, key: str, data: bytes | memoryview) -> None:
+        """Store unless it is there; see `ObjectStore.put`."""
+        subject = self._meta_subject(key)
+        digest = _digest(data)
+        found = await self._info(subject)
+        if found is None:
+            found = await self._store(subject, key, bytes(data), digest)
+        if found["digest"] != digest:
+            raise CorruptDataError(f"object {key!r} is in {self._bucket} with other bytes")
+
+    async def get(self, key: str) -> bytes:
+        """Read the whole object; see `ObjectStore.get`."""
+        info = await self._info(self._meta_subject(key))
+        if info is None:
+            raise NotFoundError(f"object {key!r} is not in bucket {self._bucket}")
+        try:
+            async with asyncio.timeout(OPERATION_S_MAX):
+                data = await self._read(f"$O.{self._bucket}.C.{info['nuid']}", info["chunks"])
+        except TimeoutError as error:
+            raise StoreUnreachableError(f"object {key!r}: no answer in time") from error
+        if _digest(data) != info["digest"]:
+            raise CorruptDataError(f"object {key!r}: its bytes do not match their digest")
+        return data
+
+    async def exists(self, key: str) -> bool:
+        """Tell whether the object is there."""
+        return await self._info(self._meta_subject(key)) is not None
+
+    async def delete(self, key: str) -> None:
+        """Remove it; absent is fine."""
+        subject = self._meta_subject(key)
+        info = await self._info(subject)
+        if info is not None:
+            await self._purge(subject)
+            await self._purge(f"$O.{self._bucket}.C.{info['nuid']}")
+
+    async def keys(self, prefix: str) -> list[str]:
+        """List keys that start with `prefix`, sorted."""
+        start = f"$O.{self._bucket}.M."
+        found: list[str] = []
+        while True:
+            body = {"subjects_filter": f"{start}>", "offset": len(found)}
+            info = await self._api(f"STREAM.INFO.{self._stream}", body)
+            page: Sequence[str] = list(info["state"].get("subjects") or {})
+            found += [_decode_name(subject.removeprefix(start)) for subject in page]
+            if len(page) < _SUBJECTS_PER_PAGE:
+                return sorted(key for key in found if key.startswith(prefix))
+
+    async def _store(self, subject: str, key: str, data: bytes, digest: str) -> dict[str, Any]:
+        """Send the chunks, then what they are; return what is there then, ours or another's."""
+        nuid = secrets.token_hex(11)
+        chunks = f"$O.{self._bucket}.C.{nuid}"
+        pieces = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
+        info: dict[str, Any] = {
+            "name": key,
+            "bucket": self._bucket,
+            "nuid": nuid,
+            "size": len(data),
+            "mtime": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+            "chunks": len(pieces),
+            "digest": digest,
+        }
+        is_stored = False
+        try:
+            async with asyncio.timeout(OPERATION_S_MAX):
+                await self._send(chunks, pieces)
+                expected = {"Nats-Expected-Last-Subject-Sequence": "0"}
+                is_stored = await self._publish(subject, json.dumps(info).encode(), expected)
+        except TimeoutError as error:
+            raise StoreUnreachableError(f"object {key!r}: not stored in time") from error
+        except ApiError as error:
+            raise _translated(key, error) from error
+        finally:
+            if not is_stored:
+                await self._purge(chunks)
+        return info if is_stored else (await self._info(subject)) or info
+
+    async def _send(self, subject: str, pieces: list[bytes]) -> None:
+        """Send in order, with at most WINDOW receipts missing; all over where the link broke."""
+        while True:
+            await self._link.until_up()
+            try:
+                window = Window(self._link)
+                for piece in pieces:
+                    await window.send(subject, piece)
+                return await window.end()
+            except (LinkBrokenError, DeadlineError):
+                await self._purge(subject)
+                await asyncio.sleep(RETRY_S)
+
+    async def _publish(self, subject: str, data: bytes, headers: dict[str, str]) -> bool:
+        """Publish once; False where something is there, unless it is this very message."""
+        while True:
+            try:
+                reply = await receipt(self._link, subject, data, headers)
+            except (LinkBrokenError, DeadlineError):
+                continue
+            if (error := reply.get("error")) is None:
+                return True
+            if error.get("err_code") not in _WRONG_LAST_SEQUENCE:
+                raise ApiError(error.get("err_code", 0), error.get("description", ""))
+            found = await self._info(subject)
+            return found is not None and json.dumps(found).encode() == data
+
+    async def _info(self, subject: str) -> dict[str, Any] | None:
+        call = f"$JS.API.DIRECT.GET.{self._stream}.{subject}"
+        message = await self._ask(call, b"")
+        if status(message):
+            return None
+        info: dict[str, Any] = json.loads(message.data)
+        return None if info.get("deleted") else info
+
+    async def _read(self, subject: str, num_chunks: int) -> bytes:
+        chunks: list[bytes] = []
+        sequence = 0
+        while len(chunks) < num_chunks:
+            try:
+                batch = await read_batch(
+                    self._link, self._stream, subject, sequence + 1, num_chunks - len(chunks)
+                )
+            except (LinkBrokenError, DeadlineError):
+                continue
+            if not batch:
+                raise CorruptDataError(f"{subject}: {len(chunks)} of {num_chunks} chunks are there")
+            for message in batch:
+                sequence = int((message.headers or {})["Nats-Sequence"])
+                chunks.append(message.data)
+        return b"".join(chunks)
+
+    async def _ask(self, subject: str, data: bytes) -> Msg:
+        """Ask until there is an answer, within the operation's deadline."""
+        try:
+            async with asyncio.timeout(OPERATION_S_MAX):
+                while True:
+                    try:
+                        reply = await self._link.ask(subject, data, deadline_s=IDLE_S)
+                    except (LinkBrokenError, DeadlineError):
+                        continue
+                    if status(reply) != NO_RESPONDERS:
+                        return reply
+                    await asyncio.sleep(RETRY_S)
+        except TimeoutError as error:
+            raise StoreUnreachableError(f"{subject}: no answer in time") from error
+
+    async def _purge(self, subject: str) -> None:
+        await self._api(f"STREAM.PURGE.{self._stream}", {"filter": subject})
+
+    async def _api(self, call: str, body: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return await self._link.api(call, body)
+        except (BusError, DeadlineError) as error:
+            raise StoreUnreachableError(f"bucket {self._bucket}: {error}") from error
+
+    def _meta_subject(self, key: str) -> str:
+        name = base64.urlsafe_b64encode(check_key(key).encode()).decode()
+        return f"$O.{self._bucket}.M.{name}"
+
+
+def _digest(data: bytes | memoryview) -> str:
+    hashed = hashlib.sha256(data).digest()
+    return f"SHA-256={base64.urlsafe_b64encode(hashed).decode()}"
+
+
+def _decode_name(token: str) -> str:
+    return base64.urlsafe_b64decode(token).decode()
+
+
+def _translated(key: str, error: ApiError) -> Exception:
+    kind = StoreFullError if error.code in _FULL else StoreUnreachableError
+    return kind(f"object {key!r}: {error}")

@@ -1,0 +1,43 @@
+"""A JetStream bucket that is connected to when it is first used."""
+
+import asyncio
+from collections.abc import Callable
+
+from penstock.infra.bus.object_store import JetStreamStore
+
+
+class LazyJetStreamStore:
+    """An `ObjectStore` for whoever is put together before the server is up."""
+
+    def __init__(self, url: Callable[[], str], bucket: str) -> None:
+        """Args: `url` tells where the server is, once that is known."""
+        self._url = url
+        self._bucket = bucket
+        self._opening = asyncio.Lock()
+        self._store: JetStreamStore | None = None
+
+    async def put(self, key: str, data: bytes | memoryview) -> None:
+        """See `ObjectStore.put`."""
+        await (await self._opened()).put(key, data)
+
+    async def get(self, key: str) -> bytes:
+        """See `ObjectStore.get`."""
+        return await (await self._opened()).get(key)
+
+    async def exists(self, key: str) -> bool:
+        """See `ObjectStore.exists`."""
+        return await (await self._opened()).exists(key)
+
+    async def delete(self, key: str) -> None:
+        """See `ObjectStore.delete`."""
+        await (await self._opened()).delete(key)
+
+    async def keys(self, prefix: str) -> list[str]:
+        """See `ObjectStore.keys`."""
+        return await (await self._opened()).keys(prefix)
+
+    async def _opened(self) -> JetStreamStore:
+        async with self._opening:
+            if self._store is None:
+                self._store = await JetStreamStore.connect(self._url(), self._bucket)
+            return self._store

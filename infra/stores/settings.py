@@ -1,0 +1,37 @@
+"""Which object store a run keeps its objects in: the table `[store]` of its configuration."""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class StoreKind(StrEnum):
+    """What there is; each passes `tests/contract/check_store.py`."""
+
+    DIRECTORY = "directory"
+    """The run's own folder, on this machine or a shared file system."""
+    JETSTREAM = "jetstream"
+    """A bucket on the run's NATS server."""
+    S3 = "s3"
+    """A bucket of S3 or a server like it; needs the extra `s3`."""
+
+
+class StoreSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The origin store. Each region's own is a directory beside its relay."""
+
+    kind: StoreKind = StoreKind.DIRECTORY
+    bucket: str = ""
+    """S3: the bucket, which must exist. JetStream: empty for one named after the run."""
+    endpoint: str = ""
+    """S3: a server other than Amazon's. Credentials come from the environment."""
+    retain_for_replay: bool = True
+    """Keep every version for ever. Replaying needs none of them: it starts from the checkpoint of
+    version 0. But any version can then be rebuilt, and compared, and a region joined from nothing.
+    Otherwise the origin is folded and collected as regions are, as far back as the checkpoints."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        if self.kind is StoreKind.S3 and not self.bucket:
+            raise ValueError("store.bucket: kind s3 needs one")
+        if self.kind is StoreKind.DIRECTORY and (self.bucket or self.endpoint):
+            raise ValueError("store: bucket and endpoint are for kinds jetstream and s3")
