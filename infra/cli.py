@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from penstock.infra.images_command import add_images
 from penstock.infra.simulate.arguments import add_simulation
 from penstock.infra.tasks_command import add_sandbox_commands
 from penstock.infra.weights.command import add_actions
@@ -90,6 +91,12 @@ def _weights(arguments: argparse.Namespace) -> int:
     return run(arguments)
 
 
+def _images(arguments: argparse.Namespace) -> int:
+    from penstock.infra.images_command import run
+
+    return run(arguments)
+
+
 def _bench(arguments: argparse.Namespace) -> int:
     from penstock.infra.bench import bench
 
@@ -151,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--next", type=Path, help="weights: the checkpoint after it")
     bench.add_argument("--run", type=Path, help="search: the run whose policy embeds")
     bench.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    add_images(_add(commands, "images", _images, "layers above the base image of machines"))
     add_simulation(_add(commands, "simulate", _simulate, "a system too large for one machine"))
     return parser
 
@@ -173,6 +181,8 @@ def _add_mismatch(commands: Commands) -> None:
     mismatch.add_argument("run", nargs="?", default="latest")
     mismatch.add_argument("--config", type=Path, help="fresh weights instead of a run's")
     mismatch.add_argument("--tokens", type=int, default=10_000, help="to sample, about")
+    help_text = "also train the run's corpus for so many tokens in each format of the experts"
+    mismatch.add_argument("--format-tokens", type=int, default=0, help=help_text)
     mismatch.add_argument("--json", action="store_true", help="the last line is one JSON object")
 
 

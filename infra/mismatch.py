@@ -48,6 +48,8 @@ def mismatch_command(arguments: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     subject = asyncio.run(_subject(arguments))
     figures = report(subject, arguments.tokens)
+    if arguments.format_tokens:
+        figures["formats"] = asyncio.run(_formats(arguments, subject))
     if arguments.json:
         sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")
     else:
@@ -98,6 +100,31 @@ async def _of_run(arguments: argparse.Namespace) -> Subject:
         raise NotFoundError(f"run {run.run_id}: its log has no rollout yet")
     temperature = config.trainer.loss.temperature
     return Subject(source=run.run_id, old=old, new=new, prompts=prompts, temperature=temperature)
+
+
+async def _formats(arguments: argparse.Namespace, subject: Subject) -> list[dict[str, Any]]:
+    """Compare the experts' formats on a run's corpus.
+
+    Raises:
+        ConfigError: There is no run.
+
+    """
+    from penstock.actors.trainer.corpus import decode_corpus
+    from penstock.infra.mismatch_formats import compare_formats
+
+    if arguments.config:
+        raise ConfigError("--format-tokens: expected a run, whose corpus it takes, not --config")
+    run = find_run(arguments.run, arguments.runs_dir)
+    config = load_config(run.config)
+    midtrain, store = config.trainer.midtrain, run.store()
+    return compare_formats(
+        config.policy,
+        midtrain,
+        decode_corpus(await store.get(midtrain.tokens_key)),
+        decode_corpus(await store.get(midtrain.heldout_key)),
+        num_tokens=arguments.format_tokens,
+        prompts=subject.prompts,
+    )
 
 
 async def _of_checkpoint(store: Any, key: str, config: RunConfig) -> "Policy":

@@ -156,6 +156,11 @@ def told(figures: dict[str, Any]) -> str:
     routes, recording = figures["routes"], figures["recording"]
     lines.append(f"routes: {routes['sealed']:.1f} bytes a token, {routes['raw']:.1f} unpacked")
     lines.append(f"decoding with recorded routes takes {recording['ratio']:.3f}x the time without")
+    lines += [
+        f"{row['expert_format']} experts: held-out loss {row['heldout_loss']:.4f}, "
+        f"k3 {row['mismatch']['kl_k3']:.1e}, {row['tokens_per_s']:.0f} tokens/s"
+        for row in figures.get("formats", [])
+    ]
     return "\n".join(lines)
 
 

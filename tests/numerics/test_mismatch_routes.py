@@ -1,4 +1,4 @@
-"""Recorded routes: sealed on their way, replayed or replaced by rule, refused if they do not fit."""
+"""Recorded routes: sealed on their way, replayed or replaced by rule, refused if unfit."""
 
 import numpy as np
 import pytest

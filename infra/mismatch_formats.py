@@ -1,0 +1,75 @@
+"""The formats of the experts against each other: loss and mismatch on one corpus, from one seed."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from penstock.actors.policy.checkpoint import load_published, publishable_state
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.model import Policy
+from penstock.actors.policy.numerics import EXPERT_FORMATS, NumericsConfig
+from penstock.actors.trainer.config import MidtrainConfig
+from penstock.actors.trainer.corpus import Corpus
+from penstock.actors.trainer.midtrain import Midtrainer
+from penstock.infra.mismatch_figures import measure
+from penstock.infra.mismatch_rollouts import sample_rollouts
+from penstock.infra.mismatch_trainers import trainer
+
+_NUM_POINTS = 10
+_SAMPLED_TOKENS = 2000
+
+
+def compare_formats(  # noqa: PLR0913 - a corpus, a budget and where they come from
+    policy_config: PolicyConfig,
+    config: MidtrainConfig,
+    train: Corpus,
+    heldout: Corpus,
+    *,
+    num_tokens: int,
+    prompts: Sequence[np.ndarray],
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Mid-train the same weights on the same batches in each format, then sample from them.
+
+    Args:
+        policy_config: whose shape.
+        config: of mid-training, but for its budget.
+        train: corpus.
+        heldout: corpus.
+        num_tokens: budget of each format.
+        prompts: to sample from afterwards.
+        seed: of weights and batches.
+
+    Returns:
+        For each format its `losses` over the budget (means of tenths), `heldout_loss`,
+        `tokens_per_s`, and the mismatch of its trainer in fast mode.
+
+    """
+    settings = msgspec.structs.replace(config, num_tokens=num_tokens, seconds=0.0, num_workers=1)
+    rows = []
+    for expert_format in EXPERT_FORMATS:
+        numerics = NumericsConfig(expert_format=expert_format)
+        policy = Policy(msgspec.structs.replace(policy_config, numerics=numerics), seed=seed)
+        midtrainer = Midtrainer(policy, settings, train, heldout, seed)
+        started = time.perf_counter()
+        while midtrainer.spent(0.0) < 1.0:
+            midtrainer.run(0.0)
+        elapsed_s = time.perf_counter() - started
+        tenths = np.array_split(np.array(midtrainer.losses), _NUM_POINTS)
+        row = {
+            "expert_format": expert_format,
+            "losses": [float(tenth.mean()) for tenth in tenths if tenth.size],
+            "heldout_loss": midtrainer.heldout_loss(),
+            "tokens_per_s": midtrainer.num_tokens / elapsed_s,
+        }
+        rows.append(row | {"mismatch": _mismatch(policy, prompts)})
+    return rows
+
+
+def _mismatch(policy: Policy, prompts: Sequence[np.ndarray]) -> dict[str, Any]:
+    load_published(policy, publishable_state(policy))
+    rollouts = sample_rollouts(policy, policy, prompts, _SAMPLED_TOKENS, 1.0)
+    return msgspec.to_builtins(measure(trainer(policy, "fast", 1.0), rollouts, 1))
