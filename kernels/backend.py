@@ -106,6 +106,8 @@ def _load(name: str) -> Backend:
         from penstock.kernels.cuda.launch import launch_cuda, launch_simt
 
         return CudaBackend(launch_cuda if name == "cuda" else launch_simt)
+    from penstock.kernels.cpu import CpuBackend
     from penstock.kernels.reference.backend import ReferenceBackend
 
-    return ReferenceBackend()
+    compiled = CpuBackend.load() if name == "cpu" else None
+    return compiled or ReferenceBackend()

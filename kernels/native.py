@@ -31,7 +31,7 @@ def load_library(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL | Non
     """Compile a C file if it is not cached, and load it.
 
     Args:
-        source: one file that includes none of ours.
+        source: one file; the headers it includes lie beside it.
         flags: besides the usual ones.
 
     Returns:
@@ -43,7 +43,9 @@ def load_library(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL | Non
         log.warning("%s: no C compiler; the portable path is several times slower", source.name)
         return None
     command = [compiler, *_FLAGS, *flags, str(source), "-lm"]
-    library = build(command, f"{source.stem}.so", source.read_bytes())
+    headers = sorted(source.parent.glob("*.h"))
+    content = b"\0".join(path.read_bytes() for path in [source, *headers])
+    library = build(command, f"{source.stem}.so", content)
     return None if library is None else ctypes.CDLL(str(library))
 
 
