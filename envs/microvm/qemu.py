@@ -14,6 +14,7 @@ from pathlib import Path
 
 from penstock.envs.microvm.assets import digest_bytes, find_bubblewrap, load_assets
 from penstock.envs.microvm.checkpoint import STATE, load_checkpoint
+from penstock.envs.microvm.layers import image_digest, layered
 from penstock.envs.microvm.qemu_assets import find_qemu, load_qemu_assets
 from penstock.envs.microvm.qemu_machine import (
     Memory,
@@ -44,6 +45,7 @@ class QemuTcgBackend:
     Args:
         cache: Folder with kernel, image and agent; default `assets.vm_cache_dir()`.
         mem_mib: The guest's memory; three quarters of it may hold files.
+        layer: Name of an image layer above the base (`layers.py`).
 
     Raises:
         BackendUnavailable: QEMU, bubblewrap, the kernel or the image is missing.
@@ -64,11 +66,13 @@ class QemuTcgBackend:
     template_deadline_s = 120.0
     """A cold boot takes 1.5 s on a free core, and many times that on a busy host."""
 
-    def __init__(self, cache: Path | None = None, mem_mib: int = MEM_MIB) -> None:
+    def __init__(self, cache: Path | None = None, mem_mib: int = MEM_MIB, layer: str = "") -> None:
         folder, self._base = load_assets(cache)
         if self._base.stock:
             raise BackendUnavailable("QEMU machines need the erofs image, which was not built")
         qemu_folder, self.assets = load_qemu_assets(cache)
+        self._layer = layered(layer, cache, stock=self._base.stock)
+        self._image_digest = image_digest(self._base.image_digest, self._layer)
         self._mem_mib = mem_mib
         self._template: Template | None = None
         self._making = asyncio.Lock()
@@ -82,13 +86,14 @@ class QemuTcgBackend:
             *("--ro-bind", str(qemu_folder / self.assets.kernel), "/vm/kernel"),
             *("--ro-bind", str(qemu_folder / self.assets.initramfs), "/vm/initramfs"),
             *("--ro-bind", str(folder / self._base.image), "/vm/image"),
+            *(("--ro-bind", str(self._layer[0]), "/vm/layer") if self._layer else ()),
             *("--proc", "/proc", "--dev", "/dev"),
             *(part for path in self.devices for part in ("--dev-bind", path, path)),
             *("--", find_qemu()),
         ]
         self.machine_digest = digest_bytes(
             *(text.encode() for text in (self.accelerator, MACHINE, str(mem_mib))),
-            *(text.encode() for text in (self.assets.kernel_digest, self._base.image_digest)),
+            *(text.encode() for text in (self.assets.kernel_digest, self._image_digest)),
         )
 
     def command(self, guest_fd: int, monitor_fd: int, memory: Memory, *, paused: bool) -> list[str]:
@@ -102,6 +107,9 @@ class QemuTcgBackend:
 
         """
         words = f"quiet panic=-1 reboot=t tsc_early_khz={_tsc_khz()}"
+        layer = ("-drive", "file=/vm/layer,id=layer,format=raw,if=none,readonly=on")
+        if self._layer:
+            words += " penstock_layer=/dev/vdb"
         return [
             *self._prefix,
             *("-M", f"{MACHINE},memory-backend=ram", "-accel", self.accelerator, "-cpu", "max"),
@@ -110,7 +118,9 @@ class QemuTcgBackend:
             *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny"),
             *("-kernel", "/vm/kernel", "-initrd", "/vm/initramfs", "-append", words),
             *("-drive", "file=/vm/image,id=image,format=raw,if=none,readonly=on"),
-            *("-device", "virtio-blk-device,drive=image", "-device", "virtio-serial-device"),
+            *("-device", "virtio-blk-device,drive=image"),
+            *((*layer, "-device", "virtio-blk-device,drive=layer") if self._layer else ()),
+            *("-device", "virtio-serial-device"),
             *("-chardev", f"socket,id=line,fd={guest_fd}"),
             *("-device", "virtserialport,chardev=line,name=penstock"),
             *("-chardev", f"socket,id=monitor,fd={monitor_fd}"),
@@ -124,7 +134,7 @@ class QemuTcgBackend:
             backend=self.name,
             isolation_class=self.isolation_class,
             kernel_digest=self.assets.kernel_digest,
-            image_digest=self._base.image_digest,
+            image_digest=self._image_digest,
             boot_ms=boot_ms,
         )
 
@@ -162,7 +172,7 @@ class QemuKvmBackend(QemuTcgBackend):
     template_deadline_s = 20.0
     """Some hosts open KVM and then emulate it, at a hundredth of the speed: of no use."""
 
-    def __init__(self, cache: Path | None = None, mem_mib: int = MEM_MIB) -> None:
+    def __init__(self, cache: Path | None = None, mem_mib: int = MEM_MIB, layer: str = "") -> None:
         if not os.access("/dev/kvm", os.R_OK | os.W_OK):
             raise BackendUnavailable("/dev/kvm is absent, or may not be opened by this user")
-        super().__init__(cache, mem_mib)
+        super().__init__(cache, mem_mib, layer)

@@ -8,6 +8,7 @@ network, no capabilities, nothing of the host's files but the kernel and the ima
 from pathlib import Path
 
 from penstock.envs.microvm.assets import find_bubblewrap, load_assets
+from penstock.envs.microvm.layers import image_digest, layered
 from penstock.envs.microvm.machine import GuestSandbox, start_machine
 from penstock.envs.sandbox import Capability, IsolationClass
 from penstock.messages.rollout import SandboxRecord
@@ -33,9 +34,10 @@ class UmlBackend:
     Args:
         cache: Folder with the kernel and the image; default `assets.vm_cache_dir()`.
         mem_mib: The guest's memory; three quarters of it may hold files.
+        layer: Name of an image layer above the base (`layers.py`).
 
     Raises:
-        BackendUnavailable: The kernel, the image or bubblewrap is missing.
+        BackendUnavailable: The kernel, the image, the layer or bubblewrap is missing.
 
     """
 
@@ -43,9 +45,10 @@ class UmlBackend:
     isolation_class = IsolationClass.USER_MODE_KERNEL
     capabilities = frozenset({Capability.COLD_BOOT, Capability.OWN_KERNEL})
 
-    def __init__(self, cache: Path | None = None, mem_mib: int = MEM_MIB) -> None:
+    def __init__(self, cache: Path | None = None, mem_mib: int = MEM_MIB, layer: str = "") -> None:
         folder, self.assets = load_assets(cache)
         self._mem_mib = mem_mib
+        self._layer = layered(layer, cache, stock=self.assets.stock)
         self._prefix = [find_bubblewrap(), *self._confinement(folder), "--", "/linux"]
 
     def _confinement(self, folder: Path) -> list[str]:
@@ -59,6 +62,7 @@ class UmlBackend:
             *("--uid", "1000", "--gid", "1000", "--cap-drop", "ALL", "--clearenv"),
             *("--ro-bind", str(folder / self.assets.kernel), "/linux"),
             *("--ro-bind", str(folder / self.assets.image), "/vm/image"),
+            *(("--ro-bind", str(self._layer[0]), "/vm/layer") if self._layer else ()),
             *(STOCK_LIBRARIES if self.assets.stock else ()),
             *("--proc", "/proc"),
             *("--size", str(size), "--tmpfs", "/tmp"),  # noqa: S108
@@ -70,6 +74,7 @@ class UmlBackend:
         return [
             *self._prefix,
             *(STOCK_ROOT if self.assets.stock else ROOT),
+            *(("ubd1r=/vm/layer", "penstock_layer=/dev/ubdb") if self._layer else ()),
             *("init=/sbin/penstock-agent", f"ssl0=fd:{guest_fd}"),
             *("ssl=null", "con=null", "con0=null", "seccomp=on", f"mem={self._mem_mib}M"),
             *("quiet", "panic=1", f"lpj={LOOPS_PER_JIFFY}"),
@@ -81,7 +86,7 @@ class UmlBackend:
             backend=self.name,
             isolation_class=self.isolation_class,
             kernel_digest=self.assets.kernel_digest,
-            image_digest=self.assets.image_digest,
+            image_digest=image_digest(self.assets.image_digest, self._layer),
             boot_ms=boot_ms,
         )
 

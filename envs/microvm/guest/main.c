@@ -20,6 +20,7 @@
 
 #define SERIAL_LINE "/dev/ttyS0"
 #define VSOCK "vsock:"
+#define LAYER_VARIABLE "penstock_layer"
 
 uint64_t now_ms(void) {
     struct timespec t;
@@ -33,14 +34,25 @@ static void must(bool ok, const char *what) {
     abort(); /* PID 1 dies, the kernel panics, the machine ends: the host sees a death */
 }
 
+/* Mounts the task's layer, whose disk the kernel's command line names, and returns the folders that
+ * lie under the machine's own writes. */
+static const char *lower_folders(void) {
+    const char *disk = getenv(LAYER_VARIABLE);
+    if (disk == NULL) return "lowerdir=/,upperdir=/mnt/up,workdir=/mnt/wk";
+    must(mkdir("/mnt/layer", 0755) == 0, "mkdir /mnt/layer");
+    must(mount("devtmpfs", "/dev", "devtmpfs", 0, "mode=755") == 0, "mount /dev");
+    must(mount(disk, "/mnt/layer", "erofs", MS_RDONLY, NULL) == 0, "mount the layer");
+    must(umount("/dev") == 0, "umount /dev");
+    return "lowerdir=/mnt/layer:/,upperdir=/mnt/up,workdir=/mnt/wk";
+}
+
 /* The image is read-only and shared; writes go to a tmpfs above it, bounded by its size. A kernel
  * without overlays was given a private copy-on-write disk instead, which is the root already. */
 static const char *mount_overlay(void) {
     must(mount("tmpfs", "/mnt", "tmpfs", 0, "size=75%,mode=755") == 0, "mount /mnt");
     must(mkdir("/mnt/up", 0755) == 0 && mkdir("/mnt/wk", 0755) == 0 && mkdir("/mnt/root", 0755) == 0,
          "mkdir in /mnt");
-    if (mount("overlay", "/mnt/root", "overlay", 0,
-              "lowerdir=/,upperdir=/mnt/up,workdir=/mnt/wk") == 0)
+    if (mount("overlay", "/mnt/root", "overlay", 0, lower_folders()) == 0)
         return "/mnt/root";
     must(errno == ENODEV && umount("/mnt") == 0, "mount the overlay");
     return "/";

@@ -48,7 +48,6 @@ static char *await_either(char *one, char *other) {
 }
 
 int main(void) {
-    char *const env[] = {NULL};
     mkdir("/dev", 0755);
     must(mount("devtmpfs", "/dev", "devtmpfs", 0, "mode=755"), "mount /dev");
     load_modules();
@@ -63,6 +62,6 @@ int main(void) {
     must(chdir("/image"), "enter the image");
     must(mount(".", "/", NULL, MS_MOVE, NULL), "move the image to /");
     must(chroot("."), "make it the root");
-    execve(AGENT, argv, env);
+    execv(AGENT, argv); /* with what the kernel's command line put into the environment */
     must(-1, "exec " AGENT);
 }

@@ -1,0 +1,159 @@
+"""Builds a layer: Debian packages, Python requirements and a folder, as one read-only file.
+
+The same inputs give the same bytes: one owner, all times 0, Python packages without caches.
+"""
+
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from penstock.envs.microvm.assets import digest_bytes, digest_file
+from penstock.envs.microvm.layers import SUFFIX, Layer, layer_folder
+from penstock.envs.microvm.recipe.image import LEFT_OUT, MIRROR, SUITE, UUID
+from penstock.envs.microvm.recipe.steps import (
+    BuildError,
+    Say,
+    Steps,
+    build_lock,
+    install,
+    need_programs,
+)
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+FILES_MAX = 200_000
+AGENT_UID = 1000
+"""Owns all files of a layer that brings a folder: the agent works in it. Else root owns them."""
+PYTHON_PACKAGES = "usr/local/lib/python3.11/dist-packages"
+
+
+class LayerSources(msgspec.Struct, frozen=True, kw_only=True):
+    """What a layer is made of; at least one of the three."""
+
+    packages: list[str] = []
+    """Debian packages, with what they depend on."""
+    requirements: list[str] = []
+    """Python packages, as pip takes them; wheels only: nothing of theirs runs here."""
+    folder: Path | None = None
+    target: str = "/work"
+    """Where the folder's content is in the machine."""
+
+
+def build_layer(name: str, sources: LayerSources, cache: Path, say: Say) -> Layer:
+    """Return the layer, building it if its inputs changed.
+
+    Args:
+        name: Lower-case letters, digits, `.`, `_`, `-`.
+        sources: What it holds.
+        cache: The cache of VM files.
+        say: Shows one line of progress.
+
+    Raises:
+        BuildError: A bad name, nothing to put in, a missing program, or a failed step.
+
+    """
+    if NAME.fullmatch(name) is None:
+        raise BuildError(f"image name {name!r}: expected {NAME.pattern}")
+    if not (sources.packages or sources.requirements or sources.folder):
+        raise BuildError(f"image {name}: expected packages, requirements or a folder")
+    folder = layer_folder(cache)
+    with build_lock(folder, say), tempfile.TemporaryDirectory(dir=folder) as scratch:
+        inputs = _inputs(sources)
+        entry = folder / f"{name}.json"
+        old = _current(entry)
+        if old and old.inputs == inputs and (folder / f"{old.digest}{SUFFIX}").is_file():
+            say(f"image {name} is up to date: {old.digest[:16]}")
+            return old
+        built = _build(Steps(Path(scratch), say), sources)
+        layer = Layer(
+            name=name,
+            digest=digest_file(built),
+            inputs=inputs,
+            num_bytes=built.stat().st_size,
+            packages=sources.packages,
+            requirements=sources.requirements,
+            folder=str(sources.folder or ""),
+            target=sources.target if sources.folder else "",
+        )
+        install(built, folder / f"{layer.digest}{SUFFIX}", 0o644)
+        fresh = Path(scratch) / "entry"
+        fresh.write_bytes(msgspec.json.encode(layer))
+        install(fresh, entry, 0o644)
+        return layer
+
+
+def _current(entry: Path) -> Layer | None:
+    try:
+        return msgspec.json.decode(entry.read_bytes(), type=Layer)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _inputs(sources: LayerSources) -> str:
+    """Digest what decides the content, but for the packages' own newest versions."""
+    parts = [Path(__file__).read_bytes(), sources.target.encode(), SUITE.encode()]
+    parts += [text.encode() for text in (*sorted(sources.packages), "", *sources.requirements)]
+    if sources.folder is not None:
+        paths = sorted(path for path in sources.folder.rglob("*") if not path.is_dir())
+        if len(paths) > FILES_MAX:
+            raise BuildError(f"{sources.folder}: more than {FILES_MAX} files")
+        for path in paths:
+            parts += [str(path.relative_to(sources.folder)).encode(), _content(path)]
+    return digest_bytes(*parts)
+
+
+def _content(path: Path) -> bytes:
+    if path.is_symlink():
+        return b"link " + str(path.readlink()).encode()
+    mode = path.stat().st_mode & 0o777
+    return b"%o " % mode + digest_file(path).encode()
+
+
+def _build(steps: Steps, sources: LayerSources) -> Path:
+    need_programs("mkfs.erofs")
+    root = steps.scratch / "root"
+    root.mkdir()
+    if sources.packages:
+        _add_packages(steps, root, sources.packages)
+    if sources.requirements:
+        _add_requirements(steps, root, sources.requirements)
+    if sources.folder is not None:
+        target = root / sources.target.lstrip("/")
+        shutil.copytree(sources.folder, target, symlinks=True, dirs_exist_ok=True)
+    built = steps.scratch / "layer"
+    uid = AGENT_UID if sources.folder is not None else 0
+    owner = [f"--force-uid={uid}", f"--force-gid={uid}"]
+    make = ["mkfs.erofs", "--quiet", "-T0", f"-U{UUID}", *owner, str(built), str(root)]
+    steps.run("image: writing erofs", make, timeout_s=600)
+    return built
+
+
+def _add_packages(steps: Steps, root: Path, packages: list[str]) -> None:
+    need_programs("mmdebstrap", "tar")
+    archive = steps.scratch / "packages.tar"
+    hook = 'for d in bin sbin lib lib64; do mkdir -p "$1/usr/$d"; ln -s "usr/$d" "$1/$d"; done'
+    command = [
+        *("mmdebstrap", "--variant=extract", f"--include={','.join(packages)}"),
+        *("--aptopt=Acquire::Languages none", f"--setup-hook={hook}"),
+        *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in LEFT_OUT if "perl" not in name),
+        *(SUITE, str(archive), f"deb {MIRROR} {SUITE} main"),
+    ]
+    steps.run("image: fetching Debian packages", command, timeout_s=900)
+    left_out = ("./dev/*", "./etc/*", "./var/lib/*", "./var/cache/*", "./var/log/*", "./run/*")
+    excludes = [f"--exclude={pattern}" for pattern in left_out]
+    unpack = ["tar", "xf", str(archive), "--no-same-owner", *excludes]
+    steps.run("image: unpacking them", unpack, timeout_s=120, cwd=root)
+    archive.unlink()
+
+
+def _add_requirements(steps: Steps, root: Path, requirements: list[str]) -> None:
+    need_programs("python3")
+    target = root / PYTHON_PACKAGES
+    command = [
+        *("python3", "-m", "pip", "install", "--quiet", "--no-compile", "--only-binary=:all:"),
+        *("--python-version=3.11", "--implementation=cp", "--disable-pip-version-check"),
+        *("--target", str(target), *requirements),
+    ]
+    steps.run("image: fetching Python packages", command, timeout_s=900)
