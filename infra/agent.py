@@ -14,9 +14,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from penstock.envs.harness import HARNESS_VERSION_2
 from penstock.envs.harness.result import ToolResult
 from penstock.envs.harness.retrieval.embeddings import HttpEmbedder
-from penstock.envs.harness.session import HARNESS_VERSION_2, Session, tool_schemas_2
+from penstock.envs.harness.session import Session, tool_schemas_2
 from penstock.envs.sandbox import Sandbox
 from penstock.infra.agent_checkout import open_checkout
 from penstock.infra.runs import find_run

@@ -100,6 +100,8 @@ class StartRollout(Event, frozen=True, kw_only=True):
     sampling: Sampling
     policy_version: int
     """The trainer's version when the credit was granted."""
+    harness: str = "1"
+    """Version of the tools; 2 also gives the working directory a sealed git repository."""
 
     def key(self) -> str:
         """One command a rollout."""

@@ -32,6 +32,7 @@ def group_commands(
                 seed=_sampling_seed(config.seed, rollout_id),
             ),
             policy_version=policy_version,
+            harness=config.harness,
         )
         for member in range(config.group_size)
     ]
@@ -62,6 +63,7 @@ def eval_commands(
                 seed=_sampling_seed(config.seed, rollout_id),
             ),
             policy_version=request.policy_version,
+            harness=config.harness,
         )
         for index in range(num_tasks)
     ]

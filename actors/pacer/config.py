@@ -2,6 +2,8 @@
 
 import msgspec
 
+from penstock.envs.harness import HARNESS_VERSIONS
+
 
 class PacerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is granted, and how far ahead of the trainer."""
@@ -29,12 +31,17 @@ class PacerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     top_p: float = 1.0
     eval_temperature: float = 0.0
     """0 is greedy."""
+    harness: str = "1"
+    """Version of the agents' tools."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
         for field in ("groups_per_batch", "group_size", "steps_max"):
             if getattr(self, field) < 1:
                 raise ValueError(f"pacer.{field}: expected >= 1, got {getattr(self, field)}")
+        if self.harness not in HARNESS_VERSIONS:
+            choices = ", ".join(HARNESS_VERSIONS)
+            raise ValueError(f"pacer.harness: expected one of {choices}, got {self.harness!r}")
         if self.staleness_max < 0:
             raise ValueError(f"pacer.staleness_max: expected >= 0, got {self.staleness_max}")
         if any(weight < 0 for weight in self.rung_weights.values()):

@@ -25,8 +25,9 @@ from penstock.actors.rollout_worker.sampling import (
     turn_sampling,
 )
 from penstock.actors.runtime.context import Context
+from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.result import ToolResult
-from penstock.envs.harness.run import run_calls
+from penstock.envs.harness.versions import Tools, open_tools
 from penstock.envs.remote import LeaseTerms, SandboxBusyError, lease_sandbox
 from penstock.envs.sandbox import Sandbox, SandboxError
 from penstock.envs.tasks.workspace import open_workspace
@@ -98,7 +99,10 @@ class Episode:
         """Run in one machine from the beginning, stored turns first."""
         self._tally = Tally(started_at=self._ctx.monotonic(), sandbox=sandbox.info)
         task = self._command.task
-        await open_workspace(sandbox, task, self._command.rollout_id, has_git=False)
+        harness = self._command.harness
+        has_git = harness != HARNESS_VERSION
+        await open_workspace(sandbox, task, self._command.rollout_id, has_git=has_git)
+        tools = open_tools(harness, sandbox, task.limits)
         conversation = Conversation(
             self._tokenizer, task, ends_on_parse_error=self._config.ends_on_parse_error
         )
@@ -108,7 +112,7 @@ class Episode:
                 if self._is_late():
                     return await self._leave(sandbox, EpisodeEnd.TIME_LIMIT)
                 self._turns += await self._next_turns(conversation)
-            await self._play(sandbox, conversation, self._turns[num_played])
+            await self._play(tools, conversation, self._turns[num_played])
         return await self._leave(sandbox, conversation.end)
 
     async def _next_turns(self, conversation: Conversation) -> list[Turn]:
@@ -149,7 +153,7 @@ class Episode:
         self._tally.lost_s += lost_s
         return conversation.make_turn(sampled)
 
-    async def _play(self, sandbox: Sandbox, conversation: Conversation, turn: Turn) -> None:
+    async def _play(self, tools: Tools, conversation: Conversation, turn: Turn) -> None:
         """Take a stored turn: run its calls, and let the policy see what they returned."""
         conversation.append(turn)
         self._tally.num_calls += len(turn.calls)
@@ -160,14 +164,14 @@ class Episode:
         if turn.parse_error:
             conversation.observe([f"error: {turn.parse_error}"], is_finished=False)
             return
-        results = await self._call_tools(sandbox, turn)
+        results = await self._call_tools(tools, turn)
         self._tally.num_invalid_calls += sum(not result.is_valid for result in results)
         is_finished = any(result.is_finish for result in results)
         conversation.observe([result.text for result in results], is_finished=is_finished)
 
-    async def _call_tools(self, sandbox: Sandbox, turn: Turn) -> Sequence[ToolResult]:
+    async def _call_tools(self, tools: Tools, turn: Turn) -> Sequence[ToolResult]:
         started_at = self._ctx.monotonic()
-        results = await run_calls(sandbox, turn.calls, self._command.task.limits)
+        results = await tools(turn.calls)
         self._tally.tool_s += self._ctx.monotonic() - started_at
         return results
 

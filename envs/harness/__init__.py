@@ -10,3 +10,5 @@ wording or behavior is a new version, for recorded episodes depend on the old on
 
 HARNESS_VERSION = "1"
 """Of episodes that name none."""
+HARNESS_VERSION_2 = "2"
+HARNESS_VERSIONS = (HARNESS_VERSION, HARNESS_VERSION_2)

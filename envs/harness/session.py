@@ -27,7 +27,6 @@ from penstock.messages.errors import DeadlineError
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Limits
 
-HARNESS_VERSION_2 = "2"
 _GRACE_S = 5.0
 _TERMINAL = "the terminal"
 

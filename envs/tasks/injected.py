@@ -22,7 +22,7 @@ from penstock.envs.tasks.differential import (
     program,
     tells,
 )
-from penstock.envs.tasks.inputs import CallWriter
+from penstock.envs.tasks.inputs import CallWriter, familiarity
 from penstock.envs.tasks.modules import Module, needed_files
 from penstock.envs.tasks.mutations import draw_bugs, without_body
 from penstock.envs.tasks.source import (
@@ -46,6 +46,7 @@ _HIDDEN_MAX = 16
 _SHOWN = 2
 _WEAK_SHARE_MAX = 0.34
 _RESULTS_MIN = 2
+_POINTS_MIN = 3
 _HANDFUL = 12
 """Modules read at once."""
 _BUGS_TRIED = 5
@@ -55,7 +56,8 @@ class InjectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What is made of each function."""
 
     seed: int = 0
-    bugs_per_function: int = 1
+    bugs_per_function: int = 3
+    """Of different kinds."""
     features: bool = True
     functions_per_module: int = 8
 
@@ -98,7 +100,7 @@ def _module_plans(source_name: str, module: Module, config: InjectConfig) -> lis
     plans = [
         FunctionPlan(source_name, module, target.qualname, points, config)
         for target in find_targets(tree)
-        if (points := promise(target))
+        if promise(target) and (points := promise(target) + familiarity(target)) >= _POINTS_MIN
     ]
     rng.shuffle(plans)
     return sorted(plans, key=lambda plan: -plan.promise)[: config.functions_per_module]
@@ -154,7 +156,9 @@ class FunctionPlan:
         bugs = sorted(
             (one for one in tried if one.kind != "feature"), key=lambda one: len(one.failed)
         )
-        chosen = bugs[: self._config.bugs_per_function]
+        by_kind = {one.kind: one for one in reversed(bugs)}
+        chosen = sorted(by_kind.values(), key=lambda one: len(one.failed))
+        chosen = chosen[: self._config.bugs_per_function]
         chosen += [one for one in tried if one.kind == "feature"]
         if not chosen:
             raise TaskRejectedError(Rejection.NO_BUG_SHOWS, self.name)

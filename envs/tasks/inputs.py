@@ -124,6 +124,13 @@ class CallWriter:
         return self._rng.choice(_POOLS[pool])
 
 
+def familiarity(target: Target) -> int:
+    """Return points for parameters whose values can be guessed, less those that cannot."""
+    given = parameters(target.node)
+    required = given[: max(1, len(given) - len(target.node.args.defaults))]
+    return sum(1 if _pools(argument) is not _ANY else -2 for argument in required)
+
+
 def doctest_calls(target: Target) -> list[str]:
     """Return the expressions of a docstring's examples that name the function itself."""
     if ">>>" not in target.docstring:

@@ -16,8 +16,8 @@ from penstock.messages.errors import NotFoundError
 
 LIBRARY = "stdlib"
 """Folder that the standard library's modules lie in: their own names would hide the machine's."""
-FILES_MAX = 40
-FILES_BYTES_MAX = 256 << 10
+FILES_MAX = 64
+FILES_BYTES_MAX = 400 << 10
 MODULE_BYTES_MAX = 160 << 10
 _SKIPPED = frozenset(
     {"test", "tests", "testing", "idlelib", "lib2to3", "site-packages", "__pycache__", "turtledemo",
