@@ -42,6 +42,10 @@ class StoreFullError(PenstockError, OSError):
     """An object store has no room; nothing was stored, and the same put may succeed later."""
 
 
+class StoreUnreachableError(PenstockError, ConnectionError):
+    """An object store cannot do what was asked: away, or it refuses us; it may have been done."""
+
+
 class NotFoundError(PenstockError, LookupError):
     """A named thing (run, object, task, backend) does not exist; the text lists the choices."""
 

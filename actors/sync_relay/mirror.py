@@ -95,6 +95,8 @@ class Mirror:
 
         """
         self._is_fresh = False
+        if target < self.version:  # nothing leads back
+            self._forget()
         num_read = 0
         for _ in range(_NUM_PLANS_MAX):
             way = await self._way(target, ctx)

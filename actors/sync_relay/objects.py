@@ -15,7 +15,12 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from penstock.actors.sync_relay.digests import add_to_digest, element_sum, make_table
+from penstock.actors.sync_relay.digests import (
+    add_to_digest,
+    element_sum,
+    make_table,
+    run_element_sum,
+)
 from penstock.actors.sync_relay.image import Image, Table, TensorSpec, table_digest
 from penstock.kernels import delta
 from penstock.messages.errors import CorruptDataError
@@ -79,19 +84,17 @@ def encode_shard(
     target = image.part(extents)
     if base is None:
         payload = delta.encode_with(delta.Codec.RAW, np.zeros_like(target), target)
-        changed, before = np.arange(target.size), None
+        num_changed = target.size
+        change = sum(run_element_sum(e.start, image.part([e])) for e in extents)
     else:
         old = base.part(extents)
         payload = delta.encode(old, target)
         changed = np.flatnonzero(old != target)
-        before = old[changed]
-    places = _places(extents, changed)
-    change = element_sum(places, target[changed])
-    if before is not None:
-        change -= element_sum(places, before)
+        places, num_changed = _places(extents, changed), changed.size
+        change = element_sum(places, target[changed]) - element_sum(places, old[changed])
     codec_name = delta.read_header(payload).codec.name.lower()
     ref = _shard_ref(origin.folder, str(number), number, payload, codec_name, extents)
-    return Encoded(ref=ref, data=payload, num_changed=changed.size, change=change)
+    return Encoded(ref=ref, data=payload, num_changed=num_changed, change=change)
 
 
 def encode_tables(origin: Origin, image: Image, number: int) -> tuple[Encoded, Encoded]:

@@ -13,8 +13,8 @@ from penstock.messages.errors import DeadlineError
 CHUNK_BYTES = 256 << 10
 WINDOW = 32
 """Chunks without a receipt: 8 MiB."""
-BATCH = 64
-"""Chunks asked for at once: 16 MiB, well within what the server holds for a slow reader."""
+BATCH = 32
+"""Chunks asked for at once: 8 MiB, so that a few readers stay within what a client buffers."""
 IDLE_S = 20.0
 
 

@@ -87,3 +87,50 @@ async def _generate(engine, versions):
     prompt = np.arange(5, 15, dtype=np.int32)
     async for chunk in engine.generate(prompt, sampling, request_id="r"):
         versions += [chunk.policy_version] * len(chunk.token_ids)
+
+
+async def test_no_token_is_sampled_under_a_mix_of_two_versions(engine):
+    """Half an update changes no bit of what is sampled; a whole one leaves none of the old."""
+    old, new = list(snapshots())[:2]
+    fresh = TorchEngine(CONFIG, OPTIONS)
+    fresh.start()
+    try:
+        for target, snapshot in ((engine, old), (fresh, new)):
+            await target.begin_update()
+            await target.apply(snapshot)
+            await target.commit(int(target is fresh), root_digest(snapshot))
+        undisturbed = await _sampled(engine, "before", lambda number: None)
+        names = sorted(new)
+
+        async def write_some(number):
+            await engine.apply({name: new[name] for name in names[number % 4 :: 4]})
+
+        await engine.begin_update()
+        assert await _sampled(engine, "during", write_some) == undisturbed
+        await engine.apply(new)
+        await engine.commit(1, root_digest(new))
+        assert await engine.digest() == await fresh.digest()
+        expected = await _sampled(fresh, "fresh", lambda number: None)
+        after = await _sampled(engine, "after", lambda number: None)
+        assert after == expected != undisturbed
+        assert {version for _, _, version in after} == {1}
+    finally:
+        await fresh.stop()
+
+
+async def _sampled(engine, request_id, between):
+    """Return (token, log-probability, version) of every token; do something between chunks."""
+    sampling = Sampling(num_tokens_max=40, seed=3)
+    prompt = np.arange(5, 15, dtype=np.int32)
+    tokens = []
+    number = 0
+    async for chunk in engine.generate(prompt, sampling, request_id=request_id):
+        logprobs = chunk.behavior_logprobs.tolist()
+        tokens += [
+            (int(token), logprob, chunk.policy_version)
+            for token, logprob in zip(chunk.token_ids, logprobs, strict=True)
+        ]
+        if (doing := between(number)) is not None:
+            await doing
+        number += 1
+    return tokens

@@ -26,6 +26,24 @@ SHAPES = {
 }
 
 
+class Adam:
+    """Moves weights as Adam does: normalized steps with momentum, noise and some drift."""
+
+    def __init__(self, shape, learning_rate=3e-6, seed=0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.learning_rate = learning_rate
+        self.drift = 0.2 * self.rng.standard_normal(shape).astype(np.float32)
+        self.mean = np.zeros(shape, np.float32)
+        self.square = np.ones(shape, np.float32)
+
+    def step(self, weights):
+        noise = self.rng.standard_normal(weights.shape).astype(np.float32)
+        gradient = self.drift + noise
+        self.mean = 0.9 * self.mean + 0.1 * gradient
+        self.square = 0.95 * self.square + 0.05 * gradient**2
+        return weights - self.learning_rate * self.mean / np.sqrt(self.square)
+
+
 class FaultyStore:
     """A store that counts, and fails on demand."""
 
@@ -54,6 +72,12 @@ class FaultyStore:
         data = await self.inner.get(key)
         await self.inner.delete(key)
         await self.inner.put(key, flipped(data))
+
+    async def tear(self, key):
+        """Leave half of an object, as a crash of a lesser store would."""
+        data = await self.inner.get(key)
+        await self.inner.delete(key)
+        await self.inner.put(key, data[: len(data) // 2])
 
 
 def flipped(data):
@@ -154,7 +178,7 @@ def bits(weights):
 class World:
     """One trainer's weights and store, and the regions that follow."""
 
-    def __init__(self, make_store, seed=5) -> None:
+    def __init__(self, make_store, seed=5, shapes=SHAPES) -> None:
         self.make_store = make_store
         self.stores: dict[str, FaultyStore] = {}
         self.origin = FaultyStore(make_store("origin"))
@@ -163,7 +187,7 @@ class World:
         self.rng = np.random.default_rng(seed)
         self.weights = {
             name: (self.rng.standard_normal(shape) * 0.05).astype(np.float32).reshape(shape)
-            for name, shape in SHAPES.items()
+            for name, shape in shapes.items()
         }
         self.manifests: list[WeightsPublished] = []
 
@@ -191,6 +215,10 @@ class World:
 
     def new_publisher(self) -> Publisher:
         return Publisher(self.origin, sleep=self.context.sleep, offload=offload)
+
+    def history(self, version: int) -> int:
+        """Return the bytes of the chain of deltas up to a version."""
+        return sum(s.num_bytes for m in self.manifests[1 : version + 1] for s in m.shards)
 
     def store(self, region: str) -> FaultyStore:
         if region not in self.stores:
