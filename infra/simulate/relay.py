@@ -1,8 +1,10 @@
-"""The relay itself; only what it would code is modeled."""
+"""The relay and the origin's keeper themselves; only what they would code is modeled."""
 
+from penstock.actors.runtime.actor import Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.catalog import Catalog, num_bytes
 from penstock.actors.sync_relay.consolidation import Consolidation
+from penstock.actors.sync_relay.keeper import Keeper
 from penstock.actors.sync_relay.relay import Relay
 from penstock.actors.sync_relay.retention import Piece
 from penstock.actors.sync_relay.transfer import put_manifest, put_object
@@ -52,3 +54,17 @@ class SizedRelay(Relay):
     def __init__(self, region: str, local: ObjectStore, scenario: Scenario) -> None:
         super().__init__(region, local)
         self._consolidation = SizedConsolidation(local, self._catalog, scenario)
+
+
+class SizedKeeper(Keeper):
+    """The keeper itself, likewise."""
+
+    def __init__(self, num_versions_kept: int, scenario: Scenario) -> None:
+        super().__init__(num_versions_kept)
+        self._scenario = scenario
+
+    async def start(self, ctx: Context) -> Effects:
+        """Look at what the origin holds."""
+        self._catalog = Catalog(ctx.store)
+        self._consolidation = SizedConsolidation(ctx.store, self._catalog, self._scenario)
+        return ()

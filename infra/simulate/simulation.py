@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
+from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.catalog import NOTHING
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import Faults, MemoryServer
 from penstock.infra.simulate.region import Region
+from penstock.infra.simulate.relay import SizedKeeper
 from penstock.infra.simulate.replica import SizedReplica
 from penstock.infra.simulate.settings import GB, Scenario
 from penstock.infra.simulate.sized_store import Site, SizedStore
@@ -18,6 +20,8 @@ from penstock.infra.simulate.trainer import SizedTrainer
 SETTLE_S_MAX = 4 * 3600.0
 """For everyone to come to one version."""
 POLL_S = 1.0
+NUM_VERSIONS_KEPT = 8
+"""At the origin, whatever its anchors."""
 
 
 def simulate(scenario: Scenario) -> dict[str, Any]:
@@ -47,7 +51,7 @@ class Simulation:
         bus = MemoryBus(self._server, run_id="simulated", store=SizedStore(origin), name="trainer")
         self._trainer = SizedTrainer(scenario, origin, bus)
         self._regions = [Region(scenario, r, origin, self._server) for r in scenario.regions]
-        tasks: list[asyncio.Task[None]] = []
+        tasks = [asyncio.create_task(self._keep(origin))]
         for region in self._regions:
             region.start_relay()
             tasks.append(asyncio.create_task(region.follow()))
@@ -60,6 +64,14 @@ class Simulation:
         for task in tasks:
             task.cancel()
         return self._figures()
+
+    async def _keep(self, origin: Site) -> None:
+        """Run the origin's keeper, beside its store."""
+        store = SizedStore(origin)
+        bus = MemoryBus(self._server, run_id="simulated", store=store, name="keeper")
+        keeper = SizedKeeper(NUM_VERSIONS_KEPT, self._scenario)
+        host = ActorHost(keeper, bus, store, name="keeper", seed=0, clock=VirtualClock())
+        await host.run(asyncio.Event())
 
     async def _mishap(self, tasks: list[asyncio.Task[None]]) -> None:
         mishap, step_s = self._scenario.mishap, self._scenario.step_s
