@@ -21,6 +21,10 @@ VALID = [
         v=1, id=2, op="write", path="", offset=3, target=4,
         files=[FilePiece("/w/a", 0o644, False, bytes(range(256))), FilePiece("/b", 0, True, b"")],
     ),
+    Request(
+        v=1, id=3, op="thaw", epoch=1 << 33, clock_ns=1 << 60, entropy=bytes(range(32)),
+        hostname=b"vm", machine_id=b"0" * 32,
+    ),
 ]  # fmt: skip
 
 

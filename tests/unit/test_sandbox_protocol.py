@@ -7,7 +7,14 @@ import struct
 import msgspec
 import pytest
 
-from penstock.envs.microvm.protocol import REQUESTS_MAX, WINDOW_BYTES, GuestConnection, Request
+from penstock.envs.microvm.protocol import (
+    REQUESTS_MAX,
+    WINDOW_BYTES,
+    GuestConnection,
+    Identity,
+    LineState,
+    Request,
+)
 from penstock.envs.sandbox import SandboxDied, SandboxRequestError, SandboxTimeout
 
 
@@ -135,3 +142,49 @@ async def test_what_is_posted_leaves_nothing_behind(ends):
     pending = call(connection, op="ping")
     guest.say(id=(await guest.request())["id"])
     await pending
+
+
+async def test_while_the_guest_is_frozen_nothing_but_a_thaw_is_sent(ends):
+    connection, guest = ends
+    freezing = asyncio.create_task(connection.freeze(timeout_s=5.0))
+    asked = await guest.request()
+    pending = call(connection, op="ping")
+    await asyncio.sleep(0.01)
+    guest.say(id=asked["id"])
+    line = await freezing
+    assert line.sent == guest.taken  # all that was sent, the guest has
+    with pytest.raises(SandboxRequestError, match="copied already"):
+        await connection.freeze(timeout_s=1.0)
+    thawing = asyncio.create_task(connection.thaw(Identity(epoch=line.epoch), timeout_s=5.0))
+    thaw = await guest.request()
+    assert thaw["op"] == "thaw"
+    guest.say(id=thaw["id"])
+    await thawing
+    waited = await guest.request()
+    assert waited["op"] == "ping"
+    guest.say(id=waited["id"])
+    await pending
+
+
+async def test_a_copy_goes_on_with_the_line_where_it_stood():
+    ours, theirs = socket.socketpair()
+    state = LineState(sent=5000, next_id=9, epoch=2)
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.create_connection(
+        lambda: GuestConnection(lambda: "gone", state), sock=ours
+    )
+    guest = Guest(*await asyncio.open_connection(sock=theirs))
+    guest.taken = 5000
+    thawing = asyncio.create_task(connection.thaw(Identity.new(3), timeout_s=5.0))
+    thaw = await guest.request()
+    assert (thaw["id"], thaw["epoch"], len(thaw["entropy"])) == (9, 3, 32)
+    guest.say(id=9)
+    await thawing
+    pending = call(connection, op="ping")
+    ping = await guest.request()
+    assert ping["epoch"] == 3
+    guest.say(id=ping["id"])
+    await pending
+    connection.abort()
+    guest.writer.close()
+    await connection.lost
