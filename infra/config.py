@@ -22,7 +22,7 @@ from penstock.actors.trainer.config import TrainerConfig
 from penstock.gateway.config import GatewayConfig
 from penstock.infra.prepare import PrepareConfig
 from penstock.infra.regions.settings import LinkSection, check_processes
-from penstock.infra.stores.settings import StoreSection
+from penstock.infra.stores.settings import StoreKind, StoreSection
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Purpose
 
@@ -237,7 +237,15 @@ def _check_whole(config: RunConfig, source: str) -> None:
         if not config.replicas(purpose):
             raise ConfigError(f"{source}: regions: none serves {purpose.value!r}")
     linked = [region.name for region in config.regions if region.link is not None]
-    if linked and config.bus.url:
-        text = f"regions {', '.join(linked)}: links need the run's own server"
-        raise ConfigError(f"{source}: {text}: expected no bus.url, got {config.bus.url!r}")
+    if linked:
+        _check_links(config, linked, source)
+
+
+def _check_links(config: RunConfig, linked: list[str], source: str) -> None:
+    """See that everything of a region behind a link has to cross it."""
+    text = f"{source}: regions {', '.join(linked)} are behind links"
+    if config.bus.url:
+        raise ConfigError(f"{text} to the run's own server: expected no bus.url")
+    if config.store.kind is not StoreKind.JETSTREAM:
+        raise ConfigError(f'{text}, which only store.kind = "jetstream" crosses')
     check_processes(config.processes, linked)

@@ -10,6 +10,7 @@ from .launched import Launched, gone, penstock
 pytestmark = pytest.mark.slow
 
 SETTINGS = (
+    'store.kind="jetstream"',
     'regions=[{name="west",serves=["train"],link={bandwidth_mbit_s=50,rtt_ms=40,loss=0.001}},'
     '{name="east",serves=["eval","live"],link={bandwidth_mbit_s=20,rtt_ms=120}}]',
     'processes.generator-west=["relay:west","generator:west"]',

@@ -88,6 +88,9 @@ def test_a_process_on_both_sides_of_a_link_is_refused():
     data = read_toml(FOUR) | {"bus": {"url": "nats://elsewhere"}}
     with pytest.raises(ConfigError, match=r"expected no bus\.url"):
         parse_config(data, "test")
+    data = read_toml(FOUR) | {"store": {"kind": "directory"}}
+    with pytest.raises(ConfigError, match=r"only store\.kind = \"jetstream\" crosses"):
+        parse_config(data, "test")
 
 
 def test_a_process_belongs_to_the_region_of_all_its_roles():
