@@ -15,6 +15,7 @@ BENCHES = {
     "weights": ("penstock.infra.bench_weights", "bench_weights"),
     "search": ("penstock.infra.bench_search", "bench_search"),
     "sandbox": ("penstock.infra.bench_sandbox", "bench_sandbox"),
+    "kernels": ("penstock.infra.bench_kernels", "bench_kernels"),
 }
 
 

@@ -5,12 +5,14 @@ import torch
 from penstock.kernels.errors import KernelArgumentError
 
 FLOATS = (torch.float32, torch.bfloat16)
+_ALIGNED_BYTES = 16
+"""Kernels read this much at once; torch allocates more, but a view may begin anywhere."""
 
 
 def check_tensor(
     name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...]
 ) -> torch.Tensor:
-    """Return the tensor, contiguous, if its shape (None: any size) and dtype fit.
+    """Return the tensor, contiguous and aligned, if its shape (None: any size) and dtype fit.
 
     Raises:
         KernelArgumentError: they do not.
@@ -25,7 +27,8 @@ def check_tensor(
         raise KernelArgumentError(
             f"{name}: expected [{sizes}] of {names}, got {list(tensor.shape)} of {tensor.dtype}"
         )
-    return tensor.detach().contiguous()
+    tensor = tensor.detach().contiguous()
+    return tensor.clone() if tensor.data_ptr() % _ALIGNED_BYTES else tensor
 
 
 def check_multiple(name: str, size: int, of: int) -> None:

@@ -69,7 +69,7 @@ def router_topk(  # noqa: PLR0913 - the options are keywords
     )
     if num_tokens:
         chosen = backend_for(logits, backend)
-        chosen.router_topk(logits, recorded, routing, normalize, plausibility_min)
+        chosen.router_topk(logits, recorded, routing, normalize, float(plausibility_min))
     return routing
 
 

@@ -25,7 +25,7 @@ def rms_norm(
     weight = check_tensor("weight", weight, (flat.shape[1],), (flat.dtype,))
     out = torch.empty_like(flat)
     if out.numel():
-        backend_for(flat, backend).rms_norm(flat, weight, eps, out)
+        backend_for(flat, backend).rms_norm(flat, weight, float(eps), out)
     return out.view(x.shape)
 
 

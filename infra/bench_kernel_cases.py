@@ -1,0 +1,198 @@
+"""What `penstock bench kernels` runs: each kernel at a shape, and what torch has for the same."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from penstock.kernels import ops
+from penstock.kernels.ops import Mxfp8
+
+Run = Callable[[], object]
+
+
+class Case(NamedTuple):
+    """One measurement."""
+
+    shape: str
+    kernel: Run
+    library: Run | None
+    """The nearest that torch has; None where it has nothing."""
+    num_bytes: int
+    """Read and written, each once."""
+    num_operations: int = 0
+    """Of a product: 2 M N K; else 0."""
+
+
+def list_cases(device: str) -> list[tuple[str, Case]]:
+    """Return each kernel by name: a large model's sizes on a GPU, a small part of them on a CPU."""
+    tokens = 131072 if device == "cuda" else 512
+    make = partial(torch.randn, device=device)
+    return [
+        *_quantize_cases(make(tokens, 7168).bfloat16()),
+        *_routing_cases(make(tokens, 384)),
+        *_row_cases(make, tokens // 8),
+        *_product_cases(make, device),
+        *_delta_cases(make(tokens, 7168).bfloat16().flatten()),
+    ]
+
+
+def _quantize_cases(x: torch.Tensor) -> list[tuple[str, Case]]:
+    shape = "x".join(map(str, x.shape))
+    bytes_in, codes = 2 * x.numel(), x.numel() + x.numel() // 32
+    rows = ops.mxfp8_quantize_rows(x)
+
+    def cast() -> torch.Tensor:
+        return x.to(torch.float8_e4m3fn)
+
+    def widen() -> torch.Tensor:
+        return rows.codes.view(torch.float8_e4m3fn).to(torch.bfloat16)
+
+    one = bytes_in + codes
+    return [
+        ("mxfp8_quantize_rows", Case(shape, lambda: ops.mxfp8_quantize_rows(x), cast, one)),
+        ("mxfp8_quantize_columns", Case(shape, lambda: ops.mxfp8_quantize_columns(x), cast, one)),
+        (
+            "mxfp8_quantize_both",
+            Case(shape, lambda: ops.mxfp8_quantize_both(x), cast, one + codes),
+        ),
+        ("mxfp8_dequantize", Case(shape, lambda: ops.mxfp8_dequantize(rows), widen, one)),
+    ]
+
+
+def _routing_cases(logits: torch.Tensor) -> list[tuple[str, Case]]:
+    tokens = len(logits)
+    chosen = ops.router_topk(logits, 8)
+    routes = chosen.ids[: tokens // 8, None].expand(-1, 60, -1).contiguous()
+    packed = ops.routes_pack(routes, 384)
+
+    def topk() -> torch.Tensor:
+        return logits.softmax(-1).topk(8, dim=-1).values
+
+    num_bytes = 4 * logits.numel() + 6 * chosen.ids.numel() + 8 * tokens
+    moved = 2 * routes.numel() + packed.numel()
+    shape = f"{len(routes)}x60x8 of 384"
+    return [
+        (
+            "router_topk",
+            Case(f"{tokens}x384", lambda: ops.router_topk(logits, 8), topk, num_bytes),
+        ),
+        (
+            "router_topk replay",
+            Case(
+                f"{tokens}x384",
+                lambda: ops.router_topk(logits, 8, recorded=chosen.ids),
+                topk,
+                num_bytes + 2 * chosen.ids.numel(),
+            ),
+        ),
+        ("routes_pack", Case(shape, lambda: ops.routes_pack(routes, 384), None, moved)),
+        ("routes_unpack", Case(shape, lambda: ops.routes_unpack(packed, 60, 8, 384), None, moved)),
+    ]
+
+
+def _row_cases(make: Callable[..., torch.Tensor], rows: int) -> list[tuple[str, Case]]:
+    x, weight = make(rows, 7168).bfloat16(), make(7168).bfloat16()
+    logits = make(max(1, rows // 16), 163840)
+    targets = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+    slots, weights = make(rows, 8, 7168).bfloat16(), make(rows, 8)
+
+    def combine() -> torch.Tensor:
+        return torch.bmm(weights.bfloat16()[:, None], slots)[:, 0]
+
+    return [
+        (
+            "rms_norm",
+            Case(
+                f"{rows}x7168",
+                lambda: ops.rms_norm(x, weight, 1e-6),
+                lambda: F.rms_norm(x, (7168,), weight, 1e-6),
+                4 * x.numel(),
+            ),
+        ),
+        (
+            "token_logprobs",
+            Case(
+                f"{len(logits)}x163840",
+                lambda: ops.token_logprobs(logits, targets),
+                lambda: F.cross_entropy(logits, targets, reduction="none"),
+                4 * logits.numel(),
+            ),
+        ),
+        (
+            "moe_combine",
+            Case(
+                f"{rows}x8x7168",
+                lambda: ops.moe_combine(slots, weights),
+                combine,
+                2 * slots.numel() + 2 * x.numel(),
+            ),
+        ),
+    ]
+
+
+def _product_cases(make: Callable[..., torch.Tensor], device: str) -> list[tuple[str, Case]]:
+    """Few rows, as in decoding; and experts with an eighth of the rows each."""
+    depth, columns = (7168, 2048) if device == "cuda" else (1024, 512)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    weight = make(columns, depth).to(dtype)
+    cases: list[tuple[str, Case]] = []
+    for rows in (1, 16, 64):
+        x = make(rows, depth).to(dtype)
+        num_bytes = weight.element_size() * (x.numel() + weight.numel() + rows * columns)
+        case = Case(
+            f"{rows}x{columns}x{depth}",
+            partial(ops.matmul, x, weight),
+            partial(F.linear, x, weight),
+            num_bytes,
+            2 * rows * columns * depth,
+        )
+        cases.append(("matmul", case))
+    experts = 8
+    rows = 512 if device == "cuda" else 16
+    return [*cases, ("mxfp8_grouped_matmul", _grouped_case(make(rows, depth), weight, experts))]
+
+
+def _grouped_case(x: torch.Tensor, weight: torch.Tensor, experts: int) -> Case:
+    x = x.to(weight.dtype)
+    stacked = weight.expand(experts, -1, -1).contiguous()
+    quantized: Mxfp8 = ops.mxfp8_quantize_rows(stacked)
+    step = len(x) // experts
+    offsets = torch.arange(experts + 1, dtype=torch.int32, device=x.device) * step
+
+    def library() -> torch.Tensor:
+        return torch.bmm(x.view(experts, step, -1), stacked.transpose(1, 2))
+
+    codes = quantized.codes.numel() + quantized.scales.numel()
+    rows, columns, depth = len(x), weight.shape[0], x.shape[1]
+    return Case(
+        f"{experts} experts, {rows}x{columns}x{depth}",
+        lambda: ops.mxfp8_grouped_matmul(x, quantized, offsets),
+        library,
+        codes + x.element_size() * rows * (depth + columns),
+        2 * rows * columns * depth,
+    )
+
+
+def _delta_cases(base: torch.Tensor) -> list[tuple[str, Case]]:
+    is_changed = torch.rand(len(base), device=base.device) < 0.03
+    target = torch.where(is_changed, -base, base)
+    positions, values = ops.delta_changes(base, target)
+    wide = positions.long()
+
+    def changes() -> torch.Tensor:
+        return target[(base != target).nonzero()[:, 0]]
+
+    shape = f"{len(base)}, 3%"
+    num_bytes = 4 * len(base) + 6 * len(positions)
+    apply = partial(ops.delta_apply, base.clone(), positions, values)
+    library = partial(base.clone().index_copy_, 0, wide, values)
+    return [
+        (
+            "delta_changes",
+            Case(shape, lambda: ops.delta_changes(base, target), changes, num_bytes),
+        ),
+        ("delta_apply", Case(shape, apply, library, 8 * len(positions))),
+    ]

@@ -1,0 +1,161 @@
+"""MXFP8 and NVFP4 codes against oracles written apart from the kernels: tables and a search."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.kernels import ops
+from penstock.kernels.reference import formats
+
+BACKENDS = ["reference", "cpu"]
+POSITIVE_E4M3 = [
+    (m / 8 if e == 0 else 1 + m / 8) * 2.0 ** (max(e, 1) - 7)
+    for e in range(16)
+    for m in range(8)
+    if (e, m) != (15, 7)
+]
+
+
+def finite_bf16():
+    """Every finite bfloat16, as int16 patterns."""
+    bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
+    return bits[bits.view(torch.bfloat16).isfinite()]
+
+
+def nearest(values, table):
+    """Codes of the nearest entries of an ascending table, ties to the even code; saturating."""
+    table = np.array(table)
+    middles = (table[1:] + table[:-1]) / 2
+    below = np.searchsorted(middles, values, side="left")
+    is_tie = (below < len(middles)) & (middles[np.minimum(below, len(middles) - 1)] == values)
+    return below + (is_tie & (below % 2 == 1))
+
+
+def oracle(x):
+    """Codes and scales of float64 [M, K] in blocks of 32, finite."""
+    blocks = x.reshape(x.shape[0], -1, 32)
+    scales = np.zeros(blocks.shape[:2], np.uint8)
+    amax = np.abs(blocks).max(-1)
+    for code in range(254):
+        scales[amax > 448.0 * 2.0 ** (code - 127)] = code + 1
+    scaled = blocks / 2.0 ** (scales[..., None].astype(float) - 127)
+    codes = nearest(np.abs(scaled), POSITIVE_E4M3) | np.where(np.signbit(blocks), 0x80, 0)
+    return codes.astype(np.uint8).reshape(x.shape), scales
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("arrangement", ["shuffled", "sorted"])
+def test_every_finite_bfloat16_has_the_frozen_codes(backend, arrangement):
+    bits = finite_bf16()
+    if arrangement == "shuffled":
+        bits = bits[torch.randperm(len(bits), generator=torch.Generator().manual_seed(0))]
+    x = bits.view(torch.bfloat16).view(-1, 32)
+    codes, scales = ops.mxfp8_quantize_rows(x, backend=backend)
+    expected_codes, expected_scales = oracle(x.double().numpy())
+    np.testing.assert_array_equal(scales.numpy(), expected_scales)
+    np.testing.assert_array_equal(codes.numpy(), expected_codes)
+
+
+def random_bits(seed, shape):
+    """Any float32 patterns: a third of the blocks near each other, as weights are."""
+    generator = torch.Generator().manual_seed(seed)
+    bits = torch.randint(-(1 << 31), 1 << 31, shape, generator=generator).to(torch.int32)
+    bits[::3] = bits[::3] & 0x00FFFFFF | 0x3B000000
+    return bits.view(torch.float32)
+
+
+def test_random_float32_blocks_are_the_same_bytes_everywhere():
+    x = random_bits(0, (512, 256))
+    x[0] = 0.0
+    x[1] = torch.tensor([0.0, -0.0]).repeat(128)
+    x[2, 5] = torch.inf
+    x[3, 7] = torch.nan
+    x[4] *= 2.0**-140
+    for quantize in (ops.mxfp8_quantize_rows, ops.mxfp8_quantize_columns):
+        expected, got = quantize(x, backend="reference"), quantize(x, backend="cpu")
+        assert all(map(torch.equal, expected, got))
+    both = ops.mxfp8_quantize_both(x)
+    assert torch.equal(both[0].codes, ops.mxfp8_quantize_rows(x).codes)
+    assert torch.equal(both[1].scales, ops.mxfp8_quantize_columns(x).scales)
+
+
+def test_blocks_that_hold_no_ordinary_numbers():
+    x = torch.ones(5, 32)
+    x[0], x[1, 3], x[2, 3], x[3, 3], x[4] = 0.0, torch.nan, torch.inf, -torch.inf, -0.0
+    codes, scales = ops.mxfp8_quantize_rows(x)
+    assert scales.flatten().tolist() == [0, 255, 254, 254, 0]
+    assert (codes[1] == formats.E4M3_NAN).all()
+    assert codes[2, 3], codes[3, 3] == (0x7E, 0xFE)
+    assert (codes[4] == 0x80).all()
+    values = ops.mxfp8_dequantize(ops.Mxfp8(codes, scales), torch.float32)
+    assert values[1].isnan().all()
+    assert values[2, 3] == torch.inf
+    assert values[3, 3] == -torch.inf
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dequantizing_is_exact_where_it_says(backend, dtype):
+    codes = torch.arange(256, dtype=torch.uint8).repeat(244, 1)
+    scales = torch.arange(3, 247, dtype=torch.uint8).view(-1, 1).repeat(1, 8)
+    values = ops.mxfp8_dequantize(ops.Mxfp8(codes, scales), dtype, backend=backend).double()
+    table = torch.tensor([*POSITIVE_E4M3, torch.nan], dtype=torch.float64)
+    exact = torch.cat([table, -table]) * 2.0 ** (scales[:, :1].double() - 127)
+    torch.testing.assert_close(values, exact, rtol=0, atol=0, equal_nan=True)
+
+
+def test_quantizing_again_changes_nothing():
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    first = ops.mxfp8_quantize_rows(x)
+    again = ops.mxfp8_quantize_rows(ops.mxfp8_dequantize(first, torch.float32))
+    values = [ops.mxfp8_dequantize(q, torch.float32) for q in (first, again)]
+    assert torch.equal(*values)
+
+
+def test_leading_dimensions_are_blocks_of_their_own():
+    x = torch.randn(3, 64, 32, generator=torch.Generator().manual_seed(2))
+    stacked = ops.mxfp8_quantize_columns(x)
+    assert stacked.scales.shape == (3, 2, 32)
+    for i in range(3):
+        assert torch.equal(stacked.codes[i], ops.mxfp8_quantize_columns(x[i]).codes)
+
+
+def test_nvfp4_rounds_to_the_nearest_of_its_values_and_keeps_tokens_apart():
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(3))
+    quantized = ops.nvfp4_quantize(x)
+    codes = quantized.codes.numpy()
+    elements = np.stack([codes & 15, codes >> 4], -1).reshape(16, 64)
+    factors = (
+        formats.e4m3_decode(quantized.block_scales.numpy())
+        * quantized.token_scales.numpy()[:, None]
+    )
+    scaled = (x.numpy() / np.repeat(factors, 16, axis=1)).astype(np.float64)
+    table = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    np.testing.assert_array_equal(elements & 7, nearest(np.abs(scaled), table))
+    alone = ops.nvfp4_quantize(x[5:6])
+    assert torch.equal(alone.codes[0], quantized.codes[5])
+    louder = torch.cat([x, 1000 * x[:1]])
+    assert torch.equal(ops.nvfp4_quantize(louder).codes[:16], quantized.codes)
+
+
+def test_nvfp4_of_zeros_and_of_what_is_not_finite():
+    x = torch.zeros(3, 32)
+    x[1, 4], x[2, 0] = torch.nan, 3.0
+    values = ops.nvfp4_dequantize(ops.nvfp4_quantize(x), torch.float32)
+    assert torch.equal(values[0], x[0])
+    assert values[1].isnan().all()
+    assert torch.equal(values[2], x[2])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
+def test_torchao_rounds_the_same_way():
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.prototype.mx_formats.mx_tensor import to_mx
+
+    x = finite_bf16().view(torch.bfloat16).view(-1, 32)
+    scales, codes = to_mx(x, torch.float8_e4m3fn, 32, ScaleCalculationMode.RCEIL)
+    ours = ops.mxfp8_quantize_rows(x)
+    assert torch.equal(scales.view(torch.uint8).view(-1, 1), ours.scales)
+    assert torch.equal(codes.view(torch.uint8), ours.codes)

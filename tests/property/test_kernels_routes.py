@@ -1,0 +1,137 @@
+"""Packed routes come back, and damaged, missing or stale ones are refused; fma rounds once."""
+
+from fractions import Fraction
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+
+from penstock.kernels import ops
+from penstock.kernels.errors import KernelArgumentError, StaleRoutesError
+from penstock.kernels.reference.float32 import fma
+from penstock.kernels.routes import HEADER_BYTES, join_routes, open_routes, seal_routes
+from penstock.messages.errors import CorruptDataError
+
+CALM = settings(deadline=None, max_examples=60)
+SIZES = st.tuples(st.integers(0, 9), st.integers(1, 5), st.integers(1, 9))
+EXPERTS = st.one_of(st.integers(1, 40), st.sampled_from([64, 256, 257, 384, 1 << 15]))
+
+
+@st.composite
+def routes(draw, num_experts):
+    seed = draw(st.integers(0, 2**32))
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, num_experts, draw(SIZES), generator=generator).to(torch.int16)
+
+
+@CALM
+@given(st.data(), EXPERTS)
+def test_ids_come_back_in_as_few_bits_as_they_need(data, num_experts):
+    ids = data.draw(routes(num_experts))
+    packed = ops.routes_pack(ids, num_experts)
+    width = max(1, (num_experts - 1).bit_length())
+    assert packed.shape == (
+        len(ids),
+        -(-ids[0:1].numel() * width // 8) if len(ids) else packed.shape[1],
+    )
+    assert torch.equal(ops.routes_unpack(packed, *ids.shape[1:], num_experts), ids)
+    segment = seal_routes(ids, num_experts=num_experts, policy_version=7, first_position=3)
+    opened = open_routes(segment)
+    assert torch.equal(opened.routes, ids)
+    assert (opened.first_position, opened.policy_version) == (3, 7)
+
+
+def test_a_token_of_sixty_layers_takes_540_bytes():
+    ids = torch.randint(0, 384, (10, 60, 8), dtype=torch.int16)
+    segment = seal_routes(ids, num_experts=384, policy_version=0)
+    assert len(segment) == HEADER_BYTES + 10 * 540
+
+
+@CALM
+@given(st.data())
+def test_a_cut_or_flipped_segment_is_refused(data):
+    ids = data.draw(routes(384))
+    segment = seal_routes(ids, num_experts=384, policy_version=1)
+    place = data.draw(st.integers(0, len(segment) - 1))
+    with pytest.raises(CorruptDataError):
+        open_routes(segment[:place])
+    damaged = bytearray(segment)
+    damaged[place] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(CorruptDataError):
+        open_routes(bytes(damaged))
+
+
+def sealed(start, end, version):
+    ids = torch.arange(start, end, dtype=torch.int16)[:, None, None].expand(-1, 2, 3)
+    return seal_routes(ids, num_experts=64, policy_version=version, first_position=start)
+
+
+def test_segments_join_over_turns_and_versions():
+    joined = join_routes([sealed(0, 4, 5), sealed(4, 9, 6)], num_tokens=9, policy_versions=[5, 6])
+    assert joined[:, 1, 2].tolist() == list(range(9))
+
+
+@pytest.mark.parametrize(
+    ("segments", "num_tokens", "versions"),
+    [
+        ([sealed(0, 4, 5)], 4, [6]),
+        ([sealed(0, 4, 5)], 5, [5]),
+        ([sealed(0, 4, 5), sealed(5, 6, 5)], 5, [5, 5]),
+        ([sealed(0, 4, 5), sealed(3, 6, 5)], 6, [5, 5]),
+        ([sealed(0, 4, 5), sealed(4, 6, 5)], 6, [5]),
+        ([], 3, []),
+    ],
+    ids=["stale", "short", "gap", "overlap", "unlisted", "none"],
+)
+def test_what_is_missing_or_stale_is_refused(segments, num_tokens, versions):
+    with pytest.raises(StaleRoutesError):
+        join_routes(segments, num_tokens=num_tokens, policy_versions=versions)
+
+
+def test_an_id_that_was_not_recorded_is_not_sealed():
+    with pytest.raises(KernelArgumentError, match="expert ids"):
+        seal_routes(torch.full((1, 2, 3), -1), num_experts=8, policy_version=0)
+
+
+@CALM
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.2, 1.0, 5.0]))
+def test_replay_takes_what_was_recorded_unless_it_is_implausible(seed, threshold):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(12, 20, generator=generator)
+    recorded = torch.stack([torch.randperm(20, generator=generator)[:4] for _ in range(12)])
+    own = ops.router_topk(logits, 4)
+    replayed = ops.router_topk(logits, 4, recorded=recorded, plausibility_min=threshold / 20)
+    scores = logits.softmax(-1).gather(1, recorded)
+    assume(bool((scores - threshold / 20).abs().min() > 1e-6))
+    is_kept = scores >= threshold / 20
+    assert torch.equal(replayed.ids[is_kept].long(), recorded[is_kept])
+    assert torch.equal(replayed.num_replaced, (~is_kept).sum(1).int())
+    for t in range(12):
+        assert len(set(replayed.ids[t].tolist())) == 4
+        fresh = set(replayed.ids[t][~is_kept[t]].tolist())
+        assert fresh <= set(own.ids[t].tolist())
+    missing = (recorded[:, :, None] != own.ids[:, None]).all(2).sum(1)
+    assert torch.equal(replayed.num_mismatched, missing.int())
+    again = ops.router_topk(logits, 4, recorded=own.ids)
+    assert torch.equal(again.ids, own.ids)
+    assert torch.equal(again.weights, own.weights)
+    assert not again.num_mismatched.any()
+
+
+@CALM
+@given(st.integers(0, 2**32))
+def test_fma_rounds_once(seed):
+    """Against exact rational arithmetic: the result is no further off than its neighbors are."""
+    generator = np.random.default_rng(seed)
+    a, b, c = np.ldexp(
+        generator.standard_normal((3, 8)), generator.integers(-14, 14, (3, 8))
+    ).astype(np.float32)
+    c = np.where(generator.random(8) < 0.5, -(a * b), c)
+    got = fma(a, b, c)
+    for x, y, z, result in zip(a, b, c, got, strict=True):
+        exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
+        error = abs(Fraction(float(result)) - exact)
+        for side in (np.float32(-np.inf), np.float32(np.inf)):
+            assert error <= abs(Fraction(float(np.nextafter(result, side))) - exact)

@@ -1,0 +1,99 @@
+"""What kernels refuse, and what is needed to import and to build them."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from penstock.kernels import ops
+from penstock.kernels.cuda.compiler import compile_cubin, find_nvcc, read_usage
+from penstock.kernels.cuda.sources import REGISTERS_MAX
+from penstock.kernels.errors import KernelArgumentError, KernelUnavailableError
+from penstock.messages.errors import PenstockError
+
+INT32 = torch.int32
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: ops.mxfp8_quantize_rows(torch.zeros(4, 40)), "multiple of 32, got 40"),
+        (lambda: ops.mxfp8_quantize_columns(torch.zeros(40, 64)), "multiple of 32, got 40"),
+        (lambda: ops.mxfp8_quantize_rows(torch.zeros(4, 32).half()), "torch.float16"),
+        (lambda: ops.nvfp4_quantize(torch.zeros(4, 24)), "multiple of 16"),
+        (lambda: ops.router_topk(torch.zeros(2, 8), 9), "num_chosen: expected 1..8"),
+        (lambda: ops.router_topk(torch.zeros(2, 8), 1, recorded=torch.full((2, 1), 8)), "-1..7"),
+        (lambda: ops.routes_pack(torch.zeros(2, 8), 8), "expected"),
+        (lambda: ops.rms_norm(torch.zeros(2, 8), torch.zeros(9), 1e-6), r"weight: expected \[8\]"),
+        (lambda: ops.token_logprobs(torch.zeros(1, 8), torch.tensor([8])), "targets: expected"),
+        (lambda: ops.matmul(torch.zeros(2, 8), torch.zeros(3, 9)), r"weight: expected \[any, 8\]"),
+        (lambda: ops.delta_apply(torch.zeros(4), torch.tensor([4], dtype=INT32), torch.ones(1)),
+         "positions: largest"),
+        (lambda: ops.rms_norm(torch.zeros(1, 4), torch.ones(4), 0.0, backend="cuda"),
+         "expected cuda tensors"),
+        (lambda: ops.rms_norm(torch.zeros(1, 4), torch.ones(4), 0.0, backend="tpu"),
+         "expected one of reference"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_named(call, text):
+    with pytest.raises(KernelArgumentError, match=text) as caught:
+        call()
+    assert isinstance(caught.value, PenstockError)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_offsets_must_cover_all_rows():
+    weight = ops.mxfp8_quantize_rows(torch.zeros(2, 8, 32))
+    for offsets in ([0, 3, 3], [0, 5, 4], [1, 2, 4]):
+        with pytest.raises(KernelArgumentError, match="offsets"):
+            ops.mxfp8_grouped_matmul(torch.zeros(4, 32), weight, torch.tensor(offsets, dtype=INT32))
+
+
+def test_a_refused_apply_writes_nothing():
+    weights = torch.zeros(4)
+    positions = torch.tensor([1, -1], dtype=INT32)
+    with pytest.raises(KernelArgumentError):
+        ops.delta_apply(weights, positions, torch.ones(2))
+    assert not weights.any()
+
+
+def test_empty_tensors_go_through():
+    assert ops.mxfp8_quantize_rows(torch.zeros(0, 64)).scales.shape == (0, 2)
+    assert ops.router_topk(torch.zeros(0, 8), 2).ids.shape == (0, 2)
+    assert ops.routes_pack(torch.zeros(0, 2, 3, dtype=torch.int16), 8).shape == (0, 3)
+    assert ops.token_logprobs(torch.zeros(0, 8), torch.zeros(0).long()).shape == (0,)
+    assert ops.matmul(torch.zeros(0, 8), torch.zeros(3, 8)).shape == (0, 3)
+    positions, values = ops.delta_changes(torch.ones(5), torch.ones(5))
+    assert len(positions) == len(values) == 0
+
+
+def test_views_that_begin_anywhere_are_taken():
+    x = torch.randn(65, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(
+        ops.mxfp8_quantize_rows(x[1:].view(1, 64), backend="simt").codes,
+        ops.mxfp8_quantize_rows(x[1:].clone().view(1, 64), backend="reference").codes,
+    )
+
+
+def test_importing_needs_neither_cuda_nor_cupy():
+    check = "import sys, penstock.kernels.ops; sys.exit('cupy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
+
+
+def test_no_nvcc_is_said_clearly(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(KernelUnavailableError, match="nvcc"):
+        compile_cubin("rows")
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
+@pytest.mark.parametrize("source", list(REGISTERS_MAX))
+@pytest.mark.timeout(300)
+def test_every_source_compiles_within_its_registers_and_spills_nothing(source):
+    usage = read_usage(compile_cubin(source))
+    assert set(usage) == set(REGISTERS_MAX[source])
+    for kernel, registers_max in REGISTERS_MAX[source].items():
+        assert usage[kernel].registers <= registers_max, kernel
+        assert (usage[kernel].stack_bytes, usage[kernel].spill_bytes) == (0, 0), kernel
