@@ -153,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     add_sandbox_commands(commands)
     _add_mismatch(commands)
     bench = _add(commands, "bench", _bench, "measure, as ratios in one run")
-    bench.add_argument("what", choices=["engine", "bus", "weights", "sandbox", "search"])
+    bench.add_argument("what", choices=["engine", "bus", "weights", "sandbox", "search", "kernels"])
     bench.add_argument("--base", type=Path, help="weights: a checkpoint, instead of training one")
     bench.add_argument("--next", type=Path, help="weights: the checkpoint after it")
     bench.add_argument("--run", type=Path, help="search: the run whose policy embeds")
