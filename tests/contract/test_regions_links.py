@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.infra.bus.nats_bus import NatsBus
+from penstock.infra.bus.object_store import JetStreamStore
 from penstock.infra.bus.server import EmbeddedServer
 from penstock.infra.bus.server_binary import find_server
 from penstock.infra.regions.emulation import Emulation, Linked
@@ -41,6 +42,7 @@ import asyncio, sys
 from pathlib import Path
 from penstock.infra.regions.emulation import Emulation, Linked
 from penstock.infra.regions.settings import LinkSection
+from penstock.infra.bus.object_store import JetStreamStore
 from penstock.infra.bus.server import EmbeddedServer
 
 async def main(folder):
@@ -106,6 +108,8 @@ async def test_an_actor_behind_a_link_has_the_whole_bus(link, tmp_path):
         place = far.place
         hub = await NatsBus.connect(server.url, run_id="r", store=MemoryStore(), name="hub")
         await hub.provision()
+        objects = await JetStreamStore.connect(server.url, "r")
+        await objects.put("weights/near", bytes(NUM_BYTES))
         script = (
             "import asyncio, sys\n"
             "from tests.contract.test_regions_links import far_side\n"
@@ -121,12 +125,14 @@ async def test_an_actor_behind_a_link_has_the_whole_bus(link, tmp_path):
         found = await hub.last(ActorStarted)
         assert found is not None
         assert found.event == ActorStarted(actor="far", incarnation="2", pid=1)
+        assert await objects.get("weights/far") == bytes(NUM_BYTES // 2)
+        await objects.close()
         await hub.close()
     await server.stop()
 
 
 async def far_side(url: str) -> None:
-    """Publish twice and read both back, from the region."""
+    """Publish twice and read both back; fetch an object and store another, from the region."""
     bus = await NatsBus.connect(url, run_id="r", store=MemoryStore(), name="far")
     sent = [ActorStarted(actor="far", incarnation=str(i), pid=1) for i in (1, 2)]
     for event in sent:
@@ -134,6 +140,11 @@ async def far_side(url: str) -> None:
     read = [d.event async for d in bus.follow([ActorStarted], stop_at_end=True)]
     assert read == sent
     await bus.close()
+    objects = await JetStreamStore.connect(url, "r")
+    assert await objects.get("weights/near") == bytes(NUM_BYTES)
+    await objects.put("weights/far", bytes(NUM_BYTES // 2))
+    assert await objects.keys("weights/") == ["weights/far", "weights/near"]
+    await objects.close()
 
 
 @ROOTED
