@@ -8,12 +8,13 @@ import msgspec
 
 from penstock.infra.weights.apply import apply_delta
 from penstock.infra.weights.checkpoint import Checkpoint
-from penstock.infra.weights.delta_file import DeltaFile
+from penstock.infra.weights.delta_file import DeltaFile, is_delta
 from penstock.infra.weights.diff import Summary, write_delta
 from penstock.infra.weights.fold import fold_deltas
 from penstock.infra.weights.progress_bar import progress_bar
 from penstock.infra.weights.tensors import Weights
 from penstock.infra.weights.verify import verify
+from penstock.messages.errors import ConfigError
 
 _NAMED_MAX = 10
 
@@ -31,6 +32,11 @@ def _diff(arguments: argparse.Namespace) -> int:
 
 
 def _fold(arguments: argparse.Namespace) -> int:
+    if arguments.base.is_file() and is_delta(arguments.base):
+        raise ConfigError(
+            f"fold: expected BASE, the checkpoint that {arguments.base} applies to, before the"
+            " deltas: places of changes are ranks among its elements"
+        )
     with Checkpoint(arguments.base) as base, progress_bar("fold", num_bytes(base)) as advance:
         summary = fold_deltas(
             base,

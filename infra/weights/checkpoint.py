@@ -39,6 +39,8 @@ class Checkpoint:
             CorruptDataError: a file is not what its name says.
 
         """
+        if not path.exists():
+            raise NotFoundError(f"{path}: there is no such checkpoint")
         self.path = path
         self.is_folder = path.is_dir()
         self.tensors: dict[Key, Tensor] = {}

@@ -37,6 +37,12 @@ _DIGEST_BYTES = 32
 _FOOTER_BYTES = _NUMBERS.size + _DIGEST_BYTES + len(END_MAGIC)
 
 
+def is_delta(path: Path) -> bool:
+    """Say whether a file begins as a delta does."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
 class DeltaWriter:
     """Appends payloads, then closes with the manifest; holds none of them."""
 

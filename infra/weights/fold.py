@@ -22,7 +22,8 @@ def fold_deltas(
     """Write one delta that leads from `base` to where the last of `paths` leads.
 
     Raises:
-        CorruptDataError: a delta is damaged, or does not follow on the one before.
+        CorruptDataError: a delta is damaged, is not of this base, or does not follow on the one
+            before.
 
     """
     with ExitStack() as stack:

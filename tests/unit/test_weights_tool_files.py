@@ -169,6 +169,8 @@ def test_a_fold_leads_where_its_deltas_lead_and_is_smaller(tmp_path, state, caps
     assert (tmp_path / "fold").stat().st_size < sum(path.stat().st_size for path in deltas)
     assert weights("fold", paths[0], deltas[0], deltas[2], "-o", tmp_path / "gap") == 2
     assert "does not follow" in capsys.readouterr().err
+    assert weights("fold", *deltas, "-o", tmp_path / "gap") == 2
+    assert "expected BASE" in capsys.readouterr().err
     assert not (tmp_path / "gap").exists()
 
 
