@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,7 +12,7 @@ import torch
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.native import decode_shape, pack_policy
 from penstock.actors.trainer.forward import SequenceForward
-from penstock.actors.trainer.sequences import TrainingSequence, micro_batches
+from penstock.actors.trainer.sequences import micro_batches
 from penstock.infra.mismatch_figures import Figures, first_difference, measure
 from penstock.infra.mismatch_rollouts import Rollouts, sample_rollouts
 from penstock.infra.mismatch_trainers import KERNELS, perturbed, trainer, with_mode
@@ -51,7 +51,7 @@ def report(subject: "Subject", num_tokens: int) -> dict[str, Any]:
         if mode != "exact":
             figures[mode]["first_layer"] = first_difference(with_mode(new, mode), rollouts)
     figures["remedies"] = _remedies(new, rollouts, temperature)
-    figures["routes"] = _route_bytes(rollouts.sequences, new.config.num_experts)
+    figures["routes"] = _route_bytes(rollouts, new.config.num_experts)
     figures["recording"] = _recording(new)
     return figures
 
@@ -84,8 +84,9 @@ def _train_s(policy: Policy, rollouts: Rollouts, temperature: float) -> dict[str
     return _in_turns({mode: (lambda m=mode: step(m)) for mode in MODES})
 
 
-def _route_bytes(sequences: Sequence[TrainingSequence], num_experts: int) -> dict[str, float]:
-    """Return bytes a token: as ids of a byte or two, and sealed for the wire."""
+def _route_bytes(rollouts: Rollouts, num_experts: int) -> dict[str, float]:
+    """Return bytes a token, as the engine keeps them and sealed for the wire; and in its cache."""
+    sequences = rollouts.sequences
     raw = sum(sequence.routed_experts.nbytes for sequence in sequences)
     sealed = sum(
         len(
@@ -96,7 +97,8 @@ def _route_bytes(sequences: Sequence[TrainingSequence], num_experts: int) -> dic
         for sequence in sequences
     )
     count = sum(len(sequence.routed_experts) for sequence in sequences)
-    return {"raw": raw / count, "sealed": sealed / count}
+    cached = rollouts.route_cache_bytes
+    return {"raw": raw / count, "sealed": sealed / count, "engine_cache": float(cached)}
 
 
 def _recording(policy: Policy) -> dict[str, float]:
@@ -154,7 +156,10 @@ def told(figures: dict[str, Any]) -> str:
     for mode in MODES[1:]:
         lines.append(f"{mode}: first difference {figures[mode]['first_layer']}")
     routes, recording = figures["routes"], figures["recording"]
-    lines.append(f"routes: {routes['sealed']:.1f} bytes a token, {routes['raw']:.1f} unpacked")
+    lines.append(
+        f"routes: {routes['sealed']:.1f} bytes a token sealed, {routes['raw']:.1f} in the engine, "
+        f"which keeps {routes['engine_cache'] / 1e6:.1f} MB of them"
+    )
     lines.append(f"decoding with recorded routes takes {recording['ratio']:.3f}x the time without")
     lines += [
         f"{row['expert_format']} experts: held-out loss {row['heldout_loss']:.4f}, "

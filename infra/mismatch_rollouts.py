@@ -34,6 +34,8 @@ class Rollouts:
     """Of each sequence [N]: the policy version of each sampled token."""
     num_cached: int
     """Prompt tokens that came from the prefix cache."""
+    route_cache_bytes: int
+    """Memory in which the engine keeps the routes of all that it has cached."""
 
 
 class Sampler:
@@ -133,4 +135,5 @@ def sample_rollouts(
         sequences=[sequence for sequence, _ in pairs],
         versions=[versions for _, versions in pairs],
         num_cached=sampler.core.metrics.num_cached_tokens,
+        route_cache_bytes=sampler.core.cache.routes.nbytes,
     )
