@@ -2,8 +2,10 @@
  * what they mean.
  *
  * Elements go by blocks of 64: a block's changes, and the members of each class, are one 64-bit mask
- * each, so that an element's rank in its class is a count of bits. Everything read from a payload is
- * checked before it is used as an index; a payload that contradicts itself gives CORRUPT.
+ * each, so that an element's rank in its class is a count of bits. Eight blocks are a group: its
+ * changes are listed before any is worked on, so that branches are guessed wrong once a group, not
+ * once a change. Everything read from a payload is checked before it is used as an index; a payload
+ * that contradicts itself gives CORRUPT.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -13,6 +15,7 @@
 #endif
 
 #define BLOCK 64
+#define GROUP 8
 #define CLASSES_MAX 16
 #define RICE_BLOCK 128
 #define ESCAPE 32
@@ -41,6 +44,62 @@ typedef struct {
 
 /* ---- bits of a block ---------------------------------------------------------------------- */
 
+INLINE uint32_t load(const uint8_t *array, int64_t i, const int itemsize) {
+    uint32_t value = 0;
+    memcpy(&value, array + i * itemsize, (size_t)itemsize);
+    return value;
+}
+
+#ifdef __AVX512BW__
+
+typedef struct {
+    __m512i part[4];
+} lanes_t;
+
+INLINE lanes_t lanes_at(const uint8_t *block, const int itemsize) {
+    lanes_t lanes;
+    for (int i = 0; i < itemsize; i++) lanes.part[i] = _mm512_loadu_si512(block + 64 * i);
+    return lanes;
+}
+
+INLINE __m512i every(uint32_t value, const int itemsize) {
+    if (itemsize == 1) return _mm512_set1_epi8((char)value);
+    if (itemsize == 2) return _mm512_set1_epi16((short)value);
+    return _mm512_set1_epi32((int)value);
+}
+
+INLINE uint64_t differ(lanes_t a, lanes_t b, const int itemsize) {
+    uint64_t bits = 0;
+    if (itemsize == 1) return _mm512_cmpneq_epu8_mask(a.part[0], b.part[0]);
+    for (int i = 0; i < itemsize; i++)
+        bits |= itemsize == 2
+                    ? (uint64_t)_mm512_cmpneq_epu16_mask(a.part[i], b.part[i]) << (32 * i)
+                    : (uint64_t)_mm512_cmpneq_epu32_mask(a.part[i], b.part[i]) << (16 * i);
+    return bits;
+}
+
+INLINE lanes_t keys_of(lanes_t lanes, uint32_t key_mask, const int itemsize) {
+    for (int i = 0; i < itemsize; i++)
+        lanes.part[i] = _mm512_and_si512(lanes.part[i], every(key_mask, itemsize));
+    return lanes;
+}
+
+INLINE uint64_t at_least(lanes_t a, uint32_t least, const int itemsize) {
+    __m512i bound = every(least, itemsize);
+    uint64_t bits = 0;
+    if (itemsize == 1) return _mm512_cmpge_epu8_mask(a.part[0], bound);
+    for (int i = 0; i < itemsize; i++)
+        bits |= itemsize == 2 ? (uint64_t)_mm512_cmpge_epu16_mask(a.part[i], bound) << (32 * i)
+                              : (uint64_t)_mm512_cmpge_epu32_mask(a.part[i], bound) << (16 * i);
+    return bits;
+}
+
+#else
+
+typedef struct {
+    uint32_t part[BLOCK];
+} lanes_t;
+
 INLINE uint64_t pack_flags(const uint8_t *flags) {
     uint64_t bits = 0;
 #ifdef __AVX2__
@@ -59,62 +118,46 @@ INLINE uint64_t pack_flags(const uint8_t *flags) {
     return bits;
 }
 
-#define FLAGS(type, flag)                                      \
-    do {                                                       \
-        const type *x = (const type *)a, *y = (const type *)b; \
-        for (int i = 0; i < BLOCK; i++) flags[i] = (flag);     \
-        (void)y;                                               \
-    } while (0)
+INLINE lanes_t lanes_at(const uint8_t *block, const int itemsize) {
+    lanes_t lanes;
+    for (int i = 0; i < BLOCK; i++) lanes.part[i] = load(block, i, itemsize);
+    return lanes;
+}
 
-INLINE uint64_t differ(const void *a, const void *b, const int itemsize) {
+INLINE uint64_t differ(lanes_t a, lanes_t b, const int itemsize) {
     uint8_t flags[BLOCK];
-    if (itemsize == 1) FLAGS(uint8_t, x[i] != y[i]);
-    if (itemsize == 2) FLAGS(uint16_t, x[i] != y[i]);
-    if (itemsize == 4) FLAGS(uint32_t, x[i] != y[i]);
+    (void)itemsize;
+    for (int i = 0; i < BLOCK; i++) flags[i] = a.part[i] != b.part[i];
     return pack_flags(flags);
 }
 
-INLINE uint64_t at_least(const void *a, uint32_t mask, uint32_t least, const int itemsize) {
-    const void *b = a;
-    const uint8_t mask1 = mask, least1 = least;
-    const uint16_t mask2 = mask, least2 = least;
+INLINE lanes_t keys_of(lanes_t lanes, uint32_t key_mask, const int itemsize) {
+    (void)itemsize;
+    for (int i = 0; i < BLOCK; i++) lanes.part[i] &= key_mask;
+    return lanes;
+}
+
+INLINE uint64_t at_least(lanes_t a, uint32_t least, const int itemsize) {
     uint8_t flags[BLOCK];
-    if (itemsize == 1) FLAGS(uint8_t, (uint8_t)(x[i] & mask1) >= least1);
-    if (itemsize == 2) FLAGS(uint16_t, (uint16_t)(x[i] & mask2) >= least2);
-    if (itemsize == 4) FLAGS(uint32_t, (x[i] & mask) >= least);
+    (void)itemsize;
+    for (int i = 0; i < BLOCK; i++) flags[i] = a.part[i] >= least;
     return pack_flags(flags);
 }
 
-/* The members of each class among the first `count` of a block. */
-INLINE void class_masks(
-    const shape_t *s, const void *block, uint64_t valid, uint64_t *masks, const int itemsize) {
-    uint64_t above = valid;
-    for (int c = 0; c + 1 < s->num_classes; c++) {
-        uint32_t least = (uint32_t)s->first_keys[c + 1] << s->key_shift;
-        uint64_t next = at_least(block, s->key_mask, least, itemsize) & valid;
-        masks[c] = above & ~next;
-        above = next;
-    }
-    masks[s->num_classes - 1] = above;
-}
+#endif
 
 INLINE uint64_t valid_mask(int64_t left) {
-    return left >= BLOCK ? ~UINT64_C(0) : (UINT64_C(1) << left) - 1;
+    if (left >= BLOCK) return ~UINT64_C(0);
+    return left > 0 ? (UINT64_C(1) << left) - 1 : 0;
 }
 
-/* A block, or a padded copy of the last, shorter one. */
+/* A block, or a padded copy of one that reaches over the end. */
 INLINE const uint8_t *block_at(
     const uint8_t *array, int64_t start, int64_t left, uint8_t *room, const int itemsize) {
     if (left >= BLOCK) return array + start * itemsize;
     memset(room, 0, (size_t)BLOCK * itemsize);
-    memcpy(room, array + start * itemsize, (size_t)(left * itemsize));
+    if (left > 0) memcpy(room, array + start * itemsize, (size_t)(left * itemsize));
     return room;
-}
-
-INLINE uint32_t load(const uint8_t *array, int64_t i, const int itemsize) {
-    uint32_t value = 0;
-    memcpy(&value, array + i * itemsize, (size_t)itemsize);
-    return value;
 }
 
 INLINE int select_bit(uint64_t mask, uint64_t rank) {
@@ -124,6 +167,60 @@ INLINE int select_bit(uint64_t mask, uint64_t rank) {
     while (rank--) mask &= mask - 1;
     return __builtin_ctzll(mask);
 #endif
+}
+
+typedef struct {
+    uint64_t changed[GROUP];
+    uint64_t masks[CLASSES_MAX][GROUP]; /* the members of each class */
+    int64_t ranks[CLASSES_MAX][GROUP];  /* members before each block */
+} group_t;
+
+/* Look at the blocks from `start`; `seen` counts each class's members so far. */
+INLINE void scan(
+    const shape_t *s, int64_t start, int64_t *seen, group_t *group, const int has_target,
+    const int itemsize) {
+    uint8_t old_room[4 * BLOCK], new_room[4 * BLOCK];
+    for (int b = 0; b < GROUP; b++) {
+        int64_t at = start + BLOCK * b, left = s->num_elements - at;
+        lanes_t old = lanes_at(block_at(s->base, at, left, old_room, itemsize), itemsize);
+        if (has_target)
+            group->changed[b] = differ(
+                old, lanes_at(block_at(s->target, at, left, new_room, itemsize), itemsize),
+                itemsize);
+        uint64_t valid = valid_mask(left), above = valid;
+        lanes_t keys = keys_of(old, s->key_mask, itemsize);
+        for (int c = 0; c + 1 < s->num_classes; c++) {
+            uint32_t least = (uint32_t)s->first_keys[c + 1] << s->key_shift;
+            uint64_t next = at_least(keys, least, itemsize) & valid;
+            group->masks[c][b] = above & ~next;
+            above = next;
+        }
+        group->masks[s->num_classes - 1][b] = above;
+    }
+    for (int c = 0; c < s->num_classes; c++)
+        for (int b = 0; b < GROUP; b++) {
+            group->ranks[c][b] = seen[c];
+            seen[c] += __builtin_popcountll(group->masks[c][b]);
+        }
+}
+
+/* List the places of a group's bits; the list has room for 8 more than there are. */
+INLINE int list_bits(const uint64_t *bits, uint16_t *list) {
+    int count = 0;
+    for (int b = 0; b < GROUP; b++) {
+        uint64_t rest = bits[b];
+        int own = __builtin_popcountll(rest);
+        for (int i = 0; i < 8; i++) {
+            list[count + i] = (uint16_t)(BLOCK * b + __builtin_ctzll(rest | UINT64_C(1) << 63));
+            rest &= rest - 1;
+        }
+        for (int i = 8; i < own; i++) {
+            list[count + i] = (uint16_t)(BLOCK * b + __builtin_ctzll(rest));
+            rest &= rest - 1;
+        }
+        count += own;
+    }
+    return count;
 }
 
 /* ---- steps -------------------------------------------------------------------------------- */
@@ -276,64 +373,76 @@ static int is_used_up(reader_t *r) {
 /* ---- encoding ----------------------------------------------------------------------------- */
 
 typedef struct {
-    uint32_t *gaps, *sizes;
-    int64_t num_gaps, num_sizes, first_sign;
-    int64_t seen, last; /* elements before the block; rank of the last coded one */
+    uint32_t *gaps[CLASSES_MAX], *sizes[CLASSES_MAX]; /* the next of each class */
+    int64_t signs[CLASSES_MAX];                       /* place of its next sign */
+    int64_t ranks[CLASSES_MAX];                       /* of its last, or next, coded element */
+    int64_t seen[CLASSES_MAX];                        /* its elements before the block */
+    uint64_t inverted[CLASSES_MAX];                   /* all ones or zero */
 } series_t;
+
+/* Turn over the bits of the classes whose coded elements are the unmarked ones. */
+INLINE void invert(const shape_t *s, const series_t *series, const group_t *group, uint64_t *bits) {
+    for (int c = 0; c < s->num_classes; c++)
+        for (int b = 0; b < GROUP; b++) bits[b] ^= group->masks[c][b] & series->inverted[c];
+}
 
 INLINE void count_changes(
     const shape_t *s, record_t *records, int64_t *populations, const int itemsize) {
-    uint8_t old_room[4 * BLOCK], new_room[4 * BLOCK];
-    uint64_t masks[CLASSES_MAX];
-    for (int64_t start = 0; start < s->num_elements; start += BLOCK) {
-        int64_t left = s->num_elements - start;
-        const uint8_t *old = block_at(s->base, start, left, old_room, itemsize);
-        const uint8_t *new = block_at(s->target, start, left, new_room, itemsize);
-        uint64_t changed = differ(old, new, itemsize);
-        class_masks(s, old, valid_mask(left), masks, itemsize);
-        for (int c = 0; c < s->num_classes; c++) {
-            populations[c] += __builtin_popcountll(masks[c]);
-            records[c].num_changed += __builtin_popcountll(masks[c] & changed);
-        }
+    group_t group;
+    for (int64_t start = 0; start < s->num_elements; start += GROUP * BLOCK) {
+        scan(s, start, populations, &group, 1, itemsize);
+        for (int c = 0; c < s->num_classes; c++)
+            for (int b = 0; b < GROUP; b++)
+                records[c].num_changed +=
+                    __builtin_popcountll(group.masks[c][b] & group.changed[b]);
     }
 }
 
+INLINE void put_mask(const shape_t *s, int64_t start, const uint64_t *bits, uint8_t *mask) {
+    int64_t bytes = (s->num_elements - start + 7) / 8;
+    memcpy(mask + start / 8, bits, bytes < GROUP * 8 ? (size_t)bytes : GROUP * 8);
+}
+
+INLINE void put_gap(series_t *series, const group_t *group, int c, int place) {
+    uint64_t below = group->masks[c][place / BLOCK] & ((UINT64_C(1) << place % BLOCK) - 1);
+    int64_t rank = group->ranks[c][place / BLOCK] + __builtin_popcountll(below);
+    *series->gaps[c]++ = (uint32_t)(rank - series->ranks[c] - 1);
+    series->ranks[c] = rank;
+}
+
+INLINE void put_step(
+    const shape_t *s, series_t *series, int c, uint32_t from, uint32_t to, uint8_t *signs) {
+    uint32_t step = (ordered(s, to) - ordered(s, from)) & ones(s->bits);
+    uint32_t down = step >> (s->bits - 1);
+    int64_t sign = series->signs[c]++;
+    signs[sign >> 3] |= (uint8_t)(down << (sign & 7));
+    *series->sizes[c]++ = (down ? -step : step) & ones(s->bits);
+}
+
 INLINE void collect(
-    const shape_t *s, const record_t *records, const uint8_t *class_of, series_t *series,
-    streams_t *out, const int itemsize) {
-    uint8_t old_room[4 * BLOCK], new_room[4 * BLOCK];
-    uint64_t masks[CLASSES_MAX];
-    for (int64_t start = 0; start < s->num_elements; start += BLOCK) {
-        int64_t left = s->num_elements - start;
-        const uint8_t *old = block_at(s->base, start, left, old_room, itemsize);
-        const uint8_t *new = block_at(s->target, start, left, new_room, itemsize);
-        uint64_t changed = differ(old, new, itemsize), marked = changed;
-        class_masks(s, old, valid_mask(left), masks, itemsize);
+    const shape_t *s, const uint8_t *class_of, series_t *series, streams_t *out,
+    const int itemsize) {
+    group_t group;
+    uint16_t list[GROUP * BLOCK + 8];
+    for (int64_t start = 0; start < s->num_elements; start += GROUP * BLOCK) {
+        uint64_t coded[GROUP] = {0}, either[GROUP];
+        scan(s, start, series->seen, &group, 1, itemsize);
         if (s->has_mask) {
-            memcpy(out->mask + start / 8, &changed, left < BLOCK ? (size_t)(left + 7) / 8 : 8);
-            marked = 0;
+            put_mask(s, start, group.changed, out->mask);
+        } else {
+            memcpy(coded, group.changed, sizeof coded);
+            invert(s, series, &group, coded);
         }
-        for (int c = 0; c < s->num_classes; c++) marked ^= records[c].inverted ? masks[c] : 0;
-        for (; marked; marked &= marked - 1) {
-            int bit = __builtin_ctzll(marked);
-            int c = class_of[(load(old, bit, itemsize) & s->key_mask) >> s->key_shift];
-            uint64_t below = masks[c] & ((UINT64_C(1) << bit) - 1);
-            int64_t rank = series[c].seen + __builtin_popcountll(below);
-            series[c].gaps[series[c].num_gaps++] = (uint32_t)(rank - series[c].last - 1);
-            series[c].last = rank;
+        for (int b = 0; b < GROUP; b++) either[b] = coded[b] | group.changed[b];
+        int count = list_bits(either, list);
+        for (int i = 0; i < count; i++) {
+            int place = list[i];
+            uint32_t from = load(s->base, start + place, itemsize);
+            int c = class_of[(from & s->key_mask) >> s->key_shift];
+            if (coded[place / BLOCK] >> place % BLOCK & 1) put_gap(series, &group, c, place);
+            if (group.changed[place / BLOCK] >> place % BLOCK & 1)
+                put_step(s, series, c, from, load(s->target, start + place, itemsize), out->signs);
         }
-        for (; changed; changed &= changed - 1) {
-            int bit = __builtin_ctzll(changed);
-            uint32_t from = load(old, bit, itemsize), to = load(new, bit, itemsize);
-            series_t *own = &series[class_of[(from & s->key_mask) >> s->key_shift]];
-            uint32_t step = (ordered(s, to) - ordered(s, from)) & ones(s->bits);
-            uint32_t down = step >> (s->bits - 1);
-            int64_t sign = own->first_sign + own->num_sizes;
-            out->signs[sign >> 3] |= (uint8_t)(down << (sign & 7));
-            own->sizes[own->num_sizes++] = down ? -step & ones(s->bits) : step;
-        }
-        for (int c = 0; c < s->num_classes; c++)
-            series[c].seen += __builtin_popcountll(masks[c]);
     }
 }
 
@@ -369,7 +478,9 @@ static void fill_class_table(const shape_t *s, uint8_t *class_of) {
 INLINE int encode(const shape_t *s, record_t *records, streams_t *out, const int itemsize) {
     int64_t populations[CLASSES_MAX] = {0}, num_coded = 0, num_changed = 0;
     uint8_t class_of[256];
-    series_t series[CLASSES_MAX] = {{0}};
+    series_t series;
+    memset(&series, 0, sizeof series);
+    uint32_t *gaps[CLASSES_MAX], *sizes[CLASSES_MAX];
     fill_class_table(s, class_of);
     count_changes(s, records, populations, itemsize);
     for (int c = 0; c < s->num_classes; c++) {
@@ -377,27 +488,26 @@ INLINE int encode(const shape_t *s, record_t *records, streams_t *out, const int
         r->inverted = !s->has_mask && 2 * r->num_changed > populations[c];
         r->num_coded = r->inverted ? populations[c] - r->num_changed : r->num_changed;
         if (s->has_mask) r->num_coded = 0;
+        series.inverted[c] = r->inverted ? ~UINT64_C(0) : 0;
+        series.signs[c] = num_changed;
+        series.ranks[c] = -1;
         num_coded += r->num_coded;
         num_changed += r->num_changed;
     }
-    uint32_t *numbers = malloc(4 * (size_t)(num_coded + 2 * num_changed + 1));
+    uint32_t *numbers = malloc(4 * (size_t)(num_coded + 2 * num_changed + 1)), *room = numbers;
     if (!numbers) return NO_MEMORY;
-    uint32_t *at = numbers;
-    for (int c = 0, sign = 0; c < s->num_classes; c++) {
-        series[c].gaps = at;
-        series[c].sizes = at + records[c].num_coded;
-        at = series[c].sizes + records[c].num_changed;
-        series[c].first_sign = sign;
-        series[c].last = -1;
-        sign += (int)records[c].num_changed;
+    for (int c = 0; c < s->num_classes; c++) {
+        gaps[c] = series.gaps[c] = room;
+        sizes[c] = series.sizes[c] = room + records[c].num_coded;
+        room += records[c].num_coded + records[c].num_changed;
     }
-    collect(s, records, class_of, series, out, itemsize);
+    collect(s, class_of, &series, out, itemsize);
     writer_t unary = {out->unary, out->unary_bytes, 0, 0, 0};
     writer_t low = {out->low, out->low_bytes, 0, 0, 0};
     int status = OK;
     for (int c = 0; c < s->num_classes && !status; c++) {
-        status = rice_write(&unary, &low, series[c].gaps, records[c].num_coded);
-        if (!status) status = write_sizes(&records[c], series[c].sizes, at, &unary, &low);
+        status = rice_write(&unary, &low, gaps[c], records[c].num_coded);
+        if (!status) status = write_sizes(&records[c], sizes[c], room, &unary, &low);
     }
     free(numbers);
     out->unary_bytes = finish(&unary);
@@ -439,85 +549,95 @@ static int read_sizes(
     return OK;
 }
 
-INLINE int64_t next_rank(series_t *own, const record_t *record) {
-    if (own->num_gaps == record->num_coded) return INT64_MAX;
-    return own->last + 1 + (int64_t)own->gaps[own->num_gaps++];
+/* Take from a class's series what lies in a group. */
+INLINE void take_coded(
+    series_t *series, const group_t *group, int c, uint64_t *bits) {
+    int64_t rank = series->ranks[c], end = series->seen[c];
+    uint32_t *gaps = series->gaps[c];
+    while (rank < end) {
+        int b = 0;
+        for (int i = 1; i < GROUP; i++) b += group->ranks[c][i] <= rank;
+        uint64_t own = (uint64_t)(rank - group->ranks[c][b]);
+        bits[b] |= UINT64_C(1) << select_bit(group->masks[c][b], own);
+        rank += 1 + (int64_t)*gaps++;
+    }
+    series->ranks[c] = rank;
+    series->gaps[c] = gaps;
 }
 
+INLINE void take_mask(const shape_t *s, int64_t start, const uint8_t *mask, uint64_t *bits) {
+    int64_t bytes = (s->num_elements - start + 7) / 8;
+    memset(bits, 0, GROUP * 8);
+    memcpy(bits, mask + start / 8, bytes < GROUP * 8 ? (size_t)bytes : GROUP * 8);
+    for (int b = 0; b < GROUP; b++) bits[b] &= valid_mask(s->num_elements - start - BLOCK * b);
+}
+
+/* Each class's gaps end with one that leads over the end. */
 INLINE int scatter(
-    const shape_t *s, const record_t *records, const uint8_t *class_of, series_t *series,
-    const streams_t *in, int64_t num_changed, int64_t *places, uint8_t *values,
-    const int itemsize) {
-    uint8_t room[4 * BLOCK];
-    uint64_t masks[CLASSES_MAX];
+    const shape_t *s, const uint8_t *class_of, series_t *series, const int64_t *sign_ends,
+    const streams_t *in, int64_t *places, uint8_t *values, const int itemsize) {
+    group_t group;
+    uint16_t list[GROUP * BLOCK + 8];
     int64_t written = 0;
-    for (int c = 0; c < s->num_classes; c++) series[c].last = next_rank(&series[c], &records[c]);
-    for (int64_t start = 0; start < s->num_elements; start += BLOCK) {
-        int64_t left = s->num_elements - start;
-        const uint8_t *old = block_at(s->base, start, left, room, itemsize);
-        uint64_t changed = 0, valid = valid_mask(left);
-        class_masks(s, old, valid, masks, itemsize);
-        for (int c = 0; c < s->num_classes; c++) {
-            series_t *own = &series[c];
-            int64_t end = own->seen + __builtin_popcountll(masks[c]);
-            uint64_t coded = 0;
-            while (own->last < end) {
-                coded |= UINT64_C(1) << select_bit(masks[c], (uint64_t)(own->last - own->seen));
-                own->last = next_rank(own, &records[c]);
-            }
-            changed |= records[c].inverted ? masks[c] & ~coded : coded;
-            own->seen = end;
-        }
-        if (s->has_mask) {
-            changed = 0;
-            memcpy(&changed, in->mask + start / 8, left < BLOCK ? (size_t)(left + 7) / 8 : 8);
-            changed &= valid;
-        }
-        for (; changed; changed &= changed - 1) {
-            int bit = __builtin_ctzll(changed);
-            uint32_t from = load(old, bit, itemsize);
+    for (int64_t start = 0; start < s->num_elements; start += GROUP * BLOCK) {
+        uint64_t bits[GROUP] = {0};
+        scan(s, start, series->seen, &group, 0, itemsize);
+        for (int c = 0; c < s->num_classes; c++) take_coded(series, &group, c, bits);
+        invert(s, series, &group, bits);
+        if (s->has_mask) take_mask(s, start, in->mask, bits);
+        int count = list_bits(bits, list);
+        for (int i = 0; i < count; i++) {
+            int64_t place = start + list[i];
+            uint32_t from = load(s->base, place, itemsize);
             int c = class_of[(from & s->key_mask) >> s->key_shift];
-            series_t *own = &series[c];
-            if (own->num_sizes == records[c].num_changed || written == num_changed) return CORRUPT;
-            int64_t sign = own->first_sign + own->num_sizes;
-            uint32_t size = own->sizes[own->num_sizes++];
+            int64_t sign = series->signs[c]++;
+            if (sign == sign_ends[c]) return CORRUPT;
+            uint32_t size = *series->sizes[c]++;
             uint32_t step = in->signs[sign >> 3] >> (sign & 7) & 1 ? -size : size;
             uint32_t to = from_ordered(s, (ordered(s, from) + step) & ones(s->bits));
-            places[written] = start + bit;
+            places[written] = place;
             memcpy(values + written++ * itemsize, &to, (size_t)itemsize);
         }
     }
     for (int c = 0; c < s->num_classes; c++)
-        if (series[c].last != INT64_MAX) return CORRUPT;
-    return written == num_changed ? OK : CORRUPT;
+        if (series->signs[c] != sign_ends[c] || series->ranks[c] < UINT32_MAX) return CORRUPT;
+    return OK;
 }
 
 INLINE int decode(
     const shape_t *s, const record_t *records, const streams_t *in, int64_t num_changed,
     int64_t *places, uint8_t *values, const int itemsize) {
     uint8_t class_of[256];
-    series_t series[CLASSES_MAX] = {{0}};
-    int64_t num_coded = 0;
+    series_t series;
+    memset(&series, 0, sizeof series);
+    int64_t sign_ends[CLASSES_MAX], num_coded = 0, sign = 0;
     fill_class_table(s, class_of);
-    for (int c = 0; c < s->num_classes; c++) num_coded += records[c].num_coded;
-    uint32_t *numbers = malloc(4 * (size_t)(num_coded + 2 * num_changed + 1));
+    for (int c = 0; c < s->num_classes; c++) num_coded += records[c].num_coded + 1;
+    uint32_t *numbers = malloc(4 * (size_t)(num_coded + 2 * num_changed));
     if (!numbers) return NO_MEMORY;
     uint32_t *gaps = numbers, *sizes = gaps + num_coded, *room = sizes + num_changed;
     reader_t unary = {in->unary, in->unary_bytes, 0}, low = {in->low, in->low_bytes, 0};
-    int64_t sign = 0;
     int status = OK;
+    for (int c = 0; c < CLASSES_MAX; c++) series.ranks[c] = INT64_MAX;
     for (int c = 0; c < s->num_classes && !status; c++) {
-        series[c] = (series_t){gaps, sizes, 0, 0, sign, 0, -1};
         status = rice_read(&unary, &low, gaps, records[c].num_coded);
         if (!status) status = read_sizes(s, &records[c], sizes, room, &unary, &low);
-        gaps += records[c].num_coded;
+        for (int64_t i = 0; i < records[c].num_coded; i++)
+            if (gaps[i] >= s->num_elements) status = CORRUPT;
+        gaps[records[c].num_coded] = UINT32_MAX;
+        series.ranks[c] = gaps[0];
+        series.gaps[c] = gaps + 1;
+        series.sizes[c] = sizes;
+        series.inverted[c] = records[c].inverted ? ~UINT64_C(0) : 0;
+        series.signs[c] = sign;
+        sign_ends[c] = sign += records[c].num_changed;
+        gaps += records[c].num_coded + 1;
         sizes += records[c].num_changed;
-        sign += records[c].num_changed;
     }
     if (!status && !(is_used_up(&unary) && peek(&unary) == 0 && is_used_up(&low))) status = CORRUPT;
     if (!status)
         status = scatter(
-            s, records, class_of, series, in, num_changed, places, values, itemsize);
+            s, class_of, &series, sign_ends, in, places, values, itemsize);
     free(numbers);
     return status;
 }

@@ -4,6 +4,8 @@ The marks and signs of the step codecs are predicted by their entropy, class by 
 steps by their lengths in bits; the byte planes of raw and xor by the entropy of their bytes.
 """
 
+import math
+
 import msgspec
 import numpy as np
 
@@ -14,6 +16,8 @@ from penstock.kernels.delta.header import Codec
 
 _BLOCK = 256
 _SAMPLE_MAX = 1 << 17
+_PLANES_FROM_SHARE = 1 / 8
+"""Planes are looked at where steps take this share of the array; below, they do not win."""
 _LEAST_BITS_PER_BYTE = 0.02
 """What zstd takes for a byte of a plane of zeros, at the least."""
 _SIZE_EXTRA_BITS = 1.5
@@ -31,9 +35,10 @@ def plan(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> Plan:
     """Predict sizes on a sample of [N] elements that are not all equal, and choose."""
     sample = _sample(base), _sample(target)
     thresholds = _thresholds(*sample, dtype, base.size / max(1, sample[0].size))
-    bits = {Codec.RAW: _plane_bits(sample[1]), Codec.XOR_ZSTD: _plane_bits(sample[0] ^ sample[1])}
-    if dtype.traits.has_steps:
-        bits |= _step_bits(*sample, dtype, thresholds)
+    bits = _step_bits(*sample, dtype, thresholds) if dtype.traits.has_steps else {}
+    if min(bits.values(), default=math.inf) > _PLANES_FROM_SHARE * 8 * sample[0].nbytes:
+        bits[Codec.XOR_ZSTD] = _plane_bits(sample[0] ^ sample[1])
+        bits[Codec.RAW] = _plane_bits(sample[1])
     codec = min(bits, key=lambda codec: (bits[codec], codec))
     return Plan(codec, thresholds if codec is Codec.CLASS_GAP_ULP else [0])
 
@@ -77,9 +82,9 @@ def _step_bits(
         Codec.BITMASK_ULP: steps + _plane_bits(np.packbits(is_changed)),
     }
     if len(thresholds) > 1:
-        labels = np.searchsorted(thresholds, exponent_keys(base, dtype), side="right") - 1
-        totals = np.bincount(labels, minlength=len(thresholds))
-        hits = np.bincount(labels[where], minlength=len(thresholds))
+        keys = exponent_keys(base, dtype)
+        totals = np.add.reduceat(np.bincount(keys, minlength=256), thresholds)
+        hits = np.add.reduceat(np.bincount(keys[where], minlength=256), thresholds)
         marks = sum(mark_bits(t, h) for t, h in zip(totals, hits, strict=True))
         bits[Codec.CLASS_GAP_ULP] = steps + marks
     return bits
