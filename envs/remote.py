@@ -39,12 +39,15 @@ from penstock.messages.machine import (
     ReadFile,
     ReleaseSandbox,
     SandboxLeased,
+    SandboxSaved,
+    SaveSandbox,
     WriteFiles,
 )
 from penstock.messages.rollout import SandboxRecord
 
 ACQUIRE_SERVICE = "sandbox.acquire"
 FLEET_SERVICE = "fleet"
+SAVE_S_MAX = 60.0
 
 
 class SandboxBusyError(SandboxError, BlockingIOError):
@@ -94,6 +97,15 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Time that a host has to answer, on top of what the operation itself may take."""
     group: "GroupTerms | None" = None
     """Ask the fleet's scheduler for a host; else any host with room answers."""
+    branch_of: "SavedSandbox | None" = None
+    """Go on from a checkpoint, on the host that holds it."""
+
+
+class SavedSandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint, and where it is."""
+
+    checkpoint_id: str
+    host: str
 
 
 class GroupTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +172,17 @@ class RemoteSandbox:
         message = ListFiles(lease_id=self._leased.lease_id, root=root)
         return (await self._ask(message, FilesListed)).paths
 
+    async def save(self, checkpoint_id: str) -> SavedSandbox:
+        """Save the machine while it runs; `LeaseTerms.branch_of` goes on from there.
+
+        Raises:
+            SandboxError: Its backend cannot, or failed; the machine goes on.
+
+        """
+        message = SaveSandbox(lease_id=self._leased.lease_id, checkpoint_id=checkpoint_id)
+        saved = await self._ask(message, SandboxSaved, within_s=SAVE_S_MAX)
+        return SavedSandbox(checkpoint_id=saved.checkpoint_id, host=saved.host)
+
     async def close(self) -> None:
         """Give the machine back; a host that cannot be told reaps it by itself."""
         with contextlib.suppress(SandboxError):
@@ -206,7 +229,8 @@ async def _acquire(asker: Asker, lease_id: str, terms: LeaseTerms) -> SandboxLea
         lease_id=lease_id,
         holder=terms.holder,
         lease_s=terms.lease_s,
-        is_placed=terms.group is not None,
+        is_placed=terms.group is not None or terms.branch_of is not None,
+        checkpoint_id=terms.branch_of.checkpoint_id if terms.branch_of else "",
     )
     give_up_at = asker.monotonic() + terms.acquire_wait_s
     while True:
@@ -222,6 +246,8 @@ async def _acquire(asker: Asker, lease_id: str, terms: LeaseTerms) -> SandboxLea
 
 async def _place(asker: Asker, terms: LeaseTerms) -> str:
     """Return the service to acquire from; the scheduler names the same host to a whole group."""
+    if terms.branch_of is not None:
+        return f"sandbox.{terms.branch_of.host}"
     if terms.group is None:
         return ACQUIRE_SERVICE
     wanted = PlaceGroup(

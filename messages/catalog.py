@@ -29,6 +29,8 @@ from penstock.messages.machine import (
     ReleaseSandbox,
     ReportHost,
     SandboxLeased,
+    SandboxSaved,
+    SaveSandbox,
     WriteFiles,
 )
 from penstock.messages.pacing import CreditsChanged, EvalCompleted, EvalRequested
@@ -70,6 +72,7 @@ REQUESTS = (
     AcquireSandbox, SandboxLeased, ExecCommand, CommandFinished, ReadFile, FileRead,
     WriteFiles, ListFiles, FilesListed, ReleaseSandbox, ReadMonitor, MonitorSnapshot,
     ReadTiles, TileRead, PlaceGroup, GroupPlaced, ReleaseGroup, ReportHost,
+    SaveSandbox, SandboxSaved,
 )  # fmt: skip
 """Asked and answered, not kept."""
 

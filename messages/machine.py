@@ -14,6 +14,8 @@ class AcquireSandbox(Message, frozen=True, kw_only=True):
     """Reaped this long after the last request that names the lease."""
     is_placed: bool = False
     """Sent to the host that a placement named: it gives the lease, where else it would renew it."""
+    checkpoint_id: str = ""
+    """Go on from this checkpoint of the host; sent to it, with `is_placed`."""
 
 
 class SandboxLeased(Message, frozen=True, kw_only=True):
@@ -125,3 +127,18 @@ class ReportHost(Message, frozen=True, kw_only=True):
     num_slots: int
     num_live: int
     image_digests: list[str] = []
+
+
+class SaveSandbox(Message, frozen=True, kw_only=True):
+    """Save a leased machine while it runs; it goes on."""
+
+    lease_id: str
+    checkpoint_id: str
+    """Chosen by the asker: asking twice saves once."""
+
+
+class SandboxSaved(Message, frozen=True, kw_only=True):
+    """The machine's state is on the host's disk; any number of machines may go on from it."""
+
+    checkpoint_id: str
+    host: str

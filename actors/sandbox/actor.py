@@ -9,12 +9,15 @@ command once for each `op_key`, however often it is asked.
 """
 
 import contextlib
+import tempfile
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 
 import msgspec
 
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
+from penstock.actors.sandbox.checkpoints import Checkpoints
 from penstock.actors.sandbox.config import SandboxHostConfig
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.remote import (
@@ -39,6 +42,8 @@ from penstock.messages.machine import (
     ReleaseSandbox,
     ReportHost,
     SandboxLeased,
+    SandboxSaved,
+    SaveSandbox,
     WriteFiles,
 )
 
@@ -54,6 +59,8 @@ class SandboxHost(Actor):
         self._pool = pool
         self._host = host_name
         self._config = config
+        self._checkpoints: Checkpoints | None = None
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def services(self) -> Mapping[str, Serve]:
         """Return both services."""
@@ -61,6 +68,7 @@ class SandboxHost(Actor):
 
     async def start(self, ctx: Context) -> Effects:
         """Start warming machines."""
+        self._ctx = ctx
         await self._pool.__aenter__()
         return ()
 
@@ -85,6 +93,8 @@ class SandboxHost(Actor):
     async def stop(self, ctx: Context) -> Effects:
         """Destroy all machines."""
         await self._pool.close()
+        if self._temporary is not None:
+            self._temporary.cleanup()
         return ()
 
     async def _answer_acquire(self, message: Message) -> AsyncIterator[Message]:
@@ -98,12 +108,14 @@ class SandboxHost(Actor):
             yield to_remote_error(error)
 
     async def _acquire(self, message: AcquireSandbox) -> Message:
+        lease_id, lease_s = message.lease_id, min(message.lease_s, self._config.lease_s_max)
         try:
-            lease = await self._pool.acquire(
-                min(message.lease_s, self._config.lease_s_max),
-                lease_id=message.lease_id,
-                timeout_s=self._config.acquire_s_max,
-            )
+            if message.checkpoint_id:
+                lease = await self._saved().restore(message.checkpoint_id, lease_s, lease_id)
+            else:
+                lease = await self._pool.acquire(
+                    lease_s, lease_id=lease_id, timeout_s=self._config.acquire_s_max
+                )
         except (DeadlineError, QueueFullError) as error:
             raise SandboxBusyError(str(error)) from error
         return self._leased(message.lease_id, lease.sandbox)
@@ -125,16 +137,33 @@ class SandboxHost(Actor):
             case ReleaseSandbox():
                 await self._pool.release(message.lease_id)
                 return Ack()
-            case AcquireSandbox() if message.is_placed:
-                return await self._acquire(message)
-            case AcquireSandbox():
+            case AcquireSandbox() if not message.is_placed:
                 return self._leased(message.lease_id, self._machine(message.lease_id))
+            case AcquireSandbox() | SaveSandbox():
+                return await self._acquire_or_save(message)
             case ExecCommand():
                 return await _exec(self._machine(message.lease_id), message)
             case ReadFile() | WriteFiles() | ListFiles():
                 return await _touch_files(self._machine(message.lease_id), message)
             case _:
                 return _unexpected(message)
+
+    async def _acquire_or_save(self, message: AcquireSandbox | SaveSandbox) -> Message:
+        if isinstance(message, AcquireSandbox):
+            return await self._acquire(message)
+        await self._saved().save(message.lease_id, message.checkpoint_id)
+        return SandboxSaved(checkpoint_id=message.checkpoint_id, host=self._host)
+
+    def _saved(self) -> Checkpoints:
+        """Return the host's checkpoints; a host that never saves makes no folder."""
+        if self._checkpoints is None:
+            folder = self._config.checkpoints
+            if not folder:
+                self._temporary = tempfile.TemporaryDirectory(prefix="penstock-checkpoints-")
+                folder = self._temporary.name
+            num_max = self._config.checkpoints_max
+            self._checkpoints = Checkpoints(self._pool, Path(folder), num_max, self._ctx)
+        return self._checkpoints
 
     def _machine(self, lease_id: str) -> Sandbox:
         return self._pool.lease(lease_id).sandbox

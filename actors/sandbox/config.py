@@ -11,11 +11,15 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     acquire_s_max: float = 5.0
     """Longest wait for a free machine, before the asker hears that this host is busy."""
 
+    checkpoints: str = ""
+    """Folder of saved machines; by default one that goes with the host."""
+    checkpoints_max: int = 64
+    """Kept; the oldest goes first. Each has the memory that its machine used."""
     reports_to_fleet: bool = False
     """Whether a scheduler places groups on this host (`actors/sandbox/scheduler.py`)."""
 
     def __post_init__(self) -> None:
         """Refuse values that bound nothing."""
-        for field in ("lease_s_max", "acquire_s_max"):
+        for field in ("lease_s_max", "acquire_s_max", "checkpoints_max"):
             if getattr(self, field) <= 0:
                 raise ValueError(f"sandbox.{field}: expected > 0, got {getattr(self, field)}")

@@ -24,6 +24,8 @@ class PoolCounters(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     boot_ms_p50: float
     boot_ms_p99: float
+    restored: int = 0
+    """Machines that went on from a checkpoint."""
 
 
 class Lease:

@@ -16,11 +16,19 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from penstock.envs.microvm.lease import Lease, PoolCounters, Want, percentile
-from penstock.envs.sandbox import Backend, Machine, SandboxError
+from penstock.envs.sandbox import (
+    Backend,
+    Capability,
+    Machine,
+    SandboxError,
+    SavingBackend,
+    require,
+)
 from penstock.messages.errors import DeadlineError, NotFoundError, QueueFullError
 
 BOOTS_AT_ONCE = 2
@@ -61,7 +69,7 @@ class Pool:
     ) -> None:
         if not 0 <= size <= live_max or live_max < 1:
             raise ValueError(f"pool: expected 0 <= size <= live_max >= 1, got {size}, {live_max}")
-        self._backend = backend
+        self.backend = backend
         self._size = size
         self._monotonic = monotonic
         self.live_max = live_max
@@ -76,6 +84,7 @@ class Pool:
         """In the order of asking."""
         self._boots: set[asyncio.Task[None]] = set()
         self._ends: set[asyncio.Task[None]] = set()
+        self._restores: dict[str, asyncio.Task[Lease]] = {}
         self._booting = 0
         self._closed = False
         self._retry_at = 0.0
@@ -140,6 +149,48 @@ class Pool:
         self._wake.set()
         return want
 
+    async def restore(self, folder: Path, lease_s: float, *, lease_id: str) -> Lease:
+        """Lend a machine that goes on from a checkpoint; no machine is kept ready for that.
+
+        Args:
+            folder: The checkpoint.
+            lease_s: As in `acquire`.
+            lease_id: Asking twice with one id gives the same machine.
+
+        Raises:
+            CapabilityMissing: The backend cannot.
+            QueueFullError: `live_max` machines exist.
+            SandboxError: The checkpoint is broken, or the machine did not come up.
+
+        """
+        require(self.backend, [Capability.CHECKPOINT])
+        if lease_id in self._leases:
+            return self.lease(lease_id)
+        restoring = self._restores.get(lease_id)
+        if restoring is None:
+            if self._closed or self._live() >= self.live_max:
+                raise QueueFullError(f"sandbox pool: {self.live_max} machines exist already")
+            self._booting += 1
+            restoring = asyncio.create_task(self._restore(folder, lease_s, lease_id))
+            self._restores[lease_id] = restoring
+        return await asyncio.shield(restoring)
+
+    async def _restore(self, folder: Path, lease_s: float, lease_id: str) -> Lease:
+        cpu = min(self._cpus, key=lambda c: self._cpu_load[c])
+        backend = cast(SavingBackend, self.backend)
+        try:
+            machine = await backend.restore(folder, cpu=cpu, timeout_s=self._boot_timeout_s)
+        finally:
+            self._booting -= 1
+            self._restores.pop(lease_id, None)
+        self._cpu_load[cpu] += 1
+        self._cpu_of[machine] = cpu
+        self._tally["restored"] += 1
+        lease = self._leases[lease_id] = Lease(lease_id, machine, lease_s)
+        lease.renew(self._monotonic())
+        self._wake.set()
+        return lease
+
     def lease(self, lease_id: str) -> Lease:
         """Return a lease and renew it.
 
@@ -171,6 +222,7 @@ class Pool:
             deaths=self._tally["deaths"],
             expired=self._tally["expired"],
             close_failures=self._tally["close_failures"],
+            restored=self._tally["restored"],
             live=self._live(),
             idle=len(self._idle),
             leased=len(self._leases),
@@ -194,7 +246,7 @@ class Pool:
                 await self._keeper
         for boot in self._boots:
             boot.cancel()
-        if unfinished := self._boots | self._ends:
+        if unfinished := {*self._boots, *self._ends, *self._restores.values()}:
             await asyncio.wait(unfinished)
         for want in self._wants.values():
             if not want.given.done():
@@ -238,7 +290,7 @@ class Pool:
         cpu = min(self._cpus, key=lambda c: self._cpu_load[c])
         self._cpu_load[cpu] += 1
         try:
-            sandbox = await self._backend.start(cpu=cpu, timeout_s=self._boot_timeout_s)
+            sandbox = await self.backend.start(cpu=cpu, timeout_s=self._boot_timeout_s)
         except SandboxError as error:
             self._cpu_load[cpu] -= 1
             self._boot_failed(error)

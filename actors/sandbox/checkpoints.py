@@ -1,0 +1,73 @@
+"""A host's checkpoints: saved from leased machines, gone on from, the oldest removed."""
+
+import asyncio
+import re
+import shutil
+from pathlib import Path
+from typing import cast
+
+from penstock.actors.runtime.context import Context
+from penstock.envs.microvm.lease import Lease
+from penstock.envs.microvm.pool import Pool
+from penstock.envs.sandbox import (
+    Capability,
+    SandboxFileError,
+    SandboxRequestError,
+    SavingMachine,
+    require,
+)
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+
+
+class Checkpoints:
+    """Checkpoints below one folder.
+
+    Args:
+        pool: Whose machines are saved and where copies are lent from.
+        folder: One folder a checkpoint.
+        num_max: Kept; the oldest goes first.
+        ctx: For work with the disk.
+
+    """
+
+    def __init__(self, pool: Pool, folder: Path, num_max: int, ctx: Context) -> None:
+        self._ctx = ctx
+        self._pool = pool
+        self._folder = folder
+        self._num_max = num_max
+        self._saving = asyncio.Lock()
+
+    async def save(self, lease_id: str, checkpoint_id: str) -> None:
+        """Save a leased machine; a checkpoint that is there already stays as it is.
+
+        Raises:
+            CapabilityMissing: The backend cannot.
+            NotFoundError: No such lease.
+            SandboxRequestError: The id cannot be a folder's name.
+
+        """
+        require(self._pool.backend, [Capability.CHECKPOINT])
+        folder = self._path(checkpoint_id)
+        machine = cast(SavingMachine, self._pool.lease(lease_id).sandbox)
+        async with self._saving:
+            if not await self._ctx.offload(folder.exists):
+                await machine.checkpoint(folder)
+            await self._ctx.offload(self._trim)
+
+    async def restore(self, checkpoint_id: str, lease_s: float, lease_id: str) -> Lease:
+        """Lend a machine that goes on from a checkpoint; raises as `Pool.restore`."""
+        return await self._pool.restore(self._path(checkpoint_id), lease_s, lease_id=lease_id)
+
+    def _path(self, checkpoint_id: str) -> Path:
+        if NAME.fullmatch(checkpoint_id) is None:
+            raise SandboxRequestError(f"checkpoint {checkpoint_id!r}: expected {NAME.pattern}")
+        return self._folder / checkpoint_id
+
+    def _trim(self) -> None:
+        try:
+            kept = sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        except OSError as error:
+            raise SandboxFileError(f"{self._folder}: {error}") from error
+        for path in kept[: -self._num_max]:
+            shutil.rmtree(path, ignore_errors=True)

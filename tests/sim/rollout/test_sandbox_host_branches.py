@@ -1,0 +1,123 @@
+"""Saving a leased machine and going on from it, over the bus; and groups placed on one host."""
+
+import asyncio
+
+import pytest
+from tests.sim.rollout.conftest import FakeBackend, World
+
+from penstock.actors.runtime.clock import VirtualClock
+from penstock.actors.sandbox.actor import SandboxHost
+from penstock.actors.sandbox.config import SandboxHostConfig
+from penstock.actors.sandbox.scheduler import FleetScheduler
+from penstock.envs.microvm.pool import Pool
+from penstock.envs.remote import GroupTerms, LeaseTerms, SandboxBusyError, lease_sandbox
+from penstock.envs.sandbox import Capability, SandboxError, SandboxRequestError
+
+TERMS = LeaseTerms(holder="test", lease_s=10.0, acquire_wait_s=5.0)
+
+
+def branch_of(saved) -> LeaseTerms:
+    return LeaseTerms(holder="test", lease_s=10.0, acquire_wait_s=5.0, branch_of=saved)
+
+
+class SavingBackend(FakeBackend):
+    """Its machines are saved as the names of their files."""
+
+    capabilities = frozenset({Capability.COLD_BOOT, Capability.CHECKPOINT, Capability.FORK})
+
+    def __init__(self):
+        super().__init__()
+        self.num_saves = 0
+
+    async def start(self, *, cpu=None, timeout_s=10.0):
+        machine = await super().start(cpu=cpu, timeout_s=timeout_s)
+
+        async def checkpoint(folder):
+            self.num_saves += 1
+            folder.mkdir(parents=True)
+            (folder / "state").write_text("\n".join(machine.files))
+
+        machine.checkpoint = checkpoint
+        return machine
+
+    async def restore(self, folder, *, cpu=None, timeout_s=10.0):
+        machine = await self.start()
+        names = (folder / "state").read_text().split("\n")
+        machine.files = dict.fromkeys(names, b"")
+        return machine
+
+
+def test_branches_go_on_from_a_saved_machine(simulate, tmp_path) -> None:
+    async def scenario(world: World) -> None:
+        world.backend = SavingBackend()
+        world.host_machines(checkpoints=str(tmp_path / "saved"))
+        async with lease_sandbox(world.asker(), "trunk", TERMS) as trunk:
+            await trunk.write_files({"before": b""})
+            saved = await trunk.save("turn-3")
+            assert await trunk.save("turn-3") == saved
+            await trunk.write_files({"after": b""})
+            names = [f"branch-{n}" for n in range(3)]
+            for name in names:
+                async with lease_sandbox(world.asker(), name, branch_of(saved)) as branch:
+                    await branch.write_files({name: b""})
+                    assert sorted(await branch.list_files("/work")) == sorted(["before", name])
+        assert world.backend.num_saves == 1
+
+    simulate(scenario)
+
+
+def test_what_cannot_be_saved_or_gone_on_from_says_so(simulate, tmp_path) -> None:
+    async def scenario(world: World) -> None:
+        world.host_machines()
+        async with lease_sandbox(world.asker(), "plain", TERMS) as plain:
+            with pytest.raises(SandboxError, match="has no checkpoint"):
+                await plain.save("x")
+        world.backend.capabilities = SavingBackend.capabilities
+        async with lease_sandbox(world.asker(), "named", TERMS) as named:
+            with pytest.raises(SandboxRequestError, match="expected"):
+                await named.save("../escape")
+
+    simulate(scenario)
+
+
+def test_only_the_newest_checkpoints_are_kept(simulate, tmp_path) -> None:
+    async def scenario(world: World) -> None:
+        world.backend = SavingBackend()
+        world.host_machines(checkpoints=str(tmp_path / "saved"), checkpoints_max=2)
+        async with lease_sandbox(world.asker(), "trunk", TERMS) as trunk:
+            for number in range(4):
+                await trunk.save(f"turn-{number}")
+        assert sorted(p.name for p in (tmp_path / "saved").iterdir()) == ["turn-2", "turn-3"]
+
+    simulate(scenario)
+
+
+def test_a_group_is_placed_on_one_host_and_waits_where_there_is_no_room(simulate) -> None:
+    async def scenario(world: World) -> None:
+        world.host(FleetScheduler(), name="fleet")
+        for number in range(3):
+            pool = Pool(FakeBackend(), size=0, live_max=4, monotonic=VirtualClock().monotonic)
+            host = SandboxHost(pool, f"h{number}", SandboxHostConfig(reports_to_fleet=True))
+            world.host(host, name=f"sandbox-h{number}")
+        await world.sleep(3.0)
+
+        async def hosts_of(group_id: str) -> set[str]:
+            group = GroupTerms(group_id=group_id, num_machines=4)
+            terms = LeaseTerms(holder="test", lease_s=10.0, acquire_wait_s=2.0, group=group)
+            hosts = set()
+
+            async def member(number: int) -> None:
+                async with lease_sandbox(world.asker(), f"{group_id}.{number}", terms) as sandbox:
+                    hosts.add(sandbox._leased.host)
+                    await world.sleep(1.0)
+
+            await asyncio.gather(*(member(number) for number in range(4)))
+            return hosts
+
+        placed = await asyncio.gather(*(hosts_of(f"g{n}") for n in range(3)))
+        assert sorted(len(hosts) for hosts in placed) == [1, 1, 1]
+        assert len(set.union(*placed)) == 3
+        with pytest.raises(SandboxBusyError, match="no room for 4 machines on 3 hosts"):
+            await hosts_of("late")
+
+    simulate(scenario)
