@@ -14,6 +14,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import xxhash
 
@@ -76,7 +77,7 @@ def open_routes(segment: bytes) -> RouteSegment:
         raise CorruptDataError(f"routes: not a segment of format {_FORMAT}")
     if len(packed) != num_tokens * num_bytes:
         raise CorruptDataError(f"routes: {len(packed)} bytes for {num_tokens} x {num_bytes}")
-    rows = torch.frombuffer(bytearray(packed), dtype=torch.uint8).view(num_tokens, num_bytes)
+    rows = torch.from_numpy(np.frombuffer(packed, np.uint8).copy()).view(num_tokens, num_bytes)
     routes = routes_unpack(rows, num_layers, num_chosen, num_experts)
     if routes.numel() and int(routes.max()) >= num_experts:
         raise CorruptDataError(f"routes: an id is not below {num_experts}")

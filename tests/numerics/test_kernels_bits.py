@@ -111,6 +111,16 @@ def test_float32_products(backend):
     assert_same_bits(lambda b: ops.matmul(x, weight, backend=b), backend)
 
 
+@each_dtype
+@pytest.mark.parametrize("backend", BACKENDS[:1])
+def test_products_of_either_dtype_in_c(backend, dtype):
+    x, weight = random(9, 160).to(dtype), random(21, 160, seed=1).to(dtype)
+    assert_same_bits(lambda b: ops.matmul(x, weight, backend=b), backend)
+    experts = ops.mxfp8_quantize_rows(random(3, 8, 160, seed=2))
+    offsets = torch.tensor([0, 4, 4, 9], dtype=torch.int32)
+    assert_same_bits(lambda b: ops.mxfp8_grouped_matmul(x, experts, offsets, backend=b), backend)
+
+
 @each_backend
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
 def test_changes(backend, dtype):
