@@ -5,8 +5,8 @@ import asyncio
 from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.catalog import Catalog, Rates
-from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import MemoryServer
+from penstock.infra.simulate.quiet_bus import QuietBus
 from penstock.infra.simulate.relay import SizedRelay
 from penstock.infra.simulate.replica import OnApplied, Reach, SizedReplica, Updates
 from penstock.infra.simulate.settings import GB, GBIT, RegionSettings, Scenario
@@ -79,5 +79,5 @@ class Region:
             if event.region == self.settings.name:
                 await self._updates.announce()
 
-    def _bus(self, name: str) -> MemoryBus:
-        return MemoryBus(self._server, run_id="simulated", store=self.origin, name=name)
+    def _bus(self, name: str) -> QuietBus:
+        return QuietBus(self._server, run_id="simulated", store=self.origin, name=name)

@@ -8,8 +8,8 @@ from typing import Any
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.catalog import NOTHING
-from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import Faults, MemoryServer
+from penstock.infra.simulate.quiet_bus import QuietBus
 from penstock.infra.simulate.region import Region
 from penstock.infra.simulate.relay import SizedKeeper
 from penstock.infra.simulate.replica import SizedReplica
@@ -48,7 +48,7 @@ class Simulation:
         """Bring version 0 everywhere, take all steps, let everyone settle; return the figures."""
         scenario = self._scenario
         origin = Site()
-        bus = MemoryBus(self._server, run_id="simulated", store=SizedStore(origin), name="trainer")
+        bus = QuietBus(self._server, run_id="simulated", store=SizedStore(origin), name="trainer")
         self._trainer = SizedTrainer(scenario, origin, bus)
         self._regions = [Region(scenario, r, origin, self._server) for r in scenario.regions]
         tasks = [asyncio.create_task(self._keep(origin))]
@@ -68,7 +68,7 @@ class Simulation:
     async def _keep(self, origin: Site) -> None:
         """Run the origin's keeper, beside its store."""
         store = SizedStore(origin)
-        bus = MemoryBus(self._server, run_id="simulated", store=store, name="keeper")
+        bus = QuietBus(self._server, run_id="simulated", store=store, name="keeper")
         keeper = SizedKeeper(NUM_VERSIONS_KEPT, self._scenario)
         host = ActorHost(keeper, bus, store, name="keeper", seed=0, clock=VirtualClock())
         await host.run(asyncio.Event())

@@ -1,6 +1,7 @@
 """An object store whose objects are sizes, and whose transfers take virtual time."""
 
 import asyncio
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from penstock.infra.simulate.wires import Wire, carry
@@ -24,10 +25,30 @@ class SizedBytes(bytes):
 
 
 class Site:
-    """What one place holds; each user reaches it by a `SizedStore` of its own."""
+    """What one place holds, by key; each user reaches it by a `SizedStore` of its own."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
+        self._objects: dict[str, bytes] = {}
+        self._sorted: list[str] = []
+
+    def find(self, key: str) -> bytes | None:
+        """Return an object, or None."""
+        return self._objects.get(key)
+
+    def add(self, key: str, data: bytes) -> None:
+        """Store what is absent."""
+        self._objects[key] = data
+        insort(self._sorted, key)
+
+    def remove(self, key: str) -> None:
+        """Forget an object; absent is fine."""
+        if self._objects.pop(key, None) is not None:
+            del self._sorted[bisect_left(self._sorted, key)]
+
+    def keys(self, prefix: str) -> list[str]:
+        """Return the keys that start with `prefix`, sorted."""
+        begin = bisect_left(self._sorted, prefix)
+        return self._sorted[begin : bisect_left(self._sorted, prefix + "\U0010ffff", lo=begin)]
 
 
 class SizedStore:
@@ -45,14 +66,16 @@ class SizedStore:
         """Store; see `ObjectStore.put`."""
         assert isinstance(data, bytes), "a view would lose the size"
         await carry(self._wires, len(data), latency_s=self._round_trip_s)
-        if self._site.objects.setdefault(key, data) != data:
+        found = self._site.find(key)
+        if found is None:
+            self._site.add(key, data)
+        elif found != data:
             raise CorruptDataError(f"object {key!r} is there with other bytes")
 
     async def get(self, key: str) -> bytes:
         """Return the bytes; see `ObjectStore.get`."""
-        if key not in self._site.objects:
+        if (data := self._site.find(key)) is None:
             raise NotFoundError(f"object {key!r} is not at this site")
-        data = self._site.objects[key]
         self.num_gets += 1
         await carry(self._wires, len(data), latency_s=self._round_trip_s)
         return data
@@ -60,14 +83,14 @@ class SizedStore:
     async def exists(self, key: str) -> bool:
         """Tell whether the object is there."""
         await asyncio.sleep(self._round_trip_s)
-        return key in self._site.objects
+        return self._site.find(key) is not None
 
     async def delete(self, key: str) -> None:
         """Remove it; absent is fine."""
         await asyncio.sleep(self._round_trip_s)
-        self._site.objects.pop(key, None)
+        self._site.remove(key)
 
     async def keys(self, prefix: str) -> list[str]:
         """List keys that start with `prefix`, sorted."""
         await asyncio.sleep(self._round_trip_s)
-        return sorted(key for key in self._site.objects if key.startswith(prefix))
+        return self._site.keys(prefix)
