@@ -3,6 +3,7 @@
 ```
  8 rollouts of a task ──▶ 3 distinct results ──▶ 3 fresh machines ──▶ 8 verdicts
 ```
+A verdict that shares another's grading names it, and no machine: it had none of its own.
 Tests that give two answers for the same files are flaky, and the gates keep such tasks out. A
 failure of a machine says nothing of the files and is not shared.
 """
@@ -45,7 +46,8 @@ class SameFilesJudge:
         async with self._locks.setdefault(key, asyncio.Lock()):
             if key in self._found:
                 first_id, findings = self._found[key]
-                return msgspec.structs.replace(findings, detail=f"same files as {first_id}")
+                detail = f"same files as {first_id}"
+                return msgspec.structs.replace(findings, detail=detail, sandbox=None)
             findings = await self._judge.judge(rollout, task, ctx)
             if findings.outcome in _SHARED:
                 self._remember(key, rollout.rollout_id, findings)
