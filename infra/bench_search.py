@@ -100,7 +100,7 @@ def retrieval_figures(scores: np.ndarray) -> dict[str, float]:
 
 
 def _median_ms(work: Callable[[int], object], repeats: int = 50) -> float:
-    times = []
+    times: list[float] = []
     for number in range(repeats):
         started = time.perf_counter()
         work(number)

@@ -6,12 +6,11 @@ machine, one line a test. Kept are the tests that fail before and pass after, an
 both. Later history never enters a machine.
 """
 
-import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from penstock.envs.tasks.injected import LIMITS
+from penstock.envs.tasks.drafting import LIMITS
+from penstock.envs.tasks.git import Commit, git, read_commit, read_tree, show
 from penstock.envs.tasks.source import (
     Candidate,
     Lab,
@@ -21,18 +20,13 @@ from penstock.envs.tasks.source import (
     TaskRejectedError,
 )
 from penstock.envs.tasks.wording import commit_instruction
-from penstock.messages.errors import NotFoundError, PenstockError
+from penstock.messages.errors import NotFoundError
 from penstock.messages.task import HiddenTests, Split, Task
 
 COMMITS_MAX = 2_000
-CHANGED_LINES_MAX = 400
-FILES_MAX = 300
-FILES_BYTES_MAX = 384 << 10
-GIT_S_MAX = 60.0
 RUNNER_FILE = "_hidden.py"
-ARGV = ["python3", "-S", "-B", RUNNER_FILE]
+ARGV = ["python3", "-I", "-S", "-B", RUNNER_FILE]
 PASSED, FAILED = "passed", "failed"
-_TEXT_SUFFIXES = {".py", ".toml", ".cfg", ".ini", ".txt", ".md", ".rst", ".json"}
 _RUNNER = """\
 import contextlib, importlib, inspect, io, sys, unittest
 sys.path[:0] = [".", "src"]
@@ -73,21 +67,6 @@ sys.__stdout__.write("\\n".join(lines) + "\\n")
 """
 
 
-class GitError(PenstockError, RuntimeError):
-    """Git refused; the text has its words."""
-
-
-@dataclass(frozen=True)
-class Commit:
-    """One commit that may become a task."""
-
-    digest: str
-    subject: str
-    sources: tuple[str, ...]
-    tests: tuple[str, ...]
-    num_lines: int
-
-
 class CommitSource:
     """The history of one local repository, newest first."""
 
@@ -106,9 +85,9 @@ class CommitSource:
 
     def plans(self) -> Iterator[Plan]:
         """Yield a plan for each commit that qualifies."""
-        log = _git(self._folder, "log", "--no-merges", f"-n{COMMITS_MAX}", "--format=%H")
+        log = git(self._folder, "log", "--no-merges", f"-n{COMMITS_MAX}", "--format=%H")
         for digest in log.split():
-            commit = _read_commit(self._folder, digest)
+            commit = read_commit(self._folder, digest)
             if commit is not None:
                 yield CommitPlan(self._folder, commit)
 
@@ -123,9 +102,9 @@ class CommitPlan:
     async def draft(self, lab: Lab) -> list[Candidate]:
         """Run the commit's tests before and after, and keep what tells."""
         commit = self._commit
-        before = _tree(self._folder, f"{commit.digest}~1")
-        tests = {path: _show(self._folder, commit.digest, path) for path in commit.tests}
-        gold = {path: _show(self._folder, commit.digest, path) for path in commit.sources}
+        before = read_tree(self._folder, f"{commit.digest}~1")
+        tests = {path: show(self._folder, commit.digest, path) for path in commit.tests}
+        gold = {path: show(self._folder, commit.digest, path) for path in commit.sources}
         files = {path: text for path, text in before.items() if path not in tests}
         after_all = _runner(tests, [])
         async with lab.bench() as bench:
@@ -177,29 +156,6 @@ class CommitPlan:
         return Candidate(task=task, hidden=hidden, origin=origin)
 
 
-def _read_commit(folder: Path, digest: str) -> Commit | None:
-    """Return a commit if it has one parent, changes tests and sources, and few lines."""
-    shown = _git(folder, "show", "--no-renames", "--numstat", "--format=%s%n%P", digest)
-    subject, parents, *rows = shown.splitlines()
-    if len(parents.split()) != 1:
-        return None
-    changes = [row.split("\t") for row in rows if row.count("\t") == 2]
-    paths = [path for _, _, path in changes if path.endswith(".py")]
-    num_lines = sum(int(n) for added, gone, _ in changes for n in (added, gone) if n.isdigit())
-    existing = [path for path in paths if _exists(folder, digest, path)]
-    tests = tuple(path for path in existing if is_test(path))
-    sources = tuple(path for path in existing if not is_test(path))
-    if not tests or not sources or num_lines > CHANGED_LINES_MAX or len(existing) != len(paths):
-        return None
-    return Commit(digest, subject, sources, tests, num_lines)
-
-
-def is_test(path: str) -> bool:
-    """Tell whether a path is of a test by its name or folder."""
-    pure = PurePosixPath(path)
-    return pure.name.startswith("test") or pure.stem.endswith("_test") or "tests" in pure.parts
-
-
 def _runner(tests: dict[str, str], wanted: list[str]) -> str:
     modules = [path.removesuffix(".py").replace("/", ".") for path in sorted(tests)]
     names = [name for name in modules if not name.endswith(("__init__", "conftest"))]
@@ -209,36 +165,3 @@ def _runner(tests: dict[str, str], wanted: list[str]) -> str:
 def _passed(lines: list[str] | None) -> list[str]:
     ending = f" {PASSED}"
     return sorted({line.removesuffix(ending) for line in lines or [] if line.endswith(ending)})
-
-
-def _tree(folder: Path, commit: str) -> dict[str, str]:
-    names = _git(folder, "ls-tree", "-r", "--name-only", "-z", commit).split("\0")
-    wanted = [name for name in names if PurePosixPath(name).suffix in _TEXT_SUFFIXES]
-    if len(wanted) > FILES_MAX:
-        raise TaskRejectedError(Rejection.TOO_LARGE, f"{commit}: {len(wanted)} files")
-    files = {name: _show(folder, commit, name) for name in wanted}
-    if sum(map(len, files.values())) > FILES_BYTES_MAX:
-        raise TaskRejectedError(Rejection.TOO_LARGE, f"{commit}: over {FILES_BYTES_MAX} bytes")
-    return files
-
-
-def _exists(folder: Path, commit: str, path: str) -> bool:
-    return bool(_git(folder, "ls-tree", commit, "--", path))
-
-
-def _show(folder: Path, commit: str, path: str) -> str:
-    return _git(folder, "show", f"{commit}:{path}")
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    """Run git without the user's configuration, hooks or pager.
-
-    Raises:
-        GitError: It failed.
-
-    """
-    command = ["git", "-C", str(folder), "-c", "core.quotepath=off", "--no-pager", *arguments]
-    done = subprocess.run(command, capture_output=True, timeout=GIT_S_MAX, check=False)
-    if done.returncode != 0:
-        raise GitError(f"git {arguments[0]} in {folder}: {done.stderr.decode(errors='replace')}")
-    return done.stdout.decode("utf-8", "replace")

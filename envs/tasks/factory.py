@@ -87,7 +87,8 @@ class Factory:
             try:
                 async with asyncio.timeout(DRAFT_S_MAX):
                     for candidate in await _again(partial(plan.draft, self._lab)):
-                        await self._gate(candidate)
+                        if len(self.tasks) < self._num_max:
+                            await self._gate(candidate)
             except TaskRejectedError as error:
                 self._reject(error)
             except TimeoutError:

@@ -1,0 +1,108 @@
+"""Writes a task of a tried change: what is shown, what is hidden, and where it comes from."""
+
+import random
+
+from penstock.envs.tasks.differential import ARGV, PROGRAM_FILE, program
+from penstock.envs.tasks.modules import Module
+from penstock.envs.tasks.recording import Recording, Tried
+from penstock.envs.tasks.source import Candidate, Origin
+from penstock.envs.tasks.targets import Target
+from penstock.envs.tasks.wording import HINTS, bug_instruction, feature_instruction
+from penstock.messages.task import HiddenTests, Limits, Split, Task
+
+FEATURE = "feature"
+BUG = "bug"
+LIMITS = Limits(num_turns_max=24, num_tokens_max=32_768, turn_tokens_max=2_048, wall_s_max=600.0,
+                tool_s_max=30.0, output_bytes_max=16_384)  # fmt: skip
+_HIDDEN_MAX = 16
+_HIDDEN_RIGHT_MIN = 4
+"""Hidden calls that the bug leaves right, where there are so many."""
+_SHOWN = 2
+_GRADE_S_MAX = 20.0
+
+
+def write_candidate(  # noqa: PLR0913 - all that a task is made of
+    source_name: str,
+    *,
+    module: Module,
+    target: Target,
+    files: dict[str, str],
+    recording: Recording,
+    tried: Tried,
+    rng: random.Random,
+) -> Candidate:
+    """Return the task of one change.
+
+    Args:
+        source_name: Of the source.
+        module: Where the function lies.
+        target: The function.
+        files: The repository with the original.
+        recording: Calls and their right results.
+        tried: The change and the calls that it shows in.
+        rng: Decides what is shown and how much is said.
+
+    """
+    shown, hidden = _divide(tried, len(recording.calls), rng)
+    kind = FEATURE if tried.kind == FEATURE else BUG
+    hint = rng.choice(HINTS) if kind == BUG else "function"
+    write = feature_instruction if kind == FEATURE else bug_instruction
+    examples = [(recording.calls[index], recording.lines[index]) for index in shown]
+    task_id = f"{module.name}.{target.qualname}.{tried.kind}"
+    task = Task(
+        task_id=task_id,
+        rung=kind,
+        split=Split.TRAIN,
+        instruction=write(target, module.file, hint, examples),
+        files=files | {module.file: tried.source},
+        limits=LIMITS,
+    )
+    calls = [recording.calls[index] for index in hidden]
+    tests = HiddenTests(
+        task_id=task_id,
+        files={PROGRAM_FILE: program(module.name, calls)},
+        argv=ARGV,
+        expected=[recording.lines[index] for index in hidden],
+        gold_files={module.file: files[module.file]},
+        timeout_s=_GRADE_S_MAX,
+        sealed_modules=_sealed(module),
+    )
+    origin = Origin(
+        source=source_name,
+        repository=module.repository,
+        kind=kind,
+        function=target.qualname,
+        path=module.file,
+        digest=target.digest,
+        change=tried.kind,
+        num_lines=target.num_lines,
+        num_files=len(files),
+        num_cases_failed=len(set(tried.failed) & set(hidden)),
+        num_cases=len(hidden),
+        hint=hint,
+    )
+    return Candidate(task=task, hidden=tests, origin=origin)
+
+
+def _sealed(module: Module) -> list[str]:
+    """Return the modules that the machine has a right copy of: the standard library's."""
+    return [module.name.removeprefix(f"{module.prefix}.")] if module.prefix else []
+
+
+def _divide(tried: Tried, num: int, rng: random.Random) -> tuple[list[int], list[int]]:
+    """Return the indexes of shown and of hidden calls, which share none.
+
+    One failing call is shown, unless it is the only one; the rest of the shown ones are right.
+    """
+    failed = rng.sample(tried.failed, len(tried.failed))
+    right = [index for index in range(num) if index not in tried.failed]
+    rng.shuffle(right)
+    num_failing = 1 if len(failed) > 1 else 0
+    shown = failed[:num_failing] + right[: _SHOWN - num_failing]
+    if not right and len(failed) > _SHOWN:
+        shown = failed[:_SHOWN]
+    rest_failed = [index for index in failed if index not in shown]
+    rest_right = [index for index in right if index not in shown]
+    num_right = min(len(rest_right), max(_HIDDEN_RIGHT_MIN, _HIDDEN_MAX - len(rest_failed)))
+    hidden = rest_failed[: _HIDDEN_MAX - num_right] + rest_right[:num_right]
+    return sorted(shown), sorted(hidden)
