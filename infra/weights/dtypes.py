@@ -34,7 +34,7 @@ class Dtype(msgspec.Struct, frozen=True):
 DTYPES = {
     BYTES: Dtype(8, _PACKED, Kind.INT8),
     "BOOL": Dtype(8, "|b1", Kind.INT8),
-    "F4": Dtype(4, _PACKED, Kind.INT4X2),
+    "F4": Dtype(4, _PACKED, Kind.INT8),
     "F6_E2M3": Dtype(6, _PACKED, Kind.INT8),
     "F6_E3M2": Dtype(6, _PACKED, Kind.INT8),
     "U8": Dtype(8, "|u1", Kind.INT8),
