@@ -151,11 +151,16 @@ def test_nvfp4_of_zeros_and_of_what_is_not_finite():
 
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
 def test_torchao_rounds_the_same_way():
+    """But for blocks of scale 0 (amax <= 448 * 2**-127), which torchao leaves unscaled."""
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import to_mx
 
-    x = finite_bf16().view(torch.bfloat16).view(-1, 32)
-    scales, codes = to_mx(x, torch.float8_e4m3fn, 32, ScaleCalculationMode.RCEIL)
-    ours = ops.mxfp8_quantize_rows(x)
-    assert torch.equal(scales.view(torch.uint8).view(-1, 1), ours.scales)
-    assert torch.equal(codes.view(torch.uint8), ours.codes)
+    bits = finite_bf16()
+    wide = random_bits(5, (512, 32))
+    wide[0, 3], wide[1, 3] = torch.nan, torch.inf
+    for x in (bits.view(torch.bfloat16).view(-1, 32), wide):
+        scales, codes = to_mx(x, torch.float8_e4m3fn, 32, ScaleCalculationMode.RCEIL)
+        ours = ops.mxfp8_quantize_rows(x)
+        assert torch.equal(scales.view(torch.uint8).view(-1, 1), ours.scales)
+        is_scaled = ours.scales[:, 0] > 0
+        assert torch.equal(codes.view(torch.uint8)[is_scaled], ours.codes[is_scaled])
