@@ -53,7 +53,7 @@ def encode_steps(
     header: Header, thresholds: list[int], base: np.ndarray, target: np.ndarray
 ) -> tuple[Header, bytes]:
     """Do what `portable.encode_steps` does, with the same bytes."""
-    library = _library()
+    library = load_delta_library()
     if library is None:
         return portable.encode_steps(header, thresholds, base, target)
     has_mask = header.codec is Codec.BITMASK_ULP
@@ -84,7 +84,7 @@ def encode_steps(
 
 def decode_steps(header: Header, base: np.ndarray, body: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Do what `portable.decode_steps` does, with the same result."""
-    library = _library()
+    library = load_delta_library()
     if library is None:
         return portable.decode_steps(header, base, body)
     parts = [np.frombuffer(part, np.uint8) for part in portable.split_body(header, body)]
@@ -109,7 +109,8 @@ def decode_steps(header: Header, base: np.ndarray, body: bytes) -> tuple[np.ndar
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
+def load_delta_library() -> ctypes.CDLL | None:
+    """Compile or load `delta.c`; None without a compiler."""
     return load_library(_SOURCE)
 
 
