@@ -4,6 +4,7 @@ Reads the policy's own parameters and expert kernel, so that a swap of the polic
 complete weight update and the arithmetic is the trainer's.
 """
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -79,8 +80,16 @@ class Decoder:
 
     @staticmethod
     def prepare(policy: Policy) -> Policy:
-        """Return what `step` computes with: the policy's own parameters."""
-        return policy
+        """Return what `step` computes with: the policy itself, or a copy with rounded experts."""
+        expert_format = policy.config.numerics.expert_format
+        if expert_format == "bf16":
+            return policy
+        rounded = copy.deepcopy(policy)
+        for layer in rounded.layers:
+            assert isinstance(layer, Layer)
+            for weights in (layer.experts.gate_up, layer.experts.down):
+                weights.detach().copy_(round_to(weights.detach(), expert_format))
+        return rounded
 
     @staticmethod
     def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[list[int], list[float]]:
@@ -105,12 +114,10 @@ class Decoder:
             ids, weights, _, _ = layer.router(normed, None)
             dispatch = sort_by_expert(ids, self.config.num_experts)
             experts = layer.experts
-            operands = [
-                round_to(operand, experts.expert_format)
-                for operand in (normed, experts.gate_up, experts.down)
-            ]
-            rounded, gate_up, down = operands
-            per_slot = run_experts(rounded, dispatch, gate_up, down, experts.expert_format)[3]
+            expert_format = experts.expert_format
+            rounded = round_to(normed, expert_format)
+            outputs = run_experts(rounded, dispatch, experts.gate_up, experts.down, expert_format)
+            per_slot = outputs[3]
             x = x + combine(per_slot, weights)
             routes.append(ids)
         recorded = torch.stack(routes, dim=1).to(self.cache.routes.dtype)
