@@ -138,7 +138,14 @@ async def _sandbox(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     settings = assembly.config.pool
     backend = open_backend(settings.backend, allow_process=settings.allow_process)
     pool = Pool(backend, size=settings.size, live_max=settings.live_max)
-    return [("sandbox-local", SandboxHost(pool, "local", assembly.config.sandbox))]
+    host = assembly.config.sandbox.host
+    return [(f"sandbox-{host}", SandboxHost(pool, host, assembly.config.sandbox))]
+
+
+async def _fleet(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    from penstock.actors.sandbox.scheduler import FleetScheduler
+
+    return [("fleet", FleetScheduler(assembly.config.sandbox.quota))]
 
 
 async def _pacer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
@@ -196,6 +203,7 @@ ROLES: dict[str, Build] = {
     "keeper": _keeper,
     "rollout_worker": _rollout_worker,
     "sandbox": _sandbox,
+    "fleet": _fleet,
     "judge": _plain("penstock.actors.judge.actor", "JudgeActor", "judge"),
     "pacer": _pacer,
     "gatekeeper": _gatekeeper,

@@ -6,6 +6,8 @@ import msgspec
 class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds of what one host leases."""
 
+    host: str = "local"
+    """Its name in the fleet: one subject token, no two hosts alike."""
     lease_s_max: float = 600.0
     """Longest lease that an asker may name."""
     acquire_s_max: float = 5.0
@@ -17,6 +19,9 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Kept; the oldest goes first. Each has the memory that its machine used."""
     reports_to_fleet: bool = False
     """Whether a scheduler places groups on this host (`actors/sandbox/scheduler.py`)."""
+
+    quota: int = 0
+    """Of the scheduler: most machines that one holder may have placed; 0 for no bound."""
 
     def __post_init__(self) -> None:
         """Refuse values that bound nothing."""
