@@ -1,11 +1,14 @@
-"""Machines for sandboxes: their kernel, image, guest agent, and the pool that lends them.
+"""Machines for sandboxes: their kernels, images, guest agent, and the pool that lends them.
 
-    recipe/   builds kernel, image and agent into the cache   (`python -m penstock.infra.vm_setup`)
-    kernel/   the kernel's configuration and patches
+    recipe/   builds kernels, images, layers and agent into the cache
+    kernel/   the user-mode kernel's configuration and patches
+    initramfs/  what a QEMU or Firecracker machine runs before the agent
     guest/    the agent, C, PID 1 of every machine
     protocol  framed requests to the agent, over one socket
     machine   a guest's host process, and the `Sandbox` it gives
-    uml, process   the backends: how a host process is confined and started
+    uml, process, qemu, firecracker   the backends: how a machine is confined and started
+    checkpoint  a saved machine on disk
+    layers    what lies above the base image
     pool, lease    pre-warmed machines, lent for a time
     probe     what works on this host, found out by running it
 
