@@ -14,7 +14,7 @@ from penstock.envs.ladder.generate import Selection
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.sandbox import open_backend
 from penstock.envs.tasks.commits import CommitSource
-from penstock.envs.tasks.factory import Factory, Yield, open_source
+from penstock.envs.tasks.factory import Bounds, Factory, Yield, open_source
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.harbor import write_harbor
 from penstock.envs.tasks.harbor_read import read_harbor_set
@@ -67,7 +67,10 @@ async def _make(arguments: argparse.Namespace) -> int:
     sources = [_source(name, arguments) for name in arguments.sources]
     num: int = arguments.concurrent
     async with Pool(open_backend("uml"), size=num, live_max=2 * num) as pool:
-        factory = Factory(MachineLab(pool), num_concurrent=num, num_max=arguments.num, say=_say)
+        bounds = Bounds(
+            num_tasks_max=arguments.num, num_concurrent=num, wall_s_max=arguments.wall_s
+        )
+        factory = Factory(MachineLab(pool), bounds, _say)
         candidates = await factory.make(sources)
     by = SplitBy(arguments.split_by)
     splits = split_tasks(candidates, by, arguments.heldout)

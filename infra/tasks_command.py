@@ -22,6 +22,7 @@ def _add_tasks(commands: Any) -> None:
                       help="stdlib, ladder, a folder, or an installed package")  # fmt: skip
     make.add_argument("-o", "--output", type=Path, required=True, help="a new or empty folder")
     make.add_argument("-n", "--num", type=int, default=300, help="stop after so many tasks")
+    make.add_argument("--wall-s", type=float, default=7200.0, help="begin nothing after it")
     make.add_argument("--seed", type=int, default=0)
     make.add_argument("--concurrent", type=int, default=os.cpu_count() or 1)
     make.add_argument("--commits", action="store_true", help="folders: from the git history")

@@ -44,50 +44,56 @@ class Yield(msgspec.Struct, kw_only=True):
     by_source: dict[str, int] = {}
 
 
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """When a making ends, and how much is done at once."""
+
+    num_tasks_max: int = 300
+    num_concurrent: int = 2
+    """Plans in work."""
+    wall_s_max: float = 7200.0
+    """After it no further plan is begun; what is there by then is kept."""
+
+
 class Factory:
     """One making of a task set.
 
     Args:
         lab: Machines.
-        num_concurrent: Plans in work at once.
-        num_max: Stop after so many tasks.
+        bounds: Of the work.
         say: Told of the progress, now and then.
 
     """
 
-    def __init__(
-        self, lab: MachineLab, *, num_concurrent: int, num_max: int, say: Progress
-    ) -> None:
-        self._lab, self._num_concurrent, self._num_max, self._say = (
-            lab, num_concurrent, num_max, say,
-        )  # fmt: skip
+    def __init__(self, lab: MachineLab, bounds: Bounds, say: Progress) -> None:
+        self._lab, self._bounds, self._say = lab, bounds, say
+        self._started = 0.0
         self.tasks: list[Candidate] = []
         self.counts = Yield()
         self._seen: set[tuple[str, str]] = set()
         self._rejected: Counter[str] = Counter()
 
     async def make(self, sources: list[TaskSource]) -> list[Candidate]:
-        """Draft and gate until the plans or the wanted number run out; return tasks by name."""
-        started = time.monotonic()
+        """Draft and gate until the plans, the number or the time run out; return tasks by name."""
+        self._started = time.monotonic()
         plans = _in_turns(sources)
         async with asyncio.TaskGroup() as group:
-            for _ in range(self._num_concurrent):
+            for _ in range(self._bounds.num_concurrent):
                 group.create_task(self._work(plans))
         self.counts.rejected = dict(self._rejected.most_common())
         self.counts.num_tasks = len(self.tasks)
         self.counts.by_source = dict(Counter(one.origin.source for one in self.tasks))
-        self.counts.wall_s = time.monotonic() - started
+        self.counts.wall_s = time.monotonic() - self._started
         return sorted(self.tasks, key=lambda one: one.task.task_id)
 
     async def _work(self, plans: Iterator[Plan]) -> None:
         for plan in plans:
-            if len(self.tasks) >= self._num_max:
+            if self._is_full() or time.monotonic() - self._started > self._bounds.wall_s_max:
                 return
             self.counts.num_plans += 1
             try:
                 async with asyncio.timeout(DRAFT_S_MAX):
                     for candidate in await _again(partial(plan.draft, self._lab)):
-                        if len(self.tasks) < self._num_max:
+                        if not self._is_full():
                             await self._gate(candidate)
             except TaskRejectedError as error:
                 self._reject(error)
@@ -95,6 +101,9 @@ class Factory:
                 self._reject(TaskRejectedError(Rejection.MACHINE, f"{plan.name}: no end in time"))
             if self.counts.num_plans % 25 == 0:
                 self._say(self._line())
+
+    def _is_full(self) -> bool:
+        return len(self.tasks) >= self._bounds.num_tasks_max
 
     async def _gate(self, candidate: Candidate) -> None:
         self.counts.num_candidates += 1

@@ -13,7 +13,7 @@ from penstock.envs.sandbox import ExecResult
 from penstock.envs.tasks.commits import CommitSource
 from penstock.envs.tasks.differential import ARGV, PROGRAM_FILE, program, tells
 from penstock.envs.tasks.difficulty import difficulty, difficulty_label
-from penstock.envs.tasks.factory import Factory, open_source
+from penstock.envs.tasks.factory import Bounds, Factory, open_source
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.injected import InjectConfig
 from penstock.envs.tasks.ladder import LadderSource
@@ -97,7 +97,8 @@ def shapes(tmp_path):
 async def made(tmp_path, num_max=100):
     lab = tmp_path / "lab"
     lab.mkdir()
-    factory = Factory(HostLab(lab), num_concurrent=1, num_max=num_max, say=lambda text: None)
+    bounds = Bounds(num_tasks_max=num_max, num_concurrent=1)
+    factory = Factory(HostLab(lab), bounds, lambda text: None)
     source = open_source(str(shapes(tmp_path)), InjectConfig(seed=3))
     return factory, await factory.make([source])
 
