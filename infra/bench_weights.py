@@ -32,8 +32,8 @@ def bench_weights(base: Path | None = None, target: Path | None = None) -> dict[
         ConfigError: two checkpoints without a common tensor.
 
     """
-    torch.set_num_threads(1)
     pairs = _pairs(base, target)
+    torch.set_num_threads(1)
     figures: dict[str, PairFigures] = {}
     found: list[Bar] = []
     for label, pair in pairs.items():
