@@ -24,8 +24,8 @@ NOTHING = -1
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """What fetching and applying take; deployments that know theirs say so."""
 
-    fetch_bytes_s: float = 125e6
-    """A gigabit link."""
+    fetch_bytes_s: float = 25e6
+    """A store that a few dozen share over a gigabit link, or a link between continents."""
     apply_bytes_s: float = 1e9
     """Of the whole snapshot: decoding reads the base, the digest the result."""
 
