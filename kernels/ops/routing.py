@@ -61,6 +61,8 @@ def router_topk(  # noqa: PLR0913 - the options are keywords
     check_range("num_chosen", num_chosen, 1, min(num_experts, NUM_CHOSEN_MAX))
     if recorded is not None:
         recorded = _checked_ids(recorded, (num_tokens, num_chosen), num_experts)
+        if bool(((recorded[:, :1] >= 0) & (recorded < 0)).any()):
+            raise KernelArgumentError("recorded: expected a row of ids, or one that starts with -1")
     routing = Routing(
         torch.empty((num_tokens, num_chosen), dtype=torch.int16, device=logits.device),
         torch.empty((num_tokens, num_chosen), dtype=torch.float32, device=logits.device),

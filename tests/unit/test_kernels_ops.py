@@ -24,6 +24,8 @@ INT32 = torch.int32
         (lambda: ops.nvfp4_quantize(torch.zeros(4, 24)), "multiple of 16"),
         (lambda: ops.router_topk(torch.zeros(2, 8), 9), "num_chosen: expected 1..8"),
         (lambda: ops.router_topk(torch.zeros(2, 8), 1, recorded=torch.full((2, 1), 8)), "-1..7"),
+        (lambda: ops.router_topk(torch.zeros(1, 8), 2, recorded=torch.tensor([[3, -1]])),
+         "expected a row of ids"),
         (lambda: ops.routes_pack(torch.zeros(2, 8), 8), "expected"),
         (lambda: ops.rms_norm(torch.zeros(2, 8), torch.zeros(9), 1e-6), r"weight: expected \[8\]"),
         (lambda: ops.token_logprobs(torch.zeros(1, 8), torch.tensor([8])), "targets: expected"),
