@@ -1,11 +1,16 @@
 """`penstock mismatch`: what it measures, and how it tells it."""
 
 import json
+from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from penstock import infra
 from penstock.infra.cli import main
+from penstock.infra.config import load_config
 from penstock.kernels import native
+from penstock.messages.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(native.find_compiler() is None, reason="no C compiler")
 TINY = """
@@ -51,3 +56,23 @@ def test_a_table_is_for_people(config, capsys):
 def test_wrong_wishes_are_refused(config, capsys):
     assert main(["mismatch", "--config", str(config), "--tokens", "0"]) == 2
     assert "--tokens" in capsys.readouterr().err
+
+
+def test_the_mxfp8_quickstart_is_the_quickstart_but_for_the_format():
+    folder = Path(infra.__file__).parent / "configs"
+    plain = load_config(folder / "quickstart.toml")
+    mxfp8 = load_config(folder / "quickstart-mxfp8.toml")
+    assert mxfp8.policy.numerics.expert_format == "mxfp8"
+    assert structs.replace(mxfp8, policy=plain.policy) == plain
+
+
+def test_a_base_has_no_base(tmp_path, config):
+    (tmp_path / "one.toml").write_text('base = "tiny.toml"\n[policy]\nhidden_size = 64\n')
+    (tmp_path / "two.toml").write_text('base = "one.toml"\n')
+    assert load_config(tmp_path / "one.toml").policy.hidden_size == 64
+    assert load_config(tmp_path / "one.toml").policy.vocab_size == 300
+    with pytest.raises(ConfigError, match="without a base"):
+        load_config(tmp_path / "two.toml")
+    (tmp_path / "three.toml").write_text('base = "none.toml"\n')
+    with pytest.raises(ConfigError, match="no such configuration"):
+        load_config(tmp_path / "three.toml")
