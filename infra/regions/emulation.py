@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
@@ -21,8 +20,6 @@ from penstock.infra.regions.links import (
 )
 from penstock.infra.regions.probe import probe_namespaces
 from penstock.infra.regions.settings import LinkSection, RegionPlace
-
-log = logging.getLogger(__name__)
 
 
 class Linked(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +84,7 @@ class Emulation:
                     yield {name: node.place for name, node in self.nodes.items()}
                     for keeper in keepers:
                         keeper.cancel()
-            except* LinkError as failures:
+            except ExceptionGroup as failures:  # The body's own error comes in a group, too.
                 raise failures.exceptions[0] from None
 
 

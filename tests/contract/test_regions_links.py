@@ -21,6 +21,7 @@ from penstock.infra.regions.probe import probe_namespaces
 from penstock.infra.regions.settings import LinkSection
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.control import ActorStarted
+from penstock.messages.errors import DeadlineError
 
 OBSTACLE = asyncio.run(probe_namespaces())
 ROOTED = pytest.mark.skipif(bool(OBSTACLE), reason=OBSTACLE or "namespaces are allowed")
@@ -184,6 +185,13 @@ async def test_a_leaf_node_that_dies_is_started_again_and_a_link_that_ends_ends_
                     await asyncio.sleep(30)
             finally:
                 await server.stop()
+
+
+async def test_an_error_of_the_run_comes_out_as_it_is(tmp_path):
+    server = EmbeddedServer(store_dir=tmp_path)
+    with pytest.raises(DeadlineError, match="the run's own"):
+        async with Emulation([], tmp_path).places(server, None):
+            raise DeadlineError("the run's own")
 
 
 @ROOTED
