@@ -169,7 +169,7 @@ class QemuKvmBackend(QemuTcgBackend):
     isolation_class = IsolationClass.HARDWARE_VM
     accelerator = "kvm"
     devices = ("/dev/kvm",)
-    template_deadline_s = 20.0
+    template_deadline_s = 8.0
     """Some hosts open KVM and then emulate it, at a hundredth of the speed: of no use."""
 
     def __init__(self, cache: Path | None = None, mem_mib: int = MEM_MIB, layer: str = "") -> None:
