@@ -23,8 +23,7 @@ from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.control import ActorStarted
 from penstock.messages.errors import DeadlineError
 
-OBSTACLE = asyncio.run(probe_namespaces())
-ROOTED = pytest.mark.skipif(bool(OBSTACLE), reason=OBSTACLE or "namespaces are allowed")
+_obstacles: list[str] = []
 LINK = LinkSection(bandwidth_mbit_s=80.0, rtt_ms=60.0)
 NUM_BYTES = 1_000_000
 DIAL = """
@@ -60,12 +59,20 @@ asyncio.run(main(Path(sys.argv[1])))
 """
 
 
-@pytest.fixture(params=[pytest.param("tunnel", marks=ROOTED), "proxy"])
+async def skip_without_namespaces() -> None:
+    if not _obstacles:
+        _obstacles.append(await probe_namespaces())
+    if _obstacles[0]:
+        pytest.skip(_obstacles[0])
+
+
+@pytest.fixture(params=["tunnel", "proxy"])
 async def link(request):
     port = free_port()
     if request.param == "proxy":
         opening = open_proxy(0, LINK, port)
     else:
+        await skip_without_namespaces()
         opening = open_tunnel(await free_subnet(), 0, LINK, port)
     async with opening as opened:
         host = opened.hub_address.partition(":")[0]
@@ -148,8 +155,8 @@ async def far_side(url: str) -> None:
     await objects.close()
 
 
-@ROOTED
 async def test_a_region_reaches_the_hub_and_nothing_else(tmp_path):
+    await skip_without_namespaces()
     async with open_tunnel(await free_subnet(), 0, LINK, 1) as opened:
         listing = await asyncio.create_subprocess_exec(
             "nsenter", f"--net=/proc/{opened.namespace_pid}/ns/net", "--", "ip", "-brief", "route",
@@ -194,8 +201,8 @@ async def test_an_error_of_the_run_comes_out_as_it_is(tmp_path):
             raise DeadlineError("the run's own")
 
 
-@ROOTED
 def test_kill_9_leaves_no_device_and_no_process(tmp_path):
+    asyncio.run(skip_without_namespaces())
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
