@@ -18,6 +18,14 @@ from penstock.kernels.reference.quantize import mxfp8_dequantize, mxfp8_rows
 from penstock.messages.task import Sampling
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def policy_in(expert_format, seed=0, scale=4.0):
     config = PolicyConfig(
         vocab_size=120,

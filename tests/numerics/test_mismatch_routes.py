@@ -25,6 +25,14 @@ SHAPE = (3, 2)
 NUM_EXPERTS = 8
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def routes_of(count, seed=0):
     return np.random.default_rng(seed).integers(0, NUM_EXPERTS, (count, *SHAPE)).astype(np.uint8)
 

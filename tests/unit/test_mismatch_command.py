@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec import structs
 
 from penstock import infra
@@ -24,6 +25,14 @@ head_dim = 16
 moe_intermediate_size = 32
 max_position_embeddings = 256
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
