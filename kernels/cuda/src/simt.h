@@ -88,14 +88,19 @@ static Exchange &warp() { return warps[current / WARP]; }
 static unsigned lane() { return current % WARP; }
 static void warp_wait() { wait(warp().barrier, WARP); }
 
-template <class T> T exchange(T value, unsigned from) {
+// Every lane of the warp gives `value` and sees what all gave.
+template <class T> void gather(T value, T (&all)[WARP]) {
     static_assert(sizeof(T) <= 32, "a lane passes at most 8 words");
     Exchange &own = warp();
     memcpy(own.words[lane()], &value, sizeof(T));
     warp_wait();
-    memcpy(&value, own.words[from], sizeof(T));
+    for (int from = 0; from < WARP; from++) memcpy(&all[from], own.words[from], sizeof(T));
     warp_wait();
-    return value;
+}
+template <class T> T exchange(T value, unsigned from) {
+    T all[WARP];
+    gather(value, all);
+    return all[from];
 }
 
 static bool run_block() {
@@ -167,9 +172,10 @@ template <class T> T __shfl_up_sync(unsigned, T value, unsigned delta) {
     return simt::exchange(value, simt::lane() < delta ? simt::lane() : simt::lane() - delta);
 }
 inline unsigned __ballot_sync(unsigned, bool vote) {
+    bool all[simt::WARP];
+    simt::gather(vote, all);
     unsigned votes = 0;
-    for (int lane = 0; lane < simt::WARP; lane++)
-        votes |= static_cast<unsigned>(simt::exchange<int>(vote, lane)) << lane;
+    for (int lane = 0; lane < simt::WARP; lane++) votes |= unsigned(all[lane]) << lane;
     return votes;
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }

@@ -43,7 +43,7 @@ __device__ __forceinline__ void multiply_add(float (&sum)[4], const unsigned (&a
     struct Fragments {
         unsigned a[4], b[2];
     } own = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}}, of[32];
-    for (int lane = 0; lane < 32; lane++) of[lane] = simt::exchange(own, lane);
+    simt::gather(own, of);
     auto half = [](unsigned pair, int i) {
         return to_float(static_cast<bf16>(i ? pair >> 16 : pair));
     };
