@@ -1,6 +1,6 @@
 """One bug in a function of a real module, the rest of its text untouched.
 
-A changed node's text is replaced in place, so comments and layout stay. Each result is parsed
+A changed node's text is replaced in place, so comments and layout stay. The function is parsed
 again and must be the tree that was meant: what cannot be written in place is left out.
 """
 
@@ -27,14 +27,17 @@ class Bug:
 
 
 class ModuleText:
-    """A module's source by the positions that `ast` gives."""
+    """A module's source by the positions that `ast` gives, and one function in it."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, target: Target) -> None:
         """Index the lines; positions count bytes."""
         self._data = source.encode()
         self._starts = [0]
         for line in self._data.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
+        node = target.node
+        self._first_line = node.lineno
+        self._range = self._starts[node.lineno - 1], self._starts[node.end_lineno or node.lineno]
 
     def span(self, node: ast.AST) -> tuple[int, int]:
         """Return the byte range of a node."""
@@ -51,6 +54,17 @@ class ModuleText:
         """Return the module with another text in a byte range."""
         return (self._data[:first] + text.encode() + self._data[last:]).decode()
 
+    def parsed(self, first: int, last: int, text: str) -> ast.Module | None:
+        """Parse the function with another text in a byte range; lines count as in the module."""
+        start, end = self._range
+        function = (self._data[start:first] + text.encode() + self._data[last:end]).decode()
+        is_indented = function[:1].isspace()
+        try:
+            tree = ast.parse(f"if 1:\n{function}" if is_indented else function)
+        except (SyntaxError, ValueError, RecursionError):
+            return None
+        return ast.increment_lineno(tree, self._first_line - 1 - is_indented)
+
 
 def draw_bugs(source: str, target: Target, rng: random.Random, num_max: int) -> list[Bug]:
     """Draw distinct bugs of a function, its kinds taking turns.
@@ -62,7 +76,7 @@ def draw_bugs(source: str, target: Target, rng: random.Random, num_max: int) -> 
         num_max: at most so many.
 
     """
-    module = ModuleText(source)
+    module = ModuleText(source, target)
     by_kind: dict[str, list[Callable[[], str | None]]] = {}
     for kind, write in _all_bugs(module, target):
         by_kind.setdefault(kind, []).append(write)
@@ -80,7 +94,7 @@ def draw_bugs(source: str, target: Target, rng: random.Random, num_max: int) -> 
 
 def without_body(source: str, target: Target) -> str:
     """Return the module with the function's statements after its docstring removed."""
-    module = ModuleText(source)
+    module = ModuleText(source, target)
     body = body_of(target.node)
     first, last = module.span(body[0])[0], module.span(body[-1])[1]
     return module.replaced(first, last, MISSING)
@@ -89,7 +103,7 @@ def without_body(source: str, target: Target) -> str:
 def _all_bugs(module: ModuleText, target: Target) -> Iterator[tuple[str, Callable[[], str | None]]]:
     """Yield the kind of each bug and what writes the module with it.
 
-    Writing parses the module, and most bugs are never asked for.
+    Writing parses the function, and most bugs are never asked for.
     """
     body = body_of(target.node)
     for edit in edits(body, variables(target.node)):
@@ -105,8 +119,8 @@ def _all_bugs(module: ModuleText, target: Target) -> Iterator[tuple[str, Callabl
 
 
 def _replaced(module: ModuleText, node: ast.AST, text: str) -> str | None:
-    changed = module.replaced(*module.span(node), text)
-    return changed if _parsed(changed) is not None else None
+    span = module.span(node)
+    return module.replaced(*span, text) if module.parsed(*span, text) is not None else None
 
 
 def _written_in_place(module: ModuleText, edit: Edit) -> str | None:
@@ -123,24 +137,16 @@ def _written_in_place(module: ModuleText, edit: Edit) -> str | None:
     finally:
         apply(originals)
     for written in (text, f"({text})"):
-        changed = module.replaced(*span, written)
-        if _holds(changed, meant, outer, type(outer)):
-            return changed
+        tree = module.parsed(*span, written)
+        if tree is not None and _holds(tree, meant, outer):
+            return module.replaced(*span, written)
     return None
 
 
-def _holds(source: str, meant: str, outer: ast.AST, kind: type[ast.AST]) -> bool:
-    """Tell whether the changed node is in the source as it was meant, on its own line."""
-    tree = _parsed(source)
+def _holds(tree: ast.Module, meant: str, outer: ast.AST) -> bool:
+    """Tell whether the changed node is in the function as it was meant, on its own line."""
     line = outer.lineno  # type: ignore[attr-defined]
-    return tree is not None and any(
-        isinstance(node, kind) and node.lineno == line and ast.dump(node) == meant  # type: ignore[attr-defined]
+    return any(
+        isinstance(node, type(outer)) and node.lineno == line and ast.dump(node) == meant  # type: ignore[attr-defined]
         for node in ast.walk(tree)
     )
-
-
-def _parsed(source: str) -> ast.Module | None:
-    try:
-        return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return None
