@@ -99,7 +99,7 @@ async def made(tmp_path, num_max=100):
     lab.mkdir()
     bounds = Bounds(num_tasks_max=num_max, num_concurrent=1)
     factory = Factory(HostLab(lab), bounds, lambda text: None)
-    source = open_source(str(shapes(tmp_path)), InjectConfig(seed=3))
+    source = open_source(str(shapes(tmp_path)), InjectConfig(seed=3, bugs_per_function=1))
     return factory, await factory.make([source])
 
 
