@@ -31,7 +31,7 @@ INT32 = torch.int32
         (lambda: ops.token_logprobs(torch.zeros(1, 8), torch.tensor([8])), "targets: expected"),
         (lambda: ops.matmul(torch.zeros(2, 8), torch.zeros(3, 9)), r"weight: expected \[any, 8\]"),
         (lambda: ops.delta_apply(torch.zeros(4), torch.tensor([4], dtype=INT32), torch.ones(1)),
-         "positions: largest"),
+         "positions: smallest: expected 0..3, got 4"),
         (lambda: ops.rms_norm(torch.zeros(1, 4), torch.ones(4), 0.0, backend="cuda"),
          "expected cuda tensors"),
         (lambda: ops.rms_norm(torch.zeros(1, 4), torch.ones(4), 0.0, backend="tpu"),
