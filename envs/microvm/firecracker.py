@@ -151,7 +151,6 @@ class FirecrackerBackend:
             await api.put("/vsock", guest_cid=3, uds_path="/vsock.sock")
             await api.put("/actions", action_type="InstanceStart")
             connection = await self._connect(process, jail, None, timeout_s)
-            await connection.ready
         return self._machine(connection, process, jail, started)
 
     async def restore(
@@ -170,7 +169,6 @@ class FirecrackerBackend:
                 "/snapshot/load", snapshot_path="/saved", mem_backend=memory, resume_vm=True
             )
             connection = await self._connect(process, jail, saved.line, timeout_s)
-            await connection.thaw(Identity.new(saved.line.epoch + 1), timeout_s=timeout_s)
         return self._machine(connection, process, jail, started)
 
     def _machine(
@@ -183,11 +181,20 @@ class FirecrackerBackend:
     async def _connect(
         process: HostProcess, jail: Path, line: LineState | None, timeout_s: float
     ) -> GuestConnection:
+        """Connect to a guest that boots, or to a frozen one, which goes on as a new machine."""
         _, connection = await connect_vsock(
             jail / "root" / "vsock.sock",
             lambda: GuestConnection(process.last_words, line),
             deadline_s=timeout_s,
         )
+        try:
+            if line is None:
+                await connection.ready
+            else:
+                await connection.thaw(Identity.new(line.epoch + 1), timeout_s=timeout_s)
+        except BaseException:
+            connection.abort()
+            raise
         return connection
 
     @asynccontextmanager

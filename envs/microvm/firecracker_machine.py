@@ -33,6 +33,7 @@ class FirecrackerMachine(GuestSandbox):
         self._jail = jail
         self._api = FirecrackerApi(jail / "root" / "api.sock", SAVE_DEADLINE_S)
         self._machine_digest = machine_digest
+        self._saving = asyncio.Lock()
 
     async def checkpoint(self, folder: Path) -> None:
         """See `SavingMachine.checkpoint`."""
@@ -40,15 +41,21 @@ class FirecrackerMachine(GuestSandbox):
             await asyncio.to_thread(folder.mkdir, parents=True, mode=0o700)
         except FileExistsError:
             raise SandboxFileError(f"checkpoint {folder}: exists already") from None
-        started = time.perf_counter()
-        line = await self._connection.freeze(timeout_s=self.hang_grace_s)
-        await self._api.patch("/vm", state="Paused")
-        await self._api.put(
-            "/snapshot/create", snapshot_type="Full", snapshot_path="/saved", mem_file_path="/mem"
-        )
-        await self._api.patch("/vm", state="Resumed")
-        await self._connection.thaw(Identity(epoch=line.epoch), timeout_s=self.hang_grace_s)
-        pause_ms = (time.perf_counter() - started) * 1000
+        async with self._saving:
+            started = time.perf_counter()
+            line = await self._connection.freeze(timeout_s=self.hang_grace_s)
+            try:
+                await self._api.patch("/vm", state="Paused")
+                await self._api.put(
+                    "/snapshot/create",
+                    snapshot_type="Full",
+                    snapshot_path="/saved",
+                    mem_file_path="/mem",
+                )
+            finally:
+                await self._api.patch("/vm", state="Resumed")
+                await self._connection.thaw(Identity(epoch=line.epoch), timeout_s=self.hang_grace_s)
+            pause_ms = (time.perf_counter() - started) * 1000
         await asyncio.to_thread(self._move_out, folder, line, pause_ms)
 
     def _move_out(self, folder: Path, line: LineState, pause_ms: float) -> None:

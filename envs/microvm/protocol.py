@@ -300,6 +300,11 @@ class GuestConnection(asyncio.Protocol):
                 future.exception()  # seen: a waiter may have gone already
 
     @property
+    def epoch(self) -> int:
+        """Which of its guest's copies this connection means."""
+        return self._epoch
+
+    @property
     def died(self) -> SandboxDied | None:
         """Why the connection ended, or None while it lives."""
         return self._death

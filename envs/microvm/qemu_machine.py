@@ -82,6 +82,7 @@ class QemuMachine(GuestSandbox):
         super().__init__(connection, process, info)
         self.monitor = monitor
         self._builder = builder
+        self._saving = asyncio.Lock()
 
     async def connected(self) -> None:
         """Wait for the hello of a guest that boots."""
@@ -102,10 +103,16 @@ class QemuMachine(GuestSandbox):
         await self.monitor.migrated(deadline_s=SAVE_DEADLINE_S)
         return line
 
-    async def go_on(self, epoch: int) -> None:
-        """Go on after a save, as the machine it was."""
-        await self.monitor.run("cont")
-        await self.become(Identity(epoch=epoch))
+    async def _save_and_go_on(self, state: int) -> tuple[LineState, float]:
+        """Save, and go on as the machine it was, also when saving failed."""
+        async with self._saving:
+            started = time.perf_counter()
+            try:
+                line = await self.save(state)
+            finally:
+                await self.monitor.run("cont")
+                await self.become(Identity(epoch=self._connection.epoch))
+            return line, (time.perf_counter() - started) * 1000
 
     async def checkpoint(self, folder: Path) -> None:
         """See `SavingMachine.checkpoint`. The machine waits for memory alone, not for the disk."""
@@ -115,10 +122,7 @@ class QemuMachine(GuestSandbox):
             raise SandboxFileError(f"checkpoint {folder}: exists already") from None
         try:
             with os.fdopen(os.memfd_create("checkpoint", os.MFD_CLOEXEC), "rb") as state:
-                started = time.perf_counter()
-                line = await self.save(state.fileno())
-                await self.go_on(line.epoch)
-                pause_ms = (time.perf_counter() - started) * 1000
+                line, pause_ms = await self._save_and_go_on(state.fileno())
                 await asyncio.to_thread(_write_out, state, folder / STATE)
                 num_bytes = os.fstat(state.fileno()).st_size
             checkpoint = Checkpoint(
