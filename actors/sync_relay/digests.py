@@ -18,11 +18,8 @@ from penstock.messages.errors import CorruptDataError
 from penstock.messages.weights import TileRef
 
 TILE_ELEMENTS = 64 << 10
-_CHUNK_ELEMENTS = 1 << 20
 _TILE_BYTES = 8
 _WORD = (1 << 64) - 1
-_PLACE, _VALUE = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
-_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 class DigestTable(msgspec.Struct, frozen=True):
@@ -92,32 +89,6 @@ def tile_bytes(array: np.ndarray, tile: int) -> np.ndarray:
 def _tile_digests(array: np.ndarray) -> bytes:
     num_tiles = -(-array.size // TILE_ELEMENTS)
     return b"".join(xxhash.xxh3_64_digest(tile_bytes(array, n).data) for n in range(num_tiles))
-
-
-def element_sum(places: np.ndarray, values: np.ndarray) -> int:
-    """Add up a mix of place and value over elements, modulo 2**64.
-
-    Args:
-        places: [K] flat coordinates in the whole snapshot.
-        values: [K] bit patterns, unsigned.
-
-    """
-    mixed = places.astype(np.uint64) * _PLACE + _MIX[0]
-    mixed ^= (mixed >> np.uint64(31)) + (values.astype(np.uint64) + np.uint64(1)) * _VALUE
-    for shift, factor in zip((30, 27), _MIX, strict=True):
-        mixed ^= mixed >> np.uint64(shift)
-        mixed *= factor
-    mixed ^= mixed >> np.uint64(31)
-    return int(mixed.sum(dtype=np.uint64))
-
-
-def run_element_sum(start: int, values: np.ndarray) -> int:
-    """Add up the elements of a run that begins at a flat coordinate, in bounded memory."""
-    total = 0
-    for at in range(0, values.size, _CHUNK_ELEMENTS):
-        part = values[at : at + _CHUNK_ELEMENTS]
-        total += element_sum(np.arange(start + at, start + at + part.size), part)
-    return total & _WORD
 
 
 def add_to_digest(digest: str, change: int) -> str:

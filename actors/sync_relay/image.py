@@ -16,9 +16,9 @@ import numpy as np
 import xxhash
 
 from penstock.actors.runtime.snapshots import Snapshot
-from penstock.actors.sync_relay.digests import add_to_digest, run_element_sum
+from penstock.actors.sync_relay.digests import add_to_digest
 from penstock.kernels.delta import Patch
-from penstock.kernels.digest import root_digest
+from penstock.kernels.digest import root_digest, run_element_sum
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.weights import Extent
 

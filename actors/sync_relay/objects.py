@@ -15,14 +15,10 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from penstock.actors.sync_relay.digests import (
-    add_to_digest,
-    element_sum,
-    make_table,
-    run_element_sum,
-)
+from penstock.actors.sync_relay.digests import add_to_digest, make_table
 from penstock.actors.sync_relay.image import Image, Table, TensorSpec, table_digest
 from penstock.kernels import delta
+from penstock.kernels.digest import element_sum, run_element_sum
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.weights import Extent, ShardRef, SnapshotKind, WeightsPublished
 
