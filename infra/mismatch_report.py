@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from penstock.infra.mismatch import Subject
 
 MODES = ("exact", "fast", "off")
-_ROUNDS = 5
+_TRAIN_ROUNDS = 5
+_DECODE_ROUNDS = 25
+"""What recording costs is small: it takes many rounds to see."""
 _DECODE_ROWS = 32
 _DECODE_POSITIONS = 256
 _DECODE_STEPS = 64
@@ -81,7 +83,7 @@ def _train_s(policy: Policy, rollouts: Rollouts, temperature: float) -> dict[str
         current.sum().backward()
         policies[mode].zero_grad(set_to_none=True)
 
-    return _in_turns({mode: (lambda m=mode: step(m)) for mode in MODES})
+    return _in_turns({mode: (lambda m=mode: step(m)) for mode in MODES}, _TRAIN_ROUNDS)
 
 
 def _route_bytes(rollouts: Rollouts, num_experts: int) -> dict[str, float]:
@@ -121,7 +123,8 @@ def _recording(policy: Policy) -> dict[str, float]:
             at = np.full(_DECODE_ROWS, position, np.int32)
             kernel.step(weights, kv, target, (token_ids, rows, at), rows)
 
-    found = _in_turns({"with": lambda: decode(routes), "without": lambda: decode(None)})
+    works = {"with": lambda: decode(routes), "without": lambda: decode(None)}
+    found = _in_turns(works, _DECODE_ROUNDS)
     return {
         "with_s": found["with"],
         "without_s": found["without"],
@@ -129,10 +132,10 @@ def _recording(policy: Policy) -> dict[str, float]:
     }
 
 
-def _in_turns(works: dict[str, Callable[[], None]]) -> dict[str, float]:
+def _in_turns(works: dict[str, Callable[[], None]], num_rounds: int) -> dict[str, float]:
     """Return the median time of each, after one unmeasured round; rounds alternate."""
     times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(_ROUNDS + 1):
+    for _ in range(num_rounds + 1):
         for name, work in works.items():
             started = time.perf_counter()
             work()
