@@ -1,0 +1,107 @@
+/* Groups of blocks of elements: who changed, who belongs to which class, and steps. */
+#ifndef PENSTOCK_BLOCKS_H
+#define PENSTOCK_BLOCKS_H
+#include "lanes.h"
+
+#define GROUP 8
+#define CLASSES_MAX 16
+
+typedef struct {
+    const uint8_t *base, *target;
+    int64_t num_elements;
+    int32_t itemsize, bits, is_float, key_shift;
+    uint32_t key_mask;
+    int32_t num_classes, has_mask;
+    int32_t first_keys[CLASSES_MAX];
+} shape_t;
+
+INLINE uint64_t valid_mask(int64_t left) {
+    if (left >= BLOCK) return ~UINT64_C(0);
+    return left > 0 ? (UINT64_C(1) << left) - 1 : 0;
+}
+
+/* A block, or a padded copy of one that reaches over the end. */
+INLINE const uint8_t *block_at(
+    const uint8_t *array, int64_t start, int64_t left, uint8_t *room, const int itemsize) {
+    if (left >= BLOCK) return array + start * itemsize;
+    memset(room, 0, (size_t)BLOCK * itemsize);
+    if (left > 0) memcpy(room, array + start * itemsize, (size_t)(left * itemsize));
+    return room;
+}
+
+typedef struct {
+    uint64_t changed[GROUP];
+    uint64_t masks[CLASSES_MAX][GROUP]; /* the members of each class */
+    int64_t ranks[CLASSES_MAX][GROUP];  /* members before each block */
+} group_t;
+
+/* Look at the blocks from `start`; `seen` counts each class's members so far. */
+INLINE void scan(
+    const shape_t *s, int64_t start, int64_t *seen, group_t *group, const int has_target,
+    const int itemsize) {
+    uint8_t old_room[4 * BLOCK], new_room[4 * BLOCK];
+    for (int b = 0; b < GROUP; b++) {
+        int64_t at = start + BLOCK * b, left = s->num_elements - at;
+        lanes_t old = lanes_at(block_at(s->base, at, left, old_room, itemsize), itemsize);
+        if (has_target)
+            group->changed[b] = differ(
+                old, lanes_at(block_at(s->target, at, left, new_room, itemsize), itemsize),
+                itemsize);
+        uint64_t valid = valid_mask(left), above = valid;
+        lanes_t keys = keys_of(old, s->key_mask, itemsize);
+        for (int c = 0; c + 1 < s->num_classes; c++) {
+            uint32_t least = (uint32_t)s->first_keys[c + 1] << s->key_shift;
+            uint64_t next = at_least(keys, least, itemsize) & valid;
+            group->masks[c][b] = above & ~next;
+            above = next;
+        }
+        group->masks[s->num_classes - 1][b] = above;
+    }
+    for (int c = 0; c < s->num_classes; c++)
+        for (int b = 0; b < GROUP; b++) {
+            group->ranks[c][b] = seen[c];
+            seen[c] += __builtin_popcountll(group->masks[c][b]);
+        }
+}
+
+/* List the places of a group's bits; the list has room for 8 more than there are. */
+INLINE int list_bits(const uint64_t *bits, uint16_t *list) {
+    int count = 0;
+    for (int b = 0; b < GROUP; b++) {
+        uint64_t rest = bits[b];
+        int own = __builtin_popcountll(rest);
+        for (int i = 0; i < 8; i++) {
+            list[count + i] = (uint16_t)(BLOCK * b + __builtin_ctzll(rest | UINT64_C(1) << 63));
+            rest &= rest - 1;
+        }
+        for (int i = 8; i < own; i++) {
+            list[count + i] = (uint16_t)(BLOCK * b + __builtin_ctzll(rest));
+            rest &= rest - 1;
+        }
+        count += own;
+    }
+    return count;
+}
+
+INLINE uint32_t ones(int bits) { return bits == 32 ? ~UINT32_C(0) : (UINT32_C(1) << bits) - 1; }
+
+INLINE uint32_t ordered(const shape_t *s, uint32_t value) {
+    uint32_t sign = UINT32_C(1) << (s->bits - 1);
+    if (!s->is_float) return value;
+    return value & sign ? ~value & ones(s->bits) : value | sign;
+}
+
+INLINE uint32_t from_ordered(const shape_t *s, uint32_t rank) {
+    uint32_t sign = UINT32_C(1) << (s->bits - 1);
+    if (!s->is_float) return rank;
+    return rank & sign ? rank ^ sign : ~rank & ones(s->bits);
+}
+
+static void fill_class_table(const shape_t *s, uint8_t *class_of) {
+    for (int key = 0, c = 0; key < 256; key++) {
+        while (c + 1 < s->num_classes && key >= s->first_keys[c + 1]) c++;
+        class_of[key] = (uint8_t)c;
+    }
+}
+
+#endif
