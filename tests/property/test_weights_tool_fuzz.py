@@ -36,7 +36,7 @@ def states(draw):
     return state
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(states(), states(), st.integers(1, 3))
 def test_any_pair_comes_back(before, after, num_threads):
     with tempfile.TemporaryDirectory() as name:
@@ -63,7 +63,7 @@ def sample(tmp_path_factory):
     return folder
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_a_damaged_delta_is_refused_and_leaves_nothing(sample, data):
     """Bytes are changed, cut or doubled: it is an error, or exactly the target."""
@@ -84,7 +84,7 @@ def test_a_damaged_delta_is_refused_and_leaves_nothing(sample, data):
             (sample / "out").unlink()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_manifest_of_any_values_is_checked(sample, data):
     """One field anywhere becomes another value: it is refused, or still decodes to the same."""
@@ -107,7 +107,7 @@ def test_a_manifest_of_any_values_is_checked(sample, data):
         assert changed != plain
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=300), st.booleans())
 def test_any_bytes_as_a_safetensors_file(tmp_path_factory, data, has_length):
     path = tmp_path_factory.getbasetemp() / "fuzzed"

@@ -4,7 +4,9 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch
 
 from penstock.infra.cli import main
 from penstock.infra.weights.bench.entropy import entropy_bound_bytes
@@ -17,13 +19,12 @@ FIGURES = {"ratio", "encode_gb_s", "decode_gb_s", "bit_exact"}
 
 @pytest.fixture
 def pair(tmp_path):
-    rng = np.random.default_rng(0)
-    masters = {name: (rng.standard_normal(20_000) * 0.02).astype(np.float32) for name in "ab"}
+    generator = torch.Generator().manual_seed(0)
+    masters = {name: 0.02 * torch.randn(20_000, generator=generator) for name in "ab"}
     for number, path in enumerate(("base", "next")):
-        moved = {n: m + np.float32(3e-6 * number) * rng.standard_normal(m.size, np.float32)
-                 for n, m in masters.items()}  # fmt: skip
-        rounded = {n: (m.view(np.uint32) >> 16).astype(np.uint16) for n, m in moved.items()}
-        save_file(rounded | {"count": np.array([number])}, tmp_path / path)
+        step = 3e-6 * number * torch.randn(20_000, generator=generator)
+        state = {name: (master + step).bfloat16() for name, master in masters.items()}
+        save_torch(state | {"count": torch.tensor([number])}, tmp_path / path)
     return tmp_path / "base", tmp_path / "next"
 
 
