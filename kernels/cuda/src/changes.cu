@@ -1,5 +1,5 @@
-// What changed between two versions of a flat array of bits: count by tile, then (after a running sum
-// of the counts) write positions and values in order. And the staged write over the old version.
+// What changed between two versions of a flat array of bits: count by tile, then (after a running
+// sum of the counts) write positions and values in order. And the staged write over the old version.
 
 #include "numbers.cuh"
 

@@ -1,5 +1,5 @@
-// float32 x [M, K] times weight [N, K] transposed: one 128-lane sum an output, so the bits are those
-// of the CPU and do not depend on M. For router gates and small heads.
+// float32 x [M, K] times weight [N, K] transposed: one 128-lane sum an output, so the bits are
+// those of the CPU and do not depend on M. For router gates and small heads.
 
 #include "numbers.cuh"
 

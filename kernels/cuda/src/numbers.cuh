@@ -1,8 +1,8 @@
-// The frozen float32 arithmetic and the small formats. The same operations in the same order stand in
-// kernels/reference/float32.py and formats.py. Compile with -fmad=false: what is fused says so.
+// The frozen float32 arithmetic. The same operations in the same order stand in
+// kernels/reference/float32.py. Compile with -fmad=false: what is fused says so.
 //
-// Where the chip converts in one instruction, the CPU build has an integer twin beside it; these are
-// the only lines of the bit-exact kernels that differ between the two.
+// Where the chip converts in one instruction, the CPU build has an integer twin beside it; these
+// are the only lines of the bit-exact kernels that differ between the two.
 #pragma once
 
 #include <stdint.h>
@@ -73,7 +73,7 @@ __device__ __forceinline__ float log_frozen(float x) {
     return abs_bits(x) < 0x7F800000u ? result : x;
 }
 
-// The last half of a 128-lane sum: thread l of a warp holds lanes 4l..4l+3. All threads get the sum.
+// The end of a 128-lane sum: thread l of a warp holds lanes 4l..4l+3. All threads get the sum.
 __device__ __forceinline__ float fold_lanes(float (&lanes)[4]) {
     for (int mask = 16; mask; mask /= 2)
         for (int j = 0; j < 4; j++) lanes[j] += __shfl_xor_sync(FULL_WARP, lanes[j], mask);
@@ -85,8 +85,9 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// Four consecutive elements of a row from k on, zeros past its end; rows of whole fours are aligned.
-__device__ __forceinline__ void load4(const float *row, long long k, long long width, float (&to)[4]) {
+// Four elements of a row from k on, zeros past its end; rows of whole fours are aligned.
+__device__ __forceinline__ void load4(const float *row, long long k, long long width,
+                                      float (&to)[4]) {
     if (width % 4 == 0 && k < width) {
         float4 four = *reinterpret_cast<const float4 *>(row + k);
         to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
@@ -94,7 +95,8 @@ __device__ __forceinline__ void load4(const float *row, long long k, long long w
         for (int j = 0; j < 4; j++) to[j] = k + j < width ? row[k + j] : 0.0f;
     }
 }
-__device__ __forceinline__ void load4(const bf16 *row, long long k, long long width, float (&to)[4]) {
+__device__ __forceinline__ void load4(const bf16 *row, long long k, long long width,
+                                      float (&to)[4]) {
     if (width % 4 == 0 && k < width) {
         uint2 four = *reinterpret_cast<const uint2 *>(row + k);
         to[0] = __uint_as_float(four.x << 16), to[1] = __uint_as_float(four.x & 0xFFFF0000u);

@@ -54,7 +54,8 @@ __device__ __forceinline__ void chunk_sum(const T *row, long long first, long lo
     for (int i = 0; i < ROUNDS; i++)
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            if (first + i * 128 + lane * 4 + j < width) lanes[j] += exp_frozen(values[i][j] - shift);
+            if (first + i * 128 + lane * 4 + j < width)
+                lanes[j] += exp_frozen(values[i][j] - shift);
     sum = fold_lanes(lanes);
 }
 

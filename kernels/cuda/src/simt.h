@@ -1,8 +1,8 @@
 // Runs CUDA C++ on a CPU: every thread of a block is a fiber, blocks run one after another.
 //
-// A kernel's source is included after this header and compiled by a C++ compiler. Fibers switch only
-// at barriers and shuffles, so a run is deterministic. Shared memory is filled with 0xAA before every
-// block. A barrier that not all threads reach is reported instead of hanging.
+// A kernel's source is included after this header and compiled by a C++ compiler. Fibers switch
+// only at barriers and shuffles, so a run is deterministic. Shared memory is filled with 0xAA before
+// every block. A barrier that not all threads reach is reported instead of hanging.
 // Left out: clusters, asynchronous copies (they happen at once), atomics, textures, warp votes other
 // than ballot. GCC puts no static of a template into a section: declare shared memory in the kernel.
 #pragma once

@@ -1,6 +1,6 @@
 // The three instructions of the tensor-core kernels, each beside a twin for the CPU. The twin of the
-// matrix product adds in its own order: on a CPU, inputs whose sums are exact check the indexing; the
-// rounding of the chip's sums can only be seen on the chip.
+// matrix product adds in its own order: on a CPU, inputs whose sums are exact check the indexing;
+// the rounding of the chip's sums can only be seen on the chip.
 #pragma once
 
 #include "numbers.cuh"
