@@ -12,7 +12,6 @@ import numpy as np
 
 from penstock.infra.weights.delta_file import DeltaWriter
 from penstock.infra.weights.manifest import (
-    EXTENT_WORDS_MAX,
     Extent,
     File,
     Manifest,
@@ -25,6 +24,8 @@ from penstock.infra.weights.parallel import ordered_map
 from penstock.infra.weights.tensors import Key, Tensor, TensorHasher, Weights
 from penstock.kernels import delta
 
+EXTENT_WORDS = 1 << 21
+"""Half of what the format allows costs 0.3 % in size, and halves what a thread holds."""
 Advance = Callable[[int], None]
 """Called with the number of bytes of the target that were done."""
 
@@ -163,7 +164,7 @@ def plan_runs(tensors: list[Tensor], is_based: Callable[[Tensor], bool]) -> Iter
             if run and (own != kind or rest > room):
                 yield run
                 run = []
-            room = room if run else EXTENT_WORDS_MAX
+            room = room if run else EXTENT_WORDS
             kind, count = own, min(rest, room)
             run.append(Piece(row, first, count))
             first, rest, room = first + count, rest - count, room - count
@@ -198,7 +199,5 @@ def joined(parts: list[np.ndarray]) -> np.ndarray:
 
 def hash_whole(weights: Weights, tensor: Tensor, hasher: TensorHasher) -> None:
     """Feed all of a tensor to its hasher, an extent's worth at a time."""
-    for first in range(0, tensor.num_words, EXTENT_WORDS_MAX):
-        hasher.update(
-            weights.read(tensor.key, first, min(EXTENT_WORDS_MAX, tensor.num_words - first))
-        )
+    for first in range(0, tensor.num_words, EXTENT_WORDS):
+        hasher.update(weights.read(tensor.key, first, min(EXTENT_WORDS, tensor.num_words - first)))
