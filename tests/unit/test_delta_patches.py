@@ -1,0 +1,104 @@
+"""What lies around the codecs: patches, folds, many arrays, odd shapes and kinds."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from penstock.kernels import delta
+from penstock.kernels.delta import Codec, Dtype, Patch
+from penstock.kernels.delta.dtypes import unpack_nibbles
+from penstock.messages.errors import CorruptDataError
+
+
+def steps(seed, count=4000, dtype=np.uint16):
+    """A chain of four versions, each a few units from the one before."""
+    rng = np.random.default_rng(seed)
+    versions = [rng.integers(0, 1 << 8, count).astype(dtype)]
+    for _ in range(3):
+        moves = np.where(rng.random(count) < 0.1, rng.integers(1, 4, count), 0)
+        versions.append(versions[-1] + moves.astype(dtype))
+    return versions
+
+
+def test_composed_patches_do_what_they_did_in_turn():
+    versions = steps(0)
+    patches = [delta.decode(old, delta.encode(old, new)) for old, new in pairwise(versions)]
+    patch, array = delta.compose(patches), versions[0].copy()
+    for _ in range(2):
+        delta.apply_into(array, patch)
+        np.testing.assert_array_equal(array, versions[-1])
+    assert np.all(np.diff(patch.flat_indices) > 0)
+
+
+def test_a_fold_is_one_payload_and_smaller_than_its_chain():
+    versions = steps(1)
+    chain = [delta.encode(old, new) for old, new in pairwise(versions)]
+    folded = delta.fold(versions[0], chain)
+    np.testing.assert_array_equal(delta.apply(versions[0], folded), versions[-1])
+    assert len(folded) < sum(map(len, chain))
+    with pytest.raises(CorruptDataError):
+        delta.fold(versions[1], chain)
+    with pytest.raises(ValueError, match="at least one"):
+        delta.fold(versions[0], [])
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0), (5, 7)])
+def test_any_shape_comes_back(shape):
+    base = np.full(shape, 0x3F80, np.uint16)
+    payload = delta.encode(base, base + np.uint16(1))
+    np.testing.assert_array_equal(delta.apply(base, payload), base + np.uint16(1))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_many_arrays_go_as_each_alone(threads):
+    pairs = [(*steps(seed)[:2], Dtype.BF16) for seed in range(5)]
+    payloads = delta.encode_many(pairs, threads)
+    assert payloads == [delta.encode(*pair) for pair in pairs]
+    extents = [(pair[0], payload) for pair, payload in zip(pairs, payloads, strict=True)]
+    for patch, (base, target, _) in zip(delta.decode_many(extents, threads), pairs, strict=True):
+        np.testing.assert_array_equal(patch.values, target[base != target])
+
+
+def test_a_patch_that_does_not_fit_writes_nothing():
+    array = np.zeros(4, np.uint16)
+    for patch in (
+        Patch(np.array([1, 4]), np.array([5, 6], np.uint16)),
+        Patch(np.array([-1, 2]), np.array([5, 6], np.uint16)),
+        Patch(np.array([1]), np.array([5], np.uint8)),
+    ):
+        with pytest.raises(ValueError, match=r"expected|reaches"):
+            delta.apply_into(array, patch)
+    assert not array.any()
+
+
+def test_half_bytes_go_better_as_elements_of_four_bits():
+    rng = np.random.default_rng(3)
+    halves = rng.integers(1, 15, 1 << 15).astype(np.uint8)
+    moved = halves + (rng.random(halves.size) < 0.02).astype(np.uint8)
+    base, target = (h[::2] | h[1::2] << 4 for h in (halves, moved))
+    payload = delta.encode(base, target, Dtype.INT4X2)
+    np.testing.assert_array_equal(delta.apply(base, payload), target)
+    np.testing.assert_array_equal(unpack_nibbles(target), moved)
+    assert len(payload) < 0.96 * len(delta.encode(base, target, Dtype.INT8))
+
+
+def test_dense_changes_of_high_precision_leave_the_step_codecs_or_beat_raw():
+    rng = np.random.default_rng(4)
+    base = (rng.standard_normal(1 << 14) * 0.02).astype(np.float32)
+    target = base + np.float32(3e-6) * rng.standard_normal(base.size).astype(np.float32)
+    bits = base.view(np.uint32), target.view(np.uint32)
+    payload = delta.encode(*bits)
+    np.testing.assert_array_equal(delta.apply(bits[0], payload), bits[1])
+    assert len(payload) < 0.7 * len(delta.encode_with(Codec.RAW, *bits))
+
+
+def test_eight_byte_elements_and_strided_or_signed_arrays():
+    base, target = np.arange(100, dtype=np.uint64), np.arange(100, dtype=np.uint64) * 3
+    for dtype in (None, Dtype.INT64, Dtype.FP64):
+        np.testing.assert_array_equal(delta.apply(base, delta.encode(base, target, dtype)), target)
+    for bad in (np.zeros(8, np.uint16)[::2], np.zeros(4, np.float32), np.zeros(4, np.int16)):
+        with pytest.raises(ValueError, match="expected"):
+            delta.encode(bad, bad)
+    with pytest.raises(ValueError, match="not for"):
+        delta.encode_with(Codec.GAP_ULP, base, target)
