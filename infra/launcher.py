@@ -167,6 +167,7 @@ async def event_server(run: RunDir, config: RunConfig) -> AsyncGenerator[NatsBus
         run.url = url
         bus = await NatsBus.connect(url, run_id=run.run_id, store=run.store(), name="launcher")
         stack.push_async_callback(bus.close)
+        stack.push_async_callback(run.close_store)
         await bus.provision()
         run.write_state(url, places)
         yield bus

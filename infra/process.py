@@ -36,6 +36,7 @@ async def run_actors(run: RunDir, config: RunConfig, specs: Sequence[str], url: 
                 host = ActorHost(actor, bus, store, name=name, seed=config.run.seed)
                 group.create_task(host.run(stop), name=name)
     finally:
+        await run.close_store()
         await bus.close()
 
 

@@ -24,6 +24,7 @@ from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.bus.server import EmbeddedServer
 from penstock.infra.regions.settings import RegionPlace, region_of
+from penstock.infra.stores.lazy import LazyJetStreamStore
 from penstock.infra.stores.open import open_store
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import BusError, NotFoundError, PenstockError
@@ -70,6 +71,7 @@ class RunDir:
         self.gateway_url = path / "gateway_url"
         self.url = ""
         """Of the run's server, where this process knows better than `state.json`."""
+        self._store: ObjectStore | None = None
 
     def store(self) -> ObjectStore:
         """Return the run's object store, as `[store]` of its configuration says.
@@ -78,7 +80,14 @@ class RunDir:
             ConfigError: `[store]` is wrong, or its kind needs an extra that is not installed.
 
         """
-        return open_store(self.config, self.objects, self.run_id, self._server_url)
+        if self._store is None:
+            self._store = open_store(self.config, self.objects, self.run_id, self._server_url)
+        return self._store
+
+    async def close_store(self) -> None:
+        """Disconnect from the object store, where it is one that connects."""
+        if isinstance(self._store, LazyJetStreamStore):
+            await self._store.close()
 
     def _server_url(self) -> str:
         if self.url:
@@ -150,6 +159,7 @@ async def open_log(run: RunDir, name: str) -> AsyncGenerator[NatsBus]:
         try:
             yield bus
         finally:
+            await run.close_store()
             await bus.close()
         return
     with run.lock():
@@ -162,6 +172,7 @@ async def open_log(run: RunDir, name: str) -> AsyncGenerator[NatsBus]:
                 await bus.provision()  # The streams kept in memory went with the last server.
                 yield bus
             finally:
+                await run.close_store()
                 await bus.close()
         finally:
             await server.stop()

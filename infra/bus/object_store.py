@@ -9,12 +9,7 @@ chunk's receipt before it sends the next; here many are on their way, and one re
 """
 
 import asyncio
-import base64
-import hashlib
-import json
-import secrets
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -28,6 +23,13 @@ from penstock.infra.bus.answers import (
 )
 from penstock.infra.bus.chunks import CHUNK_BYTES, IDLE_S, Window, read_batch, receipt
 from penstock.infra.bus.link import Link
+from penstock.infra.bus.object_info import (
+    ObjectInfo,
+    decode_info,
+    decode_name,
+    digest,
+    encode_name,
+)
 from penstock.infra.stores.keys import check_key
 from penstock.messages.errors import (
     BusError,
@@ -92,11 +94,10 @@ class JetStreamStore:
     async def put(self, key: str, data: bytes | memoryview) -> None:
         """Store unless it is there; see `ObjectStore.put`."""
         subject = self._meta_subject(key)
-        digest = _digest(data)
         found = await self._info(subject)
         if found is None:
-            found = await self._store(subject, key, bytes(data), digest)
-        if found["digest"] != digest:
+            found = await self._store(subject, key, bytes(data))
+        if found.digest != digest(data):
             raise CorruptDataError(f"object {key!r} is in {self._bucket} with other bytes")
 
     async def get(self, key: str) -> bytes:
@@ -106,10 +107,10 @@ class JetStreamStore:
             raise NotFoundError(f"object {key!r} is not in bucket {self._bucket}")
         try:
             async with asyncio.timeout(OPERATION_S_MAX):
-                data = await self._read(f"$O.{self._bucket}.C.{info['nuid']}", info["chunks"])
+                data = await self._read(f"$O.{self._bucket}.C.{info.nuid}", info.chunks)
         except TimeoutError as error:
             raise StoreUnreachableError(f"object {key!r}: no answer in time") from error
-        if _digest(data) != info["digest"]:
+        if digest(data) != info.digest:
             raise CorruptDataError(f"object {key!r}: its bytes do not match their digest")
         return data
 
@@ -123,7 +124,7 @@ class JetStreamStore:
         info = await self._info(subject)
         if info is not None:
             await self._purge(subject)
-            await self._purge(f"$O.{self._bucket}.C.{info['nuid']}")
+            await self._purge(f"$O.{self._bucket}.C.{info.nuid}")
 
     async def keys(self, prefix: str) -> list[str]:
         """List keys that start with `prefix`, sorted."""
@@ -133,30 +134,20 @@ class JetStreamStore:
             body = {"subjects_filter": f"{start}>", "offset": len(found)}
             info = await self._api(f"STREAM.INFO.{self._stream}", body)
             page: Sequence[str] = list(info["state"].get("subjects") or {})
-            found += [_decode_name(subject.removeprefix(start)) for subject in page]
+            found += [decode_name(subject.removeprefix(start)) for subject in page]
             if len(page) < _SUBJECTS_PER_PAGE:
                 return sorted(key for key in found if key.startswith(prefix))
 
-    async def _store(self, subject: str, key: str, data: bytes, digest: str) -> dict[str, Any]:
+    async def _store(self, subject: str, key: str, data: bytes) -> ObjectInfo:
         """Send the chunks, then what they are; return what is there then, ours or another's."""
-        nuid = secrets.token_hex(11)
-        chunks = f"$O.{self._bucket}.C.{nuid}"
         pieces = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
-        info: dict[str, Any] = {
-            "name": key,
-            "bucket": self._bucket,
-            "nuid": nuid,
-            "size": len(data),
-            "mtime": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
-            "chunks": len(pieces),
-            "digest": digest,
-        }
+        info = ObjectInfo.describe(key, self._bucket, data, len(pieces))
+        chunks = f"$O.{self._bucket}.C.{info.nuid}"
         is_stored = False
         try:
             async with asyncio.timeout(OPERATION_S_MAX):
                 await self._send(chunks, pieces)
-                expected = {"Nats-Expected-Last-Subject-Sequence": "0"}
-                is_stored = await self._publish(subject, json.dumps(info).encode(), expected)
+                is_stored = await self._publish(subject, info)
         except TimeoutError as error:
             raise StoreUnreachableError(f"object {key!r}: not stored in time") from error
         except ApiError as error:
@@ -179,27 +170,26 @@ class JetStreamStore:
                 await self._purge(subject)
                 await asyncio.sleep(RETRY_S)
 
-    async def _publish(self, subject: str, data: bytes, headers: dict[str, str]) -> bool:
+    async def _publish(self, subject: str, info: ObjectInfo) -> bool:
         """Publish once; False where something is there, unless it is this very message."""
+        expected = {"Nats-Expected-Last-Subject-Sequence": "0"}
         while True:
             try:
-                reply = await receipt(self._link, subject, data, headers)
+                reply = await receipt(self._link, subject, info.encode(), expected)
             except (LinkBrokenError, DeadlineError):
                 continue
             if (error := reply.get("error")) is None:
                 return True
             if error.get("err_code") not in _WRONG_LAST_SEQUENCE:
                 raise ApiError(error.get("err_code", 0), error.get("description", ""))
-            found = await self._info(subject)
-            return found is not None and json.dumps(found).encode() == data
+            return await self._info(subject) == info
 
-    async def _info(self, subject: str) -> dict[str, Any] | None:
-        call = f"$JS.API.DIRECT.GET.{self._stream}.{subject}"
-        message = await self._ask(call, b"")
+    async def _info(self, subject: str) -> ObjectInfo | None:
+        message = await self._ask(f"$JS.API.DIRECT.GET.{self._stream}.{subject}", b"")
         if status(message):
             return None
-        info: dict[str, Any] = json.loads(message.data)
-        return None if info.get("deleted") else info
+        info = decode_info(message.data)
+        return None if info.deleted else info
 
     async def _read(self, subject: str, num_chunks: int) -> bytes:
         chunks: list[bytes] = []
@@ -243,17 +233,7 @@ class JetStreamStore:
             raise StoreUnreachableError(f"bucket {self._bucket}: {error}") from error
 
     def _meta_subject(self, key: str) -> str:
-        name = base64.urlsafe_b64encode(check_key(key).encode()).decode()
-        return f"$O.{self._bucket}.M.{name}"
-
-
-def _digest(data: bytes | memoryview) -> str:
-    hashed = hashlib.sha256(data).digest()
-    return f"SHA-256={base64.urlsafe_b64encode(hashed).decode()}"
-
-
-def _decode_name(token: str) -> str:
-    return base64.urlsafe_b64decode(token).decode()
+        return f"$O.{self._bucket}.M.{encode_name(check_key(key))}"
 
 
 def _translated(key: str, error: ApiError) -> Exception:

@@ -16,6 +16,13 @@ class LazyJetStreamStore:
         self._opening = asyncio.Lock()
         self._store: JetStreamStore | None = None
 
+    async def close(self) -> None:
+        """Disconnect; the next use connects again."""
+        async with self._opening:
+            store, self._store = self._store, None
+        if store is not None:
+            await store.close()
+
     async def put(self, key: str, data: bytes | memoryview) -> None:
         """See `ObjectStore.put`."""
         await (await self._opened()).put(key, data)
