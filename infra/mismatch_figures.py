@@ -86,8 +86,8 @@ def first_difference(policy: Policy, rollouts: Rollouts) -> dict[str, Any] | Non
         for layer in policy.layers
     ]
     replays = policy.config.numerics.replays
-    routes = torch.from_numpy(tree.routed_experts) if replays else None
-    policy(torch.from_numpy(tree.input_ids), tree.lengths, routes, tree.parents)
+    routes = torch.as_tensor(tree.routed_experts) if replays else None
+    policy(torch.as_tensor(tree.input_ids), tree.lengths, routes, tree.parents)
     for hook in hooks:
         hook.remove()
     for index, (state, expected) in enumerate(zip(states, exact.states, strict=True)):

@@ -49,7 +49,7 @@ def compare_formats(  # noqa: PLR0913 - a corpus, a budget and where they come f
 
     """
     settings = msgspec.structs.replace(config, num_tokens=num_tokens, seconds=0.0, num_workers=1)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for expert_format in EXPERT_FORMATS:
         numerics = NumericsConfig(expert_format=expert_format)
         policy = Policy(msgspec.structs.replace(policy_config, numerics=numerics), seed=seed)

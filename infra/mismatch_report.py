@@ -60,7 +60,7 @@ def report(subject: "Subject", num_tokens: int) -> dict[str, Any]:
 
 def _remedies(policy: Policy, rollouts: Rollouts, temperature: float) -> list[dict[str, Any]]:
     """Measure each remedy alone and together under each kind of kernels."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for kernels in KERNELS:
         for gate, replay in ((False, False), (True, False), (False, True), (True, True)):
             found = measure(
@@ -80,7 +80,7 @@ def _train_s(policy: Policy, rollouts: Rollouts, temperature: float) -> dict[str
 
     def step(mode: str) -> None:
         current = SequenceForward(policies[mode], temperature).run(batch).logprobs
-        current.sum().backward()
+        torch.autograd.backward(current.sum())
         policies[mode].zero_grad(set_to_none=True)
 
     return _in_turns({mode: (lambda m=mode: step(m)) for mode in MODES}, _TRAIN_ROUNDS)
@@ -93,7 +93,7 @@ def _route_bytes(rollouts: Rollouts, num_experts: int) -> dict[str, float]:
     sealed = sum(
         len(
             seal_routes(
-                torch.from_numpy(sequence.routed_experts), num_experts=num_experts, policy_version=1
+                torch.as_tensor(sequence.routed_experts), num_experts=num_experts, policy_version=1
             )
         )
         for sequence in sequences

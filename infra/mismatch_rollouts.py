@@ -124,7 +124,7 @@ def sample_rollouts(
     sampler.use(new, 1)
     sampler.run()
     rng = np.random.default_rng(0)
-    pairs = []
+    pairs: list[tuple[TrainingSequence, np.ndarray]] = []
     for name in names:
         pairs.append(sampler.sequence(name))
         observation = rng.integers(0, new.config.vocab_size, _OBSERVATION_TOKENS)
