@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.envs.tasks.report import SuiteReport, read_report
 from penstock.envs.ladder.function import Case
 from penstock.envs.ladder.repository import hidden_program
 from penstock.envs.sandbox import ExecResult
+from penstock.envs.tasks.report import SuiteReport, read_report
 
 CASES = [Case(([3, 1],), "[1, 3]"), Case(([],), "[]"), Case(([2, 2],), "[2, 2]")]
 EXPECTED = [case.expected for case in CASES]
