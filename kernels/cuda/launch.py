@@ -44,8 +44,7 @@ class Launch(Protocol):
 
 def launch_cuda(name: str, grid: tuple[int, int], num_threads: int, *arguments: Argument) -> None:
     """Start on torch's current stream; see `Launch`."""
-    import cupy
-
+    cupy = _cupy()
     device = next(a.device for a in arguments if isinstance(a, torch.Tensor))
     with cupy.cuda.Device(device.index):
         stream = cupy.cuda.ExternalStream(torch.cuda.current_stream(device).cuda_stream)
@@ -56,18 +55,24 @@ def launch_cuda(name: str, grid: tuple[int, int], num_threads: int, *arguments: 
 
 
 def launch_simt(name: str, grid: tuple[int, int], num_threads: int, *arguments: Argument) -> None:
-    """Run on the CPU, one thread after another; see `Launch`.
-
-    Raises:
-        RuntimeError: threads wait for a barrier that others never reach.
-
-    """
+    """Run on the CPU, one thread after another; see `Launch`."""
     source, kernel = name.split(".")
     run = getattr(_simt_library(source), f"simt_{kernel}")
     values = [_host_value(argument) for argument in arguments]
     pointers = (ctypes.c_void_p * len(values))(*(value.ctypes.data for value in values))
-    if run((ctypes.c_uint * 2)(*grid), ctypes.c_uint(num_threads), pointers):
-        raise RuntimeError(f"{name}: threads wait for a barrier that others never reach")
+    has_hung = run((ctypes.c_uint * 2)(*grid), ctypes.c_uint(num_threads), pointers)
+    assert not has_hung, f"{name}: threads wait for a barrier that others never reach"
+
+
+@cache
+def _cupy() -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise KernelUnavailableError(
+            "CUDA kernels need cupy: pip install 'penstock[cuda]'"
+        ) from error
+    return cupy
 
 
 @cache
@@ -79,23 +84,15 @@ def _cuda_kernel(name: str, device: int) -> Callable[..., None]:
 
 @cache
 def _cuda_module(source: str, device: int) -> Any:
-    try:
-        import cupy
-    except ImportError as error:
-        raise KernelUnavailableError(
-            "CUDA tensors need cupy: pip install 'penstock[cuda]'"
-        ) from error
-    return cupy.RawModule(path=str(compile_cubin(source)))
+    return _cupy().RawModule(path=str(compile_cubin(source)))
 
 
 def _cuda_argument(argument: Argument) -> Any:
     """Pass tensors through DLPack, as bits: cupy has no bfloat16."""
-    import cupy
-
     if argument is None:
         return np.uint64(0)
     if isinstance(argument, torch.Tensor):
-        return cupy.from_dlpack(argument.detach().view(_BITS[argument.element_size()]))
+        return _cupy().from_dlpack(argument.detach().view(_BITS[argument.element_size()]))
     return argument
 
 

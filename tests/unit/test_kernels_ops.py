@@ -1,5 +1,6 @@
 """What kernels refuse, and what is needed to import and to build them."""
 
+import importlib.util
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import torch
 
 from penstock.kernels import ops
 from penstock.kernels.cuda.compiler import compile_cubin, find_nvcc, read_usage
+from penstock.kernels.cuda.launch import launch_cuda
 from penstock.kernels.cuda.sources import REGISTERS_MAX
 from penstock.kernels.errors import KernelArgumentError, KernelUnavailableError
 from penstock.messages.errors import PenstockError
@@ -81,6 +83,12 @@ def test_views_that_begin_anywhere_are_taken():
 def test_importing_needs_neither_cuda_nor_cupy():
     check = "import sys, penstock.kernels.ops; sys.exit('cupy' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="cupy is installed")
+def test_no_cupy_is_said_clearly():
+    with pytest.raises(KernelUnavailableError, match="cupy"):
+        launch_cuda("rows.rms_norm_f32", (1, 1), 32, torch.zeros(1))
 
 
 def test_no_nvcc_is_said_clearly(monkeypatch, tmp_path):
