@@ -8,10 +8,10 @@ from penstock.actors.generator.actor import seal_chunk
 from penstock.actors.generator.engine import TokenChunk
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.exact import ExactForward
-from penstock.actors.policy.layers import ROUTE_FREE, replace_implausible
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.numerics import ForeignArithmeticError, NumericsConfig
 from penstock.actors.policy.packing import pack_tree
+from penstock.actors.policy.router import ROUTE_FREE, replace_implausible
 from penstock.actors.trainer.routes import MissingRoutesError, rollout_routes
 from penstock.actors.trainer.sequences import check_trajectory
 from penstock.kernels import native
