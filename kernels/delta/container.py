@@ -35,13 +35,13 @@ from penstock.kernels.delta.header import (
     Header,
     MarksRecord,
 )
+from penstock.kernels.delta.leb128 import TableReader, leb128
 from penstock.messages.errors import CorruptDataError
 
 MAGIC = b"PSDX"
 FORMAT_VERSION = 1
 _FIXED = struct.Struct("<4sBBBBQQQQ")
 _CHECK_BYTES = 8
-_LEB_BYTES_MAX = 5
 _ZSTD_LEVEL = 1
 
 
@@ -59,7 +59,7 @@ def pack(header: Header, body: bytes) -> bytes:
         header.target_check,
     )
     numbers = [number for record in header.classes for number in _class_numbers(record)]
-    table = b"".join(map(_leb128, (*numbers, header.unary_bytes, header.plain_bytes)))
+    table = b"".join(map(leb128, (*numbers, header.unary_bytes, header.plain_bytes)))
     packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(body) if body else body
     whole = b"".join((head, table, packed if len(packed) < len(body) else body))
     return whole + checksum(whole)
@@ -114,7 +114,7 @@ def _read_header(view: memoryview) -> tuple[Header, int]:
             f"delta: {num_changed} changed of {num_elements} elements, of at most"
             f" {NUM_ELEMENTS_MAX}"
         )
-    table = _Table(view[_FIXED.size : -_CHECK_BYTES])
+    table = TableReader(view[_FIXED.size : -_CHECK_BYTES])
     if num_classes > NUM_CLASSES_MAX:
         raise CorruptDataError(f"delta.classes: at most {NUM_CLASSES_MAX}, got {num_classes}")
     header = Header(
@@ -137,7 +137,7 @@ def _class_numbers(record: ClassRecord) -> tuple[int, ...]:
     return (record.first_key, record.num_changed, *marks)
 
 
-def _read_class(table: "_Table") -> ClassRecord:
+def _read_class(table: TableReader) -> ClassRecord:
     first_key, num_changed, changed, large = (table.read() for _ in range(4))
     return ClassRecord(
         first_key=first_key,
@@ -145,41 +145,6 @@ def _read_class(table: "_Table") -> ClassRecord:
         changed=MarksRecord(changed >> 1, bool(changed & 1)),
         large=MarksRecord(large >> 1, bool(large & 1)),
     )
-
-
-class _Table:
-    """Numbers of 7 bits a byte, the lowest first; a set high bit says that more follow."""
-
-    def __init__(self, view: memoryview) -> None:
-        self._view = view
-        self.offset = 0
-
-    def read(self) -> int:
-        """Return the next number.
-
-        Raises:
-            CorruptDataError: it is cut short, or is too long.
-
-        """
-        value = 0
-        for shift in range(0, 7 * _LEB_BYTES_MAX, 7):
-            if self.offset >= len(self._view):
-                raise CorruptDataError("delta.table: cut short")
-            byte = self._view[self.offset]
-            self.offset += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-        raise CorruptDataError(f"delta.table: a number of more than {_LEB_BYTES_MAX} bytes")
-
-
-def _leb128(number: int) -> bytes:
-    out = bytearray()
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 def _check(header: Header) -> None:
