@@ -7,6 +7,10 @@
               └─ WeightsPublished ───────▶└─ WeightsRelayed ────────────────────▶└─ WeightsApplied
 ```
 Events are wake-ups; what a store holds is the truth. Whoever falls behind, restarts, or finds a
-digest wrong goes to the region's own anchors and folds, never back to the trainer: after version 0
-the trainer uploads deltas alone.
+digest wrong goes to the region's own tiles, folds and anchors, never back to the trainer: after
+version 0 the trainer uploads deltas alone. docs/weight-sync.md has the protocol.
+
+What is decided is apart from what is done: `catalog.cheapest_way` (how to catch up) and
+`retention` (what is made and kept) are pure functions of manifests; `head` fences publishers,
+`mirror` moves one copy, `repair` mends it, `consolidation` carries `retention` out.
 """

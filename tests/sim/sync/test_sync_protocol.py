@@ -62,6 +62,18 @@ async def test_duplicate_and_reordered_events_change_nothing(world):
     assert await world.wake(receiver, 19, region="east") == ()
 
 
+async def test_dropped_events_are_made_up_for_by_the_next_one(world):
+    """Of ten versions the relay hears of two, and the receiver of one."""
+    relay, store = await world.region("west")
+    engine = FakeEngine()
+    receiver = Receiver("west", "0", store, engine)
+    await world.steps(10)
+    for version in (4, 9):
+        await relay.on_weights_published(world.manifests[version], world.context)
+    (applied,) = await world.wake(receiver)
+    assert world.converged(engine) and applied.policy_version == 9
+
+
 async def test_a_late_joiner_at_lag_20_takes_folds_and_the_trainer_uploads_nothing(world):
     relay, store = await world.region("west")
     await world.steps(21)
@@ -121,7 +133,7 @@ async def test_a_damaged_origin_object_stops_the_relay_with_its_name(world):
     assert "weights/00000001/delta/manifest" not in await store.keys("weights/")
 
 
-@pytest.mark.parametrize("what", ["delta", "manifest", "fold", "gone"])
+@pytest.mark.parametrize("what", ["delta", "torn", "manifest", "fold", "gone"])
 async def test_damage_in_the_region_is_repaired_without_the_trainer(world, what):
     relay, store = await world.region("west")
     await world.steps(12)
@@ -130,6 +142,8 @@ async def test_damage_in_the_region_is_repaired_without_the_trainer(world, what)
     match what:
         case "delta":
             await store.damage(world.manifests[10].shards[0].object_key)
+        case "torn":
+            await store.tear(world.manifests[10].shards[0].object_key)
         case "manifest":
             await store.damage("weights/00000010/delta/manifest")
         case "fold":
