@@ -80,9 +80,10 @@ def test_views_that_begin_anywhere_are_taken():
     )
 
 
+@pytest.mark.timeout(180)
 def test_importing_needs_neither_cuda_nor_cupy():
     check = "import sys, penstock.kernels.ops; sys.exit('cupy' in sys.modules)"
-    subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=170)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="cupy is installed")
