@@ -28,15 +28,18 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed, num_machines=arguments.machines, num_hosts=arguments.hosts
     )
     sys.stderr.write(f"simulating {scenario.num_machines} machines on {scenario.num_hosts} hosts\n")
-    figures: dict[str, Any] = {
-        "scenario": msgspec.to_builtins(scenario),
-        "simulated": simulate_fleet(scenario),
-        "choice_alone": place_in_memory(scenario),
-        "nats": asyncio.run(place_over_nats(scenario)),
-    }
-    for part in ("simulated", "choice_alone", "nats"):
-        for name, value in figures[part].items():
-            sys.stdout.write(f"{part:<14}{name:<26}{value}\n")
+    figures: dict[str, Any] = {"scenario": msgspec.to_builtins(scenario)}
+    figures["simulated"] = _shown("simulated", simulate_fleet(scenario))
+    figures["choice_alone"] = _shown("choice_alone", place_in_memory(scenario))
+    figures["nats"] = _shown("nats", asyncio.run(place_over_nats(scenario)))
     if arguments.json:
         sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")
     return 0
+
+
+def _shown(part: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """Print a part's figures as soon as there are some."""
+    for name, value in figures.items():
+        sys.stdout.write(f"{part:<14}{name:<26}{value}\n")
+    sys.stdout.flush()
+    return figures

@@ -22,6 +22,7 @@ from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.machine import GroupPlaced, PlaceGroup, ReportHost
 
 DEADLINE_S = 60.0
+REPORT_PERIOD_S = 1.0
 NUM_ASKERS = 64
 """Groups that are asked for at once."""
 
@@ -52,9 +53,8 @@ async def place_over_nats(scenario: FleetScenario) -> dict[str, Any]:
 
 
 async def _place_all(bus: NatsBus, scenario: FleetScenario) -> dict[str, Any]:
-    for number in range(scenario.num_hosts):
-        report = ReportHost(host=f"host-{number}", num_slots=scenario.num_slots, num_live=0)
-        await bus.request(FLEET_SERVICE, report, deadline_s=DEADLINE_S)
+    await _report(bus, scenario)
+    reports = asyncio.create_task(_keep_reporting(bus, scenario))
     numbers = iter(range(scenario.num_machines // scenario.group_size))
     latencies: list[float] = []
 
@@ -65,6 +65,8 @@ async def _place_all(bus: NatsBus, scenario: FleetScenario) -> dict[str, Any]:
     began = time.perf_counter()
     await asyncio.gather(*(asker() for _ in range(NUM_ASKERS)))
     wall_s = time.perf_counter() - began
+    reports.cancel()
+    await asyncio.gather(reports, return_exceptions=True)
     latencies.sort()
     return {
         "groups": len(latencies),
@@ -74,6 +76,19 @@ async def _place_all(bus: NatsBus, scenario: FleetScenario) -> dict[str, Any]:
         "place_ms_p50": round(percentile(latencies, 50) * 1e3, 2),
         "place_ms_p99": round(percentile(latencies, 99) * 1e3, 2),
     }
+
+
+async def _report(bus: NatsBus, scenario: FleetScenario) -> None:
+    for number in range(scenario.num_hosts):
+        report = ReportHost(host=f"host-{number}", num_slots=scenario.num_slots, num_live=0)
+        await bus.request(FLEET_SERVICE, report, deadline_s=DEADLINE_S)
+
+
+async def _keep_reporting(bus: NatsBus, scenario: FleetScenario) -> None:
+    """Be heard as hosts are: who falls silent gets nothing."""
+    while True:
+        await asyncio.sleep(REPORT_PERIOD_S)
+        await _report(bus, scenario)
 
 
 async def _place(bus: NatsBus, scenario: FleetScenario, number: int) -> float:
