@@ -11,6 +11,7 @@ from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
+from penstock.actors.trainer.routes import rollout_routes
 from penstock.messages.feedback import InferenceRecorded
 from penstock.messages.task import Purpose
 
@@ -62,7 +63,7 @@ async def test_parallel_streams_over_a_swap_are_recorded_as_sampled(bus, tmp_pat
         np.testing.assert_array_equal(recorded, np.asarray(logprobs, np.float32))
         assert sum(span.num_tokens for span in turn.version_spans) == len(ids)
         num_inputs = turn.context_ids.shape[0] + len(ids) - 1
-        assert turn.routed_experts.shape == (num_inputs, 2, config.num_experts_per_tok)
+        assert rollout_routes([turn]).shape == (num_inputs, 2, config.num_experts_per_tok)
 
 
 async def collect(client: openai.AsyncOpenAI, seed: int) -> tuple[str, list[int], list[float]]:
