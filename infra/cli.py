@@ -98,7 +98,7 @@ def _images(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from penstock.infra.bench import bench
+    from penstock.infra.bench.command import bench
 
     given = [path for path in (arguments.base, arguments.next) if path is not None]
     if given and (arguments.what != "weights" or len(given) != 2):
@@ -112,7 +112,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 def _simulate(arguments: argparse.Namespace) -> int:
     if arguments.what == "sandboxes":
-        from penstock.infra.simulate_fleet_command import run as run_fleet
+        from penstock.infra.simulate.fleet.command import run as run_fleet
 
         return run_fleet(arguments)
     from penstock.infra.simulate.command import run
@@ -121,7 +121,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 
 def _mismatch(arguments: argparse.Namespace) -> int:
-    from penstock.infra.mismatch import mismatch_command
+    from penstock.infra.mismatch.command import mismatch_command
 
     return mismatch_command(arguments)
 

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from penstock.infra.simulate_fleet import simulate_fleet
-from penstock.infra.simulate_fleet_nats import place_over_nats
-from penstock.infra.simulate_fleet_settings import FleetScenario
+from penstock.infra.simulate.fleet.nats import place_over_nats
+from penstock.infra.simulate.fleet.settings import FleetScenario
+from penstock.infra.simulate.fleet.simulation import simulate_fleet
 
 SMALL = FleetScenario(num_machines=960, num_hosts=6, num_images=20)
 

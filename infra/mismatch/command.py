@@ -41,7 +41,7 @@ def mismatch_command(arguments: argparse.Namespace) -> int:
     """Measure and tell; 0 only if exact mode's mismatch is zero."""
     import torch
 
-    from penstock.infra.mismatch_report import report, told
+    from penstock.infra.mismatch.report import report, told
 
     if arguments.tokens < 1:
         raise ConfigError(f"--tokens: expected 1 or more, got {arguments.tokens}")
@@ -110,7 +110,7 @@ async def _formats(arguments: argparse.Namespace, subject: Subject) -> list[dict
 
     """
     from penstock.actors.trainer.corpus import decode_corpus
-    from penstock.infra.mismatch_formats import compare_formats
+    from penstock.infra.mismatch.formats import compare_formats
 
     if arguments.config:
         raise ConfigError("--format-tokens: expected a run, whose corpus it takes, not --config")

@@ -23,7 +23,7 @@ from penstock.envs.remote import FLEET_SERVICE
 from penstock.envs.sandbox import Capability, IsolationClass
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import Faults, MemoryServer
-from penstock.infra.simulate_fleet_settings import FleetScenario
+from penstock.infra.simulate.fleet.settings import FleetScenario
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import RemoteCallError
 from penstock.messages.machine import GroupPlaced, PlaceGroup, ReportHost

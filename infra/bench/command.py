@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 BENCHES = {
-    "engine": ("penstock.infra.bench_engine", "bench_engine"),
-    "bus": ("penstock.infra.bench_bus", "bench_bus"),
-    "weights": ("penstock.infra.bench_weights", "bench_weights"),
-    "search": ("penstock.infra.bench_search", "bench_search"),
-    "sandbox": ("penstock.infra.bench_sandbox", "bench_sandbox"),
-    "kernels": ("penstock.infra.bench_kernels", "bench_kernels"),
+    "engine": ("penstock.infra.bench.engine", "bench_engine"),
+    "bus": ("penstock.infra.bench.bus", "bench_bus"),
+    "weights": ("penstock.infra.bench.weights", "bench_weights"),
+    "search": ("penstock.infra.bench.search", "bench_search"),
+    "sandbox": ("penstock.infra.bench.sandbox", "bench_sandbox"),
+    "kernels": ("penstock.infra.bench.kernels", "bench_kernels"),
 }
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from penstock.infra.bench_kernel_cases import Case, Run, list_cases
+from penstock.infra.bench.kernel_cases import Case, Run, list_cases
 
 _NUM_ROUNDS = 7
 _COPY_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}

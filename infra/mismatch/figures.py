@@ -11,8 +11,8 @@ from penstock.actors.policy.exact import ExactForward
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.packing import pack_tree
 from penstock.actors.trainer.sequences import micro_batches
-from penstock.infra.mismatch_rollouts import Rollouts
-from penstock.infra.mismatch_trainers import Trainer
+from penstock.infra.mismatch.rollouts import Rollouts
+from penstock.infra.mismatch.trainers import Trainer
 
 _PASS_TOKENS = 2048
 

@@ -13,14 +13,14 @@ from penstock.actors.policy.model import Policy
 from penstock.actors.policy.native import decode_shape, pack_policy
 from penstock.actors.trainer.forward import SequenceForward
 from penstock.actors.trainer.sequences import micro_batches
-from penstock.infra.mismatch_figures import Figures, first_difference, measure
-from penstock.infra.mismatch_rollouts import Rollouts, sample_rollouts
-from penstock.infra.mismatch_trainers import KERNELS, perturbed, trainer, with_mode
+from penstock.infra.mismatch.figures import Figures, first_difference, measure
+from penstock.infra.mismatch.rollouts import Rollouts, sample_rollouts
+from penstock.infra.mismatch.trainers import KERNELS, perturbed, trainer, with_mode
 from penstock.kernels.decode import DecodeKernel, round_up
 from penstock.kernels.routes import seal_routes
 
 if TYPE_CHECKING:
-    from penstock.infra.mismatch import Subject
+    from penstock.infra.mismatch.command import Subject
 
 MODES = ("exact", "fast", "off")
 _TRAIN_ROUNDS = 5

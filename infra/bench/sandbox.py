@@ -14,9 +14,9 @@ from penstock.envs.microvm.machine import GuestSandbox
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.microvm.probe import probe
 from penstock.envs.sandbox import Backend, Capability, open_backend
-from penstock.infra.bench_sandbox_saving import bench_saving
-from penstock.infra.bench_sandbox_steps import bench_native, steps_per_s
-from penstock.infra.measuring import percentile, times_ms
+from penstock.infra.bench.measuring import percentile, times_ms
+from penstock.infra.bench.sandbox_saving import bench_saving
+from penstock.infra.bench.sandbox_steps import bench_native, steps_per_s
 
 TIMEOUT_S = 120.0
 PYTHON = ("python3", "-I", "-S", "-B", "-c", "1")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.infra.simulate_fleet_settings import FleetScenario
+from penstock.infra.simulate.fleet.settings import FleetScenario
 
 
 def add_fleet_simulation(parser: argparse.ArgumentParser) -> None:
@@ -21,8 +21,8 @@ def add_fleet_simulation(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Simulate the burst, then place the same groups over a real server; print the figures."""
-    from penstock.infra.simulate_fleet import simulate_fleet
-    from penstock.infra.simulate_fleet_nats import place_in_memory, place_over_nats
+    from penstock.infra.simulate.fleet.nats import place_in_memory, place_over_nats
+    from penstock.infra.simulate.fleet.simulation import simulate_fleet
 
     scenario = FleetScenario(
         seed=arguments.seed, num_machines=arguments.machines, num_hosts=arguments.hosts

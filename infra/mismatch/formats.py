@@ -14,9 +14,9 @@ from penstock.actors.policy.numerics import EXPERT_FORMATS, NumericsConfig
 from penstock.actors.trainer.config import MidtrainConfig
 from penstock.actors.trainer.corpus import Corpus
 from penstock.actors.trainer.midtrain import Midtrainer
-from penstock.infra.mismatch_figures import measure
-from penstock.infra.mismatch_rollouts import sample_rollouts
-from penstock.infra.mismatch_trainers import trainer
+from penstock.infra.mismatch.figures import measure
+from penstock.infra.mismatch.rollouts import sample_rollouts
+from penstock.infra.mismatch.trainers import trainer
 
 _NUM_POINTS = 10
 _SAMPLED_TOKENS = 2000

@@ -17,7 +17,7 @@ from penstock.envs.microvm.lease import percentile
 from penstock.envs.remote import FLEET_SERVICE
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.bus.server import EmbeddedServer
-from penstock.infra.simulate_fleet_settings import FleetScenario
+from penstock.infra.simulate.fleet.settings import FleetScenario
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.machine import GroupPlaced, PlaceGroup, ReportHost
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from penstock.envs.sandbox import Backend, Sandbox
-from penstock.infra.measuring import percentile
+from penstock.infra.bench.measuring import percentile
 
 Step = Callable[[int], Awaitable[None]]
 

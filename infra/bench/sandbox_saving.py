@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.envs.microvm.checkpoint import MANIFEST, Checkpoint
 from penstock.envs.sandbox import Backend, SavingBackend
-from penstock.infra.measuring import percentile
+from penstock.infra.bench.measuring import percentile
 
 TIMEOUT_S = 300.0
 REPEATS = 8

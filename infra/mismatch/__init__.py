@@ -1,0 +1,1 @@
+"""`penstock mismatch`: trainer against sampler, token by token, with each remedy and without it."""

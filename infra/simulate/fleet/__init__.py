@@ -1,0 +1,1 @@
+"""`penstock simulate sandboxes`: a burst of machines through the real scheduler."""
