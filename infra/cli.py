@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.infra.images_command import add_images
 from penstock.infra.simulate.arguments import add_simulation
-from penstock.infra.tasks_command import add_sandbox_commands
+from penstock.infra.tasks.command import add_sandbox_commands
 from penstock.infra.weights.command import add_actions
 from penstock.messages.errors import ConfigError, PenstockError
 

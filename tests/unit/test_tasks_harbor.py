@@ -14,8 +14,8 @@ from penstock.envs.tasks.harbor_read import (
 )
 from penstock.envs.tasks.ladder import LadderSource
 from penstock.envs.tasks.statistics import statistics
-from penstock.infra.tasks import write_set
-from penstock.infra.tasks_page import tasks_page
+from penstock.infra.tasks.actions import write_set
+from penstock.infra.tasks.page import tasks_page
 from penstock.messages.task import Split, TaskSet
 
 

@@ -83,6 +83,6 @@ def _fidelity(arguments: argparse.Namespace) -> int:
 
 
 def _tasks(arguments: argparse.Namespace) -> int:
-    from penstock.infra.tasks import run
+    from penstock.infra.tasks.actions import run
 
     return run(arguments)

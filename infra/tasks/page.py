@@ -15,7 +15,7 @@ from penstock.messages.task import Split
 
 DIFF_LINES_MAX = 400
 TESTS_SHOWN_MAX = 20
-_PAGE = Path(__file__).with_name("tasks_page.html")
+_PAGE = Path(__file__).with_name("page.html")
 _DATA_MARK = "/*DATA*/null"
 
 

@@ -24,7 +24,7 @@ from penstock.envs.tasks.ladder import LadderSource
 from penstock.envs.tasks.source import Candidate, TaskRejectedError, TaskSource
 from penstock.envs.tasks.splits import SplitBy, check_no_leak, split_tasks
 from penstock.envs.tasks.statistics import statistics
-from penstock.infra.tasks_page import tasks_page
+from penstock.infra.tasks.page import tasks_page
 from penstock.messages.errors import PenstockError
 from penstock.messages.task import Split, TaskSet
 

@@ -1,0 +1,1 @@
+"""`penstock tasks`: coding tasks from local repositories, made, checked and shown."""
