@@ -29,6 +29,8 @@ CONNECT_S_MAX = 15.0
 RECONNECT_WAIT_S = 0.1
 PENDING_BYTES_MAX = 64 << 20
 PING_S = 5
+CLOSE_S_MAX = 10.0
+_NUM_CANCELS_MAX = 100
 
 OnReply = Callable[[Msg], None]
 
@@ -95,7 +97,22 @@ class Link:
         self._is_up.set()
         with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
             await self._client.flush(2)
-        await self._client.close()
+        with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S_MAX):
+                await self._client.close()
+        await self._end_reconnecting()
+
+    async def _end_reconnecting(self) -> None:
+        """Cancel until it takes: the client does so once, then its task would keep us from exiting.
+
+        `asyncio.wait_for` loses a cancellation that meets a refused connection.
+        """
+        task = self._client._reconnection_task  # pyright: ignore[reportPrivateUsage]
+        for _ in range(_NUM_CANCELS_MAX):
+            if task is None or task.done():
+                return
+            task.cancel()
+            await asyncio.wait([task], timeout=RECONNECT_WAIT_S)
 
     async def flush(self) -> None:
         """Wait until the server has read all that was sent."""

@@ -80,12 +80,16 @@ class LeafNode:
             await self.start()
 
     async def stop(self) -> None:
-        """End it in good order."""
+        """End it in good order, or kill it."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
-        async with asyncio.timeout(STOP_S_MAX):
+        try:
+            async with asyncio.timeout(STOP_S_MAX):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
             await self._process.wait()
 
     async def _until_greeted(self, process: asyncio.subprocess.Process) -> None:
