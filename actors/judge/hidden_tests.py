@@ -11,6 +11,8 @@ unchanged files (the null patch), so the answer is known. The verdict says so.
 import ast
 from pathlib import PurePosixPath
 
+import msgspec
+
 from penstock.actors.judge.audit import audit
 from penstock.actors.judge.compose import Findings
 from penstock.actors.judge.config import JudgeConfig
@@ -67,10 +69,9 @@ def settle(rollout: RolloutFinished, task: GradedTask) -> Findings | None:
     """Return what is known without running anything, or None."""
     if broken := broken_tests(task):
         return Findings(outcome=Outcome.JUDGE_ERROR, detail=broken)
-    cheats = audit(rollout, task)
     if not rollout.files and not rollout.deleted:
         detail = "no file changed: the tests are known to fail on the unchanged files"
-        return Findings(outcome=Outcome.FAILED, detail=detail, cheats=cheats)
+        return weigh(Findings(outcome=Outcome.FAILED, detail=detail), audit(rollout, task))
     if forbidden := touched_hidden_files(rollout, task):
         detail = f"the episode wrote where hidden tests lie: {', '.join(forbidden)}"
         kind = CheatKind.HIDDEN_TESTS
@@ -78,16 +79,28 @@ def settle(rollout: RolloutFinished, task: GradedTask) -> Findings | None:
             CheatFinding(kind=kind, where=f"file {path}", detail="a hidden test", is_decisive=True)
             for path in forbidden
         ]
-        return Findings(outcome=Outcome.POLICY_ERROR, detail=detail, cheats=found + cheats)
+        return weigh(
+            Findings(outcome=Outcome.POLICY_ERROR, detail=detail), found + audit(rollout, task)
+        )
     return None
+
+
+def weigh(findings: Findings, cheats: list[CheatFinding]) -> Findings:
+    """Add an episode's own signs of cheating to what is known of the files it left.
+
+    A solved task with a decisive sign is the policy's fault, not a success.
+    """
+    decisive = [f"{one.kind} ({one.where}: {one.detail})" for one in cheats if one.is_decisive]
+    outcome, detail = findings.outcome, findings.detail
+    if decisive and outcome is Outcome.SOLVED:
+        outcome, detail = Outcome.POLICY_ERROR, f"solved by cheating: {', '.join(decisive)}"
+    return msgspec.structs.replace(findings, outcome=outcome, detail=detail, cheats=cheats)
 
 
 async def grade(
     rollout: RolloutFinished, task: GradedTask, sandbox: Sandbox, output_bytes_max: int
 ) -> Findings:
-    """Run the hidden tests in a fresh machine on what the episode left behind.
-
-    A solved task with a decisive sign of cheating is the policy's fault, not a success.
+    """Run the hidden tests in a fresh machine on what the episode left behind, and weigh it.
 
     Raises:
         SandboxError: The machine failed.
@@ -103,19 +116,14 @@ async def grade(
     )
     report = read_report(done, task.hidden.expected)
     tail = (done.stdout + done.stderr).decode("utf-8", "replace")[-_DETAIL_CHARACTERS_MAX:]
-    outcome, detail = (Outcome.SOLVED, "") if report.is_solved else (Outcome.FAILED, tail)
-    cheats = audit(rollout, task)
-    decisive = [f"{one.kind} ({one.where}: {one.detail})" for one in cheats if one.is_decisive]
-    if decisive and report.is_solved:
-        outcome, detail = Outcome.POLICY_ERROR, f"solved by cheating: {', '.join(decisive)}"
-    return Findings(
-        outcome=outcome,
+    findings = Findings(
+        outcome=Outcome.SOLVED if report.is_solved else Outcome.FAILED,
         num_tests_passed=report.num_passed,
         num_tests=report.num_tests,
         sandbox=sandbox.info,
-        detail=detail,
-        cheats=cheats,
+        detail="" if report.is_solved else tail,
     )
+    return weigh(findings, audit(rollout, task))
 
 
 def broken_tests(task: GradedTask) -> str:

@@ -3,7 +3,8 @@
 ```
  8 rollouts of a task ──▶ 3 distinct results ──▶ 3 fresh machines ──▶ 8 verdicts
 ```
-A verdict that shares another's grading names it, and no machine: it had none of its own.
+A verdict that shares another's grading names it, and no machine: it had none of its own. What the
+episode did on the way is its own affair: signs of cheating are never shared.
 Tests that give two answers for the same files are flaky, and the gates keep such tasks out. A
 failure of a machine says nothing of the files and is not shared.
 """
@@ -15,8 +16,9 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from penstock.actors.judge.audit import audit
 from penstock.actors.judge.compose import Findings
-from penstock.actors.judge.hidden_tests import HiddenTestsJudge
+from penstock.actors.judge.hidden_tests import HiddenTestsJudge, weigh
 from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.runtime.context import Context
 from penstock.messages.reward import Outcome
@@ -47,7 +49,8 @@ class SameFilesJudge:
             if key in self._found:
                 first_id, findings = self._found[key]
                 detail = f"same files as {first_id}"
-                return msgspec.structs.replace(findings, detail=detail, sandbox=None)
+                shared = msgspec.structs.replace(findings, detail=detail, sandbox=None)
+                return weigh(shared, audit(rollout, task))
             findings = await self._judge.judge(rollout, task, ctx)
             if findings.outcome in _SHARED:
                 self._remember(key, rollout.rollout_id, findings)

@@ -3,7 +3,12 @@
 from tests.sim.rollout.conftest import BUGGY, FIXED, World
 from tests.sim.rollout.test_judge_actor import make_rollout
 
-from penstock.messages.reward import Outcome, Verdict
+from penstock.envs.tasks.canary import canary_token
+from penstock.messages.base import Array
+from penstock.messages.reward import CheatKind, Outcome, Verdict
+from penstock.messages.rollout import StopReason, ToolCall, Turn
+
+EMPTY = Array(dtype="int32", shape=(0,), data=b"")
 
 
 async def verdicts_of(world: World, results: list[dict]) -> dict[str, Verdict]:
@@ -52,5 +57,26 @@ def test_a_lost_machine_is_not_shared(simulate) -> None:
         verdicts = await verdicts_of(world, [{}, {}])
         outcomes = sorted(one.outcome for one in verdicts.values())
         assert outcomes == sorted([Outcome.INFRASTRUCTURE_ERROR, Outcome.SOLVED])
+
+    simulate(scenario)
+
+
+def make_turn(command: str) -> Turn:
+    return Turn(
+        context_ids=EMPTY, token_ids=EMPTY, behavior_logprobs=EMPTY, routed_experts=EMPTY,
+        version_spans=[], stop_reason=StopReason.STOP,
+        calls=[ToolCall(name="run_terminal", arguments={"command": command})],
+    )  # fmt: skip
+
+
+def test_signs_of_cheating_are_an_episodes_own(simulate) -> None:
+    async def scenario(world: World) -> None:
+        turns = [make_turn(f"echo {canary_token('g0-m1')}")]
+        verdicts = await verdicts_of(world, [{}, {"turns": turns}, {}])
+        honest, cheat, other = (verdicts[f"g0-m{index}"] for index in range(3))
+        assert cheat.outcome is Outcome.POLICY_ERROR
+        assert [one.kind for one in cheat.findings] == [CheatKind.CANARY]
+        assert (honest.outcome, other.outcome) == (Outcome.SOLVED, Outcome.SOLVED)
+        assert honest.findings == other.findings == []
 
     simulate(scenario)
