@@ -166,8 +166,8 @@ async def event_server(run: RunDir, config: RunConfig) -> AsyncGenerator[NatsBus
             url, places = await stack.enter_async_context(_own_server(run, config))
         run.url = url
         bus = await NatsBus.connect(url, run_id=run.run_id, store=run.store(), name="launcher")
-        stack.push_async_callback(bus.close)
         stack.push_async_callback(run.close_store)
+        stack.push_async_callback(bus.close)  # First: what it ends may use the store.
         await bus.provision()
         run.write_state(url, places)
         yield bus

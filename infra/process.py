@@ -36,8 +36,8 @@ async def run_actors(run: RunDir, config: RunConfig, specs: Sequence[str], url: 
                 host = ActorHost(actor, bus, store, name=name, seed=config.run.seed)
                 group.create_task(host.run(stop), name=name)
     finally:
+        await bus.close()  # First: what it ends may use the store.
         await run.close_store()
-        await bus.close()
 
 
 def main(run: RunDir, config: RunConfig, specs: Sequence[str], url: str) -> int:

@@ -159,8 +159,8 @@ async def open_log(run: RunDir, name: str) -> AsyncGenerator[NatsBus]:
         try:
             yield bus
         finally:
-            await run.close_store()
             await bus.close()
+            await run.close_store()
         return
     with run.lock():
         server = EmbeddedServer(store_dir=run.events)
@@ -172,8 +172,8 @@ async def open_log(run: RunDir, name: str) -> AsyncGenerator[NatsBus]:
                 await bus.provision()  # The streams kept in memory went with the last server.
                 yield bus
             finally:
-                await run.close_store()
                 await bus.close()
+                await run.close_store()
         finally:
             await server.stop()
 

@@ -81,11 +81,18 @@ class JetStreamStore:
             "num_replicas": 1,
         }
         try:
-            await store._link.api(f"STREAM.CREATE.{store._stream}", config)
+            await store._make(config)
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    async def _make(self, config: dict[str, Any]) -> None:
+        try:
+            await self._link.api(f"STREAM.CREATE.{self._stream}", config)
         except ApiError as error:
             if error.code != _NAME_IN_USE:
                 raise
-        return store
 
     async def close(self) -> None:
         """Disconnect; idempotent."""
