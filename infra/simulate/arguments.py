@@ -15,8 +15,11 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
 
 def _add_weights(parser: argparse.ArgumentParser) -> None:
     default = Scenario()
-    parser.add_argument("--seed", type=int, default=default.seed)
-    parser.add_argument("--steps", type=int, default=default.num_steps)
-    parser.add_argument("--replicas", type=int, default=default.num_replicas)
-    parser.add_argument("--ranks", type=int, default=default.num_ranks)
+    for name, value, text in (
+        ("--seed", default.seed, "decides every figure"),
+        ("--steps", default.num_steps, "versions after version 0"),
+        ("--replicas", default.num_replicas, "of all regions together, a multiple of their number"),
+        ("--ranks", default.num_ranks, "of the trainer, each of which uploads its own shard"),
+    ):
+        parser.add_argument(name, type=int, default=value, help=f"{text}; default {value}")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")

@@ -47,9 +47,21 @@ def run(arguments: argparse.Namespace) -> int:
         "cpu_s": round(time.process_time() - began_s, 1),
     }
     Console().print(_table(found))
+    sys.stdout.write(_headline(found["as planned"]) + "\n")
     if arguments.json:
         sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")
     return 0
+
+
+def _headline(figures: dict[str, Any]) -> str:
+    """Return what holds of all regions on the good day."""
+    first = figures["first_snapshot_s"]
+    return (
+        f"as planned: the trainer uploads {figures['trainer_egress_gb_step']:g} GB a step of "
+        f"{figures['full_snapshot_gb']:g} GB, and {figures['full_uploads_after_v0']} times the "
+        f"whole after version 0;\nversion 0 reaches half of {figures['replicas']} replicas in "
+        f"{first['p50']:.0f} s and the last in {first['max']:.0f} s"
+    )
 
 
 def _table(found: dict[str, Any]) -> Table:

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from penstock.messages.errors import ConfigError
+
 GB = 1e9
 GBIT = 1e9 / 8
 
@@ -59,6 +61,15 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     learning_rate: str = "3e-6"
     """Which row of the measured ratios."""
     mishap: Mishap = Mishap()
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be simulated."""
+        for name in ("num_steps", "num_ranks", "num_replicas"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"simulation: {name}: expected 1 or more, got {value}")
+        if self.num_replicas % len(self.regions):
+            text = f"expected a multiple of {len(self.regions)} regions, got {self.num_replicas}"
+            raise ConfigError(f"simulation: num_replicas: {text}")
 
     @property
     def num_replicas_a_region(self) -> int:

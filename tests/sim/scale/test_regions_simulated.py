@@ -106,3 +106,17 @@ def test_the_command_ends_with_one_json_object(capsys):
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["scenario"]["num_steps"] == 3
     assert set(found["scenarios"]) >= {"as planned", "relay lost for 5 steps", "late joiners"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("--steps", "0"), "num_steps: expected 1 or more, got 0"),
+        (("--ranks", "-1"), "num_ranks: expected 1 or more, got -1"),
+        (("--replicas", "0"), "num_replicas: expected 1 or more, got 0"),
+        (("--replicas", "6"), "num_replicas: expected a multiple of 4 regions, got 6"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_in_words(given, expected, capsys):
+    assert main(["simulate", "weights", *given]) == 2
+    assert expected in capsys.readouterr().err
