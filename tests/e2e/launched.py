@@ -54,10 +54,10 @@ class Launched:
             assert time.monotonic() < deadline, f"no {text!r}:\n{self.output}"
             time.sleep(0.05)
 
-    def wait(self) -> int:
+    def wait(self, wait_s: float = WAIT_S) -> int:
         """Wait for its end; return the exit code."""
         try:
-            return self.process.wait(WAIT_S)
+            return self.process.wait(wait_s)
         finally:
             self.end()
 

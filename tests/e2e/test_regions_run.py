@@ -7,7 +7,11 @@ import pytest
 
 from .launched import Launched, gone, penstock
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+START_S = 120.0
+"""Until the actors are there: links, leaf nodes, tasks and tokenizer come first."""
+RUN_S = 300.0
 
 SETTINGS = (
     'store.kind="jetstream"',
@@ -23,16 +27,16 @@ def namespace(pid: int) -> str:
     return str(Path(f"/proc/{pid}/ns/net").readlink())
 
 
-@pytest.mark.timeout(300)
 def test_a_run_over_links_is_sound_and_shows_their_lag(tmp_path: Path) -> None:
     run = Launched(tmp_path, *SETTINGS)
     try:
         run.until("region east: 20 Mbit/s, 120 ms round trip")
-        west, east = run.pid_of("generator:west"), run.pid_of("generator:east")
+        west = run.pid_of("generator:west", wait_s=START_S)
+        east = run.pid_of("generator:east", wait_s=START_S)
         if "(network namespace)" in run.output:
             places = {namespace(pid) for pid in (west, east, run.process.pid)}
             assert len(places) == 3
-        assert run.wait() == 0, run.output
+        assert run.wait(RUN_S) == 0, run.output
         run.check_sound(steps=4)
         state = json.loads(penstock(tmp_path, "status", "r1", "--json").stdout)
         for region in state["regions"].values():
@@ -44,19 +48,18 @@ def test_a_run_over_links_is_sound_and_shows_their_lag(tmp_path: Path) -> None:
     assert gone({west, east})
 
 
-@pytest.mark.timeout(300)
 def test_a_killed_run_over_links_leaves_nothing_and_goes_on(tmp_path: Path) -> None:
     run = Launched(tmp_path, *SETTINGS)
     try:
         run.until("region east")
-        far = run.pid_of("generator:east")
-        hub = run.pid_of("trainer")
+        far = run.pid_of("generator:east", wait_s=START_S)
+        hub = run.pid_of("trainer", wait_s=START_S)
     finally:
         run.end()
     assert gone({far, hub})
     again = Launched(tmp_path, resume=True)
     try:
-        assert again.wait() == 0, again.output
+        assert again.wait(RUN_S) == 0, again.output
         again.check_sound(steps=4)
     finally:
         again.end()
