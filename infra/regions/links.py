@@ -153,6 +153,7 @@ async def _until_ready(process: asyncio.subprocess.Process, module: str) -> None
             if await process.stdout.readline():
                 return
             said = (await process.stderr.read()).decode(errors="replace").strip()
+            await process.wait()
     except TimeoutError as error:
         raise LinkError(f"{module}: not ready within {START_S_MAX:g} s") from error
     raise LinkError(f"{module}: {said.splitlines()[-1] if said else 'ended'}")
