@@ -46,7 +46,7 @@ def _evaluated(event: EvalCompleted) -> str:
 
 def _published(event: WeightsPublished) -> str:
     num_bytes = sum(shard.num_bytes for shard in event.shards)
-    return f"version {event.policy_version} published: {event.kind}, {num_bytes / 1e6:.2f} MB"
+    return f"version {event.policy_version} published: {event.kind}, {num_bytes / 1e3:,.2f} kB"
 
 
 def _midtrained(event: MidtrainCompleted) -> str:

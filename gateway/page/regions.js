@@ -13,12 +13,13 @@ function drawDeltas() {
   const rows = regions.map(([name, r]) => {
     const deltas = r.deltas.filter((d) => d.kind !== "anchor" && d.num_bytes > 0);
     const last = deltas[deltas.length - 1];
+    const ratios = deltas.filter((d) => d.changed_fraction > 0).map((d) => d.full_bytes / d.num_bytes);
     const served = [...new Set(Object.values(r.replicas))].sort((a, b) => a - b).map((v) => `v${v}`).join(", ");
     const bad = r.num_digest_mismatches;
     const behind = r.lag_versions ? `${integer(r.lag_versions)} versions, ${duration(r.lag_s)}` : "0";
     return [
       name, served || "–", behind, bytes(r.num_bytes), last ? bytes(last.num_bytes) : "–",
-      deltas.length ? `${trim(median(deltas.map((d) => d.full_bytes / d.num_bytes)))}× smaller` : "–",
+      ratios.length ? `${trim(median(ratios))}× smaller` : deltas.length ? "nothing changed" : "–",
       deltas.length ? milliseconds(median(deltas.map((d) => d.pause_ms))) : "–", integer(r.num_full_after_v0),
       html("span", bad ? "bad-text" : "good-text", bad ? `${bad} wrong` : "all equal"),
     ];
