@@ -11,6 +11,7 @@ from penstock.infra.weights.checkpoint import Checkpoint
 from penstock.infra.weights.delta_file import DeltaFile, is_delta
 from penstock.infra.weights.diff import Summary, write_delta
 from penstock.infra.weights.fold import fold_deltas
+from penstock.infra.weights.paths import printable, require_apart
 from penstock.infra.weights.progress_bar import progress_bar
 from penstock.infra.weights.tensors import Weights
 from penstock.infra.weights.verify import verify
@@ -20,6 +21,7 @@ _NAMED_MAX = 10
 
 
 def _diff(arguments: argparse.Namespace) -> int:
+    require_apart(arguments.output, (arguments.base, arguments.next))
     with (
         Checkpoint(arguments.base) as base,
         Checkpoint(arguments.next) as target,
@@ -37,6 +39,7 @@ def _fold(arguments: argparse.Namespace) -> int:
             f"fold: expected BASE, the checkpoint that {arguments.base} applies to, before the"
             " deltas: places of changes are ranks among its elements"
         )
+    require_apart(arguments.output, (arguments.base, *arguments.deltas))
     with Checkpoint(arguments.base) as base, progress_bar("fold", num_bytes(base)) as advance:
         summary = fold_deltas(
             base,
@@ -49,6 +52,8 @@ def _fold(arguments: argparse.Namespace) -> int:
 
 
 def _apply(arguments: argparse.Namespace) -> int:
+    folders = (arguments.base,) if arguments.base.is_dir() else ()
+    require_apart(arguments.output, (arguments.delta, *folders))
     with Checkpoint(arguments.base) as base, DeltaFile(arguments.delta) as patch:
         total = sum(row.num_bytes for row in patch.manifest.target)
         with progress_bar("apply", total) as advance:
@@ -75,7 +80,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         f"the {' and the '.join(roles)} of this delta"
         if roles
         else f"neither base nor target of this delta; {len(differing)} tensors or files differ:"
-        f" {', '.join(differing[:_NAMED_MAX])}"
+        f" {', '.join(map(printable, differing[:_NAMED_MAX]))}"
     )
     say(arguments, msgspec.to_builtins(verdict), text)
     return 0 if roles else 1

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from penstock.infra.weights.dtypes import BYTES
+from penstock.infra.weights.paths import is_portable
 from penstock.infra.weights.safetensors_file import read_head
 from penstock.infra.weights.tensors import FileLayout, Key, Tensor
 from penstock.messages.errors import ConfigError, CorruptDataError, NotFoundError
@@ -106,10 +107,17 @@ def _files_of(folder: Path) -> dict[str, Path]:
         for name in names:
             path = Path(root, name)
             if not name.startswith(".") and path.is_file():
-                paths[path.relative_to(folder).as_posix()] = path
+                paths[_relative(folder, path)] = path
         if len(paths) > _FILES_MAX:
             raise ConfigError(f"{folder}: more than {_FILES_MAX} files; is it a checkpoint?")
     return paths
+
+
+def _relative(folder: Path, path: Path) -> str:
+    name = path.relative_to(folder).as_posix()
+    if not is_portable(name):
+        raise ConfigError(f"{folder}: a delta cannot name its file {name!r}; rename it")
+    return name
 
 
 def _tensor_files(folder: Path, paths: dict[str, Path]) -> set[str]:
@@ -127,7 +135,7 @@ def _indexed_files(folder: Path, paths: dict[str, Path]) -> set[str]:
         raise CorruptDataError(f"{path}: more than {_INDEX_BYTES_MAX} bytes")
     try:
         holders = set(msgspec.json.decode(path.read_bytes(), type=_Index).weight_map.values())
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptDataError(f"{path}: not an index of safetensors files: {error}") from error
     if missing := sorted(holders - paths.keys()):
         raise NotFoundError(f"{folder}: its index names files that are missing: {missing[:5]}")

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -58,4 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Run one action; return the exit code."""
     from penstock.infra.weights import actions
 
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # every file of a checkpoint stays open
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return actions.ACTIONS[arguments.action](arguments)

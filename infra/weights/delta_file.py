@@ -25,6 +25,7 @@ import zstandard
 from blake3 import blake3
 
 from penstock.infra.weights.manifest import Extent, Manifest, decode_manifest
+from penstock.infra.weights.paths import require_file
 from penstock.kernels import delta
 from penstock.messages.errors import CorruptDataError
 
@@ -71,9 +72,12 @@ class DeltaFile:
         """Open a delta.
 
         Raises:
+            NotFoundError: there is no such file.
+            ConfigError: it is a folder, or no regular file.
             CorruptDataError: not a delta, cut short, damaged, or of another version.
 
         """
+        require_file(path)
         self.path = path
         self._descriptor = os.open(path, os.O_RDONLY)
         try:

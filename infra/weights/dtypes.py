@@ -14,6 +14,7 @@ from penstock.kernels.delta import Dtype as Kind
 BYTES = "BYTES"
 """Not of safetensors: bytes of a file that are no tensor (header, configuration, tokenizer)."""
 _PACKED = "|u1"
+_DIMENSIONS_MAX = 64
 WORD_DTYPES = {1: np.dtype(np.uint8), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
@@ -62,12 +63,15 @@ def num_bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
     """Return the size of a tensor.
 
     Raises:
-        ValueError: an unknown dtype, a negative dimension, or packed elements that fill no byte.
+        ValueError: an unknown dtype, more than 64 dimensions, a negative one, or packed elements
+            that fill no byte.
 
     """
     known = DTYPES.get(dtype)
     if known is None:
         raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    if len(shape) > _DIMENSIONS_MAX:
+        raise ValueError(f"shape: expected at most {_DIMENSIONS_MAX} sizes, got {len(shape)}")
     if any(size < 0 for size in shape):
         raise ValueError(f"shape: expected sizes >= 0, got {list(shape)}")
     num_bits = math.prod(shape) * known.num_bits

@@ -13,6 +13,7 @@ from penstock.infra.weights.checkpoint import Checkpoint
 from penstock.infra.weights.delta_file import DeltaFile
 from penstock.infra.weights.inspection import Inspection, Share, TensorChange, inspect
 from penstock.infra.weights.output import new_file
+from penstock.infra.weights.paths import printable, require_apart
 from penstock.infra.weights.plot import draw
 
 _GROUPS: dict[str, Callable[[TensorChange], str | None]] = {
@@ -32,6 +33,8 @@ def inspect_delta(arguments: argparse.Namespace) -> int:
         base = stack.enter_context(Checkpoint(arguments.base)) if arguments.base else None
         found = inspect(patch, base, num_threads=arguments.threads)
     if arguments.plot:
+        inputs = (arguments.delta, *filter(None, (arguments.base,)))
+        require_apart(arguments.plot, inputs)
         with new_file(arguments.plot) as file:
             file.write(draw(found).encode())
     if arguments.json:
@@ -51,7 +54,12 @@ def _figures(found: Inspection) -> dict[str, object]:
 
 
 def _print(found: Inspection, *, is_whole: bool) -> None:
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS, highlight=False)
+    console = Console(
+        width=None if sys.stdout.isatty() else _PIPE_COLUMNS,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
     words = sum(t.share.num_words for t in found.tensors)
     changed = sum(t.share.num_changed for t in found.tensors)
     console.print(
@@ -83,7 +91,7 @@ def _share_table(title: str, shares: dict[str, Share]) -> Table:
     for label in sorted(shares, key=_natural):
         share = shares[label]
         bar = "█" * round(_BAR_CHARACTERS * share.fraction / highest)
-        table.add_row(label, *_cells(share), bar)
+        table.add_row(printable(label), *_cells(share), bar)
     return table
 
 
@@ -107,7 +115,7 @@ def _tensor_table(rows: list[TensorChange]) -> Table:
         table.add_column(header)
     for row in rows:
         shape = "x".join(map(str, row.shape)) or "0-d"
-        table.add_row(row.name, *_cells(row.share), row.dtype, shape, row.status)
+        table.add_row(printable(row.name), *_cells(row.share), row.dtype, shape, row.status)
     return table
 
 
@@ -124,4 +132,4 @@ def _cells(share: Share) -> tuple[str, str, str]:
 
 
 def _natural(label: str) -> tuple[int, str]:
-    return (int(label), "") if label.isdigit() else (-1, label)
+    return (len(label), label) if label.isdecimal() else (0, label)

@@ -10,10 +10,13 @@ from typing import Annotated
 import msgspec
 
 from penstock.infra.weights.dtypes import BYTES
+from penstock.infra.weights.paths import is_portable
 from penstock.infra.weights.tensors import Key, Tensor
 from penstock.messages.errors import CorruptDataError
 
 EXTENT_WORDS_MAX = 1 << 22
+PAYLOAD_BYTES_MAX = 1 << 25
+"""Twice the largest extent as it is, which a writer stores where coding does not help."""
 _TENSOR_BYTES_MAX = 1 << 48
 _NATURAL = Annotated[int, msgspec.Meta(ge=0)]
 _DIGEST = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
@@ -49,7 +52,7 @@ class Extent(msgspec.Struct, frozen=True, array_like=True):
     num_words: Annotated[int, msgspec.Meta(ge=1, le=EXTENT_WORDS_MAX)]
     num_changed: _NATURAL
     codec: str
-    num_bytes: _NATURAL
+    num_bytes: Annotated[int, msgspec.Meta(ge=0, le=PAYLOAD_BYTES_MAX)]
     digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
     """blake3 of the payload."""
 
@@ -104,7 +107,7 @@ def decode_manifest(data: bytes, payload_bytes: int) -> Manifest:
     """
     try:
         manifest = msgspec.msgpack.decode(data, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptDataError(f"delta.manifest: {error}") from error
     _check_tables(manifest)
     _check_files(manifest)
@@ -137,20 +140,12 @@ def _check_files(manifest: Manifest) -> None:
         keys = [manifest.target[row].key for row in file.rows]
         if not keys or keys[0] != (True, file.path) or any(is_bytes for is_bytes, _ in keys[1:]):
             raise CorruptDataError(f"delta.files: {file.path!r} does not begin with its own bytes")
-        _check_path(file.path)
+        if not is_portable(file.path):
+            raise CorruptDataError(f"delta.files: {file.path!r} is not a plain relative path")
     paths = {file.path for file in manifest.files}
     parents = {str(parent) for path in paths for parent in PurePosixPath(path).parents}
     if paths & parents or (not manifest.is_folder and len(paths) != 1):
         raise CorruptDataError("delta.files: a file is also a folder, or one file is several")
-
-
-def _check_path(path: str) -> None:
-    """Refuse what could lead out of the folder, or means another file on another system."""
-    parts = path.split("/")
-    if any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts):
-        raise CorruptDataError(f"delta.files: {path!r} is not a plain relative path")
-    if any(character in path for character in "\\\0:") or not path.isprintable():
-        raise CorruptDataError(f"delta.files: {path!r} holds a character that paths may not")
 
 
 def _check_extents(manifest: Manifest) -> None:

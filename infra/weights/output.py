@@ -28,7 +28,7 @@ def new_file(path: Path) -> Generator[BinaryIO]:
         raise ConfigError(f"{path}: is a folder; name a file to write")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     with os.fdopen(descriptor, "r+b") as file:
         _lock(descriptor, partial)
         file.truncate(0)
@@ -58,7 +58,7 @@ def new_folder(path: Path) -> Generator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     partial.mkdir(exist_ok=True)
-    descriptor = os.open(partial, os.O_RDONLY)
+    descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         _lock(descriptor, partial)
         _empty(partial)

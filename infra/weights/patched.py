@@ -9,6 +9,7 @@ import numpy as np
 from penstock.infra.weights.delta_file import DeltaFile
 from penstock.infra.weights.diff import joined, read_base
 from penstock.infra.weights.manifest import Piece
+from penstock.infra.weights.paths import printable
 from penstock.infra.weights.tensors import FileLayout, Key, Tensor, Weights
 from penstock.kernels import delta
 from penstock.messages.errors import CorruptDataError
@@ -101,7 +102,7 @@ def _check_base(base: Weights, patch: DeltaFile) -> None:
     found = {key: (tensor.dtype, tensor.shape) for key, tensor in base.tensors.items()}
     if expected != found:
         keys = {key for key, _ in expected.items() ^ found.items()}
-        names = sorted(name for _, name in keys)[:_NAMED_MAX]
+        names = sorted(printable(name) for _, name in keys)[:_NAMED_MAX]
         raise CorruptDataError(
             f"{patch.path}: made against another base: {len(keys)} of its tensors and files are"
             f" missing there, are new, or have another dtype or shape: {', '.join(names)}"

@@ -3,6 +3,7 @@
 from html import escape
 
 from penstock.infra.weights.inspection import Inspection, Share
+from penstock.infra.weights.paths import printable
 
 _CELL_PX = 18
 _LABEL_PX = 330
@@ -37,8 +38,8 @@ def _heatmap(found: Inspection) -> tuple[str, int, int]:
     cells = found.grouped(
         lambda t: f"{t.kind}\n{t.layer or ''}" if t.status in _WITH_BASE else None
     )
-    kinds = sorted({label.split("\n")[0] for label in cells})
-    layers = sorted({label.split("\n")[1] for label in cells}, key=lambda n: int(n or -1))
+    kinds = sorted({label.rpartition("\n")[0] for label in cells})
+    layers = sorted({label.rpartition("\n")[2] for label in cells}, key=lambda n: (len(n), n))
     highest = max((share.fraction for share in cells.values()), default=0.0) or 1.0
     parts = [_text(0, 0, f"Changed share by kind and layer (darkest: {highest:.2%})")]
     for x, layer in enumerate(layers):
@@ -96,13 +97,13 @@ def _bars(title: str, values: list[tuple[str, float]]) -> tuple[str, int]:
 
 
 def _text(x: float, y: float, text: str) -> str:
-    return f'<text x="{x}" y="{y:.1f}" {_TEXT}>{escape(text)}</text>'
+    return f'<text x="{x}" y="{y:.1f}" {_TEXT}>{escape(printable(text))}</text>'
 
 
 def _rect(x: float, y: float, size: tuple[float, float], color: str, label: str) -> str:
     return (
         f'<rect x="{x}" y="{y:.1f}" width="{size[0]}" height="{size[1]}" fill="{color}">'
-        f"<title>{escape(label)}</title></rect>"
+        f"<title>{escape(printable(label))}</title></rect>"
     )
 
 

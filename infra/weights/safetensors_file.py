@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.infra.weights.dtypes import BYTES
+from penstock.infra.weights.paths import require_file
 from penstock.infra.weights.tensors import Tensor
 from penstock.messages.errors import CorruptDataError
 
@@ -29,9 +30,11 @@ def read_head(path: Path) -> tuple[int, list[Tensor]]:
     """Return the size of the head and the tensors in the order of their bytes.
 
     Raises:
+        ConfigError: not a regular file.
         CorruptDataError: not a safetensors file, cut short, or tensors that do not fill it.
 
     """
+    require_file(path)
     num_bytes = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
@@ -47,14 +50,15 @@ def _tensors(path: Path, header: bytes, data_bytes: int) -> list[Tensor]:
         fields = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         fields.pop("__metadata__", None)
         entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in fields.items()}
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptDataError(f"{path}: its header is not that of safetensors: {error}") from error
     tensors: list[Tensor] = []
     reached = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         tensor = Tensor(name, entry.dtype, entry.shape)
+        num_bytes = _num_bytes(path, tensor)
         begin, end = entry.data_offsets
-        if entry.dtype == BYTES or begin != reached or end - begin != _num_bytes(path, tensor):
+        if entry.dtype == BYTES or begin != reached or end - begin != num_bytes:
             raise CorruptDataError(
                 f"{path}: tensor {name!r}: {entry.dtype}{list(entry.shape)} does not fill bytes"
                 f" {begin} to {end}, or another lies between"

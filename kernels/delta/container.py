@@ -114,6 +114,8 @@ def _read_header(view: memoryview) -> tuple[Header, int]:
             f"delta: {num_changed} changed of {num_elements} elements, of at most"
             f" {NUM_ELEMENTS_MAX}"
         )
+    if dtype == Dtype.INT4X2 and num_elements % 2:
+        raise CorruptDataError(f"delta: {num_elements} half bytes do not fill whole bytes")
     table = TableReader(view[_FIXED.size : -_CHECK_BYTES])
     if num_classes > NUM_CLASSES_MAX:
         raise CorruptDataError(f"delta.classes: at most {NUM_CLASSES_MAX}, got {num_classes}")
