@@ -101,7 +101,7 @@ def no_routes(ids):
 
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=50), min_size=1, max_size=8))
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_every_sequence_reads_its_own_tokens_along_its_own_chain(lists):
     ids = [np.repeat(np.array(values), 10) for values in lists]
     tree = pack_tree(ids, no_routes(ids))

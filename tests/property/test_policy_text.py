@@ -44,14 +44,14 @@ def test_any_text_round_trips_without_marks(text):
 
 
 @given(PLAIN, st.lists(CALLS, max_size=3))
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_turns_round_trip(text, calls):
     ids = render_turn(TOKENIZER, drop_surrogates(text), calls)
     assert parse_turn(TOKENIZER, ids) == ParsedTurn(text=drop_surrogates(text), calls=tuple(calls))
 
 
 @given(st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=40))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_any_ids_parse_or_fail_with_a_reason(ids):
     parsed = parse_turn(TOKENIZER, ids)
     if isinstance(parsed, ParseFailure):
