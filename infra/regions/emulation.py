@@ -33,7 +33,7 @@ class Emulation:
     """Links first, as the hub listens on their address; then leaf nodes, which dial it."""
 
     def __init__(self, regions: Sequence[Linked], folder: Path) -> None:
-        """Args: `folder` gets a folder of each region, for its leaf node."""
+        """Args: `folder`, in that of the run, gets a folder of each region, for its leaf node."""
         self._regions = regions
         self._folder = folder
         self._links: dict[str, Link] = {}
@@ -80,23 +80,23 @@ class Emulation:
             try:
                 async with asyncio.TaskGroup() as group:
                     keepers = [group.create_task(node.keep()) for node in self.nodes.values()]
-                    keepers += [group.create_task(_watch(*item)) for item in self._links.items()]
+                    keepers += [group.create_task(self._watch(name)) for name in self._links]
                     yield {name: node.place for name, node in self.nodes.items()}
                     for keeper in keepers:
                         keeper.cancel()
             except ExceptionGroup as failures:  # The body's own error comes in a group, too.
                 raise failures.exceptions[0] from None
 
+    async def _watch(self, name: str) -> None:
+        """Wait that a link ends: its namespace, and all that is in it, is lost then.
 
-async def _watch(name: str, link: Link) -> None:
-    """Wait that a link ends: its namespace, and all that is in it, is lost then.
+        Raises:
+            LinkError: it ended.
 
-    Raises:
-        LinkError: it ended.
-
-    """
-    await link.process.wait()
-    raise LinkError(f"the link of region {name} ended; go on with: penstock run --resume")
+        """
+        await self._links[name].process.wait()
+        resume = f"penstock run --resume {self._folder.parent.name}"
+        raise LinkError(f"the link of region {name} ended; go on with: {resume}")
 
 
 def _words(region: Linked, obstacle: str) -> str:

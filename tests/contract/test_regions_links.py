@@ -23,6 +23,7 @@ from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.control import ActorStarted
 from penstock.messages.errors import DeadlineError
 
+pytestmark = pytest.mark.timeout(150)
 _obstacles: list[str] = []
 LINK = LinkSection(bandwidth_mbit_s=80.0, rtt_ms=60.0)
 NUM_BYTES = 1_000_000
@@ -176,8 +177,8 @@ async def test_a_hub_that_is_not_there_is_said(tmp_path, monkeypatch):
 
 
 async def test_a_leaf_node_that_dies_is_started_again_and_a_link_that_ends_ends_the_run(tmp_path):
-    emulation = Emulation([Linked(name="far", link=LINK)], tmp_path)
-    with pytest.raises(LinkError, match="link of region far ended"):
+    emulation = Emulation([Linked(name="far", link=LINK)], tmp_path / "run7" / "regions")
+    with pytest.raises(LinkError, match=r"region far ended; .* --resume run7$"):
         async with emulation.links(lambda line: None) as listen:
             server = EmbeddedServer(store_dir=tmp_path / "hub", leaf_listen=listen)
             await server.start()
