@@ -102,7 +102,7 @@ class Checkpoint:
 
 def _files_of(folder: Path) -> dict[str, Path]:
     paths: dict[str, Path] = {}
-    for root, folders, names in os.walk(folder):
+    for root, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             path = Path(root, name)
@@ -111,6 +111,11 @@ def _files_of(folder: Path) -> dict[str, Path]:
         if len(paths) > _FILES_MAX:
             raise ConfigError(f"{folder}: more than {_FILES_MAX} files; is it a checkpoint?")
     return paths
+
+
+def _raise(error: OSError) -> None:
+    """Do not pass over a subfolder that cannot be read: its files would be missing in silence."""
+    raise error
 
 
 def _relative(folder: Path, path: Path) -> str:

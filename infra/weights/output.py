@@ -4,6 +4,7 @@ What is written lies beside its place as `.NAME.partial`, locked by its writer, 
 it is on disk. A writer that was killed leaves only that: the next one takes it over.
 """
 
+import errno
 import fcntl
 import os
 import shutil
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from penstock.messages.errors import ConfigError, QueueFullError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
@@ -37,8 +40,9 @@ def new_file(path: Path) -> Generator[BinaryIO]:
             file.flush()
             os.fsync(descriptor)
             partial.replace(path)
-        except BaseException:
+        except BaseException as error:
             partial.unlink(missing_ok=True)
+            _name_full_disk(error, path)
             raise
     sync_folder(path.parent)
 
@@ -68,8 +72,9 @@ def new_folder(path: Path) -> Generator[Path]:
         partial.replace(path)
     except QueueFullError:
         raise
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        _name_full_disk(error, path)
         raise
     finally:
         os.close(descriptor)
@@ -83,6 +88,12 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _name_full_disk(error: BaseException, path: Path) -> None:
+    """Say what found no room: the system does not where a descriptor is written to."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        error.filename = str(path)
 
 
 def _lock(descriptor: int, partial: Path) -> None:

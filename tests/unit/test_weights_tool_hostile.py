@@ -96,6 +96,22 @@ def test_a_file_that_no_delta_could_name_is_refused_when_the_delta_is_made(paths
     assert not (paths / "out").exists()
 
 
+def test_a_subfolder_that_cannot_be_read_is_not_passed_over(paths, capsys, monkeypatch):
+    """By a failing listing: who runs as root may read any folder."""
+    (paths / "folder" / "sub").mkdir(parents=True)
+    (paths / "next").rename(paths / "folder" / "model.safetensors")
+    scan = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("sub"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert weights("diff", paths / "base", paths / "folder", "-o", paths / "out") == 2
+    assert "folder/sub" in capsys.readouterr().err
+
+
 def test_a_pipe_or_a_folder_is_no_file(paths, capsys):
     os.mkfifo(paths / "pipe")
     (paths / "folder").mkdir()
