@@ -29,6 +29,8 @@ from penstock.messages.errors import BusError, DeadlineError, PenstockError
 REAP_S = 1.0
 STOP_S = 45.0
 """Longest orderly end of a process before it is killed."""
+KILL_S = 10.0
+"""Longest time that the kernel may take to end a killed process."""
 SPACE_CHECK_S = 1.0
 
 
@@ -88,7 +90,8 @@ class Processes:
             for process in running:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
-            await asyncio.gather(*(p.wait() for p in running))
+            async with asyncio.timeout(KILL_S):
+                await asyncio.gather(*(p.wait() for p in running))
         await self._end_orphans()
 
     async def _keep(self, name: str, specs: list[str], bus: NatsBus) -> None:

@@ -8,11 +8,15 @@ import contextlib
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Collection
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_END_S_MAX = 10.0
+"""A killed process that the kernel holds for longer is left to `reap_ended`."""
+_POLL_S = 0.01
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -44,9 +48,10 @@ def end_orphans(started: Collection[int]) -> int:
     for pid in orphans:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    for pid in orphans:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
+    give_up_at = time.monotonic() + _END_S_MAX
+    left = orphans
+    while (left := [pid for pid in left if not _reap(pid)]) and time.monotonic() < give_up_at:
+        time.sleep(_POLL_S)
     return len(orphans)
 
 
@@ -62,9 +67,16 @@ def reap_ended(started: Collection[int]) -> int:
         if pid not in started and not _is_in_our_session(pid) and _is_zombie(pid)
     ]
     for pid in ended:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
+        _reap(pid)
     return len(ended)
+
+
+def _reap(pid: int) -> bool:
+    """Tell whether a child has ended; it leaves the process table then."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
 
 
 def _children() -> list[int]:
