@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from penstock.infra.weights.dtypes import BYTES
-from penstock.infra.weights.paths import is_portable
+from penstock.infra.weights.paths import FILES_MAX, is_portable
 from penstock.infra.weights.safetensors_file import read_head
 from penstock.infra.weights.tensors import FileLayout, Key, Tensor
 from penstock.messages.errors import ConfigError, CorruptDataError, NotFoundError
@@ -21,7 +21,6 @@ from penstock.messages.errors import ConfigError, CorruptDataError, NotFoundErro
 SINGLE_NAME = "model.safetensors"
 """What a file that stands alone is called in deltas, whatever its name."""
 INDEX_NAME = "model.safetensors.index.json"
-_FILES_MAX = 10_000
 _INDEX_BYTES_MAX = 1 << 28
 
 
@@ -108,8 +107,8 @@ def _files_of(folder: Path) -> dict[str, Path]:
             path = Path(root, name)
             if not name.startswith(".") and path.is_file():
                 paths[_relative(folder, path)] = path
-        if len(paths) > _FILES_MAX:
-            raise ConfigError(f"{folder}: more than {_FILES_MAX} files; is it a checkpoint?")
+        if len(paths) > FILES_MAX:
+            raise ConfigError(f"{folder}: more than {FILES_MAX} files; is it a checkpoint?")
     return paths
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.infra.weights.dtypes import BYTES
-from penstock.infra.weights.paths import is_portable
+from penstock.infra.weights.paths import FILES_MAX, is_portable
 from penstock.infra.weights.tensors import Key, Tensor
 from penstock.messages.errors import CorruptDataError
 
@@ -133,6 +133,8 @@ def _check_tables(manifest: Manifest) -> None:
 
 
 def _check_files(manifest: Manifest) -> None:
+    if len(manifest.files) > FILES_MAX:
+        raise CorruptDataError(f"delta.files: at most {FILES_MAX}, got {len(manifest.files)}")
     seen = [row for file in manifest.files for row in file.rows]
     if sorted(seen) != list(range(len(manifest.target))):
         raise CorruptDataError("delta.files: each tensor must be in one file, once")

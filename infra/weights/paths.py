@@ -5,6 +5,8 @@ from pathlib import Path
 
 from penstock.messages.errors import ConfigError, NotFoundError
 
+FILES_MAX = 10_000
+"""Of a checkpoint: all are open at once."""
 _NAME_BYTES_MAX = 255
 
 

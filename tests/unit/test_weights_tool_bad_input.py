@@ -185,6 +185,7 @@ def target(field, value):
         target(1, "F99"),
         target(2, [1 << 62, 1 << 62]),
         target(2, [-1]),
+        target(2, [1 << 62] * 100_000),
         target(3, b"short"),
         target(4, 1 << 60),
         lambda m: m["target"].append(m["target"][0]),
@@ -193,11 +194,17 @@ def target(field, value):
         lambda m: m["extents"].clear(),
         lambda m: m.pop("base"),
         lambda m: m.update(is_folder="yes"),
+        lambda m: m.update(unknown=msgspec.Raw(b"\x91" * 100_000 + b"\0")),
     ],
 )
 def test_a_manifest_that_contradicts_itself(paths, capsys, change):
     forge(paths / "delta", change)
     refuses(paths, capsys, "delta")
+
+
+def test_more_files_than_may_be_open(paths, capsys):
+    forge(paths / "delta", lambda m: m["files"].extend([["x", [0]]] * 10_000))
+    refuses(paths, capsys, "at most 10000")
 
 
 def test_a_target_digest_that_is_another(paths, capsys):
