@@ -8,6 +8,7 @@ from typing import Any
 
 Subparsers = Any
 """What `add_subparsers` returns: argparse keeps the class to itself."""
+_THREADS_MAX = 256
 
 
 def add_actions(parser: argparse.ArgumentParser) -> None:
@@ -49,10 +50,9 @@ def _add_output(parser: argparse.ArgumentParser, name: str, help_text: str) -> N
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 256:
-        raise argparse.ArgumentTypeError(f"expected 1 to 256, got {value}")
-    return value
+    if text not in map(str, range(1, _THREADS_MAX + 1)):
+        raise argparse.ArgumentTypeError(f"expected 1 to {_THREADS_MAX}, got {text!r}")
+    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -20,9 +20,9 @@ FIGURES = {"ratio", "encode_gb_s", "decode_gb_s", "bit_exact"}
 @pytest.fixture
 def pair(tmp_path):
     generator = torch.Generator().manual_seed(0)
-    masters = {name: 0.02 * torch.randn(20_000, generator=generator) for name in "ab"}
+    masters = {name: 0.02 * torch.randn(400_000, generator=generator) for name in "ab"}
     for number, path in enumerate(("base", "next")):
-        step = 3e-6 * number * torch.randn(20_000, generator=generator)
+        step = 3e-6 * number * torch.randn(400_000, generator=generator)
         state = {name: (master + step).bfloat16() for name, master in masters.items()}
         save_torch(state | {"count": torch.tensor([number])}, tmp_path / path)
     return tmp_path / "base", tmp_path / "next"
