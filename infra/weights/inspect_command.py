@@ -75,8 +75,9 @@ def _print(found: Inspection, *, is_whole: bool) -> None:
     for dtype, shares in found.exponents.items():
         named = {str(exponent): share for exponent, share in shares.items()}
         console.print(_share_table(f"base exponent, {dtype}", named))
-    if found.exponent_classes and not found.exponents:
-        console.print(_class_table(found))
+    if not found.exponents:
+        for dtype, counts in found.exponent_classes.items():
+            console.print(_class_table(dtype, counts))
     rows = [t for t in (*found.tensors, *found.files) if is_whole or t.status != "equal"]
     rows.sort(key=lambda t: -t.share.num_changed)
     console.print(_tensor_table(rows if is_whole else rows[:_ROWS_MAX]))
@@ -102,9 +103,9 @@ def _codec_table(found: Inspection) -> Table:
     return table
 
 
-def _class_table(found: Inspection) -> Table:
-    table = _table("class of base exponents from", "changed")
-    for first, changed in found.exponent_classes.items():
+def _class_table(dtype: str, counts: dict[int, int]) -> Table:
+    table = _table(f"class of base exponents from, {dtype}", "changed")
+    for first, changed in counts.items():
         table.add_row(str(first), f"{changed:,}")
     return table
 

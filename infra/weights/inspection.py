@@ -82,8 +82,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     codecs: dict[str, CodecUse]
     exponents: dict[str, dict[int, Share]]
     """By dtype and exponent field; empty without the base."""
-    exponent_classes: dict[int, int]
-    """Changed words by the first exponent of the class that they were coded in."""
+    exponent_classes: dict[str, dict[int, int]]
+    """By dtype: changed words by the first exponent of the class that they were coded in."""
 
     def grouped(self, group: Callable[[TensorChange], str | None]) -> dict[str, Share]:
         """Add up the tensors that are there, by what `group` says of each."""
@@ -147,13 +147,14 @@ def _codecs(manifest: Manifest) -> dict[str, CodecUse]:
     return uses
 
 
-def _exponent_classes(patch: DeltaFile) -> dict[int, int]:
-    changed: Counter[int] = Counter()
+def _exponent_classes(patch: DeltaFile) -> dict[str, dict[int, int]]:
+    changed: defaultdict[str, Counter[int]] = defaultdict(Counter)
     for number, extent in enumerate(patch.manifest.extents):
         if extent.codec == delta.Codec.CLASS_GAP_ULP.name.lower():
             for record in delta.read_header(patch.payload(number)).classes:
-                changed[record.first_key] += record.num_changed
-    return dict(sorted(changed.items()))
+                dtype = patch.manifest.target[extent.row].dtype
+                changed[dtype][record.first_key] += record.num_changed
+    return {dtype: dict(sorted(counts.items())) for dtype, counts in changed.items()}
 
 
 def _exponents(patch: DeltaFile, base: Weights, num_threads: int) -> dict[str, dict[int, Share]]:

@@ -63,12 +63,11 @@ def _exponents(found: Inspection) -> tuple[str, int, int]:
         _bars(f"Changed share by base exponent, {dtype}", _labeled(shares))
         for dtype, shares in found.exponents.items()
     ]
-    if not charts and found.exponent_classes:
-        total = sum(found.exponent_classes.values()) or 1
-        shares = {first: Share(total, n) for first, n in found.exponent_classes.items()}
-        charts.append(
-            _bars("Share of all changes by class of base exponents (from)", _labeled(shares))
-        )
+    for dtype, counts in () if charts else found.exponent_classes.items():
+        total = sum(counts.values())
+        shares = {first: Share(total, n) for first, n in counts.items()}
+        title = f"Share of all changes by class of base exponents (from), {dtype}"
+        charts.append(_bars(title, _labeled(shares)))
     parts: list[str] = []
     height = 0
     for chart, _ in charts:

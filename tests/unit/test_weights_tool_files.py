@@ -86,6 +86,29 @@ def test_every_fate_of_a_tensor(tmp_path, state, capsys):
     }  # fmt: skip
 
 
+def test_classes_of_exponents_are_told_apart_by_dtype(tmp_path, capsys):
+    """A small element moves, a large one does not: in half and in full precision."""
+    rng = np.random.default_rng(5)
+    full = rng.standard_normal(60_000).astype(np.float32)
+    for path, step in (("a", 0.0), ("b", 3e-8)):
+        save_file(
+            {"full": full + np.float32(step), "half": (full + np.float32(2e4 * step)).astype("f2")},
+            tmp_path / path,
+        )
+    delta = tmp_path / "delta"
+    assert weights("diff", tmp_path / "a", tmp_path / "b", "-o", delta) == 0
+    capsys.readouterr()
+    assert weights("inspect", delta, "--json") == 0
+    found = last_json(capsys)
+    changed = {row["dtype"]: row["share"]["num_changed"] for row in found["tensors"]}
+    assert {d: sum(n.values()) for d, n in found["exponent_classes"].items()} == changed
+    assert changed.keys() == {"F16", "F32"}
+    assert weights("inspect", delta, "--plot", tmp_path / "plot.svg") == 0
+    shown = capsys.readouterr().out
+    assert all(f"class of base exponents from, {dtype}" in shown for dtype in changed)
+    assert "F16" in (tmp_path / "plot.svg").read_text()
+
+
 @pytest.mark.parametrize(
     "dtype", [np.bool_, np.int8, np.uint8, np.int16, np.int32, np.uint64, np.float32, np.float64]
 )
