@@ -92,7 +92,8 @@ class Pacer(Actor):
 
     async def on_batch_manifest(self, event: BatchManifest, ctx: Context) -> Effects:
         """Count trained and discarded groups."""
-        self._budget = self._budget.with_batch(len(event.groups), len(event.discarded))
+        version, num_trained = event.policy_version, len(event.groups)
+        self._budget = self._budget.with_batch(version, num_trained, len(event.discarded))
         return self._grant(ctx)
 
     async def on_eval_completed(self, event: EvalCompleted, ctx: Context) -> Effects:

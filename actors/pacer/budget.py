@@ -8,7 +8,8 @@
 The trainer takes groups in the order of their index. Group number n (from 0, discarded ones left
 out) trains version n // groups_per_batch. It is granted no earlier than at the version where
 n < (staleness_max + version + 1) x groups_per_batch; so at most `staleness_max` versions pass
-between its first token and its training.
+between its first token and its training. Without staleness the groups that a batch discarded are
+made up for with the next version, not while the batch trains: they could only train one later.
 
 Example (groups_per_batch 2, staleness_max 1): version 0 allows 4; a discarded group makes it 5;
 version 1 makes it 7.
@@ -28,6 +29,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     num_granted: int = 0
     num_trained: int = 0
     num_discarded: int = 0
+    batch_version: int = -1
+    """The version that the newest batch is computed at."""
+    num_discarded_with_batch: int = 0
+    """Groups that the newest batch discarded."""
     is_closed: bool = False
 
     @property
@@ -36,7 +41,14 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         if self.policy_version < 0:
             return 0
         batches = self.staleness_max + self.policy_version + 1
-        return batches * self.groups_per_batch + self.num_discarded
+        return batches * self.groups_per_batch + self._num_made_up_for
+
+    @property
+    def _num_made_up_for(self) -> int:
+        """Discarded groups that others may be granted for by now."""
+        if self.staleness_max > 0 or self.batch_version < self.policy_version:
+            return self.num_discarded
+        return self.num_discarded - self.num_discarded_with_batch
 
     @property
     def num_needed(self) -> int:
@@ -55,12 +67,14 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         newest = max(self.policy_version, policy_version)
         return msgspec.structs.replace(self, policy_version=newest)
 
-    def with_batch(self, num_trained: int, num_discarded: int) -> "Budget":
-        """Return the budget after one more batch manifest."""
+    def with_batch(self, version: int, num_trained: int, num_discarded: int) -> "Budget":
+        """Return the budget after one more batch manifest, computed at `version`."""
         return msgspec.structs.replace(
             self,
             num_trained=self.num_trained + num_trained,
             num_discarded=self.num_discarded + num_discarded,
+            batch_version=version,
+            num_discarded_with_batch=num_discarded,
         )
 
     def with_granted(self, num_groups: int) -> "Budget":

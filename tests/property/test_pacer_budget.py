@@ -40,7 +40,7 @@ def test_bound_is_never_broken(
             budget = budget.with_version(value)
         elif kind == "discard":
             discarded += value
-            budget = budget.with_batch(per_batch, value)
+            budget = budget.with_batch(version, per_batch, value)
         elif kind == "close":
             is_closed, budget = True, budget.closed()
         else:
@@ -67,7 +67,7 @@ def test_no_group_is_trained_staler_than_allowed(
         batch, waiting = waiting[:per_batch], waiting[per_batch:]
         assert len(batch) == per_batch
         assert all(version - granted_at <= staleness_max for granted_at in batch)
-        budget = budget.with_batch(per_batch, dropped)
+        budget = budget.with_batch(version, per_batch, dropped)
 
 
 def test_traced_example() -> None:
@@ -75,10 +75,21 @@ def test_traced_example() -> None:
     assert budget.num_grantable == 0
     budget = budget.with_version(0)
     assert budget.num_allowed == 4
-    budget = budget.with_granted(4).with_batch(2, 1)
+    budget = budget.with_granted(4).with_batch(0, 2, 1)
     assert (budget.num_allowed, budget.num_grantable) == (5, 1)
     assert budget.with_version(1).num_allowed == 7
     assert budget.with_version(1).with_version(0).policy_version == 1
+
+
+def test_without_staleness_discarded_groups_are_made_up_for_with_the_next_version() -> None:
+    budget = Budget(groups_per_batch=3, staleness_max=0, steps_max=100).with_version(0)
+    budget = budget.with_granted(3).with_batch(0, 2, 1)
+    assert (budget.num_discarded, budget.num_grantable) == (1, 0)
+    budget = budget.with_version(1)
+    assert budget.num_grantable == 4
+    budget = budget.with_granted(4).with_batch(1, 2, 2)
+    assert budget.num_grantable == 0
+    assert budget.with_version(2).num_grantable == 5
 
 
 def test_granting_beyond_the_bound_is_refused() -> None:

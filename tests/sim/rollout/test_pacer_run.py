@@ -160,9 +160,10 @@ def test_a_run_stays_within_its_staleness_and_ends(
     simulate(scenario)
 
 
-def test_a_synchronous_run_grants_batch_by_batch(simulate) -> None:
+@pytest.mark.parametrize("filters", [False, True])
+def test_a_synchronous_run_grants_batch_by_batch(simulate, filters: bool) -> None:
     async def scenario(world: World) -> None:
-        trainer = start_trainer(world, steps_max=3, staleness_max=4, filter_zero_variance=False)
+        trainer = start_trainer(world, steps_max=3, staleness_max=4, filter_zero_variance=filters)
         await start_run(world, steps_max=3, staleness_max=4, synchronous=True)
         await world.wait_for(EvalCompleted, 2)
         assert set(trainer.staleness_seen) == {0}
