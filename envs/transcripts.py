@@ -1,9 +1,9 @@
 """Demonstrations for mid-training: episodes of mixed quality on training tasks.
 
-An actor with known weaknesses attempts a task with the harness itself, so every observation has
-the wording that the policy will meet. It looks in most cases, edits rightly in about a third, else
-makes another well-formed edit or none; it does not always check, and seldom repairs. The policy
-that imitates it starts low; what RL then has to find is in there.
+An actor with known weaknesses (`Habits`) attempts a task with the harness itself, so every
+observation has the wording that the policy will meet. It may give up, edit wrongly, not check, or
+have a call refused and go on. The policy that imitates it starts low; what RL then has to find is
+in there.
 """
 
 import random
