@@ -8,7 +8,6 @@ from nats.aio.msg import Msg
 
 from penstock.infra.bus.answers import ApiError, LinkBrokenError, status
 from penstock.infra.bus.link import Link
-from penstock.messages.errors import DeadlineError
 
 CHUNK_BYTES = 256 << 10
 WINDOW = 32
@@ -62,23 +61,7 @@ async def receipt(
         DeadlineError: no answer within IDLE_S.
 
     """
-    future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-
-    def on_reply(message: Msg) -> None:
-        if not future.done():
-            future.set_result(message)
-
-    def on_break() -> None:
-        if not future.done():
-            future.set_exception(LinkBrokenError(f"{subject}: connection broke"))
-
-    with link.replies(on_reply, on_break) as inbox:
-        await link.send(subject, data, reply=inbox, headers=headers)
-        try:
-            async with asyncio.timeout(IDLE_S):
-                reply = await future
-        except TimeoutError as error:
-            raise DeadlineError(f"{subject}: no receipt within {IDLE_S} s") from error
+    reply = await link.ask(subject, data, deadline_s=IDLE_S, headers=headers)
     if status(reply):
         raise LinkBrokenError(f"{subject}: nobody keeps it")
     return json.loads(reply.data)

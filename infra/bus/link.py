@@ -184,7 +184,14 @@ class Link:
             with contextlib.suppress(nats.errors.Error):
                 await subscription.unsubscribe()
 
-    async def ask(self, subject: str, data: bytes, *, deadline_s: float) -> Msg:
+    async def ask(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        deadline_s: float,
+        headers: dict[str, str] | None = None,
+    ) -> Msg:
         """Send and return the first reply.
 
         Raises:
@@ -206,7 +213,7 @@ class Link:
             try:
                 async with asyncio.timeout(deadline_s):
                     await self.until_up()
-                    await self.send(subject, data, reply=inbox)
+                    await self.send(subject, data, reply=inbox, headers=headers)
                     return await future
             except TimeoutError as error:
                 raise DeadlineError(f"{subject}: no reply within {deadline_s} s") from error
