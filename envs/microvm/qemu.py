@@ -39,6 +39,12 @@ def _tsc_khz() -> int:
     raise BackendUnavailable("/proc/cpuinfo names no processor frequency")
 
 
+def _disk(path: str) -> str:
+    """Return a drive's options. Unlocked: nobody may write the file, and a user-mode machine's
+    lock on it would keep QEMU out."""
+    return f"file={path},file.locking=off,format=raw,if=none,readonly=on"
+
+
 class QemuTcgBackend:
     """Starts machines as copies of one that it boots first, with an emulated processor.
 
@@ -107,7 +113,7 @@ class QemuTcgBackend:
 
         """
         words = f"quiet panic=-1 reboot=t tsc_early_khz={_tsc_khz()}"
-        layer = ("-drive", "file=/vm/layer,id=layer,format=raw,if=none,readonly=on")
+        layer = ("-drive", f"id=layer,{_disk('/vm/layer')}")
         if self._layer:
             words += " penstock_layer=/dev/vdb"
         return [
@@ -117,7 +123,7 @@ class QemuTcgBackend:
             *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
             *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny"),
             *("-kernel", "/vm/kernel", "-initrd", "/vm/initramfs", "-append", words),
-            *("-drive", "file=/vm/image,id=image,format=raw,if=none,readonly=on"),
+            *("-drive", f"id=image,{_disk('/vm/image')}"),
             *("-device", "virtio-blk-device,drive=image"),
             *((*layer, "-device", "virtio-blk-device,drive=layer") if self._layer else ()),
             *("-device", "virtio-serial-device"),
