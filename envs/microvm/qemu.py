@@ -40,8 +40,10 @@ def _tsc_khz() -> int:
 
 
 def _disk(path: str) -> str:
-    """Return a drive's options. Unlocked: nobody may write the file, and a user-mode machine's
-    lock on it would keep QEMU out."""
+    """Return a drive's options.
+
+    Unlocked: nobody may write the file, and a user-mode machine's lock on it would keep QEMU out.
+    """
     return f"file={path},file.locking=off,format=raw,if=none,readonly=on"
 
 
