@@ -26,6 +26,7 @@ from penstock.envs.sandbox import (
     Capability,
     Machine,
     SandboxError,
+    SandboxTimeout,
     SavingBackend,
     require,
 )
@@ -36,6 +37,8 @@ WAITERS_MAX = 4096
 BACKOFF_S_MAX = 5.0
 BOOT_MS_KEPT = 4096
 TICK_S_MAX = 1.0
+CLOSE_S_MAX = 30.0
+"""Above what one machine takes that the host is slow to end (`HANG_GRACE_S`)."""
 
 
 class Pool:
@@ -173,7 +176,12 @@ class Pool:
             self._booting += 1
             restoring = asyncio.create_task(self._restore(folder, lease_s, lease_id))
             self._restores[lease_id] = restoring
-        return await asyncio.shield(restoring)
+        try:
+            return await asyncio.shield(restoring)
+        except asyncio.CancelledError:
+            if self._closed and restoring.cancelled():
+                raise SandboxError("the sandbox pool is closed") from None
+            raise
 
     async def _restore(self, folder: Path, lease_s: float, lease_id: str) -> Lease:
         cpu = min(self._cpus, key=lambda c: self._cpu_load[c])
@@ -207,6 +215,10 @@ class Pool:
         lease.renew(self._monotonic())
         return lease
 
+    def lease_ids(self) -> set[str]:
+        """Return the leases that are held now; asking renews none."""
+        return set(self._leases)
+
     async def release(self, lease_id: str) -> None:
         """End a lease and its machine; releasing twice does nothing."""
         lease = self._leases.pop(lease_id, None)
@@ -237,22 +249,33 @@ class Pool:
     def _live(self) -> int:
         return self._booting + len(self._cpu_of)
 
-    async def close(self) -> None:
-        """End every machine and refuse further requests; who waits gets an error."""
+    async def close(self, *, deadline_s: float = CLOSE_S_MAX) -> None:
+        """End every machine and refuse further requests; who waits gets an error.
+
+        Raises:
+            SandboxTimeout: Some still start or end at the deadline; the kernel ends them with
+                this process.
+
+        """
+        give_up_at = time.monotonic() + deadline_s
         self._closed = True
         if self._keeper is not None:
             self._keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
-        for boot in self._boots:
-            boot.cancel()
-        if unfinished := {*self._boots, *self._ends, *self._restores.values()}:
-            await asyncio.wait(unfinished)
+        for start in (*self._boots, *self._restores.values()):
+            start.cancel()
+        late = await _wait_until(give_up_at, {*self._boots, *self._ends, *self._restores.values()})
         for want in self._wants.values():
             if not want.given.done():
                 want.given.set_exception(SandboxError("the sandbox pool is closed"))
         self._leases.clear()
-        await asyncio.gather(*(self._end(sandbox) for sandbox in list(self._cpu_of)))
+        for sandbox in list(self._cpu_of):
+            _spawn(self._end(sandbox), self._ends)
+        late |= await _wait_until(give_up_at, set(self._ends))
+        if late:
+            words = f"{len(late)} machines still start or end after {deadline_s:g} s"
+            raise SandboxTimeout(f"sandbox pool: {words}")
 
     async def _keep(self) -> None:
         while True:
@@ -343,3 +366,13 @@ def _spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> N
     task = asyncio.create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
+
+
+async def _wait_until(give_up_at: float, tasks: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
+    """Return which tasks still run at a time of `time.monotonic`; they are cancelled."""
+    if not tasks:
+        return set()
+    _, late = await asyncio.wait(tasks, timeout=max(0.0, give_up_at - time.monotonic()))
+    for task in late:
+        task.cancel()
+    return late

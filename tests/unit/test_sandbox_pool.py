@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock.envs.microvm.pool import Pool
-from penstock.envs.sandbox import SandboxDied
+from penstock.envs.sandbox import Capability, SandboxDied, SandboxError, SandboxTimeout
 from penstock.messages.errors import DeadlineError, NotFoundError
 from penstock.messages.rollout import SandboxRecord
 
@@ -32,6 +32,7 @@ class PlainBackend:
     name = "plain"
     isolation_class = "none"
     capabilities = frozenset()
+    machine_type = PlainMachine
 
     def __init__(self, failures=0):
         self.machines = []
@@ -44,7 +45,7 @@ class PlainBackend:
         if self.failures:
             self.failures -= 1
             raise SandboxDied("no memory on this host")
-        machine = PlainMachine(float(len(self.machines) + 1))
+        machine = self.machine_type(float(len(self.machines) + 1))
         self.machines.append(machine)
         return machine
 
@@ -187,6 +188,40 @@ async def test_closing_fails_who_waits():
         await until(lambda: pool.counters().waiting == 1)
     with pytest.raises(RuntimeError, match="closed"):
         await waiting
+
+
+class StuckMachine(PlainMachine):
+    """Its end takes for ever, as on a host whose kernel is stuck."""
+
+    async def close(self):
+        await asyncio.Event().wait()
+
+
+async def test_closing_gives_up_at_its_deadline():
+    backend = PlainBackend()
+    backend.machine_type = StuckMachine
+    pool = Pool(backend, size=1, live_max=1)
+    await pool.__aenter__()
+    await until(lambda: pool.counters().idle == 1)
+    with pytest.raises(SandboxTimeout, match=r"1 machines still start or end after 0\.01 s"):
+        await pool.close(deadline_s=0.01)
+
+
+class StuckBackend(PlainBackend):
+    """No copy ever comes up."""
+
+    capabilities = frozenset({Capability.CHECKPOINT})
+
+    async def restore(self, folder, *, cpu=None, timeout_s=10.0):
+        await asyncio.Event().wait()
+
+
+async def test_closing_fails_who_waits_for_a_copy(tmp_path):
+    async with Pool(StuckBackend(), size=0, live_max=1) as pool:
+        restoring = asyncio.create_task(pool.restore(tmp_path, 60.0, lease_id="copy"))
+        await until(lambda: pool.counters().live == 1)
+    with pytest.raises(SandboxError, match="closed"):
+        await restoring
 
 
 def test_senseless_sizes_are_refused():
