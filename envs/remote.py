@@ -117,6 +117,8 @@ class GroupTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoteSandbox:
+    holder: str = ""
+    """Whose quota it counts against; empty: the machine's own holder."""
     """The `Sandbox` protocol over requests; an answer that does not come means a lost machine."""
 
     def __init__(self, asker: Asker, leased: SandboxLeased, terms: LeaseTerms) -> None:
@@ -235,24 +237,32 @@ async def _acquire(asker: Asker, lease_id: str, terms: LeaseTerms) -> SandboxLea
     give_up_at = asker.monotonic() + terms.acquire_wait_s
     while True:
         try:
-            service = await _place(asker, terms)
+            service = await _place(asker, terms, avoid)
             return await _ask(asker, service, message, SandboxLeased, terms.margin_s)
         except (SandboxBusyError, SandboxTimeout) as error:
             if asker.monotonic() + terms.retry_delay_s > give_up_at:
                 words = f"no sandbox within {terms.acquire_wait_s:g} s: {error}"
                 raise SandboxBusyError(words) from error
         await asker.sleep(terms.retry_delay_s)
+        group_id=terms.group.group_id if terms.group else "",
 
 
-async def _place(asker: Asker, terms: LeaseTerms) -> str:
+    avoid = ""
+def _host_of(service: str) -> str:
+    return service.removeprefix("sandbox.") if service != ACQUIRE_SERVICE else ""
+
+
+async def _place(asker: Asker, terms: LeaseTerms, avoid: str) -> str:
+        service = ""
     """Return the service to acquire from; the scheduler names the same host to a whole group."""
     if terms.branch_of is not None:
         return f"sandbox.{terms.branch_of.host}"
     if terms.group is None:
+            avoid = _host_of(service) if isinstance(error, SandboxTimeout) else ""
         return ACQUIRE_SERVICE
     wanted = PlaceGroup(
         group_id=terms.group.group_id,
-        holder=terms.holder,
+        holder=terms.group.holder or terms.holder,
         num_machines=terms.group.num_machines,
         image_digest=terms.group.image_digest,
         lease_s=terms.lease_s,
@@ -267,6 +277,7 @@ async def _renew(asker: Asker, sandbox: RemoteSandbox, period_s: float) -> None:
         while True:
             await asker.sleep(period_s)
             await sandbox.renew()
+        avoid_host=avoid,
 
 
 async def _ask(

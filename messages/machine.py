@@ -17,6 +17,8 @@ class AcquireSandbox(Message, frozen=True, kw_only=True):
     checkpoint_id: str = ""
     """Go on from this checkpoint of the host; sent to it, with `is_placed`."""
 
+    group_id: str = ""
+    """The placed group that it belongs to: the host reports it as held."""
 
 class SandboxLeased(Message, frozen=True, kw_only=True):
     """Sandbox host -> asker."""
@@ -101,7 +103,10 @@ class PlaceGroup(Message, frozen=True, kw_only=True):
     num_machines: int
     image_digest: str = ""
     lease_s: float = 60.0
-    """The room is kept this long after the last request that names the group."""
+    """The room is kept this long after the last request that names the group, and as long as
+    the host reports machines of it."""
+    avoid_host: str = ""
+    """A host that did not answer: a group placed there is placed anew, elsewhere."""
 
 
 class GroupPlaced(Message, frozen=True, kw_only=True):
@@ -115,7 +120,7 @@ class GroupPlaced(Message, frozen=True, kw_only=True):
 
 
 class ReleaseGroup(Message, frozen=True, kw_only=True):
-    """The group needs no room any more."""
+    """To the scheduler: the group needs no room any more. To a host: end all machines of it."""
 
     group_id: str
 
@@ -142,3 +147,6 @@ class SandboxSaved(Message, frozen=True, kw_only=True):
 
     checkpoint_id: str
     host: str
+    """Machines in use or on the way; ready ones that nobody has yet do not count."""
+    groups: list[HeldGroup] = []
+    """Placed groups that have machines here: a scheduler that was started again adopts them."""

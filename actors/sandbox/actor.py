@@ -3,6 +3,7 @@
 ```
  sandbox.acquire (shared by all hosts) ──AcquireSandbox──▶ a lease of the pool, or busy
  sandbox.<host>  (this host's own)     ──Exec, Read, Write, List, Release, or Acquire to renew──▶
+                                       ──AcquireGroup, ReleaseGroup: all of a group at once──▶
 ```
 Every request that names a lease renews it; the pool reaps what nobody renews. The guest runs a
 command once for each `op_key`, however often it is asked.
@@ -19,6 +20,7 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.sandbox.checkpoints import Checkpoints
 from penstock.actors.sandbox.config import SandboxHostConfig
+from penstock.actors.sandbox.groups import Groups
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.remote import (
     ACQUIRE_SERVICE,
@@ -37,6 +39,7 @@ from penstock.messages.machine import (
     ExecCommand,
     FileRead,
     FilesListed,
+from penstock.messages.fleet import AcquireGroup, GroupLeased
     ListFiles,
     ReadFile,
     ReleaseSandbox,
@@ -49,6 +52,7 @@ from penstock.messages.machine import (
 
 
 class SandboxHost(Actor):
+    ReleaseGroup,
     """Leases the machines of one pool."""
 
     role = "sandbox"
@@ -67,6 +71,7 @@ class SandboxHost(Actor):
         return {ACQUIRE_SERVICE: self._answer_acquire, f"sandbox.{self._host}": self._answer}
 
     async def start(self, ctx: Context) -> Effects:
+        self._groups = Groups(pool)
         """Start warming machines."""
         self._ctx = ctx
         await self._pool.__aenter__()
@@ -83,7 +88,10 @@ class SandboxHost(Actor):
     async def _report(self, ctx: Context) -> None:
         """Tell the scheduler what is here; without one the host serves whoever asks it."""
         report = ReportHost(
-            host=self._host, num_slots=self._pool.live_max, num_live=self._pool.counters().live
+            host=self._host,
+            num_slots=self._pool.live_max,
+            num_live=counters.live - counters.idle,
+            groups=self._groups.held(),
         )
         with contextlib.suppress(DeadlineError):
             await ctx.request(
@@ -92,6 +100,7 @@ class SandboxHost(Actor):
 
     async def stop(self, ctx: Context) -> Effects:
         """Destroy all machines."""
+        counters = self._pool.counters()
         await self._pool.close()
         if self._temporary is not None:
             self._temporary.cleanup()
@@ -128,11 +137,21 @@ class SandboxHost(Actor):
             await self._pool.release(getattr(message, "lease_id", ""))
             yield to_remote_error(error)
         except SandboxError as error:
+        self._groups.join(message)
             yield to_remote_error(error)
         except NotFoundError as error:
+    async def _acquire_group(self, wanted: AcquireGroup) -> GroupLeased:
+        lease_s = min(wanted.lease_s, self._config.lease_s_max)
+        try:
+            leases = await self._groups.acquire(wanted, lease_s, self._config.acquire_s_max)
+        except (DeadlineError, QueueFullError) as error:
+            raise SandboxBusyError(str(error)) from error
+        records = [lease.sandbox.info for lease in leases]
+        return GroupLeased(group_id=wanted.group_id, host=self._host, sandboxes=records)
+
             yield to_remote_error(SandboxDied(str(error)))
 
-    async def _operate(self, message: Message) -> Message:
+    async def _operate(self, message: Message) -> Message:  # noqa: PLR0911 - one a request
         match message:
             case ReleaseSandbox():
                 await self._pool.release(message.lease_id)
@@ -147,6 +166,11 @@ class SandboxHost(Actor):
                 return await _touch_files(self._machine(message.lease_id), message)
             case _:
                 return _unexpected(message)
+            case ReleaseGroup():
+                await self._groups.release(message.group_id)
+                return Ack()
+            case AcquireGroup():
+                return await self._acquire_group(message)
 
     async def _acquire_or_save(self, message: AcquireSandbox | SaveSandbox) -> Message:
         if isinstance(message, AcquireSandbox):

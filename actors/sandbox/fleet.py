@@ -8,15 +8,18 @@
                    └─▶ any host with room, else `FleetFullError`: the asker waits, asks again
 ```
 A group is placed as a unit: its machines share one image and begin alike, so a host pages that
-image in once. The soft cap keeps holders of popular images from becoming hot spots.
+image in once. The soft cap keeps holders of popular images from becoming hot spots. Hosts report
+the groups that they hold: room ends with the machines, and whoever starts with empty books (after
+a crash) adopts what is there instead of placing it again.
 """
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
-import msgspec
-
+from penstock.actors.sandbox.placement import Host, Placement
 from penstock.messages.errors import QueueFullError
+from penstock.messages.fleet import HeldGroup
 
 SOFT_CAP = 1.08
 """A holder is preferred as long as its load is at most this multiple of its share of the whole."""
@@ -25,38 +28,6 @@ HOST_SILENCE_S = 5.0
 
 class FleetFullError(QueueFullError):
     """No host has room now, or the holder's quota is used up; ask again later."""
-
-
-class Host(msgspec.Struct):
-    """A sandbox host, as the scheduler sees it."""
-
-    name: str
-    num_slots: int
-    num_live: int = 0
-    """As it last reported."""
-    num_placed: int = 0
-    """Of groups that were placed here and have not ended."""
-    seen_at: float = 0.0
-
-    @property
-    def load(self) -> int:
-        """Machines that it has or will have; a report lags behind, or knows of others."""
-        return max(self.num_live, self.num_placed)
-
-    def has_room(self, num_machines: int) -> bool:
-        """Tell whether a group fits."""
-        return self.load + num_machines <= self.num_slots
-
-
-class Placement(msgspec.Struct):
-    """Room that a group has."""
-
-    host: str
-    holder: str
-    num_machines: int
-    lease_s: float
-    expires_at: float
-    has_image: bool
 
 
 class Fleet:
@@ -74,7 +45,7 @@ class Fleet:
         self._hosts: dict[str, Host] = {}
         self._names: list[str] = []
         """The keys of `_hosts`, to draw from."""
-        self._holders: dict[str, list[str]] = {}
+        self._holders: defaultdict[str, list[str]] = defaultdict(list)
         """Image -> names of the hosts that hold it."""
         self._placements: dict[str, Placement] = {}
         self._by_holder: Counter[str] = Counter()
@@ -91,18 +62,48 @@ class Fleet:
         """Machines that have room."""
         return self._num_placed
 
-    def report(
-        self, name: str, *, num_slots: int, num_live: int, images: list[str], now: float
+    def knows(self, group_id: str) -> bool:
+        """Tell whether a group has room."""
+        return group_id in self._placements
+
+    def report(  # noqa: PLR0913
+        self,
+        name: str,
+        *,
+        num_slots: int,
+        num_live: int,
+        now: float,
+        images: Sequence[str] = (),
+        groups: Sequence[HeldGroup] = (),
     ) -> None:
         """Take in what a host says of itself."""
         host = self._hosts.get(name)
         if host is None:
-            host = self._hosts[name] = Host(name=name, num_slots=0)
+            host = self._hosts[name] = Host(name)
             self._names.append(name)
         self._num_slots += num_slots - host.num_slots
-        host.num_slots, host.num_live, host.seen_at = num_slots, num_live, now
+        host.num_slots, host.seen_at = num_slots, now
         for image in images:
-            self._hold(image, name)
+            self._hold(image, host)
+        self._adopt(host, groups, now)
+        held = sum(group.num_machines for group in groups if group.group_id in host.groups)
+        host.num_others = max(0, num_live - held)
+
+    def _adopt(self, host: Host, groups: Sequence[HeldGroup], now: float) -> None:
+        """Renew the groups that a host holds; end those that it held before and holds no more."""
+        for group in groups:
+            placement = self._placements.get(group.group_id)
+            if placement is None:
+                count = group.num_machines
+                placement = Placement(host.name, group.holder, count, 0.0, has_image=True)
+                self._keep(group.group_id, placement, host)
+            if placement.host == host.name:
+                placement.is_held = True
+                placement.expires_at = max(placement.expires_at, now + HOST_SILENCE_S)
+        ended = host.groups.difference(group.group_id for group in groups)
+        for group_id in ended:
+            if self._placements[group_id].is_held:
+                self.release(group_id)
 
     def place(  # noqa: PLR0913
         self,
@@ -113,8 +114,18 @@ class Fleet:
         holder: str,
         lease_s: float,
         now: float,
+        avoid: str = "",
     ) -> Placement:
         """Return the room of a group, and renew it.
+
+        Args:
+            group_id: Whose room; asking again gives the same host.
+            num_machines: All of the group, on one host.
+            image: What they start from.
+            holder: Whose quota it counts against.
+            lease_s: How long the room is kept for machines that do not come.
+            now: Seconds.
+            avoid: A host that did not answer: its placement of the group is given up.
 
         Raises:
             FleetFullError: No host has room for all of it, or the quota is used up.
@@ -122,55 +133,54 @@ class Fleet:
 
         """
         placement = self._placements.get(group_id)
+        if placement is not None and placement.host == avoid:
+            self.release(group_id)
+            placement = None
         if placement is None:
-            placement = self._new(num_machines, image, holder, lease_s)
-            self._placements[group_id] = placement
-        placement.expires_at = now + placement.lease_s
+            self._check(num_machines, holder)
+            host, has_image = self._choose(image, num_machines, avoid)
+            placement = Placement(host.name, holder, num_machines, lease_s, has_image)
+            self._keep(group_id, placement, host)
+            if image:
+                self._hold(image, host)
+        placement.expires_at = now + max(lease_s, placement.lease_s)
         return placement
 
-    def _new(self, num_machines: int, image: str, holder: str, lease_s: float) -> Placement:
+    def _check(self, num_machines: int, holder: str) -> None:
         if num_machines < 1:
             raise ValueError(f"num_machines: expected at least 1, got {num_machines}")
         if self._quota and self._by_holder[holder] + num_machines > self._quota:
             raise FleetFullError(f"{holder}: {num_machines} more exceed its quota of {self._quota}")
-        host = self._choose_holder(image, num_machines)
-        has_image = host is not None
-        host = host or self._choose_any(num_machines)
-        host.num_placed += num_machines
-        self._num_placed += num_machines
-        self._by_holder[holder] += num_machines
-        if image:
-            self._hold(image, host.name)
-        return Placement(host.name, holder, num_machines, lease_s, 0.0, has_image)
 
-    def _choose_holder(self, image: str, num_machines: int) -> Host | None:
-        names = self._holders.get(image, ()) if image else ()
+    def _choose(self, image: str, num_machines: int, avoid: str) -> tuple[Host, bool]:
+        """Return a host, and whether it was chosen for holding the image."""
         share = SOFT_CAP * self._num_placed / max(1, self._num_slots)
-        for host in self._draw_two(names):
-            if host.has_room(num_machines) and host.load <= share * host.num_slots:
-                return host
-        return None
-
-    def _choose_any(self, num_machines: int) -> Host:
-        for host in self._draw_two(self._names):
-            if host.has_room(num_machines):
-                return host
-        for host in self._hosts.values():
-            if host.has_room(num_machines):
-                return host
+        for host in self._draw_two(self._holders.get(image, ())):
+            if host.has_room(num_machines) and host.fill <= share and host.name != avoid:
+                return host, True
+        for host in (*self._draw_two(self._names), *self._hosts.values()):
+            if host.has_room(num_machines) and host.name != avoid:
+                return host, False
         raise FleetFullError(f"no room for {num_machines} machines on {self.num_hosts} hosts")
 
-    def _draw_two(self, names: "list[str] | tuple[str, ...]") -> list[Host]:
+    def _draw_two(self, names: Sequence[str]) -> list[Host]:
         """Return two hosts drawn at random, the emptier one first."""
         if not names:
             return []
         pair = [self._hosts[names[self._rng.randrange(len(names))]] for _ in range(2)]
-        return sorted(pair, key=lambda host: host.load / host.num_slots)
+        return sorted(pair, key=lambda host: host.fill)
 
-    def _hold(self, image: str, name: str) -> None:
-        holders = self._holders.setdefault(image, [])
-        if name not in holders:
-            holders.append(name)
+    def _hold(self, image: str, host: Host) -> None:
+        if image not in host.images:
+            host.images.add(image)
+            self._holders[image].append(host.name)
+
+    def _keep(self, group_id: str, placement: Placement, host: Host) -> None:
+        self._placements[group_id] = placement
+        self._by_holder[placement.holder] += placement.num_machines
+        self._num_placed += placement.num_machines
+        host.num_placed += placement.num_machines
+        host.groups.add(group_id)
 
     def release(self, group_id: str) -> None:
         """Give a group's room back; twice does nothing."""
@@ -179,27 +189,24 @@ class Fleet:
             return
         self._num_placed -= placement.num_machines
         self._by_holder[placement.holder] -= placement.num_machines
-        host = self._hosts.get(placement.host)
-        if host is not None:
-            host.num_placed -= placement.num_machines
+        host = self._hosts[placement.host]
+        host.num_placed -= placement.num_machines
+        host.groups.discard(group_id)
 
     def expire(self, now: float) -> int:
         """Forget hosts that fell silent and groups that nobody renewed; return how many of both.
 
         A group whose host is gone is placed anew when it is asked for again.
         """
-        silent = {h.name for h in self._hosts.values() if h.seen_at + HOST_SILENCE_S < now}
-        late = [
-            group_id
-            for group_id, placement in self._placements.items()
-            if placement.expires_at <= now or placement.host in silent
-        ]
+        silent = [h for h in self._hosts.values() if h.seen_at + HOST_SILENCE_S < now]
+        late = {g for g, placement in self._placements.items() if placement.expires_at <= now}
+        late.update(*(host.groups for host in silent))
         for group_id in late:
             self.release(group_id)
-        for name in silent:
-            self._num_slots -= self._hosts.pop(name).num_slots
-            self._names.remove(name)
-            for holders in self._holders.values():
-                if name in holders:
-                    holders.remove(name)
+        for host in silent:
+            self._num_slots -= host.num_slots
+            self._names.remove(host.name)
+            for image in host.images:
+                self._holders[image].remove(host.name)
+            del self._hosts[host.name]
         return len(silent) + len(late)

@@ -1,7 +1,7 @@
 """The fleet's scheduler: hosts report to it, and it says where a group's machines go.
 
-It keeps nothing: after a restart the hosts report within a second, and a group that asks again is
-placed anew. What it forgets costs room for a lease's time and no more, for hosts bound themselves.
+It keeps nothing on disk: after a restart the hosts report within a second, with the groups that
+they hold, and those are adopted. Hosts bound themselves, so a wrong guess costs a wait and no more.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -14,6 +14,9 @@ from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.generation import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.machine import GroupPlaced, PlaceGroup, ReleaseGroup, ReportHost
+
+LEARN_S = 2.5
+"""So long after a start only groups that hosts report have a place: others might get a second."""
 
 
 class FleetScheduler(Actor):
@@ -39,6 +42,7 @@ class FleetScheduler(Actor):
         """Begin without any host."""
         self._ctx = ctx
         self._fleet = Fleet(ctx.random, quota=self._quota)
+        self._learns_until = ctx.monotonic() + LEARN_S
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:
@@ -63,6 +67,7 @@ class FleetScheduler(Actor):
                     num_slots=message.num_slots,
                     num_live=message.num_live,
                     images=message.image_digests,
+                    groups=message.groups,
                     now=self._ctx.monotonic(),
                 )
                 yield Ack()
@@ -70,6 +75,9 @@ class FleetScheduler(Actor):
                 yield _refused(f"{type(message).__name__} is no request to a fleet")
 
     def _place(self, wanted: PlaceGroup) -> Message:
+        now = self._ctx.monotonic()
+        if now < self._learns_until and not self._fleet.knows(wanted.group_id):
+            return self._busy("the scheduler has just started and waits for hosts' reports")
         try:
             placement = self._fleet.place(
                 wanted.group_id,
@@ -77,11 +85,11 @@ class FleetScheduler(Actor):
                 image=wanted.image_digest,
                 holder=wanted.holder,
                 lease_s=wanted.lease_s,
-                now=self._ctx.monotonic(),
+                now=now,
+                avoid=wanted.avoid_host,
             )
         except FleetFullError as error:
-            self._tally["refused"] += 1
-            return to_remote_error(SandboxBusyError(str(error)))
+            return self._busy(str(error))
         except ValueError as error:
             return _refused(str(error))
         self._tally["placed"] += 1
@@ -89,6 +97,10 @@ class FleetScheduler(Actor):
         return GroupPlaced(
             group_id=wanted.group_id, host=placement.host, has_image=placement.has_image
         )
+
+    def _busy(self, words: str) -> RemoteError:
+        self._tally["refused"] += 1
+        return to_remote_error(SandboxBusyError(words))
 
 
 def _refused(words: str) -> RemoteError:

@@ -1,16 +1,9 @@
-"""Saving a leased machine and going on from it, over the bus; and groups placed on one host."""
-
-import asyncio
+"""Saving a leased machine and going on from it, over the bus."""
 
 import pytest
 from tests.sim.rollout.conftest import FakeBackend, World
 
-from penstock.actors.runtime.clock import VirtualClock
-from penstock.actors.sandbox.actor import SandboxHost
-from penstock.actors.sandbox.config import SandboxHostConfig
-from penstock.actors.sandbox.scheduler import FleetScheduler
-from penstock.envs.microvm.pool import Pool
-from penstock.envs.remote import GroupTerms, LeaseTerms, SandboxBusyError, lease_sandbox
+from penstock.envs.remote import LeaseTerms, lease_sandbox
 from penstock.envs.sandbox import Capability, SandboxError, SandboxRequestError
 
 TERMS = LeaseTerms(holder="test", lease_s=10.0, acquire_wait_s=5.0)
@@ -88,36 +81,5 @@ def test_only_the_newest_checkpoints_are_kept(simulate, tmp_path) -> None:
             for number in range(4):
                 await trunk.save(f"turn-{number}")
         assert sorted(p.name for p in (tmp_path / "saved").iterdir()) == ["turn-2", "turn-3"]
-
-    simulate(scenario)
-
-
-def test_a_group_is_placed_on_one_host_and_waits_where_there_is_no_room(simulate) -> None:
-    async def scenario(world: World) -> None:
-        world.host(FleetScheduler(), name="fleet")
-        for number in range(3):
-            pool = Pool(FakeBackend(), size=0, live_max=4, monotonic=VirtualClock().monotonic)
-            host = SandboxHost(pool, f"h{number}", SandboxHostConfig(reports_to_fleet=True))
-            world.host(host, name=f"sandbox-h{number}")
-        await world.sleep(3.0)
-
-        async def hosts_of(group_id: str) -> set[str]:
-            group = GroupTerms(group_id=group_id, num_machines=4)
-            terms = LeaseTerms(holder="test", lease_s=10.0, acquire_wait_s=2.0, group=group)
-            hosts = set()
-
-            async def member(number: int) -> None:
-                async with lease_sandbox(world.asker(), f"{group_id}.{number}", terms) as sandbox:
-                    hosts.add(sandbox._leased.host)
-                    await world.sleep(1.0)
-
-            await asyncio.gather(*(member(number) for number in range(4)))
-            return hosts
-
-        placed = await asyncio.gather(*(hosts_of(f"g{n}") for n in range(3)))
-        assert sorted(len(hosts) for hosts in placed) == [1, 1, 1]
-        assert len(set.union(*placed)) == 3
-        with pytest.raises(SandboxBusyError, match="no room for 4 machines on 3 hosts"):
-            await hosts_of("late")
 
     simulate(scenario)

@@ -1,0 +1,75 @@
+"""A host's groups: machines of one group are leased as one, counted as one, ended as one."""
+
+import asyncio
+from collections import Counter
+
+import msgspec
+
+from penstock.envs.microvm.lease import Lease
+from penstock.envs.microvm.pool import Pool
+from penstock.messages.fleet import AcquireGroup, HeldGroup
+from penstock.messages.machine import AcquireSandbox
+
+
+class _Member(msgspec.Struct, frozen=True):
+    group_id: str
+    holder: str
+
+
+class Groups:
+    """Which leases of a pool belong to which placed group."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._members: dict[str, _Member] = {}
+        """Lease id -> its group."""
+
+    def join(self, message: AcquireSandbox) -> None:
+        """Take in one machine that was leased alone."""
+        if message.group_id:
+            self._members[message.lease_id] = _Member(message.group_id, message.holder)
+
+    async def acquire(self, wanted: AcquireGroup, lease_s: float, timeout_s: float) -> list[Lease]:
+        """Lease all machines of a group, in the order of its lease ids, or none.
+
+        Raises:
+            NotFoundError: It was to be renewed, and one of them is gone.
+            DeadlineError: The pool had no room for all of them in time.
+            QueueFullError: Too many wait already.
+            SandboxError: Booting failed.
+
+        """
+        if wanted.is_renewal:
+            return [self._pool.lease(lease_id) for lease_id in wanted.lease_ids]
+        leases = [
+            self._pool.acquire(lease_s, lease_id=lease_id, timeout_s=timeout_s)
+            for lease_id in wanted.lease_ids
+        ]
+        given = await asyncio.gather(*leases, return_exceptions=True)
+        failures = [lease for lease in given if isinstance(lease, BaseException)]
+        if failures:
+            await self._release(wanted.lease_ids)
+            raise failures[0]
+        member = _Member(wanted.group_id, wanted.holder)
+        self._members.update(dict.fromkeys(wanted.lease_ids, member))
+        return [lease for lease in given if isinstance(lease, Lease)]
+
+    async def release(self, group_id: str) -> None:
+        """End all machines of a group; twice does nothing."""
+        await self._release(
+            [lease_id for lease_id, m in self._members.items() if m.group_id == group_id]
+        )
+
+    async def _release(self, lease_ids: list[str]) -> None:
+        await asyncio.gather(*(self._pool.release(lease_id) for lease_id in lease_ids))
+        for lease_id in lease_ids:
+            self._members.pop(lease_id, None)
+
+    def held(self) -> list[HeldGroup]:
+        """Return the groups that have machines here now."""
+        live = self._pool.lease_ids()
+        self._members = {k: member for k, member in self._members.items() if k in live}
+        return [
+            HeldGroup(group_id=member.group_id, holder=member.holder, num_machines=count)
+            for member, count in Counter(self._members.values()).items()
+        ]

@@ -1,0 +1,43 @@
+"""Groups of machines on sandbox hosts: leased, released and reported as one. Not kept on a stream.
+
+```
+ asker ──PlaceGroup──▶ scheduler ──GroupPlaced (a host)──▶ asker
+ asker ──AcquireGroup (all lease ids)──▶ that host ──GroupLeased (all machines)──▶ asker
+ hosts ──ReportHost (groups held)──▶ scheduler, each second
+```
+"""
+
+import msgspec
+
+from penstock.messages.base import Message
+from penstock.messages.rollout import SandboxRecord
+
+
+class HeldGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group that has machines on the reporting host."""
+
+    group_id: str
+    holder: str
+    num_machines: int
+
+
+class AcquireGroup(Message, frozen=True, kw_only=True):
+    """Asker -> the host that a placement named: lease all of a group's machines, or none."""
+
+    group_id: str
+    holder: str
+    lease_ids: list[str]
+    """Chosen by the asker: asking again gives the same machines, and renews them."""
+    lease_s: float
+    """Reaped this long after the last request that names them."""
+    is_renewal: bool = False
+    """Give no machine that is not leased already: what is gone stays gone."""
+
+
+class GroupLeased(Message, frozen=True, kw_only=True):
+    """The host's answer."""
+
+    group_id: str
+    host: str
+    sandboxes: list[SandboxRecord]
+    """In the order of the lease ids."""

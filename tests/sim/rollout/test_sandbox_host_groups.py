@@ -1,0 +1,130 @@
+"""Groups on hosts, over the bus: placed once, held as long as their machines, adopted, moved."""
+
+import asyncio
+
+import pytest
+from tests.sim.rollout.conftest import FakeBackend, Hosted, World
+
+from penstock.actors.runtime.clock import VirtualClock
+from penstock.actors.sandbox.actor import SandboxHost
+from penstock.actors.sandbox.config import SandboxHostConfig
+from penstock.actors.sandbox.scheduler import FleetScheduler
+from penstock.envs.microvm.pool import Pool
+from penstock.envs.remote import GroupTerms, LeaseTerms, SandboxBusyError, lease_sandbox
+from penstock.messages.errors import RemoteCallError
+from penstock.messages.machine import GroupPlaced, PlaceGroup, ReleaseGroup
+
+
+class Fleet:
+    """A scheduler and hosts that report to it."""
+
+    def __init__(self, world: World, num_hosts: int, *, live_max: int = 4, quota: int = 0) -> None:
+        self.world = world
+        self.quota = quota
+        self.scheduler = world.host(FleetScheduler(quota), name="fleet")
+        self.backends = {f"h{number}": FakeBackend() for number in range(num_hosts)}
+        self.hosts: dict[str, Hosted] = {}
+        for name, backend in self.backends.items():
+            clock = VirtualClock().monotonic
+            pool = Pool(backend, size=0, live_max=live_max, monotonic=clock)
+            host = SandboxHost(pool, name, SandboxHostConfig(reports_to_fleet=True))
+            self.hosts[name] = world.host(host, name=f"sandbox-{name}")
+
+    def terms(self, group_id: str, num_machines: int = 4, holder: str = "") -> LeaseTerms:
+        group = GroupTerms(group_id=group_id, num_machines=num_machines, holder=holder)
+        return LeaseTerms(
+            holder="test", lease_s=10.0, acquire_wait_s=3.0, margin_s=2.0, group=group
+        )
+
+    async def host_of(self, lease_id: str, terms: LeaseTerms, held_s: float = 0.0) -> str:
+        """Hold one machine for a time; return its host."""
+        async with lease_sandbox(self.world.asker(), lease_id, terms) as sandbox:
+            await self.world.sleep(held_s)
+            return sandbox._leased.host
+
+    async def hosts_of(self, group_id: str, held_s: float) -> set[str]:
+        terms = self.terms(group_id)
+        members = (self.host_of(f"{group_id}.{n}", terms, held_s) for n in range(4))
+        return set(await asyncio.gather(*members))
+
+    async def place(self, group_id: str) -> str:
+        wanted = PlaceGroup(group_id=group_id, holder="test", num_machines=4, lease_s=10.0)
+        placed = await self.world.asker().request("fleet", wanted, deadline_s=2.0)
+        assert isinstance(placed, GroupPlaced)
+        return placed.host
+
+
+def test_a_group_is_placed_on_one_host_and_waits_where_there_is_no_room(simulate) -> None:
+    async def scenario(world: World) -> None:
+        fleet = Fleet(world, 3)
+        await world.sleep(3.0)
+        held = [asyncio.create_task(fleet.hosts_of(f"g{n}", 8.0)) for n in range(3)]
+        await world.sleep(1.0)
+        with pytest.raises(SandboxBusyError, match="no room for 4 machines on 3 hosts"):
+            await fleet.hosts_of("late", 0.0)
+        placed = await asyncio.gather(*held)
+        assert sorted(len(hosts) for hosts in placed) == [1, 1, 1]
+        assert len(set.union(*placed)) == 3
+        await world.sleep(1.5)  # Its room ends with the machines: a host's next report says so.
+        assert len(await fleet.hosts_of("late", 0.0)) == 1
+
+    simulate(scenario)
+
+
+def test_a_scheduler_that_was_killed_adopts_the_groups_that_hosts_hold(simulate) -> None:
+    async def scenario(world: World) -> None:
+        fleet = Fleet(world, 8)
+        await world.sleep(3.0)
+        before = {f"g{n}": await fleet.place(f"g{n}") for n in range(6)}
+        holding = [
+            asyncio.create_task(fleet.host_of(f"{group}.0", fleet.terms(group), 20.0))
+            for group in before
+        ]
+        await world.sleep(0.5)
+        await fleet.scheduler.kill()
+        world.host(FleetScheduler(), name="fleet")
+        with pytest.raises(RemoteCallError, match="has just started"):
+            await fleet.place("new")
+        await world.sleep(1.5)
+        after = {group: await fleet.place(group) for group in before}
+        assert after == before
+        assert await asyncio.gather(*holding) == list(before.values())
+        assert sum(len(backend.machines) for backend in fleet.backends.values()) == 6
+
+    simulate(scenario)
+
+
+def test_a_group_whose_host_does_not_answer_gets_another_one_at_once(simulate) -> None:
+    async def scenario(world: World) -> None:
+        fleet = Fleet(world, 3)
+        await world.sleep(3.0)
+        dead = await fleet.place("g")
+        await fleet.hosts[dead].kill()
+        assert await fleet.host_of("g.0", fleet.terms("g")) != dead
+
+    simulate(scenario)
+
+
+def test_a_holders_quota_bounds_its_groups_and_nobody_elses(simulate) -> None:
+    async def scenario(world: World) -> None:
+        fleet = Fleet(world, 4, quota=8)
+        await world.sleep(3.0)
+        one = [asyncio.create_task(fleet.hosts_of(f"g{n}", 8.0)) for n in range(2)]
+        await world.sleep(1.0)
+        with pytest.raises(SandboxBusyError, match="test: 4 more exceed its quota of 8"):
+            await fleet.host_of("third.0", fleet.terms("third"))
+        assert await fleet.host_of("other.0", fleet.terms("other", holder="other"))
+        await asyncio.gather(*one)
+
+    simulate(scenario)
+
+
+def test_what_is_released_at_the_scheduler_has_no_room(simulate) -> None:
+    async def scenario(world: World) -> None:
+        fleet = Fleet(world, 1)
+        await world.sleep(3.0)
+        await fleet.place("g")
+        await world.asker().request("fleet", ReleaseGroup(group_id="g"), deadline_s=2.0)
+        assert await fleet.place("other") == "h0"
+
+    simulate(scenario)
