@@ -61,10 +61,10 @@ async def build_actors(spec: str, assembly: Assembly) -> list[tuple[str, Actor]]
     role, _, region = spec.partition(":")
     if role not in ROLES:
         raise ConfigError(f"role: expected one of {', '.join(ROLES)}, got {role!r}")
-    if (role in REGIONAL) != bool(region):
+    if (role in REGIONAL) != bool(region) and role not in NAMED:
         wanted = f"{role}:REGION" if role in REGIONAL else role
         raise ConfigError(f"role {spec!r}: expected {wanted}")
-    if region:
+    if role in REGIONAL:
         assembly.config.region(region)
     return await ROLES[role](assembly, region)
 
@@ -131,6 +131,7 @@ async def _rollout_worker(assembly: Assembly, region: str) -> list[tuple[str, Ac
 
 
 async def _sandbox(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    """Build a sandbox host; `sandbox:NAME` is one of several."""
     from penstock.actors.sandbox.actor import SandboxHost
     from penstock.envs.microvm.pool import Pool
     from penstock.envs.sandbox import open_backend
@@ -138,7 +139,7 @@ async def _sandbox(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     settings = assembly.config.pool
     backend = open_backend(settings.backend, allow_process=settings.allow_process)
     pool = Pool(backend, size=settings.size, live_max=settings.live_max)
-    host = assembly.config.sandbox.host
+    host = region or assembly.config.sandbox.host
     return [(f"sandbox-{host}", SandboxHost(pool, host, assembly.config.sandbox))]
 
 
@@ -214,3 +215,5 @@ ROLES: dict[str, Build] = {
     "monitor": _monitor,
 }
 REGIONAL = frozenset({"generator", "relay"})
+NAMED = frozenset({"sandbox"})
+"""Roles that may be there several times: what follows the colon is a name, and no region's."""

@@ -29,6 +29,7 @@ from penstock.infra.prepare import prepare
 from penstock.infra.progress import Progress
 from penstock.infra.runs import RunDir, check_space, find_run
 from penstock.infra.sample_users import run_sample_users
+from penstock.infra.stores.check import check_store
 from penstock.infra.toml_writer import to_toml
 from penstock.infra.versions import environment_versions
 from penstock.messages.control import RunStarted
@@ -55,6 +56,7 @@ def _create(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
     data = apply_overrides(read_toml(arguments.config), overrides)
     config = parse_config(data, str(arguments.config))
     _check_machines(config)
+    asyncio.run(check_store(config.store))
     run_id = arguments.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-s{config.run.seed}"
     if not RUN_ID.fullmatch(run_id):
         raise ConfigError(f"--run-id: expected letters, digits, '_' and '-', got {run_id!r}")
@@ -69,6 +71,7 @@ def _resume(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
     run_dir = find_run(arguments.resume, arguments.runs_dir)
     config = load_config(run_dir.config)
     _check_machines(config)
+    asyncio.run(check_store(config.store))
     return run_dir, config
 
 
@@ -79,7 +82,8 @@ def _check_machines(config: RunConfig) -> None:
         BackendUnavailable: It cannot; the text says how to get what is missing.
 
     """
-    if any("sandbox" in specs for specs in config.processes.values()):
+    specs = (spec for specs in config.processes.values() for spec in specs)
+    if any(spec.partition(":")[0] == "sandbox" for spec in specs):
         open_backend(config.pool.backend, allow_process=config.pool.allow_process)
 
 
