@@ -1,7 +1,8 @@
 """A sandbox without a machine, for demonstrations of the ladder's own tasks.
 
-It holds files in memory and runs only `python3 FILE` and `grep`, on code that this project wrote,
-in this process. Its records are of backend `dry_run`, which no trainer accepts.
+It holds files in memory and runs only `python3 FILE` and `grep`, as either version of the harness
+asks for them, on code that this project wrote, in this process. Its records are of backend
+`dry_run`, which no trainer accepts.
 """
 
 import re
@@ -34,9 +35,9 @@ class DryRunSandbox:
         output_bytes_max: int = 65536,
         op_key: str = "",
     ) -> ExecResult:
-        """Run `grep` as the harness calls it, or `python3 FILE` in a shell."""
+        """Run `grep` as the harness calls it, or `python3 FILE` in its terminal."""
         if argv[0] == "grep":
-            return self._grep(argv[argv.index("-e") + 1])
+            return self._grep(argv[argv.index("-e") + 1], is_numbered="n" in argv[1])
         words = argv[-1].split()
         if words[0] != "python3" or words[-1] not in self.files:
             return ExecResult(exit_code=127, stderr=b"not to be had in a dry run")
@@ -61,11 +62,11 @@ class DryRunSandbox:
         """Forget the files."""
         self.files.clear()
 
-    def _grep(self, pattern: str) -> ExecResult:
+    def _grep(self, pattern: str, *, is_numbered: bool) -> ExecResult:
         found = [
-            f"./{path}:{line}"
+            f"./{path}:{number}:{line}" if is_numbered else f"./{path}:{line}"
             for path, text in self.files.items()
-            for line in text.splitlines()
+            for number, line in enumerate(text.splitlines(), 1)
             if re.search(pattern, line)
         ]
         output = "".join(f"{line}\n" for line in found).encode()

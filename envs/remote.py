@@ -29,13 +29,16 @@ from penstock.messages.errors import BusError, DeadlineError, RemoteCallError
 from penstock.messages.generation import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.machine import (
     AcquireSandbox,
+    AllowEgress,
     CommandFinished,
+    EgressRead,
     ExecCommand,
     FileRead,
     FilesListed,
     GroupPlaced,
     ListFiles,
     PlaceGroup,
+    ReadEgress,
     ReadFile,
     ReleaseSandbox,
     SandboxLeased,
@@ -43,7 +46,7 @@ from penstock.messages.machine import (
     SaveSandbox,
     WriteFiles,
 )
-from penstock.messages.rollout import SandboxRecord
+from penstock.messages.rollout import EgressAttempt, SandboxRecord
 
 ACQUIRE_SERVICE = "sandbox.acquire"
 FLEET_SERVICE = "fleet"
@@ -114,11 +117,11 @@ class GroupTerms(msgspec.Struct, frozen=True, kw_only=True):
     group_id: str
     num_machines: int
     image_digest: str = ""
+    holder: str = ""
+    """Whose quota it counts against; empty: the machine's own holder."""
 
 
 class RemoteSandbox:
-    holder: str = ""
-    """Whose quota it counts against; empty: the machine's own holder."""
     """The `Sandbox` protocol over requests; an answer that does not come means a lost machine."""
 
     def __init__(self, asker: Asker, leased: SandboxLeased, terms: LeaseTerms) -> None:
@@ -173,6 +176,14 @@ class RemoteSandbox:
         """Return the regular files below `root`, relative to it, sorted."""
         message = ListFiles(lease_id=self._leased.lease_id, root=root)
         return (await self._ask(message, FilesListed)).paths
+
+    async def allow_egress(self, rules: Sequence[str]) -> None:
+        """See `NetworkedSandbox.allow_egress`."""
+        await self._ask(AllowEgress(lease_id=self._leased.lease_id, rules=list(rules)), Ack)
+
+    async def egress_attempts(self) -> list[EgressAttempt]:
+        """See `NetworkedSandbox.egress_attempts`."""
+        return (await self._ask(ReadEgress(lease_id=self._leased.lease_id), EgressRead)).attempts
 
     async def save(self, checkpoint_id: str) -> SavedSandbox:
         """Save the machine while it runs; `LeaseTerms.branch_of` goes on from there.
@@ -233,32 +244,32 @@ async def _acquire(asker: Asker, lease_id: str, terms: LeaseTerms) -> SandboxLea
         lease_s=terms.lease_s,
         is_placed=terms.group is not None or terms.branch_of is not None,
         checkpoint_id=terms.branch_of.checkpoint_id if terms.branch_of else "",
+        group_id=terms.group.group_id if terms.group else "",
     )
     give_up_at = asker.monotonic() + terms.acquire_wait_s
+    avoid = ""
     while True:
+        service = ""
         try:
             service = await _place(asker, terms, avoid)
             return await _ask(asker, service, message, SandboxLeased, terms.margin_s)
         except (SandboxBusyError, SandboxTimeout) as error:
+            avoid = _host_of(service) if isinstance(error, SandboxTimeout) else ""
             if asker.monotonic() + terms.retry_delay_s > give_up_at:
                 words = f"no sandbox within {terms.acquire_wait_s:g} s: {error}"
                 raise SandboxBusyError(words) from error
         await asker.sleep(terms.retry_delay_s)
-        group_id=terms.group.group_id if terms.group else "",
 
 
-    avoid = ""
 def _host_of(service: str) -> str:
     return service.removeprefix("sandbox.") if service != ACQUIRE_SERVICE else ""
 
 
 async def _place(asker: Asker, terms: LeaseTerms, avoid: str) -> str:
-        service = ""
     """Return the service to acquire from; the scheduler names the same host to a whole group."""
     if terms.branch_of is not None:
         return f"sandbox.{terms.branch_of.host}"
     if terms.group is None:
-            avoid = _host_of(service) if isinstance(error, SandboxTimeout) else ""
         return ACQUIRE_SERVICE
     wanted = PlaceGroup(
         group_id=terms.group.group_id,
@@ -266,6 +277,7 @@ async def _place(asker: Asker, terms: LeaseTerms, avoid: str) -> str:
         num_machines=terms.group.num_machines,
         image_digest=terms.group.image_digest,
         lease_s=terms.lease_s,
+        avoid_host=avoid,
     )
     placed = await _ask(asker, FLEET_SERVICE, wanted, GroupPlaced, terms.margin_s)
     return f"sandbox.{placed.host}"
@@ -277,7 +289,6 @@ async def _renew(asker: Asker, sandbox: RemoteSandbox, period_s: float) -> None:
         while True:
             await asker.sleep(period_s)
             await sandbox.renew()
-        avoid_host=avoid,
 
 
 async def _ask(

@@ -9,12 +9,12 @@ import importlib
 from collections.abc import Container, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
 from penstock.messages.errors import PenstockError
-from penstock.messages.rollout import SandboxRecord
+from penstock.messages.rollout import EgressAttempt, SandboxRecord
 
 WORK_DIR = "/work"
 """Where the agent works; relative paths start here."""
@@ -74,6 +74,7 @@ class Capability(StrEnum):
     """A running machine can be saved, and goes on."""
     MULTI_VCPU = "multi_vcpu"
     NETWORK = "network"
+    """Allowed hosts can be reached through an audited proxy (`envs/egress`); nothing else can."""
 
 
 class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +137,27 @@ class Sandbox(Protocol):
 
     async def close(self) -> None:
         """End the machine and everything in it. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class NetworkedSandbox(Sandbox, Protocol):
+    """A sandbox of a backend that declares `NETWORK`."""
+
+    async def allow_egress(self, rules: Sequence[str]) -> None:
+        """Let programs started from now on reach some hosts; once a machine.
+
+        Args:
+            rules: Each `name:port`, `*.name:port` or `name:port@address`.
+
+        Raises:
+            SandboxRequestError: A rule is malformed, or others were set before.
+
+        """
+        ...
+
+    async def egress_attempts(self) -> list[EgressAttempt]:
+        """Return what programs tried to reach, allowed or not, in the order of its end."""
         ...
 
 
@@ -264,3 +286,10 @@ def require(backend: Backend, wanted: Iterable[Capability]) -> None:
             f"sandbox backend {backend.name!r} has no {', '.join(missing)}; "
             f"it has {', '.join(sorted(backend.capabilities))}"
         )
+
+
+def networked(sandbox: Sandbox) -> NetworkedSandbox:
+    """Return a sandbox that has a way out; raises `CapabilityMissing` for one that has none."""
+    if not isinstance(sandbox, NetworkedSandbox):
+        raise CapabilityMissing(f"machines of {sandbox.info.backend!r} have no way out")
+    return sandbox

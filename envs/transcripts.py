@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import msgspec
 
 from penstock.envs.dry_run import DryRunSandbox
+from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.result import ToolResult
-from penstock.envs.harness.run import run_calls
+from penstock.envs.harness.versions import open_tools
 from penstock.envs.ladder.repository import CHECK_COMMAND, SEARCH, Repository, ShortEdit
 from penstock.messages.rollout import ToolCall
 
@@ -58,17 +59,25 @@ class Transcript:
 
     instruction: str
     turns: tuple[DemonstratedTurn, ...]
+    harness: str = HARNESS_VERSION
+    """Version of the tools that were used."""
 
 
-async def demonstrate(repository: Repository, habits: Habits, rng: random.Random) -> Transcript:
-    """Attempt a task once."""
-    return await _Attempt(repository, habits, rng).run()
+async def demonstrate(
+    repository: Repository, habits: Habits, rng: random.Random, harness: str = HARNESS_VERSION
+) -> Transcript:
+    """Attempt a task once, with one version of the tools."""
+    return await _Attempt(repository, habits, rng, harness).run()
 
 
 class _Attempt:
-    def __init__(self, repository: Repository, habits: Habits, rng: random.Random) -> None:
+    def __init__(
+        self, repository: Repository, habits: Habits, rng: random.Random, harness: str
+    ) -> None:
         self._repository, self._habits, self._rng = repository, habits, rng
+        self._harness = harness
         self._sandbox = DryRunSandbox(repository.task.files)
+        self._tools = open_tools(harness, self._sandbox, repository.task.limits)
         self._turns: list[DemonstratedTurn] = []
 
     async def run(self) -> Transcript:
@@ -80,7 +89,7 @@ class _Attempt:
             if self._flip(habits.edits):
                 await self._edit_and_check()
         await self._turn("finish")
-        return Transcript(repository.task.instruction, tuple(self._turns))
+        return Transcript(repository.task.instruction, tuple(self._turns), self._harness)
 
     async def _edit_and_check(self) -> None:
         edit = self._choose()
@@ -144,7 +153,7 @@ class _Attempt:
 
     async def _turn(self, tool: str, *, is_slip: bool = False, **arguments: str) -> ToolResult:
         calls = (ToolCall(name=tool, arguments=arguments),)
-        results = await run_calls(self._sandbox, calls, self._repository.task.limits)
+        results = await self._tools(calls)
         self._turns.append(DemonstratedTurn(calls, tuple(results), is_slip))
         return results[0]
 

@@ -14,6 +14,7 @@ import msgspec
 from penstock.actors.policy import marks
 from penstock.actors.policy.chat import render_turn
 from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.envs.harness.wording import prompt_for
 from penstock.gateway.errors import ApiError, invalid
 from penstock.gateway.schema import ChatRequest, RequestedCall, RequestMessage, Tool
 from penstock.messages.rollout import ToolCall
@@ -84,15 +85,19 @@ def render_context(
 
 
 def with_tools(request: ChatRequest) -> list[RequestMessage]:
-    """Return the messages, led by a description of the tools that the policy was not trained on.
+    """Return the messages, led by a description of the tools.
 
-    The built-in tools have marks of their own and need no description.
+    A client that offers all tools of one version of the harness gets the very words of training.
+    Else only tools without a mark of their own need a description.
     """
-    tools = [tool for tool in offered_tools(request).values() if not _is_built_in(tool)]
-    if not tools:
+    offered = offered_tools(request)
+    text = prompt_for(offered)
+    if text is None:
+        further = [tool for tool in offered.values() if not _is_built_in(tool)]
+        lines = [_describe(tool) for tool in further]
+        text = "Further tools:\n" + "\n".join(lines) if lines else ""
+    if not text:
         return request.messages
-    lines = [_describe(tool) for tool in tools]
-    text = "Further tools:\n" + "\n".join(lines)
     return [RequestMessage(role="system", content=text), *request.messages]
 
 

@@ -19,6 +19,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.sandbox.config import SandboxHostConfig
 from penstock.actors.trainer.config import TrainerConfig
+from penstock.envs.harness import HARNESS_VERSION
 from penstock.gateway.config import GatewayConfig
 from penstock.infra.prepare import PrepareConfig
 from penstock.infra.regions.settings import LinkSection, check_processes
@@ -206,11 +207,13 @@ def _parse_value(text: str) -> Any:
 
 
 def _derive(data: dict[str, Any]) -> None:
-    """Let the pacer grant what the trainer takes, and the trainer take what the pool gives."""
+    """Let parts follow each other: grants what is trained, demonstrations the tools, and so on."""
     trainer = data.get("trainer", {})
     for name in ("groups_per_batch", "staleness_max", "steps_max"):
         value = trainer.get(name, getattr(TrainerConfig(), name))
         data.setdefault("pacer", {}).setdefault(name, value)
+    harness = data["pacer"].get("harness", HARNESS_VERSION)
+    data.setdefault("prepare", {}).setdefault("harness", harness)
     pool = data.get("pool", {})
     if pool.get("backend") == "process" and pool.get("allow_process") is True:
         data.setdefault("trainer", {}).setdefault("isolation_classes", ["process"])

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.actors.policy.chat import (
-    ChatMessage,
-    Role,
+    opening_messages,
     render_observation,
     render_prompt,
     render_turn,
@@ -18,6 +17,7 @@ from penstock.actors.policy.chat import (
 from penstock.actors.policy.marks import ALL_MARKS
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.trainer.corpus import Corpus
+from penstock.envs.harness.wording import tools_prompt
 from penstock.envs.ladder.repository import Repository
 from penstock.envs.transcripts import Habits, Transcript, demonstrate
 
@@ -45,19 +45,20 @@ def standard_library(rng: random.Random) -> tuple[list[str], list[str]]:
 
 
 def attempts(
-    repositories: Iterable[Repository], habits: Habits, rng: random.Random
+    repositories: Iterable[Repository], habits: Habits, rng: random.Random, harness: str
 ) -> list[Transcript]:
-    """Let the demonstrating actor attempt each task once."""
+    """Let the demonstrating actor attempt each task once, with one version of the tools."""
 
     async def all_attempts() -> list[Transcript]:
-        return [await demonstrate(repository, habits, rng) for repository in repositories]
+        return [await demonstrate(each, habits, rng, harness) for each in repositories]
 
     return asyncio.run(all_attempts())
 
 
 def transcript_text(transcript: Transcript) -> str:
     """Return the plain words of a transcript, for the tokenizer to learn from."""
-    parts = [transcript.instruction]
+    tools = tools_prompt(transcript.harness)
+    parts = [tools, transcript.instruction] if tools else [transcript.instruction]
     for turn in transcript.turns:
         parts += [value for call in turn.calls for value in call.arguments.values()]
         parts += [result.text for result in turn.results]
@@ -82,8 +83,8 @@ class CorpusBuilder:
 
     def add_transcript(self, transcript: Transcript, context_weight: float) -> int:
         """Add an episode: the actor's own tokens have weight 1, what it reads less, slips none."""
-        message = ChatMessage(role=Role.USER, content=transcript.instruction)
-        ids = render_prompt(self._tokenizer, [message])
+        tools = tools_prompt(transcript.harness)
+        ids = render_prompt(self._tokenizer, opening_messages(tools, transcript.instruction))
         weights = [context_weight] * len(ids)
         for turn in transcript.turns:
             said = render_turn(self._tokenizer, "", turn.calls)

@@ -15,12 +15,14 @@ import msgspec
 import numpy as np
 
 from penstock.actors.policy.config import PolicyConfig
+from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.ladder.generate import Selection, draw_repositories
+from penstock.envs.ladder.repository import LIMITS
 from penstock.envs.tasks.ladder import LadderSource
 from penstock.envs.tasks.source import to_task_set
 from penstock.envs.transcripts import Habits
 from penstock.messages.bus import ObjectStore
-from penstock.messages.task import Split
+from penstock.messages.task import Limits, Split
 
 TOKENIZER_KEY = "tokenizer.json"
 TRAIN_KEY = "tasks/train"
@@ -50,6 +52,10 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     drill_half_tokens: int = 20
     piece_tokens: int = 256
     habits: Habits = Habits()
+    limits: Limits = LIMITS
+    """Of an episode of any of these tasks."""
+    harness: str = HARNESS_VERSION
+    """Version of the tools that demonstrations use; by default the one of `pacer.harness`."""
 
     def __post_init__(self) -> None:
         """Refuse impossible counts."""
@@ -92,7 +98,9 @@ def _task_objects(config: PrepareConfig, seed: int) -> dict[str, bytes]:
     ):
         rng = random.Random(f"{split}/{seed}")
         source = LadderSource(split, num, config.selection, rng, split.value)
-        objects[key] = msgspec.msgpack.encode(to_task_set(source.candidates()))
+        drawn = to_task_set(source.candidates())
+        tasks = [msgspec.structs.replace(task, limits=config.limits) for task in drawn.tasks]
+        objects[key] = msgspec.msgpack.encode(msgspec.structs.replace(drawn, tasks=tasks))
     return objects
 
 
@@ -109,7 +117,7 @@ def _midtrain_objects(config: PrepareConfig, policy: PolicyConfig, seed: int) ->
     rng = random.Random(f"midtrain/{seed}")
     code, heldout_code = standard_library(rng)
     tasks = draw_repositories(Split.TRAIN, config.num_demonstrations, config.selection, rng, "demo")
-    transcripts = attempts(tasks, config.habits, rng)
+    transcripts = attempts(tasks, config.habits, rng, config.harness)
     tokenizer = train_tokenizer(
         [*(transcript_text(one) for one in transcripts[:2000]), *code[:40]], policy.vocab_size
     )

@@ -12,7 +12,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from penstock.envs.harness import HARNESS_VERSION
+from penstock.envs.harness.lookup import LINES_DEFAULT, numbered_lines
 from penstock.envs.harness.registry import tool_schemas
+from penstock.envs.harness.session import tool_schemas_2
 from penstock.infra.config import RunConfig
 from penstock.infra.runs import RunDir
 from penstock.messages.bus import Bus
@@ -31,7 +34,7 @@ async def run_sample_users(run: RunDir, config: RunConfig, bus: Bus) -> None:
         return
     await _until_served(bus, config)
     tasks = msgspec.msgpack.decode(await run.store().get("tasks/train"), type=TaskSet)
-    users = _Users(tasks, config.run.seed)
+    users = _Users(tasks, config.run.seed, config.pacer.harness)
     headers = {"Authorization": f"Bearer {run.gateway_key.read_text().strip()}"}
     timeout = aiohttp.ClientTimeout(total=REQUEST_S_MAX)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
@@ -48,8 +51,9 @@ async def _until_served(bus: Bus, config: RunConfig) -> None:
 
 
 class _Users:
-    def __init__(self, tasks: TaskSet, seed: int) -> None:
+    def __init__(self, tasks: TaskSet, seed: int, harness: str) -> None:
         self._random = random.Random(seed)
+        self._harness = harness
         hidden = {tests.task_id: tests for tests in tasks.hidden}
         self._cases = [
             (task, hidden[task.task_id], path)
@@ -63,8 +67,8 @@ class _Users:
         task, tests, path = self._random.choice(self._cases)
         body = {
             "model": model,
-            "messages": _messages(task, path),
-            "tools": tool_schemas(),
+            "messages": _messages(task, path, self._harness),
+            "tools": tool_schemas() if self._harness == HARNESS_VERSION else tool_schemas_2(),
             "temperature": 1.0,
         }
         async with session.post(f"{url}/v1/chat/completions", json=body) as reply:
@@ -81,7 +85,10 @@ class _Users:
             reply.raise_for_status()
 
 
-def _messages(task: Task, path: str) -> list[dict[str, Any]]:
+def _messages(task: Task, path: str, harness: str) -> list[dict[str, Any]]:
+    text = task.files[path]
+    if harness != HARNESS_VERSION:
+        text = numbered_lines(path, text, 1, LINES_DEFAULT)
     call = {
         "id": "call_0",
         "type": "function",
@@ -93,7 +100,7 @@ def _messages(task: Task, path: str) -> list[dict[str, Any]]:
     return [
         {"role": "user", "content": task.instruction},
         {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call_0", "content": task.files[path]},
+        {"role": "tool", "tool_call_id": "call_0", "content": text},
     ]
 
 

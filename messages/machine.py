@@ -1,7 +1,8 @@
 """Requests to sandbox hosts: request and reply, not kept on a stream."""
 
 from penstock.messages.base import Message
-from penstock.messages.rollout import SandboxRecord
+from penstock.messages.fleet import HeldGroup
+from penstock.messages.rollout import EgressAttempt, SandboxRecord
 
 
 class AcquireSandbox(Message, frozen=True, kw_only=True):
@@ -16,9 +17,9 @@ class AcquireSandbox(Message, frozen=True, kw_only=True):
     """Sent to the host that a placement named: it gives the lease, where else it would renew it."""
     checkpoint_id: str = ""
     """Go on from this checkpoint of the host; sent to it, with `is_placed`."""
-
     group_id: str = ""
     """The placed group that it belongs to: the host reports it as held."""
+
 
 class SandboxLeased(Message, frozen=True, kw_only=True):
     """Sandbox host -> asker."""
@@ -87,6 +88,26 @@ class FilesListed(Message, frozen=True, kw_only=True):
     paths: list[str]
 
 
+class AllowEgress(Message, frozen=True, kw_only=True):
+    """Let the programs of a leased machine reach some hosts through the audited proxy."""
+
+    lease_id: str
+    rules: list[str]
+    """As `Task.egress`; asking again for the same ones changes nothing."""
+
+
+class ReadEgress(Message, frozen=True, kw_only=True):
+    """Ask what the programs of a leased machine tried to reach."""
+
+    lease_id: str
+
+
+class EgressRead(Message, frozen=True, kw_only=True):
+    """Attempts in the order of their ends."""
+
+    attempts: list[EgressAttempt]
+
+
 class ReleaseSandbox(Message, frozen=True, kw_only=True):
     """Give the machine back; it is destroyed."""
 
@@ -131,7 +152,10 @@ class ReportHost(Message, frozen=True, kw_only=True):
     host: str
     num_slots: int
     num_live: int
+    """Machines in use or on the way; ready ones that nobody has yet do not count."""
     image_digests: list[str] = []
+    groups: list[HeldGroup] = []
+    """Placed groups that have machines here: a scheduler that was started again adopts them."""
 
 
 class SaveSandbox(Message, frozen=True, kw_only=True):
@@ -147,6 +171,3 @@ class SandboxSaved(Message, frozen=True, kw_only=True):
 
     checkpoint_id: str
     host: str
-    """Machines in use or on the way; ready ones that nobody has yet do not count."""
-    groups: list[HeldGroup] = []
-    """Placed groups that have machines here: a scheduler that was started again adopts them."""

@@ -55,6 +55,20 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     boot_ms: float = 0.0
 
 
+class EgressAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One try of a program in a machine to reach a host outside, by way of the proxy."""
+
+    method: str
+    """`CONNECT`, `GET`...; empty where the request was malformed."""
+    target: str
+    """`name:port`, or what was asked for instead of it."""
+    is_allowed: bool
+    reason: str = ""
+    """Why it was denied, or ended before its time."""
+    num_bytes_sent: int = 0
+    num_bytes_received: int = 0
+
+
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One turn: new context, then sampled tokens.
 
@@ -126,6 +140,8 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     wall_s: float = 0.0
     tool_s: float = 0.0
     error: str = ""
+    egress: list[EgressAttempt] = []
+    """What the episode's programs tried to reach, where the task allows hosts."""
 
     def key(self) -> str:
         """One a rollout."""

@@ -1,4 +1,4 @@
-"""Signs of cheating: in the calls of an episode and in what it left behind. Pure.
+"""Signs of cheating: in an episode's calls, in what it tried to reach, in what it left. Pure.
 
 Commands are read, never trusted to be all there is: a finding says what was seen, the machine and
 the fresh grading machine are what blocks. Decisive is only what a right solution cannot contain.
@@ -52,7 +52,7 @@ _AUTORUN = re.compile(
 
 def audit(rollout: RolloutFinished, task: GradedTask) -> list[CheatFinding]:
     """Return the signs of an episode, decisive ones first, at most `FINDINGS_MAX`."""
-    found = [*_audit_calls(rollout), *_audit_files(rollout, task)]
+    found = [*_audit_calls(rollout), *_audit_egress(rollout), *_audit_files(rollout, task)]
     unique = {(one.kind, one.where): one for one in reversed(found)}
     ordered = sorted(unique.values(), key=lambda one: (not one.is_decisive, one.where, one.kind))
     return ordered[:FINDINGS_MAX]
@@ -81,6 +81,14 @@ def _seen(call: ToolCall) -> Iterator[tuple[CheatKind, str]]:
     for kind, pattern in _COMMANDS:
         if match := pattern.search(command):
             yield kind, match.group(0)
+
+
+def _audit_egress(rollout: RolloutFinished) -> Iterator[CheatFinding]:
+    """Yield what the proxy refused: a host on the task's own list is no cheat."""
+    for index, attempt in enumerate(rollout.egress):
+        if not attempt.is_allowed:
+            said = f"{attempt.method} {attempt.target}: {attempt.reason}"
+            yield _finding(CheatKind.EGRESS, f"attempt {index}", said)
 
 
 def _audit_files(rollout: RolloutFinished, task: GradedTask) -> Iterator[CheatFinding]:

@@ -46,6 +46,12 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """What an assistant's message calls, after its content."""
 
 
+def opening_messages(tools: str, instruction: str) -> list[ChatMessage]:
+    """Return what an episode begins with: its tools, where the prompt names them, and the task."""
+    told = [ChatMessage(role=Role.SYSTEM, content=tools)] if tools else []
+    return [*told, ChatMessage(role=Role.USER, content=instruction)]
+
+
 def render_prompt(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> list[int]:
     """Render a conversation and the mark after which the assistant's next turn is sampled."""
     ids: list[int] = []

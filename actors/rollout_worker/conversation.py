@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.actors.policy.chat import ChatMessage, Role, render_observation, render_prompt
+from penstock.actors.policy.chat import opening_messages, render_observation, render_prompt
 from penstock.actors.policy.parse import ParseFailure, parse_turn
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.rollout_worker.sampling import SampledTokens
@@ -26,16 +26,17 @@ class Conversation:
     Each turn goes through `append`, then, unless that ended the episode, `observe`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, task: Task, *, ends_on_parse_error: bool) -> None:
-        """Render the prompt."""
+    def __init__(
+        self, tokenizer: Tokenizer, task: Task, *, tools: str = "", ends_on_parse_error: bool
+    ) -> None:
+        """Render the prompt; `tools` is what it says of them."""
         self.turns: list[Turn] = []
         self.end: EpisodeEnd | None = None
         self._tokenizer = tokenizer
         self._limits = task.limits
         self._ends_on_parse_error = ends_on_parse_error
         self._past: list[int] = []
-        prompt = [ChatMessage(role=Role.USER, content=task.instruction)]
-        self._context = render_prompt(tokenizer, prompt)
+        self._context = render_prompt(tokenizer, opening_messages(tools, task.instruction))
         self._end_without_room()
 
     @property

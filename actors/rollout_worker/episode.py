@@ -28,12 +28,14 @@ from penstock.actors.runtime.context import Context
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.result import ToolResult
 from penstock.envs.harness.versions import Tools, open_tools
+from penstock.envs.harness.wording import tools_prompt
 from penstock.envs.remote import LeaseTerms, SandboxBusyError, lease_sandbox
 from penstock.envs.sandbox import Sandbox, SandboxError
-from penstock.envs.tasks.workspace import open_workspace
+from penstock.envs.tasks.workspace import open_workspace, read_egress
 from penstock.messages.errors import DeadlineError
 from penstock.messages.generation import Generate
 from penstock.messages.rollout import (
+    EgressAttempt,
     EpisodeEnd,
     RolloutFinished,
     SandboxRecord,
@@ -53,6 +55,8 @@ class Tally(msgspec.Struct):
     tool_s: float = 0.0
     lost_s: float = 0.0
     """Time that generators were away: none of the policy's."""
+    egress: list[EgressAttempt] = []
+    """What programs tried to reach outside."""
 
 
 class Episode:
@@ -104,7 +108,10 @@ class Episode:
         await open_workspace(sandbox, task, self._command.rollout_id, has_git=has_git)
         tools = open_tools(harness, sandbox, task.limits)
         conversation = Conversation(
-            self._tokenizer, task, ends_on_parse_error=self._config.ends_on_parse_error
+            self._tokenizer,
+            task,
+            tools=tools_prompt(harness),
+            ends_on_parse_error=self._config.ends_on_parse_error,
         )
         while conversation.end is None or len(conversation.turns) < len(self._turns):
             num_played = len(conversation.turns)
@@ -178,6 +185,7 @@ class Episode:
     async def _leave(self, sandbox: Sandbox, end: EpisodeEnd) -> RolloutFinished:
         """Read what the episode changed, and close its account."""
         config = self._config
+        self._tally.egress = await read_egress(sandbox, self._command.task)
         try:
             changes = await read_changes(
                 sandbox,
@@ -210,6 +218,7 @@ class Episode:
             wall_s=self._ctx.monotonic() - tally.started_at if tally.sandbox else 0.0,
             tool_s=tally.tool_s,
             error=error,
+            egress=tally.egress,
         )
 
     async def _stored_turns(self, first: int) -> list[Turn]:

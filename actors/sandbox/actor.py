@@ -28,20 +28,31 @@ from penstock.envs.remote import (
     SandboxBusyError,
     to_remote_error,
 )
-from penstock.envs.sandbox import ExecResult, Sandbox, SandboxDied, SandboxError, SandboxTimeout
+from penstock.envs.sandbox import (
+    ExecResult,
+    Sandbox,
+    SandboxDied,
+    SandboxError,
+    SandboxTimeout,
+    networked,
+)
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.errors import DeadlineError, NotFoundError, QueueFullError
+from penstock.messages.fleet import AcquireGroup, GroupLeased
 from penstock.messages.generation import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.machine import (
     AcquireSandbox,
+    AllowEgress,
     CommandFinished,
+    EgressRead,
     ExecCommand,
     FileRead,
     FilesListed,
-from penstock.messages.fleet import AcquireGroup, GroupLeased
     ListFiles,
+    ReadEgress,
     ReadFile,
+    ReleaseGroup,
     ReleaseSandbox,
     ReportHost,
     SandboxLeased,
@@ -52,7 +63,6 @@ from penstock.messages.fleet import AcquireGroup, GroupLeased
 
 
 class SandboxHost(Actor):
-    ReleaseGroup,
     """Leases the machines of one pool."""
 
     role = "sandbox"
@@ -61,6 +71,7 @@ class SandboxHost(Actor):
     def __init__(self, pool: Pool, host_name: str, config: SandboxHostConfig) -> None:
         """Take a pool that is not entered yet: it lives as long as the actor."""
         self._pool = pool
+        self._groups = Groups(pool)
         self._host = host_name
         self._config = config
         self._checkpoints: Checkpoints | None = None
@@ -71,7 +82,6 @@ class SandboxHost(Actor):
         return {ACQUIRE_SERVICE: self._answer_acquire, f"sandbox.{self._host}": self._answer}
 
     async def start(self, ctx: Context) -> Effects:
-        self._groups = Groups(pool)
         """Start warming machines."""
         self._ctx = ctx
         await self._pool.__aenter__()
@@ -87,6 +97,7 @@ class SandboxHost(Actor):
 
     async def _report(self, ctx: Context) -> None:
         """Tell the scheduler what is here; without one the host serves whoever asks it."""
+        counters = self._pool.counters()
         report = ReportHost(
             host=self._host,
             num_slots=self._pool.live_max,
@@ -100,7 +111,6 @@ class SandboxHost(Actor):
 
     async def stop(self, ctx: Context) -> Effects:
         """Destroy all machines."""
-        counters = self._pool.counters()
         await self._pool.close()
         if self._temporary is not None:
             self._temporary.cleanup()
@@ -127,19 +137,9 @@ class SandboxHost(Actor):
                 )
         except (DeadlineError, QueueFullError) as error:
             raise SandboxBusyError(str(error)) from error
+        self._groups.join(message)
         return self._leased(message.lease_id, lease.sandbox)
 
-    async def _answer(self, message: Message) -> AsyncIterator[Message]:
-        """Do something in a leased machine; a machine that died loses its lease."""
-        try:
-            yield await self._operate(message)
-        except (SandboxDied, SandboxTimeout) as error:
-            await self._pool.release(getattr(message, "lease_id", ""))
-            yield to_remote_error(error)
-        except SandboxError as error:
-        self._groups.join(message)
-            yield to_remote_error(error)
-        except NotFoundError as error:
     async def _acquire_group(self, wanted: AcquireGroup) -> GroupLeased:
         lease_s = min(wanted.lease_s, self._config.lease_s_max)
         try:
@@ -149,6 +149,16 @@ class SandboxHost(Actor):
         records = [lease.sandbox.info for lease in leases]
         return GroupLeased(group_id=wanted.group_id, host=self._host, sandboxes=records)
 
+    async def _answer(self, message: Message) -> AsyncIterator[Message]:
+        """Do something in a leased machine; a machine that died loses its lease."""
+        try:
+            yield await self._operate(message)
+        except (SandboxDied, SandboxTimeout) as error:
+            await self._pool.release(getattr(message, "lease_id", ""))
+            yield to_remote_error(error)
+        except SandboxError as error:
+            yield to_remote_error(error)
+        except NotFoundError as error:
             yield to_remote_error(SandboxDied(str(error)))
 
     async def _operate(self, message: Message) -> Message:  # noqa: PLR0911 - one a request
@@ -156,6 +166,11 @@ class SandboxHost(Actor):
             case ReleaseSandbox():
                 await self._pool.release(message.lease_id)
                 return Ack()
+            case ReleaseGroup():
+                await self._groups.release(message.group_id)
+                return Ack()
+            case AcquireGroup():
+                return await self._acquire_group(message)
             case AcquireSandbox() if not message.is_placed:
                 return self._leased(message.lease_id, self._machine(message.lease_id))
             case AcquireSandbox() | SaveSandbox():
@@ -164,13 +179,10 @@ class SandboxHost(Actor):
                 return await _exec(self._machine(message.lease_id), message)
             case ReadFile() | WriteFiles() | ListFiles():
                 return await _touch_files(self._machine(message.lease_id), message)
+            case AllowEgress() | ReadEgress():
+                return await _let_out(self._machine(message.lease_id), message)
             case _:
                 return _unexpected(message)
-            case ReleaseGroup():
-                await self._groups.release(message.group_id)
-                return Ack()
-            case AcquireGroup():
-                return await self._acquire_group(message)
 
     async def _acquire_or_save(self, message: AcquireSandbox | SaveSandbox) -> Message:
         if isinstance(message, AcquireSandbox):
@@ -229,6 +241,14 @@ async def _touch_files(sandbox: Sandbox, message: ReadFile | WriteFiles | ListFi
         case ListFiles():
             paths = await sandbox.list_files(message.root)
             return FilesListed(paths=[_as_text(path) for path in paths])
+
+
+async def _let_out(sandbox: Sandbox, message: AllowEgress | ReadEgress) -> Message:
+    machine = networked(sandbox)
+    if isinstance(message, ReadEgress):
+        return EgressRead(attempts=await machine.egress_attempts())
+    await machine.allow_egress(message.rules)
+    return Ack()
 
 
 def _as_text(path: str) -> str:

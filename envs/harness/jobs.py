@@ -1,14 +1,15 @@
 """Background jobs of the terminal: started, read, fed and stopped by number.
 
-A job is a process group of its own in the guest, with a folder that holds its output, its exit code
-and the pipe of its input. `terminal_io` reads what is new since it was asked last.
+A job is a process group of its own in the guest, with a folder that holds its output, its exit
+code, the pipe of its input and how much of its output was read. `terminal_io` reads what is new
+since it was asked last. All of it lies in the guest: a copy of the machine has its jobs with it.
 """
 
 import asyncio
 import shlex
 
 from penstock.envs.harness.result import InvalidCallError
-from penstock.envs.harness.shell import LOCALE
+from penstock.envs.harness.shell import LOCALE, RESTORE
 from penstock.envs.sandbox import Sandbox, SandboxFileError
 from penstock.messages.task import Limits
 
@@ -17,40 +18,48 @@ JOBS_MAX = 8
 OUTPUT_BYTES_MAX = 1 << 20
 """A job that writes more is stopped by the size limit of its files."""
 _POLL_S = 0.05
-_START = """\
-dir=$1/$2; mkdir -p "$dir" && mkfifo "$dir/in" && cd "$3" || exit 1
-[ -r /tmp/.terminal/env ] && . /tmp/.terminal/env 2>/dev/null
+_TOO_MANY = 77
+_START = f"""\
+number=1
+while [ -d {JOBS_DIR}/$number ]; do number=$((number + 1)); done
+[ $number -le {JOBS_MAX} ] || exit {_TOO_MANY}
+dir={JOBS_DIR}/$number; command=$1; set --
+mkdir -p "$dir" && mkfifo "$dir/in" || exit 1
+{RESTORE}
 ulimit -f 1024
 set -m
-( exec 3<>"$dir/in"; bash -c "$4" < "$dir/in" 3>&-; echo $? > "$dir/code" ) > "$dir/out" 2>&1 &
+(
+  exec 3<>"$dir/in"
+  bash -c "$command" < "$dir/in" 3>&-
+  echo $? > "$dir/code"
+) > "$dir/out" 2>&1 &
 echo $! > "$dir/pid"
+echo $number
 """
 
 
 class Jobs:
-    """The background jobs of one session."""
+    """The background jobs of one machine."""
 
     def __init__(self, sandbox: Sandbox, limits: Limits) -> None:
-        """No job runs yet."""
+        """Start none."""
         self._sandbox, self._limits = sandbox, limits
-        self._offsets: dict[int, int] = {}
+        self._reading = asyncio.Lock()
 
-    async def start(self, command: str, directory: str) -> str:
-        """Start a command and say its number."""
+    async def start(self, command: str) -> str:
+        """Start a command where the terminal is, and say its number."""
         if not command.strip():
             raise InvalidCallError("command is empty")
-        if len(self._offsets) >= JOBS_MAX:
-            raise InvalidCallError(f"at most {JOBS_MAX} jobs in an episode")
-        number = len(self._offsets) + 1
-        self._offsets[number] = 0
         done = await self._sandbox.exec(
-            ["bash", "-c", _START, "start", JOBS_DIR, str(number), directory, command],
+            ["bash", "-c", _START, "start", command],
             timeout_s=self._limits.tool_s_max,
             env=LOCALE,
         )
+        if done.exit_code == _TOO_MANY:
+            raise InvalidCallError(f"at most {JOBS_MAX} jobs in an episode")
         if done.exit_code != 0:
             raise InvalidCallError(done.stderr.decode("utf-8", "replace").strip() or "no start")
-        return f"job {number} started"
+        return f"job {done.stdout.decode('utf-8', 'replace').strip()} started"
 
     async def speak(self, number: int, text: str, wait_s: int, *, stops: bool) -> str:
         """Write to a job, stop it if asked, wait for new output, and return it with its state.
@@ -62,37 +71,41 @@ class Jobs:
             stops: Whether to end it first.
 
         """
-        if number not in self._offsets:
-            raise InvalidCallError(f"no job {number}")
         folder = f"{JOBS_DIR}/{number}"
+        if not await self._read(f"{folder}/pid", 16):
+            raise InvalidCallError(f"no job {number}")
         if text:
             await self._sh(f"printf %s {shlex.quote(text)} > {folder}/in", "the job takes no input")
         if stops:
             await self._sh(f"kill -KILL -- -$(cat {folder}/pid) 2>/dev/null; true", "no stop")
         deadline = asyncio.get_running_loop().time() + min(wait_s, self._limits.tool_s_max)
         while True:
-            new, code = await self._new_output(number), await self._exit_code(folder)
+            code = (await self._read(f"{folder}/code", 16)).decode("utf-8", "replace").strip()
+            new = await self._new_output(folder)
             is_late = asyncio.get_running_loop().time() >= deadline
-            if new or code is not None or stops or is_late:
+            if new or code or stops or is_late:
                 break
             await asyncio.sleep(_POLL_S)
-        state = "stopped" if stops else "running" if code is None else f"exit {code}"
+        state = "stopped" if stops else f"exit {code}" if code else "running"
         return "\n".join([*([new.rstrip("\n")] if new.strip("\n") else []), f"[{state}]"])
 
-    async def _new_output(self, number: int) -> str:
-        try:
-            data = await self._sandbox.read_file(f"{JOBS_DIR}/{number}/out", OUTPUT_BYTES_MAX)
-        except SandboxFileError:
-            return ""
-        new = data[self._offsets[number] :]
-        self._offsets[number] = len(data)
+    async def _new_output(self, folder: str) -> str:
+        """Return what the job wrote since this was asked last."""
+        async with self._reading:
+            data = await self._read(f"{folder}/out", OUTPUT_BYTES_MAX)
+            told = await self._read(f"{folder}/num_read", 16)
+            num_read = int(told) if told.isdigit() else 0
+            new = data[num_read:]
+            if new:
+                await self._sandbox.write_files({f"{folder}/num_read": b"%d" % len(data)})
         return new.decode("utf-8", "replace")
 
-    async def _exit_code(self, folder: str) -> str | None:
+    async def _read(self, path: str, num_bytes_max: int) -> bytes:
+        """Return a file of the jobs' own; nothing where there is none."""
         try:
-            return (await self._sandbox.read_file(f"{folder}/code", 16)).decode().strip() or None
+            return await self._sandbox.read_file(path, num_bytes_max)
         except SandboxFileError:
-            return None
+            return b""
 
     async def _sh(self, script: str, problem: str) -> None:
         done = await self._sandbox.exec(["sh", "-c", script], timeout_s=2.0)

@@ -13,14 +13,25 @@ if TYPE_CHECKING:
     from penstock.envs.harness.session import Session
 
 SHOWN_MAX = 500
+LINES_DEFAULT = 1_000
 _NO_MATCH = 1
 
 
 async def read_file(session: "Session", arguments: dict[str, Any]) -> str:
     """Return some lines of a file with their numbers."""
     path = checked_path(arguments["path"])
-    lines = (await read_text(session.sandbox, path)).splitlines()
-    first, num = arguments["offset"], arguments["limit"]
+    text = await read_text(session.sandbox, path)
+    return numbered_lines(path, text, arguments["offset"], arguments["limit"])
+
+
+def numbered_lines(path: str, text: str, first: int, num: int) -> str:
+    """Return what `read_file` says of a file with this text.
+
+    Raises:
+        InvalidCallError: The file has no line `first`.
+
+    """
+    lines = text.splitlines()
     if not lines:
         return "[empty file]"
     if first > len(lines):

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from penstock.envs.harness.session import Session
 
 TEXT_MAX = files.FILE_BYTES_MAX
-LINES_DEFAULT = 1_000
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ async def _read_lints(session: "Session", arguments: dict[str, Any]) -> str:
 async def _run_terminal(session: "Session", arguments: dict[str, Any]) -> str:
     command: str = arguments["command"]
     if arguments["background"]:
-        return await session.jobs.start(command, await session.shell.directory())
+        return await session.jobs.start(command)
     return await session.shell.run(command)
 
 
@@ -72,7 +71,7 @@ TOOLS_2: dict[str, Tool2] = {
         {
             "path": _path(),
             "offset": Argument("first line, from 1", Kind.INTEGER, 1, 1, 1_000_000),
-            "limit": Argument("number of lines", Kind.INTEGER, LINES_DEFAULT, 1, 10_000),
+            "limit": Argument("number of lines", Kind.INTEGER, lookup.LINES_DEFAULT, 1, 10_000),
         },
     ),
     "write_file": Tool2(

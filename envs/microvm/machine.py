@@ -6,10 +6,11 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from penstock.envs.egress.outlet import EgressOutlet
 from penstock.envs.microvm.host_process import HANG_GRACE_S, HostProcess, start_process
 from penstock.envs.microvm.protocol import FilePiece, GuestConnection, Request
 from penstock.envs.sandbox import WORK_DIR, ExecResult, SandboxDied, SandboxTimeout
-from penstock.messages.rollout import SandboxRecord
+from penstock.messages.rollout import EgressAttempt, SandboxRecord
 
 READ_PIECE_BYTES = 1 << 18
 WRITE_PIECE_BYTES = 1 << 17
@@ -38,6 +39,7 @@ class GuestSandbox:
         self.process = process
         self.hang_grace_s = HANG_GRACE_S
         self._connection = connection
+        self._outlet = EgressOutlet(connection)
 
     @property
     def alive(self) -> bool:
@@ -59,7 +61,7 @@ class GuestSandbox:
             op="exec",
             op_key=op_key,
             argv=list(argv),
-            env=[f"{name}={value}" for name, value in (DEFAULT_ENV | dict(env or {})).items()],
+            env=[f"{name}={value}" for name, value in self._environment(env).items()],
             path=_absolute(cwd),
             deadline_ms=max(1, round(timeout_s * 1000)),
             bytes_max=output_bytes_max,
@@ -77,6 +79,17 @@ class GuestSandbox:
             timed_out=reply.timed_out,
             duration_ms=float(reply.duration_ms),
         )
+
+    def _environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
+        return DEFAULT_ENV | self._outlet.environment | dict(env or {})
+
+    async def allow_egress(self, rules: Sequence[str]) -> None:
+        """See `NetworkedSandbox.allow_egress`."""
+        await self._outlet.open(rules)
+
+    async def egress_attempts(self) -> list[EgressAttempt]:
+        """See `NetworkedSandbox.egress_attempts`."""
+        return self._outlet.attempts
 
     def _cancel(self, target: int) -> None:
         with contextlib.suppress(SandboxDied):
@@ -130,6 +143,7 @@ class GuestSandbox:
     async def close(self) -> None:
         """See `Sandbox.close`."""
         self._connection.abort()
+        await self._outlet.close()
         await self.process.kill()
         await self._connection.lost
 

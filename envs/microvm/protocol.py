@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.envs.sandbox import (
     SandboxDied,
+    SandboxError,
     SandboxFileError,
     SandboxRequestError,
     SandboxTimeout,
@@ -28,6 +29,8 @@ REQUEST_BYTES_MAX = 1 << 20
 REPLY_BYTES_MAX = 4 << 20
 REQUESTS_MAX = 256
 
+PieceHandler = Callable[[int, bytes], None]
+"""Takes a stream's id and the next bytes of it; raises `SandboxError` on what no agent sends."""
 _FILE_ERRORS = {"not_found", "disk_full", "file_error"}
 
 
@@ -60,6 +63,7 @@ class Request(msgspec.Struct, kw_only=True, omit_defaults=True):
     entropy: bytes = b""
     hostname: bytes = b""
     machine_id: bytes = b""
+    data: bytes = b""
 
 
 class LineState(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +121,8 @@ class Reply(msgspec.Struct, kw_only=True):
     data: bytes = b""
     written: int = 0
     files: list[Entry] = []
+    stream: int = 0
+    """Sent unasked: `data` are the next bytes of this stream, and none are its end."""
 
 
 def _error(reply: Reply) -> Exception:
@@ -139,6 +145,7 @@ class GuestConnection(asyncio.Protocol):
         state = state or LineState()
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.on_piece: PieceHandler | None = None
         self._describe_death = describe_death
         self._transport: asyncio.Transport | None = None
         self._next_id = state.next_id
@@ -274,10 +281,20 @@ class GuestConnection(asyncio.Protocol):
         self._confirmed = reply.credit
         if reply.hello and not self.ready.done():
             self.ready.set_result(None)
+        if reply.stream:
+            self._take_piece(reply)
         waiting = self._waiting.get(reply.id)
         if waiting is not None and not waiting.done():
             waiting.set_result(reply)
         self._pump()
+
+    def _take_piece(self, reply: Reply) -> None:
+        if self.on_piece is None:
+            return self._fail("the guest sent a piece of a stream, unasked")
+        try:
+            self.on_piece(reply.stream, reply.data)
+        except SandboxError as lie:
+            self._fail(str(lie))
 
     def _fail(self, reason: str) -> None:
         self._die(SandboxDied(reason))

@@ -4,8 +4,9 @@ The repository's whole history is one commit: no later commit, no other branch, 
 or reflog is there to be looked up, because none was ever written into the machine.
 """
 
-from penstock.envs.sandbox import Sandbox, SandboxError
+from penstock.envs.sandbox import Sandbox, SandboxError, networked
 from penstock.envs.tasks.canary import canary_files
+from penstock.messages.rollout import EgressAttempt
 from penstock.messages.task import Task
 
 GIT_S_MAX = 30.0
@@ -13,19 +14,27 @@ COMMIT_DATE = "2024-01-01T00:00:00Z"
 """Fixed, so that one task gives one commit digest."""
 _SEAL = """\
 set -e
-git init -q -b main .
-git config core.logAllRefUpdates false
-git config gc.auto 0
-git config user.name agent
-git config user.email agent@localhost
+git init -q -b main --template= .
+cat >> .git/config <<'END'
+[core]
+	logAllRefUpdates = false
+[gc]
+	auto = 0
+[maintenance]
+	auto = false
+[user]
+	name = agent
+	email = agent@localhost
+END
 git add -A
 git commit -q --no-verify -m 'Start of the task'
-rm -rf .git/hooks .git/logs .git/COMMIT_EDITMSG .git/description
+rm -f .git/COMMIT_EDITMSG
 """
+"""Three runs of git, not nine: each costs tens of milliseconds in a small machine."""
 
 
 async def open_workspace(sandbox: Sandbox, task: Task, rollout_id: str, *, has_git: bool) -> None:
-    """Write the task's files and the secret; commit the files where the task has a repository.
+    """Write the task's files and the secret, commit the files, open the way out: as the task says.
 
     Raises:
         SandboxError: The machine failed, or git in it.
@@ -35,6 +44,18 @@ async def open_workspace(sandbox: Sandbox, task: Task, rollout_id: str, *, has_g
     await sandbox.write_files(files | canary_files(rollout_id))
     if has_git:
         await seal_git(sandbox)
+    if task.egress:
+        await networked(sandbox).allow_egress(task.egress)
+
+
+async def read_egress(sandbox: Sandbox, task: Task) -> list[EgressAttempt]:
+    """Return what an episode tried to reach; nothing where its task allows no hosts.
+
+    Raises:
+        SandboxError: The machine's host failed.
+
+    """
+    return await networked(sandbox).egress_attempts() if task.egress else []
 
 
 async def seal_git(sandbox: Sandbox) -> None:

@@ -9,9 +9,10 @@ import pytest
 from penstock.actors.policy import marks
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.parse import ParsedTurn, parse_turn
-from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
 from penstock.actors.trainer.corpus import decode_corpus
 from penstock.envs.harness.result import ToolResult
+from penstock.envs.harness.wording import tools_prompt
 from penstock.envs.ladder.generate import LADDER, Selection, draw_repositories
 from penstock.envs.transcripts import DemonstratedTurn, Habits, Transcript
 from penstock.infra import prepare as preparing
@@ -87,7 +88,7 @@ def test_a_slip_is_refused_and_read_but_not_imitated():
     rng = random.Random(5)
     selection = Selection(rungs=("operator", "call"))
     repositories = list(draw_repositories(Split.TRAIN, 8, selection, rng, "slip"))
-    for transcript in attempts(repositories, habits, rng):
+    for transcript in attempts(repositories, habits, rng, "1"):
         slips = [turn for turn in transcript.turns if turn.is_slip]
         assert len(slips) == 1
         assert slips[0].results[0].text.startswith("error: old is ")
@@ -162,3 +163,21 @@ def test_wrong_settings_are_told():
 def test_settings_import_no_torch():
     code = "import sys, penstock.infra.prepare; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_demonstrations_use_the_tools_of_their_version():
+    repositories = list(draw_repositories(Split.TRAIN, 3, Selection(), random.Random(1), "t"))
+    habits = Habits(looks=1.0, edits=1.0, edits_rightly=1.0, checks=1.0)
+    for repository, transcript in zip(
+        repositories, attempts(repositories, habits, random.Random(1), "2"), strict=True
+    ):
+        turns = {turn.calls[0].name: turn.results[0] for turn in transcript.turns}
+        assert all(result.is_valid for result in turns.values())
+        assert turns["read_file"].text.startswith("     1\t")
+        assert turns["run_terminal"].text == "ok"
+        assert transcript.harness == "2"
+        assert repository.task.instruction == transcript.instruction
+    documents = CorpusBuilder(train_tokenizer([tools_prompt("2")], 400))
+    documents.add_transcript(transcript, 0.5)
+    first = documents.build().tokens[0]
+    assert documents._tokenizer.mark_of(int(first)) == marks.SYSTEM

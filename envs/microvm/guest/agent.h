@@ -16,6 +16,7 @@
 #define EXECS_MAX 64
 #define OUTPUT_BYTES_MAX (1u << 20)
 #define READ_BYTES_MAX (1u << 18)
+#define STREAMS_MAX 16
 #define AGENT_UID 1000
 
 /* wire.c: the serial line holds 4 KiB, so the host never has more than that unconfirmed. */
@@ -49,6 +50,20 @@ int exec_enforce_deadlines(void); /* kills the late; returns ms until the next d
 void file_read(const struct request *rq);
 void file_write(const struct request *rq);
 void file_list(const struct request *rq);
+
+/* stream.c: one local port whose connections the host answers.
+ *
+ *   program --TCP 127.0.0.1--> {stream, data} --> host --> send --> program
+ *
+ * One piece is under way in each direction: the agent reads no more from a program before the host
+ * "took" its last piece, and answers a "send" when the program has it. So nothing piles up, and a
+ * slow side holds up no stream but its own. A piece without bytes is an end. */
+void stream_listen(const struct request *rq);
+void stream_send(const struct request *rq);
+void stream_took(const struct request *rq);
+void stream_drop_all(void);
+unsigned stream_poll_fds(struct pollfd *fds); /* writes 1 + STREAMS_MAX */
+void stream_serve_ready(const struct pollfd *fds);
 
 /* thaw.c: a machine that is copied while it runs. Frozen, the agent says nothing and ends nothing,
  * so that no frame is cut in two; a thaw gives a copy a clock, names and randomness of its own, and

@@ -21,6 +21,8 @@
 #define SERIAL_LINE "/dev/ttyS0"
 #define VSOCK "vsock:"
 #define LAYER_VARIABLE "penstock_layer"
+#define PROCESSOR_BYTES_MAX 16384
+#define PROCESSOR_COPY "/mnt/cpuinfo"
 
 uint64_t now_ms(void) {
     struct timespec t;
@@ -58,11 +60,30 @@ static const char *mount_overlay(void) {
     return "/";
 }
 
+/* User-mode Linux names the host's kernel where it describes the processor: a copy without that line
+ * lies over it. The copy itself is outside of the new root. */
+static void hide_host_kernel(void) {
+    static char text[PROCESSOR_BYTES_MAX];
+    int fd = open("proc/cpuinfo", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    must(n > 0, "read /proc/cpuinfo");
+    close(fd);
+    char *line = strstr(text, "\nhost"), *end = line == NULL ? NULL : strchr(line + 1, '\n');
+    if (end == NULL) return;
+    memmove(line, end, strlen(end) + 1);
+    size_t left = strlen(text);
+    fd = open(PROCESSOR_COPY, O_WRONLY | O_CREAT | O_CLOEXEC, 0444);
+    must(fd >= 0 && write(fd, text, left) == (ssize_t)left, "write " PROCESSOR_COPY);
+    close(fd);
+    must(mount(PROCESSOR_COPY, "proc/cpuinfo", NULL, MS_BIND, NULL) == 0, "mount /proc/cpuinfo");
+}
+
 static void mount_root(void) {
     const char *root = mount_overlay();
     must(chdir(root) == 0, "enter the new root");
     must(mount("devtmpfs", "dev", "devtmpfs", 0, "mode=755") == 0 || errno == EBUSY, "mount /dev");
     must(mount("proc", "proc", "proc", 0, NULL) == 0, "mount /proc");
+    hide_host_kernel();
     must(chroot(".") == 0, "make it the root");
     must(chown("/work", AGENT_UID, AGENT_UID) == 0, "own /work");
     must(chown("/home/agent", AGENT_UID, AGENT_UID) == 0, "own /home/agent");
@@ -123,6 +144,9 @@ static void serve(struct view frame) {
     if (view_is(rq.op, "write")) return file_write(&rq);
     if (view_is(rq.op, "read")) return file_read(&rq);
     if (view_is(rq.op, "list")) return file_list(&rq);
+    if (view_is(rq.op, "listen")) return stream_listen(&rq);
+    if (view_is(rq.op, "send")) return stream_send(&rq);
+    if (view_is(rq.op, "took")) return stream_took(&rq);
     if (view_is(rq.op, "cancel")) exec_cancel(rq.target);
     if (view_is(rq.op, "ping") || view_is(rq.op, "cancel")) return answer_empty(&rq);
     if (view_is(rq.op, "shutdown")) end();
@@ -131,11 +155,11 @@ static void serve(struct view frame) {
         return answer_empty(&rq);
     }
     reply_error(rq.id, no_key, "unknown_op",
-                "ops: ping exec write read list cancel freeze thaw shutdown");
+                "ops: ping exec write read list cancel listen send took freeze thaw shutdown");
 }
 
 static void loop(int signals) {
-    struct pollfd fds[2 + 2 * EXECS_MAX];
+    struct pollfd fds[2 + 2 * EXECS_MAX + 1 + STREAMS_MAX];
     struct signalfd_siginfo info;
     struct view frame;
     for (;;) {
@@ -144,8 +168,10 @@ static void loop(int signals) {
         fds[0] = (struct pollfd){.fd = wire_fd(), .events = POLLIN};
         fds[1] = (struct pollfd){.fd = frozen ? -1 : signals, .events = POLLIN};
         unsigned n = frozen ? 0 : exec_poll_fds(fds + 2);
-        if (poll(fds, 2 + n, wait_ms) < 0 && errno != EINTR) must(false, "poll");
+        unsigned m = frozen ? 0 : stream_poll_fds(fds + 2 + n);
+        if (poll(fds, 2 + n + m, wait_ms) < 0 && errno != EINTR) must(false, "poll");
         exec_drain_ready(fds + 2, n);
+        if (m > 0) stream_serve_ready(fds + 2 + n);
         if (fds[1].revents != 0) {
             while (read(signals, &info, sizeof info) > 0) {}
             exec_reap();

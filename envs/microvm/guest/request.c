@@ -34,6 +34,7 @@ static void read_field(struct mp_reader *r, struct view key, struct request *out
     else if (view_is(key, "target")) out->target = mp_read_uint(r);
     else if (view_is(key, "epoch")) out->epoch = mp_read_uint(r);
     else if (view_is(key, "clock_ns")) out->clock_ns = mp_read_uint(r);
+    else if (view_is(key, "data")) out->data = mp_read_bytes(r);
     else if (view_is(key, "entropy")) out->entropy = mp_read_bytes(r);
     else if (view_is(key, "hostname")) out->hostname = mp_read_bytes(r);
     else if (view_is(key, "machine_id")) out->machine_id = mp_read_bytes(r);

@@ -12,7 +12,7 @@ struct request {
     uint64_t deadline_ms;  /* of an exec, from its receipt; 0 is refused */
     uint64_t bytes_max;    /* of each output stream, or of a read */
     uint64_t offset;       /* of a read */
-    uint64_t target;       /* of a cancel: the id of the exec */
+    uint64_t target;       /* of a cancel: the exec's id; of a send, took: the stream; of a listen: the port */
     uint64_t epoch;        /* of the machine that the host means; a thaw sets it */
     uint64_t clock_ns;     /* of a thaw: time since 1970; 0 leaves the clock */
     struct view op;
@@ -21,6 +21,7 @@ struct request {
     struct view argv;      /* encoded array of strings */
     struct view env;       /* encoded array of "NAME=value" strings */
     struct view files;     /* encoded array of [path, mode, append, data] */
+    struct view data;      /* of a send */
     struct view entropy;   /* of a thaw, like the next two; empty leaves things as they are */
     struct view hostname;
     struct view machine_id;

@@ -14,8 +14,11 @@ SUITE = "bookworm"
 MIRROR = "http://deb.debian.org/debian"
 PACKAGES = (
     *("base-files", "base-passwd", "bash", "coreutils", "dash", "diffutils", "findutils", "git"),
-    *("grep", "gzip", "mawk", "patch", "python3", "ripgrep", "sed", "tar"),
+    *("grep", "gzip", "libc-bin", "mawk", "patch", "procps", "python3", "ripgrep", "sed", "tar"),
+    *("ca-certificates", "curl", "debianutils", "less", "util-linux"),
 )
+ALTERNATIVES = {"awk": "mawk", "which": "which.debianutils"}
+"""Links of /usr/bin that the packages' own scripts, which are not run, would make."""
 EXT4_BYTES = 512 << 20
 UUID = "00000000-0000-0000-0000-000000000001"
 LEFT_OUT = ("doc", "man", "info", "locale", "lintian", "perl", "perl5", "gitweb", "bug")
@@ -72,16 +75,25 @@ def _write_account(root: Path) -> None:
     (etc / "resolv.conf").write_text("")
 
 
+def _write_certificates(root: Path) -> None:
+    """Write the bundle that the package's own script, which is not run, would make."""
+    one_by_one = sorted((root / "usr/share/ca-certificates/mozilla").glob("*.crt"))
+    bundle = root / "etc/ssl/certs/ca-certificates.crt"
+    bundle.parent.mkdir(parents=True, exist_ok=True)
+    bundle.write_bytes(b"".join(path.read_bytes() for path in one_by_one))
+
+
 def _customize(steps: Steps, root: Path, agent: Path) -> None:
     _write_account(root)
+    _write_certificates(root)
     for name in ("work", "home/agent", "mnt", "proc", "sys", "dev", "tmp", "var/log", "var/tmp"):
         (root / name).mkdir(parents=True, exist_ok=True)
     for pattern in REMOVED:
         for path in root.glob(pattern):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    awk = root / "usr/bin/awk"
-    awk.unlink(missing_ok=True)
-    awk.symlink_to("mawk")
+    for name, target in ALTERNATIVES.items():
+        (root / "usr/bin" / name).unlink(missing_ok=True)
+        (root / "usr/bin" / name).symlink_to(target)
     # Unchecked: the interpreter then reads each module's bytecode without looking at its source.
     compile_all = ["python3", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
     enter = ["bwrap", "--unshare-all", "--bind", str(root), "/", "--proc", "/proc", "--dev", "/dev"]

@@ -1,0 +1,61 @@
+"""HTTP as the proxy speaks it: what is asked for, what is passed on, and refusals. Pure."""
+
+import contextlib
+from urllib.parse import urlsplit
+
+import h11
+
+from penstock.envs.egress.rules import EgressDeniedError, parse_target
+
+TUNNEL_OPEN = b"HTTP/1.1 200 Connection established\r\n\r\n"
+_CHUNKED = (b"transfer-encoding", b"chunked")
+_NOT_PASSED_ON = frozenset(
+    {b"connection", b"proxy-connection", b"proxy-authorization", b"keep-alive", b"te", b"upgrade",
+     b"host", b"trailer", b"transfer-encoding", b"expect"}
+)  # fmt: skip
+_REASONS = {400: "Bad Request", 403: "Forbidden", 429: "Too Many Requests", 502: "Bad Gateway"}
+
+
+def asked_target(method: str, text: str) -> tuple[str, int, str]:
+    """Return the name, the port and the path of what a program asks for.
+
+    Raises:
+        EgressDeniedError: It is neither `CONNECT name:port` nor a whole `http://` address.
+
+    """
+    if method == "CONNECT":
+        return *parse_target(text), ""
+    parts = None
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(text)
+    if parts is None or parts.scheme != "http":
+        raise EgressDeniedError("expected CONNECT, or a whole http:// address")
+    path = parts._replace(scheme="", netloc="", fragment="").geturl()
+    return *parse_target(parts.netloc, 80), path if path.startswith("/") else f"/{path}"
+
+
+def passed_on(request: h11.Request, target: str, path: str) -> h11.Request:
+    """Return the request as the host gets it: under the name that was allowed, and alone.
+
+    Args:
+        request: The program's.
+        target: `name:port` that a rule allowed.
+        path: On that host.
+
+    """
+    is_chunked = any(key == _CHUNKED[0] for key, _ in request.headers)
+    left_out = _NOT_PASSED_ON | {b"content-length"} if is_chunked else _NOT_PASSED_ON
+    headers = [(b"host", target.removesuffix(":80").encode()), (b"connection", b"close")]
+    headers += [(key, value) for key, value in request.headers if key not in left_out]
+    headers += [_CHUNKED] if is_chunked else []
+    return h11.Request(method=request.method, target=path, headers=headers)
+
+
+def refusal(status: int, text: str) -> bytes:
+    """Return a whole answer of the proxy's own."""
+    body = f"egress proxy: {text}\n".encode("ascii", "replace")
+    head = (
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: text/plain\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body

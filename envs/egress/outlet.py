@@ -1,0 +1,87 @@
+"""Opens the proxy of one machine, once, and keeps its record."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from penstock.envs.egress.account import EgressLimits
+from penstock.envs.egress.proxy import EgressProxy, Resolve
+from penstock.envs.egress.rules import EgressRuleError, parse_rules
+from penstock.envs.egress.streams import GuestStreams, Line
+from penstock.envs.microvm.protocol import PieceHandler, Request
+from penstock.envs.sandbox import SandboxRequestError
+from penstock.messages.rollout import EgressAttempt
+
+PORT = 3128
+OPEN_S_MAX = 10.0
+_URL = f"http://127.0.0.1:{PORT}"
+_LOCAL = "localhost,127.0.0.1"
+ENVIRONMENT = {
+    **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), _URL),
+    **dict.fromkeys(("no_proxy", "NO_PROXY"), _LOCAL),
+}
+"""Of programs in a machine whose task may reach hosts; most programs heed it."""
+
+
+class PieceLine(Line, Protocol):
+    """A line that hands out the pieces of streams."""
+
+    on_piece: PieceHandler | None
+
+
+class EgressOutlet:
+    """A machine's way out; closed until `open`.
+
+    Args:
+        line: To the guest agent.
+        limits: Of the machine.
+        resolve: Name and port to addresses; the host's own resolver by default.
+
+    """
+
+    def __init__(
+        self,
+        line: PieceLine,
+        limits: EgressLimits | None = None,
+        resolve: Resolve | None = None,
+    ) -> None:
+        self._line = line
+        self._limits, self._resolve = limits or EgressLimits(), resolve
+        self._rules: list[str] = []
+        self._proxy: EgressProxy | None = None
+        self._streams: GuestStreams | None = None
+
+    async def open(self, rules: Sequence[str]) -> None:
+        """Let programs reach some hosts; asking again for the same ones changes nothing.
+
+        Raises:
+            SandboxRequestError: A rule is malformed, or others were set before.
+            SandboxError: The machine failed.
+
+        """
+        if self._proxy is not None and self._rules == list(rules):
+            return
+        if self._proxy is not None:
+            raise SandboxRequestError(f"the machine's allow-list is set already: {self._rules}")
+        try:
+            self._proxy = EgressProxy(parse_rules(rules), self._limits, self._resolve)
+        except EgressRuleError as error:
+            raise SandboxRequestError(str(error)) from error
+        self._rules = list(rules)
+        self._streams = GuestStreams(self._line, self._proxy.serve)
+        self._line.on_piece = self._streams.take
+        await self._line.call(Request(op="listen", target=PORT), timeout_s=OPEN_S_MAX)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that programs need to find the proxy; none while it is closed."""
+        return ENVIRONMENT if self._proxy is not None else {}
+
+    @property
+    def attempts(self) -> list[EgressAttempt]:
+        """What programs tried."""
+        return list(self._proxy.account.attempts) if self._proxy is not None else []
+
+    async def close(self) -> None:
+        """End every connection."""
+        if self._streams is not None:
+            await self._streams.close()

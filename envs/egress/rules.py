@@ -1,0 +1,123 @@
+"""Which hosts a task's programs may reach. Pure: text in, a decision out.
+
+A rule is `name:port`, or `*.name:port` for whatever lies below a name, or `name:port@address` for a
+host of a private network. Names are compared as they are written, in lower case: an address in any
+notation, a user, a trailing dot or a letter outside of ASCII is refused rather than understood.
+"""
+
+import re
+from collections.abc import Iterable
+from ipaddress import ip_address
+
+import msgspec
+
+from penstock.messages.errors import PenstockError
+
+RULES_MAX = 64
+NAME_CHARACTERS_MAX = 253
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_NAME = re.compile(rf"(?:{_LABEL}\.)*[a-z](?:[a-z0-9-]{{0,61}}[a-z0-9])?")
+"""The last label begins with a letter: no notation of an IPv4 address does."""
+_PORT = re.compile(r"[1-9][0-9]{0,4}")
+
+
+class EgressRuleError(PenstockError, ValueError):
+    """A rule of an allow-list is malformed; the text names it."""
+
+
+class EgressDeniedError(PenstockError, PermissionError):
+    """A host may not be reached; the text says why."""
+
+
+class EgressRule(msgspec.Struct, frozen=True):
+    """One entry of an allow-list."""
+
+    name: str
+    """Without `*.`."""
+    port: int
+    is_below: bool = False
+    """Names below `name`, and not itself."""
+    address: str = ""
+    """Where it is; empty: asked of the host's resolver, and public."""
+
+    def fits(self, name: str, port: int) -> bool:
+        """Tell whether a target is meant."""
+        is_named = name.endswith(f".{self.name}") if self.is_below else name == self.name
+        return is_named and port == self.port
+
+
+def parse_rules(texts: Iterable[str]) -> tuple[EgressRule, ...]:
+    """Return the rules of an allow-list.
+
+    Raises:
+        EgressRuleError: One is malformed, or they are too many.
+
+    """
+    rules = tuple(_parse_rule(text) for text in texts)
+    if len(rules) > RULES_MAX:
+        raise EgressRuleError(f"expected at most {RULES_MAX} rules, got {len(rules)}")
+    return rules
+
+
+def parse_target(text: str, default_port: int | None = None) -> tuple[str, int]:
+    """Split `name:port` as a program asks for it.
+
+    Raises:
+        EgressDeniedError: It is no name and port that a rule could mean.
+
+    """
+    name, colon, port = text.lower().partition(":")
+    if not colon and default_port is not None:
+        port = str(default_port)
+    if not _is_name(name):
+        raise EgressDeniedError("expected a host's name, not an address or a malformed name")
+    if _PORT.fullmatch(port) is None or int(port) > 65535:
+        raise EgressDeniedError("expected a port from 1 to 65535")
+    return name, int(port)
+
+
+def find_rule(rules: Iterable[EgressRule], name: str, port: int) -> EgressRule:
+    """Return the first rule that allows a target.
+
+    Raises:
+        EgressDeniedError: None does.
+
+    """
+    for rule in rules:
+        if rule.fits(name, port):
+            return rule
+    raise EgressDeniedError("not on the allow-list")
+
+
+def check_addresses(addresses: Iterable[str]) -> None:
+    """Demand that what a name resolves to is public: a name may lead to the host itself.
+
+    Raises:
+        EgressDeniedError: An address is private, local, reserved or of a group.
+
+    """
+    for text in addresses:
+        address = ip_address(text)
+        if not address.is_global or address.is_multicast:
+            raise EgressDeniedError("the name leads to an address that is not public")
+
+
+def _parse_rule(text: str) -> EgressRule:
+    target, at, address = text.partition("@")
+    is_below = target.startswith("*.")
+    try:
+        name, port = parse_target(target[2:] if is_below else target)
+        if at:
+            ip_address(address)
+    except ValueError as error:
+        raise EgressRuleError(f"egress rule {text!r}: {error}") from error
+    except EgressDeniedError as error:
+        expected = "expected name:port, *.name:port or name:port@address"
+        raise EgressRuleError(f"egress rule {text!r}: {expected}: {error}") from error
+    if is_below and address:
+        raise EgressRuleError(f"egress rule {text!r}: one address stands for one name")
+    return EgressRule(name, port, is_below, address)
+
+
+def _is_name(name: str) -> bool:
+    return len(name) <= NAME_CHARACTERS_MAX and _NAME.fullmatch(name) is not None

@@ -1,0 +1,135 @@
+"""Connections of a guest's programs to the one port that its agent listens on, host side.
+
+The agent sends the next piece of a stream when the last one was taken, and answers a piece sent to
+it when the program has it: so at most one piece a stream and direction is held here.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from penstock.envs.microvm.protocol import Request
+from penstock.envs.sandbox import SandboxError
+
+PIECE_BYTES_MAX = 1 << 14
+SEND_S_MAX = 60.0
+STREAMS_MAX = 64
+"""More than an agent opens at once, as ends are told later than beginnings."""
+
+
+class Line(Protocol):
+    """What is needed of a connection to a guest agent."""
+
+    async def call(self, request: Request, *, timeout_s: float) -> object:
+        """Ask and wait for the answer."""
+        ...
+
+    def post(self, request: Request) -> None:
+        """Ask and wait for nothing."""
+        ...
+
+
+class StreamLie(SandboxError, ValueError):
+    """The guest agent broke the rules of its streams: it is not the agent that we wrote."""
+
+
+class GuestStream:
+    """One connection of a program in the guest."""
+
+    def __init__(self, line: Line, stream_id: int) -> None:
+        self._line, self._id = line, stream_id
+        self._pieces: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
+        self._is_ended = False
+
+    def put(self, piece: bytes) -> None:
+        """Take in a piece from the agent.
+
+        Raises:
+            StreamLie: It is too long, or one more than was asked for.
+
+        """
+        if len(piece) > PIECE_BYTES_MAX or self._is_ended or self._pieces.full():
+            raise StreamLie(f"the guest sent {len(piece)} bytes on a stream, unasked")
+        self._is_ended = not piece
+        self._pieces.put_nowait(piece)
+
+    async def receive(self) -> bytes:
+        """Return the next piece; nothing is the end, and is given for ever."""
+        if self._is_ended and self._pieces.empty():
+            return b""
+        piece = await self._pieces.get()
+        if piece:
+            self._line.post(Request(op="took", target=self._id))
+        return piece
+
+    async def send(self, data: bytes) -> None:
+        """Return when the program has taken some bytes.
+
+        Raises:
+            SandboxError: It hung up, or takes nothing.
+
+        """
+        for start in range(0, len(data), PIECE_BYTES_MAX):
+            piece = data[start : start + PIECE_BYTES_MAX]
+            request = Request(op="send", target=self._id, data=piece)
+            await self._line.call(request, timeout_s=SEND_S_MAX)
+
+    async def close(self) -> None:
+        """End the connection; one that is gone already stays so."""
+        await self._line.call(Request(op="send", target=self._id), timeout_s=SEND_S_MAX)
+
+
+class GuestStreams:
+    """All streams of one guest; each is served by a task of its own.
+
+    Args:
+        line: To the guest agent.
+        serve: Answers one stream, until its end.
+
+    """
+
+    def __init__(self, line: Line, serve: Callable[[GuestStream], Awaitable[None]]) -> None:
+        self._line, self._serve = line, serve
+        self._streams: dict[int, GuestStream] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._last_id = 0
+
+    def take(self, stream_id: int, piece: bytes) -> None:
+        """Take in a piece; the first of a stream begins it.
+
+        Raises:
+            StreamLie: As `GuestStream.put`, or there are too many streams.
+
+        """
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            if stream_id <= self._last_id:
+                return  # what the program sent before it heard that the stream has ended
+            stream = self._begin(stream_id)
+        stream.put(piece)
+
+    def _begin(self, stream_id: int) -> GuestStream:
+        if len(self._streams) >= STREAMS_MAX:
+            raise StreamLie(f"the guest opened more than {STREAMS_MAX} streams")
+        self._last_id = stream_id
+        stream = self._streams[stream_id] = GuestStream(self._line, stream_id)
+        task = asyncio.get_running_loop().create_task(self._run(stream_id, stream))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return stream
+
+    async def _run(self, stream_id: int, stream: GuestStream) -> None:
+        try:
+            await self._serve(stream)
+            await stream.close()
+        except SandboxError:
+            pass  # the program or its machine is gone: nobody is left to be told
+        finally:
+            del self._streams[stream_id]
+
+    async def close(self) -> None:
+        """End whatever is served."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,55 @@
+"""The prompt's words on tools: frozen by version, equal in training and in production."""
+
+import hashlib
+
+import msgspec
+import pytest
+
+from penstock.actors.policy.chat import opening_messages, render_prompt
+from penstock.actors.policy.tokenizer import train_tokenizer
+from penstock.actors.rollout_worker.conversation import Conversation
+from penstock.envs.harness.registry import tool_schemas
+from penstock.envs.harness.session import tool_schemas_2
+from penstock.envs.harness.tools import TOOLS_2
+from penstock.envs.harness.wording import prompt_for, tools_prompt
+from penstock.gateway.prompt import ReplyMemory, render_context
+from penstock.gateway.schema import ChatRequest
+from penstock.messages.errors import NotFoundError
+from penstock.messages.task import Split, Task
+
+FROZEN = "2eb7a296bea40d56"
+"""Of version 2's words: other words are another version."""
+
+
+def task() -> Task:
+    return Task(task_id="t", rung="r", split=Split.TRAIN, instruction="Fix f", files={})
+
+
+def test_the_words_of_a_version_never_change():
+    assert tools_prompt("1") == ""
+    assert hashlib.sha256(tools_prompt("2").encode()).hexdigest()[:16] == FROZEN
+    assert "\nedit_file path old new\n" in tools_prompt("2")
+    assert [line.split()[0] for line in tools_prompt("2").splitlines()] == list(TOOLS_2)
+    with pytest.raises(NotFoundError, match="expected one of 1, 2"):
+        tools_prompt("3")
+
+
+def test_a_set_of_tools_tells_its_version():
+    assert prompt_for(TOOLS_2) == tools_prompt("2")
+    assert prompt_for([*TOOLS_2, "more"]) is None
+    assert prompt_for([]) is None
+
+
+@pytest.mark.parametrize(("version", "schemas"), [("1", tool_schemas()), ("2", tool_schemas_2())])
+def test_a_client_with_the_tools_of_training_gets_the_context_of_training(version, schemas):
+    tokenizer = train_tokenizer([tools_prompt("2"), "Fix f in m.py"], 400)
+    tools = tools_prompt(version)
+    trained = Conversation(tokenizer, task(), tools=tools, ends_on_parse_error=True).token_ids
+    assert trained == render_prompt(tokenizer, opening_messages(tools, "Fix f"))
+    body = {
+        "model": "policy",
+        "messages": [{"role": "user", "content": "Fix f"}],
+        "tools": schemas,
+    }
+    request = msgspec.convert(body, ChatRequest)
+    assert render_context(request, tokenizer, "s", ReplyMemory()) == trained
