@@ -3,17 +3,34 @@
 #define PENSTOCK_BLOCKS_H
 #include "lanes.h"
 
-#define GROUP 8
+#define GROUP 16
+#define GROUP_ELEMENTS (GROUP * BLOCK)
+#define LIST_ROOM (GROUP_ELEMENTS + BLOCK)
 #define CLASSES_MAX 16
 
 typedef struct {
     const uint8_t *base, *target;
     int64_t num_elements;
     int32_t itemsize, bits, is_float, key_shift;
-    uint32_t key_mask;
+    uint32_t key_bits; /* the mask of keys, moved down to bit 0 */
     int32_t num_classes, has_mask;
     int32_t first_keys[CLASSES_MAX];
 } shape_t;
+
+typedef struct {
+    int64_t num_changed, num_coded, inverted, num_large_coded, large_inverted;
+} record_t;
+
+typedef struct {
+    uint8_t *mask, *signs, *unary, *low;
+    int64_t unary_bytes, low_bytes; /* room when encoding begins, length when it ends */
+} streams_t;
+
+typedef struct {
+    uint64_t changed[GROUP];
+    uint64_t masks[CLASSES_MAX][GROUP]; /* the members of each class */
+    int64_t ranks[CLASSES_MAX][GROUP];  /* members before each block */
+} group_t;
 
 INLINE uint64_t valid_mask(int64_t left) {
     if (left >= BLOCK) return ~UINT64_C(0);
@@ -29,29 +46,31 @@ INLINE const uint8_t *block_at(
     return room;
 }
 
-typedef struct {
-    uint64_t changed[GROUP];
-    uint64_t masks[CLASSES_MAX][GROUP]; /* the members of each class */
-    int64_t ranks[CLASSES_MAX][GROUP];  /* members before each block */
-} group_t;
-
-/* Look at the blocks from `start`; `seen` counts each class's members so far. */
-INLINE void scan(
-    const shape_t *s, int64_t start, int64_t *seen, group_t *group, const int has_target,
+/* Which elements of the group from `start` differ between the arrays. */
+INLINE void compare(
+    const shape_t *s, const uint8_t *target, int64_t start, uint64_t *changed,
     const int itemsize) {
     uint8_t old_room[4 * BLOCK], new_room[4 * BLOCK];
     for (int b = 0; b < GROUP; b++) {
         int64_t at = start + BLOCK * b, left = s->num_elements - at;
-        lanes_t old = lanes_at(block_at(s->base, at, left, old_room, itemsize), itemsize);
-        if (has_target)
-            group->changed[b] = differ(
-                old, lanes_at(block_at(s->target, at, left, new_room, itemsize), itemsize),
-                itemsize);
+        const uint8_t *from = block_at(s->base, at, left, old_room, itemsize);
+        changed[b] = differ(from, block_at(target, at, left, new_room, itemsize), itemsize);
+    }
+}
+
+/* Sort the group from `start` into classes; `seen` counts each class's members so far. */
+INLINE void classify(
+    const shape_t *s, int64_t start, int64_t *seen, group_t *group, const int itemsize) {
+    uint8_t room[4 * BLOCK], keys[BLOCK];
+    for (int b = 0; b < GROUP; b++) {
+        int64_t at = start + BLOCK * b, left = s->num_elements - at;
         uint64_t valid = valid_mask(left), above = valid;
-        lanes_t keys = keys_of(old, s->key_mask, itemsize);
+        if (s->num_classes > 1)
+            keys_of(
+                block_at(s->base, at, left, room, itemsize), s->key_shift, s->key_bits, keys,
+                itemsize);
         for (int c = 0; c + 1 < s->num_classes; c++) {
-            uint32_t least = (uint32_t)s->first_keys[c + 1] << s->key_shift;
-            uint64_t next = at_least(keys, least, itemsize) & valid;
+            uint64_t next = at_least(keys, (uint8_t)s->first_keys[c + 1]) & valid;
             group->masks[c][b] = above & ~next;
             above = next;
         }
@@ -64,22 +83,10 @@ INLINE void scan(
         }
 }
 
-/* List the places of a group's bits; the list has room for 8 more than there are. */
+/* List the places of a group's bits, in a list of LIST_ROOM. */
 INLINE int list_bits(const uint64_t *bits, uint16_t *list) {
     int count = 0;
-    for (int b = 0; b < GROUP; b++) {
-        uint64_t rest = bits[b];
-        int own = __builtin_popcountll(rest);
-        for (int i = 0; i < 8; i++) {
-            list[count + i] = (uint16_t)(BLOCK * b + __builtin_ctzll(rest | UINT64_C(1) << 63));
-            rest &= rest - 1;
-        }
-        for (int i = 8; i < own; i++) {
-            list[count + i] = (uint16_t)(BLOCK * b + __builtin_ctzll(rest));
-            rest &= rest - 1;
-        }
-        count += own;
-    }
+    for (int b = 0; b < GROUP; b++) count += list_block(bits[b], BLOCK * b, list + count);
     return count;
 }
 

@@ -12,6 +12,7 @@ An element's key is its exponent; its rank in its class is the number of element
 before it.
 """
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -46,13 +47,13 @@ def choose_thresholds(totals: np.ndarray, hits: np.ndarray, scale: float = 1.0) 
         (int(key), float(totals[key]) * scale, float(hits[key]) * scale)
         for key in np.flatnonzero(totals)
     ]
-    while len(groups) > 1:
-        losses = [_merge_loss(a, b) for a, b in pairwise(groups)]
-        index = int(np.argmin(losses))
-        if losses[index] > _CLASS_COST_BITS and len(groups) <= NUM_CLASSES_MAX:
-            break
+    losses = [_merge_loss(a, b) for a, b in pairwise(groups)]
+    while losses and (min(losses) <= _CLASS_COST_BITS or len(groups) > NUM_CLASSES_MAX):
+        index = losses.index(min(losses))
         first, second = groups[index : index + 2]
         groups[index : index + 2] = [(first[0], first[1] + second[1], first[2] + second[2])]
+        nearby = groups[max(0, index - 1) : index + 2]
+        losses[max(0, index - 1) : index + 2] = [_merge_loss(a, b) for a, b in pairwise(nearby)]
     return [0, *(group[0] for group in groups[1:])]
 
 
@@ -66,4 +67,4 @@ def mark_bits(total: float, hits: float) -> float:
     rate = hits / total if total else 0.0
     if rate <= 0.0 or rate >= 1.0:
         return 0.0
-    return -total * float(rate * np.log2(rate) + (1.0 - rate) * np.log2(1.0 - rate))
+    return -total * (rate * math.log2(rate) + (1.0 - rate) * math.log2(1.0 - rate))

@@ -6,17 +6,18 @@
 ```
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import xxhash
 
 from penstock.kernels.delta import predict
-from penstock.kernels.delta.compiled import decode_steps, encode_steps
+from penstock.kernels.delta.compiled import apply_steps, decode_steps, encode_steps
 from penstock.kernels.delta.container import pack, read_header, unpack
-from penstock.kernels.delta.dtypes import Dtype, unpack_nibbles
+from penstock.kernels.delta.dtypes import Dtype, pack_nibbles, unpack_nibbles
 from penstock.kernels.delta.header import NUM_ELEMENTS_MAX, Codec, Header
-from penstock.kernels.delta.patches import Patch, apply_into, join_nibbles
+from penstock.kernels.delta.patches import Patch, join_nibbles, patch_between
 from penstock.kernels.delta.planes import decode_planes, encode_planes
 from penstock.messages.errors import CorruptDataError
 
@@ -79,33 +80,49 @@ def decode(base: np.ndarray, payload: bytes | memoryview) -> Patch:
         CorruptDataError: the payload is damaged or foreign, or was made against another base.
 
     """
-    _check_base(read_header(payload), base)
-    header, body = unpack(payload)
+    header, body = _open(base, payload)
     flat = base.reshape(-1)
-    try:
+    with _streams_refused():
         if header.codec is Codec.EQUAL:
-            patch = Patch(np.zeros(0, np.int64), flat[:0])
-        elif header.codec.has_steps:
-            patch = Patch(*decode_steps(header, _elements(flat, header.dtype), body))
-            patch = join_nibbles(patch, flat) if header.dtype is Dtype.INT4X2 else patch
-        else:
-            patch = decode_planes(header, flat, body)
-    except ValueError as error:
-        raise CorruptDataError(f"delta: its streams contradict each other: {error}") from error
-    return patch
+            return Patch(np.zeros(0, np.int64), flat[:0])
+        if not header.codec.has_steps:
+            return patch_between(flat, decode_planes(header, flat, body))
+        patch = Patch(*decode_steps(header, _elements(flat, header.dtype), body))
+        return join_nibbles(patch, flat) if header.dtype is Dtype.INT4X2 else patch
 
 
-def apply(base: np.ndarray, payload: bytes | memoryview) -> np.ndarray:
+def apply(
+    base: np.ndarray, payload: bytes | memoryview, out: np.ndarray | None = None
+) -> np.ndarray:
     """Return the target, proved equal to the one encoded.
+
+    Args:
+        base: what the payload was made against, contiguous.
+        payload: of `encode`.
+        out: where to write it, of the base's shape and dtype, contiguous and apart from it; without
+            it, new memory, whose first touch can take longer than decoding. What it holds after
+            an error is undefined.
 
     Raises:
         CorruptDataError: as `decode`, or the result is not the encoded target.
+        ValueError: `out` does not fit.
 
     """
-    patch = decode(base, payload)
-    target = base.copy()
-    apply_into(target, patch)
-    if _check_of(target) != read_header(payload).target_check:
+    header, body = _open(base, payload)
+    target = np.empty_like(base) if out is None else _check_out(base, out)
+    old, new = base.reshape(-1), target.reshape(-1)
+    with _streams_refused():
+        if header.codec is Codec.EQUAL:
+            new[...] = old
+        elif not header.codec.has_steps:
+            new[...] = decode_planes(header, old, body)
+        elif header.dtype is Dtype.INT4X2:
+            halves = unpack_nibbles(old)
+            apply_steps(header, halves.copy(), body, halves)
+            new[...] = pack_nibbles(halves)
+        else:
+            apply_steps(header, old, body, new)
+    if _check_of(target) != header.target_check:
         raise CorruptDataError("delta: the result is not the array that was encoded")
     return target
 
@@ -128,7 +145,7 @@ def fold(base: np.ndarray, payloads: Sequence[bytes | memoryview]) -> bytes:
 
 def _encode(
     chosen: predict.Plan, base: np.ndarray, target: np.ndarray, dtype: Dtype
-) -> tuple[Header, bytes]:
+) -> tuple[Header, bytes | memoryview]:
     old, new = _elements(base, dtype), _elements(target, dtype)
     header = Header(
         codec=chosen.codec,
@@ -165,7 +182,9 @@ def _check_pair(base: np.ndarray, target: np.ndarray, dtype: Dtype | None) -> Dt
     return dtype
 
 
-def _check_base(header: Header, base: np.ndarray) -> None:
+def _open(base: np.ndarray, payload: bytes | memoryview) -> tuple[Header, bytes | memoryview]:
+    """Return header and body of a payload that belongs to a base."""
+    header = read_header(payload)
     if base.size != header.num_items or base.dtype != header.dtype.storage:
         raise CorruptDataError(
             f"delta: made for {header.num_items} items of {header.dtype.storage}"
@@ -175,6 +194,25 @@ def _check_base(header: Header, base: np.ndarray) -> None:
         raise ValueError("expected a contiguous base, got a strided one")
     if header.codec is not Codec.RAW and _check_of(base) != header.base_check:
         raise CorruptDataError("delta.base_check: the payload was made against another base")
+    return unpack(payload)
+
+
+def _check_out(base: np.ndarray, out: np.ndarray) -> np.ndarray:
+    if out.shape != base.shape or out.dtype != base.dtype or not out.flags.c_contiguous:
+        raise ValueError(
+            f"out: expected a contiguous {base.dtype}{base.shape}, got {out.dtype}{out.shape}"
+        )
+    if np.may_share_memory(base, out):
+        raise ValueError("out: expected memory apart from the base's")
+    return out
+
+
+@contextmanager
+def _streams_refused() -> Generator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise CorruptDataError(f"delta: its streams contradict each other: {error}") from error
 
 
 def _check_of(array: np.ndarray) -> int:

@@ -4,6 +4,7 @@ The calls release the interpreter lock, so that several threads code several arr
 """
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -13,12 +14,14 @@ import numpy as np
 from penstock.kernels.delta import portable
 from penstock.kernels.delta.classes import NUM_CLASSES_MAX
 from penstock.kernels.delta.header import ClassRecord, Codec, Header, MarksRecord
+from penstock.kernels.delta.scratch import room
 from penstock.kernels.native import load_library
 
 _SOURCE = Path(__file__).with_name("delta.c")
-_NO_MEMORY, _CORRUPT = -1, -2
 _SLACK_BYTES = 2048
 """Room that the writer of a string wants beyond what it fills."""
+_NUMBER_BYTES_MAX = 5
+"""Of a number in either string: 33 bits, and its share of its block's parameter."""
 
 
 class _Shape(ctypes.Structure):
@@ -27,7 +30,7 @@ class _Shape(ctypes.Structure):
         ("target", ctypes.c_void_p),
         ("num_elements", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("itemsize", "bits", "is_float", "key_shift")),
-        ("key_mask", ctypes.c_uint32),
+        ("key_bits", ctypes.c_uint32),
         ("num_classes", ctypes.c_int32),
         ("has_mask", ctypes.c_int32),
         ("first_keys", ctypes.c_int32 * NUM_CLASSES_MAX),
@@ -51,61 +54,89 @@ class _Streams(ctypes.Structure):
 
 def encode_steps(
     header: Header, thresholds: list[int], base: np.ndarray, target: np.ndarray
-) -> tuple[Header, bytes]:
-    """Do what `portable.encode_steps` does, with the same bytes."""
+) -> tuple[Header, bytes | memoryview]:
+    """Do what `portable.encode_steps` does, with the same bytes.
+
+    The body is this thread's until its next call.
+    """
     library = load_delta_library()
     if library is None:
         return portable.encode_steps(header, thresholds, base, target)
-    has_mask = header.codec is Codec.BITMASK_ULP
-    flag_bytes = -(-base.size // 8)
-    mask = np.empty(flag_bytes if has_mask else 0, np.uint8)
-    signs = np.zeros(flag_bytes, np.uint8)
-    unary, low = (np.empty(header.plain_bytes_max + _SLACK_BYTES, np.uint8) for _ in range(2))
     records = (_Record * len(thresholds))()
-    streams = _Streams(*map(_address, (mask, signs, unary, low)), unary.size, low.size)
     shape = _shape(header, thresholds, base, target)
+    library.penstock_delta_count(ctypes.byref(shape), ctypes.byref(records))
+    num_changed = sum(record.num_changed for record in records)
+    num_numbers = sum(record.num_coded for record in records) + 2 * num_changed
+    begin = portable.flag_bytes(header, num_changed)
+    string_bytes = min(num_numbers * _NUMBER_BYTES_MAX, header.plain_bytes_max) + _SLACK_BYTES
+    body, low = room("body", sum(begin) + 2 * string_bytes), room("low", string_bytes)
+    mask, signs, unary = np.split(body, np.cumsum(begin))
+    streams = _Streams(*map(_address, (mask, signs, unary, low)), string_bytes, string_bytes)
+    numbers = room("numbers", 4 * num_numbers + 4)
     status = library.penstock_delta_encode(
-        ctypes.byref(shape), ctypes.byref(records), ctypes.byref(streams)
+        *map(ctypes.byref, (shape, records)), _pointer(numbers), ctypes.byref(streams)
     )
     if status:
         raise MemoryError(f"no memory to encode {base.size} elements")
-    classes = tuple(map(_class_record, thresholds, records))
-    num_changed = sum(record.num_changed for record in classes)
-    used = (signs[: -(-num_changed // 8)], unary[: streams.unary_bytes], low[: streams.low_bytes])
-    body = b"".join((mask, *used))
+    unary[streams.unary_bytes :][: streams.low_bytes] = low[: streams.low_bytes]
+    plain_bytes = sum(begin) + streams.unary_bytes + streams.low_bytes
     return msgspec.structs.replace(
         header,
         num_changed=num_changed,
-        classes=classes,
+        classes=tuple(map(_class_record, thresholds, records)),
         unary_bytes=streams.unary_bytes,
-        plain_bytes=len(body),
-    ), body
+        plain_bytes=plain_bytes,
+    ), body[:plain_bytes].data
 
 
-def decode_steps(header: Header, base: np.ndarray, body: bytes) -> tuple[np.ndarray, np.ndarray]:
+def decode_steps(
+    header: Header, base: np.ndarray, body: bytes | memoryview
+) -> tuple[np.ndarray, np.ndarray]:
     """Do what `portable.decode_steps` does, with the same result."""
     library = load_delta_library()
     if library is None:
         return portable.decode_steps(header, base, body)
-    parts = [np.frombuffer(part, np.uint8) for part in portable.split_body(header, body)]
     places = np.empty(header.num_changed, np.int64)
     values = np.empty(header.num_changed, base.dtype)
+    _read(library.penstock_delta_decode, header, base, body, places, values)
+    return places, values
+
+
+def apply_steps(
+    header: Header, base: np.ndarray, body: bytes | memoryview, target: np.ndarray
+) -> None:
+    """Write to `target` what `base` becomes; they share no memory.
+
+    Raises:
+        ValueError: as `portable.decode_steps`; what `target` holds then is undefined.
+
+    """
+    library = load_delta_library()
+    if library is None:
+        target[...] = base
+        places, values = portable.decode_steps(header, base, body)
+        target[places] = values
+    else:
+        _read(library.penstock_delta_apply, header, base, body, target)
+
+
+def _read(
+    function: Callable[..., int],
+    header: Header,
+    base: np.ndarray,
+    body: bytes | memoryview,
+    *outputs: np.ndarray,
+) -> None:
+    parts = [np.frombuffer(part, np.uint8) for part in portable.split_body(header, body)]
     records = (_Record * len(header.classes))(*map(_record, header.classes))
     streams = _Streams(*map(_address, parts), parts[2].size, parts[3].size)
     shape = _shape(header, [record.first_key for record in header.classes], base, base)
-    status = library.penstock_delta_decode(
-        ctypes.byref(shape),
-        ctypes.byref(records),
-        ctypes.byref(streams),
-        ctypes.c_int64(header.num_changed),
-        ctypes.c_void_p(_address(places)),
-        ctypes.c_void_p(_address(values)),
-    )
-    if status == _NO_MEMORY:
-        raise MemoryError(f"no memory to decode {header.num_changed} changes")
-    if status == _CORRUPT:
+    num_coded = sum(record.changed.num_coded for record in header.classes)
+    num_numbers = num_coded + 2 * header.num_changed + 2 * len(header.classes)
+    numbers = room("numbers", 4 * num_numbers)
+    structs = map(ctypes.byref, (shape, records, streams))
+    if function(*structs, _pointer(numbers), *map(_pointer, outputs)):
         raise ValueError("a count, a place or a size is out of its bounds")
-    return places, values
 
 
 @cache
@@ -120,7 +151,7 @@ def _shape(header: Header, thresholds: list[int], base: np.ndarray, target: np.n
         _address(base),
         _address(target),
         base.size,
-        *(traits.itemsize, traits.bits, traits.is_float, traits.key_shift, traits.key_mask),
+        *(traits.itemsize, traits.bits, traits.is_float, traits.key_shift, traits.num_keys - 1),
         len(thresholds),
         header.codec is Codec.BITMASK_ULP,
         (ctypes.c_int32 * NUM_CLASSES_MAX)(*thresholds),
@@ -142,6 +173,10 @@ def _record(record: ClassRecord) -> _Record:
         *(record.changed.num_coded, record.changed.inverted),
         *(record.large.num_coded, record.large.inverted),
     )
+
+
+def _pointer(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
 
 
 def _address(array: np.ndarray) -> int:

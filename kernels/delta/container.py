@@ -22,6 +22,7 @@ before any buffer is made, and the checksum before anything is decoded.
 """
 
 import struct
+import threading
 
 import xxhash
 import zstandard
@@ -45,7 +46,18 @@ _CHECK_BYTES = 8
 _ZSTD_LEVEL = 1
 
 
-def pack(header: Header, body: bytes) -> bytes:
+class _Zstd(threading.local):
+    """Each thread's own, with the memory that it works in."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_zstd = _Zstd()
+
+
+def pack(header: Header, body: bytes | memoryview) -> bytes:
     """Lay out one payload; the body is plain, and is compressed here where that helps."""
     head = _FIXED.pack(
         MAGIC,
@@ -60,14 +72,17 @@ def pack(header: Header, body: bytes) -> bytes:
     )
     numbers = [number for record in header.classes for number in _class_numbers(record)]
     table = b"".join(map(leb128, (*numbers, header.unary_bytes, header.plain_bytes)))
-    packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(body) if body else body
-    whole = b"".join((head, table, packed if len(packed) < len(body) else body))
-    return whole + checksum(whole)
+    packed = _zstd.compressor.compress(body) if body else body
+    parts = (head, table, packed if len(packed) < len(body) else body)
+    check = xxhash.xxh3_64()
+    for part in parts:
+        check.update(part)
+    return b"".join((*parts, _check_bytes(check.intdigest())))
 
 
 def checksum(body: bytes | bytearray | memoryview) -> bytes:
     """Return what ends a payload: the xxh3-64 of all bytes before."""
-    return xxhash.xxh3_64_intdigest(body).to_bytes(_CHECK_BYTES, "little")
+    return _check_bytes(xxhash.xxh3_64_intdigest(body))
 
 
 def read_header(payload: bytes | memoryview) -> Header:
@@ -80,8 +95,8 @@ def read_header(payload: bytes | memoryview) -> Header:
     return _read_header(memoryview(payload))[0]
 
 
-def unpack(payload: bytes | memoryview) -> tuple[Header, bytes]:
-    """Parse a payload into its header and plain body.
+def unpack(payload: bytes | memoryview) -> tuple[Header, bytes | memoryview]:
+    """Parse a payload into its header and plain body, a view of the payload where it is stored so.
 
     Raises:
         CorruptDataError: truncated, foreign, damaged, or with lengths that do not add up.
@@ -179,12 +194,16 @@ def _check(header: Header) -> None:
         )
 
 
-def _decompress(stored: memoryview, plain_bytes: int) -> bytes:
+def _check_bytes(check: int) -> bytes:
+    return check.to_bytes(_CHECK_BYTES, "little")
+
+
+def _decompress(stored: memoryview, plain_bytes: int) -> bytes | memoryview:
     if len(stored) == plain_bytes:
-        return bytes(stored)
+        return stored
     try:
         if zstandard.frame_content_size(stored) != plain_bytes:
             raise CorruptDataError("delta.body: its zstd frame has another size than the table's")
-        return zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
+        return _zstd.decompressor.decompress(stored, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptDataError(f"delta.body: not a zstd frame: {error}") from error

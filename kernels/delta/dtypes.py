@@ -100,3 +100,8 @@ _USUAL = {
 def unpack_nibbles(array: np.ndarray) -> np.ndarray:
     """Return the elements of an INT4X2 array [N] as uint8 [2 N]."""
     return np.stack([array & np.uint8(15), array >> np.uint8(4)], axis=1).reshape(-1)
+
+
+def pack_nibbles(halves: np.ndarray) -> np.ndarray:
+    """Invert `unpack_nibbles`."""
+    return halves[::2] | halves[1::2] << np.uint8(4)

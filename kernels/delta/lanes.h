@@ -1,9 +1,12 @@
-/* 64 elements at once: which differ, and which have a key that is high enough, as bits of a mask. */
+/* 64 elements at once: which differ, which have a key that is high enough, as bits of a mask.
+ *
+ * Each operation is plain C, that compilers turn into vectors; those that they do not find have a
+ * second form for processors with AVX-512, or AVX2, or BMI2. */
 #ifndef PENSTOCK_LANES_H
 #define PENSTOCK_LANES_H
 #include <stdint.h>
 #include <string.h>
-#ifdef __AVX2__
+#if defined(__AVX2__) || defined(__BMI2__)
 #include <immintrin.h>
 #endif
 
@@ -16,59 +19,16 @@ INLINE uint32_t load(const uint8_t *array, int64_t i, const int itemsize) {
     return value;
 }
 
-#ifdef __AVX512BW__
-
-typedef struct {
-    __m512i part[4];
-} lanes_t;
-
-INLINE lanes_t lanes_at(const uint8_t *block, const int itemsize) {
-    lanes_t lanes;
-    for (int i = 0; i < itemsize; i++) lanes.part[i] = _mm512_loadu_si512(block + 64 * i);
-    return lanes;
+INLINE void store(uint8_t *array, int64_t i, uint32_t value, const int itemsize) {
+    memcpy(array + i * itemsize, &value, (size_t)itemsize);
 }
 
-INLINE __m512i every(uint32_t value, const int itemsize) {
-    if (itemsize == 1) return _mm512_set1_epi8((char)value);
-    if (itemsize == 2) return _mm512_set1_epi16((short)value);
-    return _mm512_set1_epi32((int)value);
-}
-
-INLINE uint64_t differ(lanes_t a, lanes_t b, const int itemsize) {
-    uint64_t bits = 0;
-    if (itemsize == 1) return _mm512_cmpneq_epu8_mask(a.part[0], b.part[0]);
-    for (int i = 0; i < itemsize; i++)
-        bits |= itemsize == 2
-                    ? (uint64_t)_mm512_cmpneq_epu16_mask(a.part[i], b.part[i]) << (32 * i)
-                    : (uint64_t)_mm512_cmpneq_epu32_mask(a.part[i], b.part[i]) << (16 * i);
-    return bits;
-}
-
-INLINE lanes_t keys_of(lanes_t lanes, uint32_t key_mask, const int itemsize) {
-    for (int i = 0; i < itemsize; i++)
-        lanes.part[i] = _mm512_and_si512(lanes.part[i], every(key_mask, itemsize));
-    return lanes;
-}
-
-INLINE uint64_t at_least(lanes_t a, uint32_t least, const int itemsize) {
-    __m512i bound = every(least, itemsize);
-    uint64_t bits = 0;
-    if (itemsize == 1) return _mm512_cmpge_epu8_mask(a.part[0], bound);
-    for (int i = 0; i < itemsize; i++)
-        bits |= itemsize == 2 ? (uint64_t)_mm512_cmpge_epu16_mask(a.part[i], bound) << (32 * i)
-                              : (uint64_t)_mm512_cmpge_epu32_mask(a.part[i], bound) << (16 * i);
-    return bits;
-}
-
-#else
-
-typedef struct {
-    uint32_t part[BLOCK];
-} lanes_t;
-
+/* Gather 64 flags, each 0 or 1. */
 INLINE uint64_t pack_flags(const uint8_t *flags) {
     uint64_t bits = 0;
-#ifdef __AVX2__
+#if defined(__AVX512BW__)
+    bits = _mm512_test_epi8_mask(_mm512_loadu_si512(flags), _mm512_set1_epi8(1));
+#elif defined(__AVX2__)
     for (int i = 0; i < 2; i++) {
         __m256i part = _mm256_loadu_si256((const __m256i *)(flags + 32 * i));
         part = _mm256_sub_epi8(_mm256_setzero_si256(), part);
@@ -84,33 +44,57 @@ INLINE uint64_t pack_flags(const uint8_t *flags) {
     return bits;
 }
 
-INLINE lanes_t lanes_at(const uint8_t *block, const int itemsize) {
-    lanes_t lanes;
-    for (int i = 0; i < BLOCK; i++) lanes.part[i] = load(block, i, itemsize);
-    return lanes;
-}
-
-INLINE uint64_t differ(lanes_t a, lanes_t b, const int itemsize) {
+INLINE uint64_t differ(const uint8_t *a, const uint8_t *b, const int itemsize) {
+#ifdef __AVX512BW__
+    uint64_t bits = 0;
+    for (int i = 0; i < itemsize; i++) {
+        __m512i x = _mm512_loadu_si512(a + 64 * i), y = _mm512_loadu_si512(b + 64 * i);
+        if (itemsize == 1) bits = _mm512_cmpneq_epu8_mask(x, y);
+        if (itemsize == 2) bits |= (uint64_t)_mm512_cmpneq_epu16_mask(x, y) << (32 * i);
+        if (itemsize == 4) bits |= (uint64_t)_mm512_cmpneq_epu32_mask(x, y) << (16 * i);
+    }
+    return bits;
+#else
     uint8_t flags[BLOCK];
-    (void)itemsize;
-    for (int i = 0; i < BLOCK; i++) flags[i] = a.part[i] != b.part[i];
+    for (int i = 0; i < BLOCK; i++) flags[i] = load(a, i, itemsize) != load(b, i, itemsize);
     return pack_flags(flags);
-}
-
-INLINE lanes_t keys_of(lanes_t lanes, uint32_t key_mask, const int itemsize) {
-    (void)itemsize;
-    for (int i = 0; i < BLOCK; i++) lanes.part[i] &= key_mask;
-    return lanes;
-}
-
-INLINE uint64_t at_least(lanes_t a, uint32_t least, const int itemsize) {
-    uint8_t flags[BLOCK];
-    (void)itemsize;
-    for (int i = 0; i < BLOCK; i++) flags[i] = a.part[i] >= least;
-    return pack_flags(flags);
-}
-
 #endif
+}
+
+/* The keys of a block: `bits` is the key's mask, moved down to bit 0. */
+INLINE void keys_of(
+    const uint8_t *block, int shift, uint32_t bits, uint8_t *keys, const int itemsize) {
+    for (int i = 0; i < BLOCK; i++) keys[i] = (uint8_t)(load(block, i, itemsize) >> shift & bits);
+}
+
+INLINE uint64_t at_least(const uint8_t *keys, uint8_t least) {
+#ifdef __AVX512BW__
+    return _mm512_cmpge_epu8_mask(_mm512_loadu_si512(keys), _mm512_set1_epi8((char)least));
+#else
+    uint8_t flags[BLOCK];
+    for (int i = 0; i < BLOCK; i++) flags[i] = keys[i] >= least;
+    return pack_flags(flags);
+#endif
+}
+
+/* List the places of set bits, counted from `first`; the list has room for 64. */
+INLINE int list_block(uint64_t bits, int first, uint16_t *list) {
+    int own = __builtin_popcountll(bits);
+#ifdef __AVX512VBMI2__
+    static const uint8_t COUNT[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                      16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+    __m512i count = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)COUNT));
+    __m512i low = _mm512_add_epi16(count, _mm512_set1_epi16((short)first));
+    __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(32));
+    _mm512_storeu_si512(list, _mm512_maskz_compress_epi16((uint32_t)bits, low));
+    list += __builtin_popcount((uint32_t)bits);
+    _mm512_storeu_si512(list, _mm512_maskz_compress_epi16((uint32_t)(bits >> 32), high));
+#else
+    for (int i = 0; i < own; i++, bits &= bits - 1)
+        list[i] = (uint16_t)(first + __builtin_ctzll(bits));
+#endif
+    return own;
+}
 
 /* The place of the set bit that has `rank` set bits below it. */
 INLINE int select_bit(uint64_t mask, uint64_t rank) {

@@ -52,6 +52,12 @@ def compose(patches: Sequence[Patch]) -> Patch:
     return Patch(indices[is_last], values[order][is_last])
 
 
+def patch_between(base: np.ndarray, target: np.ndarray) -> Patch:
+    """Return what turns one flat array into another."""
+    places = np.flatnonzero(base != target)
+    return Patch(places, target[places])
+
+
 def join_nibbles(patch: Patch, base: np.ndarray) -> Patch:
     """Turn a patch of the half bytes of `base` (uint8 [N]) into one of its bytes."""
     places = np.unique(patch.flat_indices >> 1)

@@ -5,7 +5,6 @@ import numpy as np
 
 from penstock.kernels.delta.dtypes import Dtype, unpack_nibbles
 from penstock.kernels.delta.header import Codec, Header
-from penstock.kernels.delta.patches import Patch
 
 
 def encode_planes(header: Header, base: np.ndarray, target: np.ndarray) -> tuple[Header, bytes]:
@@ -28,8 +27,8 @@ def encode_planes(header: Header, base: np.ndarray, target: np.ndarray) -> tuple
     return msgspec.structs.replace(header, num_changed=num_changed, plain_bytes=len(body)), body
 
 
-def decode_planes(header: Header, base: np.ndarray, body: bytes) -> Patch:
-    """Invert `encode_planes`.
+def decode_planes(header: Header, base: np.ndarray, body: bytes | memoryview) -> np.ndarray:
+    """Invert `encode_planes`: return the target [N].
 
     Raises:
         ValueError: the planes do not fill the array.
@@ -39,6 +38,4 @@ def decode_planes(header: Header, base: np.ndarray, body: bytes) -> Patch:
         raise ValueError(f"{len(body)} bytes of planes for {base.nbytes} bytes of elements")
     planes = np.frombuffer(body, np.uint8).reshape(base.itemsize, -1)
     array = np.ascontiguousarray(planes.T).view(base.dtype).reshape(-1)
-    target = base ^ array if header.codec is Codec.XOR_ZSTD else array
-    indices = np.flatnonzero(base != target)
-    return Patch(indices, target[indices])
+    return base ^ array if header.codec is Codec.XOR_ZSTD else array

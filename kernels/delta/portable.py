@@ -67,7 +67,9 @@ def encode_steps(
     return whole, body
 
 
-def decode_steps(header: Header, base: np.ndarray, body: bytes) -> tuple[np.ndarray, np.ndarray]:
+def decode_steps(
+    header: Header, base: np.ndarray, body: bytes | memoryview
+) -> tuple[np.ndarray, np.ndarray]:
     """Invert `encode_steps`.
 
     Returns:
@@ -102,19 +104,23 @@ def decode_steps(header: Header, base: np.ndarray, body: bytes) -> tuple[np.ndar
     return joined[order], np.concatenate(values)[order]
 
 
-def split_body(header: Header, body: bytes) -> list[memoryview]:
+def split_body(header: Header, body: bytes | memoryview) -> list[memoryview]:
     """Cut a body into mask, signs, unary string and low bits.
 
     Raises:
         ValueError: it is too short for them.
 
     """
-    mask_bytes = -(-header.num_elements // 8) if header.codec is Codec.BITMASK_ULP else 0
-    sign_bytes = -(-header.num_changed // 8)
-    cuts = np.cumsum([0, mask_bytes, sign_bytes, header.unary_bytes]).tolist()
+    cuts = np.cumsum([0, *flag_bytes(header, header.num_changed), header.unary_bytes]).tolist()
     if cuts[-1] > len(body):
         raise ValueError(f"{len(body)} bytes of body for streams of {cuts[-1]} and more")
     return [memoryview(body)[start:end] for start, end in pairwise([*cuts, len(body)])]
+
+
+def flag_bytes(header: Header, num_changed: int) -> tuple[int, int]:
+    """Return the lengths of the mask and of the signs."""
+    has_mask = header.codec is Codec.BITMASK_ULP
+    return -(-header.num_elements // 8) if has_mask else 0, -(-num_changed // 8)
 
 
 def _members(base: np.ndarray, thresholds: list[int], dtype: Dtype) -> Iterator[np.ndarray]:

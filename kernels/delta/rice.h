@@ -7,7 +7,7 @@
 #define ESCAPE 32
 #define K_MAX 31
 
-enum { OK = 0, NO_MEMORY = -1, CORRUPT = -2 };
+enum { OK = 0, NO_ROOM = -1, CORRUPT = -2 };
 
 typedef struct {
     uint8_t *data;
@@ -38,42 +38,86 @@ static int64_t finish(writer_t *w) {
     return w->at;
 }
 
-static int best_param(const uint32_t *values, int count) {
-    uint32_t any = 0;
+INLINE uint32_t cost(const uint32_t *values, int count, int k) {
+    uint32_t sum = 0;
+    for (int i = 0; i < count; i++) {
+        uint32_t high = values[i] >> k;
+        sum += high < ESCAPE ? high + 1 + (uint32_t)k : ESCAPE + 1 + 32;
+    }
+    return sum;
+}
+
+INLINE int best_param(const uint32_t *values, int count) {
+    uint32_t any = 0, least = UINT32_MAX;
     for (int i = 0; i < count; i++) any |= values[i];
     int best = 0, last = any ? 32 - __builtin_clz(any) : 0;
-    int64_t least = INT64_MAX;
     for (int k = 0; k <= last && k <= K_MAX; k++) {
-        uint32_t sum = 0;
-        for (int i = 0; i < count; i++) {
-            uint32_t high = values[i] >> k;
-            sum += high < ESCAPE ? high + 1 + (uint32_t)k : ESCAPE + 1 + 32;
-        }
-        if (sum < least) {
-            least = sum;
-            best = k;
-        }
+        uint32_t sum = cost(values, count, k);
+        best = sum < least ? k : best;
+        least = sum < least ? sum : least;
     }
     return best;
 }
 
-static int rice_write(writer_t *unary, writer_t *low, const uint32_t *values, int64_t count) {
+/* The writers are worked on in copies of our own: a store to their data could change them else. */
+static int rice_write(writer_t *to_unary, writer_t *to_low, const uint32_t *values, int64_t count) {
+    writer_t unary = *to_unary, low = *to_low;
     int before = 0;
-    for (int64_t start = 0; start < count; start += RICE_BLOCK) {
+    for (int64_t start = 0; start < count; start += RICE_BLOCK, values += RICE_BLOCK) {
         int own = count - start < RICE_BLOCK ? (int)(count - start) : RICE_BLOCK;
-        if (unary->room - unary->at < 1024 || low->room - low->at < 1024) return NO_MEMORY;
-        int k = best_param(values + start, own), turn = k - before;
+        if (unary.room - unary.at < 1024 || low.room - low.at < 1024) return NO_ROOM;
+        int k = own == RICE_BLOCK ? best_param(values, RICE_BLOCK) : best_param(values, own);
+        int turn = k - before;
         before = k;
-        put_unary(unary, (uint64_t)(turn < 0 ? -2 * turn - 1 : 2 * turn));
+        put_unary(&unary, (uint64_t)(turn < 0 ? -2 * turn - 1 : 2 * turn));
         for (int i = 0; i < own; i++) {
-            uint32_t value = values[start + i], high = value >> k;
-            if (high >= ESCAPE) {
-                put_unary(unary, ESCAPE);
-                put(low, value, 32);
-            } else {
-                put_unary(unary, high);
-                put(low, value & ((UINT64_C(1) << k) - 1), k);
-            }
+            uint32_t value = values[i], high = value >> k;
+            int is_whole = high >= ESCAPE;
+            put_unary(&unary, is_whole ? ESCAPE : high);
+            put(&low, is_whole ? value : value & ((UINT32_C(1) << k) - 1), is_whole ? 32 : k);
+        }
+    }
+    *to_unary = unary;
+    *to_low = low;
+    return OK;
+}
+
+/* Numbers in unary: a word at a time, the ones that were read cleared from it. */
+typedef struct {
+    const uint8_t *data;
+    int64_t num_bytes, next; /* next: the byte after the word */
+    int64_t after;           /* the last one that was read, in bits from the word's first */
+    uint64_t word;
+} unary_t;
+
+INLINE unary_t unary_of(const uint8_t *data, int64_t num_bytes) {
+    return (unary_t){data, num_bytes, 0, 64, 0};
+}
+
+INLINE uint64_t load_word(const uint8_t *data, int64_t num_bytes, int64_t at) {
+    uint64_t word = 0;
+    if (at + 8 <= num_bytes)
+        memcpy(&word, data + at, 8);
+    else if (at < num_bytes)
+        memcpy(&word, data + at, (size_t)(num_bytes - at));
+    return word;
+}
+
+/* Read some numbers; the string may end too early, or leave out a whole word of ones. */
+INLINE int take_unary(unary_t *r, uint32_t *values, int count) {
+    for (int i = 0; i < count;) {
+        while (!r->word) {
+            if (r->next >= r->num_bytes || r->after < 0) return CORRUPT;
+            r->word = load_word(r->data, r->num_bytes, r->next);
+            r->next += 8;
+            r->after -= 64;
+        }
+        int own = __builtin_popcountll(r->word);
+        int end = own < count - i ? i + own : count;
+        for (; i < end; i++, r->word &= r->word - 1) {
+            int place = __builtin_ctzll(r->word);
+            values[i] = (uint32_t)(place - r->after);
+            r->after = place + 1;
         }
     }
     return OK;
@@ -84,58 +128,41 @@ typedef struct {
     int64_t num_bytes, at; /* at: in bits */
 } reader_t;
 
-INLINE uint64_t peek(const reader_t *r) {
-    uint64_t word = 0;
-    int64_t byte = r->at >> 3;
-    if (byte + 8 <= r->num_bytes)
-        memcpy(&word, r->data + byte, 8);
-    else if (byte < r->num_bytes)
-        memcpy(&word, r->data + byte, (size_t)(r->num_bytes - byte));
-    return word >> (r->at & 7);
-}
-
-/* Count zeros up to the next one; more than 64 if there is none in bounds. */
-INLINE uint64_t take_unary(reader_t *r) {
-    uint64_t zeros = 0, word;
-    while (!(word = peek(r))) {
-        uint64_t seen = 64 - (uint64_t)(r->at & 7);
-        zeros += seen;
-        r->at += (int64_t)seen;
-        if (zeros > 64) return zeros;
-    }
-    int more = __builtin_ctzll(word);
-    r->at += more + 1;
-    return zeros + (uint64_t)more;
-}
-
 INLINE uint64_t take(reader_t *r, int width) {
-    uint64_t value = peek(r) & ((UINT64_C(1) << width) - 1);
+    uint64_t word = load_word(r->data, r->num_bytes, r->at >> 3) >> (r->at & 7);
     r->at += width;
-    return value;
+    return word & ((UINT64_C(1) << width) - 1);
 }
 
-static int rice_read(reader_t *unary, reader_t *low, uint32_t *values, int64_t count) {
+static int rice_read(unary_t *from_unary, reader_t *from_low, uint32_t *values, int64_t count) {
+    unary_t unary = *from_unary;
+    reader_t low = *from_low;
     int64_t k = 0;
-    for (int64_t start = 0; start < count; start += RICE_BLOCK) {
+    for (int64_t start = 0; start < count; start += RICE_BLOCK, values += RICE_BLOCK) {
         int own = count - start < RICE_BLOCK ? (int)(count - start) : RICE_BLOCK;
-        int64_t turn = (int64_t)take_unary(unary);
-        k += turn & 1 ? -(turn + 1) / 2 : turn / 2;
+        uint32_t turn, is_corrupt = 0;
+        if (take_unary(&unary, &turn, 1) || take_unary(&unary, values, own)) return CORRUPT;
+        k += turn & 1 ? -(int64_t)(turn / 2) - 1 : (int64_t)(turn / 2);
         if (k < 0 || k > K_MAX) return CORRUPT;
         for (int i = 0; i < own; i++) {
-            uint64_t high = take_unary(unary);
-            if (high > ESCAPE) return CORRUPT;
-            uint64_t value = high == ESCAPE ? take(low, 32) : (high << k) + take(low, (int)k);
-            if (value > UINT32_MAX) return CORRUPT;
-            values[start + i] = (uint32_t)value;
+            uint64_t high = values[i];
+            int is_whole = high == ESCAPE;
+            uint64_t value = take(&low, is_whole ? 32 : (int)k) + (is_whole ? 0 : high << k);
+            is_corrupt |= high > ESCAPE || value > UINT32_MAX;
+            values[i] = (uint32_t)value;
         }
-        if (low->at > 8 * low->num_bytes) return CORRUPT;
+        if (is_corrupt || low.at > 8 * low.num_bytes) return CORRUPT;
     }
+    *from_unary = unary;
+    *from_low = low;
     return OK;
 }
 
-static int is_used_up(reader_t *r) {
-    int64_t left = 8 * r->num_bytes - r->at;
-    return left >= 0 && left < 8;
+/* Whether fewer than 8 bits are left, in the unary string all zero. */
+static int are_used_up(const unary_t *unary, const reader_t *low) {
+    int64_t unary_left = 8 * (unary->num_bytes - unary->next + 8) - unary->after;
+    int64_t low_left = 8 * low->num_bytes - low->at;
+    return !unary->word && unary_left < 8 && low_left >= 0 && low_left < 8;
 }
 
 #endif

@@ -1,0 +1,211 @@
+/* From streams to the target: read the series of all classes, then walk tile by tile. */
+#ifndef PENSTOCK_DECODE_H
+#define PENSTOCK_DECODE_H
+#include "blocks.h"
+#include "rice.h"
+
+#define TILE_ELEMENTS (8 * GROUP_ELEMENTS)
+
+typedef struct {
+    const uint32_t *gaps[CLASSES_MAX], *steps[CLASSES_MAX]; /* the next of each class */
+    const uint32_t *step_ends[CLASSES_MAX];
+    int64_t ranks[CLASSES_MAX]; /* of its next coded element */
+    int64_t seen[CLASSES_MAX];  /* its elements before the group */
+    int inverted[CLASSES_MAX];
+    const uint8_t *mask;
+} series_t;
+
+/* The signed steps of a class; `room` holds one number more than there are changes. */
+static int read_steps(
+    const shape_t *s, const record_t *record, const uint8_t *signs, int64_t sign,
+    uint32_t *steps, uint32_t *room, unary_t *unary, reader_t *low) {
+    int64_t count = record->num_changed, place = -1, taken = 0;
+    uint32_t usual = record->large_inverted != 0, mask = ones(s->bits), too_large = 0;
+    if (rice_read(unary, low, room, record->num_large_coded)) return CORRUPT;
+    for (int64_t i = 0; i < count; i++) steps[i] = usual;
+    for (int64_t i = 0; i < record->num_large_coded; i++) {
+        place += 1 + (int64_t)room[i];
+        if (place >= count) return CORRUPT;
+        steps[place] = !usual;
+    }
+    int64_t coded = record->num_large_coded, num_large = usual ? count - coded : coded;
+    if (rice_read(unary, low, room, num_large)) return CORRUPT;
+    for (int64_t i = 0; i < num_large; i++) too_large |= room[i] > (mask >> 1) - 1;
+    room[num_large] = 0;
+    for (int64_t i = 0; i < count; i++, sign++) {
+        uint32_t size = steps[i] ? room[taken] + 2 : 1;
+        taken += steps[i];
+        uint32_t down = -(uint32_t)(signs[sign >> 3] >> (sign & 7) & 1);
+        steps[i] = (size ^ down) - down;
+    }
+    return too_large ? CORRUPT : OK;
+}
+
+/* Each class's gaps end with one that leads over the end. */
+static int read_series(
+    const shape_t *s, const record_t *records, const streams_t *in, uint32_t *numbers,
+    series_t *series) {
+    unary_t unary = unary_of(in->unary, in->unary_bytes);
+    reader_t low = {in->low, in->low_bytes, 0};
+    uint32_t *room = numbers;
+    int64_t sign = 0;
+    for (int c = 0; c < s->num_classes; c++) room += records[c].num_coded + records[c].num_changed + 1;
+    for (int c = 0; c < s->num_classes; c++) {
+        const record_t *r = &records[c];
+        uint32_t *gaps = numbers, *steps = gaps + r->num_coded + 1, out_of_bounds = 0;
+        numbers = steps + r->num_changed;
+        if (rice_read(&unary, &low, gaps, r->num_coded)) return CORRUPT;
+        if (read_steps(s, r, in->signs, sign, steps, room, &unary, &low)) return CORRUPT;
+        for (int64_t i = 0; i < r->num_coded; i++) out_of_bounds |= gaps[i] >= s->num_elements;
+        if (out_of_bounds) return CORRUPT;
+        gaps[r->num_coded] = UINT32_MAX;
+        sign += r->num_changed;
+        series->ranks[c] = gaps[0];
+        series->gaps[c] = gaps + 1;
+        series->steps[c] = steps;
+        series->step_ends[c] = numbers;
+        series->seen[c] = 0;
+        series->inverted[c] = r->inverted != 0;
+    }
+    return are_used_up(&unary, &low) ? OK : CORRUPT;
+}
+
+/* One element's new value, from its old one in `base`. */
+INLINE void walk(
+    const shape_t *s, const uint8_t *base, uint8_t *out, int64_t place, uint32_t step,
+    const int itemsize) {
+    uint32_t rank = ordered(s, load(base, place, itemsize)) + step;
+    store(out, place, from_ordered(s, rank & ones(s->bits)), itemsize);
+}
+
+/* One class of all elements: its ranks are places. */
+INLINE int walk_places(
+    const shape_t *s, series_t *series, int64_t start, int64_t count, uint8_t *out,
+    const int itemsize) {
+    const uint8_t *base = s->base + start * itemsize;
+    const uint32_t *gaps = series->gaps[0], *steps = series->steps[0];
+    int64_t place = series->ranks[0] - start;
+    for (; place < count && steps < series->step_ends[0]; place += 1 + (int64_t)*gaps++)
+        walk(s, base, out, place, *steps++, itemsize);
+    series->ranks[0] = place + start;
+    series->gaps[0] = gaps;
+    series->steps[0] = steps;
+    return place < count ? CORRUPT : OK;
+}
+
+/* The place in a group of a class's element, by its rank: the last block that begins no later. */
+INLINE int place_of(const group_t *group, int c, int64_t rank) {
+    const int64_t *ranks = group->ranks[c];
+    int b = 0;
+    for (int half = GROUP / 2; half; half /= 2) b += ranks[b + half] <= rank ? half : 0;
+    return BLOCK * b + select_bit(group->masks[c][b], (uint64_t)(rank - ranks[b]));
+}
+
+/* A class's coded elements of a group are the changed ones. */
+INLINE int walk_coded(
+    const shape_t *s, series_t *series, const group_t *group, int c, const uint8_t *base,
+    uint8_t *out, const int itemsize) {
+    const uint32_t *gaps = series->gaps[c], *steps = series->steps[c];
+    int64_t rank = series->ranks[c], end = series->seen[c];
+    for (; rank < end && steps < series->step_ends[c]; rank += 1 + (int64_t)*gaps++)
+        walk(s, base, out, place_of(group, c, rank), *steps++, itemsize);
+    series->ranks[c] = rank;
+    series->gaps[c] = gaps;
+    series->steps[c] = steps;
+    return rank < end ? CORRUPT : OK;
+}
+
+/* A class's coded elements of a group, as bits; all of them in `marked`, or all others. */
+INLINE void mark_coded(series_t *series, const group_t *group, int c, uint64_t *marked) {
+    uint64_t inverted = series->inverted[c] ? ~UINT64_C(0) : 0;
+    int64_t rank = series->ranks[c];
+    for (int b = 0; b < GROUP; b++) marked[b] = inverted & group->masks[c][b];
+    for (; rank < series->seen[c]; rank += 1 + (int64_t)*series->gaps[c]++) {
+        int place = place_of(group, c, rank);
+        marked[place / BLOCK] ^= UINT64_C(1) << place % BLOCK;
+    }
+    series->ranks[c] = rank;
+}
+
+INLINE void take_mask(const shape_t *s, const uint8_t *mask, int64_t start, uint64_t *marked) {
+    int64_t left = s->num_elements - start, bytes = (left + 7) / 8;
+    memset(marked, 0, GROUP * 8);
+    memcpy(marked, mask + start / 8, bytes < GROUP * 8 ? (size_t)bytes : GROUP * 8);
+    for (int b = 0; b < GROUP; b++) marked[b] &= valid_mask(left - BLOCK * b);
+}
+
+/* A class's changed elements of a group are those that are not coded, or those of the mask. */
+INLINE int walk_marked(
+    const shape_t *s, series_t *series, const group_t *group, int c, int64_t start,
+    uint8_t *out, const int itemsize) {
+    uint64_t marked[GROUP];
+    uint16_t list[LIST_ROOM];
+    mark_coded(series, group, c, marked);
+    if (s->has_mask) take_mask(s, series->mask, start, marked);
+    int count = list_bits(marked, list);
+    if (count > series->step_ends[c] - series->steps[c]) return CORRUPT;
+    for (int i = 0; i < count; i++)
+        walk(s, s->base + start * itemsize, out, list[i], *series->steps[c]++, itemsize);
+    return OK;
+}
+
+/* Write a tile of the target to `out`. */
+INLINE int walk_tile(
+    const shape_t *s, series_t *series, int64_t start, uint8_t *out, const int itemsize) {
+    int64_t left = s->num_elements - start, count = left < TILE_ELEMENTS ? left : TILE_ELEMENTS;
+    const uint8_t *base = s->base + start * itemsize;
+    memcpy(out, base, (size_t)(count * itemsize));
+    if (s->num_classes == 1 && !series->inverted[0] && !s->has_mask)
+        return walk_places(s, series, start, count, out, itemsize);
+    group_t group;
+    for (int64_t at = 0; at < count; at += GROUP_ELEMENTS) {
+        classify(s, start + at, series->seen, &group, itemsize);
+        for (int c = 0; c < s->num_classes; c++) {
+            uint8_t *to = out + at * itemsize;
+            int status = series->inverted[c] || s->has_mask
+                             ? walk_marked(s, series, &group, c, start + at, to, itemsize)
+                             : walk_coded(s, series, &group, c, base + at * itemsize, to, itemsize);
+            if (status) return status;
+        }
+    }
+    return OK;
+}
+
+/* Whether every coded element and every step found its place. */
+INLINE int is_complete(const shape_t *s, const series_t *series) {
+    for (int c = 0; c < s->num_classes; c++)
+        if (series->steps[c] != series->step_ends[c] || series->ranks[c] < UINT32_MAX) return 0;
+    return 1;
+}
+
+INLINE int apply(const shape_t *s, series_t *series, uint8_t *target, const int itemsize) {
+    for (int64_t start = 0; start < s->num_elements; start += TILE_ELEMENTS)
+        if (walk_tile(s, series, start, target + start * itemsize, itemsize)) return CORRUPT;
+    return is_complete(s, series) ? OK : CORRUPT;
+}
+
+/* The same, tile by tile on the side: list where it differs from the base, and its values there. */
+INLINE int decode(
+    const shape_t *s, series_t *series, int64_t *places, uint8_t *values, const int itemsize) {
+    uint8_t tile[TILE_ELEMENTS * 4];
+    uint16_t list[LIST_ROOM];
+    uint64_t changed[GROUP];
+    int64_t written = 0;
+    for (int64_t start = 0; start < s->num_elements; start += TILE_ELEMENTS) {
+        if (walk_tile(s, series, start, tile, itemsize)) return CORRUPT;
+        shape_t part = *s;
+        part.base += start * itemsize;
+        part.num_elements -= start;
+        for (int64_t at = 0; at < TILE_ELEMENTS && at < part.num_elements; at += GROUP_ELEMENTS) {
+            compare(&part, tile, at, changed, itemsize);
+            int count = list_bits(changed, list);
+            for (int i = 0; i < count; i++, written++) {
+                places[written] = start + at + list[i];
+                store(values, written, load(tile, at + list[i], itemsize), itemsize);
+            }
+        }
+    }
+    return is_complete(s, series) ? OK : CORRUPT;
+}
+
+#endif

@@ -1,0 +1,157 @@
+/* From two arrays to streams: count, collect ranks and steps class by class, write them. */
+#ifndef PENSTOCK_ENCODE_H
+#define PENSTOCK_ENCODE_H
+#include "blocks.h"
+#include "rice.h"
+
+typedef struct {
+    uint32_t *ranks[CLASSES_MAX], *steps[CLASSES_MAX]; /* the next of each class */
+} lists_t;
+
+/* Fill in how many elements of each class changed, and which of its elements are coded. */
+INLINE void count(const shape_t *s, record_t *records, const int itemsize) {
+    int64_t populations[CLASSES_MAX] = {0};
+    group_t group;
+    for (int64_t start = 0; start < s->num_elements; start += GROUP_ELEMENTS) {
+        compare(s, s->target, start, group.changed, itemsize);
+        classify(s, start, populations, &group, itemsize);
+        for (int c = 0; c < s->num_classes; c++)
+            for (int b = 0; b < GROUP; b++)
+                records[c].num_changed +=
+                    __builtin_popcountll(group.masks[c][b] & group.changed[b]);
+    }
+    for (int c = 0; c < s->num_classes && !s->has_mask; c++) {
+        record_t *r = &records[c];
+        r->inverted = 2 * r->num_changed > populations[c];
+        r->num_coded = r->inverted ? populations[c] - r->num_changed : r->num_changed;
+    }
+}
+
+INLINE void put_mask(const shape_t *s, int64_t start, const uint64_t *bits, uint8_t *mask) {
+    int64_t bytes = (s->num_elements - start + 7) / 8;
+    memcpy(mask + start / 8, bits, bytes < GROUP * 8 ? (size_t)bytes : GROUP * 8);
+}
+
+INLINE int class_at(
+    const shape_t *s, const uint8_t *class_of, int64_t place, const int itemsize) {
+    return class_of[load(s->base, place, itemsize) >> s->key_shift & s->key_bits];
+}
+
+INLINE void put_ranks(
+    const shape_t *s, const uint8_t *class_of, lists_t *lists, const group_t *group,
+    int64_t start, const uint16_t *list, int count, const int itemsize) {
+    for (int i = 0; i < count && s->num_classes == 1; i++)
+        lists->ranks[0][i] = (uint32_t)start + list[i];
+    if (s->num_classes == 1) lists->ranks[0] += count;
+    for (int i = 0; i < count && s->num_classes > 1; i++) {
+        int c = class_at(s, class_of, start + list[i], itemsize), b = list[i] / BLOCK;
+        uint64_t below = group->masks[c][b] & ((UINT64_C(1) << list[i] % BLOCK) - 1);
+        *lists->ranks[c]++ = (uint32_t)(group->ranks[c][b] + __builtin_popcountll(below));
+    }
+}
+
+INLINE void put_steps(
+    const shape_t *s, const uint8_t *class_of, lists_t *lists, int64_t start,
+    const uint16_t *list, int count, const int itemsize) {
+    for (int i = 0; i < count; i++) {
+        uint32_t from = load(s->base, start + list[i], itemsize);
+        uint32_t to = load(s->target, start + list[i], itemsize);
+        int c = class_of[from >> s->key_shift & s->key_bits];
+        *lists->steps[c]++ = (ordered(s, to) - ordered(s, from)) & ones(s->bits);
+    }
+}
+
+/* Ranks of coded elements and steps of changed ones, by class, in order. */
+INLINE void collect(
+    const shape_t *s, const record_t *records, const uint8_t *class_of, lists_t *lists,
+    uint8_t *mask, const int itemsize) {
+    int64_t seen[CLASSES_MAX] = {0};
+    uint64_t is_any_inverted = 0, inverted[CLASSES_MAX];
+    for (int c = 0; c < s->num_classes; c++) {
+        inverted[c] = records[c].inverted ? ~UINT64_C(0) : 0;
+        is_any_inverted |= inverted[c];
+    }
+    group_t group;
+    uint16_t list[LIST_ROOM];
+    for (int64_t start = 0; start < s->num_elements; start += GROUP_ELEMENTS) {
+        compare(s, s->target, start, group.changed, itemsize);
+        int num = list_bits(group.changed, list);
+        put_steps(s, class_of, lists, start, list, num, itemsize);
+        if (s->has_mask) {
+            put_mask(s, start, group.changed, mask);
+            continue;
+        }
+        if (is_any_inverted || s->num_classes > 1) classify(s, start, seen, &group, itemsize);
+        for (int c = 0; c < s->num_classes && is_any_inverted; c++)
+            for (int b = 0; b < GROUP; b++) group.changed[b] ^= group.masks[c][b] & inverted[c];
+        if (is_any_inverted) num = list_bits(group.changed, list);
+        put_ranks(s, class_of, lists, &group, start, list, num, itemsize);
+    }
+}
+
+/* Turn steps into sizes, ranks into gaps; the signs go to their string. */
+static void part_steps(
+    const shape_t *s, const record_t *record, uint32_t *ranks, uint32_t *steps,
+    writer_t *to_signs) {
+    writer_t signs = *to_signs;
+    uint32_t sign = UINT32_C(1) << (s->bits - 1), mask = ones(s->bits);
+    for (int64_t i = 0; i < record->num_changed; i += 32) {
+        int own = record->num_changed - i < 32 ? (int)(record->num_changed - i) : 32;
+        uint32_t down = 0;
+        for (int j = 0; j < own; j++) down |= (uint32_t)((steps[i + j] & sign) != 0) << j;
+        put(&signs, down, own);
+    }
+    *to_signs = signs;
+    for (int64_t i = 0; i < record->num_changed; i++)
+        steps[i] = steps[i] & sign ? -steps[i] & mask : steps[i];
+    for (int64_t i = record->num_coded - 1; i > 0; i--) ranks[i] -= ranks[i - 1] + 1;
+}
+
+/* The large sizes of a class: their gaps among all, then the sizes, to the strings. */
+static int write_sizes(
+    record_t *record, const uint32_t *sizes, uint32_t *room, writer_t *unary, writer_t *low) {
+    int64_t num_large = 0, num_coded = 0, last = -1;
+    for (int64_t i = 0; i < record->num_changed; i++) num_large += sizes[i] >= 2;
+    record->large_inverted = 2 * num_large > record->num_changed;
+    for (int64_t i = 0; i < record->num_changed; i++) {
+        room[num_coded] = (uint32_t)(i - last - 1);
+        int is_coded = (sizes[i] >= 2) != record->large_inverted;
+        num_coded += is_coded;
+        last = is_coded ? i : last;
+    }
+    record->num_large_coded = num_coded;
+    if (rice_write(unary, low, room, num_coded)) return NO_ROOM;
+    num_coded = 0;
+    for (int64_t i = 0; i < record->num_changed; i++) {
+        room[num_coded] = sizes[i] - 2;
+        num_coded += sizes[i] >= 2;
+    }
+    return rice_write(unary, low, room, num_coded);
+}
+
+INLINE int encode(
+    const shape_t *s, record_t *records, uint32_t *room, streams_t *out, const int itemsize) {
+    uint8_t class_of[256];
+    uint32_t *ranks[CLASSES_MAX], *steps[CLASSES_MAX];
+    lists_t lists;
+    fill_class_table(s, class_of);
+    for (int c = 0; c < s->num_classes; c++) {
+        ranks[c] = lists.ranks[c] = room;
+        steps[c] = lists.steps[c] = room + records[c].num_coded;
+        room += records[c].num_coded + records[c].num_changed;
+    }
+    collect(s, records, class_of, &lists, out->mask, itemsize);
+    writer_t signs = {out->signs, 0, 0, 0, 0};
+    writer_t unary = {out->unary, out->unary_bytes, 0, 0, 0};
+    writer_t low = {out->low, out->low_bytes, 0, 0, 0};
+    for (int c = 0; c < s->num_classes; c++) part_steps(s, &records[c], ranks[c], steps[c], &signs);
+    for (int c = 0; c < s->num_classes; c++) {
+        if (rice_write(&unary, &low, ranks[c], records[c].num_coded)) return NO_ROOM;
+        if (write_sizes(&records[c], steps[c], room, &unary, &low)) return NO_ROOM;
+    }
+    out->unary_bytes = finish(&unary);
+    out->low_bytes = finish(&low);
+    return OK;
+}
+
+#endif
