@@ -1,7 +1,8 @@
 """A machine's state on disk, from which any number of copies can go on.
 
 ```
- <folder>/state             what QEMU saved: processors, devices, memory
+ <folder>/state             processors and devices
+ <folder>/memory            what the guest's memory held, with holes where it is empty
  <folder>/checkpoint.json   what it is; written last, so that its presence means completeness
 ```
 """
@@ -28,6 +29,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
     pause_ms: float
     """For how long the machine stood still."""
+    token: str = ""
+    """Names this one among all, for who keeps its memory at hand."""
 
 
 def save_manifest(folder: Path, checkpoint: Checkpoint) -> None:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from penstock.envs.sandbox import SandboxDied, SandboxTimeout
 
@@ -126,3 +127,12 @@ def start_process(
         except OSError as error:
             ours.close()
             raise SandboxDied(f"no machine could be started: {error}") from error
+
+
+def process_tree(pid: int) -> list[int]:
+    """Return a process and all that it started, directly or not, and that live."""
+    found = [pid]
+    for listing in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in listing.read_text().split():
+            found += process_tree(int(child))
+    return found

@@ -1,34 +1,35 @@
 """QEMU's small machine in bubblewrap: slow without KVM, but its memory can be copied and saved.
 
 ```
- template: boots once, freezes, stops; its memory is a sealed memfd, its devices a second one
+ template: boots once, freezes, stops; its memory is a sealed memfd, its devices 13 KB
      └─ clone: maps that memory copy-on-write, loads the devices, goes on, thaws   = `start`
-           └─ checkpoint: freezes, stops, saves all of its state to a folder, goes on, thaws
-                 └─ copy: loads it all, goes on, thaws; as often as one likes      = `restore`
+           └─ checkpoint: freezes, stops; its memory and devices are copied; goes on, thaws
+                 └─ copy: as a clone, of the checkpoint; as often as one likes     = `restore`
 ```
 """
 
 import asyncio
 import os
+import time
+from collections import deque
 from pathlib import Path
 
 from penstock.envs.microvm.assets import digest_bytes, find_bubblewrap, load_assets
-from penstock.envs.microvm.checkpoint import STATE, load_checkpoint
+from penstock.envs.microvm.checkpoint import load_checkpoint
 from penstock.envs.microvm.layers import image_digest, layered
 from penstock.envs.microvm.qemu_assets import find_qemu, load_qemu_assets
-from penstock.envs.microvm.qemu_machine import (
-    Memory,
-    QemuMachine,
-    Template,
-    boot,
-    make_template,
-    resume,
-)
+from penstock.envs.microvm.qemu_launch import Launched
+from penstock.envs.microvm.qemu_machine import QemuMachine, make_template, resume
+from penstock.envs.microvm.qemu_saved import Saved, load_saved
 from penstock.envs.sandbox import BackendUnavailable, Capability, IsolationClass
 from penstock.messages.rollout import SandboxRecord
 
 MEM_MIB = 256
-MACHINE = "microvm,x-option-roms=off,rtc=on,pit=on,pic=on,acpi=on,isa-serial=off"
+MACHINE = "microvm,x-option-roms=off,rtc=on,pit=on,pic=on,acpi=on,isa-serial=off,suppress-vmdesc=on"
+"""Devices' state without a description of itself, as it is loaded by the same QEMU."""
+KEPT_MAX = 2
+"""Checkpoints whose memory is kept at hand, each some 70 MB of it."""
+WAITING_MAX = 16
 
 
 def _tsc_khz() -> int:
@@ -39,12 +40,13 @@ def _tsc_khz() -> int:
     raise BackendUnavailable("/proc/cpuinfo names no processor frequency")
 
 
-def _disk(path: str) -> str:
-    """Return a drive's options.
+def _disk(name: str) -> list[str]:
+    """Return the options of one drive.
 
     Unlocked: nobody may write the file, and a user-mode machine's lock on it would keep QEMU out.
     """
-    return f"file={path},file.locking=off,format=raw,if=none,readonly=on"
+    drive = f"file=/vm/{name},id={name},file.locking=off,format=raw,if=none,readonly=on"
+    return ["-drive", drive, "-device", f"virtio-blk-device,drive={name}"]
 
 
 class QemuTcgBackend:
@@ -81,8 +83,10 @@ class QemuTcgBackend:
         qemu_folder, self.assets = load_qemu_assets(cache)
         self._layer = layered(layer, cache, stock=self._base.stock)
         self._image_digest = image_digest(self._base.image_digest, self._layer)
-        self._mem_mib = mem_mib
-        self._template: Template | None = None
+        self.mem_bytes = mem_mib << 20
+        self._template: Saved | None = None
+        self._kept: dict[str, Saved] = {}
+        self._waiting: deque[tuple[Saved, Launched]] = deque()
         self._making = asyncio.Lock()
         self._prefix = [
             find_bubblewrap(),
@@ -104,36 +108,40 @@ class QemuTcgBackend:
             *(text.encode() for text in (self.assets.kernel_digest, self._image_digest)),
         )
 
-    def command(self, guest_fd: int, monitor_fd: int, memory: Memory, *, paused: bool) -> list[str]:
+    def command(
+        self, line: int, *, monitor: int, devices: int, memory: int, boots: bool
+    ) -> list[str]:
         """Return the command line of one QEMU.
 
         Args:
-            guest_fd: QEMU's end of the guest agent's line.
-            monitor_fd: QEMU's end of its monitor.
-            memory: What the guest's memory is made of.
-            paused: Wait for a state to be loaded, in place of booting.
+            line: QEMU's end of the guest agent's line.
+            monitor: QEMU's end of its monitor.
+            devices: Where it reads the devices' state, if it does not boot.
+            memory: The guest's; written by one that boots, else mapped privately.
+            boots: From its kernel, in place of waiting for a state.
 
         """
         words = f"quiet panic=-1 reboot=t tsc_early_khz={_tsc_khz()}"
-        layer = ("-drive", f"id=layer,{_disk('/vm/layer')}")
         if self._layer:
             words += " penstock_layer=/dev/vdb"
+        share = "on" if boots else "off"
+        ram = f"memory-backend-file,id=ram,size={self.mem_bytes},mem-path=/proc/self/fd/{memory}"
         return [
             *self._prefix,
             *("-M", f"{MACHINE},memory-backend=ram", "-accel", self.accelerator, "-cpu", "max"),
-            *("-m", f"{self._mem_mib}M", "-object", memory.object_option(self._mem_mib)),
+            *("-m", f"{self.mem_bytes >> 20}M", "-object", f"{ram},share={share}"),
             *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
             *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny"),
             *("-kernel", "/vm/kernel", "-initrd", "/vm/initramfs", "-append", words),
-            *("-drive", f"id=image,{_disk('/vm/image')}"),
-            *("-device", "virtio-blk-device,drive=image"),
-            *((*layer, "-device", "virtio-blk-device,drive=layer") if self._layer else ()),
+            *_disk("image"),
+            *(_disk("layer") if self._layer else ()),
             *("-device", "virtio-serial-device"),
-            *("-chardev", f"socket,id=line,fd={guest_fd}"),
+            *("-chardev", f"socket,id=line,fd={line}"),
             *("-device", "virtserialport,chardev=line,name=penstock"),
-            *("-chardev", f"socket,id=monitor,fd={monitor_fd}"),
+            *("-chardev", f"socket,id=monitor,fd={monitor}"),
             *("-mon", "chardev=monitor,mode=control"),
-            *(("-incoming", "defer") if paused else ()),
+            *("-global", "migration.send-configuration=off"),
+            *(() if boots else ("-incoming", f"fd:{devices}")),
         ]
 
     def record(self, boot_ms: float) -> SandboxRecord:
@@ -148,26 +156,71 @@ class QemuTcgBackend:
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> QemuMachine:
         """See `Backend.start`; the first call also boots the template, beyond `timeout_s`."""
+        template = await self._get_template()
+        return await self._copy(template, time.perf_counter(), cpu, timeout_s)
+
+    async def _get_template(self) -> Saved:
         async with self._making:
             if self._template is None:
                 self._template = await make_template(self, deadline_s=self.template_deadline_s)
-        template = self._template
-        with template.open_state() as state:
-            return await resume(
-                self, template.memory, state, template.line, cpu=cpu, timeout_s=timeout_s
-            )
+        return self._template
 
-    async def cold_boot(self, *, cpu: int | None = None, timeout_s: float = 60.0) -> QemuMachine:
-        """Boot one machine from its kernel."""
-        return await boot(self, Memory(), cpu=cpu, timeout_s=timeout_s)
+    async def _copy(
+        self, saved: Saved, asked_at: float, cpu: int | None, timeout_s: float
+    ) -> QemuMachine:
+        launched = self._take_waiting(saved)
+        launched = launched or Launched(self.command, saved.memory, boots=False, cpu=cpu)
+        return await resume(self, saved, launched, asked_at=asked_at, timeout_s=timeout_s)
 
     async def restore(
         self, folder: Path, *, cpu: int | None = None, timeout_s: float = 10.0
     ) -> QemuMachine:
         """See `SavingBackend.restore`."""
-        saved = load_checkpoint(folder, backend=self.name, machine_digest=self.machine_digest)
-        with (folder / STATE).open("rb") as state:
-            return await resume(self, Memory(), state, saved.line, cpu=cpu, timeout_s=timeout_s)
+        asked_at = time.perf_counter()
+        return await self._copy(await self._get_saved(folder), asked_at, cpu, timeout_s)
+
+    async def _get_saved(self, folder: Path) -> Saved:
+        found = load_checkpoint(folder, backend=self.name, machine_digest=self.machine_digest)
+        async with self._making:
+            saved = self._kept.get(found.token)
+            if saved is None:
+                saved = await asyncio.to_thread(load_saved, folder, found.line, self.mem_bytes)
+            self.keep(found.token, saved)
+        return saved
+
+    def keep(self, token: str, saved: Saved) -> None:
+        """Keep a checkpoint's memory at hand for further copies, in place of the oldest."""
+        self._kept.pop(token, None)
+        self._kept[token] = saved
+        if len(self._kept) > KEPT_MAX:
+            self._kept.pop(next(iter(self._kept)))
+
+    async def prepare(self, num_copies: int, folder: Path | None = None) -> None:
+        """Start QEMUs that wait for later copies, which then take a third of the time.
+
+        Args:
+            num_copies: At most `WAITING_MAX` wait; the oldest are ended for newer ones.
+            folder: A checkpoint that will be restored; by default the template, for `start`.
+
+        """
+        saved = await (self._get_saved(folder) if folder else self._get_template())
+        for _ in range(min(num_copies, WAITING_MAX)):
+            launched = Launched(self.command, saved.memory, boots=False, cpu=None)
+            self._waiting.append((saved, launched))
+        while len(self._waiting) > WAITING_MAX:
+            await self._waiting.popleft()[1].end()
+
+    def _take_waiting(self, saved: Saved) -> Launched | None:
+        for each in self._waiting:
+            if each[0] is saved:
+                self._waiting.remove(each)
+                return each[1]
+        return None
+
+    async def close(self) -> None:
+        """End the QEMUs that wait; the machines in use go on."""
+        while self._waiting:
+            await self._waiting.popleft()[1].end()
 
 
 class QemuKvmBackend(QemuTcgBackend):

@@ -1,15 +1,16 @@
-"""QEMU's machine protocol, as much of it as starting, copying and saving a machine takes."""
+"""QEMU's machine protocol, as much of it as saving a machine takes."""
 
 import asyncio
+import os
 import socket
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from penstock.envs.sandbox import SandboxDied, SandboxError, SandboxTimeout
 
 ANSWER_BYTES_MAX = 1 << 20
-POLL_S = 0.001
+DEADLINE_S = 10.0
 
 
 class QmpError(SandboxError):
@@ -19,36 +20,30 @@ class QmpError(SandboxError):
 class Qmp:
     """Commands to one QEMU, one at a time; events are passed over.
 
+    The first command enters command mode: most machines are never saved, and never asked anything.
+
+    Args:
+        ours: Our end of a socket pair; this object's from now on.
+
     Example:
-        qmp = await Qmp.open(our_end_of_a_socket_pair, deadline_s=10.0)
-        await qmp.run("cont")
+        await Qmp(ours).run("cont")
 
     """
 
-    def __init__(
-        self, ours: socket.socket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, ours: socket.socket) -> None:
         self._ours = ours
-        self._reader = reader
-        self._writer = writer
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._turn = asyncio.Lock()
 
-    @classmethod
-    async def open(cls, ours: socket.socket, *, deadline_s: float) -> Self:
-        """Take the greeting and enter command mode; the socket is this object's from now on."""
-        reader, writer = await asyncio.open_connection(sock=ours, limit=ANSWER_BYTES_MAX)
-        qmp = cls(ours, reader, writer)
-        try:
-            async with asyncio.timeout(deadline_s):
-                await qmp._next()
-            await qmp.run("qmp_capabilities", deadline_s=deadline_s)
-        except BaseException:
-            qmp.close()
-            raise
-        return qmp
-
-    async def run(self, command: str, *, deadline_s: float = 10.0, **arguments: Any) -> Any:
+    async def run(
+        self, command: str, *, deadline_s: float = DEADLINE_S, fd: int = -1, **arguments: Any
+    ) -> Any:
         """Run one command and return what it returns.
+
+        Args:
+            command: Its name; `arguments` are its own.
+            deadline_s: Until the answer.
+            fd: A descriptor to lend with it.
 
         Raises:
             QmpError: QEMU refused it.
@@ -56,65 +51,53 @@ class Qmp:
             SandboxTimeout: No answer in time.
 
         """
-        words = {"execute": command, "arguments": arguments} if arguments else {"execute": command}
         try:
             async with self._turn, asyncio.timeout(deadline_s):
-                self._writer.write(msgspec.json.encode(words) + b"\n")
-                answer = await self._answer()
+                await self._enter_command_mode()
+                answer = await self._ask(command, arguments, fd)
         except TimeoutError:
             raise SandboxTimeout(f"QEMU: no answer to {command} in {deadline_s:g} s") from None
+        except (ConnectionError, ValueError) as error:
+            raise SandboxDied(f"QEMU's monitor: {error}") from error
         if "error" in answer:
             raise QmpError(f"QEMU: {command}: {answer['error']['desc']}")
         return answer["return"]
 
-    async def _answer(self) -> dict[str, Any]:
+    async def _enter_command_mode(self) -> None:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(sock=self._ours, limit=ANSWER_BYTES_MAX)
+            await self._next()  # the greeting
+            await self._ask("qmp_capabilities", {}, -1)
+
+    async def _ask(self, command: str, arguments: dict[str, Any], fd: int) -> dict[str, Any]:
+        words = msgspec.json.encode({"execute": command, "arguments": arguments}) + b"\n"
+        socket.send_fds(self._ours, [words], [fd] if fd >= 0 else [])
         while "event" in (answer := await self._next()):
             pass
         return answer
 
     async def _next(self) -> dict[str, Any]:
-        try:
-            line = await self._reader.readline()
-        except (ConnectionError, ValueError) as error:
-            raise SandboxDied(f"QEMU's monitor: {error}") from error
+        assert self._streams is not None
+        line = await self._streams[0].readline()
         if not line:
-            raise SandboxDied("QEMU closed its monitor")
+            raise ConnectionError("closed")
         answer: dict[str, Any] = msgspec.json.decode(line)
         return answer
 
-    async def give_fd(self, name: str, fd: int) -> None:
-        """Lend QEMU a descriptor under a name; it closes its own copy after use."""
-        words = msgspec.json.encode({"execute": "getfd", "arguments": {"fdname": name}})
-        async with self._turn, asyncio.timeout(10.0):
-            socket.send_fds(self._ours, [words + b"\n"], [fd])
-            answer = await self._answer()
-        if "error" in answer:
-            raise QmpError(f"QEMU: getfd: {answer['error']['desc']}")
-
-    async def set_ignore_shared(self, on: bool) -> None:
-        """Leave shared memory out of what is saved or loaded; both sides must agree on it."""
-        wanted = [{"capability": "x-ignore-shared", "state": on}]
-        await self.run("migrate-set-capabilities", capabilities=wanted)
-
-    async def migrated(self, *, deadline_s: float) -> None:
-        """Wait until the migration in hand, out or in, has ended well.
-
-        Raises:
-            QmpError: It failed.
-            SandboxTimeout: It takes longer than `deadline_s`.
-
-        """
-        give_up_at = asyncio.get_running_loop().time() + deadline_s
-        while asyncio.get_running_loop().time() < give_up_at:
-            state = await self.run("query-migrate", deadline_s=deadline_s)
-            match state.get("status"):
-                case "completed":
-                    return
-                case "failed" | "cancelled":
-                    raise QmpError(f"QEMU: migration failed: {state.get('error-desc', '')}")
-            await asyncio.sleep(POLL_S)
-        raise SandboxTimeout(f"QEMU: no end of a migration in {deadline_s:g} s")
+    async def save_devices(self) -> bytes:
+        """Return the state of a stopped machine's processor and devices, without its memory."""
+        with os.fdopen(os.memfd_create("devices", os.MFD_CLOEXEC), "rb") as state:
+            path = f"/proc/self/fd/{state.fileno()}"
+            with open(path, "wb") as writable:  # noqa: ASYNC230, PTH123 - a descriptor, not a disk
+                lent = await self.run("add-fd", fd=writable.fileno())
+            name = f"/dev/fdset/{lent['fdset-id']}"
+            await self.run("xen-save-devices-state", filename=name, live=False)
+            await self.run("remove-fd", **{"fdset-id": lent["fdset-id"]})
+            return state.read()
 
     def close(self) -> None:
         """Drop the connection."""
-        self._writer.close()
+        if self._streams is None:
+            self._ours.close()
+        else:
+            self._streams[1].close()
