@@ -47,7 +47,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, str]
     """Path relative to the working directory -> text."""
     limits: Limits = Limits()
-    egress: list[str] = []
+    egress: list[str] | msgspec.UnsetType = msgspec.UNSET
     """Hosts that the episode's programs may reach through the audited proxy, each `name:port`,
     `*.name:port` or `name:port@address`; by default none."""
 

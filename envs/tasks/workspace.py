@@ -4,6 +4,8 @@ The repository's whole history is one commit: no later commit, no other branch, 
 or reflog is there to be looked up, because none was ever written into the machine.
 """
 
+import msgspec
+
 from penstock.envs.sandbox import Sandbox, SandboxError, networked
 from penstock.envs.tasks.canary import canary_files
 from penstock.messages.rollout import EgressAttempt
@@ -44,8 +46,8 @@ async def open_workspace(sandbox: Sandbox, task: Task, rollout_id: str, *, has_g
     await sandbox.write_files(files | canary_files(rollout_id))
     if has_git:
         await seal_git(sandbox)
-    if task.egress:
-        await networked(sandbox).allow_egress(task.egress)
+    if hosts := _hosts(task):
+        await networked(sandbox).allow_egress(hosts)
 
 
 async def read_egress(sandbox: Sandbox, task: Task) -> list[EgressAttempt]:
@@ -55,7 +57,7 @@ async def read_egress(sandbox: Sandbox, task: Task) -> list[EgressAttempt]:
         SandboxError: The machine's host failed.
 
     """
-    return await networked(sandbox).egress_attempts() if task.egress else []
+    return await networked(sandbox).egress_attempts() if _hosts(task) else []
 
 
 async def seal_git(sandbox: Sandbox) -> None:
@@ -69,3 +71,7 @@ async def seal_git(sandbox: Sandbox) -> None:
     done = await sandbox.exec(["sh", "-c", _SEAL], timeout_s=GIT_S_MAX, env=dates)
     if done.exit_code != 0:
         raise SandboxError(f"git in the machine: {done.stderr.decode('utf-8', 'replace')[-400:]}")
+
+
+def _hosts(task: Task) -> list[str]:
+    return [] if task.egress is msgspec.UNSET else task.egress
