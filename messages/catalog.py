@@ -36,7 +36,7 @@ from penstock.messages.machine import (
 )
 from penstock.messages.pacing import CreditsChanged, EvalCompleted, EvalRequested
 from penstock.messages.reward import Verdict
-from penstock.messages.rollout import RolloutFinished, TurnSampled
+from penstock.messages.rollout import EpisodeSaved, RolloutFinished, TurnSampled
 from penstock.messages.task import StartRollout
 from penstock.messages.telemetry import (
     ActorReported,
@@ -59,7 +59,7 @@ from penstock.messages.weights import (
 )
 
 EVENTS = (
-    StartRollout, TurnSampled, RolloutFinished, Verdict,
+    StartRollout, TurnSampled, EpisodeSaved, RolloutFinished, Verdict,
     WeightsPublished, WeightsRelayed, WeightsApplied, CreditsChanged,
     InferenceRecorded, FeedbackReceived, FeedbackRetracted, LiveSampleJoined,
     BatchManifest, StepCompleted, MidtrainCompleted, CheckpointSaved,

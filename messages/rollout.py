@@ -117,6 +117,41 @@ class TurnSampled(Event, frozen=True, kw_only=True):
         return f"{self.rollout_id}.{self.turn_index}"
 
 
+class EpisodeSaved(Event, frozen=True, kw_only=True):
+    """Rollout worker -> whoever carries the episode on, or branches off it: what a turn left.
+
+    The machine is a checkpoint of its host. Should that be gone, the stored turns' calls are run
+    again in a fresh machine.
+    """
+
+    stream: ClassVar[Stream] = Stream.TRAJECTORIES
+    rollout_id: str
+    group_id: str
+    num_turns: int
+    """Played in the machine."""
+    checkpoint_id: str
+    host: str
+    observation_ids: Array
+    """int32 [P]: the next turn's context."""
+    num_calls: int
+    num_invalid_calls: int
+    tool_s: float
+    elapsed_s: float
+    """Of the episode's own time."""
+
+    def key(self) -> str:
+        """One a rollout and number of turns: the first that was saved."""
+        return f"{self.rollout_id}.{self.num_turns}"
+
+
+class Trunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rollout left another one."""
+
+    rollout_id: str
+    num_turns: int
+    """Shared: sampled, counted and trained as the other one's."""
+
+
 class RolloutFinished(Event, frozen=True, kw_only=True):
     """Rollout worker -> judges, trainer, pacer. At most 512 KiB inline, else by claim check."""
 
@@ -142,10 +177,30 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     error: str = ""
     egress: list[EgressAttempt] = []
     """What the episode's programs tried to reach, where the task allows hosts."""
+    trunk: Trunk | None = None
+    """Of a branch: `turns` has the trunk's first."""
 
     def key(self) -> str:
         """One a rollout."""
         return self.rollout_id
+
+    @property
+    def own_turns(self) -> list[Turn]:
+        """The turns that are this rollout's to count and to train.
+
+        Of a branch, those since it left its trunk; the trunk is context of the first, whose
+        routes cover it (`Generate.routes_from` was 0).
+        """
+        if self.trunk is None:
+            return self.turns
+        shared, own = self.turns[: self.trunk.num_turns], self.turns[self.trunk.num_turns :]
+        past = [ids for turn in shared for ids in (turn.context_ids, turn.token_ids)]
+        return [
+            msgspec.structs.replace(turn, context_ids=_joined([*past, turn.context_ids]))
+            if index == 0
+            else turn
+            for index, turn in enumerate(own)
+        ]
 
     @property
     def num_sampled_tokens(self) -> int:
@@ -157,3 +212,9 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
         """The oldest version that drew a token; 0 when nothing was drawn."""
         spans = [span.policy_version for turn in self.turns for span in turn.version_spans]
         return min(spans, default=0)
+
+
+def _joined(parts: list[Array]) -> Array:
+    """Return several int32 arrays as one."""
+    data = b"".join(part.data for part in parts)
+    return Array(dtype="int32", shape=(len(data) // 4,), data=data)

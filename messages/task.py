@@ -87,6 +87,25 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
 
 
+class Branch(msgspec.Struct, frozen=True, kw_only=True):
+    """A rollout that leaves another one in mid-episode."""
+
+    rollout_id: str
+    member: int
+    seed: int
+    """Of its own turns."""
+
+
+class Branching(msgspec.Struct, frozen=True, kw_only=True):
+    """Makes a command a tree: its rollout is the trunk, and goes on as one branch of several."""
+
+    trunk_turns: int
+    """Shared by all. An episode that ends with them or before has no branches: the others then
+    begin at the prompt, as rollouts of their own."""
+    branches: list[Branch]
+    """Without the command's own rollout."""
+
+
 class StartRollout(Event, frozen=True, kw_only=True):
     """Pacer -> one rollout worker. Work queue; a grant of one staleness credit a group."""
 
@@ -105,6 +124,8 @@ class StartRollout(Event, frozen=True, kw_only=True):
     """The trainer's version when the credit was granted."""
     harness: str = "1"
     """Version of the tools; 2 also gives the working directory a sealed git repository."""
+    branching: Branching | None = None
+    """Rollouts that share this one's first turns: one command and one worker has them all."""
 
     def key(self) -> str:
         """One command a rollout."""

@@ -9,6 +9,17 @@ from penstock.messages.reward import Outcome
 from penstock.messages.rollout import VersionSpan
 
 
+class TrunkCredit(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sample's first tokens earn, where other samples branched off after them."""
+
+    num_tokens: int
+    """Sampled, of the sample's first turns."""
+    branches: list[str]
+    """Trained rollouts that share them, the sample itself included."""
+    advantage: float
+    """Mean of the branches' advantages, given to these tokens in place of the sample's own."""
+
+
 class SampleEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One rollout (or live request) in a batch, or left out of it, and why."""
 
@@ -20,6 +31,8 @@ class SampleEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Given to every sampled token of every turn; 0 where not trained."""
     version_spans: list[VersionSpan]
     """All sampled tokens, merged over turns: the conservation ledger counts these."""
+    trunk: TrunkCredit | msgspec.UnsetType = msgspec.UNSET
+    """Of a rollout that others branched off."""
 
 
 class GroupEntry(msgspec.Struct, frozen=True, kw_only=True):
