@@ -1,5 +1,6 @@
 """A run of the tiny configuration in a subprocess, through the command line, as a user has it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,6 +8,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from penstock.infra.orphans import adopt_orphans
 
 TINY = Path(__file__).with_name("tiny.toml")
 PENSTOCK = (sys.executable, "-m", "penstock.infra.cli")
@@ -113,12 +116,28 @@ class Launched:
 
 
 def machines() -> set[int]:
-    """Return the processes of all virtual machines on this host."""
+    """Return the processes of all virtual machines below this one; others' are none of ours.
+
+    What a killed launcher leaves behind is ours, too: this process adopts it.
+    """
+    adopt_orphans()
+    below = set(_below(os.getpid()))
     return {
         pid
         for pid, line in _processes().items()
-        if line.startswith("/linux ") or "/bwrap " in line or line.startswith("bwrap ")
+        if pid in below
+        and (line.startswith("/linux ") or "/bwrap " in line or line.startswith("bwrap "))
     }
+
+
+def _below(pid: int) -> list[int]:
+    """Return all descendants of a process."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in task.read_text().split():
+                found += [int(child), *_below(int(child))]
+    return found
 
 
 def gone(pids: set[int], wait_s: float = 15.0) -> bool:

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.sandbox import BackendUnavailable, SandboxDied, SandboxTimeout, open_backend
+
+from .boots.processes import children_of, left_of, num_descriptors
 
 pytestmark = pytest.mark.vm
 
@@ -40,30 +40,6 @@ def backend():
         return open_backend("uml")
     except BackendUnavailable as missing:
         pytest.skip(str(missing))
-
-
-def children_of(pid: int) -> list[int]:
-    """All descendants of a process."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found += [int(child), *children_of(int(child))]
-    return found
-
-
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
-def left_of(pids: list[int]) -> list[int]:
-    """Those that live on; the kernel takes a killed namespace away a moment later."""
-    deadline = time.monotonic() + 10
-    while not all(gone(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return [pid for pid in pids if not gone(pid)]
 
 
 async def test_a_machine_killed_during_a_command_is_a_death(backend):
@@ -137,16 +113,12 @@ def test_kill_9_of_the_owner_leaves_no_orphan():
     assert left_of(machines) == []
 
 
-def num_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 async def test_no_descriptor_stays_open(backend):
     machine = await backend.start()
-    before = num_descriptors()
+    before = num_descriptors(os.getpid())
     for _ in range(3):
         other = await backend.start()
         await other.exec(["true"], timeout_s=20.0)
         await other.close()
-    assert num_descriptors() == before
+    assert num_descriptors(os.getpid()) == before
     await machine.close()

@@ -14,7 +14,7 @@ from penstock.infra.orphans import adopt_orphans
 
 from .round import run_round
 
-BOOTS_PER_ROUND = 250
+BOOTS_PER_ROUND = 500
 
 
 class State(msgspec.Struct):

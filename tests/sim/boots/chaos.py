@@ -12,8 +12,8 @@ from .fleet import Fleet
 from .processes import left_of, machines_of
 
 MACHINE_KILLS_EVERY = 5
-HOST_KILLS_EVERY = 60
-SCHEDULER_KILLS_EVERY = 60
+HOST_KILLS_EVERY = 80
+SCHEDULER_KILLS_EVERY = 80
 """Boots from one kill to the next, on average."""
 LOOK_S = 0.01
 

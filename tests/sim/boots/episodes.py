@@ -14,9 +14,9 @@ from penstock.messages.errors import DeadlineError, RemoteCallError
 from penstock.messages.machine import AcquireSandbox
 
 GROUP_SIZE = 2
-NUM_GROUPS = 3
+NUM_GROUPS = 6
 """At once."""
-NUM_OPERATIONS = 3
+NUM_OPERATIONS = 2
 NUM_ASKED = 3
 ABANDONED = 0.03
 """Of the episodes; nobody gives their machine back, and its lease must be reaped."""
@@ -84,7 +84,7 @@ class Episodes:
         boots: set[bytes] = set()
         for number in range(1, NUM_OPERATIONS + 1):
             asked = [
-                machine.exec(ONCE, timeout_s=20.0, op_key=f"op{number}") for _ in range(NUM_ASKED)
+                machine.exec(ONCE, timeout_s=5.0, op_key=f"op{number}") for _ in range(NUM_ASKED)
             ]
             results = await asyncio.gather(*asked, return_exceptions=True)
             for result in results:

@@ -21,7 +21,7 @@ CONFIG = """\
 regions = [{ name = "west", serves = ["train", "eval", "live"] }]
 processes = { fleet = ["fleet"], a = ["sandbox:a"], b = ["sandbox:b"] }
 sandbox = { reports_to_fleet = true, lease_s_max = 30.0 }
-pool = { size = 2, live_max = 8 }
+pool = { size = 2, live_max = 10 }
 """
 IDLE_PER_HOST = 2
 SCHEDULER, HOSTS = "fleet", ("sandbox:a", "sandbox:b")

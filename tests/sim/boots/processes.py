@@ -8,7 +8,7 @@ GONE_S_MAX = 15.0
 
 
 def children_of(pid: int) -> list[int]:
-    """All descendants of a process, those that have ended but for their exit code left out."""
+    """All live descendants of a process."""
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
