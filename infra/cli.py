@@ -153,7 +153,8 @@ def _parser() -> argparse.ArgumentParser:
     add_sandbox_commands(commands)
     _add_mismatch(commands)
     bench = _add(commands, "bench", _bench, "measure, as ratios in one run")
-    bench.add_argument("what", choices=["engine", "bus", "weights", "sandbox", "search", "kernels"])
+    benches = ["engine", "bus", "weights", "sandbox", "search", "kernels", "recording"]
+    bench.add_argument("what", choices=benches)
     bench.add_argument("--base", type=Path, help="weights: a checkpoint, instead of training one")
     bench.add_argument("--next", type=Path, help="weights: the checkpoint after it")
     bench.add_argument("--run", type=Path, help="search: the run whose policy embeds")
@@ -183,7 +184,8 @@ def _add_mismatch(commands: Commands) -> None:
     mismatch.add_argument("--tokens", type=int, default=10_000, help="to sample, about")
     help_text = "also train the run's corpus for so many tokens in each format of the experts"
     mismatch.add_argument("--format-tokens", type=int, default=0, help=help_text)
-    mismatch.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    json_help = "the last line: four figures a mode; the line before: everything"
+    mismatch.add_argument("--json", action="store_true", help=json_help)
 
 
 def _add_log(commands: Commands) -> None:

@@ -15,7 +15,7 @@ from penstock.actors.generator.sampler import SamplingBatch, sample
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.native import decode_shape, pack_policy
-from penstock.kernels.decode import DecodeKernel, DecodeWeights
+from penstock.kernels.decode import DecodeKernel, DecodeWeights, StepCache
 
 _SPLIT_TOKENS = 8
 """Fewer tokens than this are not worth a second thread."""
@@ -30,7 +30,7 @@ class NativeDecoder:
         """Take one kernel a thread: each has its own scratch memory."""
         self._kernels = kernels
         self._vocab_size = config.vocab_size
-        self._kv, self._routes = cache.kv.numpy(), cache.routes.numpy()
+        self._cache = StepCache(cache.kv.numpy(), cache.routes.numpy())
         self._pool = ThreadPoolExecutor(max(1, len(kernels) - 1), "decode")
 
     @classmethod
@@ -93,4 +93,4 @@ class NativeDecoder:
         tokens: tuple[np.ndarray, np.ndarray, np.ndarray],
         outputs: np.ndarray,
     ) -> np.ndarray:
-        return self._kernels[share].step(weights, self._kv, self._routes, tokens, outputs)
+        return self._kernels[share].step(weights, self._cache, tokens, outputs)

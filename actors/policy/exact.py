@@ -19,7 +19,7 @@ from penstock.actors.policy.model import Policy
 from penstock.actors.policy.native import decode_shape, has_wide_routes, pack_policy
 from penstock.actors.policy.numerics import ExactModeError
 from penstock.actors.policy.packing import PackedTree
-from penstock.kernels.decode import DecodeKernel, Trace, round_up
+from penstock.kernels.decode import DecodeKernel, StepCache, Trace, round_up
 
 _CHUNK_TOKENS = 512
 """Tokens of one call: what a call touches stays in the cache. Changes the time and no bit."""
@@ -72,6 +72,7 @@ class ExactForward:
         places = _Places.of(tree)
         kernel = self._kernel(places)
         cache = _Cache.empty(self._config, places)
+        extended = StepCache(cache.kv, cache.routes)
         wanted, inverse = np.unique(rows, return_inverse=True)
         logits = np.empty((len(wanted), self._config.vocab_size), np.float32)
         num_layers, total = self._config.num_hidden_layers, len(tree.input_ids)
@@ -87,7 +88,7 @@ class ExactForward:
             taken = (tree.input_ids[tokens], places.rows[tokens], places.positions[tokens])
             arrays = tuple(values.astype(np.int32) for values in taken)
             outputs = np.flatnonzero(np.isin(tokens, wanted)).astype(np.int32)
-            found = kernel.step(self._weights, cache.kv, cache.routes, arrays, outputs, trace=trace)
+            found = kernel.step(self._weights, extended, arrays, outputs, trace=trace)
             logits[np.searchsorted(wanted, tokens[outputs])] = found
             states[:, tokens] = trace.states
         chosen = targets.astype(np.int32)

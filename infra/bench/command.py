@@ -16,6 +16,7 @@ BENCHES = {
     "search": ("penstock.infra.bench.search", "bench_search"),
     "sandbox": ("penstock.infra.bench.sandbox", "bench_sandbox"),
     "kernels": ("penstock.infra.bench.kernels", "bench_kernels"),
+    "recording": ("penstock.infra.bench.recording", "bench_recording"),
 }
 
 

@@ -38,10 +38,14 @@ class Subject:
 
 
 def mismatch_command(arguments: argparse.Namespace) -> int:
-    """Measure and tell; 0 only if exact mode's mismatch is zero."""
+    """Measure and tell; 0 only if exact mode's mismatch is zero.
+
+    With `--json` the last line is the short object, the line before it everything.
+    """
     import torch
 
-    from penstock.infra.mismatch.report import report, told
+    from penstock.infra.mismatch.report import report
+    from penstock.infra.mismatch.telling import shortened, told
 
     if arguments.tokens < 1:
         raise ConfigError(f"--tokens: expected 1 or more, got {arguments.tokens}")
@@ -51,7 +55,8 @@ def mismatch_command(arguments: argparse.Namespace) -> int:
     if arguments.format_tokens:
         figures["formats"] = asyncio.run(_formats(arguments, subject))
     if arguments.json:
-        sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")
+        for each in (figures, shortened(figures)):
+            sys.stdout.write(msgspec.json.encode(each).decode() + "\n")
     else:
         sys.stdout.write(told(figures) + "\n")
     return 0 if figures["exact"]["logprob_abs_diff_max"] == 0.0 else 1

@@ -13,13 +13,13 @@ from penstock.actors.policy.model import Policy
 from penstock.actors.policy.numerics import EXPERT_FORMATS, NumericsConfig
 from penstock.actors.trainer.config import MidtrainConfig
 from penstock.actors.trainer.corpus import Corpus
+from penstock.actors.trainer.forward import SequenceForward
 from penstock.actors.trainer.midtrain import Midtrainer
 from penstock.infra.mismatch.figures import measure
 from penstock.infra.mismatch.rollouts import sample_rollouts
-from penstock.infra.mismatch.trainers import trainer
+from penstock.infra.mismatch.trainers import Trainer
 
 _NUM_POINTS = 10
-_SAMPLED_TOKENS = 2000
 
 
 def compare_formats(  # noqa: PLR0913 - a corpus, a budget and where they come from
@@ -30,6 +30,7 @@ def compare_formats(  # noqa: PLR0913 - a corpus, a budget and where they come f
     *,
     num_tokens: int,
     prompts: Sequence[np.ndarray],
+    num_sampled: int = 2000,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
     """Mid-train the same weights on the same batches in each format, then sample from them.
@@ -41,11 +42,13 @@ def compare_formats(  # noqa: PLR0913 - a corpus, a budget and where they come f
         heldout: corpus.
         num_tokens: budget of each format.
         prompts: to sample from afterwards.
+        num_sampled: tokens, at least.
         seed: of weights and batches.
 
     Returns:
         For each format its `losses` over the budget (means of tenths), `heldout_loss`,
-        `tokens_per_s`, and the mismatch of its trainer in fast mode.
+        `tokens_per_s`, the `mismatch` of its trainer in fast mode, and by other format
+        `unmatched`: what a trainer in that one would learn from, were it not refused.
 
     """
     settings = msgspec.structs.replace(config, num_tokens=num_tokens, seconds=0.0, num_workers=1)
@@ -65,11 +68,25 @@ def compare_formats(  # noqa: PLR0913 - a corpus, a budget and where they come f
             "heldout_loss": midtrainer.heldout_loss(),
             "tokens_per_s": midtrainer.num_tokens / elapsed_s,
         }
-        rows.append(row | {"mismatch": _mismatch(policy, prompts)})
+        rows.append(row | _sample(policy, prompts, num_sampled))
     return rows
 
 
-def _mismatch(policy: Policy, prompts: Sequence[np.ndarray]) -> dict[str, Any]:
+def _sample(policy: Policy, prompts: Sequence[np.ndarray], num_tokens: int) -> dict[str, Any]:
+    """Sample from a policy; measure the trainer of its own format and those of the others."""
     load_published(policy, publishable_state(policy))
-    rollouts = sample_rollouts(policy, policy, prompts, _SAMPLED_TOKENS, 1.0)
-    return msgspec.to_builtins(measure(trainer(policy, "fast", 1.0), rollouts, 1))
+    rollouts = sample_rollouts(policy, policy, prompts, num_tokens, 1.0)
+    own = policy.config.numerics.expert_format
+    found = {
+        other: msgspec.to_builtins(measure(_trainer(policy, other), rollouts, 1))
+        for other in EXPERT_FORMATS
+    }
+    return {"mismatch": found.pop(own), "unmatched": found}
+
+
+def _trainer(policy: Policy, expert_format: str) -> Trainer:
+    """Return a trainer in fast mode whose experts compute in a format, not always the sampler's."""
+    numerics = NumericsConfig(expert_format=expert_format)
+    other = Policy(msgspec.structs.replace(policy.config, numerics=numerics))
+    other.load_state_dict(policy.state_dict())
+    return SequenceForward(other, 1.0).run

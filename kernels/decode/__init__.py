@@ -17,6 +17,7 @@ from penstock.kernels.decode.layout import (
     DecodeWeights,
     LayerWeights,
     ShapeStruct,
+    StepCache,
     StepStruct,
     pack,
     round_up,
@@ -29,6 +30,7 @@ __all__ = [
     "DecodeShape",
     "DecodeWeights",
     "LayerWeights",
+    "StepCache",
     "Trace",
     "pack",
     "round_up",
@@ -78,11 +80,10 @@ class DecodeKernel:
         library = load_library(_SOURCE)
         return None if library is None else cls(library, shape)
 
-    def step(  # noqa: PLR0913 - a step is all of this
+    def step(
         self,
         weights: DecodeWeights,
-        kv: np.ndarray,
-        routes: np.ndarray | None,
+        cache: StepCache,
         tokens: tuple[np.ndarray, np.ndarray, np.ndarray],
         outputs: np.ndarray,
         *,
@@ -92,8 +93,7 @@ class DecodeKernel:
 
         Args:
             weights: the packed model.
-            kv: [L, rows, 2*Hkv, T, D] float32, extended in place; keys lie in tiles.
-            routes: [rows, T, L, K] uint8 or int16, extended in place; None records none.
+            cache: keys, values and routes, extended in place.
             tokens: token ids, cache rows and positions, int32 [N] each; a row's tokens in order.
             outputs: int32 [M], which tokens' logits are wanted.
             trace: a trainer's wishes.
@@ -108,10 +108,12 @@ class DecodeKernel:
             self._scratch = np.empty(floats, dtype=np.float32)
         logits = np.empty((num_outputs, self._vocab), dtype=np.float32)
         extras = (None, None, None) if trace is None else (trace.replay, trace.states, trace.flips)
-        arrays = (*tokens, outputs, kv, logits, self._scratch, routes, *extras)
-        pointers = (None if array is None else array.ctypes.data for array in arrays)
-        plausible = 0.0 if trace is None else trace.plausible
-        step = StepStruct(num_tokens, num_outputs, *pointers, plausible)
+        step = StepStruct(
+            *(num_tokens, num_outputs, *map(_address, (*tokens, outputs)), cache.kv_address),
+            *(_address(logits), _address(self._scratch), cache.routes_address),
+            *map(_address, extras),
+            0.0 if trace is None else trace.plausible,
+        )
         self._run(ctypes.byref(self._shape), ctypes.byref(weights.struct), ctypes.byref(step))
         return logits
 
@@ -154,6 +156,10 @@ class DecodeKernel:
         factor = ctypes.c_float(1.0 / temperature)
         self._logprobs(_pointer(logits), *sizes, factor, _pointer(tokens), _pointer(found))
         return found
+
+
+def _address(array: np.ndarray | None) -> int | None:
+    return None if array is None else array.ctypes.data
 
 
 def _pointer(array: np.ndarray) -> ctypes.c_void_p:

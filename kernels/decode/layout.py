@@ -119,6 +119,22 @@ class DecodeWeights:
         )
 
 
+class StepCache:
+    """What steps extend; where it lies is looked up once and not in every step."""
+
+    def __init__(self, kv: np.ndarray, routes: np.ndarray | None) -> None:
+        """Take the arrays of a cache; they are extended in place.
+
+        Args:
+            kv: [L, rows, 2*Hkv, T, D] float32; keys lie in tiles.
+            routes: [rows, T, L, K] uint8 or int16; None records none.
+
+        """
+        self._arrays = (kv, routes)
+        self.kv_address: int = kv.ctypes.data
+        self.routes_address: int | None = None if routes is None else routes.ctypes.data
+
+
 def round_up(num_tokens: int) -> int:
     """Round up to whole tiles of positions."""
     return -(-num_tokens // TILE) * TILE

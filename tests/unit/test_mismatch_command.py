@@ -3,13 +3,17 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from msgspec import structs
 
 from penstock import infra
+from penstock.actors.trainer.config import MidtrainConfig
+from penstock.actors.trainer.corpus import Corpus
 from penstock.infra.cli import main
 from penstock.infra.config import load_config
+from penstock.infra.mismatch.formats import compare_formats
 from penstock.kernels import native
 from penstock.messages.errors import ConfigError
 
@@ -42,15 +46,21 @@ def config(tmp_path):
     return path
 
 
-def test_modes_and_remedies_are_told_in_one_object(config, capsys):
+def test_modes_and_remedies_are_told_in_two_objects(config, capsys):
     assert main(["mismatch", "--config", str(config), "--tokens", "200", "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    figures, short = map(json.loads, capsys.readouterr().out.splitlines()[-2:])
     exact, fast, off = (figures[mode] for mode in ("exact", "fast", "off"))
+    names = ["tokens", "kl_k1", "kl_k3", "logprob_abs_diff_max"]
+    assert {mode: list(row) for mode, row in short.items()} == dict.fromkeys(
+        ("exact", "fast", "off"), names
+    )
+    assert all(short[mode][name] == figures[mode][name] for mode in short for name in names)
     assert exact["tokens"] >= 200
     assert exact["kl_k1"] == exact["kl_k3"] == exact["logprob_abs_diff_max"] == 0.0
     assert 0.0 < fast["logprob_abs_diff_max"] < off["logprob_abs_diff_max"]
     assert exact["flips_per_layer"] == fast["flips_per_layer"] == [0.0, 0.0]
     assert fast["first_layer"]["layer"] == 0
+    assert 0.9 < fast["kl_removed"] < exact["kl_removed"] == 1.0
     for row in figures["remedies"]:
         assert not row["replay"] or row["flips_per_layer"] == [0.0, 0.0]
     assert figures["routes"]["sealed"] < figures["routes"]["raw"]
@@ -60,6 +70,29 @@ def test_a_table_is_for_people(config, capsys):
     assert main(["mismatch", "--config", str(config), "--tokens", "50"]) == 0
     out = capsys.readouterr().out
     assert "exact" in out and "bfloat16 between layers: fp32_gate+replay" in out
+    assert "off: first difference: layer 0, token" in out
+    assert "decoding 64 rows: recording routes takes" in out
+
+
+def test_formats_are_compared_and_foreign_trainers_are_far_off(config):
+    rng = np.random.default_rng(0)
+    tokens = np.tile(rng.integers(0, 300, 20), 60)
+    corpus = Corpus(tokens=tokens)
+    rows = compare_formats(
+        load_config(config).policy,
+        MidtrainConfig(sequence_tokens=64, batch_tokens=256, pass_tokens=128),
+        corpus,
+        corpus,
+        num_tokens=1536,
+        prompts=[tokens[:40]],
+        num_sampled=1,
+    )
+    assert [row["expert_format"] for row in rows] == ["bf16", "mxfp8", "nvfp4"]
+    for row in rows:
+        assert row["losses"][-1] < row["losses"][0]
+        assert len(row["unmatched"]) == 2
+        for foreign in row["unmatched"].values():
+            assert foreign["kl_k3"] > 100 * row["mismatch"]["kl_k3"]
 
 
 def test_wrong_wishes_are_refused(config, capsys):

@@ -1,0 +1,73 @@
+"""How `penstock mismatch` tells its figures: lines for people, and the short object."""
+
+from typing import Any
+
+from penstock.infra.mismatch.report import MODES
+
+_SHORT = ("tokens", "kl_k1", "kl_k3", "logprob_abs_diff_max")
+
+
+def shortened(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what a script asks first: four figures a mode."""
+    return {mode: {name: figures[mode][name] for name in _SHORT} for mode in MODES}
+
+
+def told(figures: dict[str, Any]) -> str:
+    """Tell a report in lines."""
+    layers = len(figures["off"]["flips_per_layer"])
+    lines = [
+        f"{figures['source']}: {figures['exact']['tokens']} tokens, "
+        f"{figures['cached_tokens']} more from the prefix cache",
+        f"{'':40}{'k1':>11}{'k3':>11}{'removed':>9}{'max':>10}{'p99':>10}{'r>2':>8}{'train':>7}"
+        f"  flips in % of slots, layers 0 to {layers - 1}",
+    ]
+    lines += [_line(mode, figures[mode]) for mode in MODES]
+    for row in figures["remedies"]:
+        remedies = [name for name in ("fp32_gate", "replay") if row[name]]
+        lines.append(_line(f"{row['kernels']}: {'+'.join(remedies) or 'none'}", row))
+    for mode in MODES[1:]:
+        lines.append(f"{mode}: first difference: {_place(figures[mode]['first_layer'])}")
+    routes = figures["routes"]
+    lines.append(
+        f"routes: {routes['sealed']:.1f} bytes a token sealed, {routes['raw']:.1f} in the engine, "
+        f"which keeps {routes['engine_cache'] / 1e6:.1f} MB of them"
+    )
+    lines += [_recording(*each) for each in figures["recording"]["step"].items()]
+    lines += [_format(row) for row in figures.get("formats", [])]
+    return "\n".join(lines)
+
+
+def _line(name: str, row: dict[str, Any]) -> str:
+    flips = " ".join(f"{100 * share:.2f}" for share in row["flips_per_layer"])
+    price = f"{row['train_ratio']:.2f}x" if "train_ratio" in row else ""
+    return (
+        f"{name:40}{row['kl_k1']:11.2e}{row['kl_k3']:11.2e}{row['kl_removed']:9.4%}"
+        f"{row['logprob_abs_diff_max']:10.1e}{row['logprob_abs_diff_p99']:10.1e}"
+        f"{row['ratio_above_2']:8.5f}{price:>7}  {flips}"
+    )
+
+
+def _place(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "none"
+    return (
+        f"layer {found['layer']}, token {found['token']}, unit {found['unit']}, by "
+        f"{found['abs_diff']:.1e} (largest of the layer {found['abs_diff_max']:.1e})"
+    )
+
+
+def _recording(batch: str, row: dict[str, float]) -> str:
+    return (
+        f"decoding {batch} rows: recording routes takes {row['ratio']:.4f}x "
+        f"({row['ratio_low']:.4f} to {row['ratio_high']:.4f}) the time"
+    )
+
+
+def _format(row: dict[str, Any]) -> str:
+    losses = " ".join(f"{loss:.2f}" for loss in row["losses"])
+    refused = ", ".join(f"{name} {found['kl_k3']:.1e}" for name, found in row["unmatched"].items())
+    return (
+        f"{row['expert_format']} experts: losses {losses}, held out {row['heldout_loss']:.4f}, "
+        f"{row['tokens_per_s']:.0f} tokens/s; k3 {row['mismatch']['kl_k3']:.1e}, and of trainers "
+        f"that are refused: {refused}"
+    )
