@@ -1,6 +1,5 @@
 """A run of the tiny configuration in a subprocess, through the command line, as a user has it."""
 
-import contextlib
 import json
 import os
 import signal
@@ -132,12 +131,12 @@ def machines() -> set[int]:
 
 def _below(pid: int) -> list[int]:
     """Return all descendants of a process."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in task.read_text().split():
-                found += [int(child), *_below(int(child))]
-    return found
+    try:
+        lists = [task / "children" for task in Path(f"/proc/{pid}/task").iterdir()]
+        children = [int(child) for tasks in lists for child in tasks.read_text().split()]
+    except OSError:  # It has just ended.
+        return []
+    return children + [below for child in children for below in _below(child)]
 
 
 def gone(pids: set[int], wait_s: float = 15.0) -> bool:

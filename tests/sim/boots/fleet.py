@@ -106,6 +106,7 @@ async def open_fleet(root: Path) -> AsyncIterator[Fleet]:
     await bus.provision()
     parts = [Part(spec, run, server.url, tmp) for spec in (SCHEDULER, *HOSTS)]
     keeping = [asyncio.create_task(part.keep(), name=part.spec) for part in parts]
+    codes: list[int] = []
     try:
         yield Fleet(parts, bus)
     finally:
@@ -115,4 +116,4 @@ async def open_fleet(root: Path) -> AsyncIterator[Fleet]:
         codes = await asyncio.gather(*(part.end() for part in parts))
         await bus.close()
         await server.stop()
-        assert codes == [0] * len(parts), codes
+    assert codes == [0] * len(parts), codes

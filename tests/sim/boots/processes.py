@@ -9,15 +9,13 @@ GONE_S_MAX = 15.0
 
 def children_of(pid: int) -> list[int]:
     """All live descendants of a process."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = [int(child) for child in task.read_text().split()]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        for child in children:
-            found += [child] * (not gone(child)) + children_of(child)
-    return found
+    try:
+        lists = [task / "children" for task in Path(f"/proc/{pid}/task").iterdir()]
+        children = [int(child) for tasks in lists for child in tasks.read_text().split()]
+    except OSError:  # It has just ended.
+        return []
+    live = [child for child in children if not gone(child)]
+    return live + [below for child in live for below in children_of(child)]
 
 
 def gone(pid: int) -> bool:
