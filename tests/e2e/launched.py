@@ -1,5 +1,6 @@
 """A run of the tiny configuration in a subprocess, through the command line, as a user has it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -131,12 +132,12 @@ def machines() -> set[int]:
 
 def _below(pid: int) -> list[int]:
     """Return all descendants of a process."""
-    try:
-        lists = [task / "children" for task in Path(f"/proc/{pid}/task").iterdir()]
-        children = [int(child) for tasks in lists for child in tasks.read_text().split()]
-    except OSError:  # It has just ended.
-        return []
-    return children + [below for child in children for below in _below(child)]
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # It has just ended.
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # The thread has.
+                found += map(int, (task / "children").read_text().split())
+    return found + [below for child in found for below in _below(child)]
 
 
 def gone(pids: set[int], wait_s: float = 15.0) -> bool:

@@ -1,5 +1,6 @@
 """Processes below one: of a tree whose root adopts orphans, and of nobody else's."""
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -9,13 +10,17 @@ GONE_S_MAX = 15.0
 
 def children_of(pid: int) -> list[int]:
     """All live descendants of a process."""
-    try:
-        lists = [task / "children" for task in Path(f"/proc/{pid}/task").iterdir()]
-        children = [int(child) for tasks in lists for child in tasks.read_text().split()]
-    except OSError:  # It has just ended.
-        return []
-    live = [child for child in children if not gone(child)]
+    live = [child for child in _children(pid) if not gone(child)]
     return live + [below for child in live for below in children_of(child)]
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # It has just ended.
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # The thread has.
+                found += map(int, (task / "children").read_text().split())
+    return found
 
 
 def gone(pid: int) -> bool:
