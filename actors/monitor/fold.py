@@ -5,6 +5,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+from penstock.actors.monitor.backpressure import hold_up
 from penstock.actors.monitor.chronicle import describe
 from penstock.actors.monitor.curves import append_tail
 from penstock.actors.monitor.fleet import Fleet
@@ -100,6 +101,8 @@ class Fold:
         since = self._moved_at or state.run.started_at or now
         quiet_s = 0.0 if is_over else max(0.0, now - since)
         state.stall = self._fleet.explain(now, quiet_s, is_over=is_over)
+        if not is_over:
+            state.stall = hold_up(state) or state.stall
         return state
 
     def _run_started(self, event: RunStarted, at: float) -> None:

@@ -92,3 +92,4 @@ class Learning:
         view.num_groups_trained = event.num_groups_trained
         view.num_groups_discarded = event.num_groups_discarded
         view.num_groups_allowed = event.num_groups_allowed
+        view.policy_version = event.policy_version

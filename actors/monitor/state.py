@@ -81,6 +81,8 @@ class StalenessView(msgspec.Struct, kw_only=True):
     num_groups_trained: int = 0
     num_groups_discarded: int = 0
     num_groups_allowed: int = 0
+    policy_version: int = -1
+    """The oldest version that the replicas of training serve."""
 
 
 class DeltaPoint(msgspec.Struct, kw_only=True):
