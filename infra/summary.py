@@ -4,6 +4,8 @@ from collections import Counter, defaultdict
 from statistics import mean, median
 from typing import Any
 
+from penstock.actors.monitor.regions import Regions
+from penstock.actors.monitor.state import RegionView
 from penstock.actors.runtime.ledger import Ledger
 from penstock.infra.config import RunConfig
 from penstock.messages.base import Event
@@ -16,17 +18,23 @@ from penstock.messages.rollout import RolloutFinished, SandboxRecord, TurnSample
 from penstock.messages.task import Purpose
 from penstock.messages.telemetry import ActorReported
 from penstock.messages.training import BatchManifest, MidtrainCompleted, StepCompleted
-from penstock.messages.weights import SnapshotKind, WeightsApplied, WeightsPublished
+from penstock.messages.weights import (
+    SnapshotKind,
+    WeightsApplied,
+    WeightsPublished,
+    WeightsRelayed,
+)
 
 TYPES: tuple[type[Event], ...] = (
     MidtrainCompleted, TurnSampled, RolloutFinished, Verdict, BatchManifest, StepCompleted,
-    EvalCompleted, WeightsPublished, WeightsApplied, InferenceRecorded, FeedbackReceived,
-    LiveSampleJoined, RunFinished, ActorReported,
+    EvalCompleted, WeightsPublished, WeightsRelayed, WeightsApplied, InferenceRecorded,
+    FeedbackReceived, LiveSampleJoined, RunFinished, ActorReported,
 )  # fmt: skip
 
 ENGINE_BUSY = "engine_busy_s"
 MISMATCHES = "digest_mismatches"
 """Gauges of generators and receivers, counted from each start of theirs."""
+_P95 = 0.95
 
 
 class Summary:
@@ -43,6 +51,8 @@ class Summary:
         self._ratios: list[float] = []
         self._versions: set[int] = set()
         self._pauses_ms: list[float] = []
+        self._regions: dict[str, RegionView] = {}
+        self._lags = Regions(self._regions)
         self._train_s = 0.0
         self._steps_s: list[float] = []
         self._midtrain: MidtrainCompleted | None = None
@@ -79,7 +89,8 @@ class Summary:
                 self._add_step(event)
             case EvalCompleted():
                 self._pass_rates[event.policy_version] = event.num_solved / max(event.num_tasks, 1)
-            case WeightsPublished() | WeightsApplied():
+            case WeightsPublished() | WeightsRelayed() | WeightsApplied():
+                self._lags.handlers[type(event)](event, delivery.stored_at)
                 self._add_weights(event)
             case ActorReported():
                 self._add_report(event)
@@ -98,18 +109,26 @@ class Summary:
         self._steps_s.append(event.wait_s + event.train_s)
         self._staleness_seen_max = max(self._staleness_seen_max, *event.staleness_tokens, 0)
 
-    def _add_weights(self, event: WeightsPublished | WeightsApplied) -> None:
-        if isinstance(event, WeightsApplied):
-            self._counts["mismatches"] += not event.digest_matches
-            if event.policy_version > 0:
-                self._pauses_ms.append(event.pause_ms)
-            return
+    def _add_weights(self, event: WeightsPublished | WeightsRelayed | WeightsApplied) -> None:
+        match event:
+            case WeightsPublished():
+                self._add_published(event)
+            case WeightsApplied():
+                self._counts["mismatches"] += not event.digest_matches
+                if event.policy_version > 0:
+                    self._pauses_ms.append(event.pause_ms)
+            case WeightsRelayed():
+                pass
+
+    def _add_published(self, event: WeightsPublished) -> None:
         self._versions.add(event.policy_version)
         if event.kind is SnapshotKind.ANCHOR:
             self._counts["full_uploads_after_v0"] += event.policy_version > 0
-        else:
+        elif event.num_changed:
             num_bytes = sum(shard.num_bytes for shard in event.shards)
-            self._ratios.append(event.full_bytes / max(num_bytes, 1))
+            self._ratios.append(event.full_bytes / num_bytes)
+        else:
+            self._counts["empty_deltas"] += 1
 
     def _add_report(self, event: ActorReported) -> None:
         for name in (ENGINE_BUSY, MISMATCHES):
@@ -177,11 +196,13 @@ class Summary:
             "regions": len(self._config.regions),
             "versions": len(self._versions),
             "ratio_median": median(self._ratios) if self._ratios else None,
+            "empty_deltas": self._counts["empty_deltas"],
             "full_uploads_after_v0": self._counts["full_uploads_after_v0"],
             "digest_mismatches": self._num_mismatches(),
             "pause_ms_p50": median(self._pauses_ms) if self._pauses_ms else None,
             "pause_ms_max": max(self._pauses_ms, default=None),
             "pause_share": self._pause_share(),
+            "by_region": {name: _region_figures(view) for name, view in self._regions.items()},
         }
 
     def _pause_share(self) -> float | None:
@@ -217,3 +238,15 @@ class Summary:
             "trainer_busy": min(self._train_s / wall_s, 1.0),
             "generator_busy": min(mean(busy) / wall_s, 1.0) if busy else 0.0,
         }
+
+
+def _region_figures(region: RegionView) -> dict[str, Any]:
+    """Return what the versions after 0 took to a region's slowest replica."""
+    points = [point for point in region.deltas if point.policy_version > 0]
+    lags_s = sorted(point.lag_s for point in points if point.lag_s > 0)
+    return {
+        "lag_s_p50": round(median(lags_s), 3) if lags_s else None,
+        "lag_s_p95": round(lags_s[int(_P95 * (len(lags_s) - 1))], 3) if lags_s else None,
+        "pause_ms_p50": median(point.pause_ms for point in points) if points else None,
+        "num_bytes": region.num_bytes,
+    }

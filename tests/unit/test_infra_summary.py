@@ -8,7 +8,13 @@ from penstock.messages.bus import Delivery
 from penstock.messages.control import RunFinished
 from penstock.messages.telemetry import ActorReported
 from penstock.messages.training import MidtrainCompleted, StepCompleted
-from penstock.messages.weights import WeightsApplied
+from penstock.messages.weights import (
+    ShardRef,
+    SnapshotKind,
+    WeightsApplied,
+    WeightsPublished,
+    WeightsRelayed,
+)
 
 QUICKSTART = Path(__file__).parents[2] / "infra" / "configs" / "quickstart.toml"
 
@@ -72,3 +78,50 @@ def test_the_swap_pause_is_told_with_its_share_of_a_step():
     assert (sync["pause_ms_p50"], sync["pause_ms_max"]) == (2.0, 4.0)
     assert sync["pause_share"] == 0.001
     assert folded((1.0, applied(1, 1.0)))["sync"]["pause_share"] is None
+
+
+def published(version, num_bytes, num_changed):
+    shard = ShardRef(shard_id=0, object_key="o", num_bytes=num_bytes, blake3="b", codec="gap")
+    return WeightsPublished(
+        policy_version=version, base_version=version - 1, optimizer_step=version, fencing_token=1,
+        kind=SnapshotKind.DELTA if version else SnapshotKind.ANCHOR, representation="bf16",
+        base_root_digest="", target_root_digest="d", num_params=500, num_changed=num_changed,
+        full_bytes=1000, shards=[shard],
+    )  # fmt: skip
+
+
+def test_a_delta_in_which_nothing_changed_has_no_ratio_and_is_counted():
+    sync = folded(
+        (1.0, published(0, 1000, 500)),
+        (2.0, published(1, 10, 0)),
+        (3.0, published(2, 100, 50)),
+        (4.0, published(3, 10, 0)),
+    )["sync"]
+    assert (sync["versions"], sync["ratio_median"], sync["empty_deltas"]) == (4, 10.0, 2)
+
+
+def test_lag_and_bytes_are_told_by_region():
+    def relayed(region, version):
+        return WeightsRelayed(region=region, policy_version=version, num_bytes=100, fetch_ms=1.0)
+
+    def applied(region, version):
+        return WeightsApplied(
+            region=region, replica=region, policy_version=version, root_digest="d",
+            digest_matches=True, from_version=version - 1, num_bytes=1, stage_ms=1.0,
+            pause_ms=2.0 * version,
+        )  # fmt: skip
+
+    events = []
+    for version in range(4):
+        at = 10.0 * version
+        events += [
+            (at, published(version, 100, 1)),
+            *((at + 0.5, relayed(region, version)) for region in ("near", "far")),
+            (at + 1.0, applied("near", version)),
+            (at + 2.0 + version, applied("far", version)),
+        ]
+    regions = folded(*events)["sync"]["by_region"]
+    assert regions == {
+        "near": {"lag_s_p50": 1.0, "lag_s_p95": 1.0, "pause_ms_p50": 4.0, "num_bytes": 400},
+        "far": {"lag_s_p50": 4.0, "lag_s_p95": 4.0, "pause_ms_p50": 4.0, "num_bytes": 400},
+    }
