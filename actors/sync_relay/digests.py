@@ -19,7 +19,8 @@ from penstock.messages.weights import TileRef
 
 TILE_ELEMENTS = 64 << 10
 _TILE_BYTES = 8
-_WORD = (1 << 64) - 1
+SUM_MODULUS = 1 << 64
+"""Of element digests."""
 
 
 class DigestTable(msgspec.Struct, frozen=True):
@@ -93,4 +94,4 @@ def _tile_digests(array: np.ndarray) -> bytes:
 
 def add_to_digest(digest: str, change: int) -> str:
     """Return an element digest after a change of its sum; an empty one is that of nothing."""
-    return f"{(int(digest or '0', 16) + change) & _WORD:016x}"
+    return f"{(int(digest or '0', 16) + change) % SUM_MODULUS:016x}"

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from penstock.actors.sync_relay.digests import add_to_digest, make_table
+from penstock.actors.sync_relay.digests import SUM_MODULUS, add_to_digest, make_table
 from penstock.actors.sync_relay.image import Image, Table, TensorSpec, table_digest
 from penstock.kernels import delta
 from penstock.kernels.digest import element_sum, run_element_sum
@@ -71,26 +71,35 @@ class Encoded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_shard(
-    origin: Origin, number: int, extents: Sequence[Extent], base: Image | None, image: Image
+    origin: Origin,
+    number: int,
+    extents: Sequence[Extent],
+    old: np.ndarray | None,
+    new: np.ndarray,
 ) -> Encoded:
-    """Encode some runs of a snapshot against its base, None for an anchor.
+    """Encode some runs of a snapshot; whoever holds them can do this apart from everyone else.
 
-    Whoever holds these runs can do this apart from everyone else.
+    Args:
+        origin: of the version.
+        number: of the shard in it.
+        extents: where the elements are, one run after the other.
+        old: [N] the base's elements; None for an anchor.
+        new: [N] the version's.
+
     """
-    target = image.part(extents)
-    if base is None:
-        payload = delta.encode_with(delta.Codec.RAW, np.zeros_like(target), target)
-        num_changed = target.size
-        change = sum(run_element_sum(e.start, image.part([e])) for e in extents)
+    if old is None:
+        payload = delta.encode_with(delta.Codec.RAW, np.zeros_like(new), new)
+        num_changed = new.size
+        pieces = np.split(new, np.cumsum([extent.num_elements for extent in extents])[:-1])
+        change = sum(map(run_element_sum, (extent.start for extent in extents), pieces))
     else:
-        old = base.part(extents)
-        payload = delta.encode(old, target)
-        changed = np.flatnonzero(old != target)
+        payload = delta.encode(old, new)
+        changed = np.flatnonzero(old != new)
         places, num_changed = _places(extents, changed), changed.size
-        change = element_sum(places, target[changed]) - element_sum(places, old[changed])
+        change = element_sum(places, new[changed]) - element_sum(places, old[changed])
     codec_name = delta.read_header(payload).codec.name.lower()
     ref = _shard_ref(origin.folder, str(number), number, payload, codec_name, extents)
-    return Encoded(ref=ref, data=payload, num_changed=num_changed, change=change)
+    return Encoded(ref=ref, data=payload, num_changed=num_changed, change=change % SUM_MODULUS)
 
 
 def encode_tables(origin: Origin, image: Image, number: int) -> tuple[Encoded, Encoded]:
@@ -176,6 +185,13 @@ def apply_version(
         raise CorruptDataError(
             f"weights {manifest.policy_version}: {len(payloads)} objects for {len(shards)} shards"
         )
+    return decode_shards(image, shards, payloads)
+
+
+def decode_shards(
+    image: Image, shards: Sequence[ShardRef], payloads: Payloads
+) -> Callable[[], list[np.ndarray]]:
+    """Decode shards against their base; see `apply_version`."""
     decoded = [
         (shard.extents, delta.decode(image.part(shard.extents), payload))
         for shard, payload in zip(shards, payloads, strict=True)

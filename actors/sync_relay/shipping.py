@@ -1,9 +1,10 @@
 """One version into a store: shards are encoded and uploaded several at once, the manifest last."""
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from penstock.actors.sync_relay.image import Image
 from penstock.actors.sync_relay.objects import (
@@ -15,9 +16,20 @@ from penstock.actors.sync_relay.objects import (
 )
 from penstock.actors.sync_relay.transfer import Sleep, bounded, put_manifest, put_object
 from penstock.messages.bus import ObjectStore
-from penstock.messages.weights import Extent, WeightsPublished
+from penstock.messages.weights import Extent, SnapshotKind, WeightsPublished
 
 Offload = Callable[..., Awaitable[Any]]
+
+
+class Piece(NamedTuple):
+    """What becomes one shard."""
+
+    number: int
+    extents: Sequence[Extent]
+    old: np.ndarray | None
+    """[N] elements of the base; None for an anchor."""
+    new: np.ndarray
+    """[N] elements of the version."""
 
 
 async def store_version(  # noqa: PLR0913, PLR0917 - a version, and where and how to store it
@@ -35,20 +47,53 @@ async def store_version(  # noqa: PLR0913, PLR0917 - a version, and where and ho
         OSError: no room, after several attempts.
 
     """
+    pieces = [
+        Piece(number, [run], None if base is None else base.part([run]), image.part([run]))
+        for number, run in enumerate(extents, int(base is None))
+    ]
+    shards = await store_shards(store, origin, pieces, sleep, offload)
+    return await seal_version(store, origin, image, shards, sleep, offload)
 
-    async def ship(encoded: Encoded) -> Encoded:
-        await put_object(store, encoded.ref.object_key, encoded.data, sleep)
-        return msgspec.structs.replace(encoded, data=b"")
 
-    async def make(number: int, extent: Extent) -> Encoded:
-        return await ship(await offload(encode_shard, origin, number, [extent], base, image))
+async def store_shards(
+    store: ObjectStore, origin: Origin, pieces: Sequence[Piece], sleep: Sleep, offload: Offload
+) -> list[Encoded]:
+    """Encode and upload shards, several at once; return what they are, without their bytes.
 
-    first = int(base is None)
-    table, digests = await offload(encode_tables, origin, image, first + len(extents))
-    shards = await bounded(make(first + n, extent) for n, extent in enumerate(extents))
-    if base is None:
-        shards = [await ship(table), *shards]
-    await ship(digests)
+    Raises:
+        OSError: no room, after several attempts.
+
+    """
+
+    async def make(piece: Piece) -> Encoded:
+        return await _ship(store, await offload(encode_shard, origin, *piece), sleep)
+
+    return await bounded(map(make, pieces))
+
+
+async def seal_version(  # noqa: PLR0913, PLR0917 - a version, and where and how to store it
+    store: ObjectStore,
+    origin: Origin,
+    image: Image,
+    shards: list[Encoded],
+    sleep: Sleep,
+    offload: Offload,
+) -> WeightsPublished:
+    """Store the tables of a version whose shards are stored, then its manifest; return that.
+
+    Raises:
+        OSError: no room, after several attempts.
+
+    """
+    table, digests = await offload(encode_tables, origin, image, len(shards) + 1)
+    if origin.kind is SnapshotKind.ANCHOR:
+        shards = [await _ship(store, table, sleep), *shards]
+    await _ship(store, digests, sleep)
     manifest = await offload(make_manifest, origin, image, shards, digests.ref)
     await put_manifest(store, manifest, sleep)
     return manifest
+
+
+async def _ship(store: ObjectStore, encoded: Encoded, sleep: Sleep) -> Encoded:
+    await put_object(store, encoded.ref.object_key, encoded.data, sleep)
+    return msgspec.structs.replace(encoded, data=b"")

@@ -165,14 +165,14 @@ async def test_of_two_that_race_one_is_fenced_at_the_swap_though_it_looked_befor
     await prepare(old, 0, history[0])
     await prepare(old, 1, history[1])
     late = {"looked": False}
-    hold = old._head.hold
+    hold = old._history.head.hold
 
     async def look_then_be_overtaken():
         await hold()
         late["looked"] = True
         await prepare(new, 1, history[1])
 
-    old._head.hold = look_then_be_overtaken
+    old._history.head.hold = look_then_be_overtaken
     with pytest.raises(StaleTokenError, match="token 2"):
         await prepare(old, 2, history[2])
     assert late["looked"]

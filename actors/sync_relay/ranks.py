@@ -1,0 +1,130 @@
+"""A snapshot that many trainer ranks hold together: each uploads its own part, none gathers it.
+
+```
+ rank 0  diff, upload own runs ─▶ receipt ─┐
+ rank 1  diff, upload own runs ─▶ receipt ─┼─▶ Committer: all there, nothing twice? read it back,
+ rank n  diff, upload own runs ─▶ receipt ─┘   prove it ─▶ one manifest ─▶ one swap of the head
+```
+Runs are in global flat coordinates, so that whoever receives them may be cut otherwise. Objects and
+receipts go through the store; version and token (which is that of one attempt) come from the
+committer, by whatever means the ranks talk. A rank that dies leaves the head where it was: it, or
+all of them under a new token, ship again.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from penstock.actors.sync_relay.head import StaleTokenError, read_head
+from penstock.actors.sync_relay.history import delta_folder, read_back
+from penstock.actors.sync_relay.image import Table, table_digest
+from penstock.actors.sync_relay.objects import Encoded, Origin
+from penstock.actors.sync_relay.shipping import Offload, Piece, store_shards
+from penstock.actors.sync_relay.transfer import Sleep, put_object, read_manifest
+from penstock.messages.bus import ObjectStore
+from penstock.messages.errors import NotFoundError
+from penstock.messages.weights import Extent, SnapshotKind
+
+Parts = list[np.ndarray]
+"""[N] bit patterns a shard, its runs one after the other."""
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank stored for one attempt at a version."""
+
+    rank: int
+    table_digest: str
+    shards: list[Encoded]
+
+
+def receipts_prefix(version: int, token: int) -> str:
+    """Return the common start of the keys of an attempt's receipts; the rank follows."""
+    return f"{delta_folder(version)}receipt-{token:08d}-"
+
+
+class RankPublisher:
+    """One rank's side; holds two copies of its part."""
+
+    def __init__(  # noqa: PLR0913 - who it is, of what, where to
+        self,
+        store: ObjectStore,
+        rank: int,
+        table: Table,
+        layout: Sequence[Sequence[Extent]],
+        *,
+        sleep: Sleep = asyncio.sleep,
+        offload: Offload = asyncio.to_thread,
+    ) -> None:
+        """Prepare; nothing is read yet.
+
+        Args:
+            store: the origin.
+            rank: its number.
+            table: of the whole snapshot.
+            layout: the runs of each of its shards, of one dtype each; see `image.find_runs`.
+            sleep: waits between attempts.
+            offload: runs blocking work.
+
+        """
+        self._store = store
+        self._rank = rank
+        self._table = table
+        self._layout = layout
+        self._sleep = sleep
+        self._offload = offload
+        self._shipped: tuple[int, list[Encoded], Parts] | None = None
+
+    async def ship(self, version: int, token: int, parts: Sequence[np.ndarray]) -> None:
+        """Upload this rank's part of a version, then the receipt for it.
+
+        Args:
+            version: the one after the head's.
+            token: of the attempt; see `Committer.begin`.
+            parts: [N] bit patterns a shard, of unsigned integers, contiguous; they are copied.
+
+        Raises:
+            StaleTokenError: another committer took over.
+            NotFoundError: the version before is not committed.
+            ValueError: parts that do not fit the layout.
+            OSError: no room, after several attempts.
+
+        """
+        self._check(parts)
+        head = await read_head(self._store)
+        if head.token > token:
+            raise StaleTokenError(f"rank {self._rank}: token {token}, the head's is {head.token}")
+        if head.policy_version < version - 1:
+            raise NotFoundError(f"weights {version - 1}: not committed; the head is {head}")
+        base = await self._base(version - 1) if version else [None] * len(parts)
+        copies = [part.copy() for part in parts]
+        numbers = [runs[0].start + 1 for runs in self._layout]  # 0 is an anchor's table
+        pieces = map(Piece, numbers, self._layout, base, copies)
+        origin = Origin(
+            policy_version=version,
+            base_version=version - 1,
+            kind=SnapshotKind.DELTA if version else SnapshotKind.ANCHOR,
+            optimizer_step=version,
+            fencing_token=token,
+        )
+        shards = await store_shards(self._store, origin, [*pieces], self._sleep, self._offload)
+        receipt = Receipt(rank=self._rank, table_digest=table_digest(self._table), shards=shards)
+        key = f"{receipts_prefix(version, token)}{self._rank:05d}"
+        await put_object(self._store, key, msgspec.msgpack.encode(receipt), self._sleep)
+        self._shipped = version, shards, copies
+
+    def _check(self, parts: Sequence[np.ndarray]) -> None:
+        sizes = [sum(run.num_elements for run in runs) for runs in self._layout]
+        if (found := [part.size for part in parts]) != sizes:
+            raise ValueError(f"rank {self._rank}: expected parts of {sizes} elements, got {found}")
+
+    async def _base(self, version: int) -> Parts:
+        """Return this rank's part of a committed version."""
+        if self._shipped is not None and self._shipped[0] == version:
+            _, shards, parts = self._shipped
+            manifest = await read_manifest(self._store, f"{delta_folder(version)}manifest")
+            if all(shard.ref in manifest.shards for shard in shards):
+                return parts
+        image, _ = await read_back(self._store, version, self._sleep, self._offload)
+        return [image.part(runs).copy() for runs in self._layout]

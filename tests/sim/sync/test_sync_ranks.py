@@ -1,0 +1,264 @@
+"""Trainer ranks as processes of their own: one store, one manifest, one fenced commit."""
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tests.sim.sync.rank_process import TABLE, boxes, weights
+from tests.sim.sync.world import FakeContext, FakeEngine
+
+from penstock.actors.sync_relay import committer as committing
+from penstock.actors.sync_relay.catalog import Catalog
+from penstock.actors.sync_relay.committer import Committer
+from penstock.actors.sync_relay.digests import add_to_digest
+from penstock.actors.sync_relay.head import StaleTokenError, read_head
+from penstock.actors.sync_relay.image import Image, TensorSpec, cut, find_runs
+from penstock.actors.sync_relay.mirror import Mirror
+from penstock.actors.sync_relay.ranks import RankPublisher
+from penstock.actors.sync_relay.receiver import Receiver
+from penstock.actors.sync_relay.relay import Relay
+from penstock.infra.stores.directory import DirectoryStore
+from penstock.infra.stores.memory import MemoryStore
+from penstock.kernels.digest import root_digest, run_element_sum
+from penstock.messages.errors import CorruptDataError, DeadlineError, NotFoundError
+from penstock.messages.weights import Extent, SnapshotKind, WeightsRelayed
+
+NUM_RANKS = 3
+
+
+class Rank:
+    """A rank's process."""
+
+    def __init__(self, folder, rank):
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.sim.sync.rank_process", str(folder), str(rank),
+             str(NUM_RANKS)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        )  # fmt: skip
+
+    def say(self, line):
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def hear(self):
+        return self._process.stdout.readline().strip()
+
+    def kill(self):
+        """kill -9."""
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    running = [Rank(tmp_path, rank) for rank in range(NUM_RANKS)]
+    yield running
+    for rank in running:
+        rank.kill()
+
+
+def ship(ranks, version, token):
+    for rank in ranks:
+        rank.say(f"ship {version} {token}")
+    assert [rank.hear() for rank in ranks] == [f"shipped {version}"] * len(ranks)
+
+
+async def no_sleep(duration_s):
+    """Take no time."""
+
+
+async def image_of(store, version):
+    catalog = Catalog(store)
+    await catalog.refresh()
+    mirror = Mirror(store, catalog)
+    await mirror.advance(version, FakeContext(store))
+    return mirror.image
+
+
+async def test_ranks_upload_apart_and_receivers_end_bit_exact(tmp_path, ranks):
+    """Ranks hold columns, the receiver whole tensors in another cut; then a rank is killed."""
+    store = DirectoryStore(tmp_path)
+    committer = Committer(store, NUM_RANKS, TABLE)
+    token = await committer.begin()
+    for version in range(2):
+        ship(ranks, version, token)
+        manifest = await committer.commit(version, optimizer_step=version)
+        target = weights(version)
+        assert manifest.kind is (SnapshotKind.DELTA if version else SnapshotKind.ANCHOR)
+        assert manifest.target_root_digest == root_digest(target)
+        image = await image_of(store, version)
+        assert all(np.array_equal(image.tensors[name], target[name]) for name in target)
+        sums = (run_element_sum(run.start, image.part([run])) for run in cut(TABLE, 97))
+        assert manifest.target_element_digest == add_to_digest("", sum(sums))
+    assert len([shard for shard in manifest.shards if shard.codec != "table"]) == 3 * NUM_RANKS
+    assert not [key for key in await store.keys("weights/") if "receipt" in key]
+
+    ranks[1].say("stall 2")
+    for rank in ranks:
+        rank.say(f"ship 2 {token}")
+    assert [rank.hear() for rank in ranks] == ["shipped 2", "stalled", "shipped 2"]
+    ranks[1].kill()
+    with pytest.raises(DeadlineError, match=r"1 of 3 ranks shipped nothing .*\[1\]"):
+        await committer.commit(2, optimizer_step=2, wait_s=0.2)
+    assert (await read_head(store)).policy_version == 1
+    assert not await store.exists("weights/00000002/delta/manifest")
+
+    ranks[1] = Rank(tmp_path, 1)
+    ship(ranks[1:2], 2, token)
+    manifest = await committer.commit(2, optimizer_step=2)
+    assert manifest.num_changed == sum(
+        np.count_nonzero(new != old)
+        for new, old in zip(weights(2).values(), weights(1).values(), strict=True)
+    )
+    assert (await read_head(store)).root_digest == root_digest(weights(2))
+    image = await image_of(store, 2)
+    assert root_digest(image.tensors) == root_digest(weights(2))
+
+
+def local_ranks(store, layouts):
+    return [
+        RankPublisher(store, number, TABLE, layout, sleep=no_sleep)
+        for number, layout in enumerate(layouts)
+    ]
+
+
+def layouts(num_ranks=NUM_RANKS):
+    return [
+        [find_runs(TABLE, name, box) for name, box in boxes(rank, num_ranks)]
+        for rank in range(num_ranks)
+    ]
+
+
+async def ship_all(publishers, version, token, tensors=None):
+    image = Image.of(weights(version) if tensors is None else tensors)
+    for publisher in publishers:
+        parts = [image.part(runs) for runs in publisher._layout]
+        await publisher.ship(version, token, parts)
+
+
+async def test_relays_and_receivers_take_what_ranks_published_as_anything_else():
+    origin, local, engine = MemoryStore(), MemoryStore(), FakeEngine()
+    context = FakeContext(origin)
+    relay = Relay("west", local)
+    await relay.start(context)
+    receiver = Receiver("west", "0", local, engine)
+    committer = Committer(origin, NUM_RANKS, TABLE, sleep=no_sleep)
+    token = await committer.begin()
+    publishers = local_ranks(origin, layouts())
+    for version in range(10):
+        await ship_all(publishers, version, token)
+        manifest = await committer.commit(version, optimizer_step=version)
+        await relay.on_weights_published(manifest, context)
+        event = WeightsRelayed(region="west", policy_version=version, num_bytes=0, fetch_ms=0.0)
+        await receiver.on_weights_relayed(event, context)
+        assert root_digest(engine.live) == root_digest(weights(version))
+    assert await local.exists("weights/00000008/fold-00000000/manifest")
+
+
+async def test_an_attempt_under_an_old_token_is_not_mixed_into_a_new_one():
+    """All ranks ship; before the commit another committer takes over, with other weights."""
+    store = MemoryStore()
+    first, second = (Committer(store, NUM_RANKS, TABLE, sleep=no_sleep) for _ in range(2))
+    publishers = local_ranks(store, layouts())
+    token = await first.begin()
+    await ship_all(publishers, 0, token)
+    await first.commit(0, optimizer_step=0)
+    await ship_all(publishers, 1, token)
+    newer = await second.begin()
+    assert newer == token + 1
+    with pytest.raises(DeadlineError, match="3 of 3 ranks"):
+        await second.commit(1, optimizer_step=1, wait_s=0.0)
+    with pytest.raises(StaleTokenError, match=f"token {token}, the head's is {newer}"):
+        await ship_all(publishers, 1, token)
+    with pytest.raises(StaleTokenError):
+        await first.commit(1, optimizer_step=1)
+    await ship_all(publishers, 1, newer, weights(3))
+    manifest = await second.commit(1, optimizer_step=1)
+    assert manifest.target_root_digest == root_digest(weights(3))
+    await ship_all(publishers, 2, newer, weights(4))
+    await second.commit(2, optimizer_step=2)
+    assert (await image_of(store, 2)).digest() == root_digest(weights(4))
+
+
+async def test_a_committer_that_died_before_the_swap_is_followed_by_one_that_commits(monkeypatch):
+    store = MemoryStore()
+    publishers = local_ranks(store, layouts())
+    dying = Committer(store, NUM_RANKS, TABLE, sleep=no_sleep)
+    await ship_all(publishers, 0, await dying.begin())
+
+    async def die(*arguments):
+        raise ConnectionResetError("killed before the swap")
+
+    monkeypatch.setattr(dying._history, "commit", die)
+    with pytest.raises(ConnectionResetError):
+        await dying.commit(0, optimizer_step=0)
+    assert (await read_head(store)).policy_version == -1
+    again = Committer(store, NUM_RANKS, TABLE, sleep=no_sleep)
+    await ship_all(publishers, 0, await again.begin())
+    await again.commit(0, optimizer_step=0)
+    assert (await read_head(store)).root_digest == root_digest(weights(0))
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda held: held[0].pop(), "elements 1569 to 1575 came from nobody"),
+        (lambda held: held[1].append(held[0][0]), "came from two ranks"),
+        (lambda held: held[2][1].pop(), "elements 1558 to 1569 came from nobody"),
+    ],
+)
+async def test_parts_that_do_not_make_a_whole_are_refused(change, error):
+    store = MemoryStore()
+    held = layouts()
+    change(held)
+    held = [[runs for runs in layout if runs] for layout in held]
+    committer = Committer(store, NUM_RANKS, TABLE, sleep=no_sleep)
+    await ship_all(local_ranks(store, held), 0, await committer.begin())
+    with pytest.raises(CorruptDataError, match=error):
+        await committer.commit(0, optimizer_step=0)
+    assert (await read_head(store)).policy_version == -1
+
+
+async def test_wrong_receipts_and_early_ranks_are_refused():
+    store = MemoryStore()
+    committer = Committer(store, 1, TABLE, sleep=no_sleep)
+    token = await committer.begin()
+    (publisher,) = local_ranks(store, layouts(1))
+    with pytest.raises(NotFoundError, match="weights 4: not committed"):
+        await ship_all([publisher], 5, token)
+    with pytest.raises(ValueError, match="rank 0: expected parts of"):
+        await publisher.ship(0, token, [np.zeros(3, np.uint16)])
+    await store.put(f"{committing.receipts_prefix(0, token)}00000", b"junk")
+    with pytest.raises(CorruptDataError, match="not a receipt"):
+        await committer.commit(0, optimizer_step=0)
+    await ship_all([publisher], 0, token)
+    await committer.commit(0, optimizer_step=0)
+    other = (*TABLE[:2], TensorSpec("scale", "<u4", (3, 7)))
+    stranger = RankPublisher(store, 0, other, layouts(1)[0], sleep=no_sleep)
+    await ship_all([stranger], 1, token)
+    with pytest.raises(CorruptDataError, match="rank 0: its table of tensors is another"):
+        await committer.commit(1, optimizer_step=1)
+
+
+def test_a_box_of_a_tensor_is_found_as_runs_of_flat_coordinates():
+    table = (TensorSpec("a", "<u2", (3,)), TensorSpec("b", "<u2", (2, 3, 4)),
+             TensorSpec("c", "<u2", ()), TensorSpec("d", "<u2", (0, 4)))  # fmt: skip
+    whole = np.arange(3, 27).reshape(2, 3, 4)
+    assert find_runs(table, "b", ()) == [Extent(3, 24)]
+    assert find_runs(table, "c", ()) == [Extent(27, 1)]
+    assert find_runs(table, "d", (slice(0, 0),)) == []
+    for box in itertools.product(
+        (slice(None), slice(1, 2)), (slice(None), slice(1, 3)), (slice(None), slice(2, 4))
+    ):
+        runs = find_runs(table, "b", box)
+        found = [place for run in runs for place in range(run.start, run.start + run.num_elements)]
+        assert found == whole[box].reshape(-1).tolist()
+    assert len(find_runs(table, "b", (slice(1, 2),))) == 1
+    with pytest.raises(NotFoundError, match="tensor z"):
+        find_runs(table, "z", ())
+    with pytest.raises(ValueError, match=r"shorter|longer"):
+        find_runs(table, "a", (slice(None), slice(None)))
