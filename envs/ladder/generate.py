@@ -1,4 +1,4 @@
-"""Draws the task sets of a run and passes every task through its gates.
+"""Draws the ladder's repositories; `envs/tasks/ladder.py` passes them through the gates as tasks.
 
 What is held out, exactly (nothing of it occurs in training tasks or in demonstrations):
 
@@ -18,13 +18,11 @@ from functools import cache
 
 import msgspec
 
-from penstock.envs.ladder.execute import run_program
 from penstock.envs.ladder.function import Function
 from penstock.envs.ladder.mutate import BODY, RUNGS
 from penstock.envs.ladder.names import is_kept_out
 from penstock.envs.ladder.numbers import NUMBERS
 from penstock.envs.ladder.repository import (
-    HIDDEN_FILE,
     SEARCH,
     Draft,
     Repository,
@@ -33,7 +31,7 @@ from penstock.envs.ladder.repository import (
 from penstock.envs.ladder.sequences import SEQUENCES
 from penstock.envs.ladder.text import TEXT
 from penstock.messages.errors import PenstockError
-from penstock.messages.task import HiddenTests, Split, Task
+from penstock.messages.task import Split
 
 NOVEL = "novel"
 UNSEEN = "unseen"
@@ -45,7 +43,7 @@ _ATTEMPTS_MAX = 200
 
 
 class BrokenTaskError(PenstockError, ValueError):
-    """A task fails its own gates: the text names the task and the gate."""
+    """The ladder has no task of the kind that is asked for; the text names it."""
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,27 +92,7 @@ def draw_repositories(
         else:
             raise BrokenTaskError(f"no new {rung} task of {split} in {_ATTEMPTS_MAX} attempts")
         seen.add(found.task.files[found.path])
-        check_gates(found.task, found.hidden)
         yield found
-
-
-def check_gates(task: Task, hidden: HiddenTests) -> None:
-    """Demand that the task as given fails its hidden tests and the known solution passes.
-
-    Raises:
-        BrokenTaskError: it is not so.
-
-    """
-    if is_solved(task.files, hidden):
-        raise BrokenTaskError(f"task {task.task_id}: passes its hidden tests without any edit")
-    if not is_solved(task.files | hidden.gold_files, hidden):
-        raise BrokenTaskError(f"task {task.task_id}: its known solution fails its hidden tests")
-
-
-def is_solved(files: dict[str, str], hidden: HiddenTests) -> bool:
-    """Run hidden tests in this process: for files that this project wrote, never a policy's."""
-    exit_code, output = run_program(files | hidden.files, HIDDEN_FILE)
-    return exit_code == 0 and output.splitlines() == hidden.expected
 
 
 @cache

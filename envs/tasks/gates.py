@@ -1,5 +1,6 @@
 """The gates: what no task enters a task set without."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.envs.tasks.report import SuiteReport
@@ -27,14 +28,31 @@ async def check_candidate(candidate: Candidate, grader: Grader, repeats: int = R
 
     """
     task, hidden = candidate.task, candidate.hidden
-    null, gold = [], []
-    for number in range(repeats):
+    null: list[SuiteReport] = []
+    gold: list[SuiteReport] = []
+    for _ in range(repeats):
         null.append(await grader.grade(task, hidden, {}))
-        if null[-1].is_solved and number == 0:
-            raise TaskRejectedError(Rejection.NULL_PASSES, task.task_id)
+        check_reports(task.task_id, null, gold)
         gold.append(await grader.grade(task, hidden, hidden.gold_files))
-        if not gold[-1].is_solved and number == 0:
-            detail = f"{task.task_id}: {gold[-1].num_passed} of {gold[-1].num_tests} tests pass"
-            raise TaskRejectedError(Rejection.GOLD_FAILS, detail)
-    if any(report != null[0] for report in null) or any(report != gold[0] for report in gold):
-        raise TaskRejectedError(Rejection.FLAKY, f"{task.task_id}: {null} {gold}")
+        check_reports(task.task_id, null, gold)
+
+
+def check_reports(task_id: str, null: Sequence[SuiteReport], gold: Sequence[SuiteReport]) -> None:
+    """Compare the runs of one task that were made by now.
+
+    Args:
+        task_id: Of the task.
+        null: Runs without a patch.
+        gold: Runs with the known solution.
+
+    Raises:
+        TaskRejectedError: A gate is closed.
+
+    """
+    if null and null[0].is_solved:
+        raise TaskRejectedError(Rejection.NULL_PASSES, task_id)
+    if gold and not gold[0].is_solved:
+        passed = f"{gold[0].num_passed} of {gold[0].num_tests} tests pass"
+        raise TaskRejectedError(Rejection.GOLD_FAILS, f"{task_id}: {passed}")
+    if len(set(null)) > 1 or len(set(gold)) > 1:
+        raise TaskRejectedError(Rejection.FLAKY, f"{task_id}: {null} {gold}")

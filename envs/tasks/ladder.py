@@ -3,10 +3,14 @@
 import random
 from collections.abc import Iterator
 
+from penstock.envs.ladder.execute import run_program
 from penstock.envs.ladder.generate import Selection, draw_repositories
-from penstock.envs.ladder.repository import Repository
+from penstock.envs.ladder.repository import HIDDEN_FILE, Repository
+from penstock.envs.sandbox import ExecResult
+from penstock.envs.tasks.gates import REPEATS, check_reports
+from penstock.envs.tasks.report import SuiteReport, read_report
 from penstock.envs.tasks.source import Candidate, Lab, Origin, Plan
-from penstock.messages.task import Split
+from penstock.messages.task import HiddenTests, Split
 
 
 class LadderSource:
@@ -29,14 +33,26 @@ class LadderSource:
         self._repositories = draw_repositories(split, num, selection, rng, prefix)
 
     def plans(self) -> Iterator[Plan]:
-        """Yield one plan a task; it has passed its gates in this process already."""
+        """Yield one plan a task."""
         for repository in self._repositories:
             yield LadderPlan(repository)
 
     def candidates(self) -> Iterator[Candidate]:
-        """Yield the tasks themselves: the ladder's need no machine."""
+        """Yield the tasks that a run starts from, each through the factory's gates.
+
+        They are run in this process: nobody but this project wrote their files.
+
+        Raises:
+            TaskRejectedError: A task fails its gates: a fault of the ladder.
+
+        """
         for repository in self._repositories:
-            yield to_candidate(repository)
+            candidate = to_candidate(repository)
+            task, hidden = candidate.task, candidate.hidden
+            null = [grade_here(task.files, hidden) for _ in range(REPEATS)]
+            gold = [grade_here(task.files | hidden.gold_files, hidden) for _ in range(REPEATS)]
+            check_reports(task.task_id, null, gold)
+            yield candidate
 
 
 class LadderPlan:
@@ -49,6 +65,12 @@ class LadderPlan:
     async def draft(self, lab: Lab) -> list[Candidate]:
         """Return it."""
         return [to_candidate(self._repository)]
+
+
+def grade_here(files: dict[str, str], hidden: HiddenTests) -> SuiteReport:
+    """Run hidden tests in this process: for files that this project wrote, never a policy's."""
+    exit_code, output = run_program(files | hidden.files, HIDDEN_FILE)
+    return read_report(ExecResult(exit_code=exit_code, stdout=output.encode()), hidden.expected)
 
 
 def to_candidate(repository: Repository) -> Candidate:

@@ -1,5 +1,6 @@
 import ast
 import asyncio
+import dataclasses
 import random
 import subprocess
 import sys
@@ -166,6 +167,33 @@ def test_the_ladder_is_the_same_through_the_factory():
     made = to_task_set(ladder(12).candidates())
     assert made.tasks == [one.task for one in drawn]
     assert made.hidden == [one.hidden for one in drawn]
+
+
+def drawn_with(monkeypatch, **changed):
+    """Return a source of the ladder whose one task was changed."""
+    (one,) = draw_repositories(Split.TRAIN, 1, Selection(), random.Random(0), "train")
+    parts = {name: change(one) for name, change in changed.items()}
+    monkeypatch.setattr(
+        "penstock.envs.tasks.ladder.draw_repositories",
+        lambda *_: iter([dataclasses.replace(one, **parts)]),
+    )
+    return ladder(1)
+
+
+def test_a_run_s_ladder_goes_through_the_same_gates(monkeypatch):
+    fixed = drawn_with(
+        monkeypatch,
+        task=lambda one: msgspec.structs.replace(
+            one.task, files=one.task.files | one.hidden.gold_files
+        ),
+    )
+    with pytest.raises(TaskRejectedError, match=Rejection.NULL_PASSES):
+        list(fixed.candidates())
+    hopeless = drawn_with(
+        monkeypatch, hidden=lambda one: msgspec.structs.replace(one.hidden, gold_files={})
+    )
+    with pytest.raises(TaskRejectedError, match=Rejection.GOLD_FAILS):
+        list(hopeless.candidates())
 
 
 async def test_the_ladder_s_plans_need_no_machine():
