@@ -4,6 +4,7 @@ Credentials come from the environment (`AWS_ACCESS_KEY_ID` and so on), never fro
 configuration. That an object is written once rests on conditional puts (`If-None-Match: *`).
 """
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from penstock.infra.stores.keys import check_key
@@ -20,7 +21,13 @@ if TYPE_CHECKING:
 
 _FULL = ("507", "StorageFull", "QuotaExceeded")
 """How servers say it."""
+_DETAILS = "Debug source"
+"""From here on, an error's text is of the library's insides."""
 _ATTEMPT_S = "60s"
+_RETRY = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}
+"""Below that, callers try again themselves."""
+_NO_RETRY = {"max_retries": 0}
+_CHECK_S = "10s"
 
 
 class S3Store:
@@ -32,13 +39,16 @@ class S3Store:
         self._prefix = f"{prefix}/" if prefix else ""
 
     @classmethod
-    def open(cls, bucket: str, *, prefix: str = "", endpoint: str = "") -> "S3Store":
+    def open(
+        cls, bucket: str, *, prefix: str = "", endpoint: str = "", is_patient: bool = True
+    ) -> "S3Store":
         """Open a bucket that exists; nothing is sent yet.
 
         Args:
             bucket: its name.
             prefix: goes before every key.
             endpoint: of a server other than Amazon's, e.g. `http://minio:9000`.
+            is_patient: try again what failed; otherwise give up within seconds.
 
         Raises:
             ConfigError: the extra `s3` is not installed.
@@ -49,11 +59,15 @@ class S3Store:
         except ImportError as error:
             text = "store.kind s3: install the extra: pip install 'penstock[s3]'"
             raise ConfigError(text) from error
-        options = {"timeout": _ATTEMPT_S, "allow_http": endpoint.startswith("http:")}
-        if endpoint:
-            opened = Bucket(bucket, endpoint=endpoint, client_options=options)
-        else:
-            opened = Bucket(bucket, client_options=options)
+        opened = Bucket(
+            bucket,
+            **({"endpoint": endpoint} if endpoint else {}),
+            client_options={
+                "timeout": _ATTEMPT_S if is_patient else _CHECK_S,
+                "allow_http": endpoint.startswith("http:"),
+            },
+            retry_config=_RETRY if is_patient else _NO_RETRY,
+        )
         return cls(opened, prefix)
 
     async def put(self, key: str, data: bytes | memoryview) -> None:
@@ -122,6 +136,6 @@ class S3Store:
 
 
 def _translated(key: str, error: Exception) -> Exception:
-    text = f"object {key!r}: {error}"
+    text = f"object {key!r}: {str(error).partition(_DETAILS)[0].strip()}"
     is_full = any(word in str(error) for word in _FULL)
     return StoreFullError(text) if is_full else StoreUnreachableError(text)

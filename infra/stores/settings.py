@@ -1,8 +1,12 @@
 """Which object store a run keeps its objects in: the table `[store]` of its configuration."""
 
+import re
 from enum import StrEnum
 
 import msgspec
+
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
+_ENDPOINT = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+(/[A-Za-z0-9._~/-]*)?")
 
 
 class StoreKind(StrEnum):
@@ -33,5 +37,10 @@ class StoreSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Refuse what cannot work."""
         if self.kind is StoreKind.S3 and not self.bucket:
             raise ValueError("store.bucket: kind s3 needs one")
+        if self.kind is StoreKind.S3 and not _BUCKET.fullmatch(self.bucket):
+            raise ValueError(f"store.bucket: expected a bucket's name, got {self.bucket!r}")
+        if self.endpoint and not _ENDPOINT.fullmatch(self.endpoint):
+            text = f"expected http://HOST[:PORT] or https://HOST[:PORT], got {self.endpoint!r}"
+            raise ValueError(f"store.endpoint: {text}")
         if self.kind is StoreKind.DIRECTORY and (self.bucket or self.endpoint):
             raise ValueError("store: bucket and endpoint are for kinds jetstream and s3")
