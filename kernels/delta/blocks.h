@@ -90,18 +90,23 @@ INLINE int list_bits(const uint64_t *bits, uint16_t *list) {
     return count;
 }
 
-INLINE uint32_t ones(int bits) { return bits == 32 ? ~UINT32_C(0) : (UINT32_C(1) << bits) - 1; }
+/* The order of a kind's patterns; without branches, as signs are not to be guessed. */
+typedef struct {
+    uint32_t ones, sign, turned; /* all bits; the highest; those that the order turns over */
+    int top;
+} order_t;
 
-INLINE uint32_t ordered(const shape_t *s, uint32_t value) {
-    uint32_t sign = UINT32_C(1) << (s->bits - 1);
-    if (!s->is_float) return value;
-    return value & sign ? ~value & ones(s->bits) : value | sign;
+INLINE order_t order_of(const shape_t *s) {
+    uint32_t sign = UINT32_C(1) << (s->bits - 1), ones = sign | (sign - 1);
+    return (order_t){ones, sign, s->is_float ? ones : 0, s->bits - 1};
 }
 
-INLINE uint32_t from_ordered(const shape_t *s, uint32_t rank) {
-    uint32_t sign = UINT32_C(1) << (s->bits - 1);
-    if (!s->is_float) return rank;
-    return rank & sign ? rank ^ sign : ~rank & ones(s->bits);
+INLINE uint32_t ordered(order_t order, uint32_t value) {
+    return value ^ (((0 - (value >> order.top)) | order.sign) & order.turned);
+}
+
+INLINE uint32_t from_ordered(order_t order, uint32_t rank) {
+    return rank ^ ((((rank >> order.top) - 1) | order.sign) & order.turned);
 }
 
 static void fill_class_table(const shape_t *s, uint8_t *class_of) {

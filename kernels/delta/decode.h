@@ -20,7 +20,7 @@ static int read_steps(
     const shape_t *s, const record_t *record, const uint8_t *signs, int64_t sign,
     uint32_t *steps, uint32_t *room, unary_t *unary, reader_t *low) {
     int64_t count = record->num_changed, place = -1, taken = 0;
-    uint32_t usual = record->large_inverted != 0, mask = ones(s->bits), too_large = 0;
+    uint32_t usual = record->large_inverted != 0, size_max = order_of(s).sign, too_large = 0;
     if (rice_read(unary, low, room, record->num_large_coded)) return CORRUPT;
     for (int64_t i = 0; i < count; i++) steps[i] = usual;
     for (int64_t i = 0; i < record->num_large_coded; i++) {
@@ -30,7 +30,7 @@ static int read_steps(
     }
     int64_t coded = record->num_large_coded, num_large = usual ? count - coded : coded;
     if (rice_read(unary, low, room, num_large)) return CORRUPT;
-    for (int64_t i = 0; i < num_large; i++) too_large |= room[i] > (mask >> 1) - 1;
+    for (int64_t i = 0; i < num_large; i++) too_large |= room[i] > size_max - 2;
     room[num_large] = 0;
     for (int64_t i = 0; i < count; i++, sign++) {
         uint32_t size = steps[i] ? room[taken] + 2 : 1;
@@ -72,21 +72,22 @@ static int read_series(
 
 /* One element's new value, from its old one in `base`. */
 INLINE void walk(
-    const shape_t *s, const uint8_t *base, uint8_t *out, int64_t place, uint32_t step,
+    order_t order, const uint8_t *base, uint8_t *out, int64_t place, uint32_t step,
     const int itemsize) {
-    uint32_t rank = ordered(s, load(base, place, itemsize)) + step;
-    store(out, place, from_ordered(s, rank & ones(s->bits)), itemsize);
+    uint32_t rank = ordered(order, load(base, place, itemsize)) + step;
+    store(out, place, from_ordered(order, rank & order.ones), itemsize);
 }
 
 /* One class of all elements: its ranks are places. */
 INLINE int walk_places(
     const shape_t *s, series_t *series, int64_t start, int64_t count, uint8_t *out,
     const int itemsize) {
+    const order_t order = order_of(s);
     const uint8_t *base = s->base + start * itemsize;
-    const uint32_t *gaps = series->gaps[0], *steps = series->steps[0];
+    const uint32_t *gaps = series->gaps[0], *steps = series->steps[0], *end = series->step_ends[0];
     int64_t place = series->ranks[0] - start;
-    for (; place < count && steps < series->step_ends[0]; place += 1 + (int64_t)*gaps++)
-        walk(s, base, out, place, *steps++, itemsize);
+    for (; place < count && steps < end; place += 1 + (int64_t)*gaps++)
+        walk(order, base, out, place, *steps++, itemsize);
     series->ranks[0] = place + start;
     series->gaps[0] = gaps;
     series->steps[0] = steps;
@@ -97,7 +98,7 @@ INLINE int walk_places(
 INLINE int place_of(const group_t *group, int c, int64_t rank) {
     const int64_t *ranks = group->ranks[c];
     int b = 0;
-    for (int half = GROUP / 2; half; half /= 2) b += ranks[b + half] <= rank ? half : 0;
+    for (int half = GROUP / 2; half; half /= 2) b += (ranks[b + half] <= rank) * half;
     return BLOCK * b + select_bit(group->masks[c][b], (uint64_t)(rank - ranks[b]));
 }
 
@@ -105,10 +106,11 @@ INLINE int place_of(const group_t *group, int c, int64_t rank) {
 INLINE int walk_coded(
     const shape_t *s, series_t *series, const group_t *group, int c, const uint8_t *base,
     uint8_t *out, const int itemsize) {
-    const uint32_t *gaps = series->gaps[c], *steps = series->steps[c];
+    const order_t order = order_of(s);
+    const uint32_t *gaps = series->gaps[c], *steps = series->steps[c], *last = series->step_ends[c];
     int64_t rank = series->ranks[c], end = series->seen[c];
-    for (; rank < end && steps < series->step_ends[c]; rank += 1 + (int64_t)*gaps++)
-        walk(s, base, out, place_of(group, c, rank), *steps++, itemsize);
+    for (; rank < end && steps < last; rank += 1 + (int64_t)*gaps++)
+        walk(order, base, out, place_of(group, c, rank), *steps++, itemsize);
     series->ranks[c] = rank;
     series->gaps[c] = gaps;
     series->steps[c] = steps;
@@ -138,6 +140,8 @@ INLINE void take_mask(const shape_t *s, const uint8_t *mask, int64_t start, uint
 INLINE int walk_marked(
     const shape_t *s, series_t *series, const group_t *group, int c, int64_t start,
     uint8_t *out, const int itemsize) {
+    const order_t order = order_of(s);
+    const uint8_t *base = s->base + start * itemsize;
     uint64_t marked[GROUP];
     uint16_t list[LIST_ROOM];
     mark_coded(series, group, c, marked);
@@ -145,7 +149,7 @@ INLINE int walk_marked(
     int count = list_bits(marked, list);
     if (count > series->step_ends[c] - series->steps[c]) return CORRUPT;
     for (int i = 0; i < count; i++)
-        walk(s, s->base + start * itemsize, out, list[i], *series->steps[c]++, itemsize);
+        walk(order, base, out, list[i], *series->steps[c]++, itemsize);
     return OK;
 }
 

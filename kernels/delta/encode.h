@@ -40,24 +40,38 @@ INLINE int class_at(
 INLINE void put_ranks(
     const shape_t *s, const uint8_t *class_of, lists_t *lists, const group_t *group,
     int64_t start, const uint16_t *list, int count, const int itemsize) {
-    for (int i = 0; i < count && s->num_classes == 1; i++)
-        lists->ranks[0][i] = (uint32_t)start + list[i];
-    if (s->num_classes == 1) lists->ranks[0] += count;
-    for (int i = 0; i < count && s->num_classes > 1; i++) {
+    for (int i = 0; i < count; i++) {
         int c = class_at(s, class_of, start + list[i], itemsize), b = list[i] / BLOCK;
         uint64_t below = group->masks[c][b] & ((UINT64_C(1) << list[i] % BLOCK) - 1);
         *lists->ranks[c]++ = (uint32_t)(group->ranks[c][b] + __builtin_popcountll(below));
     }
 }
 
+/* Of elements of one class the ranks are the places. */
+INLINE void put_places(lists_t *lists, int64_t start, const uint16_t *list, int count) {
+    for (int i = 0; i < count; i++) lists->ranks[0][i] = (uint32_t)start + list[i];
+    lists->ranks[0] += count;
+}
+
+INLINE uint32_t step_at(
+    const shape_t *s, order_t order, int64_t place, const int itemsize) {
+    uint32_t from = load(s->base, place, itemsize), to = load(s->target, place, itemsize);
+    return (ordered(order, to) - ordered(order, from)) & order.ones;
+}
+
 INLINE void put_steps(
     const shape_t *s, const uint8_t *class_of, lists_t *lists, int64_t start,
     const uint16_t *list, int count, const int itemsize) {
+    const order_t order = order_of(s);
+    if (s->num_classes == 1) {
+        uint32_t *steps = lists->steps[0];
+        for (int i = 0; i < count; i++) steps[i] = step_at(s, order, start + list[i], itemsize);
+        lists->steps[0] += count;
+        return;
+    }
     for (int i = 0; i < count; i++) {
-        uint32_t from = load(s->base, start + list[i], itemsize);
-        uint32_t to = load(s->target, start + list[i], itemsize);
-        int c = class_of[from >> s->key_shift & s->key_bits];
-        *lists->steps[c]++ = (ordered(s, to) - ordered(s, from)) & ones(s->bits);
+        int c = class_at(s, class_of, start + list[i], itemsize);
+        *lists->steps[c]++ = step_at(s, order, start + list[i], itemsize);
     }
 }
 
@@ -85,7 +99,10 @@ INLINE void collect(
         for (int c = 0; c < s->num_classes && is_any_inverted; c++)
             for (int b = 0; b < GROUP; b++) group.changed[b] ^= group.masks[c][b] & inverted[c];
         if (is_any_inverted) num = list_bits(group.changed, list);
-        put_ranks(s, class_of, lists, &group, start, list, num, itemsize);
+        if (s->num_classes == 1)
+            put_places(lists, start, list, num);
+        else
+            put_ranks(s, class_of, lists, &group, start, list, num, itemsize);
     }
 }
 
@@ -94,16 +111,16 @@ static void part_steps(
     const shape_t *s, const record_t *record, uint32_t *ranks, uint32_t *steps,
     writer_t *to_signs) {
     writer_t signs = *to_signs;
-    uint32_t sign = UINT32_C(1) << (s->bits - 1), mask = ones(s->bits);
+    const order_t order = order_of(s);
     for (int64_t i = 0; i < record->num_changed; i += 32) {
         int own = record->num_changed - i < 32 ? (int)(record->num_changed - i) : 32;
         uint32_t down = 0;
-        for (int j = 0; j < own; j++) down |= (uint32_t)((steps[i + j] & sign) != 0) << j;
+        for (int j = 0; j < own; j++) down |= (steps[i + j] >> order.top) << j;
         put(&signs, down, own);
     }
     *to_signs = signs;
     for (int64_t i = 0; i < record->num_changed; i++)
-        steps[i] = steps[i] & sign ? -steps[i] & mask : steps[i];
+        steps[i] = steps[i] & order.sign ? (0 - steps[i]) & order.ones : steps[i];
     for (int64_t i = record->num_coded - 1; i > 0; i--) ranks[i] -= ranks[i - 1] + 1;
 }
 

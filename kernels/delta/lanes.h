@@ -64,7 +64,24 @@ INLINE uint64_t differ(const uint8_t *a, const uint8_t *b, const int itemsize) {
 /* The keys of a block: `bits` is the key's mask, moved down to bit 0. */
 INLINE void keys_of(
     const uint8_t *block, int shift, uint32_t bits, uint8_t *keys, const int itemsize) {
+#ifdef __AVX512BW__
+    __m128i by = _mm_cvtsi32_si128(shift);
+    for (int i = 0; i < itemsize; i++) {
+        __m512i part = _mm512_loadu_si512(block + 64 * i);
+        if (itemsize == 1) {
+            part = _mm512_and_si512(_mm512_srl_epi16(part, by), _mm512_set1_epi8((char)bits));
+            _mm512_storeu_si512(keys, part);
+        } else if (itemsize == 2) {
+            part = _mm512_and_si512(_mm512_srl_epi16(part, by), _mm512_set1_epi16((short)bits));
+            _mm256_storeu_si256((__m256i *)(keys + 32 * i), _mm512_cvtepi16_epi8(part));
+        } else {
+            part = _mm512_and_si512(_mm512_srl_epi32(part, by), _mm512_set1_epi32((int)bits));
+            _mm_storeu_si128((__m128i *)(keys + 16 * i), _mm512_cvtepi32_epi8(part));
+        }
+    }
+#else
     for (int i = 0; i < BLOCK; i++) keys[i] = (uint8_t)(load(block, i, itemsize) >> shift & bits);
+#endif
 }
 
 INLINE uint64_t at_least(const uint8_t *keys, uint8_t least) {
