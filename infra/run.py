@@ -56,7 +56,7 @@ def _create(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
     data = apply_overrides(read_toml(arguments.config), overrides)
     config = parse_config(data, str(arguments.config))
     _check_machines(config)
-    asyncio.run(check_store(config.store))
+    check_store(config.store)
     run_id = arguments.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-s{config.run.seed}"
     if not RUN_ID.fullmatch(run_id):
         raise ConfigError(f"--run-id: expected letters, digits, '_' and '-', got {run_id!r}")
@@ -71,7 +71,7 @@ def _resume(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
     run_dir = find_run(arguments.resume, arguments.runs_dir)
     config = load_config(run_dir.config)
     _check_machines(config)
-    asyncio.run(check_store(config.store))
+    check_store(config.store)
     return run_dir, config
 
 

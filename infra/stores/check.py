@@ -14,7 +14,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _REFUSED = {"401", "403"}
 
 
-async def check_store(section: StoreSection) -> None:
+def check_store(section: StoreSection) -> None:
     """Ask an S3 server for one page of its keys; the other kinds are the run's own.
 
     Raises:
@@ -32,7 +32,7 @@ async def check_store(section: StoreSection) -> None:
         section.bucket, prefix=_PREFIX, endpoint=section.endpoint, is_patient=False
     )
     try:
-        await store.keys("")
+        store.probe()
     except StoreUnreachableError as error:
         raise ConfigError(_cause(section, str(error))) from error
 

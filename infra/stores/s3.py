@@ -131,6 +131,20 @@ class S3Store:
             raise _translated(prefix, error) from error
         return sorted(key for key in found if key.startswith(prefix))
 
+    def probe(self) -> None:
+        """Ask for one page of keys and wait for it, without a thread that outlasts the call.
+
+        Raises:
+            StoreUnreachableError: no answer, or a refusal.
+
+        """
+        from obstore.exceptions import BaseError
+
+        try:
+            next(iter(self._bucket.list(self._prefix)), None)
+        except BaseError as error:
+            raise _translated(self._prefix, error) from error
+
     def _path(self, key: str) -> str:
         return self._prefix + check_key(key)
 
