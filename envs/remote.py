@@ -211,9 +211,9 @@ class RemoteSandbox:
         await self._ask(message, SandboxLeased)
 
     async def _ask(self, message: Message, expected: type[M], *, within_s: float = 0.0) -> M:
-        service = f"sandbox.{self._leased.host}"
+        service = host_service(self._leased.host)
         deadline_s = within_s + self._terms.margin_s
-        return await _ask(self._asker, service, message, expected, deadline_s)
+        return await ask(self._asker, service, message, expected, deadline_s)
 
 
 @contextlib.asynccontextmanager
@@ -249,38 +249,52 @@ async def _acquire(asker: Asker, lease_id: str, terms: LeaseTerms) -> SandboxLea
     give_up_at = asker.monotonic() + terms.acquire_wait_s
     avoid = ""
     while True:
-        service = ""
+        host = ""
         try:
-            service = await _place(asker, terms, avoid)
-            return await _ask(asker, service, message, SandboxLeased, terms.margin_s)
+            host = await _place(asker, terms, avoid)
+            service = host_service(host) if host else ACQUIRE_SERVICE
+            return await ask(asker, service, message, SandboxLeased, terms.margin_s)
         except (SandboxBusyError, SandboxTimeout) as error:
-            avoid = _host_of(service) if isinstance(error, SandboxTimeout) else ""
+            avoid = host if isinstance(error, SandboxTimeout) else ""
             if asker.monotonic() + terms.retry_delay_s > give_up_at:
                 words = f"no sandbox within {terms.acquire_wait_s:g} s: {error}"
                 raise SandboxBusyError(words) from error
         await asker.sleep(terms.retry_delay_s)
 
 
-def _host_of(service: str) -> str:
-    return service.removeprefix("sandbox.") if service != ACQUIRE_SERVICE else ""
-
-
-async def _place(asker: Asker, terms: LeaseTerms, avoid: str) -> str:
-    """Return the service to acquire from; the scheduler names the same host to a whole group."""
+async def _place(asker: Asker, terms: LeaseTerms, avoid_host: str) -> str:
+    """Return the host to acquire from; empty: whichever has room answers."""
     if terms.branch_of is not None:
-        return f"sandbox.{terms.branch_of.host}"
+        return terms.branch_of.host
     if terms.group is None:
-        return ACQUIRE_SERVICE
+        return ""
+    return await place_group(asker, terms.group, terms, avoid_host=avoid_host)
+
+
+async def place_group(
+    asker: Asker, group: GroupTerms, terms: LeaseTerms, *, avoid_host: str = ""
+) -> str:
+    """Return the host that has room for a group: the same one to all of its machines.
+
+    Raises:
+        SandboxBusyError: None has, or the quota is used up.
+        SandboxTimeout: The scheduler does not answer.
+
+    """
     wanted = PlaceGroup(
-        group_id=terms.group.group_id,
-        holder=terms.group.holder or terms.holder,
-        num_machines=terms.group.num_machines,
-        image_digest=terms.group.image_digest,
+        group_id=group.group_id,
+        holder=group.holder or terms.holder,
+        num_machines=group.num_machines,
+        image_digest=group.image_digest,
         lease_s=terms.lease_s,
-        avoid_host=avoid,
+        avoid_host=avoid_host,
     )
-    placed = await _ask(asker, FLEET_SERVICE, wanted, GroupPlaced, terms.margin_s)
-    return f"sandbox.{placed.host}"
+    return (await ask(asker, FLEET_SERVICE, wanted, GroupPlaced, terms.margin_s)).host
+
+
+def host_service(host: str) -> str:
+    """Return the service that one host serves alone."""
+    return f"sandbox.{host}"
 
 
 async def _renew(asker: Asker, sandbox: RemoteSandbox, period_s: float) -> None:
@@ -291,9 +305,16 @@ async def _renew(asker: Asker, sandbox: RemoteSandbox, period_s: float) -> None:
             await sandbox.renew()
 
 
-async def _ask(
+async def ask(
     asker: Asker, service: str, message: Message, expected: type[M], deadline_s: float
 ) -> M:
+    """Ask once and return an answer of the expected type.
+
+    Raises:
+        SandboxTimeout: No answer in time.
+        SandboxError: The host's own error, or an answer of another type.
+
+    """
     reason = type(message).__name__
     try:
         reply = await asker.request(service, message, deadline_s=deadline_s, reason=reason)

@@ -14,7 +14,7 @@ from penstock.messages.feedback import (
     InferenceRecorded,
     LiveSampleJoined,
 )
-from penstock.messages.fleet import AcquireGroup, GroupLeased
+from penstock.messages.fleet import AcquireGroup, GroupLeased, GroupsRenewed, RenewGroups
 from penstock.messages.generation import AbortGeneration, Ack, Generate, RemoteError, TokensSampled
 from penstock.messages.machine import (
     AcquireSandbox,
@@ -73,7 +73,7 @@ REQUESTS = (
     AcquireSandbox, SandboxLeased, ExecCommand, CommandFinished, ReadFile, FileRead,
     WriteFiles, ListFiles, FilesListed, ReleaseSandbox, ReadMonitor, MonitorSnapshot,
     ReadTiles, TileRead, PlaceGroup, GroupPlaced, ReleaseGroup, ReportHost,
-    SaveSandbox, SandboxSaved, AcquireGroup, GroupLeased,
+    SaveSandbox, SandboxSaved, AcquireGroup, GroupLeased, RenewGroups, GroupsRenewed,
 )  # fmt: skip
 """Asked and answered, not kept."""
 

@@ -29,9 +29,7 @@ class AcquireGroup(Message, frozen=True, kw_only=True):
     lease_ids: list[str]
     """Chosen by the asker: asking again gives the same machines, and renews them."""
     lease_s: float
-    """Reaped this long after the last request that names them."""
-    is_renewal: bool = False
-    """Give no machine that is not leased already: what is gone stays gone."""
+    """Reaped this long after the last request that names them or their group."""
 
 
 class GroupLeased(Message, frozen=True, kw_only=True):
@@ -41,3 +39,16 @@ class GroupLeased(Message, frozen=True, kw_only=True):
     host: str
     sandboxes: list[SandboxRecord]
     """In the order of the lease ids."""
+
+
+class RenewGroups(Message, frozen=True, kw_only=True):
+    """Asker -> a host: all that it holds there is still held; one message for all of it."""
+
+    group_ids: list[str]
+
+
+class GroupsRenewed(Message, frozen=True, kw_only=True):
+    """The host's answer."""
+
+    gone: list[str] = []
+    """Groups that have no machine here: released, expired, or lost with the host's last start."""

@@ -3,7 +3,7 @@
 ```
  sandbox.acquire (shared by all hosts) ──AcquireSandbox──▶ a lease of the pool, or busy
  sandbox.<host>  (this host's own)     ──Exec, Read, Write, List, Release, or Acquire to renew──▶
-                                       ──AcquireGroup, ReleaseGroup: all of a group at once──▶
+                                       ──AcquireGroup, RenewGroups, ReleaseGroup: many at once──▶
 ```
 Every request that names a lease renews it; the pool reaps what nobody renews. The guest runs a
 command once for each `op_key`, however often it is asked.
@@ -39,7 +39,7 @@ from penstock.envs.sandbox import (
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.errors import DeadlineError, NotFoundError, QueueFullError
-from penstock.messages.fleet import AcquireGroup, GroupLeased
+from penstock.messages.fleet import AcquireGroup, GroupLeased, GroupsRenewed, RenewGroups
 from penstock.messages.generation import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.machine import (
     AcquireSandbox,
@@ -140,6 +140,18 @@ class SandboxHost(Actor):
         self._groups.join(message)
         return self._leased(message.lease_id, lease.sandbox)
 
+    async def _operate_on_groups(
+        self, message: AcquireGroup | RenewGroups | ReleaseGroup
+    ) -> Message:
+        match message:
+            case AcquireGroup():
+                return await self._acquire_group(message)
+            case RenewGroups():
+                return GroupsRenewed(gone=self._groups.renew(message.group_ids))
+            case ReleaseGroup():
+                await self._groups.release(message.group_id)
+                return Ack()
+
     async def _acquire_group(self, wanted: AcquireGroup) -> GroupLeased:
         lease_s = min(wanted.lease_s, self._config.lease_s_max)
         try:
@@ -166,11 +178,8 @@ class SandboxHost(Actor):
             case ReleaseSandbox():
                 await self._pool.release(message.lease_id)
                 return Ack()
-            case ReleaseGroup():
-                await self._groups.release(message.group_id)
-                return Ack()
-            case AcquireGroup():
-                return await self._acquire_group(message)
+            case AcquireGroup() | RenewGroups() | ReleaseGroup():
+                return await self._operate_on_groups(message)
             case AcquireSandbox() if not message.is_placed:
                 return self._leased(message.lease_id, self._machine(message.lease_id))
             case AcquireSandbox() | SaveSandbox():

@@ -33,14 +33,11 @@ class Groups:
         """Lease all machines of a group, in the order of its lease ids, or none.
 
         Raises:
-            NotFoundError: It was to be renewed, and one of them is gone.
             DeadlineError: The pool had no room for all of them in time.
             QueueFullError: Too many wait already.
             SandboxError: Booting failed.
 
         """
-        if wanted.is_renewal:
-            return [self._pool.lease(lease_id) for lease_id in wanted.lease_ids]
         leases = [
             self._pool.acquire(lease_s, lease_id=lease_id, timeout_s=timeout_s)
             for lease_id in wanted.lease_ids
@@ -59,6 +56,16 @@ class Groups:
         await self._release(
             [lease_id for lease_id, m in self._members.items() if m.group_id == group_id]
         )
+
+    def renew(self, group_ids: list[str]) -> list[str]:
+        """Renew all leases of some groups; return the groups that have none."""
+        missing = set(group_ids)
+        live = self._pool.lease_ids()
+        for lease_id, member in self._members.items():
+            if lease_id in live and member.group_id in group_ids:
+                self._pool.lease(lease_id)
+                missing.discard(member.group_id)
+        return sorted(missing)
 
     async def _release(self, lease_ids: list[str]) -> None:
         await asyncio.gather(*(self._pool.release(lease_id) for lease_id in lease_ids))

@@ -11,6 +11,7 @@ from penstock.actors.sandbox.config import SandboxHostConfig
 from penstock.actors.sandbox.scheduler import FleetScheduler
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.remote import GroupTerms, LeaseTerms, SandboxBusyError, lease_sandbox
+from penstock.envs.remote_group import acquire_group, lease_group, renew_groups
 from penstock.messages.errors import RemoteCallError
 from penstock.messages.machine import GroupPlaced, PlaceGroup, ReleaseGroup
 
@@ -46,6 +47,10 @@ class Fleet:
         terms = self.terms(group_id)
         members = (self.host_of(f"{group_id}.{n}", terms, held_s) for n in range(4))
         return set(await asyncio.gather(*members))
+
+    @property
+    def num_booted(self) -> int:
+        return sum(len(backend.machines) for backend in self.backends.values())
 
     async def place(self, group_id: str) -> str:
         wanted = PlaceGroup(group_id=group_id, holder="test", num_machines=4, lease_s=10.0)
@@ -89,7 +94,7 @@ def test_a_scheduler_that_was_killed_adopts_the_groups_that_hosts_hold(simulate)
         after = {group: await fleet.place(group) for group in before}
         assert after == before
         assert await asyncio.gather(*holding) == list(before.values())
-        assert sum(len(backend.machines) for backend in fleet.backends.values()) == 6
+        assert fleet.num_booted == 6
 
     simulate(scenario)
 
@@ -126,5 +131,42 @@ def test_what_is_released_at_the_scheduler_has_no_room(simulate) -> None:
         await fleet.place("g")
         await world.asker().request("fleet", ReleaseGroup(group_id="g"), deadline_s=2.0)
         assert await fleet.place("other") == "h0"
+
+    simulate(scenario)
+
+
+def test_a_group_is_leased_renewed_and_given_back_as_one(simulate) -> None:
+    async def scenario(world: World) -> None:
+        fleet = Fleet(world, 2)
+        await world.sleep(3.0)
+        terms = fleet.terms("g")
+        lease_ids = [f"g.{n}" for n in range(4)]
+        async with lease_group(world.asker(), terms.group, lease_ids, terms) as machines:
+            await world.sleep(30.0)  # Three times the lease.
+            await asyncio.gather(*(m.write_files({"a": b""}) for m in machines))
+
+            again = await acquire_group(world.asker(), terms.group, lease_ids, terms)
+            assert again.host == machines[0]._leased.host
+            assert fleet.num_booted == 4
+        await world.sleep(1.5)
+        assert [m.alive for b in fleet.backends.values() for m in b.machines] == [False] * 4
+        assert await renew_groups(world.asker(), again.host, ["g"], terms) == ["g"]
+
+    simulate(scenario)
+
+
+def test_a_group_whose_host_has_no_room_gets_no_machine_of_it(simulate) -> None:
+    async def scenario(world: World) -> None:
+        fleet = Fleet(world, 1)
+        await world.sleep(3.0)
+        async with lease_sandbox(world.asker(), "other", LeaseTerms(holder="other")):
+            await world.sleep(0.1)  # The scheduler has not heard of it.
+            terms = fleet.terms("g")
+            wanted = [f"g.{n}" for n in range(4)]
+            with pytest.raises(SandboxBusyError, match="no room for g within 3 s"):
+                await acquire_group(world.asker(), terms.group, wanted, terms)
+            await world.sleep(6.0)  # The host waits so long for room, then gives up all of it.
+            alive = [m.alive for m in fleet.backends["h0"].machines]
+            assert sum(alive) == 1
 
     simulate(scenario)

@@ -1,0 +1,114 @@
+"""Machines of one group on one host: placed, leased, renewed and given back by one message each.
+
+```
+ lease_group ──PlaceGroup──▶ the fleet's scheduler: which host
+     ├──AcquireGroup──▶ that host: all machines or none; no answer: placed anew, elsewhere
+     ├──RenewGroups───▶ as long as the block runs
+     └──ReleaseGroup──▶ host and scheduler
+```
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+from penstock.envs.remote import (
+    FLEET_SERVICE,
+    Asker,
+    GroupTerms,
+    LeaseTerms,
+    RemoteSandbox,
+    SandboxBusyError,
+    ask,
+    host_service,
+    place_group,
+)
+from penstock.envs.sandbox import SandboxError, SandboxTimeout
+from penstock.messages.fleet import AcquireGroup, GroupLeased, GroupsRenewed, RenewGroups
+from penstock.messages.generation import Ack
+from penstock.messages.machine import ReleaseGroup, SandboxLeased
+
+
+async def acquire_group(
+    asker: Asker, group: GroupTerms, lease_ids: Sequence[str], terms: LeaseTerms
+) -> GroupLeased:
+    """Lease all machines of a group; nothing renews them.
+
+    Raises:
+        SandboxBusyError: No host had room for `terms.acquire_wait_s`.
+        SandboxError: The host failed.
+
+    """
+    wanted = AcquireGroup(
+        group_id=group.group_id,
+        holder=group.holder or terms.holder,
+        lease_ids=list(lease_ids),
+        lease_s=terms.lease_s,
+    )
+    give_up_at = asker.monotonic() + terms.acquire_wait_s
+    avoid = ""
+    while True:
+        host = ""
+        try:
+            host = await place_group(asker, group, terms, avoid_host=avoid)
+            return await ask(asker, host_service(host), wanted, GroupLeased, terms.margin_s)
+        except (SandboxBusyError, SandboxTimeout) as error:
+            avoid = host if isinstance(error, SandboxTimeout) else ""
+            if asker.monotonic() + terms.retry_delay_s > give_up_at:
+                words = f"no room for {group.group_id} within {terms.acquire_wait_s:g} s: {error}"
+                raise SandboxBusyError(words) from error
+        await asker.sleep(terms.retry_delay_s)
+
+
+async def renew_groups(
+    asker: Asker, host: str, group_ids: Sequence[str], terms: LeaseTerms
+) -> list[str]:
+    """Renew all that is held on a host; return the groups that are gone.
+
+    Raises:
+        SandboxTimeout: The host does not answer.
+
+    """
+    message = RenewGroups(group_ids=list(group_ids))
+    renewed = await ask(asker, host_service(host), message, GroupsRenewed, terms.margin_s)
+    return renewed.gone
+
+
+async def release_group(asker: Asker, host: str, group_id: str, terms: LeaseTerms) -> None:
+    """Give all machines of a group back; who cannot be told finds out by itself."""
+    message = ReleaseGroup(group_id=group_id)
+    for service in (host_service(host), FLEET_SERVICE):
+        with contextlib.suppress(SandboxError):
+            await ask(asker, service, message, Ack, terms.margin_s)
+
+
+@contextlib.asynccontextmanager
+async def lease_group(
+    asker: Asker, group: GroupTerms, lease_ids: Sequence[str], terms: LeaseTerms
+) -> AsyncIterator[list[RemoteSandbox]]:
+    """Hold a group's machines for the time of the block; they are destroyed after it.
+
+    Raises:
+        SandboxBusyError: No host had room for all of them in time.
+        SandboxError: The host failed.
+
+    """
+    leased = await acquire_group(asker, group, lease_ids, terms)
+    machines = [
+        SandboxLeased(lease_id=lease_id, host=leased.host, sandbox=record)
+        for lease_id, record in zip(lease_ids, leased.sandboxes, strict=True)
+    ]
+    renewal = asyncio.create_task(_renew(asker, leased.host, group.group_id, terms))
+    try:
+        yield [RemoteSandbox(asker, machine, terms) for machine in machines]
+    finally:
+        renewal.cancel()
+        await asyncio.gather(renewal, return_exceptions=True)
+        await release_group(asker, leased.host, group.group_id, terms)
+
+
+async def _renew(asker: Asker, host: str, group_id: str, terms: LeaseTerms) -> None:
+    """Renew until cancelled, or until all is gone: users meet that by themselves."""
+    with contextlib.suppress(SandboxError):
+        while not await renew_groups(asker, host, [group_id], terms):
+            await asker.sleep(terms.lease_s / 3)
