@@ -26,12 +26,12 @@ class State(msgspec.Struct):
     counts: dict[str, int] = {}
 
 
-async def run(wanted: int, state: State, file: Path | None) -> None:
-    """Run the rounds that are missing, each from the seed of its number."""
+async def run(wanted: int, seed: int, state: State, file: Path | None) -> None:
+    """Run the rounds that are missing."""
     while state.boots < wanted:
         began = time.monotonic()
         num_boots = min(BOOTS_PER_ROUND, wanted - state.boots)
-        boots, counts = await run_round(state.rounds, num_boots)
+        boots, counts = await run_round(f"s{seed}r{state.rounds}", num_boots)
         state.boots, state.rounds = state.boots + boots, state.rounds + 1
         state.counts = dict(sorted((Counter(state.counts) + counts).items()))
         state.wall_s += time.monotonic() - began
@@ -45,12 +45,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.boots")
     parser.add_argument("--boots", type=int, default=300)
     parser.add_argument("--state", type=Path, help="file to go on from, and to keep up to date")
+    parser.add_argument("--seed", type=int, default=0, help="of what is killed when")
     arguments = parser.parse_args()
     state, file = State(), arguments.state
     if file is not None and file.exists():
         state = msgspec.json.decode(file.read_bytes(), type=State)
     adopt_orphans()
-    asyncio.run(run(arguments.boots, state, file))
+    asyncio.run(run(arguments.boots, arguments.seed, state, file))
     sys.stdout.write(msgspec.json.encode(state).decode() + "\n")
     return 0
 

@@ -24,22 +24,22 @@ DESCRIPTORS_SPARE = 4
 """A host may hold so many more than one that has just started: threads, cached connections."""
 
 
-async def run_round(number: int, num_boots: int) -> tuple[int, Counter[str]]:
-    """Return boots, and what was killed and how episodes ended.
+async def run_round(name: str, num_boots: int) -> tuple[int, Counter[str]]:
+    """Return boots, and what was killed and how episodes ended; the name is its seed.
 
     Raises:
         OrphanError: A process, descriptor, lease, placement or file is left.
         RanTwiceError: An operation ran twice.
 
     """
-    rng = random.Random(number)
+    rng = random.Random(name)
     shared = _shared_memory()
     root = Path(tempfile.mkdtemp(prefix="boots-"))
     before = set(children_of(os.getpid()))
     async with open_fleet(root) as fleet:
         reaping = asyncio.create_task(_reap(fleet))
         fresh = await _at_rest(fleet)
-        episodes = Episodes(fleet.bus, rng, f"r{number}")
+        episodes = Episodes(fleet.bus, rng, name)
         chaos = Chaos(fleet, episodes, rng)
         killing = asyncio.create_task(chaos.run())
         working = asyncio.create_task(episodes.run(num_boots))
