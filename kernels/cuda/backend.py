@@ -133,7 +133,7 @@ class CudaBackend:
             (_ceil(num_columns, _GEMM_TILE), num_tiles_max),
             _GEMM_THREADS,
             *(x, *weight, offsets, tile_ends, out),
-            *(np.int32(num_experts), np.int64(num_columns), np.int64(depth)),
+            *(np.int32(num_experts), *map(np.int64, (len(x), num_columns, depth))),
         )
 
     def delta_changes(self, base: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,7 +155,8 @@ class CudaBackend:
         """See `Backend`."""
         grid = (_ceil(len(positions), _THREADS), 1)
         name = f"changes.changes_apply_{bits.element_size()}"
-        self._launch(name, grid, _THREADS, bits, positions, values, np.int64(len(positions)))
+        sizes = (np.int64(len(positions)), np.int64(bits.numel()))
+        self._launch(name, grid, _THREADS, bits, positions, values, *sizes)
 
 
 def split_of_depth(num_columns: int, depth: int) -> int:

@@ -6,7 +6,8 @@ the kernels of `kernels/cuda`. `backend=` names another one: `reference` (slow, 
 tensor-core kernels are the same bits on every backend: `kernels/reference` is the frozen
 arithmetic.
 
-All functions are forward only and allocate their results; none keeps its arguments.
+All functions are forward only and allocate their results; none keeps its arguments. A CUDA call
+does not wait: what lies in its tensors is checked behind it, see `finish_checks`.
 
 To add a kernel: a function in `kernels/reference`, a method of `kernels.backend.Backend` in each
 backend, a function here that checks and allocates, and a line in the table of docs/kernels.md.
@@ -32,6 +33,7 @@ from penstock.kernels.ops.routing import (
     routes_unpack,
 )
 from penstock.kernels.ops.rows import rms_norm, token_logprobs
+from penstock.kernels.ops.values import finish_checks
 
 __all__ = [
     "Mxfp8",
@@ -39,6 +41,7 @@ __all__ = [
     "Routing",
     "delta_apply",
     "delta_changes",
+    "finish_checks",
     "matmul",
     "moe_combine",
     "mxfp8_dequantize",

@@ -5,6 +5,7 @@ import torch
 from penstock.kernels.backend import backend_for
 from penstock.kernels.errors import KernelArgumentError
 from penstock.kernels.ops.check import check_range, check_tensor
+from penstock.kernels.ops.values import check_values
 
 NUM_ELEMENTS_MAX = (1 << 31) - 1
 _BITS = (torch.uint8, torch.int16, torch.uint16, torch.bfloat16, torch.int32, torch.float32)
@@ -48,7 +49,8 @@ def delta_apply(
 
     Raises:
         KernelArgumentError: weights not contiguous, other dtypes, or a position outside 0..N-1;
-            nothing is written then.
+            nothing is written then. On a GPU a position is checked without waiting (see
+            `finish_checks`): those outside are left out, the others are written.
 
     """
     if not weights.is_contiguous():
@@ -58,9 +60,7 @@ def delta_apply(
     values = check_tensor("values", values, tuple(positions.shape), (weights.dtype,))
     if not positions.numel():
         return
-    low, high = (int(bound) for bound in positions.aminmax())
-    check_range("positions: smallest", low, 0, weights.numel() - 1)
-    check_range("positions: largest", high, 0, weights.numel() - 1)
+    check_values("positions", positions, 0, weights.numel() - 1, backend)
     bits = _as_bits(weights.detach())
     backend_for(weights, backend).delta_apply(bits, positions, _as_bits(values))
 

@@ -3,9 +3,9 @@
 import torch
 
 from penstock.kernels.backend import backend_for
-from penstock.kernels.errors import KernelArgumentError
 from penstock.kernels.ops.check import FLOATS, check_multiple, check_tensor
 from penstock.kernels.ops.quantize import Mxfp8
+from penstock.kernels.ops.values import check_values
 from penstock.kernels.reference.quantize import MX_BLOCK
 
 
@@ -52,9 +52,10 @@ def mxfp8_grouped_matmul(
     shape = (num_experts, width, num_columns // MX_BLOCK)
     scales = check_tensor("weight.scales", weight.scales, shape, (torch.uint8,))
     offsets = check_tensor("offsets", offsets, (num_experts + 1,), (torch.int32,))
-    is_rising = bool((offsets.diff() >= 0).all())
-    if int(offsets[0]) or int(offsets[-1]) != x.shape[0] or not is_rising:
-        raise KernelArgumentError(f"offsets: expected to rise from 0 to {x.shape[0]}")
+    num_rows = x.shape[0]
+    check_values("offsets: first", offsets[:1], 0, 0, backend)
+    check_values("offsets: last", offsets[-1:], num_rows, num_rows, backend)
+    check_values("offsets: rows of an expert", offsets.diff(), 0, num_rows, backend)
     out = torch.empty((x.shape[0], width), dtype=x.dtype, device=x.device)
     if out.numel():
         backend_for(x, backend).mxfp8_grouped_matmul(x, Mxfp8(codes, scales), offsets, out)

@@ -7,6 +7,7 @@ import torch
 from penstock.kernels.backend import backend_for
 from penstock.kernels.errors import KernelArgumentError
 from penstock.kernels.ops.check import FLOATS, check_range, check_tensor
+from penstock.kernels.ops.values import check_values
 from penstock.kernels.reference.routes import bits_per_id
 
 NUM_CHOSEN_MAX = 32
@@ -60,9 +61,11 @@ def router_topk(  # noqa: PLR0913 - the options are keywords
     check_range("logits: number of experts", num_experts, 1, NUM_EXPERTS_MAX)
     check_range("num_chosen", num_chosen, 1, min(num_experts, NUM_CHOSEN_MAX))
     if recorded is not None:
-        recorded = _checked_ids(recorded, (num_tokens, num_chosen), num_experts)
-        if bool(((recorded[:, :1] >= 0) & (recorded < 0)).any()):
-            raise KernelArgumentError("recorded: expected a row of ids, or one that starts with -1")
+        recorded = _checked_ids(recorded, (num_tokens, num_chosen), num_experts, -1, backend)
+        is_missing = (recorded[:, :1] >= 0) & (recorded < 0)
+        check_values(
+            "recorded: -1 in a row that does not start so", is_missing.int(), 0, 0, backend
+        )
     routing = Routing(
         torch.empty((num_tokens, num_chosen), dtype=torch.int16, device=logits.device),
         torch.empty((num_tokens, num_chosen), dtype=torch.float32, device=logits.device),
@@ -90,7 +93,7 @@ def routes_pack(
     check_range("num_experts", num_experts, 1, 1 << 15)
     if routes.dim() != 3:
         raise KernelArgumentError(f"routes: expected [T, L, K], got {list(routes.shape)}")
-    ids = _checked_ids(routes.flatten(1), (None, None), num_experts, lowest=0)
+    ids = _checked_ids(routes.flatten(1), (None, None), num_experts, 0, backend)
     num_bytes = -(-ids.shape[1] * bits_per_id(num_experts) // 8)
     packed = torch.empty((ids.shape[0], num_bytes), dtype=torch.uint8, device=ids.device)
     if packed.numel():
@@ -139,11 +142,12 @@ def moe_combine(
 
 
 def _checked_ids(
-    ids: torch.Tensor, shape: tuple[int | None, ...], num_experts: int, lowest: int = -1
+    ids: torch.Tensor,
+    shape: tuple[int | None, ...],
+    num_experts: int,
+    lowest: int,
+    backend: str | None,
 ) -> torch.Tensor:
     ids = check_tensor("expert ids", ids, shape, _INTEGERS)
-    if ids.numel():
-        low, high = (int(bound) for bound in ids.aminmax())
-        check_range("expert ids: smallest", low, lowest, num_experts - 1)
-        check_range("expert ids: largest", high, lowest, num_experts - 1)
+    check_values("expert ids", ids, lowest, num_experts - 1, backend)
     return ids.to(torch.int16)

@@ -3,8 +3,8 @@
 import torch
 
 from penstock.kernels.backend import backend_for
-from penstock.kernels.errors import KernelArgumentError
 from penstock.kernels.ops.check import FLOATS, check_range, check_tensor
+from penstock.kernels.ops.values import check_values
 from penstock.kernels.reference.rows import LOGIT_CHUNK
 
 NUM_LOGITS_MAX = 512 * LOGIT_CHUNK
@@ -48,8 +48,6 @@ def token_logprobs(
     out = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     if not num_rows:
         return out
-    low, high = (int(bound) for bound in targets.aminmax())
-    if low < 0 or high >= num_logits:
-        raise KernelArgumentError(f"targets: expected 0..{num_logits - 1}, got {low}..{high}")
+    check_values("targets", targets, 0, num_logits - 1, backend)
     backend_for(logits, backend).token_logprobs(logits, targets, out)
     return out

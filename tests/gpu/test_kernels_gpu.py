@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from penstock.kernels import ops
+from penstock.kernels.errors import KernelArgumentError
 
 pytestmark = [
     pytest.mark.gpu,
@@ -148,3 +149,35 @@ def test_a_thousand_runs_give_one_result():
     first = ops.matmul(x, weight)
     for _ in range(1000):
         assert torch.equal(ops.matmul(x, weight), first)
+
+
+def test_no_call_waits_for_the_device():
+    x, weight = random(64, 256, dtype=torch.bfloat16).cuda(), random(8, 256).bfloat16().cuda()
+    experts = ops.mxfp8_quantize_rows(random(2, 64, 256, dtype=torch.bfloat16).cuda())
+    offsets = torch.tensor([0, 40, 64], dtype=torch.int32).cuda()
+    targets = torch.zeros(64, dtype=torch.int64).cuda()
+
+    def calls():
+        logits = ops.matmul(x, weight)
+        routing = ops.router_topk(logits.float(), 2)
+        ops.router_topk(logits.float(), 2, recorded=routing.ids)
+        ops.routes_pack(routing.ids[:, None], 8)
+        ops.mxfp8_grouped_matmul(x, experts, offsets)
+        ops.token_logprobs(logits, targets)
+
+    calls()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        calls()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    ops.finish_checks()
+
+
+def test_wrong_values_are_raised_late_and_harm_nothing():
+    weights = torch.zeros(4).cuda()
+    positions = torch.tensor([1, -1, 1 << 30], dtype=torch.int32).cuda()
+    ops.delta_apply(weights, positions, torch.ones(3).cuda())
+    with pytest.raises(KernelArgumentError, match="positions"):
+        ops.finish_checks()
+    assert weights.tolist() == [0.0, 1.0, 0.0, 0.0]

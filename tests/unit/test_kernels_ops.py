@@ -8,13 +8,16 @@ import pytest
 import torch
 
 from penstock.kernels import ops
+from penstock.kernels.cuda.backend import CudaBackend
 from penstock.kernels.cuda.compiler import compile_cubin, find_nvcc, read_usage
-from penstock.kernels.cuda.launch import launch_cuda
+from penstock.kernels.cuda.launch import launch_cuda, launch_simt
 from penstock.kernels.cuda.sources import REGISTERS_MAX
 from penstock.kernels.errors import KernelArgumentError, KernelUnavailableError
+from penstock.kernels.ops import Routing
 from penstock.messages.errors import PenstockError
 
 INT32 = torch.int32
+SIMT = CudaBackend(launch_simt)
 
 
 @pytest.mark.parametrize(
@@ -27,13 +30,13 @@ INT32 = torch.int32
         (lambda: ops.router_topk(torch.zeros(2, 8), 9), "num_chosen: expected 1..8"),
         (lambda: ops.router_topk(torch.zeros(2, 8), 1, recorded=torch.full((2, 1), 8)), "-1..7"),
         (lambda: ops.router_topk(torch.zeros(1, 8), 2, recorded=torch.tensor([[3, -1]])),
-         "expected a row of ids"),
+         "recorded: -1 in a row"),
         (lambda: ops.routes_pack(torch.zeros(2, 8), 8), "expected"),
         (lambda: ops.rms_norm(torch.zeros(2, 8), torch.zeros(9), 1e-6), r"weight: expected \[8\]"),
         (lambda: ops.token_logprobs(torch.zeros(1, 8), torch.tensor([8])), "targets: expected"),
         (lambda: ops.matmul(torch.zeros(2, 8), torch.zeros(3, 9)), r"weight: expected \[any, 8\]"),
         (lambda: ops.delta_apply(torch.zeros(4), torch.tensor([4], dtype=INT32), torch.ones(1)),
-         "positions: smallest: expected 0..3, got 4"),
+         "positions: expected 0..3, got 4"),
         (lambda: ops.rms_norm(torch.zeros(1, 4), torch.ones(4), 0.0, backend="cuda"),
          "expected cuda tensors"),
         (lambda: ops.rms_norm(torch.zeros(1, 4), torch.ones(4), 0.0, backend="tpu"),
@@ -60,6 +63,51 @@ def test_a_refused_apply_writes_nothing():
     with pytest.raises(KernelArgumentError):
         ops.delta_apply(weights, positions, torch.ones(2))
     assert not weights.any()
+
+
+def test_a_gpu_is_not_waited_for_and_leaves_out_what_lies_outside():
+    """The shim runs the CUDA sources, and its checks of values come late as a GPU's do."""
+    logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    found = ops.token_logprobs(logits, torch.tensor([1, 8, -1]), backend="simt")
+    assert found.isnan().tolist() == [False, True, True]
+    with pytest.raises(KernelArgumentError, match=r"targets: expected 0\.\.7, got -1\.\.8"):
+        ops.finish_checks()
+    weights = torch.zeros(4)
+    positions = torch.tensor([1, -1, 4], dtype=INT32)
+    ops.delta_apply(weights, positions, torch.ones(3), backend="simt")
+    assert weights.tolist() == [0.0, 1.0, 0.0, 0.0]
+    with pytest.raises(KernelArgumentError, match="positions"):
+        ops.rms_norm(torch.ones(1, 4), torch.ones(4), 0.0, backend="simt")
+        ops.delta_apply(weights, positions[:1], torch.ones(1), backend="simt")
+    ops.finish_checks()
+
+
+@pytest.mark.parametrize("missing", [99, -1])
+def test_a_gpu_takes_no_expert_that_is_none(missing):
+    logits = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+    recorded = torch.tensor([[5, missing], [3, 1]], dtype=torch.int16)
+    routing = Routing(*(torch.empty(2, 2, dtype=t) for t in (torch.int16, torch.float32)),
+                      *(torch.empty(2, dtype=INT32) for _ in range(2)))  # fmt: skip
+    SIMT.router_topk(logits, recorded, routing, normalize=True, plausibility_min=0.0)
+    own = ops.router_topk(logits, 2).ids
+    assert routing.ids[:, 0].tolist() == [5, 3]
+    assert routing.ids[0, 1] in own[0]
+    assert routing.num_replaced.tolist() == [1, 0]
+    with pytest.raises(KernelArgumentError, match=r"expert ids|recorded"):
+        ops.router_topk(logits, 2, recorded=recorded, backend="simt")
+        ops.finish_checks()
+
+
+@pytest.mark.parametrize("offsets", [[0, -70, 64], [0, 70, 64], [-64, 0, 64], [0, 1000, 2000]])
+def test_a_gpu_reads_no_rows_that_are_not_there(offsets):
+    weight = ops.mxfp8_quantize_rows(torch.ones(2, 8, 64))
+    rows, wrong = torch.ones(64, 64).bfloat16(), torch.tensor(offsets, dtype=INT32)
+    out = torch.zeros(64, 8).bfloat16()
+    SIMT.mxfp8_grouped_matmul(rows, weight, wrong, out)
+    assert ((out == 0) | (out == 64)).all()
+    with pytest.raises(KernelArgumentError, match="offsets"):
+        ops.mxfp8_grouped_matmul(rows, weight, wrong, backend="simt")
+        ops.finish_checks()
 
 
 def test_empty_tensors_go_through():

@@ -97,9 +97,10 @@ __device__ __forceinline__ void write_changes(const T *base, const T *target, co
         write_changes(base, target, starts, positions, values, count);                            \
     }                                                                                             \
     extern "C" __global__ void __launch_bounds__(256) changes_apply_##NAME(                       \
-        T *bits, const int *positions, const T *values, long long count) {                        \
+        T *bits, const int *positions, const T *values, long long count, long long num_bits) {    \
         long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;              \
-        if (i < count) bits[positions[i]] = values[i];                                            \
+        if (i >= count || positions[i] < 0 || positions[i] >= num_bits) return;                   \
+        bits[positions[i]] = values[i];                                                           \
     }
 
 CHANGES(1, uint8_t)

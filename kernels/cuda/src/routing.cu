@@ -110,7 +110,8 @@ __device__ __forceinline__ void route(float (&scores)[ROUTER_WARPS][ROUNDS * 128
     bool is_free = __shfl_sync(FULL_WARP, old, 0) < 0;
     Replayed chosen = {own, 0, 0};
     if (!is_free) {
-        bool is_kept = is_slot && __fdiv_rn(scores[warp][old], total) >= plausibility_min;
+        bool is_expert = is_slot && old >= 0 && old < num_experts;
+        bool is_kept = is_expert && __fdiv_rn(scores[warp][old], total) >= plausibility_min;
         chosen = replay(own, old, is_kept, num_chosen, lane);
     }
     float score = __fdiv_rn(scores[warp][is_slot ? chosen.id : 0], total);

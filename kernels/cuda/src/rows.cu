@@ -83,7 +83,9 @@ __device__ __forceinline__ void token_logprobs(float *tops, float *sums, const T
                 lanes[j] += sums[first + j] * exp_frozen(tops[first + j] - top);
     float total = fold_lanes(lanes);
     if (lane == 0) {
-        float chosen = to_float(row[targets[blockIdx.x]]);
+        long long target = targets[blockIdx.x];
+        bool is_inside = target >= 0 && target < width;
+        float chosen = is_inside ? to_float(row[target]) : __uint_as_float(0x7FC00000u);
         out[blockIdx.x] = (chosen - top) - log_frozen(total);
     }
 }

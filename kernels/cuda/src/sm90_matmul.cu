@@ -167,11 +167,12 @@ __device__ __forceinline__ int find_expert(const int *tile_ends, int num_experts
 }
 
 // x [R, K] sorted by expert, codes [E, N, K], scales [E, N, K/32] -> out [R, N]. tile_ends [E]: the
-// running sum of ceil(rows / 64). grid [ceil(N / 64), at least tile_ends[E - 1]].
+// running sum of ceil(rows / 64). grid [ceil(N / 64), at least tile_ends[E - 1]]. Offsets that are not
+// those of R rows give nothing.
 extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
     mxfp8_grouped_matmul(const bf16 *x, const uint8_t *codes, const uint8_t *scales,
                          const int *offsets, const int *tile_ends, bf16 *out, int num_experts,
-                         long long num_columns, long long depth) {
+                         long long num_rows, long long num_columns, long long depth) {
     __shared__ Stages stages;
     int tile = static_cast<int>(blockIdx.y);
     if (tile >= tile_ends[num_experts - 1]) return;
@@ -179,6 +180,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS)
     int tiles_before = expert ? tile_ends[expert - 1] : 0;
     long long first_row = offsets[expert] + static_cast<long long>(tile - tiles_before) * TILE_M;
     long long end_row = offsets[expert + 1];
+    if (first_row < 0 || end_row > num_rows) return;
     long long first_column = static_cast<long long>(blockIdx.x) * TILE_N;
     const uint8_t *own_codes = codes + expert * num_columns * depth;
     const uint8_t *own_scales = scales + expert * num_columns * (depth / MX_BLOCK);
