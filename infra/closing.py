@@ -50,13 +50,22 @@ async def close_run(  # noqa: PLR0913 - all of a run
 def closing_table(figures: dict[str, Any]) -> list[str]:
     """Return the figures as aligned lines, a section each."""
     rows = [("wall", f"{figures['wall_s']:.0f} s, seed {figures['seed']}")]
-    rows += [
-        (section, ", ".join(f"{name} {_short(value)}" for name, value in values.items()))
-        for section, values in figures.items()
-        if isinstance(values, dict) and values
-    ]
+    for section, values in figures.items():
+        if isinstance(values, dict):
+            rows += _rows(section, values)
     width = max(len(name) for name, _ in rows)
     return [f"{name:<{width}}  {text}" for name, text in rows]
+
+
+def _rows(section: str, values: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return a section's line, and one for each group of figures within it."""
+    plain = {name: value for name, value in values.items() if not isinstance(value, dict)}
+    text = ", ".join(f"{name} {_short(value)}" for name, value in plain.items())
+    rows = [(section, text)] if text else []
+    groups = (group for group in values.values() if isinstance(group, dict))
+    for member, figures in (item for group in groups for item in group.items()):
+        rows += _rows(f"{section} {member}", figures)
+    return rows
 
 
 def _short(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from penstock.infra.closing import closing_table
 from penstock.infra.config import load_config
 from penstock.infra.summary import Summary
 from penstock.messages.bus import Delivery
@@ -125,3 +126,14 @@ def test_lag_and_bytes_are_told_by_region():
         "near": {"lag_s_p50": 1.0, "lag_s_p95": 1.0, "pause_ms_p50": 4.0, "num_bytes": 400},
         "far": {"lag_s_p50": 4.0, "lag_s_p95": 4.0, "pause_ms_p50": 4.0, "num_bytes": 400},
     }
+
+
+def test_the_closing_table_has_a_line_for_each_region():
+    regions = {"near": {"lag_s_p50": 1.25}, "far": {"lag_s_p50": None}}
+    lines = closing_table({"wall_s": 2.0, "seed": 7, "sync": {"by_region": regions, "regions": 2}})
+    assert lines == [
+        "wall       2 s, seed 7",
+        "sync       regions 2",
+        "sync near  lag_s_p50 1.25",
+        "sync far   lag_s_p50 -",
+    ]
