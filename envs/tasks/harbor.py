@@ -97,7 +97,11 @@ def write_harbor(candidate: Candidate, split: Split, root: Path) -> Path:
 def _task_toml(candidate: Candidate, split: Split) -> str:
     task, origin = candidate.task, candidate.origin
     limits = {name: getattr(task.limits, name) for name in task.limits.__struct_fields__}
-    penstock = {"task_id": task.task_id, "rung": task.rung, "split": split.value}
+    penstock: dict[str, object] = {
+        "task_id": task.task_id, "rung": task.rung, "split": split.value
+    }  # fmt: skip
+    if task.egress is not msgspec.UNSET:
+        penstock["egress"] = task.egress
     origins = {name: getattr(origin, name) for name in origin.__struct_fields__}
     tables: dict[str, Mapping[str, object]] = {
         "metadata": {

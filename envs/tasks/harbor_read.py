@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.envs.egress.rules import EgressRuleError, parse_rules
 from penstock.envs.tasks.harbor import (
     EXPECTED_FILE,
     INSTRUCTION_FILE,
@@ -60,6 +61,7 @@ def read_harbor(folder: Path) -> Candidate:
         instruction=instruction.removesuffix("\n"),
         files=start,
         limits=_converted(folder, own.get("limits", {}), Limits, "metadata.penstock.limits"),
+        egress=_egress(folder, own["egress"]) if "egress" in own else msgspec.UNSET,
     )
     hidden = _hidden(folder, task_id, _timeout_s(folder, settings))
     origin = _converted(
@@ -97,6 +99,16 @@ def _settings(folder: Path) -> dict[str, Any]:
         if not isinstance(settings.get(name, {}), dict):
             raise MalformedTaskError(f"{path}: {name}: expected a table")
     return settings
+
+
+def _egress(folder: Path, value: object) -> list[str]:
+    field = "metadata.penstock.egress"
+    rules: list[str] = _converted(folder, value, list[str], field)
+    try:
+        parse_rules(rules)
+    except EgressRuleError as error:
+        raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {error}") from error
+    return rules
 
 
 def _timeout_s(folder: Path, settings: dict[str, Any]) -> float:

@@ -50,6 +50,18 @@ def test_a_folder_has_what_harbor_asks_for():
     assert not any(line in text for line in candidate.hidden.files.values() for text in visible)
 
 
+def test_an_allow_list_travels_with_its_task_and_is_checked(tmp_path):
+    (candidate,) = ladder(1)
+    task = msgspec.structs.replace(candidate.task, egress=["pypi.test:443", "*.files.test:80"])
+    allowed = msgspec.structs.replace(candidate, task=task)
+    folder = write_harbor(allowed, Split.TRAIN, tmp_path)
+    assert read_harbor(folder) == allowed
+    settings = folder / "task.toml"
+    settings.write_text(settings.read_text().replace("pypi.test:443", "127.0.0.1:443"))
+    with pytest.raises(MalformedTaskError, match=r"task\.toml.*egress.*127\.0\.0\.1"):
+        read_harbor(folder)
+
+
 def test_hard_texts_survive_toml(tmp_path):
     (candidate,) = ladder(1)
     origin = msgspec.structs.replace(candidate.origin, repository='a"\\b\n\x7f\té')
