@@ -9,6 +9,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol, TypeVar
@@ -131,6 +132,8 @@ class RemoteSandbox:
         self._leased = leased
         self._terms = terms
         self._op_numbers = itertools.count()
+        self._op_prefix = hashlib.blake2s(leased.lease_id.encode(), digest_size=8).hexdigest()
+        """A copy of a machine remembers the keys of the one it was: each lease has its own."""
 
     async def exec(  # noqa: PLR0913 - the protocol asks for them
         self,
@@ -145,7 +148,7 @@ class RemoteSandbox:
         """Run a program; it runs once, however often the request is delivered."""
         command = ExecCommand(
             lease_id=self._leased.lease_id,
-            op_key=op_key or f"op{next(self._op_numbers)}",
+            op_key=op_key or f"{self._op_prefix}-{next(self._op_numbers)}",
             argv=list(argv),
             cwd=cwd,
             env=dict(env or {}),

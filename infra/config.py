@@ -20,6 +20,7 @@ from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.sandbox.config import SandboxHostConfig
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.envs.harness import HARNESS_VERSION
+from penstock.envs.sandbox import Capability, backend_class, backends
 from penstock.gateway.config import GatewayConfig
 from penstock.infra.prepare import PrepareConfig
 from penstock.infra.regions.settings import LinkSection, check_processes
@@ -215,8 +216,10 @@ def _derive(data: dict[str, Any]) -> None:
     harness = data["pacer"].get("harness", HARNESS_VERSION)
     data.setdefault("prepare", {}).setdefault("harness", harness)
     pool = data.get("pool", {})
-    if pool.get("backend") == "process" and pool.get("allow_process") is True:
-        data.setdefault("trainer", {}).setdefault("isolation_classes", ["process"])
+    backend = pool.get("backend", "")
+    if backend in backends and (backend != "process" or pool.get("allow_process") is True):
+        isolation = backend_class(backend).isolation_class.value
+        data.setdefault("trainer", {}).setdefault("isolation_classes", [isolation])
 
 
 def _check_whole(config: RunConfig, source: str) -> None:
@@ -232,6 +235,7 @@ def _check_whole(config: RunConfig, source: str) -> None:
             own = name.removeprefix("loss.")
             text = f"pacer.{own} and trainer.{name} must be equal, got {granted} and {trained}"
             raise ConfigError(f"{source}: {text}")
+    _check_machines(config, source)
     has_keeper = any("keeper" in specs for specs in config.processes.values())
     if has_keeper == config.store.retain_for_replay:
         text = "the role keeper and store.retain_for_replay = false belong together"
@@ -242,6 +246,26 @@ def _check_whole(config: RunConfig, source: str) -> None:
     linked = [region.name for region in config.regions if region.link is not None]
     if linked:
         _check_links(config, linked, source)
+
+
+def _check_machines(config: RunConfig, source: str) -> None:
+    """See that the machines can do what the settings ask of them."""
+    wanted = {
+        "pacer.tree": (config.pacer.tree is not None, Capability.FORK),
+        "rollout_worker.checkpoint_turns": (
+            config.rollout_worker.checkpoint_turns > 0,
+            Capability.CHECKPOINT,
+        ),
+    }
+    for field, (is_asked, capability) in wanted.items():
+        if not is_asked:
+            continue
+        able = [name for name in backends if capability in backend_class(name).capabilities]
+        if config.pool.backend not in able:
+            raise ConfigError(
+                f"{source}: {field}: needs machines with the capability {capability.value!r}; "
+                f"pool.backend {config.pool.backend!r} has it not, choose one of {', '.join(able)}"
+            )
 
 
 def _check_links(config: RunConfig, linked: list[str], source: str) -> None:

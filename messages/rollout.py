@@ -185,6 +185,16 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
         return self.rollout_id
 
     @property
+    def machine_id(self) -> str:
+        """The rollout that its machine was set up for: a branch has a copy of its trunk's."""
+        return self.trunk.rollout_id if self.trunk else self.rollout_id
+
+    @property
+    def num_trunk_turns(self) -> int:
+        """How many of the first turns are another rollout's."""
+        return self.trunk.num_turns if self.trunk else 0
+
+    @property
     def own_turns(self) -> list[Turn]:
         """The turns that are this rollout's to count and to train.
 
@@ -193,7 +203,7 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
         """
         if self.trunk is None:
             return self.turns
-        shared, own = self.turns[: self.trunk.num_turns], self.turns[self.trunk.num_turns :]
+        shared, own = self.turns[: self.num_trunk_turns], self.turns[self.num_trunk_turns :]
         past = [ids for turn in shared for ids in (turn.context_ids, turn.token_ids)]
         return [
             msgspec.structs.replace(turn, context_ids=_joined([*past, turn.context_ids]))

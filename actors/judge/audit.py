@@ -59,7 +59,7 @@ def audit(rollout: RolloutFinished, task: GradedTask) -> list[CheatFinding]:
 
 
 def _audit_calls(rollout: RolloutFinished) -> Iterator[CheatFinding]:
-    token = canary_token(rollout.rollout_id)
+    token = canary_token(rollout.machine_id)
     for index, turn in enumerate(rollout.turns):
         for number, call in enumerate(turn.calls):
             where = f"turn {index}, call {number}"
@@ -92,7 +92,7 @@ def _audit_egress(rollout: RolloutFinished) -> Iterator[CheatFinding]:
 
 
 def _audit_files(rollout: RolloutFinished, task: GradedTask) -> Iterator[CheatFinding]:
-    token = canary_token(rollout.rollout_id).encode()
+    token = canary_token(rollout.machine_id).encode()
     for path, data in rollout.files.items():
         where = f"file {path}"
         if token in data:

@@ -7,16 +7,18 @@ stream keeps one, and a worker that meets the other finds the rollout finished.
 import random
 from collections.abc import Sequence
 
-from penstock.actors.pacer.config import PacerConfig
+import msgspec
+
+from penstock.actors.pacer.config import PacerConfig, TreeConfig
 from penstock.messages.pacing import EvalRequested
-from penstock.messages.task import Purpose, Sampling, StartRollout, Task
+from penstock.messages.task import Branch, Branching, Purpose, Sampling, StartRollout, Task
 
 
 def group_commands(
     config: PacerConfig, group_index: int, task: Task, policy_version: int
 ) -> list[StartRollout]:
-    """Return the commands of one training group: `g<index>-m<member>`."""
-    return [
+    """Return the commands of one training group, `g<index>-m<member>`: one a rollout, or a tree."""
+    commands = [
         StartRollout(
             rollout_id=(rollout_id := f"g{group_index}-m{member}"),
             group_id=f"g{group_index}",
@@ -35,6 +37,24 @@ def group_commands(
             harness=config.harness,
         )
         for member in range(config.group_size)
+    ]
+    return commands if config.tree is None else _bundled(commands, config.tree)
+
+
+def _bundled(commands: Sequence[StartRollout], tree: TreeConfig) -> list[StartRollout]:
+    """Return one command for each tree: its first rollout, and the others as branches of it."""
+    return [
+        msgspec.structs.replace(
+            commands[start],
+            branching=Branching(
+                trunk_turns=tree.trunk_turns,
+                branches=[
+                    Branch(rollout_id=one.rollout_id, member=one.member, seed=one.sampling.seed)
+                    for one in commands[start + 1 : start + tree.branches]
+                ],
+            ),
+        )
+        for start in range(0, len(commands), tree.branches)
     ]
 
 

@@ -5,6 +5,23 @@ import msgspec
 from penstock.envs.harness import HARNESS_VERSIONS
 
 
+class TreeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rollouts that branch off one another in mid-episode; needs machines that can be forked."""
+
+    trunk_turns: int = 1
+    """Turns that the rollouts of a tree share."""
+    branches: int = 2
+    """Rollouts of a tree. A group has `group_size / branches` trees, and its baseline is over all
+    of its rollouts: a single tree's trunk learns nothing."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no tree."""
+        for field, least in (("trunk_turns", 1), ("branches", 2)):
+            if getattr(self, field) < least:
+                value = getattr(self, field)
+                raise ValueError(f"pacer.tree.{field}: expected >= {least}, got {value}")
+
+
 class PacerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is granted, and how far ahead of the trainer."""
 
@@ -33,6 +50,8 @@ class PacerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """0 is greedy."""
     harness: str = "1"
     """Version of the agents' tools."""
+    tree: TreeConfig | None = None
+    """Let training rollouts share their first turns."""
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -42,6 +61,11 @@ class PacerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.harness not in HARNESS_VERSIONS:
             choices = ", ".join(HARNESS_VERSIONS)
             raise ValueError(f"pacer.harness: expected one of {choices}, got {self.harness!r}")
+        if self.tree is not None and self.group_size % self.tree.branches:
+            raise ValueError(
+                f"pacer.tree.branches: expected a divisor of group_size {self.group_size}, "
+                f"got {self.tree.branches}"
+            )
         if self.staleness_max < 0:
             raise ValueError(f"pacer.staleness_max: expected >= 0, got {self.staleness_max}")
         if any(weight < 0 for weight in self.rung_weights.values()):

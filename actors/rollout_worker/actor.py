@@ -4,19 +4,18 @@ from typing import ClassVar
 
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
-from penstock.actors.rollout_worker.episode import Episode
+from penstock.actors.rollout_worker.tree import Tree
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.messages.base import Event, Stream
 from penstock.messages.codec import decode
 from penstock.messages.control import MessageRejected
 from penstock.messages.errors import CodecError
-from penstock.messages.rollout import RolloutFinished
 from penstock.messages.task import StartRollout
 
 
 class RolloutWorker(Actor):
-    """Shares the work queue with its like; a command is done when its `RolloutFinished` is kept.
+    """Shares the work queue with its like; a command is done when its rollouts' ends are kept.
 
     Killed at any moment, it loses nothing: the command is delivered again, and the next worker
     goes on from the stored turns.
@@ -34,15 +33,14 @@ class RolloutWorker(Actor):
         self._num_running = 0
 
     async def on_start_rollout(self, command: StartRollout, ctx: Context) -> Effects:
-        """Attempt a task once, unless that was done already."""
-        if await ctx.last(RolloutFinished, command.rollout_id) is not None:
-            return ()
-        self._num_running += 1
+        """Attempt a task once, or as a tree, as far as that was not done already."""
+        tree = Tree(command, self._tokenizer, self._config, ctx)
+        self._num_running += tree.num_rollouts
         ctx.set_gauge("episodes", self._num_running)
         try:
-            return (await Episode(command, self._tokenizer, self._config, ctx).run(),)
+            return await tree.run()
         finally:
-            self._num_running -= 1
+            self._num_running -= tree.num_rollouts
             ctx.set_gauge("episodes", self._num_running)
 
     async def on_message_rejected(self, event: MessageRejected, ctx: Context) -> Effects:
@@ -55,7 +53,5 @@ class RolloutWorker(Actor):
             return ()
         if not isinstance(command, StartRollout):
             return ()
-        if await ctx.last(RolloutFinished, command.rollout_id) is not None:
-            return ()
-        episode = Episode(command, self._tokenizer, self._config, ctx)
-        return (await episode.abandon(f"rejected: {event.cause}"),)
+        tree = Tree(command, self._tokenizer, self._config, ctx)
+        return await tree.abandon(f"rejected: {event.cause}")

@@ -2,6 +2,10 @@
 
 import msgspec
 
+from penstock.actors.rollout_worker.sampling import RetryPolicy
+from penstock.envs.remote import LeaseTerms, SavedSandbox
+from penstock.messages.rollout import EpisodeSaved
+
 
 class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds of everything that an episode waits for; what the policy may do is the task's."""
@@ -20,7 +24,12 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     lease_s: float = 60.0
     """A machine is reaped this long after its worker's last request."""
     num_machines_max: int = 3
-    """Machines tried for one episode; each rebuilds its state from the stored turns."""
+    """Machines tried for one episode; each goes on from a saved state or the stored turns."""
+    checkpoint_turns: int = 0
+    """Save an episode's machine every so many turns, so that a crash costs no more than these;
+    needs machines that can be saved. 0: never, the stored turns' calls are run again."""
+    restore_wait_s: float = 20.0
+    """Longest wait for the host of a saved state, before the machine is rebuilt from the turns."""
     ends_on_parse_error: bool = False
     """Whether a turn that does not parse ends the episode, or is told to the policy."""
     num_files_max: int = 256
@@ -31,5 +40,33 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         """Refuse values that bound nothing."""
         for field in self.__struct_fields__:
             value = getattr(self, field)
-            if not isinstance(value, bool) and value <= 0:
+            least = 0 if field == "checkpoint_turns" else 1e-9
+            if not isinstance(value, bool) and value < least:
                 raise ValueError(f"rollout_worker.{field}: expected > 0, got {value}")
+
+    @property
+    def retry(self) -> RetryPolicy:
+        """How long a turn is asked for."""
+        return RetryPolicy(
+            idle_s=self.generate_idle_s,
+            wait_s=self.generate_wait_s,
+            delay_s=self.retry_delay_s,
+            delay_s_max=self.retry_delay_s_max,
+        )
+
+    def is_save_due(self, num_turns: int) -> bool:
+        """Tell whether an episode is saved after its n-th turn."""
+        return self.checkpoint_turns > 0 and num_turns % self.checkpoint_turns == 0
+
+    def lease_terms(self, rollout_id: str, saved: EpisodeSaved | None) -> LeaseTerms:
+        """Return how an episode asks for its machine, or for a copy of a saved one."""
+        branch_of = None
+        if saved is not None:
+            branch_of = SavedSandbox(checkpoint_id=saved.checkpoint_id, host=saved.host)
+        return LeaseTerms(
+            holder=rollout_id,
+            lease_s=self.lease_s,
+            acquire_wait_s=self.restore_wait_s if saved else self.acquire_wait_s,
+            retry_delay_s=self.retry_delay_s,
+            branch_of=branch_of,
+        )

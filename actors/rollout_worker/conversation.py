@@ -45,6 +45,11 @@ class Conversation:
         return self._past + self._context
 
     @property
+    def observation_ids(self) -> list[int]:
+        """What came since the last turn."""
+        return self._context
+
+    @property
     def routes_from(self) -> int:
         """First position whose routed experts no earlier turn has recorded."""
         return max(0, len(self._past) - 1)
@@ -85,6 +90,13 @@ class Conversation:
             self.end = EpisodeEnd.POLICY_ERROR
         elif not turn.parse_error and not turn.calls:
             self.end = EpisodeEnd.FINISHED
+
+    def resume(self, turns: Sequence[Turn], observation_ids: Array) -> None:
+        """Take stored turns whose calls have run, and what the last of them returned."""
+        for turn in turns:
+            self.append(turn)
+        self.end = None
+        self._context = int32_list(observation_ids)
 
     def observe(self, results: Sequence[str], *, is_finished: bool) -> None:
         """Take what the last turn's calls returned, in their order."""

@@ -3,143 +3,150 @@
 ```
           ┌───────── stored turns first (after a crash, or another machine) ──────────┐
  lease ─▶ │ turn ─▶ TurnSampled stored ─▶ calls run in the machine ─▶ observation ─▶  │ ─▶ changes
-          └───────── machine lost: a fresh one, from the stored turns ────────────────┘
+          └── machine lost: a copy of the newest saved state, else a fresh machine ───┘
 ```
 A turn counts from the moment it is stored. Whoever carries an episode on (this worker in another
-machine, another worker after a crash) takes the stored turns as they are and runs their calls
-again; it never samples them again.
+machine, another worker after a crash, a branch) takes the stored turns as they are and never
+samples them again. Where a state was saved (`EpisodeSaved`), a copy of that machine goes on from
+it, and no call before it runs again; without one, the stored turns' calls are run in a fresh
+machine.
 """
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
 
 from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.actors.rollout_worker.account import Tally, close_account, open_tally
 from penstock.actors.rollout_worker.changes import Changes, ChangesError, read_changes
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.conversation import Conversation, int32_array
-from penstock.actors.rollout_worker.sampling import (
-    GenerationError,
-    RetryPolicy,
-    sample_turn,
-    turn_sampling,
-)
+from penstock.actors.rollout_worker.journal import Journal
+from penstock.actors.rollout_worker.sampling import GenerationError, sample_turn, turn_sampling
 from penstock.actors.runtime.context import Context
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.result import ToolResult
 from penstock.envs.harness.versions import Tools, open_tools
 from penstock.envs.harness.wording import tools_prompt
-from penstock.envs.remote import LeaseTerms, SandboxBusyError, lease_sandbox
-from penstock.envs.sandbox import Sandbox, SandboxError
-from penstock.envs.tasks.workspace import open_workspace, read_egress
+from penstock.envs.remote import RemoteSandbox, SandboxBusyError, lease_sandbox
+from penstock.envs.sandbox import SandboxError
+from penstock.envs.tasks.workspace import open_egress, open_workspace, read_egress
 from penstock.messages.errors import DeadlineError
 from penstock.messages.generation import Generate
-from penstock.messages.rollout import (
-    EgressAttempt,
-    EpisodeEnd,
-    RolloutFinished,
-    SandboxRecord,
-    Turn,
-    TurnSampled,
-)
+from penstock.messages.rollout import EpisodeEnd, EpisodeSaved, RolloutFinished, Trunk, Turn
 from penstock.messages.task import StartRollout
 
 
-class Tally(msgspec.Struct):
-    """What one machine's attempt at the episode came to."""
-
-    started_at: float = 0.0
-    sandbox: SandboxRecord | None = None
-    num_calls: int = 0
-    num_invalid_calls: int = 0
-    tool_s: float = 0.0
-    lost_s: float = 0.0
-    """Time that generators were away: none of the policy's."""
-    egress: list[EgressAttempt] = []
-    """What programs tried to reach outside."""
-
-
 class Episode:
-    """Carries out one `StartRollout`."""
+    """Carries out one rollout.
 
-    def __init__(
+    Args:
+        command: Its own; what the command says of branches is the tree's to read.
+        tokenizer: Of the policy.
+        config: Bounds.
+        ctx: The worker's.
+        trunk: Where it branches off, if it does.
+        fork_at: Save the state after so many turns, for others to branch off; 0 for none.
+
+    """
+
+    def __init__(  # noqa: PLR0913 - the two last are a tree's
         self,
         command: StartRollout,
         tokenizer: Tokenizer,
         config: RolloutWorkerConfig,
         ctx: Context,
+        *,
+        trunk: Trunk | None = None,
+        fork_at: int = 0,
     ) -> None:
-        """Prepare; nothing is asked of anyone yet."""
         self._command = command
         self._tokenizer = tokenizer
         self._config = config
         self._ctx = ctx
+        self._trunk = trunk
+        self._fork_at = fork_at
+        self._journal = Journal(ctx, command, trunk)
         self._turns: list[Turn] = []
         """Those stored."""
         self._tally = Tally()
+        self.forked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """Whether it went on after `fork_at` turns; known at its end at the latest."""
 
     async def run(self) -> RolloutFinished:
         """Run to a typed end; only errors of the bus itself are raised."""
-        self._turns = await self._stored_turns(0)
-        error = ""
+        try:
+            self._turns = await self._journal.turns()
+            return await self._in_machines()
+        finally:
+            self._set_forked(went_on=False)
+
+    async def abandon(self, cause: str) -> RolloutFinished:
+        """Close the account of an episode that nobody will carry on."""
+        self._turns = await self._journal.turns()
+        return self._finished(EpisodeEnd.INFRASTRUCTURE_ERROR, Changes(), cause)
+
+    async def _in_machines(self) -> RolloutFinished:
+        """Try some machines; a saved state that failed once is not tried again."""
+        error, tried = "", 0
         for _ in range(self._config.num_machines_max):
+            saved = await self._journal.newest_saved(len(self._turns), above=tried)
+            tried = saved.num_turns if saved else tried
             lease_id = self._ctx.new_id("lease")
+            terms = self._config.lease_terms(self._command.rollout_id, saved)
             try:
-                async with lease_sandbox(self._ctx, lease_id, self._terms()) as sandbox:
-                    return await self._run_in(sandbox)
-            except (GenerationError, SandboxBusyError) as failure:
+                async with lease_sandbox(self._ctx, lease_id, terms) as sandbox:
+                    return await self._run_in(sandbox, saved)
+            except GenerationError as failure:
                 error = str(failure)
                 break
+            except SandboxBusyError as failure:
+                error = str(failure)
+                if saved is None:
+                    break
             except (SandboxError, DeadlineError) as failure:
                 error = str(failure)
         return self._finished(EpisodeEnd.INFRASTRUCTURE_ERROR, Changes(), error)
 
-    async def abandon(self, cause: str) -> RolloutFinished:
-        """Close the account of an episode that nobody will carry on."""
-        self._turns = await self._stored_turns(0)
-        return self._finished(EpisodeEnd.INFRASTRUCTURE_ERROR, Changes(), cause)
+    async def _run_in(self, sandbox: RemoteSandbox, saved: EpisodeSaved | None) -> RolloutFinished:
+        """Run in one machine, from its beginning or from a saved state; stored turns first."""
+        self._tally = open_tally(sandbox.info, saved, self._ctx.monotonic())
+        conversation = await self._open(sandbox, saved)
+        tools = open_tools(self._command.harness, sandbox, self._command.task.limits)
+        if saved is not None and saved.num_turns >= self._fork_at:
+            self._set_forked(went_on=True)
+        while conversation.end is None or len(conversation.turns) < len(self._turns):
+            num_played = len(conversation.turns)
+            if num_played == len(self._turns):
+                if self._is_late():
+                    return await self._leave(sandbox, EpisodeEnd.TIME_LIMIT)
+                turn = await self._sample(conversation, num_played)
+                self._turns += await self._journal.add(num_played, turn)
+            await self._play(tools, conversation, self._turns[num_played])
+            await self._save_if_due(sandbox, conversation)
+        return await self._leave(sandbox, conversation.end)
 
-    async def _run_in(self, sandbox: Sandbox) -> RolloutFinished:
-        """Run in one machine from the beginning, stored turns first."""
-        self._tally = Tally(started_at=self._ctx.monotonic(), sandbox=sandbox.info)
-        task = self._command.task
-        harness = self._command.harness
-        has_git = harness != HARNESS_VERSION
-        await open_workspace(sandbox, task, self._command.rollout_id, has_git=has_git)
-        tools = open_tools(harness, sandbox, task.limits)
+    async def _open(self, sandbox: RemoteSandbox, saved: EpisodeSaved | None) -> Conversation:
+        """Give a fresh machine its files; of a copy take up the conversation."""
+        task, harness = self._command.task, self._command.harness
         conversation = Conversation(
             self._tokenizer,
             task,
             tools=tools_prompt(harness),
             ends_on_parse_error=self._config.ends_on_parse_error,
         )
-        while conversation.end is None or len(conversation.turns) < len(self._turns):
-            num_played = len(conversation.turns)
-            if num_played == len(self._turns):
-                if self._is_late():
-                    return await self._leave(sandbox, EpisodeEnd.TIME_LIMIT)
-                self._turns += await self._next_turns(conversation)
-            await self._play(tools, conversation, self._turns[num_played])
-        return await self._leave(sandbox, conversation.end)
-
-    async def _next_turns(self, conversation: Conversation) -> list[Turn]:
-        """Sample and store one turn; if another incarnation stored it first, take its turns."""
-        index = len(conversation.turns)
-        turn = await self._sample(conversation, index)
-        command = self._command
-        [receipt] = await self._ctx.publish(
-            TurnSampled(
-                rollout_id=command.rollout_id,
-                group_id=command.group_id,
-                purpose=command.purpose,
-                turn_index=index,
-                turn=turn,
-            )
-        )
-        return await self._stored_turns(index) if receipt.is_duplicate else [turn]
+        if saved is not None:
+            await open_egress(sandbox, task)
+            conversation.resume(self._turns[: saved.num_turns], saved.observation_ids)
+            return conversation
+        first = self._trunk.rollout_id if self._trunk else self._command.rollout_id
+        await open_workspace(sandbox, task, first, has_git=harness != HARNESS_VERSION)
+        return conversation
 
     async def _sample(self, conversation: Conversation, index: int) -> Turn:
-        command, config = self._command, self._config
+        command = self._command
+        is_first = index == self._journal.num_trunk_turns
         request = Generate(
             request_id=self._ctx.new_id(f"{command.rollout_id}.{index}"),
             session_id=command.rollout_id,
@@ -148,15 +155,9 @@ class Episode:
             sampling=turn_sampling(
                 command.sampling, index, conversation.num_tokens_next_max, self._tokenizer.end_id
             ),
-            routes_from=conversation.routes_from,
+            routes_from=0 if is_first else conversation.routes_from,
         )
-        retry = RetryPolicy(
-            idle_s=config.generate_idle_s,
-            wait_s=config.generate_wait_s,
-            delay_s=config.retry_delay_s,
-            delay_s_max=config.retry_delay_s_max,
-        )
-        sampled, lost_s = await sample_turn(self._ctx, request, retry)
+        sampled, lost_s = await sample_turn(self._ctx, request, self._config.retry)
         self._tally.lost_s += lost_s
         return conversation.make_turn(sampled)
 
@@ -182,14 +183,42 @@ class Episode:
         self._tally.tool_s += self._ctx.monotonic() - started_at
         return results
 
-    async def _leave(self, sandbox: Sandbox, end: EpisodeEnd) -> RolloutFinished:
+    async def _save_if_due(self, sandbox: RemoteSandbox, conversation: Conversation) -> None:
+        """Save the state after a turn where the settings or the tree ask for it."""
+        count = len(conversation.turns)
+        goes_on = conversation.end is None or count < len(self._turns)
+        if not goes_on or count <= self._journal.num_trunk_turns:
+            return
+        is_fork = count == self._fork_at
+        is_due = is_fork or self._config.is_save_due(count)
+        if is_due and await self._journal.saved_after(count) is None:
+            await self._save(sandbox, conversation, count)
+        if is_fork:
+            self._set_forked(went_on=True)
+
+    async def _save(
+        self, sandbox: RemoteSandbox, conversation: Conversation, num_turns: int
+    ) -> None:
+        """Save the machine and say so; an episode that cannot be saved goes on without."""
+        checkpoint_id = self._ctx.new_id(f"{self._command.rollout_id}-{num_turns}")
+        try:
+            saved = await sandbox.save(checkpoint_id)
+        except SandboxError:
+            self._ctx.set_gauge("unsaved_turns", num_turns)
+            return
+        observation_ids, now = int32_array(conversation.observation_ids), self._ctx.monotonic()
+        event = self._tally.saved(self._command, num_turns, observation_ids, now)
+        event = msgspec.structs.replace(event, checkpoint_id=saved.checkpoint_id, host=saved.host)
+        await self._ctx.publish(event)
+
+    async def _leave(self, sandbox: RemoteSandbox, end: EpisodeEnd) -> RolloutFinished:
         """Read what the episode changed, and close its account."""
-        config = self._config
-        self._tally.egress = await read_egress(sandbox, self._command.task)
+        config, task = self._config, self._command.task
+        self._tally.egress = await read_egress(sandbox, task)
         try:
             changes = await read_changes(
                 sandbox,
-                self._command.task.files,
+                task.files,
                 num_files_max=config.num_files_max,
                 num_bytes_max=config.files_bytes_max,
             )
@@ -198,49 +227,21 @@ class Episode:
         return self._finished(end, changes)
 
     def _finished(self, end: EpisodeEnd, changes: Changes, error: str = "") -> RolloutFinished:
-        command, tally = self._command, self._tally
-        return RolloutFinished(
-            rollout_id=command.rollout_id,
-            group_id=command.group_id,
-            group_index=command.group_index,
-            group_size=command.group_size,
-            member=command.member,
-            purpose=command.purpose,
-            task_id=command.task.task_id,
-            rung=command.task.rung,
+        return close_account(
+            self._command,
+            self._tally,
+            self._turns,
+            self._trunk,
             end=end,
-            turns=self._turns,
-            files=changes.files,
-            deleted=changes.deleted,
-            sandbox=tally.sandbox,
-            num_calls=tally.num_calls,
-            num_invalid_calls=tally.num_invalid_calls,
-            wall_s=self._ctx.monotonic() - tally.started_at if tally.sandbox else 0.0,
-            tool_s=tally.tool_s,
+            changes=changes,
             error=error,
-            egress=tally.egress,
+            now=self._ctx.monotonic(),
         )
-
-    async def _stored_turns(self, first: int) -> list[Turn]:
-        """Read the stored turns from an index on, as far as they go."""
-        turns: list[Turn] = []
-        for index in range(first, self._command.task.limits.num_turns_max):
-            event = await self._ctx.last(TurnSampled, f"{self._command.rollout_id}.{index}")
-            if event is None:
-                break
-            turns.append(event.turn)
-        return turns
 
     def _is_late(self) -> bool:
         """Tell whether the episode's own time is up."""
-        elapsed_s = self._ctx.monotonic() - self._tally.started_at - self._tally.lost_s
-        return elapsed_s > self._command.task.limits.wall_s_max
+        return self._tally.elapsed_s(self._ctx.monotonic()) > self._command.task.limits.wall_s_max
 
-    def _terms(self) -> LeaseTerms:
-        config = self._config
-        return LeaseTerms(
-            holder=self._command.rollout_id,
-            lease_s=config.lease_s,
-            acquire_wait_s=config.acquire_wait_s,
-            retry_delay_s=config.retry_delay_s,
-        )
+    def _set_forked(self, *, went_on: bool) -> None:
+        if not self.forked.done():
+            self.forked.set_result(went_on)

@@ -84,8 +84,8 @@ class Trainer(Actor):
         """Keep the turns; a rollout that cannot be trained counts as an infrastructure failure."""
         if event.purpose is not Purpose.TRAIN:
             return ()
-        fault = self._weakness(event) or self._fault(event.rollout_id, event.turns)
-        self._stage.turns.add(event.rollout_id, event.turns)
+        fault = self._weakness(event) or self._fault(event.rollout_id, event.own_turns)
+        self._stage.turns.add(event.rollout_id, event.own_turns)
         self._batcher.add_rollout(event, fault)
         return await self._advance(ctx)
 

@@ -33,6 +33,18 @@ def rloo(rewards: Sequence[float]) -> list[float]:
     return [reward - (total - reward) / (len(rewards) - 1) for reward in rewards]
 
 
+def trunk_advantage(branches: Sequence[float]) -> float:
+    """Return the advantage of tokens that several rollouts of a group share: the branches' mean.
+
+    The group's baseline is over all branches of all its trees. A shared token is trained once, so
+    the mean gives it what tree-wise GRPO does, where it is in every branch's sequence and each
+    counts 1/k. A group of a single tree says nothing of its trunk: its mean is 0.
+
+    Source: Tree-GRPO (arXiv 2509.21240), section 3: leaves are compared within and across trees.
+    """
+    return sum(branches) / len(branches)
+
+
 _ESTIMATORS: dict[str, Estimator] = {"dr_grpo": dr_grpo, "grpo": grpo, "rloo": rloo}
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from penstock.actors.trainer.advantages import RunningBaseline, estimator
+from penstock.actors.trainer.advantages import RunningBaseline, estimator, trunk_advantage
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.reward import Verdict
@@ -64,6 +64,14 @@ class ManifestAudit:
         for sample, value in zip(trained, values, strict=True):
             if sample.advantage != value:
                 yield f"step {step}, {sample.rollout_id}: advantage {sample.advantage}, not {value}"
+        advantages = {sample.rollout_id: sample.advantage for sample in trained}
+        for sample in trained:
+            if not (trunk := sample.trunk):
+                continue
+            value = trunk_advantage([advantages[name] for name in trunk.branches])
+            if trunk.advantage != value:
+                name = f"step {step}, {sample.rollout_id}"
+                yield f"{name}: its trunk's advantage {trunk.advantage}, not {value}"
 
     def _live(self, step: int, sample: SampleEntry) -> Iterator[str]:
         if not sample.outcome.is_trained:

@@ -21,6 +21,8 @@ The pacer grants new groups when steps are taken. Should so many groups be disca
 batch can come, a smaller one is taken; later steps may take as many more.
 """
 
+import msgspec
+
 from penstock.actors.trainer.advantages import RunningBaseline, estimator
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.deadlines import Candidate, Room, earliest, must_wait_for
@@ -189,7 +191,13 @@ class Batcher:
         advantages = {
             attempt.rollout_id: value for attempt, value in zip(unmasked, values, strict=True)
         }
-        return _entry(group, None, advantages)
+        entry = _entry(group, None, advantages)
+        credits = group.trunk_credits(advantages)
+        samples = [
+            msgspec.structs.replace(sample, trunk=credits.get(sample.rollout_id, msgspec.UNSET))
+            for sample in entry.samples
+        ]
+        return msgspec.structs.replace(entry, samples=samples)
 
 
 def _entry(

@@ -1,10 +1,12 @@
 """What the trainer knows of each group that was granted and is not yet accounted for."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from penstock.actors.trainer.advantages import trunk_advantage
 from penstock.messages.reward import Outcome, Verdict
-from penstock.messages.rollout import EpisodeEnd, RolloutFinished, TurnSampled, VersionSpan
+from penstock.messages.rollout import EpisodeEnd, RolloutFinished, Trunk, TurnSampled, VersionSpan
+from penstock.messages.training import TrunkCredit
 
 _ENDS_MASKED = {
     EpisodeEnd.INFRASTRUCTURE_ERROR: Outcome.INFRASTRUCTURE_ERROR,
@@ -21,6 +23,9 @@ class Attempt:
     member: int = -1
     """-1 until it is finished."""
     turns: dict[int, list[VersionSpan]] = field(default_factory=dict)
+    """Its own: of a branch, those after its trunk."""
+    trunk: Trunk | None = None
+    """Which attempt it branched off, and where."""
     outcome: Outcome | None = None
     reward: float = 0.0
 
@@ -28,6 +33,11 @@ class Attempt:
     def spans(self) -> list[VersionSpan]:
         """All sampled tokens, one span a version, oldest first."""
         return merge_spans(span for _, spans in sorted(self.turns.items()) for span in spans)
+
+    def num_tokens(self, num_turns: int) -> int:
+        """Count the tokens sampled in the first turns."""
+        spans = [span for index, each in self.turns.items() if index < num_turns for span in each]
+        return sum(span.num_tokens for span in spans)
 
     @property
     def is_masked(self) -> bool:
@@ -61,8 +71,9 @@ class Group:
         self.task_id = event.task_id
         attempt = self._attempt(event.rollout_id)
         attempt.member = event.member
-        for index, turn in enumerate(event.turns):
-            attempt.turns[index] = turn.version_spans
+        attempt.trunk = event.trunk
+        for index, turn in enumerate(event.own_turns):
+            attempt.turns[event.num_trunk_turns + index] = turn.version_spans
         masked = Outcome.INFRASTRUCTURE_ERROR if fault else _ENDS_MASKED.get(event.end)
         attempt.outcome = masked or attempt.outcome
 
@@ -93,6 +104,27 @@ class Group:
         """The oldest version that drew a token which may be trained; None if there is none."""
         spans = [span for attempt in self.unmasked for span in attempt.spans]
         return min((span.policy_version for span in spans), default=None)
+
+    def trunk_credits(self, advantages: Mapping[str, float]) -> dict[str, TrunkCredit]:
+        """Return what the first tokens of each rollout earn that others branched off.
+
+        Args:
+            advantages: Of the unmasked rollouts, by id.
+
+        """
+        sharing: dict[Trunk, list[str]] = {}
+        for branch in self.unmasked:
+            if branch.trunk and branch.trunk.rollout_id in advantages:
+                names = sharing.setdefault(branch.trunk, [branch.trunk.rollout_id])
+                names.append(branch.rollout_id)
+        return {
+            trunk.rollout_id: TrunkCredit(
+                num_tokens=self.attempts[trunk.rollout_id].num_tokens(trunk.num_turns),
+                branches=names,
+                advantage=trunk_advantage([advantages[name] for name in names]),
+            )
+            for trunk, names in sharing.items()
+        }
 
     def _attempt(self, rollout_id: str) -> Attempt:
         return self.attempts.setdefault(rollout_id, Attempt(rollout_id=rollout_id))

@@ -103,7 +103,7 @@ class Replay:
                     "version 0: weights", self.report.weights_digest, event.weights_digest
                 )
             case RolloutFinished() as event:
-                self._turns.add(event.rollout_id, event.turns)
+                self._turns.add(event.rollout_id, event.own_turns)
             case LiveSampleJoined() as event:
                 self._turns.add(event.request_id, [event.turn])
                 self._audit.add_live(event)

@@ -9,6 +9,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.trainer.routes import rollout_routes
 from penstock.kernels.arrays import from_array
 from penstock.messages.rollout import Turn
+from penstock.messages.training import TrunkCredit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,16 @@ class TrainingSequence:
     """[T - 1, L, K] uint8 or wider: of the positions that predict something."""
     advantage: float
     weight: float = 1.0
+    trunk: TrunkCredit | None = None
+    """What its first sampled tokens get in place of `advantage`."""
+
+    @property
+    def advantages(self) -> np.ndarray:
+        """[N] float32: of each sampled token."""
+        values = np.full(self.sampled_at.size, self.advantage, np.float32)
+        if self.trunk is not None:
+            values[: self.trunk.num_tokens] = self.trunk.advantage
+        return values
 
     @property
     def num_inputs(self) -> int:
@@ -37,7 +48,11 @@ class TrainingSequence:
 
 
 def training_sequence(
-    rollout_id: str, turns: Sequence[Turn], advantage: float, weight: float = 1.0
+    rollout_id: str,
+    turns: Sequence[Turn],
+    advantage: float,
+    weight: float = 1.0,
+    trunk: TrunkCredit | None = None,
 ) -> TrainingSequence:
     """Concatenate the turns of a rollout.
 
@@ -63,6 +78,7 @@ def training_sequence(
         routed_experts=routes,
         advantage=advantage,
         weight=weight,
+        trunk=trunk,
     )
 
 

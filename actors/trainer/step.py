@@ -92,7 +92,8 @@ def _sequences(
     for sample in trained_samples(manifest):
         weight = config.live.weight if sample.rollout_id in live else 1.0
         name = sample.rollout_id
-        sequence = training_sequence(name, turns[name], sample.advantage, weight)
+        trunk = sample.trunk or None
+        sequence = training_sequence(name, turns[name], sample.advantage, weight, trunk)
         num_tokens = sum(span.num_tokens for span in sample.version_spans)
         if sequence.sampled_at.size != num_tokens:
             raise ValueError(
@@ -135,7 +136,7 @@ def _forward(
     ids = torch.arange(len(batch)).repeat_interleave(counts)
     ratio = log_ratios(current, behavior)
     weights = correction_weights(ratio, ids, config)
-    advantages = _per_token([sequence.advantage for sequence in batch], counts)
+    advantages = _cat([sequence.advantages for sequence in batch])
     losses = token_losses(current, behavior, advantages, weights, config)
     loss = (losses * _per_token([sequence.weight for sequence in batch], counts)).sum() / divisor
     num_inputs = sum(sequence.num_inputs for sequence in batch)

@@ -46,6 +46,16 @@ async def open_workspace(sandbox: Sandbox, task: Task, rollout_id: str, *, has_g
     await sandbox.write_files(files | canary_files(rollout_id))
     if has_git:
         await seal_git(sandbox)
+    await open_egress(sandbox, task)
+
+
+async def open_egress(sandbox: Sandbox, task: Task) -> None:
+    """Let a machine reach the hosts that its task allows; a copy of one is asked for anew.
+
+    Raises:
+        SandboxError: The machine cannot, or its host failed.
+
+    """
     if hosts := _hosts(task):
         await networked(sandbox).allow_egress(hosts)
 

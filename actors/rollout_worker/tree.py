@@ -1,0 +1,129 @@
+"""One command: a rollout, or several that share their first turns.
+
+```
+                        ┌─ turn n ─▶ ... ─▶ end     the trunk's own rollout
+ turn 0 ─▶ .. ─▶ saved ─┼─ turn n ─▶ ... ─▶ end     a branch: a copy of the machine, its own seed
+                        └─ turn n ─▶ ... ─▶ end
+```
+What is shared is sampled once and stored as the trunk rollout's turns; a branch's `TurnSampled`
+begin after it. So the ledger counts every token once, and a branch trains on its own turns with
+the trunk as context (`RolloutFinished.own_turns`). Groups stay whole: each branch is a member with
+a verdict of its own, and the group's baseline is over all members (`advantages.trunk_advantage`).
+
+After a crash the log decides what each rollout is: one with a stored turn 0 began at the prompt,
+one whose first stored turn comes after the trunk's is a branch.
+"""
+
+import asyncio
+
+import msgspec
+
+from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.actors.rollout_worker.config import RolloutWorkerConfig
+from penstock.actors.rollout_worker.episode import Episode
+from penstock.actors.runtime.context import Context
+from penstock.messages.rollout import RolloutFinished, Trunk, TurnSampled
+from penstock.messages.task import StartRollout
+
+
+class Tree:
+    """Carries out one command; without branches it is one episode."""
+
+    def __init__(
+        self,
+        command: StartRollout,
+        tokenizer: Tokenizer,
+        config: RolloutWorkerConfig,
+        ctx: Context,
+    ) -> None:
+        """Prepare; nothing is asked of anyone yet."""
+        self._trunk = msgspec.structs.replace(command, branching=None)
+        self._branches = _branch_commands(command)
+        self._num_shared = command.branching.trunk_turns if command.branching else 0
+        self._tokenizer = tokenizer
+        self._config = config
+        self._ctx = ctx
+
+    @property
+    def num_rollouts(self) -> int:
+        """How many rollouts it has."""
+        return 1 + len(self._branches)
+
+    async def run(self) -> list[RolloutFinished]:
+        """Run every rollout that has no end yet to a typed end, all at once.
+
+        Raises:
+            BusError: The bus failed; what is stored stands.
+
+        """
+        works = []
+        if await self._is_open(self._trunk):
+            episode = self._episode(self._trunk, fork_at=self._num_shared)
+            works.append(episode.run())
+            forked = episode.forked
+        else:
+            forked = asyncio.get_running_loop().create_future()
+            forked.set_result(await self._has_turn(self._trunk, self._num_shared))
+        works += [self._branch(one, forked) for one in self._branches if await self._is_open(one)]
+        tasks = [asyncio.create_task(work) for work in works]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def abandon(self, cause: str) -> list[RolloutFinished]:
+        """Close the accounts of rollouts that nobody will carry on."""
+        ends = []
+        for command in (self._trunk, *self._branches):
+            if await self._is_open(command):
+                is_branch = command is not self._trunk and await self._left_trunk(command)
+                ends.append(await self._episode(command, is_branch=is_branch).abandon(cause))
+        return ends
+
+    async def _branch(self, command: StartRollout, forked: asyncio.Future[bool]) -> RolloutFinished:
+        is_branch = await self._left_trunk(command)
+        if not is_branch and not await self._has_turn(command, 0):
+            is_branch = await forked
+        return await self._episode(command, is_branch=is_branch).run()
+
+    def _episode(
+        self, command: StartRollout, *, is_branch: bool = False, fork_at: int = 0
+    ) -> Episode:
+        trunk = Trunk(rollout_id=self._trunk.rollout_id, num_turns=self._num_shared)
+        return Episode(
+            command,
+            self._tokenizer,
+            self._config,
+            self._ctx,
+            trunk=trunk if is_branch else None,
+            fork_at=fork_at,
+        )
+
+    async def _left_trunk(self, command: StartRollout) -> bool:
+        """Tell whether a rollout has turns after the trunk's, and none from the prompt on."""
+        has_own = await self._has_turn(command, self._num_shared)
+        return has_own and not await self._has_turn(command, 0)
+
+    async def _has_turn(self, command: StartRollout, index: int) -> bool:
+        return await self._ctx.last(TurnSampled, f"{command.rollout_id}.{index}") is not None
+
+    async def _is_open(self, command: StartRollout) -> bool:
+        return await self._ctx.last(RolloutFinished, command.rollout_id) is None
+
+
+def _branch_commands(command: StartRollout) -> list[StartRollout]:
+    """Return the commands of the other rollouts, each on its own."""
+    if command.branching is None:
+        return []
+    return [
+        msgspec.structs.replace(
+            command,
+            rollout_id=branch.rollout_id,
+            member=branch.member,
+            sampling=msgspec.structs.replace(command.sampling, seed=branch.seed),
+            branching=None,
+        )
+        for branch in command.branching.branches
+    ]
