@@ -1,7 +1,5 @@
 """MXFP8 and NVFP4 codes against oracles written apart from the kernels: tables and a search."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 import torch
@@ -149,18 +147,21 @@ def test_nvfp4_of_zeros_and_of_what_is_not_finite():
     assert torch.equal(values[2], x[2])
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
 def test_torchao_rounds_the_same_way():
-    """But for blocks of scale 0 (amax <= 448 * 2**-127), which torchao leaves unscaled."""
-    from torchao.prototype.mx_formats.config import ScaleCalculationMode
-    from torchao.prototype.mx_formats.mx_tensor import to_mx
-
-    bits = finite_bf16()
-    wide = random_bits(5, (512, 32))
-    wide[0, 3], wide[1, 3] = torch.nan, torch.inf
-    for x in (bits.view(torch.bfloat16).view(-1, 32), wide):
-        scales, codes = to_mx(x, torch.float8_e4m3fn, 32, ScaleCalculationMode.RCEIL)
+    """To the byte; but what torchao leaves unscaled, blocks of scale 0, it rounds to zeros."""
+    reason = "torchao is not installed: pip install torchao"
+    formats_there = pytest.importorskip("torchao.prototype.mx_formats.mx_tensor", reason=reason)
+    rceil = pytest.importorskip("torchao.prototype.mx_formats.config").ScaleCalculationMode.RCEIL
+    wide = random_bits(5, (1 << 15, 32))
+    wide[0, 3], wide[1, 3], wide[2] = torch.nan, torch.inf, 0.0
+    for x in (finite_bf16().view(torch.bfloat16).view(-1, 32), wide):
+        scales, codes = formats_there.to_mx(x, torch.float8_e4m3fn, 32, rceil)
+        scales, codes = scales.view(torch.uint8).view(-1, 1), codes.view(torch.uint8)
         ours = ops.mxfp8_quantize_rows(x)
-        assert torch.equal(scales.view(torch.uint8).view(-1, 1), ours.scales)
+        assert torch.equal(scales, ours.scales)
         is_scaled = ours.scales[:, 0] > 0
-        assert torch.equal(codes.view(torch.uint8)[is_scaled], ours.codes[is_scaled])
+        assert torch.equal(codes[is_scaled], ours.codes[is_scaled])
+        tiny = 448.0 * 2.0**-127
+        assert (x[~is_scaled].double().abs() <= tiny).all()
+        assert (codes[~is_scaled] & 0x7F == 0).all()
+        assert ops.mxfp8_dequantize(ours, torch.float32)[~is_scaled].isfinite().all()
