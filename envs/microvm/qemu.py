@@ -18,7 +18,6 @@ from penstock.envs.microvm.assets import digest_bytes, find_bubblewrap, load_ass
 from penstock.envs.microvm.checkpoint import load_checkpoint
 from penstock.envs.microvm.layers import image_digest, layered
 from penstock.envs.microvm.qemu_assets import find_qemu, load_qemu_assets
-from penstock.envs.microvm.qemu_launch import Launched
 from penstock.envs.microvm.qemu_machine import QemuMachine, make_template, resume
 from penstock.envs.microvm.qemu_saved import Saved, load_saved
 from penstock.envs.sandbox import BackendUnavailable, Capability, IsolationClass
@@ -29,7 +28,7 @@ MACHINE = "microvm,x-option-roms=off,rtc=on,pit=on,pic=on,acpi=on,isa-serial=off
 """Devices' state without a description of itself, as it is loaded by the same QEMU."""
 KEPT_MAX = 2
 """Checkpoints whose memory is kept at hand, each some 70 MB of it."""
-WAITING_MAX = 16
+PREPARED_MAX = 16
 
 
 def _tsc_khz() -> int:
@@ -86,7 +85,7 @@ class QemuTcgBackend:
         self.mem_bytes = mem_mib << 20
         self._template: Saved | None = None
         self._kept: dict[str, Saved] = {}
-        self._waiting: deque[tuple[Saved, Launched]] = deque()
+        self._prepared: deque[tuple[Saved, QemuMachine]] = deque()
         self._making = asyncio.Lock()
         self._prefix = [
             find_bubblewrap(),
@@ -168,9 +167,10 @@ class QemuTcgBackend:
     async def _copy(
         self, saved: Saved, asked_at: float, cpu: int | None, timeout_s: float
     ) -> QemuMachine:
-        launched = self._take_waiting(saved)
-        launched = launched or Launched(self.command, saved.memory, boots=False, cpu=cpu)
-        return await resume(self, saved, launched, asked_at=asked_at, timeout_s=timeout_s)
+        if machine := self._take_prepared(saved):
+            await machine.take_up(asked_at=asked_at, timeout_s=timeout_s)
+            return machine
+        return await resume(self, saved, asked_at=asked_at, cpu=cpu, timeout_s=timeout_s)
 
     async def restore(
         self, folder: Path, *, cpu: int | None = None, timeout_s: float = 10.0
@@ -196,31 +196,43 @@ class QemuTcgBackend:
             self._kept.pop(next(iter(self._kept)))
 
     async def prepare(self, num_copies: int, folder: Path | None = None) -> None:
-        """Start QEMUs that wait for later copies, which then take a third of the time.
+        """Make copies beforehand, which `start` or `restore` then give in milliseconds.
+
+        They stand still, for as long as it takes, and are pinned to no processor. Each has gone on
+        once, with an identity that is not used again: its code is translated.
 
         Args:
-            num_copies: At most `WAITING_MAX` wait; the oldest are ended for newer ones.
+            num_copies: At most `PREPARED_MAX` stand by; the oldest are ended for newer ones.
             folder: A checkpoint that will be restored; by default the template, for `start`.
 
         """
         saved = await (self._get_saved(folder) if folder else self._get_template())
-        for _ in range(min(num_copies, WAITING_MAX)):
-            launched = Launched(self.command, saved.memory, boots=False, cpu=None)
-            self._waiting.append((saved, launched))
-        while len(self._waiting) > WAITING_MAX:
-            await self._waiting.popleft()[1].end()
+        await asyncio.gather(*(self._prepare(saved) for _ in range(min(num_copies, PREPARED_MAX))))
+        while len(self._prepared) > PREPARED_MAX:
+            await self._prepared.popleft()[1].close()
 
-    def _take_waiting(self, saved: Saved) -> Launched | None:
-        for each in self._waiting:
-            if each[0] is saved:
-                self._waiting.remove(each)
+    async def _prepare(self, saved: Saved) -> None:
+        asked_at = time.perf_counter()
+        deadline_s = self.template_deadline_s
+        machine = await resume(self, saved, asked_at=asked_at, cpu=None, timeout_s=deadline_s)
+        try:
+            await machine.stand_by()
+        except BaseException:
+            await machine.close()
+            raise
+        self._prepared.append((saved, machine))
+
+    def _take_prepared(self, saved: Saved) -> QemuMachine | None:
+        for each in self._prepared:
+            if each[0] is saved and each[1].alive:
+                self._prepared.remove(each)
                 return each[1]
         return None
 
     async def close(self) -> None:
-        """End the QEMUs that wait; the machines in use go on."""
-        while self._waiting:
-            await self._waiting.popleft()[1].end()
+        """End the copies that stand by; the machines in use go on."""
+        while self._prepared:
+            await self._prepared.popleft()[1].close()
 
 
 class QemuKvmBackend(QemuTcgBackend):

@@ -68,12 +68,6 @@ class Launched:
         """Close what only a starting machine needs; its line and monitor are others' by then."""
         self._devices.close()
 
-    async def end(self) -> None:
-        """End a QEMU that nobody came to use."""
-        for end in (self.line, self.monitor, self._devices):
-            end.close()
-        await self.process.kill()
-
 
 def _pair(
     ours: contextlib.ExitStack, theirs: contextlib.ExitStack

@@ -5,7 +5,7 @@ import contextlib
 import shutil
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +24,9 @@ from penstock.envs.microvm.qemu_saved import Saved
 from penstock.envs.microvm.qmp import Qmp
 from penstock.envs.sandbox import SandboxDied, SandboxFileError, SandboxTimeout
 from penstock.messages.rollout import SandboxRecord
+
+SETTLE_S = 0.2
+"""What the template's guest does after its last answer, no copy has to do again."""
 
 
 class Builder(Protocol):
@@ -65,11 +68,22 @@ class QemuMachine(GuestSandbox):
         """Let a frozen guest go on."""
         await self._connection.thaw(identity, timeout_s=timeout_s)
 
-    async def stop(self) -> LineState:
-        """Freeze the guest agent and stop the processor."""
+    async def stand_by(self, *, settle_s: float = 0.0) -> LineState:
+        """Freeze the guest agent and stop the processor, `settle_s` later."""
         line = await self._connection.freeze(timeout_s=self.hang_grace_s)
+        await asyncio.sleep(settle_s)
         await self.monitor.run("stop")
         return line
+
+    async def take_up(self, *, asked_at: float, timeout_s: float) -> None:
+        """Go on from `stand_by` as a new machine; it ends if that takes too long."""
+        try:
+            await self.monitor.run("cont", deadline_s=timeout_s)
+            await self.become(Identity.new(self._connection.epoch + 1), timeout_s=timeout_s)
+        except BaseException:
+            await self.close()
+            raise
+        self.info = self._builder.record((time.perf_counter() - asked_at) * 1000)
 
     async def _save(self) -> tuple[Saved, float]:
         """Save, and go on as the machine it was, also when saving failed.
@@ -81,7 +95,7 @@ class QemuMachine(GuestSandbox):
         mapping = await asyncio.to_thread(self._copy_beforehand, memory)
         started = time.perf_counter()
         try:
-            line = await self.stop()
+            line = await self.stand_by()
             copying = asyncio.to_thread(copy_own_pages, mapping, memory)
             devices, _ = await asyncio.gather(self.monitor.save_devices(), copying)
         finally:
@@ -129,7 +143,7 @@ class QemuMachine(GuestSandbox):
 @contextlib.asynccontextmanager
 async def _connected(
     builder: Builder, launched: Launched, memory: Memory, line: LineState | None, timeout_s: float
-) -> AsyncIterator[QemuMachine]:
+) -> AsyncGenerator[QemuMachine]:
     """Connect to a QEMU; what goes wrong in the block, or takes too long, ends it."""
     _, connection = await asyncio.get_running_loop().create_connection(
         lambda: GuestConnection(launched.process.last_words, line), sock=launched.line
@@ -151,18 +165,19 @@ async def _connected(
 
 
 async def resume(
-    builder: Builder, saved: Saved, launched: Launched, *, asked_at: float, timeout_s: float
+    builder: Builder, saved: Saved, *, asked_at: float, cpu: int | None, timeout_s: float
 ) -> QemuMachine:
-    """Let a QEMU that waits go on from a saved machine, as a new one.
+    """Start a machine that goes on from a saved one, as a new one.
 
     Args:
         builder: The backend of both.
-        saved: What the QEMU maps already.
-        launched: The QEMU.
+        saved: Where it goes on from.
         asked_at: By `time.perf_counter`, for the record.
+        cpu: Host CPU to pin it to.
         timeout_s: Until the guest has answered.
 
     """
+    launched = Launched(builder.command, saved.memory, boots=False, cpu=cpu)
     async with _connected(builder, launched, saved.memory, saved.line, timeout_s) as machine:
         launched.go_on_from(saved.devices)
         await machine.become(Identity.new(saved.line.epoch + 1), timeout_s=timeout_s)
@@ -178,7 +193,7 @@ async def make_template(builder: Builder, *, deadline_s: float) -> Saved:
         await machine.connected()
         await machine.become(Identity.new(0), timeout_s=deadline_s)
     try:
-        line = await machine.stop()
+        line = await machine.stand_by(settle_s=SETTLE_S)
         devices = await machine.monitor.save_devices()
     finally:
         await machine.close()
