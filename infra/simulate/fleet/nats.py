@@ -1,125 +1,164 @@
-"""The fleet's scheduler on a real NATS server: how many machines a second it places, and how fast.
+"""The burst on a real NATS server: askers, scheduler and hosts are processes of their own.
 
-Real: server, bus, actor runtime, scheduler. Absent: machines; a group is placed, then released.
+Real: server, bus, actor runtime, scheduler, the client that leases groups, heartbeats, deaths.
+Simulated: hosts lease as real ones do, but their machines are time on a link and on cores.
 """
 
 import asyncio
-import random
+import multiprocessing
 import tempfile
-import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.sandbox.fleet import Fleet
-from penstock.actors.sandbox.scheduler import FleetScheduler
-from penstock.envs.microvm.lease import percentile
-from penstock.envs.remote import FLEET_SERVICE
+from penstock.actors.sandbox.scheduler import LEARN_S
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.bus.server import EmbeddedServer
+from penstock.infra.simulate.fleet.askers import SETTLE_S, Askers
+from penstock.infra.simulate.fleet.hosts import Hosts
+from penstock.infra.simulate.fleet.policies import SCHEDULERS
 from penstock.infra.simulate.fleet.settings import FleetScenario
-from penstock.infra.stores.directory import DirectoryStore
-from penstock.messages.machine import GroupPlaced, PlaceGroup, ReportHost
+from penstock.infra.stores.memory import MemoryStore
+from penstock.messages.errors import DeadlineError
 
-DEADLINE_S = 60.0
-REPORT_PERIOD_S = 1.0
-NUM_ASKERS = 64
-"""Groups that are asked for at once."""
+START_S_MAX = 60.0
+BURST_S_MAX = 600.0
+END_S_MAX = 30.0
+Work = Callable[[str, FleetScenario, str, "Line"], Any]
 
 
-async def place_over_nats(scenario: FleetScenario) -> dict[str, Any]:
-    """Place all groups of a scenario through a server of its own; return rate and latencies."""
-    with tempfile.TemporaryDirectory(prefix="penstock-fleet-") as folder:
+class Line:
+    """The child's end: it says when it is ready, and is told when to stop."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.stop = asyncio.Event()
+        self._connection = connection
+        asyncio.get_running_loop().add_reader(connection.fileno(), self.stop.set)
+
+    def send(self, value: object) -> None:
+        """Tell the parent."""
+        self._connection.send(value)
+
+
+async def schedule(url: str, scenario: FleetScenario, policy: str, line: Line) -> None:
+    """Run the scheduler until it is told to stop."""
+    bus = await _connect(url, "fleet")
+    actor = SCHEDULERS[policy]()
+    host = ActorHost(actor, bus, MemoryStore(), name="fleet", seed=scenario.seed)
+    line.send("ready")
+    await host.run(line.stop)
+    await bus.close()
+
+
+async def serve_hosts(url: str, scenario: FleetScenario, policy: str, line: Line) -> dict[str, Any]:
+    """Run all hosts until it is told to stop; return what they held then."""
+    bus = await _connect(url, "hosts")
+    figures = await Hosts(bus, scenario).run(lambda: line.send("ready"), line.stop)
+    await bus.close()
+    return figures
+
+
+async def ask(url: str, scenario: FleetScenario, policy: str, line: Line) -> dict[str, Any]:
+    """Place the whole burst and hold it until it is told to stop; return the figures."""
+    bus = await _connect(url, "askers")
+    line.send("ready")
+    askers = Askers(bus, scenario)
+    line.send(await askers.place())
+    held = await askers.hold(line.stop)
+    await bus.close()
+    return held
+
+
+def _connect(url: str, name: str) -> Any:
+    return NatsBus.connect(url, run_id="fleet", store=MemoryStore(), name=name)
+
+
+def _child(work: Work, url: str, scenario: FleetScenario, policy: str, line: Connection) -> None:
+    import uvloop
+
+    async def run() -> None:
+        line.send(await work(url, scenario, policy, Line(line)))
+
+    uvloop.run(run())
+
+
+class Child:
+    """A process of the simulation, as its parent has it."""
+
+    def __init__(self, work: Work, *arguments: Any) -> None:
+        self._name = work.__name__
+        self._connection, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("spawn")
+        arguments = (work, *arguments, theirs)
+        self._process = context.Process(target=_child, args=arguments, daemon=True)
+        self._process.start()
+        theirs.close()
+
+    async def receive(self, within_s: float) -> Any:
+        """Return what it says next.
+
+        Raises:
+            DeadlineError: Nothing, in that time.
+
+        """
+        if not await asyncio.to_thread(self._connection.poll, within_s):
+            raise DeadlineError(f"{self._name}: silent for {within_s:g} s")
+        return self._connection.recv()
+
+    async def end(self) -> Any:
+        """Tell it to stop; return its result."""
+        self._connection.send("stop")
+        return await self.receive(END_S_MAX)
+
+    async def kill(self) -> None:
+        """End it, whatever it does."""
+        self._process.kill()
+        await asyncio.to_thread(self._process.join, END_S_MAX)
+
+
+async def place_over_nats(scenario: FleetScenario, policy: str) -> dict[str, Any]:
+    """Place all groups of a scenario through a server of its own; return the figures."""
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-fleet-"))
         server = EmbeddedServer(store_dir=Path(folder) / "nats")
         await server.start()
-        store = DirectoryStore(Path(folder) / "objects")
-        buses = [
-            await NatsBus.connect(server.url, run_id="fleet", store=store, name=name)
-            for name in ("fleet", "askers")
-        ]
-        stop = asyncio.Event()
-        try:
-            await buses[0].provision()
-            host = ActorHost(FleetScheduler(), buses[0], store, name="fleet", seed=scenario.seed)
-            running = asyncio.create_task(host.run(stop))
-            figures = await _place_all(buses[1], scenario)
-            stop.set()
-            await running
-            return figures
-        finally:
-            for bus in buses:
-                await bus.close()
-            await server.stop()
+        stack.push_async_callback(server.stop)
+        bus = await _connect(server.url, "simulation")
+        stack.push_async_callback(bus.close)
+        await bus.provision()
+
+        async def start(work: Work) -> Child:
+            child = Child(work, server.url, scenario, policy)
+            stack.push_async_callback(child.kill)
+            await child.receive(START_S_MAX)
+            return child
+
+        scheduler, hosts = await start(schedule), await start(serve_hosts)
+        await asyncio.sleep(LEARN_S)
+        askers = await start(ask)
+        figures = await askers.receive(BURST_S_MAX)
+        await asyncio.sleep(SETTLE_S)
+        found, held = await hosts.end(), await askers.end()
+        await scheduler.end()
+        return figures | _audit(scenario, held, found)
 
 
-async def _place_all(bus: NatsBus, scenario: FleetScenario) -> dict[str, Any]:
-    await _report(bus, scenario)
-    reports = asyncio.create_task(_keep_reporting(bus, scenario))
-    numbers = iter(range(scenario.num_machines // scenario.group_size))
-    latencies: list[float] = []
-
-    async def asker() -> None:
-        for number in numbers:
-            latencies.append(await _place(bus, scenario, number))
-
-    began = time.perf_counter()
-    await asyncio.gather(*(asker() for _ in range(NUM_ASKERS)))
-    wall_s = time.perf_counter() - began
-    reports.cancel()
-    await asyncio.gather(reports, return_exceptions=True)
-    latencies.sort()
+def _audit(scenario: FleetScenario, held: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Compare what askers hold with what hosts hold, group by group."""
+    hosts_of = Counter(group for groups in found["groups"].values() for group in groups)
+    where = {group: host for host, groups in found["groups"].items() for group in groups}
     return {
-        "groups": len(latencies),
-        "machines_placed": len(latencies) * scenario.group_size,
-        "machines_per_s": round(len(latencies) * scenario.group_size / wall_s),
-        "groups_per_s": round(len(latencies) / wall_s),
-        "place_ms_p50": round(percentile(latencies, 50) * 1e3, 2),
-        "place_ms_p99": round(percentile(latencies, 99) * 1e3, 2),
+        "hosts_died": len(found["dead"]),
+        "machines_died": found["lost"],
+        "groups_asked_anew": held["asked_anew"],
+        "groups_lost": sum(where.get(group) != host for group, host in held["host_of"].items()),
+        "groups_twice": sum(count > 1 for count in hosts_of.values()),
+        "machines_created": found["created"],
+        "machines_reaped": found["expired"],
+        "fetched_tb": scenario.terabytes(found["fetched"]),
+        "host_load_max_over_mean": found["load_max_over_mean"],
     }
-
-
-async def _report(bus: NatsBus, scenario: FleetScenario) -> None:
-    for number in range(scenario.num_hosts):
-        report = ReportHost(host=f"host-{number}", num_slots=scenario.num_slots, num_live=0)
-        await bus.request(FLEET_SERVICE, report, deadline_s=DEADLINE_S)
-
-
-async def _keep_reporting(bus: NatsBus, scenario: FleetScenario) -> None:
-    """Be heard as hosts are: who falls silent gets nothing."""
-    while True:
-        await asyncio.sleep(REPORT_PERIOD_S)
-        await _report(bus, scenario)
-
-
-async def _place(bus: NatsBus, scenario: FleetScenario, number: int) -> float:
-    wanted = PlaceGroup(
-        group_id=f"group-{number}",
-        holder="run",
-        num_machines=scenario.group_size,
-        image_digest=f"image-{number % scenario.num_images}",
-        lease_s=DEADLINE_S,
-    )
-    began = time.perf_counter()
-    placed = await bus.request(FLEET_SERVICE, wanted, deadline_s=DEADLINE_S)
-    assert isinstance(placed, GroupPlaced)
-    return time.perf_counter() - began
-
-
-def place_in_memory(scenario: FleetScenario) -> dict[str, Any]:
-    """Place all groups without a bus: what the choice alone costs."""
-    fleet = Fleet(random.Random(scenario.seed))
-    for number in range(scenario.num_hosts):
-        fleet.report(f"host-{number}", num_slots=scenario.num_slots, num_live=0, images=[], now=0.0)
-    num_groups = scenario.num_machines // scenario.group_size
-    began = time.perf_counter()
-    for number in range(num_groups):
-        fleet.place(
-            f"group-{number}",
-            num_machines=scenario.group_size,
-            image=f"image-{number % scenario.num_images}",
-            holder="run",
-            lease_s=DEADLINE_S,
-            now=0.0,
-        )
-    wall_s = time.perf_counter() - began
-    return {"groups": num_groups, "groups_per_s": round(num_groups / wall_s)}

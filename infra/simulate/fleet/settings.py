@@ -1,6 +1,11 @@
 """The fleet that `penstock simulate sandboxes` assumes."""
 
+import itertools
+import random
+
 import msgspec
+
+from penstock.messages.errors import ConfigError
 
 
 class FleetScenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,4 +29,39 @@ class FleetScenario(msgspec.Struct, frozen=True, kw_only=True):
     boot_sigma: float = 0.25
     """Boot times are log-normal around their median."""
     network_ms_max: float = 0.5
-    """Of one step between actors."""
+    """Of one step between actors, where the bus is simulated."""
+    num_failures: int = 4
+    """Hosts that die in the middle of the burst over a real server, one after the other."""
+    num_asked: int = 256
+    """Groups that are asked for at once over a real server."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be simulated."""
+        for name in ("num_machines", "group_size", "num_hosts", "num_images", "num_asked"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"simulation: {name}: expected 1 or more, got {value}")
+        room = (self.num_hosts - self.num_failures) * self.num_slots
+        if not 0 <= self.num_failures < self.num_hosts or self.num_machines > room:
+            text = f"expected room for {self.num_machines} machines on the hosts that live on"
+            raise ConfigError(f"simulation: num_hosts: {text}, got {room}")
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of the burst."""
+        return self.num_machines // self.group_size
+
+    @property
+    def fetch_s(self) -> float:
+        """What a host's link takes for one image."""
+        return self.image_touched_mib * 8.389e6 / (self.link_gbit_s * 1e9)
+
+    def terabytes(self, num_fetched: int) -> float:
+        """Return what that many images weigh."""
+        return round(num_fetched * self.image_touched_mib * 1.048576e-6, 4)
+
+    def draw_images(self) -> list[str]:
+        """Return each group's image, the first ones being popular."""
+        ranks = range(1, self.num_images + 1)
+        weights = list(itertools.accumulate(rank**-self.zipf_exponent for rank in ranks))
+        drawn = random.Random(self.seed).choices(ranks, cum_weights=weights, k=self.num_groups)
+        return [f"image-{rank}" for rank in drawn]

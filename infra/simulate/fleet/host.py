@@ -1,0 +1,113 @@
+"""One simulated host: its leases are kept as a real one keeps them, its machines take time only.
+
+Drawn or assumed: how long pages of an image and boots take (`settings.py`), on a link and on cores
+that are busy for as long as that.
+"""
+
+import heapq
+import random
+
+import msgspec
+
+from penstock.infra.simulate.fleet.settings import FleetScenario
+from penstock.messages.fleet import AcquireGroup, HeldGroup
+from penstock.messages.machine import ReportHost
+from penstock.messages.rollout import SandboxRecord
+
+
+class Held(msgspec.Struct):
+    """A group's machines here."""
+
+    holder: str
+    lease_ids: list[str]
+    lease_s: float
+    ready_at: float
+    expires_at: float
+    records: list[SandboxRecord]
+
+
+class SimulatedHost:
+    """Leases groups, once for each id; reaps what nobody renews."""
+
+    def __init__(self, name: str, scenario: FleetScenario) -> None:
+        self.name = name
+        self.images: set[str] = set()
+        self.groups: dict[str, Held] = {}
+        self.num_created = 0
+        self.num_expired = 0
+        self._scenario = scenario
+        self._rng = random.Random(f"{scenario.seed}/{name}")
+        self._link_free_at = 0.0
+        self._cores = [0.0] * scenario.num_cores
+        """When each is free, as a heap."""
+
+    @property
+    def num_live(self) -> int:
+        """Machines here."""
+        return sum(len(held.lease_ids) for held in self.groups.values())
+
+    def acquire(self, wanted: AcquireGroup, image: str, now: float) -> Held | None:
+        """Return a group's machines, there already or on the way; None where there is no room."""
+        held = self.groups.get(wanted.group_id)
+        if held is None:
+            if self.num_live + len(wanted.lease_ids) > self._scenario.num_slots:
+                return None
+            held = self.groups[wanted.group_id] = self._create(wanted, image, now)
+        held.expires_at = max(now, held.ready_at) + held.lease_s
+        return held
+
+    def _create(self, wanted: AcquireGroup, image: str, now: float) -> Held:
+        start_at = self._page_in(image, now)
+        ends_at, records = start_at, list[SandboxRecord]()
+        for _ in wanted.lease_ids:
+            boot_s = self._scenario.boot_ms / 1e3
+            boot_s *= self._rng.lognormvariate(0.0, self._scenario.boot_sigma)
+            end_at = max(start_at, self._cores[0]) + boot_s
+            heapq.heapreplace(self._cores, end_at)
+            ends_at = max(ends_at, end_at)
+            records.append(_record(boot_s))
+        self.num_created += len(wanted.lease_ids)
+        return Held(wanted.holder, wanted.lease_ids, wanted.lease_s, ends_at, 0.0, records)
+
+    def _page_in(self, image: str, now: float) -> float:
+        """Return when an image's pages are here; the link carries one image at a time."""
+        if image not in self.images:
+            self.images.add(image)
+            self._link_free_at = max(now, self._link_free_at) + self._scenario.fetch_s
+        return max(now, self._link_free_at)
+
+    def renew(self, group_ids: list[str], now: float) -> list[str]:
+        """Renew groups; return those that are not here."""
+        for group_id in group_ids:
+            if (held := self.groups.get(group_id)) is not None:
+                held.expires_at = now + held.lease_s
+        return [group_id for group_id in group_ids if group_id not in self.groups]
+
+    def reap(self, now: float) -> None:
+        """End what nobody renewed."""
+        late = [g for g, held in self.groups.items() if held.expires_at <= now]
+        for group_id in late:
+            self.num_expired += len(self.groups.pop(group_id).lease_ids)
+
+    def report(self) -> ReportHost:
+        """Return what it tells the scheduler."""
+        return ReportHost(
+            host=self.name,
+            num_slots=self._scenario.num_slots,
+            num_live=self.num_live,
+            image_digests=list(self.images),
+            groups=[
+                HeldGroup(group_id=g, holder=held.holder, num_machines=len(held.lease_ids))
+                for g, held in self.groups.items()
+            ],
+        )
+
+
+def _record(boot_s: float) -> SandboxRecord:
+    return SandboxRecord(
+        backend="simulated",
+        isolation_class="hardware_vm",
+        kernel_digest="",
+        image_digest="",
+        boot_ms=round(boot_s * 1e3, 2),
+    )

@@ -1,0 +1,40 @@
+"""What the scheduler's choice is compared with."""
+
+from collections.abc import Sequence
+
+from penstock.actors.runtime.actor import Effects
+from penstock.actors.runtime.context import Context
+from penstock.actors.sandbox.fleet import Fleet, FleetFullError
+from penstock.actors.sandbox.placement import Host
+from penstock.actors.sandbox.scheduler import FleetScheduler
+
+
+class RoundRobin(Fleet):
+    """Takes one host after the other, whatever image it holds."""
+
+    _next = 0
+
+    def _choose(self, image: str, num_machines: int, avoid: str) -> tuple[Host, bool]:
+        names: Sequence[str] = self._names
+        for _ in names:
+            self._next = (self._next + 1) % len(names)
+            host = self._hosts[names[self._next]]
+            if host.has_room(num_machines) and host.name != avoid:
+                return host, image in host.images
+        raise FleetFullError(f"no room for {num_machines} machines on {self.num_hosts} hosts")
+
+
+class RoundRobinScheduler(FleetScheduler):
+    """The real scheduler with that choice."""
+
+    async def start(self, ctx: Context) -> Effects:
+        """Begin without any host."""
+        await super().start(ctx)
+        self._fleet = RoundRobin(ctx.random, quota=self._quota)
+        return ()
+
+
+SCHEDULERS: dict[str, type[FleetScheduler]] = {
+    "affinity": FleetScheduler,
+    "round_robin": RoundRobinScheduler,
+}
