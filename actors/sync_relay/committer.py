@@ -17,10 +17,16 @@ from penstock.actors.sync_relay.image import Image, Table, table_digest
 from penstock.actors.sync_relay.objects import Encoded, decode_shards
 from penstock.actors.sync_relay.ranks import Receipt, receipts_prefix
 from penstock.actors.sync_relay.shipping import Offload, seal_version
-from penstock.actors.sync_relay.transfer import DamagedStoreError, Sleep, bounded, get_patiently
+from penstock.actors.sync_relay.transfer import (
+    DamagedStoreError,
+    Sleep,
+    bounded,
+    get_patiently,
+    over_shards,
+)
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, DeadlineError
-from penstock.messages.weights import WeightsPublished
+from penstock.messages.weights import ShardRef, WeightsPublished
 
 _POLL_S = 0.1
 _RANKS_NAMED_MAX = 8
@@ -76,7 +82,7 @@ class Committer:
             version, self._table, optimizer_step, config_json
         )
         image = await self._offload(Image, self._table) if base is None else base.copy()
-        await bounded(self._take(image, shard) for shard in shards)
+        await over_shards(lambda ref: self._take(image, ref), [shard.ref for shard in shards])
         change = sum(shard.change for shard in shards)
         digest = add_to_digest(origin.base_element_digest, change)
         if await self._offload(image.element_digest) != digest:
@@ -127,11 +133,11 @@ class Committer:
             end = start + num_elements
         return sorted(shards, key=lambda shard: shard.ref.shard_id)
 
-    async def _take(self, image: Image, shard: Encoded) -> None:
+    async def _take(self, image: Image, shard: ShardRef) -> None:
         """Fetch a shard, and write it over its part of the base."""
-        data = await get_patiently(self._store, shard.ref, self._sleep)
+        data = await get_patiently(self._store, shard, self._sleep)
         try:
-            write = await self._offload(decode_shards, image, [shard.ref], [data])
+            write = await self._offload(decode_shards, image, [shard], [data])
         except CorruptDataError as error:
             raise DamagedStoreError(str(error)) from error
         await self._offload(write)

@@ -16,8 +16,8 @@ from penstock.actors.sync_relay.shipping import Offload
 from penstock.actors.sync_relay.transfer import (
     DamagedStoreError,
     Sleep,
-    bounded,
     get_patiently,
+    over_shards,
     read_manifest,
 )
 from penstock.messages.bus import ObjectStore
@@ -130,7 +130,9 @@ async def read_back(
     _log.info("reading weights %d back from the store, %d steps", version, len(way))
     image: Image | None = None
     for manifest in way:
-        payloads = await bounded(get_patiently(store, shard, sleep) for shard in manifest.shards)
+        payloads = await over_shards(
+            lambda shard: get_patiently(store, shard, sleep), manifest.shards
+        )
         try:
             if image is None:
                 image, payloads = begin_anchor(manifest, payloads)

@@ -21,7 +21,7 @@ from penstock.actors.sync_relay.digests import decode_table
 from penstock.actors.sync_relay.image import Image
 from penstock.actors.sync_relay.objects import apply_version, begin_anchor, manifest_key
 from penstock.actors.sync_relay.repair import RepairError, refetch
-from penstock.actors.sync_relay.transfer import DamagedStoreError, bounded, get_checked
+from penstock.actors.sync_relay.transfer import DamagedStoreError, get_checked, over_shards
 from penstock.kernels.delta import Patch
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError
@@ -128,7 +128,7 @@ class Mirror:
     async def _step(self, manifest: WeightsPublished, ctx: Context) -> None:
         """Take one edge: decode all of it, then write, then prove."""
         try:
-            payloads = await bounded(self._fetch(shard, ctx) for shard in manifest.shards)
+            payloads = await over_shards(lambda shard: self._fetch(shard, ctx), manifest.shards)
         except (CorruptDataError, NotFoundError) as error:
             raise _UnusableError(manifest) from error
         if manifest.kind is SnapshotKind.ANCHOR:

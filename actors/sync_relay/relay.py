@@ -15,8 +15,8 @@ from penstock.actors.sync_relay.repair import TileServer, tiles_service
 from penstock.actors.sync_relay.retention import FOLD_EVERY
 from penstock.actors.sync_relay.transfer import (
     all_objects,
-    bounded,
     get_patiently,
+    over_shards,
     put_manifest,
     put_object,
 )
@@ -131,7 +131,7 @@ class Relay(Actor):
             data = await get_patiently(ctx.store, shard, ctx.sleep)
             await put_object(self._local, shard.object_key, data, ctx.sleep)
 
-        await bounded(bring(shard) for shard in all_objects(manifest))
+        await over_shards(bring, all_objects(manifest))
         await put_manifest(self._local, manifest, ctx.sleep)
         self._catalog.add(manifest)
 
