@@ -8,7 +8,11 @@ from penstock.kernels.ops.check import check_range, check_tensor
 from penstock.kernels.ops.values import check_values
 
 NUM_ELEMENTS_MAX = (1 << 31) - 1
-_BITS = (torch.uint8, torch.int16, torch.uint16, torch.bfloat16, torch.int32, torch.float32)
+_BITS = (
+    *(torch.uint8, torch.int8, torch.float8_e4m3fn),
+    *(torch.int16, torch.uint16, torch.bfloat16, torch.float16),
+    *(torch.int32, torch.uint32, torch.float32),
+)
 
 
 def delta_changes(
