@@ -55,6 +55,8 @@ class Summary:
         self._lags = Regions(self._regions)
         self._train_s = 0.0
         self._steps_s: list[float] = []
+        self._route_bytes: list[float] = []
+        self._tokens_read = 0.0
         self._midtrain: MidtrainCompleted | None = None
         self._rl_from = self._rl_to = 0.0
         self._steps = 0
@@ -107,6 +109,8 @@ class Summary:
         self._steps = max(self._steps, event.step)
         self._train_s += event.train_s
         self._steps_s.append(event.wait_s + event.train_s)
+        self._route_bytes.append(event.metrics.get("route_bytes", 0.0))
+        self._tokens_read += event.metrics.get("tokens_read", 0.0)
         self._staleness_seen_max = max(self._staleness_seen_max, *event.staleness_tokens, 0)
 
     def _add_weights(self, event: WeightsPublished | WeightsRelayed | WeightsApplied) -> None:
@@ -179,6 +183,8 @@ class Summary:
             "staleness_max": self._config.trainer.staleness_max,
             "staleness_seen_max": self._staleness_seen_max,
             "wall_s": round(self._rl_to - self._rl_from, 1),
+            "route_bytes_per_step": median(self._route_bytes) if self._route_bytes else None,
+            "route_bytes_per_token": sum(self._route_bytes) / max(self._tokens_read, 1.0),
         }
 
     def _sandbox_figures(self) -> dict[str, Any]:

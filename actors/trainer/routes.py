@@ -49,6 +49,11 @@ def rollout_routes(turns: Sequence[Turn]) -> np.ndarray:
     return np.concatenate(parts)
 
 
+def route_bytes(turns: Sequence[Turn]) -> int:
+    """Return the size of a rollout's sealed routes, headers included."""
+    return sum(len(segment) for turn in turns for segment in turn.route_segments or ())
+
+
 def _turn_routes(turn: Turn, covered: int) -> tuple[int, np.ndarray]:
     """Return the first position and the ids of one turn; logs of old have unsealed ids."""
     if not turn.route_segments:

@@ -21,6 +21,7 @@ from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.losses import normalizer, token_losses
 from penstock.actors.trainer.manifests import batch_figures, staleness_tokens, trained_samples
 from penstock.actors.trainer.mismatch import MismatchSums, mismatch_sums
+from penstock.actors.trainer.routes import route_bytes
 from penstock.actors.trainer.sequences import TrainingSequence, micro_batches, training_sequence
 from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest
@@ -80,7 +81,9 @@ def train_step(
     return StepResult(
         weights_digest=learner.weights_digest(),
         optimizer_digest=learner.optimizer_digest(),
-        metrics=_figures(sums, norm) | batch_figures(manifest),
+        metrics=_figures(sums, norm)
+        | batch_figures(manifest)
+        | {"route_bytes": float(_route_bytes(manifest, turns))},
         staleness_tokens=staleness_tokens(manifest),
     )
 
@@ -101,6 +104,10 @@ def _sequences(
                 f"its turns have {sequence.sampled_at.size}"
             )
         yield sequence
+
+
+def _route_bytes(manifest: BatchManifest, turns: Mapping[str, Sequence[Turn]]) -> int:
+    return sum(route_bytes(turns[sample.rollout_id]) for sample in trained_samples(manifest))
 
 
 def _accumulate(

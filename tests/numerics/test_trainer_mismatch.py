@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.actors.generator.actor import seal_chunk
 from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.config import PolicyConfig
@@ -65,6 +66,7 @@ async def sample_rollout(engine, seed, num_turns=3):
                 routed_experts=to_array(chunks[-1].routed_experts),
                 version_spans=[VersionSpan(policy_version=0, num_tokens=sampled.size)],
                 stop_reason=StopReason.LENGTH,
+                route_segments=seal_chunk(chunks[-1], POLICY.num_experts),
             )
         )
     return turns
@@ -107,6 +109,8 @@ async def test_on_policy_the_trainer_agrees_with_the_engine(learner):
     metrics = train_step(learner, manifest_of(turns), turns, config_with()).metrics
     assert metrics["tokens_trained"] == 4 * 27
     assert metrics["router_mismatch"] == 0.0
+    sealed = sum(len(part) for each in turns.values() for t in each for part in t.route_segments)
+    assert metrics["route_bytes"] == sealed
     assert abs(metrics["mismatch_k1"]) < 1e-5
     assert 0 <= metrics["mismatch_k3"] < 1e-9
     assert metrics["ess"] > 0.999999

@@ -137,3 +137,17 @@ def test_the_closing_table_has_a_line_for_each_region():
         "sync near  lag_s_p50 1.25",
         "sync far   lag_s_p50 -",
     ]
+
+
+def test_recorded_routes_are_counted_by_step_and_by_token():
+    steps = [
+        StepCompleted(
+            step=number, policy_version=number, weights_digest="", optimizer_digest="",
+            metrics={"route_bytes": size, "tokens_read": tokens}, staleness_tokens={0: 1},
+            train_s=1.0, wait_s=0.0,
+        )
+        for number, size, tokens in ((1, 300.0, 100.0), (2, 900.0, 300.0), (3, 330.0, 100.0))
+    ]  # fmt: skip
+    rl = folded(*((float(step.step), step) for step in steps))["rl"]
+    assert rl["route_bytes_per_step"] == 330.0
+    assert rl["route_bytes_per_token"] == 1530.0 / 500.0
