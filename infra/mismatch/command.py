@@ -108,7 +108,7 @@ async def _of_run(arguments: argparse.Namespace) -> Subject:
 
 
 async def _formats(arguments: argparse.Namespace, subject: Subject) -> list[dict[str, Any]]:
-    """Compare the experts' formats on a run's corpus.
+    """Compare the experts' formats on a run's corpus; each is told when it is done.
 
     Raises:
         ConfigError: There is no run.
@@ -116,20 +116,25 @@ async def _formats(arguments: argparse.Namespace, subject: Subject) -> list[dict
     """
     from penstock.actors.trainer.corpus import decode_corpus
     from penstock.infra.mismatch.formats import compare_formats
+    from penstock.infra.mismatch.telling import format_line
 
     if arguments.config:
         raise ConfigError("--format-tokens: expected a run, whose corpus it takes, not --config")
     run = find_run(arguments.run, arguments.runs_dir)
     config = load_config(run.config)
     midtrain, store = config.trainer.midtrain, run.store()
-    return compare_formats(
+    rows: list[dict[str, Any]] = []
+    for row in compare_formats(
         config.policy,
         midtrain,
         decode_corpus(await store.get(midtrain.tokens_key)),
         decode_corpus(await store.get(midtrain.heldout_key)),
         num_tokens=arguments.format_tokens,
         prompts=subject.prompts,
-    )
+    ):
+        sys.stderr.write(format_line(row) + "\n")
+        rows.append(row)
+    return rows
 
 
 async def _of_checkpoint(store: Any, key: str, config: RunConfig) -> "Policy":

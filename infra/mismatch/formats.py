@@ -1,7 +1,7 @@
 """The formats of the experts against each other: loss and mismatch on one corpus, from one seed."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -32,7 +32,7 @@ def compare_formats(  # noqa: PLR0913 - a corpus, a budget and where they come f
     prompts: Sequence[np.ndarray],
     num_sampled: int = 2000,
     seed: int = 0,
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Mid-train the same weights on the same batches in each format, then sample from them.
 
     Args:
@@ -45,14 +45,13 @@ def compare_formats(  # noqa: PLR0913 - a corpus, a budget and where they come f
         num_sampled: tokens, at least.
         seed: of weights and batches.
 
-    Returns:
-        For each format its `losses` over the budget (means of tenths), `heldout_loss`,
+    Yields:
+        For each format, as soon as it is done, its `losses` over the budget (means of tenths), `heldout_loss`,
         `tokens_per_s`, the `mismatch` of its trainer in fast mode, and by other format
         `unmatched`: what a trainer in that one would learn from, were it not refused.
 
     """
     settings = msgspec.structs.replace(config, num_tokens=num_tokens, seconds=0.0, num_workers=1)
-    rows: list[dict[str, Any]] = []
     for expert_format in EXPERT_FORMATS:
         numerics = NumericsConfig(expert_format=expert_format)
         policy = Policy(msgspec.structs.replace(policy_config, numerics=numerics), seed=seed)
@@ -68,8 +67,7 @@ def compare_formats(  # noqa: PLR0913 - a corpus, a budget and where they come f
             "heldout_loss": midtrainer.heldout_loss(),
             "tokens_per_s": midtrainer.num_tokens / elapsed_s,
         }
-        rows.append(row | _sample(policy, prompts, num_sampled))
-    return rows
+        yield row | _sample(policy, prompts, num_sampled)
 
 
 def _sample(policy: Policy, prompts: Sequence[np.ndarray], num_tokens: int) -> dict[str, Any]:

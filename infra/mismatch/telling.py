@@ -33,7 +33,7 @@ def told(figures: dict[str, Any]) -> str:
         f"which keeps {routes['engine_cache'] / 1e6:.1f} MB of them"
     )
     lines += [_recording(*each) for each in figures["recording"]["step"].items()]
-    lines += [_format(row) for row in figures.get("formats", [])]
+    lines += [format_line(row) for row in figures.get("formats", [])]
     return "\n".join(lines)
 
 
@@ -63,7 +63,8 @@ def _recording(batch: str, row: dict[str, float]) -> str:
     )
 
 
-def _format(row: dict[str, Any]) -> str:
+def format_line(row: dict[str, Any]) -> str:
+    """Tell one format of the experts."""
     losses = " ".join(f"{loss:.2f}" for loss in row["losses"])
     refused = ", ".join(f"{name} {found['kl_k3']:.1e}" for name, found in row["unmatched"].items())
     return (

@@ -78,7 +78,7 @@ def test_formats_are_compared_and_foreign_trainers_are_far_off(config):
     rng = np.random.default_rng(0)
     tokens = np.tile(rng.integers(0, 300, 20), 60)
     corpus = Corpus(tokens=tokens)
-    rows = compare_formats(
+    compared = compare_formats(
         load_config(config).policy,
         MidtrainConfig(sequence_tokens=64, batch_tokens=256, pass_tokens=128),
         corpus,
@@ -87,6 +87,7 @@ def test_formats_are_compared_and_foreign_trainers_are_far_off(config):
         prompts=[tokens[:40]],
         num_sampled=1,
     )
+    rows = list(compared)
     assert [row["expert_format"] for row in rows] == ["bf16", "mxfp8", "nvfp4"]
     for row in rows:
         assert row["losses"][-1] < row["losses"][0]
