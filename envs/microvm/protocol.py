@@ -86,10 +86,10 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     machine_id: str = ""
 
     @classmethod
-    def new(cls, epoch: int) -> Self:
+    def new(cls, epoch: int, hostname: str = "vm") -> Self:
         """Return a fresh identity."""
         token = secrets.token_bytes(48)
-        return cls(epoch=epoch, entropy=token[:32], hostname="vm", machine_id=token[32:].hex())
+        return cls(epoch=epoch, entropy=token[:32], hostname=hostname, machine_id=token[32:].hex())
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True):

@@ -79,7 +79,7 @@ class QemuMachine(GuestSandbox):
         """Go on from `stand_by` as a new machine; it ends if that takes too long."""
         try:
             await self.monitor.run("cont", deadline_s=timeout_s)
-            await self.become(Identity.new(self._connection.epoch + 1), timeout_s=timeout_s)
+            await self.become(_copys_identity(self._connection.epoch + 1), timeout_s=timeout_s)
         except BaseException:
             await self.close()
             raise
@@ -140,6 +140,11 @@ class QemuMachine(GuestSandbox):
         await super().close()
 
 
+def _copys_identity(epoch: int) -> Identity:
+    """Return who a copy is; its host name the template had already."""
+    return Identity.new(epoch, hostname="")
+
+
 @contextlib.asynccontextmanager
 async def _connected(
     builder: Builder, launched: Launched, memory: Memory, line: LineState | None, timeout_s: float
@@ -180,7 +185,7 @@ async def resume(
     launched = Launched(builder.command, saved.memory, boots=False, cpu=cpu)
     async with _connected(builder, launched, saved.memory, saved.line, timeout_s) as machine:
         launched.go_on_from(saved.devices)
-        await machine.become(Identity.new(saved.line.epoch + 1), timeout_s=timeout_s)
+        await machine.become(_copys_identity(saved.line.epoch + 1), timeout_s=timeout_s)
     machine.info = builder.record((time.perf_counter() - asked_at) * 1000)
     return machine
 
