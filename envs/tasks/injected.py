@@ -12,9 +12,10 @@ from functools import lru_cache
 
 import msgspec
 
+from penstock.envs.tasks.closure import needed_files
 from penstock.envs.tasks.drafting import FEATURE, write_candidate
 from penstock.envs.tasks.inputs import CallWriter, familiarity
-from penstock.envs.tasks.modules import Module, needed_files
+from penstock.envs.tasks.modules import Module
 from penstock.envs.tasks.mutations import draw_bugs, without_body
 from penstock.envs.tasks.recording import Tried, record, try_changes
 from penstock.envs.tasks.source import Candidate, Lab, Plan, Rejection, TaskRejectedError

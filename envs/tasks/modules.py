@@ -1,14 +1,7 @@
-"""Modules of the standard library and of installed packages, each with the files it needs.
+"""Modules of the standard library, of installed packages and of folders: read, never imported."""
 
-A module is taken with the modules that it imports, transitively, from the same root: together they
-are the small repository that the agent gets. Nothing is imported here, only read.
-"""
-
-import ast
 import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from penstock.envs.tasks.source import Rejection, TaskRejectedError
@@ -16,8 +9,6 @@ from penstock.messages.errors import NotFoundError
 
 LIBRARY = "stdlib"
 """Folder that the standard library's modules lie in: their own names would hide the machine's."""
-FILES_MAX = 64
-FILES_BYTES_MAX = 400 << 10
 MODULE_BYTES_MAX = 160 << 10
 _SKIPPED = frozenset(
     {"test", "tests", "testing", "idlelib", "lib2to3", "site-packages", "__pycache__", "turtledemo",
@@ -97,89 +88,6 @@ def folder_modules(folder: Path) -> list[Module]:
     if not root.is_dir():
         raise NotFoundError(f"{folder}: expected a folder")
     return [Module(root, path) for path in _python_files(root, root)]
-
-
-def needed_files(module: Module) -> dict[str, str]:
-    """Return the module with all that it imports from its root, by path in the repository.
-
-    Where a package's `__init__.py` would load too much, the packages around the module are left
-    empty; whether it still works so is found out in a machine.
-
-    Raises:
-        TaskRejectedError: They are too many or too large.
-
-    """
-    found = _needed(module)
-    if isinstance(found, TaskRejectedError):
-        raise found
-    return dict(found)
-
-
-@lru_cache(maxsize=128)
-def _needed(module: Module) -> dict[str, str] | TaskRejectedError:
-    """Return the files or why there are none: many functions of one module ask."""
-    try:
-        return _closure(module, cuts_parents=False)
-    except TaskRejectedError as error:
-        if error.reason is not Rejection.TOO_LARGE:
-            return error
-    try:
-        return _closure(module, cuts_parents=True)
-    except TaskRejectedError as error:
-        return error
-
-
-def _closure(module: Module, *, cuts_parents: bool) -> dict[str, str]:
-    found: dict[PurePosixPath, str] = {}
-    waiting = [module]
-    while waiting:
-        one = waiting.pop()
-        if one.path in found:
-            continue
-        is_cut = cuts_parents and one.path.name == "__init__.py" and one != module
-        found[one.path] = "" if is_cut else one.read()
-        if len(found) > FILES_MAX or sum(map(len, found.values())) > FILES_BYTES_MAX:
-            raise TaskRejectedError(Rejection.TOO_LARGE, f"what {module.file} imports")
-        waiting += [Module(module.root, path, module.prefix) for path in _imported(one, found)]
-    files = {str(PurePosixPath(module.prefix) / path): text for path, text in found.items()}
-    folders = {PurePosixPath(path).parent for path in files}
-    marks = {str(folder / "__init__.py"): "" for folder in folders if folder.name}
-    return marks | files
-
-
-def _imported(module: Module, found: dict[PurePosixPath, str]) -> Iterator[PurePosixPath]:
-    """Yield the files of the root that a module's imports load, its parents' among them."""
-    try:
-        tree = ast.parse(found[module.path])
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise TaskRejectedError(Rejection.NOT_PARSED, f"{module.file}: {error}") from error
-    for parent in list(module.path.parents)[:-1]:
-        yield from _existing(module, parent)
-    package = module.path.parent.parts
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import) and not module.prefix:
-            for alias in node.names:
-                yield from _with_parents(module, tuple(alias.name.split(".")))
-        elif isinstance(node, ast.ImportFrom) and (node.level or not module.prefix):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            parts = (*base, *(node.module or "").split(".")) if node.module else base
-            yield from _with_parents(module, parts)
-            for alias in node.names:
-                yield from _existing(module, PurePosixPath(*parts, alias.name))
-
-
-def _with_parents(module: Module, parts: tuple[str, ...]) -> Iterator[PurePosixPath]:
-    for length in range(1, len(parts) + 1):
-        yield from _existing(module, PurePosixPath(*parts[:length]))
-
-
-def _existing(module: Module, place: PurePosixPath) -> Iterator[PurePosixPath]:
-    for path in (
-        place / "__init__.py",
-        place.with_name(f"{place.name}.py") if place.name else place,
-    ):
-        if path.name and (module.root / path).is_file():
-            yield path
 
 
 def _python_files(root: Path, folder: Path) -> list[PurePosixPath]:

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.envs.ladder.generate import Selection, draw_repositories
 from penstock.envs.sandbox import ExecResult
+from penstock.envs.tasks.closure import needed_files
 from penstock.envs.tasks.commits import CommitSource
 from penstock.envs.tasks.differential import ARGV, PROGRAM_FILE, program, tells
 from penstock.envs.tasks.difficulty import difficulty, difficulty_label
@@ -18,7 +19,7 @@ from penstock.envs.tasks.factory import Bounds, Factory, open_source
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.injected import InjectConfig
 from penstock.envs.tasks.ladder import LadderSource
-from penstock.envs.tasks.modules import folder_modules, needed_files, package_modules
+from penstock.envs.tasks.modules import folder_modules, package_modules
 from penstock.envs.tasks.mutations import draw_bugs, without_body
 from penstock.envs.tasks.report import SuiteReport, read_report
 from penstock.envs.tasks.source import Rejection, TaskRejectedError, to_task_set
@@ -289,6 +290,23 @@ def test_a_module_comes_with_what_it_imports(tmp_path):
     (package / "c.py").write_text("raise SystemExit\n")
     module = next(one for one in folder_modules(tmp_path) if one.name == "pkg.a")
     assert sorted(needed_files(module)) == ["pkg/__init__.py", "pkg/a.py", "pkg/b.py"]
+
+
+def test_a_large_module_comes_without_what_only_a_checker_or_a_call_imports(tmp_path):
+    (tmp_path / "a.py").write_text(
+        "from typing import TYPE_CHECKING\nimport b\nif TYPE_CHECKING:\n    import huge\n"
+        "def f():\n    import large\n    return large\n"
+    )
+    (tmp_path / "b.py").write_text("def g(): return 1\n")
+    (tmp_path / "large.py").write_text("x = 1\n" * 20)
+    (tmp_path / "huge.py").write_text("x = 1\n" * 40_000)
+    module = next(one for one in folder_modules(tmp_path) if one.name == "a")
+    assert sorted(needed_files(module)) == ["a.py", "b.py", "large.py"]
+    (tmp_path / "large.py").write_text("x = 1\n" * 40_000)
+    needed = next(one for one in folder_modules(tmp_path / ".") if one.name == "b")
+    assert sorted(needed_files(needed)) == ["b.py"]
+    other = next(one for one in folder_modules(tmp_path / "sub" / "..") if one.name == "a")
+    assert sorted(needed_files(other)) == ["a.py", "b.py"]
 
 
 def test_unknown_sources_say_what_was_expected(tmp_path):
