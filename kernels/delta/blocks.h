@@ -27,9 +27,9 @@ typedef struct {
 } streams_t;
 
 typedef struct {
-    uint64_t changed[GROUP];
     uint64_t masks[CLASSES_MAX][GROUP]; /* the members of each class */
-    int64_t ranks[CLASSES_MAX][GROUP];  /* members before each block */
+    uint16_t ranks[CLASSES_MAX][GROUP]; /* members before each block, from the group's first */
+    int64_t firsts[CLASSES_MAX];        /* the rank of the group's first member */
 } group_t;
 
 INLINE uint64_t valid_mask(int64_t left) {
@@ -47,46 +47,56 @@ INLINE const uint8_t *block_at(
 }
 
 /* Which elements of the group from `start` differ between the arrays. */
-INLINE void compare(
+static void compare(
     const shape_t *s, const uint8_t *target, int64_t start, uint64_t *changed,
     const int itemsize) {
     uint8_t old_room[4 * BLOCK], new_room[4 * BLOCK];
-    for (int b = 0; b < GROUP; b++) {
+    _Pragma("GCC unroll 1") for (int b = 0; b < GROUP; b++) {
         int64_t at = start + BLOCK * b, left = s->num_elements - at;
         const uint8_t *from = block_at(s->base, at, left, old_room, itemsize);
         changed[b] = differ(from, block_at(target, at, left, new_room, itemsize), itemsize);
     }
 }
 
-/* Sort the group from `start` into classes; `seen` counts each class's members so far. */
-INLINE void classify(
-    const shape_t *s, int64_t start, int64_t *seen, group_t *group, const int itemsize) {
+/* Sort the group from `start` into classes. Where one ends, padding does not belong to any. */
+static void classify(const shape_t *s, int64_t start, group_t *group, const int itemsize) {
     uint8_t room[4 * BLOCK], keys[BLOCK];
-    for (int b = 0; b < GROUP; b++) {
+    _Pragma("GCC unroll 1") for (int b = 0; b < GROUP; b++) {
         int64_t at = start + BLOCK * b, left = s->num_elements - at;
-        uint64_t valid = valid_mask(left), above = valid;
-        if (s->num_classes > 1)
-            keys_of(
-                block_at(s->base, at, left, room, itemsize), s->key_shift, s->key_bits, keys,
-                itemsize);
-        for (int c = 0; c + 1 < s->num_classes; c++) {
-            uint64_t next = at_least(keys, (uint8_t)s->first_keys[c + 1]) & valid;
-            group->masks[c][b] = above & ~next;
-            above = next;
-        }
-        group->masks[s->num_classes - 1][b] = above;
+        group->masks[0][b] = valid_mask(left);
+        if (s->num_classes == 1) continue;
+        const uint8_t *block = block_at(s->base, at, left, room, itemsize);
+        keys_of(block, s->key_shift, s->key_bits, keys, itemsize);
+        for (int c = 1; c < s->num_classes; c++)
+            group->masks[c][b] = at_least(keys, (uint8_t)s->first_keys[c]);
     }
-    for (int c = 0; c < s->num_classes; c++)
+    for (int c = 0; c + 1 < s->num_classes; c++)
+        for (int b = 0; b < GROUP; b++) group->masks[c][b] &= ~group->masks[c + 1][b];
+}
+
+/* Count a classified group's members; `seen` has those of the groups before. */
+static void rank(const shape_t *s, int64_t *seen, group_t *group) {
+    for (int c = 0; c < s->num_classes; c++) {
+        int before = 0;
         for (int b = 0; b < GROUP; b++) {
-            group->ranks[c][b] = seen[c];
-            seen[c] += __builtin_popcountll(group->masks[c][b]);
+            group->ranks[c][b] = (uint16_t)before;
+            before += __builtin_popcountll(group->masks[c][b]);
         }
+        group->firsts[c] = seen[c];
+        seen[c] += before;
+    }
+}
+
+static int64_t count_bits(const uint64_t *bits) {
+    int64_t count = 0;
+    for (int b = 0; b < GROUP; b++) count += __builtin_popcountll(bits[b]);
+    return count;
 }
 
 /* List the places of a group's bits, in a list of LIST_ROOM. */
-INLINE int list_bits(const uint64_t *bits, uint16_t *list) {
+static int list_bits(const uint64_t *bits, uint16_t *list) {
     int count = 0;
-    for (int b = 0; b < GROUP; b++) count += list_block(bits[b], BLOCK * b, list + count);
+    _Pragma("GCC unroll 1") for (int b = 0; b < GROUP; b++) count += list_block(bits[b], BLOCK * b, list + count);
     return count;
 }
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.kernels.delta import portable
 from penstock.kernels.delta.classes import NUM_CLASSES_MAX
+from penstock.kernels.delta.dtypes import Dtype
 from penstock.kernels.delta.header import ClassRecord, Codec, Header, MarksRecord
 from penstock.kernels.delta.scratch import room
 from penstock.kernels.native import load_library
@@ -20,6 +21,7 @@ from penstock.kernels.native import load_library
 _SOURCE = Path(__file__).with_name("delta.c")
 _SLACK_BYTES = 2048
 """Room that the writer of a string wants beyond what it fills."""
+_GROUP_ELEMENTS = 1024
 _NUMBER_BYTES_MAX = 5
 """Of a number in either string: 33 bits, and its share of its block's parameter."""
 
@@ -63,8 +65,11 @@ def encode_steps(
     if library is None:
         return portable.encode_steps(header, thresholds, base, target)
     records = (_Record * len(thresholds))()
-    shape = _shape(header, thresholds, base, target)
-    library.penstock_delta_count(ctypes.byref(shape), ctypes.byref(records))
+    has_mask = header.codec is Codec.BITMASK_ULP
+    shape = _shape(header.dtype, thresholds, base, target, has_mask=has_mask)
+    changed = room("changed", -(-base.size // _GROUP_ELEMENTS) * _GROUP_ELEMENTS // 8)
+    structs = tuple(map(ctypes.byref, (shape, records)))
+    library.penstock_delta_count(*structs, _pointer(changed))
     num_changed = sum(record.num_changed for record in records)
     num_numbers = sum(record.num_coded for record in records) + 2 * num_changed
     begin = portable.flag_bytes(header, num_changed)
@@ -74,7 +79,7 @@ def encode_steps(
     streams = _Streams(*map(_address, (mask, signs, unary, low)), string_bytes, string_bytes)
     numbers = room("numbers", 4 * num_numbers + 4)
     status = library.penstock_delta_encode(
-        *map(ctypes.byref, (shape, records)), _pointer(numbers), ctypes.byref(streams)
+        *structs, _pointer(changed), _pointer(numbers), ctypes.byref(streams)
     )
     if status:
         raise MemoryError(f"no memory to encode {base.size} elements")
@@ -120,6 +125,17 @@ def apply_steps(
         _read(library.penstock_delta_apply, header, base, body, target)
 
 
+def tally(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> np.ndarray:
+    """Do what `portable.tally` does, with the same result."""
+    library = load_delta_library()
+    if library is None:
+        return portable.tally(base, target, dtype)
+    counts = np.empty((2, 256), np.int64)
+    shape = _shape(dtype, [0], base, target)
+    library.penstock_delta_tally(ctypes.byref(shape), _pointer(counts))
+    return counts[:, : dtype.traits.num_keys]
+
+
 def _read(
     function: Callable[..., int],
     header: Header,
@@ -130,7 +146,9 @@ def _read(
     parts = [np.frombuffer(part, np.uint8) for part in portable.split_body(header, body)]
     records = (_Record * len(header.classes))(*map(_record, header.classes))
     streams = _Streams(*map(_address, parts), parts[2].size, parts[3].size)
-    shape = _shape(header, [record.first_key for record in header.classes], base, base)
+    thresholds = [record.first_key for record in header.classes]
+    has_mask = header.codec is Codec.BITMASK_ULP
+    shape = _shape(header.dtype, thresholds, base, base, has_mask=has_mask)
     num_coded = sum(record.changed.num_coded for record in header.classes)
     num_numbers = num_coded + 2 * header.num_changed + 2 * len(header.classes)
     numbers = room("numbers", 4 * num_numbers)
@@ -145,15 +163,22 @@ def load_delta_library() -> ctypes.CDLL | None:
     return load_library(_SOURCE)
 
 
-def _shape(header: Header, thresholds: list[int], base: np.ndarray, target: np.ndarray) -> _Shape:
-    traits = header.dtype.traits
+def _shape(
+    dtype: Dtype,
+    thresholds: list[int],
+    base: np.ndarray,
+    target: np.ndarray,
+    *,
+    has_mask: bool = False,
+) -> _Shape:
+    traits = dtype.traits
     return _Shape(
         _address(base),
         _address(target),
         base.size,
         *(traits.itemsize, traits.bits, traits.is_float, traits.key_shift, traits.num_keys - 1),
         len(thresholds),
-        header.codec is Codec.BITMASK_ULP,
+        has_mask,
         (ctypes.c_int32 * NUM_CLASSES_MAX)(*thresholds),
     )
 

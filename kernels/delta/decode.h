@@ -96,10 +96,9 @@ INLINE int walk_places(
 
 /* The place in a group of a class's element, by its rank: the last block that begins no later. */
 INLINE int place_of(const group_t *group, int c, int64_t rank) {
-    const int64_t *ranks = group->ranks[c];
-    int b = 0;
-    for (int half = GROUP / 2; half; half /= 2) b += (ranks[b + half] <= rank) * half;
-    return BLOCK * b + select_bit(group->masks[c][b], (uint64_t)(rank - ranks[b]));
+    uint16_t own = (uint16_t)(rank - group->firsts[c]);
+    int b = count_at_most(group->ranks[c], own) - 1;
+    return BLOCK * b + select_bit(group->masks[c][b], (uint64_t)(own - group->ranks[c][b]));
 }
 
 /* A class's coded elements of a group are the changed ones. */
@@ -154,7 +153,7 @@ INLINE int walk_marked(
 }
 
 /* Write a tile of the target to `out`. */
-INLINE int walk_tile(
+static int walk_tile(
     const shape_t *s, series_t *series, int64_t start, uint8_t *out, const int itemsize) {
     int64_t left = s->num_elements - start, count = left < TILE_ELEMENTS ? left : TILE_ELEMENTS;
     const uint8_t *base = s->base + start * itemsize;
@@ -163,7 +162,8 @@ INLINE int walk_tile(
         return walk_places(s, series, start, count, out, itemsize);
     group_t group;
     for (int64_t at = 0; at < count; at += GROUP_ELEMENTS) {
-        classify(s, start + at, series->seen, &group, itemsize);
+        classify(s, start + at, &group, itemsize);
+        rank(s, series->seen, &group);
         for (int c = 0; c < s->num_classes; c++) {
             uint8_t *to = out + at * itemsize;
             int status = series->inverted[c] || s->has_mask

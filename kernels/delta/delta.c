@@ -18,16 +18,23 @@
      : (itemsize) == 2 ? function(__VA_ARGS__, 2)            \
                        : function(__VA_ARGS__, 4))
 
-/* Count changed and coded elements of the classes; records come zeroed. */
-void penstock_delta_count(const shape_t *s, record_t *records) {
-    BY_ITEMSIZE(count, s->itemsize, s, records);
+/* Count the elements of each key, first those that did not change, in [2][256]. */
+void penstock_delta_tally(const shape_t *s, int64_t *counts) {
+    BY_ITEMSIZE(tally, s->itemsize, s, counts);
 }
 
-/* Write the streams; `records` are those of `penstock_delta_count`, and `numbers` has room for all
- * coded elements and twice the changed ones, and one more. */
+/* Count changed and coded elements of the classes; records come zeroed. `changed` gets one bit an
+ * element, up to whole groups of 128 bytes. */
+void penstock_delta_count(const shape_t *s, record_t *records, uint64_t *changed) {
+    BY_ITEMSIZE(count, s->itemsize, s, records, changed);
+}
+
+/* Write the streams, after `penstock_delta_count`; `numbers` has room for all coded elements and
+ * twice the changed ones, and one more. */
 int penstock_delta_encode(
-    const shape_t *s, record_t *records, uint32_t *numbers, streams_t *out) {
-    return BY_ITEMSIZE(encode, s->itemsize, s, records, numbers, out);
+    const shape_t *s, record_t *records, const uint64_t *changed, uint32_t *numbers,
+    streams_t *out) {
+    return BY_ITEMSIZE(encode, s->itemsize, s, records, changed, numbers, out);
 }
 
 /* Write the target, elsewhere than over the base. Numbers of the records are already checked: none

@@ -8,17 +8,31 @@ typedef struct {
     uint32_t *ranks[CLASSES_MAX], *steps[CLASSES_MAX]; /* the next of each class */
 } lists_t;
 
-/* Fill in how many elements of each class changed, and which of its elements are coded. */
-INLINE void count(const shape_t *s, record_t *records, const int itemsize) {
+/* How many elements have each key, first those that did not change: [2][256]. */
+INLINE void tally(const shape_t *s, int64_t *counts, const int itemsize) {
+    uint32_t parts[4][512] = {{0}}; /* of every fourth element: a count is not awaited at once */
+    for (int64_t i = 0; i < s->num_elements; i++) {
+        uint32_t from = load(s->base, i, itemsize);
+        int is_changed = from != load(s->target, i, itemsize);
+        parts[i % 4][256 * is_changed + (from >> s->key_shift & s->key_bits)]++;
+    }
+    for (int i = 0; i < 512; i++)
+        counts[i] = (int64_t)parts[0][i] + parts[1][i] + parts[2][i] + parts[3][i];
+}
+
+/* Fill in how many elements of each class changed, and which of its elements are coded; `changed`
+ * gets the masks of all groups. */
+INLINE void count(const shape_t *s, record_t *records, uint64_t *changed, const int itemsize) {
     int64_t populations[CLASSES_MAX] = {0};
     group_t group;
-    for (int64_t start = 0; start < s->num_elements; start += GROUP_ELEMENTS) {
-        compare(s, s->target, start, group.changed, itemsize);
-        classify(s, start, populations, &group, itemsize);
-        for (int c = 0; c < s->num_classes; c++)
-            for (int b = 0; b < GROUP; b++)
-                records[c].num_changed +=
-                    __builtin_popcountll(group.masks[c][b] & group.changed[b]);
+    for (int64_t start = 0; start < s->num_elements; start += GROUP_ELEMENTS, changed += GROUP) {
+        compare(s, s->target, start, changed, itemsize);
+        classify(s, start, &group, itemsize);
+        for (int c = 0; c < s->num_classes; c++) {
+            populations[c] += count_bits(group.masks[c]);
+            for (int b = 0; b < GROUP; b++) group.masks[c][b] &= changed[b];
+            records[c].num_changed += count_bits(group.masks[c]);
+        }
     }
     for (int c = 0; c < s->num_classes && !s->has_mask; c++) {
         record_t *r = &records[c];
@@ -43,7 +57,8 @@ INLINE void put_ranks(
     for (int i = 0; i < count; i++) {
         int c = class_at(s, class_of, start + list[i], itemsize), b = list[i] / BLOCK;
         uint64_t below = group->masks[c][b] & ((UINT64_C(1) << list[i] % BLOCK) - 1);
-        *lists->ranks[c]++ = (uint32_t)(group->ranks[c][b] + __builtin_popcountll(below));
+        *lists->ranks[c]++ =
+            (uint32_t)group->firsts[c] + group->ranks[c][b] + (uint32_t)__builtin_popcountll(below);
     }
 }
 
@@ -75,34 +90,41 @@ INLINE void put_steps(
     }
 }
 
+/* List the unchanged elements of the classes where those are coded, of the others the changed. */
+static int list_coded(
+    const shape_t *s, const record_t *records, const uint64_t *changed, const group_t *group,
+    uint16_t *list) {
+    uint64_t coded[GROUP];
+    memcpy(coded, changed, sizeof coded);
+    for (int c = 0; c < s->num_classes; c++)
+        for (int b = 0; b < GROUP && records[c].inverted; b++) coded[b] ^= group->masks[c][b];
+    return list_bits(coded, list);
+}
+
 /* Ranks of coded elements and steps of changed ones, by class, in order. */
-INLINE void collect(
-    const shape_t *s, const record_t *records, const uint8_t *class_of, lists_t *lists,
+static void collect(
+    const shape_t *s, const record_t *records, const uint64_t *changed, lists_t *lists,
     uint8_t *mask, const int itemsize) {
     int64_t seen[CLASSES_MAX] = {0};
-    uint64_t is_any_inverted = 0, inverted[CLASSES_MAX];
-    for (int c = 0; c < s->num_classes; c++) {
-        inverted[c] = records[c].inverted ? ~UINT64_C(0) : 0;
-        is_any_inverted |= inverted[c];
-    }
+    int is_any_inverted = 0;
+    uint8_t class_of[256];
     group_t group;
     uint16_t list[LIST_ROOM];
-    for (int64_t start = 0; start < s->num_elements; start += GROUP_ELEMENTS) {
-        compare(s, s->target, start, group.changed, itemsize);
-        int num = list_bits(group.changed, list);
+    fill_class_table(s, class_of);
+    for (int c = 0; c < s->num_classes; c++) is_any_inverted |= records[c].inverted != 0;
+    for (int64_t start = 0; start < s->num_elements; start += GROUP_ELEMENTS, changed += GROUP) {
+        int num = list_bits(changed, list);
         put_steps(s, class_of, lists, start, list, num, itemsize);
         if (s->has_mask) {
-            put_mask(s, start, group.changed, mask);
-            continue;
-        }
-        if (is_any_inverted || s->num_classes > 1) classify(s, start, seen, &group, itemsize);
-        for (int c = 0; c < s->num_classes && is_any_inverted; c++)
-            for (int b = 0; b < GROUP; b++) group.changed[b] ^= group.masks[c][b] & inverted[c];
-        if (is_any_inverted) num = list_bits(group.changed, list);
-        if (s->num_classes == 1)
+            put_mask(s, start, changed, mask);
+        } else if (s->num_classes == 1 && !is_any_inverted) {
             put_places(lists, start, list, num);
-        else
+        } else {
+            classify(s, start, &group, itemsize);
+            rank(s, seen, &group);
+            if (is_any_inverted) num = list_coded(s, records, changed, &group, list);
             put_ranks(s, class_of, lists, &group, start, list, num, itemsize);
+        }
     }
 }
 
@@ -147,17 +169,16 @@ static int write_sizes(
 }
 
 INLINE int encode(
-    const shape_t *s, record_t *records, uint32_t *room, streams_t *out, const int itemsize) {
-    uint8_t class_of[256];
+    const shape_t *s, record_t *records, const uint64_t *changed, uint32_t *room, streams_t *out,
+    const int itemsize) {
     uint32_t *ranks[CLASSES_MAX], *steps[CLASSES_MAX];
     lists_t lists;
-    fill_class_table(s, class_of);
     for (int c = 0; c < s->num_classes; c++) {
         ranks[c] = lists.ranks[c] = room;
         steps[c] = lists.steps[c] = room + records[c].num_coded;
         room += records[c].num_coded + records[c].num_changed;
     }
-    collect(s, records, class_of, &lists, out->mask, itemsize);
+    collect(s, records, changed, &lists, out->mask, itemsize);
     writer_t signs = {out->signs, 0, 0, 0, 0};
     writer_t unary = {out->unary, out->unary_bytes, 0, 0, 0};
     writer_t low = {out->low, out->low_bytes, 0, 0, 0};

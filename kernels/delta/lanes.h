@@ -123,4 +123,16 @@ INLINE int select_bit(uint64_t mask, uint64_t rank) {
 #endif
 }
 
+/* How many of 16 numbers are at most `bound`. */
+INLINE int count_at_most(const uint16_t *numbers, uint16_t bound) {
+#ifdef __AVX512BW__
+    __m256i all = _mm256_loadu_si256((const __m256i *)numbers);
+    return __builtin_popcount(_mm256_cmple_epu16_mask(all, _mm256_set1_epi16((short)bound)));
+#else
+    int count = 0;
+    for (int i = 0; i < 16; i++) count += numbers[i] <= bound;
+    return count;
+#endif
+}
+
 #endif

@@ -104,6 +104,13 @@ def decode_steps(
     return joined[order], np.concatenate(values)[order]
 
 
+def tally(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> np.ndarray:
+    """Count elements by key: int64 [2, num_keys], first those that did not change."""
+    num_keys = dtype.traits.num_keys
+    bins = exponent_keys(base, dtype).astype(np.int64) + num_keys * (base != target)
+    return np.bincount(bins, minlength=2 * num_keys).reshape(2, -1)
+
+
 def split_body(header: Header, body: bytes | memoryview) -> list[memoryview]:
     """Cut a body into mask, signs, unary string and low bits.
 

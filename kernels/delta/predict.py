@@ -11,7 +11,8 @@ import numpy as np
 import zstandard
 
 from penstock.kernels.delta import ulp
-from penstock.kernels.delta.classes import choose_thresholds, exponent_keys, mark_bits
+from penstock.kernels.delta.classes import choose_thresholds, mark_bits
+from penstock.kernels.delta.compiled import tally
 from penstock.kernels.delta.dtypes import Dtype
 from penstock.kernels.delta.header import Codec
 
@@ -51,11 +52,8 @@ def class_thresholds(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> list
 def _thresholds(base: np.ndarray, target: np.ndarray, dtype: Dtype, scale: float) -> list[int]:
     if dtype.traits.num_keys == 1:
         return [0]
-    keys = exponent_keys(base, dtype)
-    num_keys = dtype.traits.num_keys
-    totals = np.bincount(keys, minlength=num_keys)
-    hits = np.bincount(keys[base != target], minlength=num_keys)
-    return choose_thresholds(totals, hits, scale)
+    counts = tally(base, target, dtype)
+    return choose_thresholds(counts.sum(axis=0), counts[1], scale)
 
 
 def _sample(array: np.ndarray) -> np.ndarray:
@@ -81,9 +79,8 @@ def _step_bits(
         Codec.BITMASK_ULP: steps + _plane_bits(np.packbits(is_changed)),
     }
     if len(thresholds) > 1:
-        keys = exponent_keys(base, dtype)
-        totals = np.add.reduceat(np.bincount(keys, minlength=256), thresholds)
-        hits = np.add.reduceat(np.bincount(keys[where], minlength=256), thresholds)
+        counts = np.add.reduceat(tally(base, target, dtype), thresholds, axis=1)
+        totals, hits = counts.sum(axis=0), counts[1]
         marks = sum(mark_bits(t, h) for t, h in zip(totals, hits, strict=True))
         bits[Codec.CLASS_GAP_ULP] = steps + marks
     return bits
