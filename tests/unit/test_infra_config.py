@@ -89,3 +89,29 @@ def test_reading_a_configuration_imports_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=50).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "field"),
+    [
+        ("pacer.tree.branches=2", "pacer.tree: needs machines with the capability 'fork'"),
+        ("rollout_worker.checkpoint_turns=1", "rollout_worker.checkpoint_turns: needs machines"),
+    ],
+)
+def test_what_machines_cannot_do_is_refused_with_the_field_and_the_choices(setting, field):
+    with pytest.raises(ConfigError, match=field) as refused:
+        load_config(QUICKSTART, [setting])
+    assert "pool.backend 'uml'" in str(refused.value)
+    assert "qemu-tcg" in str(refused.value)
+    config = load_config(QUICKSTART, [setting, "pool.backend=qemu-tcg"])
+    assert config.trainer.isolation_classes == ("emulated_vm",)
+
+
+def test_a_tree_must_divide_its_group():
+    with pytest.raises(ConfigError, match=r"pacer\.tree\.branches: expected a divisor"):
+        load_config(QUICKSTART, ["pacer.tree.branches=3", "pool.backend=qemu-tcg"])
+
+
+def test_demonstrations_use_the_tools_that_the_pacer_names():
+    assert load_config(QUICKSTART).prepare.harness == "1"
+    assert load_config(QUICKSTART.with_name("harness2.toml")).prepare.harness == "2"

@@ -9,10 +9,14 @@ from typing import ClassVar
 
 import pytest
 from tests.sim.rollout.conftest import FINISH, GOOD_SCRIPT, LOOK, World
+from tests.sim.rollout.saving import SavingBackend
 
 from penstock.actors.judge.length_penalty import LengthPenaltyConfig
+from penstock.actors.pacer.config import TreeConfig
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
+from penstock.actors.runtime.ledger import Ledger
+from penstock.actors.trainer.audit import ManifestAudit
 from penstock.actors.trainer.batcher import Batcher
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.messages.base import Event
@@ -115,7 +119,7 @@ def start_trainer(world: World, **settings: object) -> StandInTrainer:
     return trainer
 
 
-async def start_run(world: World, **pacer: object) -> None:
+async def start_run(world: World, *, group_size: int = GROUP_SIZE, **pacer: object) -> None:
     """Start all the rest; about half of the rollouts solve their task."""
 
     def script(session: str) -> list:
@@ -129,7 +133,7 @@ async def start_run(world: World, **pacer: object) -> None:
     world.host_worker()
     world.host_judge(length_penalty=LengthPenaltyConfig(scale=0.0))
     world.host_pacer(
-        group_size=GROUP_SIZE, groups_per_batch=PER_BATCH, replicas=("west-0",), **pacer
+        group_size=group_size, groups_per_batch=PER_BATCH, replicas=("west-0",), **pacer
     )
     world.host_gatekeeper(num_eval_tasks=3, replicas=("west-0",))
     await world.publish(midtrained(), applied(0))
@@ -167,6 +171,43 @@ def test_a_synchronous_run_grants_batch_by_batch(simulate, filters: bool) -> Non
         await start_run(world, steps_max=3, staleness_max=4, synchronous=True)
         await world.wait_for(EvalCompleted, 2)
         assert set(trainer.staleness_seen) == {0}
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("trunk_turns", [1, 2])
+def test_a_run_of_trees_accounts_for_every_token_and_credits_trunks(
+    simulate, tmp_path, trunk_turns: int
+) -> None:
+    async def scenario(world: World) -> None:
+        world.backend = SavingBackend()
+        config = TrainerConfig(groups_per_batch=PER_BATCH, steps_max=3, staleness_max=1)
+        trainer = StandInTrainer(world, config)
+        world.host(trainer)
+        tree = TreeConfig(trunk_turns=trunk_turns, branches=3)
+        await start_run(world, group_size=6, steps_max=3, staleness_max=1, tree=tree)
+        await world.wait_for(EvalCompleted, 2)
+        assert max(trainer.staleness_seen) <= 1
+        await world.check_ledger()
+        ledger, audit = Ledger(), ManifestAudit(config)
+        for turn in await world.read(TurnSampled):
+            ledger.add_turn(turn)
+        for verdict in await world.read(Verdict):
+            audit.add_verdict(verdict)
+        manifests = await world.read(BatchManifest)
+        for manifest in manifests:
+            ledger.add_manifest(manifest)
+            assert list(audit.differences(manifest)) == []
+        assert ledger.balanced and ledger.totals().trained > 0
+        ends = {end.rollout_id: end for end in await world.read(RolloutFinished)}
+        samples = [sample for m in manifests for group in m.groups for sample in group.samples]
+        trunks = [sample.trunk for sample in samples if sample.trunk]
+        shared = {end.trunk.rollout_id for end in ends.values() if end.trunk}
+        assert {trunk.branches[0] for trunk in trunks} <= shared and trunks
+        assert any(trunk.advantage for trunk in trunks)
+        for trunk in trunks:
+            turns = ends[trunk.branches[0]].turns[:trunk_turns]
+            assert trunk.num_tokens == sum(turn.token_ids.shape[0] for turn in turns)
 
     simulate(scenario)
 

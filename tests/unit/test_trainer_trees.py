@@ -1,0 +1,106 @@
+"""Rollouts of one tree in training: each token once, the trunk with the branches' mean."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from penstock.actors.trainer.batcher import Batcher
+from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.sequences import training_sequence
+from penstock.kernels.arrays import to_array
+from penstock.messages.reward import Outcome, Verdict
+from penstock.messages.rollout import (
+    EpisodeEnd,
+    RolloutFinished,
+    StopReason,
+    Trunk,
+    Turn,
+    VersionSpan,
+)
+from penstock.messages.task import Purpose
+
+LAYERS, SLOTS = 2, 1
+
+
+def turn(context: list[int], sampled: list[int], num_routes: int, version: int = 0) -> Turn:
+    return Turn(
+        context_ids=to_array(np.array(context, np.int32)),
+        token_ids=to_array(np.array(sampled, np.int32)),
+        behavior_logprobs=to_array(np.full(len(sampled), -1.0, np.float32)),
+        routed_experts=to_array(np.full((num_routes, LAYERS, SLOTS), version, np.uint8)),
+        version_spans=[VersionSpan(policy_version=version, num_tokens=len(sampled))],
+        stop_reason=StopReason.STOP,
+    )
+
+
+SHARED = turn([1, 2, 3], [4, 5], 4)
+TRUNK_OWN = turn([6], [7], 2)
+BRANCH_OWN = turn([6], [8, 9, 10], 8, version=1)
+"""Its routes cover the trunk too: `routes_from` was 0."""
+
+
+def finished(member: int, turns: list[Turn], trunk: Trunk | None = None) -> RolloutFinished:
+    return RolloutFinished(
+        rollout_id=f"r{member}", group_id="g0", group_index=0, group_size=4, member=member,
+        purpose=Purpose.TRAIN, task_id="t", rung="r", end=EpisodeEnd.FINISHED, turns=turns,
+        files={}, trunk=trunk,
+    )  # fmt: skip
+
+
+def batch(outcomes: dict[int, tuple[Outcome, float]]):
+    """One group of two trees of two: 0 with branch 1, 2 with branch 3."""
+    batcher = Batcher(TrainerConfig(groups_per_batch=1, staleness_max=1))
+    for member in range(4):
+        trunk = Trunk(rollout_id=f"r{member - 1}", num_turns=1) if member % 2 else None
+        own = BRANCH_OWN if trunk else TRUNK_OWN
+        batcher.add_rollout(finished(member, [SHARED, own], trunk))
+        outcome, reward = outcomes[member]
+        batcher.add_verdict(
+            Verdict(
+                rollout_id=f"r{member}", group_id="g0", group_index=0, purpose=Purpose.TRAIN,
+                judge="tests", judge_version="1", outcome=outcome, reward=reward,
+                policy_version=0, rung="r", components={},
+            )
+        )  # fmt: skip
+    manifest = batcher.propose(1)
+    assert manifest is not None
+    return {sample.rollout_id: sample for sample in manifest.groups[0].samples}
+
+
+SOLVED, FAILED = (Outcome.SOLVED, 1.0), (Outcome.FAILED, 0.0)
+LOST = (Outcome.INFRASTRUCTURE_ERROR, 0.0)
+
+
+def test_a_trunk_earns_the_mean_of_its_branches_above_the_groups_baseline():
+    samples = batch({0: SOLVED, 1: SOLVED, 2: FAILED, 3: SOLVED})
+    assert [samples[f"r{n}"].advantage for n in range(4)] == [0.25, 0.25, -0.75, 0.25]
+    assert [samples[f"r{n}"].trunk.advantage for n in (0, 2)] == [0.25, -0.25]
+    assert samples["r0"].trunk.branches == ["r0", "r1"]
+    assert samples["r0"].trunk.num_tokens == 2
+    assert samples["r1"].trunk is msgspec.UNSET
+    counts = {name: sum(s.num_tokens for s in one.version_spans) for name, one in samples.items()}
+    assert counts == {"r0": 3, "r1": 3, "r2": 3, "r3": 3}  # the trunk's two are r0's and r2's
+
+
+def test_masked_branches_do_not_count_and_a_masked_trunk_is_not_trained():
+    samples = batch({0: SOLVED, 1: LOST, 2: LOST, 3: FAILED})
+    assert samples["r0"].trunk is msgspec.UNSET and samples["r2"].trunk is msgspec.UNSET
+    assert [samples[f"r{n}"].advantage for n in range(4)] == [0.5, 0.0, 0.0, -0.5]
+
+
+def test_own_turns_train_what_was_sampled_after_the_trunk():
+    branch = finished(1, [SHARED, BRANCH_OWN], Trunk(rollout_id="r0", num_turns=1))
+    sequence = training_sequence("r1", branch.own_turns, 0.5)
+    assert sequence.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 8, 9, 10]
+    assert sequence.sampled_at.tolist() == [6, 7, 8]
+    assert sequence.routed_experts[:, 0, 0].tolist() == [1] * 8
+    whole = training_sequence("r1", [SHARED, TRUNK_OWN], 0.5)
+    assert whole.sampled_at.tolist() == [3, 4, 6]
+
+
+def test_each_token_gets_its_own_advantage():
+    trunk = batch({0: SOLVED, 1: SOLVED, 2: FAILED, 3: SOLVED})["r2"]
+    sequence = training_sequence("r2", [SHARED, TRUNK_OWN], trunk.advantage, trunk=trunk.trunk)
+    assert sequence.advantages.tolist() == [-0.25, -0.25, -0.75]
+    # as if the trunk were in both branches' sequences, with half the weight in each
+    assert sequence.advantages[0] == pytest.approx((-0.75 + 0.25) / 2)
