@@ -142,22 +142,23 @@ class Link:
         if self.is_closed:
             raise BusClosedError("the bus was closed")
         try:
-            await self._client.publish(subject, data, reply, headers)
+            await self._client.publish(subject, data, reply, headers or None)
         except nats.errors.Error as error:
             raise BusError(f"send to {subject}: {error}") from error
 
     @contextlib.contextmanager
     def replies(
-        self, on_reply: OnReply, on_break: Callable[[], None]
+        self, on_reply: OnReply, on_break: Callable[[], None], *, suffix: str = ""
     ) -> Generator[str, None, None]:
-        """Give a reply subject for as long as the body runs."""
+        """Give a reply subject, which ends in `suffix`, for as long as the body runs."""
         token = next(self._tokens)
-        self._replies[str(token)] = on_reply
+        name = f"{token}{suffix}"
+        self._replies[name] = on_reply
         self._breaks[token] = on_break
         try:
-            yield f"{self._inbox}.{token}"
+            yield f"{self._inbox}.{name}"
         finally:
-            del self._replies[str(token)]
+            del self._replies[name]
             del self._breaks[token]
 
     @contextlib.asynccontextmanager
@@ -191,8 +192,9 @@ class Link:
         *,
         deadline_s: float,
         headers: dict[str, str] | None = None,
+        suffix: str = "",
     ) -> Msg:
-        """Send and return the first reply.
+        """Send and return the first reply, to a subject that ends in `suffix`.
 
         Raises:
             LinkBrokenError: The connection broke before the reply.
@@ -209,7 +211,7 @@ class Link:
             if not future.done():
                 future.set_exception(LinkBrokenError(f"{subject}: connection broke"))
 
-        with self.replies(on_reply, on_break) as inbox:
+        with self.replies(on_reply, on_break, suffix=suffix) as inbox:
             try:
                 async with asyncio.timeout(deadline_s):
                     await self.until_up()

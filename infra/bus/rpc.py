@@ -7,7 +7,8 @@ asker ── request (reply to an inbox of its own) ──▶ one server of the 
 ```
 
 A number that is missing means that a reply was lost with a connection: the asker raises rather
-than go on with a hole.
+than go on with a hole. Who wants one reply and no more says so by the end of its inbox's name, and
+gets it without number and end.
 """
 
 import asyncio
@@ -35,6 +36,8 @@ REQUESTS_MAX = 1024
 """Requests that one served service works on at once; more are answered `busy`."""
 REPLY_HEADER = "Penstock-Reply"
 END_HEADER = "Penstock-End"
+FIRST_ALONE = "-first"
+"""Ends the inbox of an asker who takes one reply."""
 
 
 class Asker:
@@ -47,22 +50,26 @@ class Asker:
 
     async def request(self, service: str, message: Message, *, deadline_s: float) -> Message:
         """Return the first reply; asks again after a broken connection (see `Bus.request`)."""
-        try:
-            async with asyncio.timeout(deadline_s):
-                while True:
-                    with contextlib.suppress(LinkBrokenError):
-                        return await self._first(service, message)
-                    await asyncio.sleep(RETRY_S)
-        except TimeoutError as error:
-            if isinstance(error, DeadlineError):
-                raise
-            raise DeadlineError(f"{service}: no reply within {deadline_s} s") from error
+        subject = service_subject(self._run_id, service)
+        data, headers = await self._claims.pack(message, PAYLOAD_BYTES_MAX)
+        give_up_at = asyncio.get_running_loop().time() + deadline_s
+        while (left_s := give_up_at - asyncio.get_running_loop().time()) > 0:
+            with contextlib.suppress(LinkBrokenError, DeadlineError):
+                reply = await self._link.ask(
+                    subject, data, deadline_s=left_s, headers=headers, suffix=FIRST_ALONE
+                )
+                if status(reply) != NO_RESPONDERS:
+                    return await self._first(service, reply)
+                await asyncio.sleep(min(RETRY_S, left_s))
+        raise DeadlineError(f"{service}: no reply within {deadline_s} s")
 
-    async def _first(self, service: str, message: Message) -> Message:
-        async with contextlib.aclosing(self.stream(service, message, idle_s=1e6)) as replies:
-            async for reply in replies:
-                return reply
-        raise BusError(f"{service}: ended without a reply")
+    async def _first(self, service: str, reply: Msg) -> Message:
+        if END_HEADER in (reply.headers or {}):
+            raise BusError(f"{service}: ended without a reply")
+        answer = await self._claims.unpack(reply.data, reply.headers)
+        if isinstance(answer, RemoteError):
+            raise to_error(answer)
+        return answer
 
     async def stream(
         self, service: str, message: Message, *, idle_s: float
@@ -132,13 +139,19 @@ class Server:
 
     async def _answer(self, message: Msg) -> None:
         num_replies = 0
+        takes_one = message.reply.endswith(FIRST_ALONE)
         try:
             async for reply in self._replies(message):
+                if takes_one and num_replies:
+                    continue
                 data, headers = await self._claims.pack(reply, PAYLOAD_BYTES_MAX)
-                headers[REPLY_HEADER] = str(num_replies)
+                if not takes_one:
+                    headers[REPLY_HEADER] = str(num_replies)
                 await self._link.send(message.reply, data, headers=headers)
                 num_replies += 1
-            await self._link.send(message.reply, b"", headers={END_HEADER: str(num_replies)})
+            if not takes_one or not num_replies:
+                end = {END_HEADER: str(num_replies)}
+                await self._link.send(message.reply, b"", headers=end)
         except BusError as error:  # The asker sees a missing number, or no reply in time.
             log.warning("%s: reply not sent: %s", self._service, error)
 
