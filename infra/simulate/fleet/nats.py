@@ -7,6 +7,7 @@ Simulated: hosts lease as real ones do, but their machines are time on a link an
 import asyncio
 import multiprocessing
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -81,7 +82,9 @@ def _child(work: Work, url: str, scenario: FleetScenario, policy: str, line: Con
     import uvloop
 
     async def run() -> None:
-        line.send(await work(url, scenario, policy, Line(line)))
+        began_s = time.process_time()
+        found = await work(url, scenario, policy, Line(line))
+        line.send((found, time.process_time() - began_s))
 
     uvloop.run(run())
 
@@ -142,9 +145,11 @@ async def place_over_nats(scenario: FleetScenario, policy: str) -> dict[str, Any
         askers = await start(ask)
         figures = await askers.receive(BURST_S_MAX)
         await asyncio.sleep(SETTLE_S)
-        found, held = await hosts.end(), await askers.end()
-        await scheduler.end()
-        return figures | _audit(scenario, held, found)
+        (found, hosts_s), (held, askers_s) = await hosts.end(), await askers.end()
+        _, scheduler_s = await scheduler.end()
+        spent = {"scheduler": scheduler_s, "hosts": hosts_s, "askers": askers_s}
+        cpu_s = {name: round(spent_s, 2) for name, spent_s in spent.items()}
+        return figures | _audit(scenario, held, found) | {"cpu_s": cpu_s}
 
 
 def _audit(scenario: FleetScenario, held: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
