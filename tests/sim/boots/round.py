@@ -17,8 +17,8 @@ from .episodes import Episodes
 from .fleet import IDLE_PER_HOST, Fleet, open_fleet
 from .processes import children_of, left_of, machines_of, num_descriptors
 
-REST_S_MAX = 40.0
-"""After the last episode: leases end, placements expire, pools fill up again."""
+REST_S_MAX = 180.0
+"""Of a start, and after the last episode: leases end, rooms are given up, pools fill up again."""
 REAP_S = 0.5
 DESCRIPTORS_SPARE = 4
 """A host may hold so many more than one that has just started: threads, cached connections."""
@@ -80,7 +80,7 @@ async def _at_rest(fleet: Fleet) -> int:
             while (gauges := await fleet.gauges(fleet.scheduler, since)).get("machines") != 0:
                 await asyncio.sleep(0.2)
     except TimeoutError:
-        raise OrphanError(f"leases or placements do not end: {gauges}") from None
+        raise OrphanError(f"not at rest, but {gauges}") from None
     return max(num_descriptors(host.pid) for host in fleet.hosts)
 
 
