@@ -38,8 +38,9 @@ class Contestant(msgspec.Struct, frozen=True):
     """One codec: both ways, and how it wants the weights cut."""
 
     encode: Callable[[Piece], Coded]
-    decode: Callable[[Piece, Any], np.ndarray]
-    """Takes the piece's base and a body; checks what it makes, as its users do."""
+    decode: Callable[[Piece, Any, np.ndarray], np.ndarray]
+    """Takes the piece's base, a body, and memory for the target, used before; returns the target,
+    there where the codec can write it there, checked as its users do."""
     takes_tensors: bool = False
 
     def pieces(self, pair: Pair) -> list[Piece]:
@@ -55,7 +56,8 @@ def contestants(pair: Pair) -> dict[str, Contestant]:
         if codec is not Codec.EQUAL and (has_steps or not codec.has_steps):
             name = "xor_planes" if codec is Codec.XOR_ZSTD else codec.name.lower()
             found[name] = Contestant(partial(_encode_with, codec), _apply)
-    found["xor_zstd"] = Contestant(_xor_encode, _xor_decode)
+    xor = _Xor()
+    found["xor_zstd"] = Contestant(xor.encode, xor.decode)
     if peer_is_there():
         for name in PEER_FORMATS:
             encode, decode = partial(_peer_encode, name), partial(_peer_decode, name)
@@ -82,18 +84,30 @@ def _encode_with(codec: Codec, piece: Piece) -> Coded:
     return Coded(len(payload), payload)
 
 
-def _apply(piece: Piece, payload: bytes) -> np.ndarray:
-    return delta.apply(piece.base, payload)
+def _apply(piece: Piece, payload: bytes, out: np.ndarray) -> np.ndarray:
+    return delta.apply(piece.base, payload, out)
 
 
-def _xor_encode(piece: Piece) -> Coded:
-    payload = zstandard.ZstdCompressor(level=1).compress((piece.base ^ piece.target).data)
-    return Coded(len(payload), payload)
+class _Xor:
+    """XOR + zstd, its contexts and its difference in memory that it keeps, as the others do."""
 
+    def __init__(self) -> None:
+        self._compressor = zstandard.ZstdCompressor(level=1)
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._difference = np.zeros(0, np.uint8)
 
-def _xor_decode(piece: Piece, payload: bytes) -> np.ndarray:
-    plain = zstandard.ZstdDecompressor().decompress(payload)
-    return piece.base ^ np.frombuffer(plain, piece.base.dtype)
+    def encode(self, piece: Piece) -> Coded:
+        if self._difference.nbytes < piece.base.nbytes:
+            self._difference = np.zeros(piece.base.nbytes, np.uint8)
+        difference = self._difference[: piece.base.nbytes].view(piece.base.dtype)
+        np.bitwise_xor(piece.base, piece.target, out=difference)
+        payload = self._compressor.compress(difference.data)
+        return Coded(len(payload), payload)
+
+    def decode(self, piece: Piece, payload: bytes, out: np.ndarray) -> np.ndarray:
+        with self._decompressor.stream_reader(payload) as reader:
+            reader.readinto(out.data.cast("B"))
+        return np.bitwise_xor(piece.base, out, out=out)
 
 
 def _peer_encode(name: str, piece: Piece) -> Coded:
@@ -104,7 +118,7 @@ def _peer_encode(name: str, piece: Piece) -> Coded:
     return Coded(diff.numel(), (diff, checksum))
 
 
-def _peer_decode(name: str, piece: Piece, body: tuple[Any, str]) -> np.ndarray:
+def _peer_decode(name: str, piece: Piece, body: tuple[Any, str], _: np.ndarray) -> np.ndarray:
     peer: Any = importlib.import_module(_PEER_MODULE)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # it views bytes that are not writable
