@@ -61,7 +61,7 @@ void file_list(const struct request *rq);
 void stream_listen(const struct request *rq);
 void stream_send(const struct request *rq);
 void stream_took(const struct request *rq);
-void stream_drop_all(void);
+void stream_end_all(void);
 unsigned stream_poll_fds(struct pollfd *fds); /* writes 1 + STREAMS_MAX */
 void stream_serve_ready(const struct pollfd *fds);
 

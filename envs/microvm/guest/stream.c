@@ -37,7 +37,9 @@ static void drop(struct stream *s) {
     *s = (struct stream){0};
 }
 
-void stream_drop_all(void) {
+void stream_end_all(void) {
+    if (listener >= 0) close(listener);
+    listener = -1;
     for (unsigned i = 0; i < STREAMS_MAX; i++)
         if (streams[i].id != 0) drop(&streams[i]);
 }

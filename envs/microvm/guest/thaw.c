@@ -79,7 +79,7 @@ void thaw(const struct request *rq) {
         snprintf(text, sizeof text, "%s: %s", failed, strerror(errno));
         return reply_error(rq->id, (struct view){0}, "thaw_failed", text);
     }
-    if (rq->epoch != epoch) stream_drop_all(); /* the host of the copied machine answers them */
+    if (rq->epoch != epoch) stream_end_all(); /* a copy has another host, which asks anew */
     epoch = rq->epoch; /* at least the old one, or the request were stale */
     frozen = false;
     struct buffer *b = reply_begin(1);
