@@ -30,7 +30,7 @@ void penstock_delta_count(const shape_t *s, record_t *records, uint64_t *changed
 }
 
 /* Write the streams, after `penstock_delta_count`; `numbers` has room for all coded elements and
- * twice the changed ones, and one more. */
+ * twice the changed ones, and one more; signs for 8 bytes beyond their own. */
 int penstock_delta_encode(
     const shape_t *s, record_t *records, const uint64_t *changed, uint32_t *numbers,
     streams_t *out) {

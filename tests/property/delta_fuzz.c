@@ -1,6 +1,7 @@
 /* Damages encoded deltas at random and decodes them, each string in a block of memory of its own, so
  * that a sanitizer sees the first byte read or written out of bounds. Arguments: seed, rounds. */
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "../../kernels/delta/delta.c"
 
@@ -21,15 +22,21 @@ static void damage(uint8_t *data, int64_t bytes, int flips) {
     for (int i = 0; bytes && i < flips; i++) data[draw((uint64_t)bytes)] ^= (uint8_t)(1 << draw(8));
 }
 
+static int64_t count_numbers(const shape_t *s, const record_t *records, int64_t all, int64_t each) {
+    for (int c = 0; c < s->num_classes; c++)
+        all += records[c].num_coded + 2 * records[c].num_changed + each;
+    return all;
+}
+
 static int one_round(void) {
     static const int ITEMSIZES[] = {1, 2, 4, 1}, BITS[] = {8, 16, 32, 4}, SHIFTS[] = {3, 7, 23, 0};
     static const uint32_t KEYS[] = {15, 255, 255, 0};
     int kind = (int)draw(4), itemsize = ITEMSIZES[kind];
-    int64_t count = (int64_t)draw(1500), room = 5 * count + 4096;
+    int64_t count = (int64_t)draw(draw(8) ? 1500 : 20000), room = 5 * count + 4096;
     shape_t s = {.num_elements = count, .itemsize = itemsize, .bits = BITS[kind]};
     s.is_float = kind != 3;
     s.key_shift = SHIFTS[kind];
-    s.key_mask = KEYS[kind] << s.key_shift;
+    s.key_bits = KEYS[kind];
     s.has_mask = draw(4) == 0;
     s.num_classes = 1;
     for (uint32_t key = 1 + (uint32_t)draw(4); !s.has_mask && key <= KEYS[kind] && s.num_classes < 16;
@@ -45,10 +52,14 @@ static int one_round(void) {
     s.target = target;
     record_t records[CLASSES_MAX] = {{0}};
     int64_t mask_bytes = s.has_mask ? (count + 7) / 8 : 0;
-    uint8_t *mask = malloc((size_t)mask_bytes), *signs = calloc(1, (size_t)(count + 7) / 8);
+    uint8_t *mask = malloc((size_t)mask_bytes), *signs = malloc((size_t)(count + 7) / 8 + 8);
     uint8_t *unary = malloc((size_t)room), *low = malloc((size_t)room);
     streams_t out = {mask, signs, unary, low, room, room};
-    if (penstock_delta_encode(&s, records, &out)) return 1;
+    uint64_t *marks = malloc((size_t)(count + GROUP_ELEMENTS - 1) / GROUP_ELEMENTS * GROUP * 8);
+    penstock_delta_count(&s, records, marks);
+    uint32_t *numbers = malloc(4 * (size_t)count_numbers(&s, records, 1, 0));
+    if (penstock_delta_encode(&s, records, marks, numbers, &out)) return 1;
+    free(numbers);
     int64_t changed = 0, unary_bytes = out.unary_bytes, low_bytes = out.low_bytes;
     for (int c = 0; c < s.num_classes; c++) {
         if (draw(8) == 0) records[c].num_coded = (int64_t)draw((uint64_t)count / 16 + 1);
@@ -66,10 +77,15 @@ static int one_round(void) {
     damage(in.low, low_bytes, (int)draw(4));
     int64_t *places = malloc(8 * (size_t)changed);
     uint8_t *values = malloc((size_t)(changed * itemsize));
-    int status = penstock_delta_decode(&s, records, &in, changed, places, values);
+    numbers = malloc(4 * (size_t)count_numbers(&s, records, 0, 2));
+    int status = penstock_delta_decode(&s, records, &in, numbers, places, values);
+    uint8_t *made = malloc((size_t)(count * itemsize));
+    if (penstock_delta_apply(&s, records, &in, numbers, made) != status) return 1;
+    for (int64_t i = 0; !status && i < changed; i++)
+        if (memcmp(made + places[i] * itemsize, values + i * itemsize, (size_t)itemsize)) return 1;
     for (int64_t i = 0; !status && i < changed; i++)
         if (places[i] < 0 || places[i] >= count || (i && places[i] <= places[i - 1])) return 1;
-    void *blocks[] = {base, target, mask, signs, unary, low, in.mask, in.signs, in.unary, in.low, places, values};
+    void *blocks[] = {base, target, mask, signs, unary, low, in.mask, in.signs, in.unary, in.low, places, values, marks, numbers, made};
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) free(blocks[i]);
     return 0;
 }
