@@ -2,12 +2,23 @@
 
 import argparse
 import asyncio
+import random
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from rich.console import Console
+from rich.table import Table
 
+from penstock.actors.sandbox.fleet import Fleet
 from penstock.infra.simulate.fleet.settings import FleetScenario
+
+ROWS = (
+    "machines_per_s", "ready_s_p50", "ready_s_p95", "ready_s_p99", "all_live_s", "fetched_tb",
+    "host_load_max_over_mean", "hosts_died", "machines_died", "groups_lost", "groups_twice",
+)  # fmt: skip
 
 
 def add_fleet_simulation(parser: argparse.ArgumentParser) -> None:
@@ -16,30 +27,66 @@ def add_fleet_simulation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--machines", type=int, default=default.num_machines)
     parser.add_argument("--hosts", type=int, default=default.num_hosts)
+    failures = f"hosts that die meanwhile, on the real server; default {default.num_failures}"
+    parser.add_argument("--failures", type=int, default=default.num_failures, help=failures)
+    only = "over a real server alone, or on virtual time alone"
+    parser.add_argument("--only", choices=["nats", "virtual"], help=only)
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Simulate the burst, then place the same groups over a real server; print the figures."""
-    from penstock.infra.simulate.fleet.nats import place_in_memory, place_over_nats
-    from penstock.infra.simulate.fleet.simulation import simulate_fleet
-
+    """Run the burst on virtual time and over a real server, by both policies; print the figures."""
     scenario = FleetScenario(
-        seed=arguments.seed, num_machines=arguments.machines, num_hosts=arguments.hosts
+        seed=arguments.seed,
+        num_machines=arguments.machines,
+        num_hosts=arguments.hosts,
+        num_failures=arguments.failures,
     )
-    sys.stderr.write(f"simulating {scenario.num_machines} machines on {scenario.num_hosts} hosts\n")
     figures: dict[str, Any] = {"scenario": msgspec.to_builtins(scenario)}
-    figures["simulated"] = _shown("simulated", simulate_fleet(scenario))
-    figures["choice_alone"] = _shown("choice_alone", place_in_memory(scenario))
-    figures["nats"] = _shown("nats", asyncio.run(place_over_nats(scenario)))
+    figures["choice_alone"] = place_in_memory(scenario)
+    for part, simulate in _parts(arguments.only).items():
+        for policy in ("affinity", "round_robin"):
+            sys.stderr.write(f"simulating {scenario.num_machines} machines: {part}, {policy}\n")
+            figures[f"{part}_{policy}"] = simulate(scenario, policy)
+    Console().print(_table(figures))
     if arguments.json:
         sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")
     return 0
 
 
-def _shown(part: str, figures: dict[str, Any]) -> dict[str, Any]:
-    """Print a part's figures as soon as there are some."""
-    for name, value in figures.items():
-        sys.stdout.write(f"{part:<14}{name:<26}{value}\n")
-    sys.stdout.flush()
-    return figures
+def _parts(only: str | None) -> dict[str, Callable[[FleetScenario, str], dict[str, Any]]]:
+    from penstock.infra.simulate.fleet.nats import place_over_nats
+    from penstock.infra.simulate.fleet.simulation import simulate_fleet
+
+    def over_nats(scenario: FleetScenario, policy: str) -> dict[str, Any]:
+        return asyncio.run(place_over_nats(scenario, policy))
+
+    parts = {"virtual": simulate_fleet, "nats": over_nats}
+    return {name: part for name, part in parts.items() if only in (None, name)}
+
+
+def _table(figures: dict[str, Any]) -> Table:
+    columns = [name for name in figures if name.startswith(("virtual", "nats"))]
+    table = Table("", *columns, box=None)
+    for row in ROWS:
+        table.add_row(row, *(str(figures[name].get(row, "")) for name in columns))
+    return table
+
+
+def place_in_memory(scenario: FleetScenario) -> dict[str, Any]:
+    """Place all groups without a bus: what the choice alone costs."""
+    fleet, images = Fleet(random.Random(scenario.seed)), scenario.draw_images()
+    for number in range(scenario.num_hosts):
+        fleet.report(f"h{number}", num_slots=scenario.num_slots, num_live=0, now=0.0)
+    began_s = time.perf_counter()
+    for number, image in enumerate(images):
+        fleet.place(
+            str(number),
+            num_machines=scenario.group_size,
+            image=image,
+            holder="run",
+            lease_s=60.0,
+            now=0.0,
+        )
+    wall_s = time.perf_counter() - began_s
+    return {"groups": len(images), "groups_per_s": round(len(images) / wall_s)}

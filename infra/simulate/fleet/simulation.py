@@ -1,31 +1,33 @@
-"""`penstock simulate sandboxes`: a fleet's whole burst of machines, through the real scheduler.
+"""A fleet's whole burst of machines at one moment, through the real scheduler, on virtual time.
 
 ```
- group ──PlaceGroup──▶ FleetScheduler (real, over the in-memory bus) ──▶ host
-   └─▶ the host's image pages ──▶ the host's Pool (real) ──▶ machines that boot after a drawn time
+ group ──PlaceGroup──▶ scheduler (real, over the in-memory bus) ──▶ host
+   └─▶ the host's image pages ──▶ the host's groups and Pool (real) ──▶ machines that boot in time
 ```
-Time is virtual. Real: scheduler, fleet bookkeeping, bus protocol, actor runtime, pools and leases.
-Drawn or assumed (`simulate_fleet_settings.py`): boot times, image sizes and popularity, network.
+Real: scheduler, fleet bookkeeping, bus protocol, actor runtime, groups, pools and leases.
+Drawn or assumed (`settings.py`): boot times, image sizes and popularity, network.
 """
 
 import asyncio
-import itertools
 import random
 import time
 from typing import Any
 
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.sandbox.scheduler import FleetScheduler
+from penstock.actors.sandbox.groups import Groups
+from penstock.actors.sandbox.scheduler import LEARN_S
 from penstock.envs.microvm.lease import percentile
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.remote import FLEET_SERVICE
 from penstock.envs.sandbox import Capability, IsolationClass
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import Faults, MemoryServer
+from penstock.infra.simulate.fleet.policies import SCHEDULERS
 from penstock.infra.simulate.fleet.settings import FleetScenario
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import RemoteCallError
+from penstock.messages.fleet import AcquireGroup
 from penstock.messages.machine import GroupPlaced, PlaceGroup, ReportHost
 from penstock.messages.rollout import SandboxRecord
 
@@ -40,6 +42,7 @@ class SimulatedMachine:
 
     def __init__(self, info: SandboxRecord) -> None:
         self.info = info
+        self.ready_at = VirtualClock().monotonic()
 
     async def close(self) -> None:
         """End."""
@@ -67,7 +70,7 @@ class SimulatedBackend:
         return SimulatedMachine(record)
 
 
-class SimulatedHost:
+class PooledHost:
     """A pool, and the images whose pages it has."""
 
     def __init__(self, name: str, scenario: FleetScenario, rng: random.Random) -> None:
@@ -79,7 +82,8 @@ class SimulatedHost:
             boots_at_once=scenario.num_cores,
             monotonic=VirtualClock().monotonic,
         )
-        self._fetch_s = scenario.image_touched_mib * 8.389e6 / (scenario.link_gbit_s * 1e9)
+        self.groups = Groups(self.pool)
+        self._fetch_s = scenario.fetch_s
         self._link = asyncio.Lock()
         self.images: set[str] = set()
 
@@ -92,16 +96,23 @@ class SimulatedHost:
 
 
 class Simulation:
-    """One fleet and one burst."""
+    """One fleet and one burst.
 
-    def __init__(self, scenario: FleetScenario) -> None:
+    Args:
+        scenario: What is assumed.
+        policy: Who chooses hosts; `round_robin` places machine by machine, as one without groups.
+
+    """
+
+    def __init__(self, scenario: FleetScenario, policy: str) -> None:
         self._scenario = scenario
+        self._policy = policy
         self._rng = random.Random(scenario.seed)
         faults = Faults(latency_s_max=scenario.network_ms_max / 1000)
         self._server = MemoryServer(seed=scenario.seed, clock=VirtualClock(), faults=faults)
         self._store = MemoryStore()
         self._hosts = {
-            name: SimulatedHost(name, scenario, self._rng)
+            name: PooledHost(name, scenario, self._rng)
             for name in (f"host-{n}" for n in range(scenario.num_hosts))
         }
         self._place_s: list[float] = []
@@ -112,7 +123,12 @@ class Simulation:
         """Simulate; return the figures."""
         scenario = self._scenario
         scheduler = ActorHost(
-            FleetScheduler(), self._bus("fleet"), self._store, name="fleet", seed=scenario.seed
+            SCHEDULERS[self._policy](),
+            self._bus("fleet"),
+            self._store,
+            name="fleet",
+            seed=scenario.seed,
+            clock=VirtualClock(),
         )
         stop = asyncio.Event()
         running = asyncio.create_task(scheduler.run(stop))
@@ -120,11 +136,9 @@ class Simulation:
         for host in self._hosts.values():
             await host.pool.__aenter__()
         reports = asyncio.create_task(self._report(bus))
-        await asyncio.sleep(2 * REPORT_PERIOD_S)
+        await asyncio.sleep(LEARN_S + REPORT_PERIOD_S)
         began_cpu_s, began_s = time.process_time(), VirtualClock().monotonic()
-        num_groups = scenario.num_machines // scenario.group_size
-        images = self._draw_images(num_groups)
-        await asyncio.gather(*(self._group(bus, n, images[n]) for n in range(num_groups)))
+        await asyncio.gather(*(self._group(bus, *group) for group in self._groups()))
         all_live_s = VirtualClock().monotonic() - began_s
         cpu_s = time.process_time() - began_cpu_s
         figures = self._figures(all_live_s, cpu_s)
@@ -138,10 +152,16 @@ class Simulation:
     def _bus(self, name: str) -> MemoryBus:
         return MemoryBus(self._server, run_id="fleet", store=self._store, name=name)
 
-    def _draw_images(self, num_groups: int) -> list[str]:
-        ranks = range(1, self._scenario.num_images + 1)
-        weights = list(itertools.accumulate(r**-self._scenario.zipf_exponent for r in ranks))
-        return [f"image-{n}" for n in self._rng.choices(ranks, cum_weights=weights, k=num_groups)]
+    def _groups(self) -> list[tuple[str, str, int]]:
+        """Return id, image and size of what is placed as a unit."""
+        images, size = self._scenario.draw_images(), self._scenario.group_size
+        if self._policy == "affinity":
+            return [(f"{number}", image, size) for number, image in enumerate(images)]
+        return [
+            (f"{number}.{member}", image, 1)
+            for number, image in enumerate(images)
+            for member in range(size)
+        ]
 
     async def _report(self, bus: MemoryBus) -> None:
         while True:
@@ -151,28 +171,30 @@ class Simulation:
                     num_slots=self._scenario.num_slots,
                     num_live=host.pool.counters().live,
                     image_digests=sorted(host.images),
+                    groups=host.groups.held(),
                 )
                 await bus.request(FLEET_SERVICE, report, deadline_s=DEADLINE_S)
             await asyncio.sleep(REPORT_PERIOD_S)
 
-    async def _group(self, bus: MemoryBus, number: int, image: str) -> None:
+    async def _group(self, bus: MemoryBus, group_id: str, image: str, size: int) -> None:
         clock = VirtualClock()
         began_s = clock.monotonic()
-        host = self._hosts[await self._place(bus, f"group-{number}", image)]
+        host = self._hosts[await self._place(bus, group_id, image, size)]
         self._place_s.append(clock.monotonic() - began_s)
         await host.need(image)
+        lease_ids = [f"{group_id}/{member}" for member in range(size)]
+        wanted = AcquireGroup(
+            group_id=group_id, holder="run", lease_ids=lease_ids, lease_s=DEADLINE_S
+        )
+        for lease in await host.groups.acquire(wanted, DEADLINE_S, DEADLINE_S):
+            assert isinstance(lease.sandbox, SimulatedMachine)
+            self._ready_s.append(lease.sandbox.ready_at - began_s)
 
-        async def machine(member: int) -> None:
-            await host.pool.acquire(DEADLINE_S, lease_id=f"{number}.{member}", timeout_s=DEADLINE_S)
-            self._ready_s.append(clock.monotonic() - began_s)
-
-        await asyncio.gather(*(machine(m) for m in range(self._scenario.group_size)))
-
-    async def _place(self, bus: MemoryBus, group_id: str, image: str) -> str:
+    async def _place(self, bus: MemoryBus, group_id: str, image: str, size: int) -> str:
         wanted = PlaceGroup(
             group_id=group_id,
             holder="run",
-            num_machines=self._scenario.group_size,
+            num_machines=size,
             image_digest=image,
             lease_s=DEADLINE_S,
         )
@@ -189,26 +211,26 @@ class Simulation:
     def _figures(self, all_live_s: float, cpu_s: float) -> dict[str, Any]:
         ready, placed = sorted(self._ready_s), sorted(self._place_s)
         loads = [host.pool.counters().live for host in self._hosts.values()]
-        fetched_mib = sum(len(h.images) for h in self._hosts.values())
-        fetched_mib *= self._scenario.image_touched_mib
+        num_fetched = sum(len(host.images) for host in self._hosts.values())
         return {
             "machines_live": sum(loads),
-            "groups": len(placed),
+            "placements": len(placed),
             "retries": self._retries,
             "all_live_s": round(all_live_s, 3),
             "ready_s_p50": round(percentile(ready, 50), 3),
+            "ready_s_p95": round(percentile(ready, 95), 3),
             "ready_s_p99": round(percentile(ready, 99), 3),
             "place_s_p99": round(percentile(placed, 99), 4),
-            "fetched_tb": round(fetched_mib * 1.048576e-6, 4),
+            "fetched_tb": self._scenario.terabytes(num_fetched),
             "host_load_max_over_mean": round(max(loads) * len(loads) / sum(loads), 3),
             "cpu_s": round(cpu_s, 2),
         }
 
 
-def simulate_fleet(scenario: FleetScenario) -> dict[str, Any]:
+def simulate_fleet(scenario: FleetScenario, policy: str = "affinity") -> dict[str, Any]:
     """Run one burst on virtual time; two runs of one scenario give the same figures but `cpu_s`."""
 
     async def simulate() -> dict[str, Any]:
-        return await Simulation(scenario).run()
+        return await Simulation(scenario, policy).run()
 
     return run_virtual(simulate())

@@ -7,7 +7,7 @@ from collections import Counter
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host_context import HostContext, Identity
 from penstock.envs.remote import ACQUIRE_SERVICE, GroupTerms, LeaseTerms, lease_sandbox
-from penstock.envs.sandbox import ExecResult, Sandbox, SandboxError
+from penstock.envs.sandbox import ExecResult, Sandbox, SandboxError, SandboxTimeout
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import DeadlineError, RemoteCallError
@@ -88,6 +88,8 @@ class Episodes:
             ]
             results = await asyncio.gather(*asked, return_exceptions=True)
             for result in results:
+                if isinstance(result, ExecResult) and result.timed_out:
+                    raise SandboxTimeout(f"operation {number}: a busy computer, {result}")
                 if isinstance(result, ExecResult):
                     count, boot_id = result.stdout.split()
                     boots.add(boot_id)
