@@ -18,7 +18,7 @@ class QmpError(SandboxError):
 
 
 class Qmp:
-    """Commands to one QEMU, one at a time; events are passed over.
+    """Commands to one QEMU, one at a time.
 
     The first command enters command mode: most machines are never saved, and never asked anything.
 
@@ -33,6 +33,8 @@ class Qmp:
     def __init__(self, ours: socket.socket) -> None:
         self._ours = ours
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._in_command_mode = False
+        self._num_asked = 0
         self._turn = asyncio.Lock()
 
     async def run(
@@ -66,13 +68,17 @@ class Qmp:
     async def _enter_command_mode(self) -> None:
         if self._streams is None:
             self._streams = await asyncio.open_connection(sock=self._ours, limit=ANSWER_BYTES_MAX)
-            await self._next()  # the greeting
+        if not self._in_command_mode:
             await self._ask("qmp_capabilities", {}, -1)
+            self._in_command_mode = True
 
     async def _ask(self, command: str, arguments: dict[str, Any], fd: int) -> dict[str, Any]:
-        words = msgspec.json.encode({"execute": command, "arguments": arguments}) + b"\n"
-        socket.send_fds(self._ours, [words], [fd] if fd >= 0 else [])
-        while "event" in (answer := await self._next()):
+        """Pass over all but this command's answer: events, and answers that nobody waited for."""
+        self._num_asked += 1
+        words = {"execute": command, "arguments": arguments, "id": self._num_asked}
+        line = msgspec.json.encode(words) + b"\n"
+        socket.send_fds(self._ours, [line], [fd] if fd >= 0 else [])
+        while (answer := await self._next()).get("id") != words["id"]:
             pass
         return answer
 
