@@ -71,13 +71,13 @@ def encode_steps(
     structs = tuple(map(ctypes.byref, (shape, records)))
     library.penstock_delta_count(*structs, _pointer(changed))
     num_changed = sum(record.num_changed for record in records)
-    num_numbers = sum(record.num_coded for record in records) + 2 * num_changed
+    num_numbers = 3 * num_changed + 1
     begin = portable.flag_bytes(header, num_changed)
     string_bytes = min(num_numbers * _NUMBER_BYTES_MAX, header.plain_bytes_max) + _SLACK_BYTES
     body, low = room("body", sum(begin) + 2 * string_bytes), room("low", string_bytes)
     mask, signs, unary = np.split(body, np.cumsum(begin))
     streams = _Streams(*map(_address, (mask, signs, unary, low)), string_bytes, string_bytes)
-    numbers = room("numbers", 4 * num_numbers + 4)
+    numbers = room("numbers", 4 * num_numbers)
     status = library.penstock_delta_encode(
         *structs, _pointer(changed), _pointer(numbers), ctypes.byref(streams)
     )

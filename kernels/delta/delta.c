@@ -23,14 +23,14 @@ void penstock_delta_tally(const shape_t *s, int64_t *counts) {
     BY_ITEMSIZE(tally, s->itemsize, s, counts);
 }
 
-/* Count changed and coded elements of the classes; records come zeroed. `changed` gets one bit an
- * element, up to whole groups of 128 bytes. */
+/* Count the changed elements of the classes; records come zeroed. `changed` gets one bit an element,
+ * up to whole groups of 128 bytes. */
 void penstock_delta_count(const shape_t *s, record_t *records, uint64_t *changed) {
     BY_ITEMSIZE(count, s->itemsize, s, records, changed);
 }
 
-/* Write the streams, after `penstock_delta_count`; `numbers` has room for all coded elements and
- * twice the changed ones, and one more; signs for 8 bytes beyond their own. */
+/* Write the streams, after `penstock_delta_count`; `numbers` has room for three times the changed
+ * elements and one more, signs for 8 bytes beyond their own. */
 int penstock_delta_encode(
     const shape_t *s, record_t *records, const uint64_t *changed, uint32_t *numbers,
     streams_t *out) {

@@ -20,35 +20,41 @@ INLINE void tally(const shape_t *s, int64_t *counts, const int itemsize) {
         counts[i] = (int64_t)parts[0][i] + parts[1][i] + parts[2][i] + parts[3][i];
 }
 
-/* Fill in how many elements of each class changed, and which of its elements are coded; `changed`
- * gets the masks of all groups. */
+INLINE int class_at(
+    const shape_t *s, const uint8_t *class_of, int64_t place, const int itemsize) {
+    return class_of[load(s->base, place, itemsize) >> s->key_shift & s->key_bits];
+}
+
+/* Count the changed elements of each class; `changed` gets the masks of all groups. */
 INLINE void count(const shape_t *s, record_t *records, uint64_t *changed, const int itemsize) {
-    int64_t populations[CLASSES_MAX] = {0};
-    group_t group;
+    int64_t counts[CLASSES_MAX] = {0};
+    uint8_t class_of[256];
+    uint16_t list[LIST_ROOM];
+    fill_class_table(s, class_of);
     for (int64_t start = 0; start < s->num_elements; start += GROUP_ELEMENTS, changed += GROUP) {
         compare(s, s->target, start, changed, itemsize);
-        classify(s, start, &group, itemsize);
-        for (int c = 0; c < s->num_classes; c++) {
-            populations[c] += count_bits(group.masks[c]);
-            for (int b = 0; b < GROUP; b++) group.masks[c][b] &= changed[b];
-            records[c].num_changed += count_bits(group.masks[c]);
-        }
+        int num = s->num_classes > 1 ? list_bits(changed, list) : 0;
+        for (int i = 0; i < num; i++) counts[class_at(s, class_of, start + list[i], itemsize)]++;
+        if (s->num_classes == 1) counts[0] += count_bits(changed);
     }
+    for (int c = 0; c < s->num_classes; c++) records[c].num_changed = counts[c];
+}
+
+/* Where more than half of a class changed, the others are coded; say whether that is so anywhere. */
+static int choose_coded(const shape_t *s, record_t *records, const int64_t *populations) {
+    int is_any_inverted = 0;
     for (int c = 0; c < s->num_classes && !s->has_mask; c++) {
         record_t *r = &records[c];
         r->inverted = 2 * r->num_changed > populations[c];
         r->num_coded = r->inverted ? populations[c] - r->num_changed : r->num_changed;
+        is_any_inverted |= r->inverted != 0;
     }
+    return is_any_inverted;
 }
 
 INLINE void put_mask(const shape_t *s, int64_t start, const uint64_t *bits, uint8_t *mask) {
     int64_t bytes = (s->num_elements - start + 7) / 8;
     memcpy(mask + start / 8, bits, bytes < GROUP * 8 ? (size_t)bytes : GROUP * 8);
-}
-
-INLINE int class_at(
-    const shape_t *s, const uint8_t *class_of, int64_t place, const int itemsize) {
-    return class_of[load(s->base, place, itemsize) >> s->key_shift & s->key_bits];
 }
 
 INLINE void put_ranks(
@@ -101,11 +107,11 @@ static int list_coded(
     return list_bits(coded, list);
 }
 
-/* Ranks of coded elements and steps of changed ones, by class, in order. */
+/* Ranks of coded elements and steps of changed ones, by class, in order; `seen` gets how many
+ * elements the classes have, if there are several. */
 static void collect(
-    const shape_t *s, const record_t *records, const uint64_t *changed, lists_t *lists,
-    uint8_t *mask, const int itemsize) {
-    int64_t seen[CLASSES_MAX] = {0};
+    const shape_t *s, const record_t *records, const uint64_t *changed, lists_t lists,
+    int64_t *seen, uint8_t *mask, const int itemsize) {
     int is_any_inverted = 0;
     uint8_t class_of[256];
     group_t group;
@@ -114,16 +120,16 @@ static void collect(
     for (int c = 0; c < s->num_classes; c++) is_any_inverted |= records[c].inverted != 0;
     for (int64_t start = 0; start < s->num_elements; start += GROUP_ELEMENTS, changed += GROUP) {
         int num = list_bits(changed, list);
-        put_steps(s, class_of, lists, start, list, num, itemsize);
+        put_steps(s, class_of, &lists, start, list, num, itemsize);
         if (s->has_mask) {
             put_mask(s, start, changed, mask);
         } else if (s->num_classes == 1 && !is_any_inverted) {
-            put_places(lists, start, list, num);
+            put_places(&lists, start, list, num);
         } else {
             classify(s, start, &group, itemsize);
             rank(s, seen, &group);
             if (is_any_inverted) num = list_coded(s, records, changed, &group, list);
-            put_ranks(s, class_of, lists, &group, start, list, num, itemsize);
+            put_ranks(s, class_of, &lists, &group, start, list, num, itemsize);
         }
     }
 }
@@ -168,24 +174,32 @@ static int write_sizes(
     return rice_write(unary, low, room, num_coded);
 }
 
+/* Classes are taken for ones whose changed elements are coded until all are counted: no array of
+ * ranks is then too long, and few have to be collected anew. */
 INLINE int encode(
     const shape_t *s, record_t *records, const uint64_t *changed, uint32_t *room, streams_t *out,
     const int itemsize) {
-    uint32_t *ranks[CLASSES_MAX], *steps[CLASSES_MAX];
+    int64_t populations[CLASSES_MAX] = {0}, whole[] = {s->num_elements};
     lists_t lists;
     for (int c = 0; c < s->num_classes; c++) {
-        ranks[c] = lists.ranks[c] = room;
-        steps[c] = lists.steps[c] = room + records[c].num_coded;
-        room += records[c].num_coded + records[c].num_changed;
+        lists.ranks[c] = room;
+        lists.steps[c] = room += records[c].num_changed;
+        room += records[c].num_changed;
     }
-    collect(s, records, changed, &lists, out->mask, itemsize);
+    if (s->num_classes == 1) choose_coded(s, records, whole);
+    collect(s, records, changed, lists, populations, out->mask, itemsize);
+    if (s->num_classes > 1 && choose_coded(s, records, populations)) {
+        memset(populations, 0, sizeof populations);
+        collect(s, records, changed, lists, populations, out->mask, itemsize);
+    }
     writer_t signs = {out->signs, 0, 0, 0, 0};
     writer_t unary = {out->unary, out->unary_bytes, 0, 0, 0};
     writer_t low = {out->low, out->low_bytes, 0, 0, 0};
-    for (int c = 0; c < s->num_classes; c++) part_steps(s, &records[c], ranks[c], steps[c], &signs);
+    for (int c = 0; c < s->num_classes; c++)
+        part_steps(s, &records[c], lists.ranks[c], lists.steps[c], &signs);
     for (int c = 0; c < s->num_classes; c++) {
-        if (rice_write(&unary, &low, ranks[c], records[c].num_coded)) return NO_ROOM;
-        if (write_sizes(&records[c], steps[c], room, &unary, &low)) return NO_ROOM;
+        if (rice_write(&unary, &low, lists.ranks[c], records[c].num_coded)) return NO_ROOM;
+        if (write_sizes(&records[c], lists.steps[c], room, &unary, &low)) return NO_ROOM;
     }
     out->unary_bytes = finish(&unary);
     out->low_bytes = finish(&low);

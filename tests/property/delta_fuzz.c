@@ -22,9 +22,10 @@ static void damage(uint8_t *data, int64_t bytes, int flips) {
     for (int i = 0; bytes && i < flips; i++) data[draw((uint64_t)bytes)] ^= (uint8_t)(1 << draw(8));
 }
 
-static int64_t count_numbers(const shape_t *s, const record_t *records, int64_t all, int64_t each) {
+static int64_t count_numbers(const shape_t *s, const record_t *records, int changed, int each) {
+    int64_t all = 0;
     for (int c = 0; c < s->num_classes; c++)
-        all += records[c].num_coded + 2 * records[c].num_changed + each;
+        all += records[c].num_coded + changed * records[c].num_changed + each;
     return all;
 }
 
@@ -57,7 +58,7 @@ static int one_round(void) {
     streams_t out = {mask, signs, unary, low, room, room};
     uint64_t *marks = malloc((size_t)(count + GROUP_ELEMENTS - 1) / GROUP_ELEMENTS * GROUP * 8);
     penstock_delta_count(&s, records, marks);
-    uint32_t *numbers = malloc(4 * (size_t)count_numbers(&s, records, 1, 0));
+    uint32_t *numbers = malloc(4 * (size_t)(1 + count_numbers(&s, records, 3, 0)));
     if (penstock_delta_encode(&s, records, marks, numbers, &out)) return 1;
     free(numbers);
     int64_t changed = 0, unary_bytes = out.unary_bytes, low_bytes = out.low_bytes;
@@ -77,7 +78,7 @@ static int one_round(void) {
     damage(in.low, low_bytes, (int)draw(4));
     int64_t *places = malloc(8 * (size_t)changed);
     uint8_t *values = malloc((size_t)(changed * itemsize));
-    numbers = malloc(4 * (size_t)count_numbers(&s, records, 0, 2));
+    numbers = malloc(4 * (size_t)count_numbers(&s, records, 2, 2));
     int status = penstock_delta_decode(&s, records, &in, numbers, places, values);
     uint8_t *made = malloc((size_t)(count * itemsize));
     if (penstock_delta_apply(&s, records, &in, numbers, made) != status) return 1;
