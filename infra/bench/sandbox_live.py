@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 from pathlib import Path
 from typing import cast
 
@@ -27,6 +28,8 @@ async def bench_live(backend: Backend) -> dict[str, float]:
         `live_s` (until the last one answered), `left_behind` (processes after all were closed).
 
     """
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # each machine takes two descriptors
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     machines: list[GuestSandbox] = []
     trees: list[list[tuple[int, str]]] = []
     began = asyncio.get_running_loop().time()
