@@ -33,24 +33,26 @@ class DamagedStoreError(PenstockError, OSError):
 
 
 class _Window:
-    """Room for so many bytes; what is larger than all of it goes alone."""
+    """Room for so many bytes, in the order of arrival; what is larger than all of it goes alone."""
 
     def __init__(self) -> None:
         self._num_free = WINDOW_BYTES
-        self._left = asyncio.Condition()
+        self._turn = asyncio.Lock()
+        self._left = asyncio.Event()
 
     @asynccontextmanager
     async def room(self, num_bytes: int) -> AsyncGenerator[None]:
         taken = min(max(num_bytes, WINDOW_BYTES // NUM_TRANSFERS_MAX), WINDOW_BYTES)
-        async with self._left:
-            await self._left.wait_for(lambda: self._num_free >= taken)
+        async with self._turn:
+            while self._num_free < taken:
+                self._left.clear()
+                await self._left.wait()
             self._num_free -= taken
         try:
             yield
         finally:
             self._num_free += taken
-            async with self._left:
-                self._left.notify_all()
+            self._left.set()
 
 
 async def bounded(
