@@ -5,7 +5,6 @@ import pytest
 from penstock.envs.sandbox import BackendUnavailable, open_backend
 from penstock.infra.bench import sandbox_live
 
-
 pytestmark = pytest.mark.vm
 
 
