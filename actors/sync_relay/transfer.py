@@ -22,8 +22,9 @@ _NUM_GETS_MAX = 5
 _GET_BACKOFF_S = 0.2
 WINDOW_BYTES = 1 << 30
 """Of one version on their way at once: what 100 Gbit/s carry in 86 ms. Bounds memory, too."""
+NUM_TRANSFERS_MIN = 8
+"""At once however large they are, so that no link is idle for a round trip between two."""
 NUM_TRANSFERS_MAX = 64
-_UNKNOWN_BYTES = WINDOW_BYTES // 8
 R = TypeVar("R")
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -33,7 +34,7 @@ class DamagedStoreError(PenstockError, OSError):
 
 
 class _Window:
-    """Room for so many bytes, in the order of arrival; what is larger than all of it goes alone."""
+    """Room for so many bytes, in the order of arrival."""
 
     def __init__(self) -> None:
         self._num_free = WINDOW_BYTES
@@ -42,7 +43,8 @@ class _Window:
 
     @asynccontextmanager
     async def room(self, num_bytes: int) -> AsyncGenerator[None]:
-        taken = min(max(num_bytes, WINDOW_BYTES // NUM_TRANSFERS_MAX), WINDOW_BYTES)
+        least, most = WINDOW_BYTES // NUM_TRANSFERS_MAX, WINDOW_BYTES // NUM_TRANSFERS_MIN
+        taken = min(max(num_bytes, least), most)
         async with self._turn:
             while self._num_free < taken:
                 self._left.clear()
@@ -65,7 +67,7 @@ async def bounded(
 
     Args:
         work: to be done, in this order.
-        sizes: of what each one moves, in bytes; without them, eight are done at once.
+        sizes: of what each one moves, in bytes; without them, the fewest are done at once.
 
     Returns:
         The results, in order.
@@ -77,7 +79,7 @@ async def bounded(
         async with window.room(num_bytes):
             return await piece
 
-    sizes = repeat(_UNKNOWN_BYTES) if sizes is None else sizes
+    sizes = repeat(WINDOW_BYTES) if sizes is None else sizes
     tasks = [asyncio.ensure_future(do(*pair)) for pair in zip(work, sizes, strict=False)]
     try:
         return await asyncio.gather(*tasks)

@@ -5,7 +5,12 @@ import asyncio
 import pytest
 
 from penstock.actors.runtime.clock import run_virtual
-from penstock.actors.sync_relay.transfer import NUM_TRANSFERS_MAX, WINDOW_BYTES, bounded
+from penstock.actors.sync_relay.transfer import (
+    NUM_TRANSFERS_MAX,
+    NUM_TRANSFERS_MIN,
+    WINDOW_BYTES,
+    bounded,
+)
 
 MIB = 1 << 20
 
@@ -46,15 +51,11 @@ def test_small_objects_fill_a_long_link_and_large_ones_stay_within_memory():
     assert moved([4096] * 2 * NUM_TRANSFERS_MAX)[1] == 2.0
 
 
-def test_what_is_larger_than_the_window_goes_alone():
-    link, took_s = moved([MIB, 3 * WINDOW_BYTES, MIB])
-    assert took_s == 3.0
-    assert (1, 3 * WINDOW_BYTES) in link.together
-
-
-def test_work_of_unknown_size_is_done_eight_at_once():
-    link, took_s = moved([1] * 24, known=False)
-    assert (max(count for count, _ in link.together), took_s) == (8, 3.0)
+def test_of_large_objects_and_of_unknown_ones_eight_go_at_once():
+    for sizes, known in (([WINDOW_BYTES] * 24, True), ([1] * 24, False)):
+        link, took_s = moved(sizes, known=known)
+        assert max(count for count, _ in link.together) == NUM_TRANSFERS_MIN == 8
+        assert took_s == 3.0
 
 
 def test_the_first_failure_ends_the_others():
