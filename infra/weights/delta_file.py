@@ -24,6 +24,7 @@ import msgspec
 import zstandard
 from blake3 import blake3
 
+from penstock.infra.weights.coding import num_bytes_coded
 from penstock.infra.weights.manifest import Extent, Manifest, decode_manifest
 from penstock.infra.weights.paths import require_file
 from penstock.kernels import delta
@@ -112,7 +113,8 @@ class DeltaFile:
         payload = self._read(len(MAGIC) + self._offsets[number], extent.num_bytes)
         if blake3(payload).digest() != extent.digest:
             raise CorruptDataError(f"{self.path}: payload {number} is damaged")
-        _check_payload(extent, delta.read_header(payload))
+        word_bytes = self.manifest.target[extent.row].word_dtype.itemsize
+        _check_payload(extent, word_bytes, delta.read_header(payload))
         return payload
 
     def _read_manifest(self) -> tuple[Manifest, str]:
@@ -151,8 +153,8 @@ def _unpack(stored: bytes, plain_bytes: int) -> bytes:
         raise CorruptDataError(f"delta.manifest: not a zstd frame: {error}") from error
 
 
-def _check_payload(extent: Extent, header: delta.Header) -> None:
-    said = (extent.num_words, extent.num_changed, extent.codec)
-    found = (header.num_elements, header.num_changed, header.codec.name.lower())
+def _check_payload(extent: Extent, word_bytes: int, header: delta.Header) -> None:
+    said = (extent.num_words * word_bytes, extent.num_changed, extent.codec)
+    found = (num_bytes_coded(header), header.num_changed, header.codec.name.lower())
     if said != found:
         raise CorruptDataError(f"delta.extents: the table says {said}, the payload {found}")

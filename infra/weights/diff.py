@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from penstock.infra.weights.coding import encode_words
 from penstock.infra.weights.delta_file import DeltaWriter
 from penstock.infra.weights.manifest import (
     Extent,
@@ -48,6 +49,8 @@ class _Coded(msgspec.Struct, frozen=True):
     payload: bytes
     codec: str
     num_changed: int
+    has_half_bytes: bool
+    """It is these that `num_changed` counts."""
     base: list[np.ndarray]
     """By piece."""
     target: list[np.ndarray]
@@ -105,9 +108,10 @@ class _Job:
             self._target.read(tensor.key, piece.first_word, piece.num_words)
             for tensor, piece in zip(tensors, run, strict=True)
         ]
-        payload = delta.encode(joined(base), joined(target), tensors[0].kind)
+        payload = encode_words(joined(base), joined(target), tensors[0].kind)
         header = delta.read_header(payload)
-        return _Coded(payload, header.codec.name.lower(), header.num_changed, base, target)
+        codec, has_half_bytes = header.codec.name.lower(), header.dtype is delta.Dtype.INT4X2
+        return _Coded(payload, codec, header.num_changed, has_half_bytes, base, target)
 
     def record(self, run: list[Piece], coded: _Coded) -> int:
         """Add a coded run to digests and counts; return the bytes of it."""
@@ -115,8 +119,8 @@ class _Job:
             self._hashers[piece.row].update(new)
             if self._is_based(self._tensors[piece.row]):
                 self._base_hashers[self._tensors[piece.row].key].update(old)
-            is_alone = len(run) == 1
-            changed = coded.num_changed if is_alone else int(np.count_nonzero(old != new))
+            is_counted = len(run) == 1 and not coded.has_half_bytes
+            changed = coded.num_changed if is_counted else int(np.count_nonzero(old != new))
             self._num_changed[piece.row] += changed
         return sum(words.nbytes for words in coded.target)
 

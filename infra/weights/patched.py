@@ -6,12 +6,12 @@ from itertools import accumulate
 
 import numpy as np
 
+from penstock.infra.weights.coding import apply_words
 from penstock.infra.weights.delta_file import DeltaFile
 from penstock.infra.weights.diff import joined, read_base
 from penstock.infra.weights.manifest import Piece
 from penstock.infra.weights.paths import printable
 from penstock.infra.weights.tensors import FileLayout, Key, Tensor, Weights
-from penstock.kernels import delta
 from penstock.messages.errors import CorruptDataError
 
 _NAMED_MAX = 5
@@ -77,7 +77,7 @@ class Patched:
         rows = [self._manifest.target[piece.row] for piece in pieces]
         base = joined([read_base(self._base, r, p) for r, p in zip(rows, pieces, strict=True)])
         try:
-            return pieces, delta.apply(base, payload)
+            return pieces, apply_words(base, payload)
         except CorruptDataError as error:
             raise CorruptDataError(
                 f"{self._patch.path}: does not apply to this base, at {rows[0].name!r}: {error}"

@@ -16,6 +16,7 @@ from penstock.kernels.reference.delta import read_changes
 BITS = dict.fromkeys(["BF16", "F16", "I16", "U16"], 16)
 BITS |= dict.fromkeys(["I32", "U32", "F32"], 32)
 BITS |= dict.fromkeys(["I64", "U64", "F64", "C64"], 64)
+HALF_BYTES = 9
 BITS |= {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
@@ -68,11 +69,25 @@ def _targets(base, data, manifest):
         assert blake3(payload).digest() == digest
         own = places[reached : reached + num_words]
         old = [_base_word(base, rows[number], i) for number, i in own]
-        changes = read_changes(old, payload)
-        for i, (number, _) in enumerate(own):
-            words[number].append(changes.get(i, old[i]))
+        new = _apply(old, word_bytes(rows[own[0][0]][1]), payload)
+        for word, (number, _) in zip(new, own, strict=True):
+            words[number].append(word)
         offset, reached = offset + num_bytes, reached + num_words
     return words
+
+
+def _apply(old, size, payload):
+    """Return the words that a payload leads to; it may count them in half bytes, of kind 9."""
+    if payload[6] != HALF_BYTES:
+        changes = read_changes(old, payload)
+        return [changes.get(i, word) for i, word in enumerate(old)]
+    halves = [word >> shift & 15 for word in old for shift in range(0, 8 * size, 4)]
+    changes = read_changes(halves, payload)
+    halves = [changes.get(i, half) for i, half in enumerate(halves)]
+    return [
+        sum(half << (4 * k) for k, half in enumerate(halves[i : i + 2 * size]))
+        for i in range(0, len(halves), 2 * size)
+    ]
 
 
 def _base_word(base, row, i):
