@@ -15,7 +15,6 @@ from penstock.actors.runtime.context import Context
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
 from penstock.kernels.arrays import from_array, to_array
-from penstock.messages.base import Array
 from penstock.messages.errors import BusError, DeadlineError, PenstockError, RemoteCallError
 from penstock.messages.generation import AbortGeneration, Generate, RemoteErrorKind, TokensSampled
 from penstock.messages.rollout import StopReason, VersionSpan
@@ -24,7 +23,6 @@ from penstock.messages.task import Purpose, Sampling
 SERVICE = "generate.live"
 PAUSE_S_MAX = 4.0
 ABORT_S = 2.0
-_NO_ROUTES = Array(dtype="uint8", shape=(0, 0, 0), data=b"")
 
 
 class Sampled(msgspec.Struct, kw_only=True):
@@ -36,7 +34,6 @@ class Sampled(msgspec.Struct, kw_only=True):
     token_ids: list[int] = []
     logprobs: list[float] = []
     version_spans: list[VersionSpan] = []
-    routed_experts: Array = _NO_ROUTES
     route_segments: list[bytes] = []
     arithmetic: str = ""
     stop_reason: StopReason | None = None
@@ -53,7 +50,6 @@ class Sampled(msgspec.Struct, kw_only=True):
         self.token_ids += ids
         self.logprobs += from_array(chunk.behavior_logprobs).tolist()
         self.replica = chunk.replica or self.replica
-        self.routed_experts = chunk.routed_experts or self.routed_experts
         self.route_segments = chunk.route_segments or self.route_segments
         self.arithmetic = chunk.arithmetic
         self.stop_reason = chunk.stop_reason

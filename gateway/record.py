@@ -41,7 +41,6 @@ def _turn(generation: Generation, tokenizer: Tokenizer) -> Turn:
         context_ids=to_array(np.asarray(generation.context_ids, np.int32)),
         token_ids=to_array(np.asarray(sampled.token_ids, np.int32)),
         behavior_logprobs=to_array(np.asarray(sampled.logprobs, np.float32)),
-        routed_experts=sampled.routed_experts,
         route_segments=sampled.route_segments,
         arithmetic=sampled.arithmetic,
         version_spans=sampled.version_spans,

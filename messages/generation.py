@@ -34,8 +34,7 @@ class TokensSampled(Message, frozen=True, kw_only=True):
     """One chunk never spans two versions."""
     stop_reason: StopReason | None = None
     routed_experts: Array | None = None
-    """uint8 [R, L, K] on the last chunk: positions routes_from .. total-2; none where
-    `route_segments` has them."""
+    """Not sent any more: `route_segments` has them."""
     replica: str = ""
     queue_ms: float = 0.0
     route_segments: list[bytes] = []

@@ -81,10 +81,6 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """int32 [N], N >= 1: sampled."""
     behavior_logprobs: Array
     """float32 [N]: the sampler's own, after temperature."""
-    routed_experts: Array
-    """uint8 [R, L, K]: for the positions from the previous turn's last token (or 0) up to, and
-    without, this turn's last token; over turns they concatenate to positions 0 .. total-2. Empty
-    where `route_segments` has them."""
     version_spans: list[VersionSpan]
     """Sum of num_tokens is N."""
     stop_reason: StopReason
@@ -96,6 +92,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """Sealed (`kernels.routes`), one a policy version: positions up to, and without, this turn's
     last token. Where they begin before the previous turn's last token, the sampler computed those
     positions anew, and they take the place of what was recorded."""
+
+    routed_experts: Array | msgspec.UnsetType = msgspec.UNSET
+    """Of old logs alone, which have no `route_segments`. uint8 [R, L, K]: for the positions from
+    the previous turn's last token (or 0) up to, and without, this turn's last token; over turns
+    they concatenate to positions 0 .. total-2."""
 
     arithmetic: str | msgspec.UnsetType = msgspec.UNSET
     """The sampler's step and the format of its experts, e.g. `native/mxfp8`: a trainer of another

@@ -68,7 +68,6 @@ class Conversation:
             context_ids=int32_array(self._context),
             token_ids=int32_array(sampled.token_ids),
             behavior_logprobs=sampled.behavior_logprobs,
-            routed_experts=sampled.routed_experts,
             route_segments=sampled.route_segments,
             arithmetic=sampled.arithmetic,
             version_spans=sampled.version_spans,

@@ -17,8 +17,6 @@ from penstock.messages.generation import Generate, RemoteErrorKind, TokensSample
 from penstock.messages.rollout import StopReason, VersionSpan
 from penstock.messages.task import Sampling
 
-_NO_EXPERTS = Array(dtype="uint8", shape=(0, 0, 0), data=b"")
-
 
 class GenerationError(PenstockError, RuntimeError):
     """No generator gave this turn within the time there was."""
@@ -44,8 +42,6 @@ class SampledTokens(msgspec.Struct, frozen=True, kw_only=True):
     """int32 [N]."""
     behavior_logprobs: Array
     """float32 [N]."""
-    routed_experts: Array
-    """uint8 [R, L, K]."""
     route_segments: list[bytes]
     arithmetic: str
     version_spans: list[VersionSpan]
@@ -115,7 +111,6 @@ def join_chunks(chunks: list[TokensSampled]) -> SampledTokens:
     return SampledTokens(
         token_ids=token_ids,
         behavior_logprobs=Array(dtype="float32", shape=(len(token_ids),), data=logprobs),
-        routed_experts=last.routed_experts or _NO_EXPERTS,
         route_segments=last.route_segments,
         arithmetic=last.arithmetic,
         version_spans=_merge_spans(chunks),

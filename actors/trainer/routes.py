@@ -57,6 +57,8 @@ def route_bytes(turns: Sequence[Turn]) -> int:
 def _turn_routes(turn: Turn, covered: int) -> tuple[int, np.ndarray]:
     """Return the first position and the ids of one turn; logs of old have unsealed ids."""
     if not turn.route_segments:
+        if not turn.routed_experts:
+            raise MissingRoutesError("a turn without routes")
         routes = from_array(turn.routed_experts)
         if routes.ndim != 3:
             raise MissingRoutesError(

@@ -98,14 +98,13 @@ def _chunk(
     message: Generate, ids: list[int], reply: Reply, stop: StopReason | None
 ) -> TokensSampled:
     logprobs = np.asarray([-0.25] * len(ids), "<f4")
-    routes = Array(dtype="uint8", shape=(1, 1, 1), data=b"\x00") if stop else None
     return TokensSampled(
         request_id=message.request_id,
         token_ids=Array(dtype="int32", shape=(len(ids),), data=np.asarray(ids, "<i4").tobytes()),
         behavior_logprobs=Array(dtype="float32", shape=(len(ids),), data=logprobs.tobytes()),
         policy_version=reply.policy_version,
         stop_reason=stop,
-        routed_experts=routes,
+        route_segments=[b"sealed"] if stop else [],
         replica="generator-west",
     )
 

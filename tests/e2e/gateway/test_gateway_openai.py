@@ -61,7 +61,7 @@ async def test_a_reply_holds_text_usage_and_is_recorded_token_by_token(site, cli
     assert record.policy_version == 7
     assert record.training_consent
     assert record.turn.stop_reason is StopReason.STOP
-    assert record.turn.routed_experts.shape == (1, 1, 1)
+    assert record.turn.route_segments == [b"sealed"]
 
 
 @both_buses

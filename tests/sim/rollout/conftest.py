@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
 import msgspec
 import pytest
+import torch
 
 from penstock.actors.gatekeeper.actor import Gatekeeper
 from penstock.actors.gatekeeper.config import GatekeeperConfig
@@ -44,6 +45,7 @@ from penstock.envs.sandbox import (
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
+from penstock.kernels.routes import seal_routes
 from penstock.messages.base import Array, Event, Message, Stream
 from penstock.messages.bus import Serve
 from penstock.messages.codec import decode
@@ -249,9 +251,11 @@ class ScriptedPolicy(Actor):
     ) -> TokensSampled:
         """Make a chunk; its log-probabilities tell one sampling of a turn from another."""
         count = len(chunk)
-        routes = None
+        segments = []
         if num_routes is not None:
-            routes = Array(dtype="uint8", shape=(num_routes, 1, 1), data=bytes(num_routes))
+            routes = torch.zeros((num_routes, 1, 1), dtype=torch.int16)
+            place = {"policy_version": version, "first_position": request.routes_from}
+            segments = [seal_routes(routes, num_experts=2, **place)]
         number = next(n for n, one in enumerate(self.requests) if one is request)
         logprobs = [-0.001 * number] * count
         return TokensSampled(
@@ -261,8 +265,8 @@ class ScriptedPolicy(Actor):
                 dtype="float32", shape=(count,), data=struct.pack(f"<{count}f", *logprobs)
             ),
             policy_version=version,
-            stop_reason=StopReason.STOP if routes else None,
-            routed_experts=routes,
+            stop_reason=StopReason.STOP if segments else None,
+            route_segments=segments,
         )
 
 

@@ -5,6 +5,7 @@ import struct
 from tests.sim.rollout.conftest import FINISH, FIX, FIXED, LOOK, World, make_command, make_task
 
 from penstock.actors.policy.chat import render_observation
+from penstock.kernels.routes import open_routes
 from penstock.messages.base import Array
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished, TurnSampled
 
@@ -60,8 +61,10 @@ def test_routed_experts_concatenate_over_turns_to_all_positions_but_the_last(sim
     async def scenario(world: World) -> None:
         rollout = await run_one(world, [[LOOK], [FIX], [FINISH]])
         num_tokens = sum(t.context_ids.shape[0] + t.token_ids.shape[0] for t in rollout.turns)
-        num_routes = sum(turn.routed_experts.shape[0] for turn in rollout.turns)
-        assert num_routes == num_tokens - 1
+        segments = [open_routes(one) for turn in rollout.turns for one in turn.route_segments]
+        ends = [one.first_position + one.routes.shape[0] for one in segments]
+        assert [one.first_position for one in segments] == [0, *ends[:-1]]
+        assert ends[-1] == num_tokens - 1
 
     simulate(scenario)
 
