@@ -46,9 +46,9 @@ def compare_formats(  # noqa: PLR0913 - a corpus, a budget and where they come f
         seed: of weights and batches.
 
     Yields:
-        For each format, as soon as it is done, its `losses` over the budget (means of tenths), `heldout_loss`,
-        `tokens_per_s`, the `mismatch` of its trainer in fast mode, and by other format
-        `unmatched`: what a trainer in that one would learn from, were it not refused.
+        For each format, once it is done, its `losses` over the budget (means of tenths),
+        `heldout_loss`, `tokens_per_s`, the `mismatch` of its trainer in fast mode, and by other
+        format `unmatched`: what a trainer in that one would learn from, were it not refused.
 
     """
     settings = msgspec.structs.replace(config, num_tokens=num_tokens, seconds=0.0, num_workers=1)

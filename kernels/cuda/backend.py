@@ -129,7 +129,7 @@ class CudaBackend:
         tile_ends = tiles.cumsum(0, dtype=torch.int32)
         num_tiles_max = len(x) // _GEMM_TILE + num_experts
         self._launch(
-            "sm90_matmul.mxfp8_grouped_matmul",
+            "sm90_experts.mxfp8_grouped_matmul",
             (_ceil(num_columns, _GEMM_TILE), num_tiles_max),
             _GEMM_THREADS,
             *(x, *weight, offsets, tile_ends, out),

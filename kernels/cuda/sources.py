@@ -32,7 +32,8 @@ REGISTERS_MAX: dict[str, dict[str, int]] = {
     "changes": {
         f"changes_{kind}_{size}": 64 for kind in ("count", "write", "apply") for size in (1, 2, 4)
     },
-    "sm90_matmul": {"matmul_bf16": 168, "matmul_join": 40, "mxfp8_grouped_matmul": 168},
+    "sm90_matmul": {"matmul_bf16": 168, "matmul_join": 40},
+    "sm90_experts": {"mxfp8_grouped_matmul": 128},
 }
 """By source, each kernel's most registers a thread; 64 lets a multiprocessor hold 32 warps."""
 
