@@ -32,7 +32,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     flips_per_layer: list[float]
     """Share of the expert slots in which the trainer's pass used none of the sampler's experts."""
     forward_s: float
-    """Of all passes."""
+    """Of all passes, in processor time."""
 
 
 @torch.no_grad()
@@ -43,9 +43,9 @@ def measure(trainer: Trainer, rollouts: Rollouts, policy_version: int) -> Figure
     slots, elapsed_s = 0, 0.0
     versions = iter(rollouts.versions)
     for batch in micro_batches(rollouts.sequences, _PASS_TOKENS):
-        started = time.perf_counter()
+        started = time.process_time()
         forwarded = trainer(batch)
-        elapsed_s += time.perf_counter() - started
+        elapsed_s += time.process_time() - started
         behavior = np.concatenate([sequence.behavior_logprobs for sequence in batch])
         drawn = np.concatenate([next(versions) for _ in batch]) == policy_version
         current = forwarded.logprobs.numpy().astype(np.float64)
