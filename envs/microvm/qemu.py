@@ -14,38 +14,20 @@ import time
 from collections import deque
 from pathlib import Path
 
-from penstock.envs.microvm.assets import digest_bytes, find_bubblewrap, load_assets
+from penstock.envs.microvm.assets import digest_bytes, load_assets
 from penstock.envs.microvm.checkpoint import load_checkpoint
 from penstock.envs.microvm.layers import image_digest, layered
-from penstock.envs.microvm.qemu_assets import find_qemu, load_qemu_assets
+from penstock.envs.microvm.qemu_assets import load_qemu_assets
+from penstock.envs.microvm.qemu_command import MACHINE, QemuCommand
 from penstock.envs.microvm.qemu_machine import QemuMachine, make_template, resume
 from penstock.envs.microvm.qemu_saved import Saved, load_saved
 from penstock.envs.sandbox import BackendUnavailable, Capability, IsolationClass
 from penstock.messages.rollout import SandboxRecord
 
 MEM_MIB = 256
-MACHINE = "microvm,x-option-roms=off,rtc=on,pit=on,pic=on,acpi=on,isa-serial=off,suppress-vmdesc=on"
-"""Devices' state without a description of itself, as it is loaded by the same QEMU."""
 KEPT_MAX = 2
 """Checkpoints whose memory is kept at hand, each some 70 MB of it."""
 PREPARED_MAX = 16
-
-
-def _tsc_khz() -> int:
-    """Return the processor's frequency; the guest would else measure it, and hang at times."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("cpu MHz"):
-            return round(float(line.partition(":")[2]) * 1000)
-    raise BackendUnavailable("/proc/cpuinfo names no processor frequency")
-
-
-def _disk(name: str) -> list[str]:
-    """Return the options of one drive.
-
-    Unlocked: nobody may write the file, and a user-mode machine's lock on it would keep QEMU out.
-    """
-    drive = f"file=/vm/{name},id={name},file.locking=off,format=raw,if=none,readonly=on"
-    return ["-drive", drive, "-device", f"virtio-blk-device,drive={name}"]
 
 
 class QemuTcgBackend:
@@ -80,68 +62,26 @@ class QemuTcgBackend:
         if self._base.stock:
             raise BackendUnavailable("QEMU machines need the erofs image, which was not built")
         qemu_folder, self.assets = load_qemu_assets(cache)
-        self._layer = layered(layer, cache, stock=self._base.stock)
-        self._image_digest = image_digest(self._base.image_digest, self._layer)
         self.mem_bytes = mem_mib << 20
         self._template: Saved | None = None
         self._kept: dict[str, Saved] = {}
         self._prepared: deque[tuple[Saved, QemuMachine]] = deque()
         self._making = asyncio.Lock()
-        self._prefix = [
-            find_bubblewrap(),
-            *("--unshare-all", "--die-with-parent", "--new-session"),
-            *("--uid", "1000", "--gid", "1000", "--cap-drop", "ALL", "--clearenv"),
-            *("--ro-bind", "/usr", "/usr", "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
-            *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
-            *("--ro-bind-try", "/etc/alternatives", "/etc/alternatives"),
-            *("--ro-bind", str(qemu_folder / self.assets.kernel), "/vm/kernel"),
-            *("--ro-bind", str(qemu_folder / self.assets.initramfs), "/vm/initramfs"),
-            *("--ro-bind", str(folder / self._base.image), "/vm/image"),
-            *(("--ro-bind", str(self._layer[0]), "/vm/layer") if self._layer else ()),
-            *("--proc", "/proc", "--dev", "/dev"),
-            *(part for path in self.devices for part in ("--dev-bind", path, path)),
-            *("--", find_qemu()),
-        ]
+        files = {
+            "kernel": qemu_folder / self.assets.kernel,
+            "initramfs": qemu_folder / self.assets.initramfs,
+            "image": folder / self._base.image,
+        }
+        if has_layer := layered(layer, cache, stock=self._base.stock):
+            files["layer"] = has_layer[0]
+        self._image_digest = image_digest(self._base.image_digest, has_layer)
+        self.command = QemuCommand(
+            files, mem_bytes=self.mem_bytes, accelerator=self.accelerator, devices=self.devices
+        )
         self.machine_digest = digest_bytes(
             *(text.encode() for text in (self.accelerator, MACHINE, str(mem_mib))),
             *(text.encode() for text in (self.assets.kernel_digest, self._image_digest)),
         )
-
-    def command(
-        self, line: int, *, monitor: int, devices: int, memory: int, boots: bool
-    ) -> list[str]:
-        """Return the command line of one QEMU.
-
-        Args:
-            line: QEMU's end of the guest agent's line.
-            monitor: QEMU's end of its monitor.
-            devices: Where it reads the devices' state, if it does not boot.
-            memory: The guest's; written by one that boots, else mapped privately.
-            boots: From its kernel, in place of waiting for a state.
-
-        """
-        words = f"quiet panic=-1 reboot=t tsc_early_khz={_tsc_khz()}"
-        if self._layer:
-            words += " penstock_layer=/dev/vdb"
-        share = "on" if boots else "off"
-        ram = f"memory-backend-file,id=ram,size={self.mem_bytes},mem-path=/proc/self/fd/{memory}"
-        return [
-            *self._prefix,
-            *("-M", f"{MACHINE},memory-backend=ram", "-accel", self.accelerator, "-cpu", "max"),
-            *("-m", f"{self.mem_bytes >> 20}M", "-object", f"{ram},share={share}"),
-            *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-            *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny"),
-            *("-kernel", "/vm/kernel", "-initrd", "/vm/initramfs", "-append", words),
-            *_disk("image"),
-            *(_disk("layer") if self._layer else ()),
-            *("-device", "virtio-serial-device"),
-            *("-chardev", f"socket,id=line,fd={line}"),
-            *("-device", "virtserialport,chardev=line,name=penstock"),
-            *("-chardev", f"socket,id=monitor,fd={monitor}"),
-            *("-mon", "chardev=monitor,mode=control"),
-            *("-global", "migration.send-configuration=off"),
-            *(() if boots else ("-incoming", f"fd:{devices}")),
-        ]
 
     def record(self, boot_ms: float) -> SandboxRecord:
         """Return what a machine's trajectories say of it."""

@@ -1,0 +1,102 @@
+"""QEMU's command line, confined by bubblewrap."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from penstock.envs.microvm.assets import find_bubblewrap
+from penstock.envs.microvm.qemu_assets import find_qemu
+from penstock.envs.sandbox import BackendUnavailable
+
+MACHINE = "microvm,x-option-roms=off,rtc=on,pit=on,pic=on,acpi=on,isa-serial=off,suppress-vmdesc=on"
+"""Devices' state without a description of itself, as it is loaded by the same QEMU."""
+
+
+def _tsc_khz() -> int:
+    """Return the processor's frequency; the guest would else measure it, and hang at times."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("cpu MHz"):
+            return round(float(line.partition(":")[2]) * 1000)
+    raise BackendUnavailable("/proc/cpuinfo names no processor frequency")
+
+
+def _disk(name: str) -> list[str]:
+    """Return the options of one drive.
+
+    Unlocked: nobody may write the file, and a user-mode machine's lock on it would keep QEMU out.
+    """
+    drive = f"file=/vm/{name},id={name},file.locking=off,format=raw,if=none,readonly=on"
+    return ["-drive", drive, "-device", f"virtio-blk-device,drive={name}"]
+
+
+class QemuCommand:
+    """Makes the command lines of one kind of machine.
+
+    Args:
+        files: `kernel`, `initramfs` and `image`, and `layer` if there is one.
+        mem_bytes: The guest's memory.
+        accelerator: As QEMU's `-accel` has it.
+        devices: Of the host, that the confined process may open.
+
+    Raises:
+        BackendUnavailable: QEMU or bubblewrap is missing.
+
+    """
+
+    def __init__(
+        self,
+        files: Mapping[str, Path],
+        *,
+        mem_bytes: int,
+        accelerator: str,
+        devices: tuple[str, ...] = (),
+    ) -> None:
+        self.mem_bytes = mem_bytes
+        self._accelerator = accelerator
+        self._disks = [name for name in ("image", "layer") if name in files]
+        self._prefix = [
+            find_bubblewrap(),
+            *("--unshare-all", "--die-with-parent", "--new-session"),
+            *("--uid", "1000", "--gid", "1000", "--cap-drop", "ALL", "--clearenv"),
+            *("--ro-bind", "/usr", "/usr", "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
+            *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
+            *("--ro-bind-try", "/etc/alternatives", "/etc/alternatives"),
+            *(x for name, path in files.items() for x in ("--ro-bind", str(path), f"/vm/{name}")),
+            *("--proc", "/proc", "--dev", "/dev"),
+            *(part for path in devices for part in ("--dev-bind", path, path)),
+            *("--", find_qemu()),
+        ]
+
+    def __call__(
+        self, line: int, *, monitor: int, devices: int, memory: int, boots: bool
+    ) -> list[str]:
+        """Return one command line.
+
+        Args:
+            line: QEMU's end of the guest agent's line.
+            monitor: QEMU's end of its monitor.
+            devices: Where it reads the devices' state, if it does not boot.
+            memory: The guest's; written by one that boots, else mapped privately.
+            boots: From its kernel, in place of waiting for a state.
+
+        """
+        words = f"quiet panic=-1 reboot=t tsc_early_khz={_tsc_khz()}"
+        if "layer" in self._disks:
+            words += " penstock_layer=/dev/vdb"
+        share = "on" if boots else "off"
+        ram = f"memory-backend-file,id=ram,size={self.mem_bytes},mem-path=/proc/self/fd/{memory}"
+        return [
+            *self._prefix,
+            *("-M", f"{MACHINE},memory-backend=ram", "-accel", self._accelerator, "-cpu", "max"),
+            *("-m", f"{self.mem_bytes >> 20}M", "-object", f"{ram},share={share}"),
+            *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+            *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny"),
+            *("-kernel", "/vm/kernel", "-initrd", "/vm/initramfs", "-append", words),
+            *(part for name in self._disks for part in _disk(name)),
+            *("-device", "virtio-serial-device"),
+            *("-chardev", f"socket,id=line,fd={line}"),
+            *("-device", "virtserialport,chardev=line,name=penstock"),
+            *("-chardev", f"socket,id=monitor,fd={monitor}"),
+            *("-mon", "chardev=monitor,mode=control"),
+            *("-global", "migration.send-configuration=off"),
+            *(() if boots else ("-incoming", f"fd:{devices}")),
+        ]
