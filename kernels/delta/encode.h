@@ -57,21 +57,11 @@ INLINE void put_mask(const shape_t *s, int64_t start, const uint64_t *bits, uint
     memcpy(mask + start / 8, bits, bytes < GROUP * 8 ? (size_t)bytes : GROUP * 8);
 }
 
-INLINE void put_ranks(
-    const shape_t *s, const uint8_t *class_of, lists_t *lists, const group_t *group,
-    int64_t start, const uint16_t *list, int count, const int itemsize) {
-    for (int i = 0; i < count; i++) {
-        int c = class_at(s, class_of, start + list[i], itemsize), b = list[i] / BLOCK;
-        uint64_t below = group->masks[c][b] & ((UINT64_C(1) << list[i] % BLOCK) - 1);
-        *lists->ranks[c]++ =
-            (uint32_t)group->firsts[c] + group->ranks[c][b] + (uint32_t)__builtin_popcountll(below);
-    }
-}
-
-/* Of elements of one class the ranks are the places. */
-INLINE void put_places(lists_t *lists, int64_t start, const uint16_t *list, int count) {
-    for (int i = 0; i < count; i++) lists->ranks[0][i] = (uint32_t)start + list[i];
-    lists->ranks[0] += count;
+INLINE void put_rank(lists_t *lists, const group_t *group, int c, int place) {
+    int b = place / BLOCK;
+    uint64_t below = group->masks[c][b] & ((UINT64_C(1) << place % BLOCK) - 1);
+    *lists->ranks[c]++ =
+        (uint32_t)group->firsts[c] + group->ranks[c][b] + (uint32_t)__builtin_popcountll(below);
 }
 
 INLINE uint32_t step_at(
@@ -80,56 +70,67 @@ INLINE uint32_t step_at(
     return (ordered(order, to) - ordered(order, from)) & order.ones;
 }
 
-INLINE void put_steps(
-    const shape_t *s, const uint8_t *class_of, lists_t *lists, int64_t start,
-    const uint16_t *list, int count, const int itemsize) {
+/* The changes of a group of one class, whose ranks are their places. */
+INLINE void put_plain(
+    const shape_t *s, lists_t *lists, int64_t start, const uint16_t *list, int count,
+    const int itemsize) {
     const order_t order = order_of(s);
-    if (s->num_classes == 1) {
-        uint32_t *steps = lists->steps[0];
-        for (int i = 0; i < count; i++) steps[i] = step_at(s, order, start + list[i], itemsize);
-        lists->steps[0] += count;
-        return;
-    }
+    uint32_t *ranks = lists->ranks[0], *steps = lists->steps[0];
+    for (int i = 0; i < count; i++) steps[i] = step_at(s, order, start + list[i], itemsize);
+    lists->steps[0] += count;
+    for (int i = 0; i < count && !s->has_mask; i++) ranks[i] = (uint32_t)start + list[i];
+    lists->ranks[0] += s->has_mask ? 0 : count;
+}
+
+/* The changes of a group of several classes; their ranks, too, if those are coded. */
+INLINE void put_sorted(
+    const shape_t *s, const uint8_t *class_of, lists_t *lists, const group_t *group,
+    int64_t start, const uint16_t *list, int count, const int with_ranks, const int itemsize) {
+    const order_t order = order_of(s);
     for (int i = 0; i < count; i++) {
         int c = class_at(s, class_of, start + list[i], itemsize);
+        if (with_ranks) put_rank(lists, group, c, list[i]);
         *lists->steps[c]++ = step_at(s, order, start + list[i], itemsize);
     }
 }
 
-/* List the unchanged elements of the classes where those are coded, of the others the changed. */
-static int list_coded(
-    const shape_t *s, const record_t *records, const uint64_t *changed, const group_t *group,
-    uint16_t *list) {
+/* The ranks of a group where the unchanged elements of some classes are coded. */
+INLINE void put_inverted(
+    const shape_t *s, const record_t *records, const uint8_t *class_of, lists_t *lists,
+    const uint64_t *changed, const group_t *group, int64_t start, const int itemsize) {
     uint64_t coded[GROUP];
+    uint16_t list[LIST_ROOM];
     memcpy(coded, changed, sizeof coded);
     for (int c = 0; c < s->num_classes; c++)
         for (int b = 0; b < GROUP && records[c].inverted; b++) coded[b] ^= group->masks[c][b];
-    return list_bits(coded, list);
+    int count = list_bits(coded, list);
+    for (int i = 0; i < count; i++)
+        put_rank(lists, group, class_at(s, class_of, start + list[i], itemsize), list[i]);
 }
 
 /* Ranks of coded elements and steps of changed ones, by class, in order; `seen` gets how many
  * elements the classes have, if there are several. */
 static void collect(
     const shape_t *s, const record_t *records, const uint64_t *changed, lists_t lists,
-    int64_t *seen, uint8_t *mask, const int itemsize) {
-    int is_any_inverted = 0;
+    int64_t *seen, uint8_t *mask, const int is_any_inverted, const int itemsize) {
     uint8_t class_of[256];
     group_t group;
     uint16_t list[LIST_ROOM];
     fill_class_table(s, class_of);
-    for (int c = 0; c < s->num_classes; c++) is_any_inverted |= records[c].inverted != 0;
     for (int64_t start = 0; start < s->num_elements; start += GROUP_ELEMENTS, changed += GROUP) {
         int num = list_bits(changed, list);
-        put_steps(s, class_of, &lists, start, list, num, itemsize);
-        if (s->has_mask) {
-            put_mask(s, start, changed, mask);
-        } else if (s->num_classes == 1 && !is_any_inverted) {
-            put_places(&lists, start, list, num);
+        if (s->has_mask) put_mask(s, start, changed, mask);
+        if (s->num_classes == 1 && !is_any_inverted) {
+            put_plain(s, &lists, start, list, num, itemsize);
+            continue;
+        }
+        classify(s, start, &group, itemsize);
+        rank(s, seen, &group);
+        if (is_any_inverted) {
+            put_sorted(s, class_of, &lists, &group, start, list, num, 0, itemsize);
+            put_inverted(s, records, class_of, &lists, changed, &group, start, itemsize);
         } else {
-            classify(s, start, &group, itemsize);
-            rank(s, seen, &group);
-            if (is_any_inverted) num = list_coded(s, records, changed, &group, list);
-            put_ranks(s, class_of, &lists, &group, start, list, num, itemsize);
+            put_sorted(s, class_of, &lists, &group, start, list, num, 1, itemsize);
         }
     }
 }
@@ -186,11 +187,11 @@ INLINE int encode(
         lists.steps[c] = room += records[c].num_changed;
         room += records[c].num_changed;
     }
-    if (s->num_classes == 1) choose_coded(s, records, whole);
-    collect(s, records, changed, lists, populations, out->mask, itemsize);
+    int is_inverted = s->num_classes == 1 && choose_coded(s, records, whole);
+    collect(s, records, changed, lists, populations, out->mask, is_inverted, itemsize);
     if (s->num_classes > 1 && choose_coded(s, records, populations)) {
         memset(populations, 0, sizeof populations);
-        collect(s, records, changed, lists, populations, out->mask, itemsize);
+        collect(s, records, changed, lists, populations, out->mask, 1, itemsize);
     }
     writer_t signs = {out->signs, 0, 0, 0, 0};
     writer_t unary = {out->unary, out->unary_bytes, 0, 0, 0};
