@@ -3,8 +3,9 @@
 import msgspec
 
 from penstock.actors.rollout_worker.sampling import RetryPolicy
-from penstock.envs.remote import LeaseTerms, SavedSandbox
+from penstock.envs.remote import GroupTerms, LeaseTerms, SavedSandbox
 from penstock.messages.rollout import EpisodeSaved
+from penstock.messages.task import StartRollout
 
 
 class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,6 +22,8 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     retry_delay_s: float = 0.2
     """First pause before asking again; doubles up to `retry_delay_s_max`."""
     retry_delay_s_max: float = 5.0
+    places_groups: bool = False
+    """Ask the fleet's scheduler for one host for each group; else any host with room answers."""
     lease_s: float = 60.0
     """A machine is reaped this long after its worker's last request."""
     num_machines_max: int = 3
@@ -58,15 +61,19 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         """Tell whether an episode is saved after its n-th turn."""
         return self.checkpoint_turns > 0 and num_turns % self.checkpoint_turns == 0
 
-    def lease_terms(self, rollout_id: str, saved: EpisodeSaved | None) -> LeaseTerms:
+    def lease_terms(self, command: StartRollout, saved: EpisodeSaved | None) -> LeaseTerms:
         """Return how an episode asks for its machine, or for a copy of a saved one."""
+        group = GroupTerms(
+            group_id=command.group_id, num_machines=command.group_size, holder=command.purpose
+        )
         branch_of = None
         if saved is not None:
             branch_of = SavedSandbox(checkpoint_id=saved.checkpoint_id, host=saved.host)
         return LeaseTerms(
-            holder=rollout_id,
+            holder=command.rollout_id,
             lease_s=self.lease_s,
             acquire_wait_s=self.restore_wait_s if saved else self.acquire_wait_s,
             retry_delay_s=self.retry_delay_s,
             branch_of=branch_of,
+            group=group if self.places_groups else None,
         )

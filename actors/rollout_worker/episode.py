@@ -94,7 +94,7 @@ class Episode:
             saved = await self._journal.newest_saved(len(self._turns), above=tried)
             tried = saved.num_turns if saved else tried
             lease_id = self._ctx.new_id("lease")
-            terms = self._config.lease_terms(self._command.rollout_id, saved)
+            terms = self._config.lease_terms(self._command, saved)
             try:
                 async with lease_sandbox(self._ctx, lease_id, terms) as sandbox:
                     return await self._run_in(sandbox, saved)
