@@ -20,7 +20,7 @@ from penstock.kernels.decode import DecodeKernel, StepCache, round_up
 from penstock.messages.errors import NotFoundError
 from penstock.messages.rollout import VersionSpan
 
-_NUM_PAIRS = {1: 3000, 16: 1000, 64: 500}
+_NUM_PAIRS = {1: 1500, 16: 400, 64: 150}
 """By batch size."""
 _CONTEXT = 128
 """Positions that attention reads: as many as `penstock bench engine` begins with."""
