@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -51,7 +51,7 @@ def closing_table(figures: dict[str, Any]) -> list[str]:
     """Return the figures as aligned lines, a section each."""
     rows = [("wall", f"{figures['wall_s']:.0f} s, seed {figures['seed']}")]
     for section, values in figures.items():
-        if isinstance(values, dict):
+        if _is_table(values):
             rows += _rows(section, values)
     width = max(len(name) for name, _ in rows)
     return [f"{name:<{width}}  {text}" for name, text in rows]
@@ -59,18 +59,23 @@ def closing_table(figures: dict[str, Any]) -> list[str]:
 
 def _rows(section: str, values: dict[str, Any]) -> list[tuple[str, str]]:
     """Return a section's line, and one for each group of figures within it."""
-    plain = {name: value for name, value in values.items() if not isinstance(value, dict)}
+    plain = {name: value for name, value in values.items() if not _is_table(value)}
     text = ", ".join(f"{name} {_short(value)}" for name, value in plain.items())
     rows = [(section, text)] if text else []
-    groups = (group for group in values.values() if isinstance(group, dict))
-    for member, figures in (item for group in groups for item in group.items()):
-        rows += _rows(f"{section} {member}", figures)
+    for group in values.values():
+        if _is_table(group):
+            for member, figures in group.items():
+                rows += _rows(f"{section} {member}", figures)
     return rows
+
+
+def _is_table(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
 
 
 def _short(value: Any) -> str:
     if isinstance(value, bool) or value is None or isinstance(value, str):
-        return {True: "yes", False: "no", None: "-"}.get(value, str(value))
+        return {"True": "yes", "False": "no", "None": "-"}.get(str(value), str(value))
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.4g}"

@@ -1,6 +1,7 @@
 """The closing figures of a run, folded from its log: `runs/<id>/summary.json`."""
 
 from collections import Counter, defaultdict
+from math import ceil
 from statistics import mean, median
 from typing import Any
 
@@ -252,7 +253,7 @@ def _region_figures(region: RegionView) -> dict[str, Any]:
     lags_s = sorted(point.lag_s for point in points if point.lag_s > 0)
     return {
         "lag_s_p50": round(median(lags_s), 3) if lags_s else None,
-        "lag_s_p95": round(lags_s[int(_P95 * (len(lags_s) - 1))], 3) if lags_s else None,
+        "lag_s_p95": round(lags_s[ceil(_P95 * len(lags_s)) - 1], 3) if lags_s else None,
         "pause_ms_p50": median(point.pause_ms for point in points) if points else None,
         "num_bytes": region.num_bytes,
     }

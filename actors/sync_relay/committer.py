@@ -100,10 +100,11 @@ class Committer:
     async def _gather(self, version: int, token: int, wait_s: float) -> list[Receipt]:
         prefix = receipts_prefix(version, token)
         wanted = {f"{prefix}{rank:05d}" for rank in range(self._num_ranks)}
+        missing = wanted
         for _ in range(int(wait_s / _POLL_S) + 1):
             missing = wanted - set(await self._store.keys(prefix))
             if not missing:
-                return list(await bounded(map(self._read, sorted(wanted))))
+                return await bounded(map(self._read, sorted(wanted)))
             await self._sleep(_POLL_S)
         ranks = [int(key.removeprefix(prefix)) for key in sorted(missing)[:_RANKS_NAMED_MAX]]
         raise DeadlineError(

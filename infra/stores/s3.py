@@ -17,6 +17,7 @@ from penstock.messages.errors import (
 )
 
 if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig, S3Config
     from obstore.store import S3Store as Bucket
 
 _FULL = ("507", "StorageFull", "QuotaExceeded")
@@ -24,9 +25,9 @@ _FULL = ("507", "StorageFull", "QuotaExceeded")
 _DETAILS = "Debug source"
 """From here on, an error's text is of the library's insides."""
 _ATTEMPT_S = "60s"
-_RETRY = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}
+_RETRY: "RetryConfig" = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}
 """Below that, callers try again themselves."""
-_NO_RETRY = {"max_retries": 0}
+_NO_RETRY: "RetryConfig" = {"max_retries": 0}
 _CHECK_S = "10s"
 
 
@@ -59,16 +60,15 @@ class S3Store:
         except ImportError as error:
             text = "store.kind s3: install the extra: pip install 'penstock[s3]'"
             raise ConfigError(text) from error
-        opened = Bucket(
-            bucket,
-            **({"endpoint": endpoint} if endpoint else {}),
-            client_options={
-                "timeout": _ATTEMPT_S if is_patient else _CHECK_S,
-                "allow_http": endpoint.startswith("http:"),
-            },
-            retry_config=_RETRY if is_patient else _NO_RETRY,
-        )
-        return cls(opened, prefix)
+        config: S3Config = {"bucket": bucket}
+        if endpoint:
+            config["endpoint"] = endpoint
+        options: ClientConfig = {
+            "timeout": _ATTEMPT_S if is_patient else _CHECK_S,
+            "allow_http": endpoint.startswith("http:"),
+        }
+        retry = _RETRY if is_patient else _NO_RETRY
+        return cls(Bucket(config=config, client_options=options, retry_config=retry), prefix)
 
     async def put(self, key: str, data: bytes | memoryview) -> None:
         """Store unless it is there; see `ObjectStore.put`."""
@@ -125,7 +125,7 @@ class S3Store:
         folder = (self._prefix + prefix).rpartition("/")[0]  # The library lists whole folders.
         found: list[str] = []
         try:
-            async for batch in self._bucket.list(folder or None):
+            async for batch in self._bucket.list(folder or None):  # pyright: ignore[reportUnknownMemberType]
                 found += [meta["path"].removeprefix(self._prefix) for meta in batch]
         except BaseError as error:
             raise _translated(prefix, error) from error
@@ -141,7 +141,7 @@ class S3Store:
         from obstore.exceptions import BaseError
 
         try:
-            next(iter(self._bucket.list(self._prefix)), None)
+            self._bucket.list_with_delimiter(self._prefix)  # pyright: ignore[reportUnknownMemberType]
         except BaseError as error:
             raise _translated(self._prefix, error) from error
 

@@ -46,8 +46,11 @@ def _is_packed(base: np.ndarray, target: np.ndarray) -> bool:
     if not moved.size:
         return False
     lowest = moved & (~moved + np.uint64(1))
-    first, last = (np.log2(bits.astype(np.float64)).astype(int) // 4 for bits in (lowest, moved))
-    return float(np.mean((first == last) & (first > 0))) >= _PACKED_SHARE_MIN
+    first, last = (
+        np.log2(bits.astype(np.float64)).astype(np.int64) // 4 for bits in (lowest, moved)
+    )
+    num_alone = int(np.count_nonzero((first == last) & (first > 0)))
+    return num_alone >= _PACKED_SHARE_MIN * moved.size
 
 
 def _as_bytes(words: np.ndarray) -> np.ndarray:
