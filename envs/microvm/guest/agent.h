@@ -38,7 +38,9 @@ bool store_claim(const struct request *rq); /* false: answered from the store, o
 void store_finish(struct view op_key, uint64_t id, uint32_t pairs, const struct buffer *body);
 
 /* exec.c */
-void exec_drop_root(void); /* commands run as AGENT_UID from now on */
+void exec_drop_root(void); /* commands run, and files are touched, as AGENT_UID from now on */
+void agent_as_root(void);  /* in a machine of its own alone, for the machine's own files */
+void agent_as_user(void);
 void exec_start(const struct request *rq);
 void exec_cancel(uint64_t id);
 unsigned exec_poll_fds(struct pollfd *fds); /* appends at most 2 * EXECS_MAX, returns how many */

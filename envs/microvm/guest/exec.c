@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/fsuid.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -35,7 +36,21 @@ struct exec {
 static struct exec execs[EXECS_MAX];
 static bool drop_root;
 
-void exec_drop_root(void) { drop_root = true; }
+void exec_drop_root(void) {
+    drop_root = true;
+    agent_as_user();
+}
+
+/* Files are touched as the user: else a link that a program leaves would have root write for it. */
+void agent_as_user(void) {
+    setfsgid(AGENT_UID);
+    setfsuid(AGENT_UID);
+}
+
+void agent_as_root(void) {
+    setfsuid(0);
+    setfsgid(0);
+}
 
 static struct exec *free_slot(void) {
     for (unsigned i = 0; i < EXECS_MAX; i++)

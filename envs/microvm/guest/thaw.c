@@ -63,10 +63,14 @@ static bool set_names(struct view hostname, struct view machine_id) {
         errno = ENAMETOOLONG;
         return false;
     }
-    if (hostname.len > 0 && (sethostname((const char *)hostname.data, hostname.len) < 0 ||
-                             !write_line("/etc/hostname", hostname)))
-        return false;
-    return machine_id.len == 0 || write_line("/etc/machine-id", machine_id);
+    agent_as_root();
+    bool ok = hostname.len == 0 || (sethostname((const char *)hostname.data, hostname.len) == 0 &&
+                                    write_line("/etc/hostname", hostname));
+    ok = ok && (machine_id.len == 0 || write_line("/etc/machine-id", machine_id));
+    int saved = errno;
+    agent_as_user();
+    errno = saved;
+    return ok;
 }
 
 void thaw(const struct request *rq) {

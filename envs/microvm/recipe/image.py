@@ -42,7 +42,7 @@ def build_agent(steps: Steps, folder: Path) -> Path:
     sources = [str(path) for path in sorted(GUEST_SOURCE.glob("*.c"))]
     flags = ["-std=gnu11", "-O2", "-static", "-s", "-Wall", "-Wextra", "-Werror"]
     built = steps.scratch / "agent"
-    steps.run("agent: compiling", ["gcc", *flags, "-o", str(built), *sources], timeout_s=120)
+    steps.run("agent: compiling", ["gcc", *flags, "-o", str(built), *sources], timeout_s=600)
     install(built, folder / "agent.new", 0o755)
     return folder / "agent.new"
 
@@ -60,7 +60,7 @@ def _bootstrap(steps: Steps) -> Path:
     root = steps.scratch / "root"
     root.mkdir()
     unpack = ["tar", "xf", str(archive), "--exclude=./dev/*", "--no-same-owner"]
-    steps.run("image: unpacking", unpack, timeout_s=120, cwd=root)
+    steps.run("image: unpacking", unpack, timeout_s=600, cwd=root)
     archive.unlink()
     return root
 
@@ -100,7 +100,7 @@ def _customize(steps: Steps, root: Path, agent: Path) -> None:
     steps.run(
         "image: compiling Python's library",
         [*enter, "--", *compile_all, "-x", "test/|lib2to3/tests", "/usr/lib/python3.11"],
-        timeout_s=300,
+        timeout_s=900,
     )
     shutil.copy(agent, root / "usr/sbin/penstock-agent")
     for name in ("tmp", "var/tmp"):
