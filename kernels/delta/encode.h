@@ -40,18 +40,6 @@ INLINE void count(const shape_t *s, record_t *records, uint64_t *changed, const 
     for (int c = 0; c < s->num_classes; c++) records[c].num_changed = counts[c];
 }
 
-/* Where more than half of a class changed, the others are coded; say whether that is so anywhere. */
-static int choose_coded(const shape_t *s, record_t *records, const int64_t *populations) {
-    int is_any_inverted = 0;
-    for (int c = 0; c < s->num_classes && !s->has_mask; c++) {
-        record_t *r = &records[c];
-        r->inverted = 2 * r->num_changed > populations[c];
-        r->num_coded = r->inverted ? populations[c] - r->num_changed : r->num_changed;
-        is_any_inverted |= r->inverted != 0;
-    }
-    return is_any_inverted;
-}
-
 INLINE void put_mask(const shape_t *s, int64_t start, const uint64_t *bits, uint8_t *mask) {
     int64_t bytes = (s->num_elements - start + 7) / 8;
     memcpy(mask + start / 8, bits, bytes < GROUP * 8 ? (size_t)bytes : GROUP * 8);
@@ -82,57 +70,53 @@ INLINE void put_plain(
     lists->ranks[0] += s->has_mask ? 0 : count;
 }
 
-/* The changes of a group of several classes; their ranks, too, if those are coded. */
+/* The changes of a group of several classes. */
 INLINE void put_sorted(
     const shape_t *s, const uint8_t *class_of, lists_t *lists, const group_t *group,
-    int64_t start, const uint16_t *list, int count, const int with_ranks, const int itemsize) {
+    int64_t start, const uint16_t *list, int count, const int itemsize) {
     const order_t order = order_of(s);
     for (int i = 0; i < count; i++) {
         int c = class_at(s, class_of, start + list[i], itemsize);
-        if (with_ranks) put_rank(lists, group, c, list[i]);
+        put_rank(lists, group, c, list[i]);
         *lists->steps[c]++ = step_at(s, order, start + list[i], itemsize);
     }
 }
 
-/* The ranks of a group where the unchanged elements of some classes are coded. */
-INLINE void put_inverted(
-    const shape_t *s, const record_t *records, const uint8_t *class_of, lists_t *lists,
-    const uint64_t *changed, const group_t *group, int64_t start, const int itemsize) {
-    uint64_t coded[GROUP];
-    uint16_t list[LIST_ROOM];
-    memcpy(coded, changed, sizeof coded);
-    for (int c = 0; c < s->num_classes; c++)
-        for (int b = 0; b < GROUP && records[c].inverted; b++) coded[b] ^= group->masks[c][b];
-    int count = list_bits(coded, list);
-    for (int i = 0; i < count; i++)
-        put_rank(lists, group, class_at(s, class_of, start + list[i], itemsize), list[i]);
-}
-
-/* Ranks of coded elements and steps of changed ones, by class, in order; `seen` gets how many
- * elements the classes have, if there are several. */
+/* Ranks and steps of the changed elements, by class, in order; `seen` gets how many elements the
+ * classes have. */
 static void collect(
-    const shape_t *s, const record_t *records, const uint64_t *changed, lists_t lists,
-    int64_t *seen, uint8_t *mask, const int is_any_inverted, const int itemsize) {
+    const shape_t *s, const uint64_t *changed, lists_t lists, int64_t *seen, uint8_t *mask,
+    const int itemsize) {
     uint8_t class_of[256];
     group_t group;
     uint16_t list[LIST_ROOM];
     fill_class_table(s, class_of);
+    if (s->num_classes == 1) seen[0] = s->num_elements;
     for (int64_t start = 0; start < s->num_elements; start += GROUP_ELEMENTS, changed += GROUP) {
         int num = list_bits(changed, list);
         if (s->has_mask) put_mask(s, start, changed, mask);
-        if (s->num_classes == 1 && !is_any_inverted) {
+        if (s->num_classes == 1) {
             put_plain(s, &lists, start, list, num, itemsize);
-            continue;
-        }
-        classify(s, start, &group, itemsize);
-        rank(s, seen, &group);
-        if (is_any_inverted) {
-            put_sorted(s, class_of, &lists, &group, start, list, num, 0, itemsize);
-            put_inverted(s, records, class_of, &lists, changed, &group, start, itemsize);
         } else {
-            put_sorted(s, class_of, &lists, &group, start, list, num, 1, itemsize);
+            classify(s, start, &group, itemsize);
+            rank(s, seen, &group);
+            put_sorted(s, class_of, &lists, &group, start, list, num, itemsize);
         }
     }
+}
+
+/* Where more than half of a class changed, its other elements are coded: turn ranks into theirs. */
+static void choose_coded(
+    const shape_t *s, record_t *record, int64_t population, uint32_t *ranks, uint32_t *room) {
+    int64_t next = 0, num_coded = 0;
+    record->inverted = !s->has_mask && 2 * record->num_changed > population;
+    record->num_coded = s->has_mask ? 0 : record->num_changed;
+    if (!record->inverted) return;
+    for (int64_t i = 0; i < record->num_changed; i++, next++)
+        for (; next < ranks[i]; next++) room[num_coded++] = (uint32_t)next;
+    for (; next < population; next++) room[num_coded++] = (uint32_t)next;
+    memcpy(ranks, room, 4 * (size_t)num_coded);
+    record->num_coded = num_coded;
 }
 
 /* Turn steps into sizes, ranks into gaps; the signs go to their string. */
@@ -175,29 +159,24 @@ static int write_sizes(
     return rice_write(unary, low, room, num_coded);
 }
 
-/* Classes are taken for ones whose changed elements are coded until all are counted: no array of
- * ranks is then too long, and few have to be collected anew. */
 INLINE int encode(
     const shape_t *s, record_t *records, const uint64_t *changed, uint32_t *room, streams_t *out,
     const int itemsize) {
-    int64_t populations[CLASSES_MAX] = {0}, whole[] = {s->num_elements};
+    int64_t populations[CLASSES_MAX] = {0};
     lists_t lists;
     for (int c = 0; c < s->num_classes; c++) {
         lists.ranks[c] = room;
         lists.steps[c] = room += records[c].num_changed;
         room += records[c].num_changed;
     }
-    int is_inverted = s->num_classes == 1 && choose_coded(s, records, whole);
-    collect(s, records, changed, lists, populations, out->mask, is_inverted, itemsize);
-    if (s->num_classes > 1 && choose_coded(s, records, populations)) {
-        memset(populations, 0, sizeof populations);
-        collect(s, records, changed, lists, populations, out->mask, 1, itemsize);
-    }
+    collect(s, changed, lists, populations, out->mask, itemsize);
     writer_t signs = {out->signs, 0, 0, 0, 0};
     writer_t unary = {out->unary, out->unary_bytes, 0, 0, 0};
     writer_t low = {out->low, out->low_bytes, 0, 0, 0};
-    for (int c = 0; c < s->num_classes; c++)
+    for (int c = 0; c < s->num_classes; c++) {
+        choose_coded(s, &records[c], populations[c], lists.ranks[c], room);
         part_steps(s, &records[c], lists.ranks[c], lists.steps[c], &signs);
+    }
     for (int c = 0; c < s->num_classes; c++) {
         if (rice_write(&unary, &low, lists.ranks[c], records[c].num_coded)) return NO_ROOM;
         if (write_sizes(&records[c], lists.steps[c], room, &unary, &low)) return NO_ROOM;
