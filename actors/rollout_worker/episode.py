@@ -13,7 +13,6 @@ machine.
 """
 
 import asyncio
-from collections.abc import Sequence
 
 import msgspec
 
@@ -24,10 +23,10 @@ from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.conversation import Conversation, int32_array
 from penstock.actors.rollout_worker.journal import Journal
 from penstock.actors.rollout_worker.sampling import GenerationError, sample_turn, turn_sampling
+from penstock.actors.rollout_worker.stage import Stage
 from penstock.actors.runtime.context import Context
 from penstock.envs.harness import HARNESS_VERSION
-from penstock.envs.harness.result import ToolResult
-from penstock.envs.harness.versions import Tools, open_tools
+from penstock.envs.harness.versions import open_tools
 from penstock.envs.harness.wording import tools_prompt
 from penstock.envs.remote import RemoteSandbox, SandboxBusyError, lease_sandbox
 from penstock.envs.sandbox import SandboxError
@@ -112,8 +111,8 @@ class Episode:
     async def _run_in(self, sandbox: RemoteSandbox, saved: EpisodeSaved | None) -> RolloutFinished:
         """Run in one machine, from its beginning or from a saved state; stored turns first."""
         self._tally = open_tally(sandbox.info, saved, self._ctx.monotonic())
-        conversation = await self._open(sandbox, saved)
-        tools = open_tools(self._command.harness, sandbox, self._command.task.limits)
+        stage = await self._open(sandbox, saved)
+        conversation = stage.conversation
         if saved is not None and saved.num_turns >= self._fork_at:
             self._set_forked(went_on=True)
         while conversation.end is None or len(conversation.turns) < len(self._turns):
@@ -123,26 +122,28 @@ class Episode:
                     return await self._leave(sandbox, EpisodeEnd.TIME_LIMIT)
                 turn = await self._sample(conversation, num_played)
                 self._turns += await self._journal.add(num_played, turn)
-            await self._play(tools, conversation, self._turns[num_played])
-            await self._save_if_due(sandbox, conversation)
+            await stage.play(self._turns[num_played])
+            await self._save_if_due(stage)
         return await self._leave(sandbox, conversation.end)
 
-    async def _open(self, sandbox: RemoteSandbox, saved: EpisodeSaved | None) -> Conversation:
+    async def _open(self, sandbox: RemoteSandbox, saved: EpisodeSaved | None) -> Stage:
         """Give a fresh machine its files; of a copy take up the conversation."""
-        task, harness = self._command.task, self._command.harness
+        command, task = self._command, self._command.task
         conversation = Conversation(
             self._tokenizer,
             task,
-            tools=tools_prompt(harness),
+            tools=tools_prompt(command.harness),
             ends_on_parse_error=self._config.ends_on_parse_error,
         )
-        if saved is not None:
+        if saved is None:
+            first = self._trunk.rollout_id if self._trunk else command.rollout_id
+            has_git = command.harness != HARNESS_VERSION
+            await open_workspace(sandbox, task, first, has_git=has_git)
+        else:
             await open_egress(sandbox, task)
             conversation.resume(self._turns[: saved.num_turns], saved.observation_ids)
-            return conversation
-        first = self._trunk.rollout_id if self._trunk else self._command.rollout_id
-        await open_workspace(sandbox, task, first, has_git=harness != HARNESS_VERSION)
-        return conversation
+        tools = open_tools(command.harness, sandbox, task.limits)
+        return Stage(sandbox, conversation, tools, self._tally, self._ctx)
 
     async def _sample(self, conversation: Conversation, index: int) -> Turn:
         command = self._command
@@ -161,52 +162,29 @@ class Episode:
         self._tally.lost_s += lost_s
         return conversation.make_turn(sampled)
 
-    async def _play(self, tools: Tools, conversation: Conversation, turn: Turn) -> None:
-        """Take a stored turn: run its calls, and let the policy see what they returned."""
-        conversation.append(turn)
-        self._tally.num_calls += len(turn.calls)
-        if turn.parse_error:
-            self._tally.num_invalid_calls += 1
-        if conversation.end is not None:
-            return
-        if turn.parse_error:
-            conversation.observe([f"error: {turn.parse_error}"], is_finished=False)
-            return
-        results = await self._call_tools(tools, turn)
-        self._tally.num_invalid_calls += sum(not result.is_valid for result in results)
-        is_finished = any(result.is_finish for result in results)
-        conversation.observe([result.text for result in results], is_finished=is_finished)
-
-    async def _call_tools(self, tools: Tools, turn: Turn) -> Sequence[ToolResult]:
-        started_at = self._ctx.monotonic()
-        results = await tools(turn.calls)
-        self._tally.tool_s += self._ctx.monotonic() - started_at
-        return results
-
-    async def _save_if_due(self, sandbox: RemoteSandbox, conversation: Conversation) -> None:
+    async def _save_if_due(self, stage: Stage) -> None:
         """Save the state after a turn where the settings or the tree ask for it."""
-        count = len(conversation.turns)
-        goes_on = conversation.end is None or count < len(self._turns)
+        count = len(stage.conversation.turns)
+        goes_on = stage.conversation.end is None or count < len(self._turns)
         if not goes_on or count <= self._journal.num_trunk_turns:
             return
         is_fork = count == self._fork_at
         is_due = is_fork or self._config.is_save_due(count)
         if is_due and await self._journal.saved_after(count) is None:
-            await self._save(sandbox, conversation, count)
+            await self._save(stage, count)
         if is_fork:
             self._set_forked(went_on=True)
 
-    async def _save(
-        self, sandbox: RemoteSandbox, conversation: Conversation, num_turns: int
-    ) -> None:
+    async def _save(self, stage: Stage, num_turns: int) -> None:
         """Save the machine and say so; an episode that cannot be saved goes on without."""
         checkpoint_id = self._ctx.new_id(f"{self._command.rollout_id}-{num_turns}")
         try:
-            saved = await sandbox.save(checkpoint_id)
+            saved = await stage.sandbox.save(checkpoint_id)
         except SandboxError:
             self._ctx.set_gauge("unsaved_turns", num_turns)
             return
-        observation_ids, now = int32_array(conversation.observation_ids), self._ctx.monotonic()
+        observation_ids = int32_array(stage.conversation.observation_ids)
+        now = self._ctx.monotonic()
         event = self._tally.saved(self._command, num_turns, observation_ids, now)
         event = msgspec.structs.replace(event, checkpoint_id=saved.checkpoint_id, host=saved.host)
         await self._ctx.publish(event)

@@ -15,6 +15,8 @@ one whose first stored turn comes after the trunk's is a branch.
 """
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import msgspec
 
@@ -56,7 +58,7 @@ class Tree:
             BusError: The bus failed; what is stored stands.
 
         """
-        works = []
+        works: list[Coroutine[Any, Any, RolloutFinished]] = []
         if await self._is_open(self._trunk):
             episode = self._episode(self._trunk, fork_at=self._num_shared)
             works.append(episode.run())
@@ -75,7 +77,7 @@ class Tree:
 
     async def abandon(self, cause: str) -> list[RolloutFinished]:
         """Close the accounts of rollouts that nobody will carry on."""
-        ends = []
+        ends: list[RolloutFinished] = []
         for command in (self._trunk, *self._branches):
             if await self._is_open(command):
                 is_branch = command is not self._trunk and await self._left_trunk(command)
