@@ -1,0 +1,51 @@
+"""A run whose machines are on two hosts: one is killed, and nothing of it reaches the loss."""
+
+import json
+import random
+import time
+
+import pytest
+
+from .launched import Launched, gone, machines, penstock
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(400)]
+
+STEPS = 6
+TWO_HOSTS = (
+    f"trainer.steps_max={STEPS}",
+    "trainer.filter_zero_variance=false",
+    'processes.machines=["sandbox:a", "judge"]',
+    'processes.machines-b=["sandbox:b"]',
+    'processes.fleet=["fleet"]',
+    "sandbox.reports_to_fleet=true",
+    "rollout_worker.places_groups=true",
+    "rollout_worker.num_machines_max=1",  # A lost machine is not made up for: it shows.
+)
+
+
+def logged(run: Launched, event_type: str) -> list[dict]:
+    told = penstock(run.runs, "log", "cat", run.folder.name, "--type", event_type)
+    return [json.loads(line) for line in told.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("victim", ["sandbox:b", "fleet"])
+def test_a_killed_hosts_episodes_are_masked_and_the_run_goes_on(tmp_path, victim):
+    before = machines()
+    run = Launched(tmp_path, *TWO_HOSTS)
+    try:
+        run.until("step   1/")
+        moments = random.Random(victim)
+        for _ in range(3):
+            run.kill("actor", victim)
+            time.sleep(moments.uniform(1.0, 4.0))
+        assert run.wait(300.0) == 0, run.output
+    finally:
+        run.end()
+    run.check_sound(steps=STEPS)
+    rollouts = logged(run, "RolloutFinished")
+    lost = {r["rollout_id"] for r in rollouts if r["end"] == "infrastructure_error"}
+    entries = [entry for manifest in logged(run, "BatchManifest") for entry in manifest["groups"]]
+    samples = [sample for entry in entries for sample in entry["samples"]]
+    trained = {s["rollout_id"] for s in samples if s["outcome"] != "infrastructure_error"}
+    assert not lost & trained
+    assert gone(machines() - before)
