@@ -232,3 +232,38 @@ def test_a_plain_command_is_a_tree_of_one(simulate, tmp_path) -> None:
         assert world.backend.num_saves == 0
 
     simulate(scenario)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("dies_at", [1, 3, 5])
+def test_a_machine_that_dies_takes_no_rollout_with_it(
+    simulate, tmp_path, victim: int, dies_at: int
+) -> None:
+    async def scenario(world: World) -> None:
+        start(world, tmp_path)
+        world.backend.deaths[victim] = dies_at
+        world.host_worker(checkpoint_turns=1)
+        await world.publish(tree_command())
+        check_tree(await world.wait_for(RolloutFinished, 4))
+        assert len(world.policy.requests) == NUM_SAMPLED
+        await world.check_ledger()
+
+    simulate(scenario)
+
+
+def test_faults_of_the_bus_change_no_trees_account(simulate, tmp_path) -> None:
+    async def scenario(world: World) -> None:
+        world.set_faults(
+            lose_receipt=0.05, lose_delivery=0.05, duplicate_delivery=0.1, reorder_delivery=0.3,
+            lose_ack=0.05, lose_request=0.01, lose_reply=0.01, latency_s_max=0.01,
+        )  # fmt: skip
+        start(world, tmp_path)
+        for _ in range(2):
+            world.host_worker(checkpoint_turns=1)
+        await world.publish(tree_command())
+        check_tree(await world.wait_for(RolloutFinished, 4))
+        await world.sleep(200.0)
+        assert len(await world.read(RolloutFinished)) == 4
+        await world.check_ledger()
+
+    simulate(scenario)
