@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from penstock.kernels import delta
 from penstock.kernels.delta import Codec, Dtype, compiled, portable
 from penstock.kernels.delta.header import Header
 
@@ -52,6 +53,11 @@ def test_both_paths_write_the_same_and_read_each_other(job):
         places, values = path.decode_steps(whole, base, body)
         np.testing.assert_array_equal(places, where)
         np.testing.assert_array_equal(values, target[where])
+    made = np.full_like(base, 255)
+    compiled.apply_steps(whole, base, body, made)
+    np.testing.assert_array_equal(made, target)
+    counts = compiled.tally(base, target, header.dtype)
+    np.testing.assert_array_equal(counts, portable.tally(base, target, header.dtype))
 
 
 @CALM
@@ -69,6 +75,23 @@ def test_both_paths_judge_damaged_bodies_alike(job, data):
     )
     found = [outcome(path, whole, base, bytes(damaged)) for path in (compiled, portable)]
     assert found[0] == found[1]
+    made = base.copy()
+    try:
+        compiled.apply_steps(whole, base.copy(), bytes(damaged), made)
+    except ValueError:
+        assert found[0] == "refused"
+    else:
+        where = np.flatnonzero(made != base)
+        assert found[0] == (where.tolist(), made[where].tolist())
+
+
+def test_without_a_compiler_the_portable_path_does_it_all(monkeypatch):
+    monkeypatch.setattr(compiled, "load_delta_library", lambda: None)
+    base = np.arange(3000, dtype=np.uint16)
+    target = base + (base % 7 == 0).astype(np.uint16)
+    payload = delta.encode(base, target)
+    np.testing.assert_array_equal(delta.apply(base, payload), target)
+    np.testing.assert_array_equal(delta.decode(base, payload).values, target[base % 7 == 0])
 
 
 def outcome(path, header, base, body):

@@ -31,6 +31,12 @@ def test_composed_patches_do_what_they_did_in_turn():
     assert np.all(np.diff(patch.flat_indices) > 0)
 
 
+def test_threads_do_not_share_the_memory_they_work_in():
+    pairs = [(*steps(seed, 60_000)[:2], Dtype.BF16) for seed in range(8)]
+    payloads = delta.encode_many(pairs, 4)
+    assert payloads == [delta.encode(*pair) for pair in pairs]
+
+
 def test_a_fold_is_one_payload_and_smaller_than_its_chain():
     versions = steps(1)
     chain = [delta.encode(old, new) for old, new in pairwise(versions)]
@@ -58,6 +64,25 @@ def test_many_arrays_go_as_each_alone(threads):
     extents = [(pair[0], payload) for pair, payload in zip(pairs, payloads, strict=True)]
     for patch, (base, target, _) in zip(delta.decode_many(extents, threads), pairs, strict=True):
         np.testing.assert_array_equal(patch.values, target[base != target])
+
+
+@pytest.mark.parametrize("codec", [c for c in Codec if c is not Codec.EQUAL])
+def test_a_target_goes_where_it_is_wanted(codec):
+    """Also over what is left there from before, and from memory that a thread used before."""
+    base, target, *_ = steps(5)
+    out = np.full_like(base, 7)
+    for old, new in ((base, target), (base, base + np.uint16(1)), (base, target)):
+        assert delta.apply(old, delta.encode_with(codec, old, new), out) is out
+        np.testing.assert_array_equal(out, new)
+
+
+def test_memory_that_cannot_hold_the_target_is_refused():
+    base = np.zeros(8, np.uint16)
+    payload = delta.encode(base, base)
+    for out in (np.zeros(9, np.uint16), np.zeros(8, np.int16), np.zeros(16, np.uint16)[::2], base):
+        with pytest.raises(ValueError, match="out: expected"):
+            delta.apply(base, payload, out)
+    assert not delta.apply(base, payload, np.ones(8, np.uint16)).any()
 
 
 def test_a_patch_that_does_not_fit_writes_nothing():

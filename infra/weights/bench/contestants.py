@@ -106,7 +106,7 @@ class _Xor:
 
     def decode(self, piece: Piece, payload: bytes, out: np.ndarray) -> np.ndarray:
         with self._decompressor.stream_reader(payload) as reader:
-            reader.readinto(out.data.cast("B"))
+            reader.readinto(out.data.cast("B"))  # pyright: ignore[reportUnknownMemberType]
         return np.bitwise_xor(piece.base, out, out=out)
 
 

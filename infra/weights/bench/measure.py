@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from statistics import median
 
 import msgspec
@@ -25,6 +26,7 @@ from penstock.kernels.delta import apply, encode
 
 NUM_ROUNDS = 5
 _SCALING_BYTES = 1 << 26
+_NUM_THREADS = (1, 2)
 _IDLE_S, _IDLE_SHARE, _IDLE_TRIES = 0.01, 0.2, 200
 
 
@@ -135,21 +137,25 @@ def thread_scaling(pair: Pair) -> dict[str, dict[str, float]]:
     repeats = max(1, _SCALING_BYTES // pair.num_bytes)
     pieces = pair.extents * repeats
     payloads = [encode(p.base, p.target, p.kind) for p in pair.extents] * repeats
-    rooms = [p.target.copy() for p in pieces]
+    rooms: SimpleQueue[np.ndarray] = SimpleQueue()
+    for _ in _NUM_THREADS:
+        rooms.put(np.ones(max(p.target.nbytes for p in pieces), np.uint8))
     num_bytes = pair.num_bytes * repeats
 
     def encode_piece(number: int) -> None:
         encode(pieces[number].base, pieces[number].target, pieces[number].kind)
 
     def decode_piece(number: int) -> None:
-        apply(pieces[number].base, payloads[number], rooms[number])
+        base, room = pieces[number].base, rooms.get()
+        apply(base, payloads[number], room[: base.nbytes].view(base.dtype).reshape(base.shape))
+        rooms.put(room)
 
     return {
         str(threads): {
             "encode_gb_s": num_bytes / _wall_s(encode_piece, len(pieces), threads) / 1e9,
             "decode_gb_s": num_bytes / _wall_s(decode_piece, len(pieces), threads) / 1e9,
         }
-        for threads in (1, 2)
+        for threads in _NUM_THREADS
     }
 
 
