@@ -21,6 +21,7 @@ from penstock.actors.runtime.context import Context
 from penstock.actors.sandbox.checkpoints import Checkpoints
 from penstock.actors.sandbox.config import SandboxHostConfig
 from penstock.actors.sandbox.groups import Groups
+from penstock.actors.sandbox.operations import Operation, operate
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.remote import (
     ACQUIRE_SERVICE,
@@ -29,12 +30,10 @@ from penstock.envs.remote import (
     to_remote_error,
 )
 from penstock.envs.sandbox import (
-    ExecResult,
     Sandbox,
     SandboxDied,
     SandboxError,
     SandboxTimeout,
-    networked,
 )
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
@@ -43,22 +42,12 @@ from penstock.messages.fleet import AcquireGroup, GroupLeased, GroupsRenewed, Re
 from penstock.messages.generation import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.machine import (
     AcquireSandbox,
-    AllowEgress,
-    CommandFinished,
-    EgressRead,
-    ExecCommand,
-    FileRead,
-    FilesListed,
-    ListFiles,
-    ReadEgress,
-    ReadFile,
     ReleaseGroup,
     ReleaseSandbox,
     ReportHost,
     SandboxLeased,
     SandboxSaved,
     SaveSandbox,
-    WriteFiles,
 )
 
 
@@ -173,7 +162,9 @@ class SandboxHost(Actor):
         except NotFoundError as error:
             yield to_remote_error(SandboxDied(str(error)))
 
-    async def _operate(self, message: Message) -> Message:  # noqa: PLR0911 - one a request
+    async def _operate(self, message: Message) -> Message:
+        if isinstance(message, Operation):
+            return await operate(self._machine(message.lease_id), message)
         match message:
             case ReleaseSandbox():
                 await self._pool.release(message.lease_id)
@@ -184,12 +175,6 @@ class SandboxHost(Actor):
                 return self._leased(message.lease_id, self._machine(message.lease_id))
             case AcquireSandbox() | SaveSandbox():
                 return await self._acquire_or_save(message)
-            case ExecCommand():
-                return await _exec(self._machine(message.lease_id), message)
-            case ReadFile() | WriteFiles() | ListFiles():
-                return await _touch_files(self._machine(message.lease_id), message)
-            case AllowEgress() | ReadEgress():
-                return await _let_out(self._machine(message.lease_id), message)
             case _:
                 return _unexpected(message)
 
@@ -215,54 +200,6 @@ class SandboxHost(Actor):
 
     def _leased(self, lease_id: str, sandbox: Sandbox) -> SandboxLeased:
         return SandboxLeased(lease_id=lease_id, host=self._host, sandbox=sandbox.info)
-
-
-async def _exec(sandbox: Sandbox, command: ExecCommand) -> CommandFinished:
-    result = await sandbox.exec(
-        command.argv,
-        cwd=command.cwd,
-        env=command.env,
-        timeout_s=command.timeout_s,
-        output_bytes_max=command.output_bytes_max,
-        op_key=command.op_key,
-    )
-    return _finished(result)
-
-
-def _finished(result: ExecResult) -> CommandFinished:
-    return CommandFinished(
-        exit_code=result.exit_code,
-        stdout=result.stdout,
-        stderr=result.stderr,
-        truncated=result.truncated,
-        timed_out=result.timed_out,
-        duration_ms=result.duration_ms,
-    )
-
-
-async def _touch_files(sandbox: Sandbox, message: ReadFile | WriteFiles | ListFiles) -> Message:
-    match message:
-        case ReadFile():
-            return FileRead(data=await sandbox.read_file(message.path, message.num_bytes_max))
-        case WriteFiles():
-            await sandbox.write_files(message.files)
-            return Ack()
-        case ListFiles():
-            paths = await sandbox.list_files(message.root)
-            return FilesListed(paths=[_as_text(path) for path in paths])
-
-
-async def _let_out(sandbox: Sandbox, message: AllowEgress | ReadEgress) -> Message:
-    machine = networked(sandbox)
-    if isinstance(message, ReadEgress):
-        return EgressRead(attempts=await machine.egress_attempts())
-    await machine.allow_egress(message.rules)
-    return Ack()
-
-
-def _as_text(path: str) -> str:
-    """Return a path that can travel: bytes that are no UTF-8 become U+FFFD."""
-    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _unexpected(message: Message) -> RemoteError:

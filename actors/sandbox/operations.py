@@ -1,0 +1,68 @@
+"""What may be asked of a leased machine, message by message."""
+
+from penstock.envs.sandbox import Sandbox, networked
+from penstock.messages.base import Message
+from penstock.messages.generation import Ack
+from penstock.messages.machine import (
+    AllowEgress,
+    CommandFinished,
+    EgressRead,
+    ExecCommand,
+    FileRead,
+    FilesListed,
+    ListFiles,
+    ReadEgress,
+    ReadFile,
+    WriteFiles,
+)
+
+Operation = ExecCommand | ReadFile | WriteFiles | ListFiles | AllowEgress | ReadEgress
+
+
+async def operate(sandbox: Sandbox, message: Operation) -> Message:
+    """Do it; return the answer.
+
+    Raises:
+        SandboxError: As the operation of `Sandbox`.
+
+    """
+    match message:
+        case ExecCommand():
+            return await _exec(sandbox, message)
+        case ReadFile():
+            return FileRead(data=await sandbox.read_file(message.path, message.num_bytes_max))
+        case WriteFiles():
+            await sandbox.write_files(message.files)
+            return Ack()
+        case ListFiles():
+            paths = await sandbox.list_files(message.root)
+            return FilesListed(paths=[_as_text(path) for path in paths])
+        case AllowEgress():
+            await networked(sandbox).allow_egress(message.rules)
+            return Ack()
+        case ReadEgress():
+            return EgressRead(attempts=await networked(sandbox).egress_attempts())
+
+
+async def _exec(sandbox: Sandbox, command: ExecCommand) -> CommandFinished:
+    result = await sandbox.exec(
+        command.argv,
+        cwd=command.cwd,
+        env=command.env,
+        timeout_s=command.timeout_s,
+        output_bytes_max=command.output_bytes_max,
+        op_key=command.op_key,
+    )
+    return CommandFinished(
+        exit_code=result.exit_code,
+        stdout=result.stdout,
+        stderr=result.stderr,
+        truncated=result.truncated,
+        timed_out=result.timed_out,
+        duration_ms=result.duration_ms,
+    )
+
+
+def _as_text(path: str) -> str:
+    """Return a path that can travel: bytes that are no UTF-8 become U+FFFD."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
