@@ -203,6 +203,7 @@ CHECKS = {
     "environment.names": sorted(os.environ),
     "environment.path": os.environ.get("PATH"),
     "environment.locale": os.environ.get("LC_ALL"),
+    "environment.locales": said("locale", "-a").split(),
     "environment.terminal": os.environ.get("TERM"),
     "environment.stdin": str(Path("/proc/self/fd/0").readlink()),
     "environment.descriptors": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -222,7 +223,9 @@ CHECKS = {
     "tools.ripgrep": said("rg", "--version").split("\n")[0],
     "tools.shell": said("bash", "--version").split("\n")[0],
     "tools.missing": [
-        n for n in ("gcc", "make", "curl", "ps", "less", "vi") if not shutil.which(n)
+        name
+        for name in ("gcc", "make", "curl", "ps", "setsid", "which", "less", "vi")
+        if not shutil.which(name)
     ],
     "timing.system_call": ratio(os.getppid),
     "timing.fork": ratio(fork),

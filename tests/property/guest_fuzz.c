@@ -32,8 +32,9 @@ static int try_one(const uint8_t *bytes, uint32_t n) {
     struct view frame = {copy, n};
     int good = request_decode(frame, &rq);
     if (good) {
-        struct view parts[] = {rq.op, rq.op_key, rq.path, rq.argv, rq.env, rq.files};
-        for (int i = 0; i < 6; i++) check_inside(frame, parts[i]);
+        struct view parts[] = {rq.op,   rq.op_key, rq.path,    rq.argv,     rq.env,
+                               rq.files, rq.data,  rq.entropy, rq.hostname, rq.machine_id};
+        for (unsigned i = 0; i < sizeof parts / sizeof *parts; i++) check_inside(frame, parts[i]);
         char **argv = request_strings(rq.argv, 64);
         for (int i = 0; argv != NULL && argv[i] != NULL; i++) (void)strlen(argv[i]);
         free(argv);

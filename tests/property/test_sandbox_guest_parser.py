@@ -25,6 +25,7 @@ VALID = [
         v=1, id=3, op="thaw", epoch=1 << 33, clock_ns=1 << 60, entropy=bytes(range(32)),
         hostname=b"vm", machine_id=b"0" * 32,
     ),
+    Request(v=1, id=9, op="send", target=1 << 20, data=bytes(range(256)) * 4),
 ]  # fmt: skip
 
 
