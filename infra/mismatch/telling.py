@@ -18,7 +18,7 @@ def told(figures: dict[str, Any]) -> str:
     lines = [
         f"{figures['source']}: {figures['exact']['tokens']} tokens, "
         f"{figures['cached_tokens']} more from the prefix cache",
-        f"{'':40}{'k1':>11}{'k3':>11}{'removed':>9}{'max':>10}{'p99':>10}{'r>2':>8}{'train':>7}"
+        f"{'':40}{'k1':>11}{'k3':>11}{'k3 left':>9}{'max':>10}{'p99':>10}{'r>2':>8}{'train':>7}"
         f"  flips in % of slots, layers 0 to {layers - 1}",
     ]
     lines += [_line(mode, figures[mode]) for mode in MODES]
@@ -41,7 +41,7 @@ def _line(name: str, row: dict[str, Any]) -> str:
     flips = " ".join(f"{100 * share:.2f}" for share in row["flips_per_layer"])
     price = f"{row['train_ratio']:.2f}x" if "train_ratio" in row else ""
     return (
-        f"{name:40}{row['kl_k1']:11.2e}{row['kl_k3']:11.2e}{row['kl_removed']:9.4%}"
+        f"{name:40}{row['kl_k1']:11.2e}{row['kl_k3']:11.2e}{1.0 - row['kl_removed']:9.1e}"
         f"{row['logprob_abs_diff_max']:10.1e}{row['logprob_abs_diff_p99']:10.1e}"
         f"{row['ratio_above_2']:8.5f}{price:>7}  {flips}"
     )
