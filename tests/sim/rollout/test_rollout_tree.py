@@ -6,6 +6,8 @@ from tests.sim.rollout.saving import SavingBackend
 
 from penstock.actors.pacer.commands import group_commands
 from penstock.actors.pacer.config import PacerConfig, TreeConfig
+from penstock.actors.rollout_worker.config import RolloutWorkerConfig
+from penstock.actors.rollout_worker.tree import Tree
 from penstock.messages.base import Stream
 from penstock.messages.codec import encode
 from penstock.messages.control import MessageRejected
@@ -204,12 +206,11 @@ def test_a_rejected_tree_is_accounted_for_with_its_tokens(
     simulate(scenario)
 
 
-def test_a_finished_tree_is_not_run_again_and_an_open_branch_is(simulate, tmp_path) -> None:
+def test_a_finished_tree_is_not_run_again(simulate, tmp_path) -> None:
     async def scenario(world: World) -> None:
         start(world, tmp_path)
         world.host_worker()
         command = tree_command()
-        assert command.branching is not None
         await world.publish(command)
         await world.wait_for(RolloutFinished, 4)
         num_requests = len(world.policy.requests)
@@ -218,6 +219,23 @@ def test_a_finished_tree_is_not_run_again_and_an_open_branch_is(simulate, tmp_pa
         await world.sleep(60.0)
         assert len(world.policy.requests) == num_requests
         assert len(await world.read(RolloutFinished)) == 4
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("kept", [[0], [1], [0, 2], [1, 2, 3]])
+def test_ends_that_a_crash_left_unsaid_are_made_up_for(simulate, tmp_path, kept) -> None:
+    async def scenario(world: World) -> None:
+        start(world, tmp_path)
+        command = tree_command()
+        tree = Tree(command, world.tokenizer, RolloutWorkerConfig(), world.asker("killed"))
+        ends = await tree.run()
+        await world.publish(*[ends[member] for member in kept])
+        world.host_worker()
+        await world.publish(command)
+        check_tree(await world.wait_for(RolloutFinished, 4))
+        assert len(world.policy.requests) == NUM_SAMPLED
+        await world.check_ledger()
 
     simulate(scenario)
 
