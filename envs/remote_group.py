@@ -10,7 +10,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from penstock.envs.remote import (
     FLEET_SERVICE,
@@ -85,7 +85,7 @@ async def release_group(asker: Asker, host: str, group_id: str, terms: LeaseTerm
 @contextlib.asynccontextmanager
 async def lease_group(
     asker: Asker, group: GroupTerms, lease_ids: Sequence[str], terms: LeaseTerms
-) -> AsyncIterator[list[RemoteSandbox]]:
+) -> AsyncGenerator[list[RemoteSandbox]]:
     """Hold a group's machines for the time of the block; they are destroyed after it.
 
     Raises:

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from penstock.actors.sandbox.fleet import HOST_SILENCE_S, SOFT_CAP, Fleet, FleetFullError
+from penstock.messages.fleet import HeldGroup
 
 
 def fleet_of(num_hosts, num_slots=64, **options):
@@ -91,3 +92,60 @@ def test_what_nobody_renews_and_who_falls_silent_are_forgotten():
 def test_a_group_of_nothing_is_refused():
     with pytest.raises(ValueError, match="at least 1"):
         place(fleet_of(1), "g", num_machines=0)
+
+
+def held(group_id, num_machines=16, holder="a"):
+    return HeldGroup(group_id=group_id, holder=holder, num_machines=num_machines)
+
+
+def test_room_ends_when_its_host_holds_the_group_no_more():
+    fleet = fleet_of(1)
+    place(fleet, "g")
+    report = {"num_slots": 64, "num_live": 0, "now": 1.0}
+    fleet.report("h0", **report)  # Its machines are not there yet.
+    assert fleet.num_placed == 16
+    fleet.report("h0", **{**report, "num_live": 16}, groups=[held("g")])
+    fleet.report("h0", **report)
+    assert fleet.num_placed == 0
+
+
+def test_a_group_that_a_host_holds_keeps_its_room_beyond_its_lease():
+    fleet = fleet_of(1)
+    place(fleet, "g")
+    for now in range(0, 120, 4):
+        fleet.report("h0", num_slots=64, num_live=16, now=now, groups=[held("g")])
+        assert fleet.expire(now) == 0
+    assert fleet.num_placed == 16
+
+
+def test_empty_books_are_filled_from_what_hosts_hold():
+    fleet = fleet_of(4, quota=32)
+    fleet.report("h3", num_slots=64, num_live=20, now=0.0, groups=[held("g")])
+    assert place(fleet, "g").host == "h3"
+    assert fleet.num_placed == 16
+    place(fleet, "g1")
+    with pytest.raises(FleetFullError, match="quota of 32"):
+        place(fleet, "g2")
+
+
+def test_a_group_moves_from_a_host_to_be_avoided_and_never_to_it():
+    fleet = fleet_of(3)
+    for number in range(50):
+        first = place(fleet, f"g{number}").host
+        moved = fleet.place(
+            f"g{number}", num_machines=16, image="", holder="a", lease_s=60.0, now=0.0, avoid=first
+        )
+        assert moved.host != first
+        fleet.release(f"g{number}")
+    assert fleet.num_placed == 0
+
+
+def test_a_group_held_on_two_hosts_has_one_place_and_the_others_count_as_load():
+    fleet = fleet_of(2)
+    first = place(fleet, "g").host
+    other = "h1" if first == "h0" else "h0"
+    fleet.report(other, num_slots=64, num_live=16, now=0.0, groups=[held("g")])
+    assert place(fleet, "g").host == first
+    place(fleet, "x", num_machines=48)
+    with pytest.raises(FleetFullError):
+        place(fleet, "y", num_machines=49)
