@@ -27,7 +27,7 @@ class ProcessBackend:
 
     name = "process"
     isolation_class = IsolationClass.PROCESS
-    capabilities = frozenset({Capability.COLD_BOOT})
+    capabilities = frozenset({Capability.COLD_BOOT, Capability.NETWORK})
 
     def __init__(self, cache: Path | None = None) -> None:
         folder, assets = load_assets(cache)
