@@ -33,7 +33,7 @@ static int read_steps(
     for (int64_t i = 0; i < num_large; i++) too_large |= room[i] > size_max - 2;
     room[num_large] = 0;
     for (int64_t i = 0; i < count; i++, sign++) {
-        uint32_t size = steps[i] ? room[taken] + 2 : 1;
+        uint32_t size = 1 + ((0 - steps[i]) & (room[taken] + 1)); /* no branch: not to be guessed */
         taken += steps[i];
         uint32_t down = -(uint32_t)(signs[sign >> 3] >> (sign & 7) & 1);
         steps[i] = (size ^ down) - down;

@@ -103,23 +103,27 @@ INLINE uint64_t load_word(const uint8_t *data, int64_t num_bytes, int64_t at) {
     return word;
 }
 
-/* Read some numbers; the string may end too early, or leave out a whole word of ones. */
+#define UNARY_MAX (RICE_BLOCK + 1)
+
+/* Read up to UNARY_MAX numbers; the string may end too early, or leave out a whole word of ones. */
 INLINE int take_unary(unary_t *r, uint32_t *values, int count) {
-    for (int i = 0; i < count;) {
-        while (!r->word) {
-            if (r->next >= r->num_bytes || r->after < 0) return CORRUPT;
-            r->word = load_word(r->data, r->num_bytes, r->next);
-            r->next += 8;
-            r->after -= 64;
-        }
-        int own = __builtin_popcountll(r->word);
-        int end = own < count - i ? i + own : count;
-        for (; i < end; i++, r->word &= r->word - 1) {
-            int place = __builtin_ctzll(r->word);
-            values[i] = (uint32_t)(place - r->after);
-            r->after = place + 1;
-        }
+    uint16_t ones[UNARY_MAX + 2 * BLOCK]; /* their places, from 64 bits before the first word */
+    int have = 0, start = BLOCK;
+    int64_t after = r->after + BLOCK;
+    for (;; start += BLOCK) {
+        int own = list_block(r->word, start, ones + have);
+        if (have + own >= count) break;
+        have += own;
+        if (r->next >= r->num_bytes || start + BLOCK - (have ? ones[have - 1] : after) > 2 * BLOCK)
+            return CORRUPT;
+        r->word = load_word(r->data, r->num_bytes, r->next);
+        r->next += 8;
     }
+    int last = ones[count - 1] - start;
+    r->word &= ~UINT64_C(0) << last << 1;
+    r->after = last + 1;
+    values[0] = (uint32_t)(ones[0] - after);
+    for (int i = 1; i < count; i++) values[i] = (uint32_t)(ones[i] - ones[i - 1] - 1);
     return OK;
 }
 
@@ -134,27 +138,49 @@ INLINE uint64_t take(reader_t *r, int width) {
     return word & ((UINT64_C(1) << width) - 1);
 }
 
-static int rice_read(unary_t *from_unary, reader_t *from_low, uint32_t *values, int64_t count) {
+/* Join high parts below ESCAPE, at `values`, with low ones of k bits that lie well in bounds. */
+INLINE void join_parts(reader_t *low, uint32_t *values, int count, int k) {
+    uint64_t mask = (UINT64_C(1) << k) - 1;
+    for (int i = 0; i < count; i++, low->at += k) {
+        uint64_t word;
+        memcpy(&word, low->data + (low->at >> 3), 8);
+        values[i] = (values[i] << k) + (uint32_t)(word >> (low->at & 7) & mask);
+    }
+}
+
+/* The same for any high and low parts. */
+static int join_any_parts(reader_t *low, uint32_t *values, int count, int k) {
+    int is_corrupt = 0;
+    for (int i = 0; i < count; i++) {
+        uint64_t high = values[i];
+        int is_whole = high == ESCAPE;
+        uint64_t value = take(low, is_whole ? 32 : k) + (is_whole ? 0 : high << k);
+        is_corrupt |= high > ESCAPE || value > UINT32_MAX;
+        values[i] = (uint32_t)value;
+    }
+    return is_corrupt || low->at > 8 * low->num_bytes ? CORRUPT : OK;
+}
+
+static int rice_read(unary_t *from_unary, reader_t *low, uint32_t *values, int64_t count) {
     unary_t unary = *from_unary;
-    reader_t low = *from_low;
     int64_t k = 0;
     for (int64_t start = 0; start < count; start += RICE_BLOCK, values += RICE_BLOCK) {
         int own = count - start < RICE_BLOCK ? (int)(count - start) : RICE_BLOCK;
-        uint32_t turn, is_corrupt = 0;
-        if (take_unary(&unary, &turn, 1) || take_unary(&unary, values, own)) return CORRUPT;
+        uint32_t numbers[UNARY_MAX], turn, highest = 0;
+        if (take_unary(&unary, numbers, own + 1)) return CORRUPT;
+        turn = numbers[0];
         k += turn & 1 ? -(int64_t)(turn / 2) - 1 : (int64_t)(turn / 2);
         if (k < 0 || k > K_MAX) return CORRUPT;
         for (int i = 0; i < own; i++) {
-            uint64_t high = values[i];
-            int is_whole = high == ESCAPE;
-            uint64_t value = take(&low, is_whole ? 32 : (int)k) + (is_whole ? 0 : high << k);
-            is_corrupt |= high > ESCAPE || value > UINT32_MAX;
-            values[i] = (uint32_t)value;
+            values[i] = numbers[i + 1];
+            highest = values[i] > highest ? values[i] : highest;
         }
-        if (is_corrupt || low.at > 8 * low.num_bytes) return CORRUPT;
+        if (highest < ESCAPE && k + 5 <= 32 && low->at + own * k + 64 <= 8 * low->num_bytes)
+            join_parts(low, values, own, (int)k);
+        else if (join_any_parts(low, values, own, (int)k))
+            return CORRUPT;
     }
     *from_unary = unary;
-    *from_low = low;
     return OK;
 }
 
