@@ -18,13 +18,16 @@ from penstock.messages.fleet import AcquireGroup, GroupLeased, GroupsRenewed, Re
 from penstock.messages.generation import AbortGeneration, Ack, Generate, RemoteError, TokensSampled
 from penstock.messages.machine import (
     AcquireSandbox,
+    AllowEgress,
     CommandFinished,
+    EgressRead,
     ExecCommand,
     FileRead,
     FilesListed,
     GroupPlaced,
     ListFiles,
     PlaceGroup,
+    ReadEgress,
     ReadFile,
     ReleaseGroup,
     ReleaseSandbox,
@@ -74,6 +77,7 @@ REQUESTS = (
     WriteFiles, ListFiles, FilesListed, ReleaseSandbox, ReadMonitor, MonitorSnapshot,
     ReadTiles, TileRead, PlaceGroup, GroupPlaced, ReleaseGroup, ReportHost,
     SaveSandbox, SandboxSaved, AcquireGroup, GroupLeased, RenewGroups, GroupsRenewed,
+    AllowEgress, ReadEgress, EgressRead,
 )  # fmt: skip
 """Asked and answered, not kept."""
 

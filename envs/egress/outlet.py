@@ -58,14 +58,15 @@ class EgressOutlet:
             SandboxError: The machine failed.
 
         """
+        try:
+            parsed = parse_rules(rules)
+        except EgressRuleError as error:
+            raise SandboxRequestError(str(error)) from error
         if self._proxy is not None and self._rules == list(rules):
             return
         if self._proxy is not None:
             raise SandboxRequestError(f"the machine's allow-list is set already: {self._rules}")
-        try:
-            self._proxy = EgressProxy(parse_rules(rules), self._limits, self._resolve)
-        except EgressRuleError as error:
-            raise SandboxRequestError(str(error)) from error
+        self._proxy = EgressProxy(parsed, self._limits, self._resolve)
         self._rules = list(rules)
         self._streams = GuestStreams(self._line, self._proxy.serve)
         self._line.on_piece = self._streams.take

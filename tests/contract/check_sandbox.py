@@ -10,6 +10,7 @@ from penstock.envs.sandbox import (
     SandboxDied,
     SandboxFileError,
     SandboxRequestError,
+    networked,
 )
 
 Factory = Callable[[], Awaitable[Machine]]
@@ -87,6 +88,29 @@ async def there_is_no_network_and_nothing_of_the_host(machine: Machine) -> None:
     interfaces = await sh(machine, "cut -d: -f1 -s /proc/net/dev | tr -d ' '")
     assert interfaces.split() == ["lo"]
     assert await sh(machine, f"test -e {__file__} || echo absent") == "absent\n"
+
+
+async def only_allowed_hosts_are_reached_and_all_is_on_record(machine: Machine) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\nhello")
+        writer.close()
+
+    fetch = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1]).read().decode())"
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        sandbox = networked(machine)
+        for _ in range(2):  # whoever asks again changes nothing
+            await sandbox.allow_egress([f"good.test:{port}@127.0.0.1"])
+        script = f'python3 -c "$0" http://good.test:{port}/; python3 -c "$0" http://evil.test/ 2>&1'
+        done = await machine.exec(["sh", "-c", script, fetch], timeout_s=DEADLINE_S)
+    assert done.stdout.startswith(b"hello\n"), done
+    assert b"HTTP Error 403: Forbidden" in done.stdout
+    attempts = [(one.target, one.is_allowed) for one in await sandbox.egress_attempts()]
+    assert attempts == [(f"good.test:{port}", True), ("evil.test:80", False)]
+    with pytest.raises(SandboxRequestError, match="expected name:port"):
+        await sandbox.allow_egress(["127.0.0.1:80"])
 
 
 async def exec_ends_with_its_leader(machine: Machine) -> None:
@@ -222,6 +246,7 @@ CHECKS = (
     cwd_and_environment_are_as_asked,
     programs_run_without_root,
     there_is_no_network_and_nothing_of_the_host,
+    only_allowed_hosts_are_reached_and_all_is_on_record,
     exec_ends_with_its_leader,
     the_deadline_kills_the_whole_group,
     a_flood_of_output_is_bounded,
