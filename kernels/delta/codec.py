@@ -14,7 +14,7 @@ import xxhash
 
 from penstock.kernels.delta import predict
 from penstock.kernels.delta.compiled import apply_steps, decode_steps, encode_steps
-from penstock.kernels.delta.container import pack, read_header, unpack
+from penstock.kernels.delta.container import pack, plain_body, read_header, unpack
 from penstock.kernels.delta.dtypes import Dtype, pack_nibbles, unpack_nibbles
 from penstock.kernels.delta.header import NUM_ELEMENTS_MAX, Codec, Header
 from penstock.kernels.delta.patches import Patch, join_nibbles, patch_between
@@ -184,7 +184,7 @@ def _check_pair(base: np.ndarray, target: np.ndarray, dtype: Dtype | None) -> Dt
 
 def _open(base: np.ndarray, payload: bytes | memoryview) -> tuple[Header, bytes | memoryview]:
     """Return header and body of a payload that belongs to a base."""
-    header = read_header(payload)
+    header, stored = unpack(payload)
     if base.size != header.num_items or base.dtype != header.dtype.storage:
         raise CorruptDataError(
             f"delta: made for {header.num_items} items of {header.dtype.storage}"
@@ -194,7 +194,7 @@ def _open(base: np.ndarray, payload: bytes | memoryview) -> tuple[Header, bytes 
         raise ValueError("expected a contiguous base, got a strided one")
     if header.codec is not Codec.RAW and _check_of(base) != header.base_check:
         raise CorruptDataError("delta.base_check: the payload was made against another base")
-    return unpack(payload)
+    return header, plain_body(header, stored)
 
 
 def _check_out(base: np.ndarray, out: np.ndarray) -> np.ndarray:

@@ -95,11 +95,11 @@ def read_header(payload: bytes | memoryview) -> Header:
     return _read_header(memoryview(payload))[0]
 
 
-def unpack(payload: bytes | memoryview) -> tuple[Header, bytes | memoryview]:
-    """Parse a payload into its header and plain body, a view of the payload where it is stored so.
+def unpack(payload: bytes | memoryview) -> tuple[Header, memoryview]:
+    """Parse a payload into its header and its body as it is stored.
 
     Raises:
-        CorruptDataError: truncated, foreign, damaged, or with lengths that do not add up.
+        CorruptDataError: truncated, foreign or damaged.
 
     """
     view = memoryview(payload)
@@ -107,7 +107,24 @@ def unpack(payload: bytes | memoryview) -> tuple[Header, bytes | memoryview]:
     whole = view[:-_CHECK_BYTES]
     if checksum(whole) != bytes(view[-_CHECK_BYTES:]):
         raise CorruptDataError("delta: the checksum does not match; the payload is damaged")
-    return header, _decompress(whole[offset:], header.plain_bytes)
+    return header, whole[offset:]
+
+
+def plain_body(header: Header, stored: memoryview) -> bytes | memoryview:
+    """Return a body as it was before compression: the same view where that did not help.
+
+    Raises:
+        CorruptDataError: lengths that do not add up, or not a zstd frame.
+
+    """
+    if len(stored) == header.plain_bytes:
+        return stored
+    try:
+        if zstandard.frame_content_size(stored) != header.plain_bytes:
+            raise CorruptDataError("delta.body: its zstd frame has another size than the table's")
+        return _zstd.decompressor.decompress(stored, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise CorruptDataError(f"delta.body: not a zstd frame: {error}") from error
 
 
 def _read_header(view: memoryview) -> tuple[Header, int]:
@@ -196,14 +213,3 @@ def _check(header: Header) -> None:
 
 def _check_bytes(check: int) -> bytes:
     return check.to_bytes(_CHECK_BYTES, "little")
-
-
-def _decompress(stored: memoryview, plain_bytes: int) -> bytes | memoryview:
-    if len(stored) == plain_bytes:
-        return stored
-    try:
-        if zstandard.frame_content_size(stored) != plain_bytes:
-            raise CorruptDataError("delta.body: its zstd frame has another size than the table's")
-        return _zstd.decompressor.decompress(stored, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise CorruptDataError(f"delta.body: not a zstd frame: {error}") from error

@@ -107,7 +107,7 @@ INLINE uint64_t load_word(const uint8_t *data, int64_t num_bytes, int64_t at) {
 
 /* Read up to UNARY_MAX numbers; the string may end too early, or leave out a whole word of ones. */
 INLINE int take_unary(unary_t *r, uint32_t *values, int count) {
-    uint16_t ones[UNARY_MAX + 2 * BLOCK]; /* their places, from 64 bits before the first word */
+    uint16_t ones[UNARY_MAX + 2 * BLOCK]; /* their places; the word's first bit is BLOCK */
     int have = 0, start = BLOCK;
     int64_t after = r->after + BLOCK;
     for (;; start += BLOCK) {
