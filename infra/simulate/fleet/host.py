@@ -33,6 +33,7 @@ class SimulatedHost:
         self.name = name
         self.images: set[str] = set()
         self.groups: dict[str, Held] = {}
+        self.num_live = 0
         self.num_created = 0
         self.num_expired = 0
         self._scenario = scenario
@@ -40,11 +41,6 @@ class SimulatedHost:
         self._link_free_at = 0.0
         self._cores = [0.0] * scenario.num_cores
         """When each is free, as a heap."""
-
-    @property
-    def num_live(self) -> int:
-        """Machines here."""
-        return sum(len(held.lease_ids) for held in self.groups.values())
 
     def acquire(self, wanted: AcquireGroup, image: str, now: float) -> Held | None:
         """Return a group's machines, there already or on the way; None where there is no room."""
@@ -66,7 +62,8 @@ class SimulatedHost:
             heapq.heapreplace(self._cores, end_at)
             ends_at = max(ends_at, end_at)
             records.append(_record(boot_s))
-        self.num_created += len(wanted.lease_ids)
+        self.num_created += len(records)
+        self.num_live += len(records)
         return Held(wanted.holder, wanted.lease_ids, wanted.lease_s, ends_at, 0.0, records)
 
     def _page_in(self, image: str, now: float) -> float:
@@ -83,11 +80,17 @@ class SimulatedHost:
                 held.expires_at = now + held.lease_s
         return [group_id for group_id in group_ids if group_id not in self.groups]
 
+    def release(self, group_id: str) -> int:
+        """End a group's machines; return how many."""
+        held = self.groups.pop(group_id, None)
+        num_ended = len(held.records) if held else 0
+        self.num_live -= num_ended
+        return num_ended
+
     def reap(self, now: float) -> None:
         """End what nobody renewed."""
         late = [g for g, held in self.groups.items() if held.expires_at <= now]
-        for group_id in late:
-            self.num_expired += len(self.groups.pop(group_id).lease_ids)
+        self.num_expired += sum(self.release(group_id) for group_id in late)
 
     def report(self) -> ReportHost:
         """Return what it tells the scheduler."""

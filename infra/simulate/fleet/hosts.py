@@ -61,7 +61,7 @@ class Hosts:
             case RenewGroups():
                 yield GroupsRenewed(gone=host.renew(message.group_ids, now))
             case ReleaseGroup():
-                host.groups.pop(message.group_id, None)
+                host.release(message.group_id)
                 yield Ack()
             case _:
                 raise AssertionError(type(message).__name__)
