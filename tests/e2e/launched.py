@@ -121,7 +121,12 @@ def machines() -> set[int]:
     What a killed launcher leaves behind is ours, too: this process adopts it.
     """
     adopt_orphans()
-    below = set(_below(os.getpid()))
+    return machines_of(os.getpid())
+
+
+def machines_of(pid: int) -> set[int]:
+    """Return the processes of all virtual machines below a process."""
+    below = set(_below(pid))
     return {
         pid
         for pid, line in _processes().items()
