@@ -70,16 +70,17 @@ static int read_series(
     return are_used_up(&unary, &low) ? OK : CORRUPT;
 }
 
-/* One element's new value, from its old one in `base`. */
+/* One element's new value, from its old one in `base`. What lies one tile ahead is fetched meanwhile:
+ * the copying of tiles waits for memory, this does not. */
 INLINE void walk(
     order_t order, const uint8_t *base, uint8_t *out, int64_t place, uint32_t step,
     const int itemsize) {
     uint32_t rank = ordered(order, load(base, place, itemsize)) + step;
     store(out, place, from_ordered(order, rank & order.ones), itemsize);
+    __builtin_prefetch(out + (place + TILE_ELEMENTS) * itemsize, 1);
 }
 
-/* One class of all elements: its ranks are places. What lies one tile ahead is fetched meanwhile, as
- * the copying of tiles waits for memory and this does not. */
+/* One class of all elements: its ranks are places. */
 INLINE int walk_places(
     const shape_t *s, series_t *series, int64_t start, int64_t count, uint8_t *out,
     const int itemsize) {
@@ -87,10 +88,8 @@ INLINE int walk_places(
     const uint8_t *base = s->base + start * itemsize;
     const uint32_t *gaps = series->gaps[0], *steps = series->steps[0], *end = series->step_ends[0];
     int64_t place = series->ranks[0] - start;
-    for (; place < count && steps < end; place += 1 + (int64_t)*gaps++) {
+    for (; place < count && steps < end; place += 1 + (int64_t)*gaps++)
         walk(order, base, out, place, *steps++, itemsize);
-        __builtin_prefetch(out + (place + TILE_ELEMENTS) * itemsize, 1);
-    }
     series->ranks[0] = place + start;
     series->gaps[0] = gaps;
     series->steps[0] = steps;
