@@ -72,12 +72,17 @@ def pack(header: Header, body: bytes | memoryview) -> bytes:
     )
     numbers = [number for record in header.classes for number in _class_numbers(record)]
     table = b"".join(map(leb128, (*numbers, header.unary_bytes, header.plain_bytes)))
-    packed = _zstd.compressor.compress(body) if body else body
+    packed = compress(body) if body else body
     parts = (head, table, packed if len(packed) < len(body) else body)
     check = xxhash.xxh3_64()
     for part in parts:
         check.update(part)
     return b"".join((*parts, _check_bytes(check.intdigest())))
+
+
+def compress(data: bytes | memoryview) -> bytes:
+    """Return what this thread's compressor makes of some bytes."""
+    return _zstd.compressor.compress(data)
 
 
 def checksum(body: bytes | bytearray | memoryview) -> bytes:

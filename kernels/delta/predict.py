@@ -8,11 +8,11 @@ import math
 
 import msgspec
 import numpy as np
-import zstandard
 
 from penstock.kernels.delta import ulp
 from penstock.kernels.delta.classes import choose_thresholds, mark_bits
 from penstock.kernels.delta.compiled import tally
+from penstock.kernels.delta.container import compress
 from penstock.kernels.delta.dtypes import Dtype
 from penstock.kernels.delta.header import Codec
 
@@ -34,8 +34,12 @@ class Plan(msgspec.Struct, frozen=True):
 def plan(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> Plan:
     """Predict sizes on a sample of [N] elements that are not all equal, and choose."""
     sample = _sample(base), _sample(target)
-    thresholds = _thresholds(*sample, dtype, base.size / max(1, sample[0].size))
-    bits = _step_bits(*sample, dtype, thresholds) if dtype.traits.has_steps else {}
+    bits: dict[Codec, float] = {}
+    thresholds = [0]
+    if dtype.traits.has_steps:
+        counts = tally(*sample, dtype)
+        thresholds = _thresholds(counts, base.size)
+        bits = _step_bits(*sample, dtype, counts, thresholds)
     if min(bits.values(), default=math.inf) > _PLANES_FROM_SHARE * 8 * sample[0].nbytes:
         bits[Codec.XOR_ZSTD] = _plane_bits(sample[0] ^ sample[1])
         bits[Codec.RAW] = _plane_bits(sample[1])
@@ -45,14 +49,13 @@ def plan(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> Plan:
 
 def class_thresholds(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> list[int]:
     """Return the first keys of the classes, going by a sample of [N] elements."""
-    sample = _sample(base), _sample(target)
-    return _thresholds(*sample, dtype, base.size / max(1, sample[0].size))
+    return _thresholds(tally(_sample(base), _sample(target), dtype), base.size)
 
 
-def _thresholds(base: np.ndarray, target: np.ndarray, dtype: Dtype, scale: float) -> list[int]:
-    if dtype.traits.num_keys == 1:
+def _thresholds(counts: np.ndarray, num_elements: int) -> list[int]:
+    if counts.shape[1] == 1:
         return [0]
-    counts = tally(base, target, dtype)
+    scale = num_elements / max(1, int(counts.sum()))
     return choose_thresholds(counts.sum(axis=0), counts[1], scale)
 
 
@@ -66,7 +69,7 @@ def _sample(array: np.ndarray) -> np.ndarray:
 
 
 def _step_bits(
-    base: np.ndarray, target: np.ndarray, dtype: Dtype, thresholds: list[int]
+    base: np.ndarray, target: np.ndarray, dtype: Dtype, counts: np.ndarray, thresholds: list[int]
 ) -> dict[Codec, float]:
     is_changed = base != target
     where = np.flatnonzero(is_changed)
@@ -79,8 +82,8 @@ def _step_bits(
         Codec.BITMASK_ULP: steps + _plane_bits(np.packbits(is_changed)),
     }
     if len(thresholds) > 1:
-        counts = np.add.reduceat(tally(base, target, dtype), thresholds, axis=1)
-        totals, hits = counts.sum(axis=0), counts[1]
+        by_class = np.add.reduceat(counts, thresholds, axis=1)
+        totals, hits = by_class.sum(axis=0), by_class[1]
         marks = sum(mark_bits(t, h) for t, h in zip(totals, hits, strict=True))
         bits[Codec.CLASS_GAP_ULP] = steps + marks
     return bits
@@ -89,5 +92,4 @@ def _step_bits(
 def _plane_bits(array: np.ndarray) -> float:
     """Return what zstd makes of an array's byte planes."""
     planes = array.view(np.uint8).reshape(-1, array.itemsize).T.tobytes()
-    packed = zstandard.ZstdCompressor(level=1).compress(planes)
-    return 8.0 * min(len(packed), len(planes))
+    return 8.0 * min(len(compress(planes)), len(planes))
