@@ -27,7 +27,7 @@ class _Check(NamedTuple):
     """None: they are there."""
 
     def compare(self) -> None:
-        smallest, largest = self.found.tolist()
+        smallest, largest = (int(bound) for bound in self.found)
         if smallest < self.low or largest > self.high:
             got = smallest if smallest == largest else f"{smallest}..{largest}"
             raise KernelArgumentError(f"{self.name}: expected {self.low}..{self.high}, got {got}")
