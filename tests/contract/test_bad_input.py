@@ -110,12 +110,12 @@ async def test_a_guest_that_answers_for_another_request_is_not_believed(line):
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param("b() { b | b & }; b; sleep 0.3", id="fork bomb"),
+        pytest.param("b() { b | b & }; b; sleep 0.3", id="fork bomb", marks=pytest.mark.slow),
         pytest.param("cat /dev/zero > big; rm -f big", id="disk fill"),
         pytest.param("i=0; while [ $i -lt 5000 ]; do : > f$i || break; i=$((i+1)); done; rm -f f*",
-                     id="a great many files"),
-        pytest.param("head -c 1G /dev/zero | tail", id="memory"),
-        pytest.param("yes | head -c 50000000", id="flood of output"),
+                     id="a great many files", marks=pytest.mark.slow),
+        pytest.param("head -c 1G /dev/zero | tail", id="memory", marks=pytest.mark.slow),
+        pytest.param("yes | head -c 50000000", id="flood of output", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 @pytest.mark.timeout(240)

@@ -126,15 +126,16 @@ async def test_names_and_routes_are_as_absent_as_before():
 async def test_many_connections_at_once_share_the_line_with_commands():
     async with web() as port, machine("uml") as sandbox:
         await open_workspace(sandbox, task_for(port), "r", has_git=False)
-        url = f"http://good.test:{port}/300000"
+        url = f"http://good.test:{port}/50000"
         said, done = await asyncio.gather(
-            asyncio.gather(*(fetch(sandbox, url) for _ in range(6))),
+            asyncio.gather(*(fetch(sandbox, url) for _ in range(4))),
             sandbox.exec(["echo", "fine"], timeout_s=60.0),
         )
-    assert said == [[f"200 {url} 300000"]] * 6
+    assert said == [[f"200 {url} 50000"]] * 4
     assert done.stdout == b"fine\n"
 
 
+@pytest.mark.slow
 async def test_a_program_that_hangs_up_or_reads_nothing_harms_no_other():
     rude = (
         "import socket, time\n"

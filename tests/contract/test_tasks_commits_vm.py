@@ -121,6 +121,7 @@ async def test_the_agent_s_repository_has_no_later_commit(checkout):
     assert said.stdout.decode().split("\n") == ["Start of the task", "* main", "m.py", "end", ""]
 
 
+@pytest.mark.slow
 async def test_grading_tells_a_fix_from_none_and_from_a_wrong_one(checkout):
     from penstock.envs.tasks.commits import CommitSource
 
