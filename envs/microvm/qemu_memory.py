@@ -29,15 +29,26 @@ _OF_A_FILE = np.uint64(1 << 61)
 
 
 class Memory:
-    """A guest's memory; it goes when this object and all mappings are gone."""
+    """A guest's memory; it goes when this object and all mappings are gone.
+
+    Raises:
+        SandboxDied: The host has no room for it.
+
+    """
+
+    fd = -1
 
     def __init__(self, num_bytes: int) -> None:
-        self.fd = os.memfd_create("guest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, num_bytes)
         self.num_bytes = num_bytes
+        try:
+            self.fd = os.memfd_create("guest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(self.fd, num_bytes)
+        except OSError as error:
+            raise SandboxDied(f"no memory for a machine: {error}") from error
 
     def __del__(self) -> None:
-        os.close(self.fd)
+        if self.fd >= 0:
+            os.close(self.fd)
 
     def seal(self) -> None:
         """Let nobody change it any more."""

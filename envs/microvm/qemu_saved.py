@@ -22,14 +22,22 @@ class Saved:
         self.line = line
 
     def write_out(self, folder: Path) -> None:
-        """Write it to two files, durably."""
-        with (folder / STATE).open("wb") as file:
-            file.write(self.devices)
-            file.flush()
-            os.fsync(file.fileno())
-        with (folder / MEMORY).open("wb") as file:
-            copy_data(self.memory.fd, file.fileno())
-            os.fsync(file.fileno())
+        """Write it to two files, durably.
+
+        Raises:
+            SandboxFileError: The disk is full, or the folder gone.
+
+        """
+        try:
+            with (folder / STATE).open("wb") as file:
+                file.write(self.devices)
+                file.flush()
+                os.fsync(file.fileno())
+            with (folder / MEMORY).open("wb") as file:
+                copy_data(self.memory.fd, file.fileno())
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise SandboxFileError(f"checkpoint {folder}: {error}") from error
 
 
 def load_saved(folder: Path, line: LineState, mem_bytes: int) -> Saved:
@@ -39,12 +47,13 @@ def load_saved(folder: Path, line: LineState, mem_bytes: int) -> Saved:
         SandboxFileError: The memory is absent, or not of `mem_bytes`.
 
     """
+    memory = Memory(mem_bytes)
     try:
         devices = (folder / STATE).read_bytes()
         size = (folder / MEMORY).stat().st_size
-        memory = Memory(mem_bytes)
-        with (folder / MEMORY).open("rb") as file:
-            copy_data(file.fileno(), memory.fd)
+        if size == mem_bytes:
+            with (folder / MEMORY).open("rb") as file:
+                copy_data(file.fileno(), memory.fd)
     except OSError as error:
         raise SandboxFileError(f"checkpoint {folder}: {error}") from error
     if size != mem_bytes:

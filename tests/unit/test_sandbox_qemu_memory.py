@@ -101,3 +101,16 @@ def test_a_saved_memory_cannot_be_changed_and_comes_back_from_disk(tmp_path):
     (tmp_path / "memory").unlink()
     with pytest.raises(SandboxFileError, match="memory"):
         load_saved(tmp_path, saved.line, saved.memory.num_bytes)
+
+
+def test_a_host_without_room_and_a_folder_that_is_gone_have_types(tmp_path, monkeypatch):
+    saved = Saved(filled(), b"devices", LineState())
+    with pytest.raises(SandboxFileError, match="checkpoint"):
+        saved.write_out(tmp_path / "gone")
+
+    def refuse(name, flags):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    with pytest.raises(SandboxDied, match=r"no memory for a machine: .*Too many open files"):
+        Memory(PAGE)
