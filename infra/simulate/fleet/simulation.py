@@ -15,84 +15,21 @@ from typing import Any
 
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.sandbox.groups import Groups
 from penstock.actors.sandbox.scheduler import LEARN_S
 from penstock.envs.microvm.lease import percentile
-from penstock.envs.microvm.pool import Pool
 from penstock.envs.remote import FLEET_SERVICE
-from penstock.envs.sandbox import Capability, IsolationClass
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import Faults, MemoryServer
 from penstock.infra.simulate.fleet.policies import SCHEDULERS
+from penstock.infra.simulate.fleet.pooled_host import PooledHost, SimulatedMachine
 from penstock.infra.simulate.fleet.settings import FleetScenario
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import RemoteCallError
 from penstock.messages.fleet import AcquireGroup
 from penstock.messages.machine import GroupPlaced, PlaceGroup, ReportHost
-from penstock.messages.rollout import SandboxRecord
 
 DEADLINE_S = 600.0
 REPORT_PERIOD_S = 1.0
-
-
-class SimulatedMachine:
-    """What a pool needs of a machine."""
-
-    alive = True
-
-    def __init__(self, info: SandboxRecord) -> None:
-        self.info = info
-        self.ready_at = VirtualClock().monotonic()
-
-    async def close(self) -> None:
-        """End."""
-
-
-class SimulatedBackend:
-    """Boots after a drawn time."""
-
-    name = "simulated"
-    isolation_class = IsolationClass.HARDWARE_VM
-    capabilities = frozenset({Capability.COLD_BOOT})
-
-    def __init__(self, scenario: FleetScenario, rng: random.Random) -> None:
-        self._scenario = scenario
-        self._rng = rng
-
-    async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> Any:
-        """See `Backend.start`."""
-        boot_ms = self._scenario.boot_ms * self._rng.lognormvariate(0.0, self._scenario.boot_sigma)
-        await asyncio.sleep(boot_ms / 1000)
-        record = SandboxRecord(
-            backend=self.name, isolation_class=self.isolation_class,
-            kernel_digest="", image_digest="", boot_ms=boot_ms,
-        )  # fmt: skip
-        return SimulatedMachine(record)
-
-
-class PooledHost:
-    """A pool, and the images whose pages it has."""
-
-    def __init__(self, name: str, scenario: FleetScenario, rng: random.Random) -> None:
-        self.name = name
-        self.pool = Pool(
-            SimulatedBackend(scenario, rng),
-            size=0,
-            live_max=scenario.num_slots,
-            boots_at_once=scenario.num_cores,
-            monotonic=VirtualClock().monotonic,
-        )
-        self.groups = Groups(self.pool)
-        self._fetch_s = scenario.fetch_s
-        self._link = asyncio.Lock()
-        self.images: set[str] = set()
-
-    async def need(self, image: str) -> None:
-        """Page an image in, one at a time, unless that was done."""
-        async with self._link:
-            if image not in self.images:
-                await asyncio.sleep(self._fetch_s)
-                self.images.add(image)
 
 
 class Simulation:
