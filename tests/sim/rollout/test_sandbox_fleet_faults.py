@@ -8,6 +8,7 @@ from tests.sim.rollout.fleet import Fleet
 
 from penstock.actors.trainer.batcher import Batcher
 from penstock.actors.trainer.config import TrainerConfig
+from penstock.envs.microvm import pool
 from penstock.envs.remote import LeaseTerms, SandboxBusyError, lease_sandbox
 from penstock.envs.sandbox import SandboxDied, SandboxTimeout
 from penstock.messages.machine import AcquireSandbox, ReleaseSandbox
@@ -142,3 +143,33 @@ def test_an_operation_on_a_lease_that_expired_is_a_death(simulate) -> None:
                 await sandbox.exec(["true"], timeout_s=1.0)
 
     simulate(scenario)
+
+
+def test_more_askers_than_a_host_lets_wait_are_all_served_in_the_end(simulate, monkeypatch) -> None:
+    monkeypatch.setattr(pool, "WAITERS_MAX", 2)
+
+    async def scenario(world: World) -> None:
+        world.host_machines(live_max=2, acquire_s_max=1.0)
+        terms = LeaseTerms(holder="test", lease_s=10.0, acquire_wait_s=60.0)
+        most_live = 0
+
+        async def hold(number: int) -> None:
+            nonlocal most_live
+            async with lease_sandbox(world.asker(), f"lease-{number}", terms):
+                await world.sleep(0.5)
+                live = sum(machine.alive for machine in world.backend.machines)
+                most_live = max(most_live, live)
+
+        await asyncio.gather(*(hold(number) for number in range(20)))
+        assert most_live == 2
+        with pytest.raises(SandboxBusyError, match=r"no machine within 1 s|wait for a machine"):
+            await asyncio.gather(*(ask_once(world, number) for number in range(5)))
+
+    simulate(scenario)
+
+
+async def ask_once(world: World, number: int) -> None:
+    """Hold a machine for long, waiting for none."""
+    terms = LeaseTerms(holder="test", lease_s=10.0, acquire_wait_s=0.1)
+    async with lease_sandbox(world.asker(), f"greedy-{number}", terms):
+        await world.sleep(5.0)
