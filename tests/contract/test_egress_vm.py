@@ -35,7 +35,7 @@ for url in sys.argv[1:]:
 @asynccontextmanager
 async def machine(backend):
     try:
-        one = await open_backend(backend, allow_process=True).start(timeout_s=60.0)
+        one = await open_backend(backend, allow_process=True).start(timeout_s=200.0)
     except BackendUnavailable as missing:
         pytest.skip(str(missing))
     try:
@@ -149,6 +149,25 @@ async def test_a_program_that_hangs_up_or_reads_nothing_harms_no_other():
         await sandbox.exec(["python3", "-c", rude % port], timeout_s=60.0)
         url = f"http://good.test:{port}/"
         assert await fetch(sandbox, url) == [f"200 {url} 5"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_a_copy_has_no_way_out_until_its_own_host_opens_one(tmp_path):
+    knock = "import socket; socket.create_connection(('127.0.0.1', 3128), 5)"
+    async with web() as port, machine("qemu-tcg") as first:
+        url, task = f"http://good.test:{port}/", task_for(port)
+        await open_workspace(first, task, "r", has_git=False)
+        await first.checkpoint(tmp_path / "saved")
+        copy = await open_backend("qemu-tcg").restore(tmp_path / "saved", timeout_s=200.0)
+        try:
+            closed = await copy.exec(["python3", "-c", knock], timeout_s=100.0)
+            assert b"Connection refused" in closed.stderr
+            await copy.allow_egress(task.egress)
+            assert await fetch(copy, url) == await fetch(first, url) == [f"200 {url} 5"]
+            assert len(await read_egress(copy, task)) == len(await read_egress(first, task)) == 1
+        finally:
+            await copy.close()
 
 
 def graded(task):
