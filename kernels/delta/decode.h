@@ -4,7 +4,8 @@
 #include "blocks.h"
 #include "rice.h"
 
-#define TILE_ELEMENTS (8 * GROUP_ELEMENTS)
+#define TILE_ELEMENTS (2 * GROUP_ELEMENTS) /* of both arrays, in the first cache */
+#define AHEAD (4 * GROUP_ELEMENTS)
 
 typedef struct {
     const uint32_t *gaps[CLASSES_MAX], *steps[CLASSES_MAX]; /* the next of each class */
@@ -70,14 +71,14 @@ static int read_series(
     return are_used_up(&unary, &low) ? OK : CORRUPT;
 }
 
-/* One element's new value, from its old one in `base`. What lies one tile ahead is fetched meanwhile:
- * the copying of tiles waits for memory, this does not. */
+/* One element's new value, from its old one in `base`. What lies AHEAD is fetched meanwhile: the
+ * copying of tiles waits for memory, this does not. */
 INLINE void walk(
     order_t order, const uint8_t *base, uint8_t *out, int64_t place, uint32_t step,
     const int itemsize) {
     uint32_t rank = ordered(order, load(base, place, itemsize)) + step;
     store(out, place, from_ordered(order, rank & order.ones), itemsize);
-    __builtin_prefetch(out + (place + TILE_ELEMENTS) * itemsize, 1);
+    __builtin_prefetch(out + (place + AHEAD) * itemsize, 1);
 }
 
 /* One class of all elements: its ranks are places. */
