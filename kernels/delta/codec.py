@@ -9,10 +9,11 @@
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
+import msgspec
 import numpy as np
-import xxhash
 
 from penstock.kernels.delta import predict
+from penstock.kernels.delta.checks import check_of
 from penstock.kernels.delta.compiled import apply_steps, decode_steps, encode_steps
 from penstock.kernels.delta.container import pack, plain_body, read_header, unpack
 from penstock.kernels.delta.dtypes import Dtype, pack_nibbles, unpack_nibbles
@@ -81,6 +82,7 @@ def decode(base: np.ndarray, payload: bytes | memoryview) -> Patch:
 
     """
     header, body = _open(base, payload)
+    _prove_base(header, base)
     flat = base.reshape(-1)
     with _streams_refused():
         if header.codec is Codec.EQUAL:
@@ -100,8 +102,8 @@ def apply(
         base: what the payload was made against, contiguous.
         payload: of `encode`.
         out: where to write it, of the base's shape and dtype, contiguous and apart from it; without
-            it, new memory, whose first touch can take longer than decoding. What it holds after
-            an error is undefined.
+            it, new memory, whose first touch can take longer than decoding. The base is proved
+            while it is read, so that what this holds after an error is undefined.
 
     Raises:
         CorruptDataError: as `decode`, or the result is not the encoded target.
@@ -112,19 +114,41 @@ def apply(
     target = np.empty_like(base) if out is None else _check_out(base, out)
     old, new = base.reshape(-1), target.reshape(-1)
     with _streams_refused():
-        if header.codec is Codec.EQUAL:
-            new[...] = old
-        elif not header.codec.has_steps:
-            new[...] = decode_planes(header, old, body)
-        elif header.dtype is Dtype.INT4X2:
-            halves = unpack_nibbles(old)
-            apply_steps(header, halves.copy(), body, halves)
-            new[...] = pack_nibbles(halves)
+        if header.codec.has_steps and header.dtype is not Dtype.INT4X2:
+            check = _apply_steps(header, old, body, new)
         else:
-            apply_steps(header, old, body, new)
-    if _check_of(target) != header.target_check:
+            _prove_base(header, base)
+            _apply_whole(header, old, body, new)
+            check = check_of(new)
+    if check != header.target_check:
         raise CorruptDataError("delta: the result is not the array that was encoded")
     return target
+
+
+def _apply_steps(header: Header, old: np.ndarray, body: bytes | memoryview, new: np.ndarray) -> int:
+    """Write the target, proving the base on the way; return the target's check."""
+    try:
+        base_check, target_check = apply_steps(header, old, body, new)
+    except ValueError:
+        _prove_base(header, old)  # streams contradict another base, too: that is to be said
+        raise
+    if base_check != header.base_check:
+        raise _another_base()
+    return target_check
+
+
+def _apply_whole(
+    header: Header, old: np.ndarray, body: bytes | memoryview, new: np.ndarray
+) -> None:
+    """Write the target over `new`, by what works on whole arrays."""
+    if header.codec is Codec.EQUAL:
+        new[...] = old
+    elif not header.codec.has_steps:
+        new[...] = decode_planes(header, old, body)
+    else:
+        halves = unpack_nibbles(old)
+        apply_steps(header, halves.copy(), body, halves)
+        new[...] = pack_nibbles(halves)
 
 
 def fold(base: np.ndarray, payloads: Sequence[bytes | memoryview]) -> bytes:
@@ -152,12 +176,17 @@ def _encode(
         dtype=dtype,
         num_elements=old.size,
         num_changed=0,
-        base_check=_check_of(base),
-        target_check=_check_of(target),
+        base_check=0,
+        target_check=0,
     )
     if chosen.codec.has_steps:
-        return encode_steps(header, chosen.thresholds, old, new)
-    return encode_planes(header, base.reshape(-1), target.reshape(-1))
+        header, body = encode_steps(header, chosen.thresholds, old, new)
+    else:
+        header, body = encode_planes(header, base.reshape(-1), target.reshape(-1))
+    if not chosen.codec.has_steps or dtype is Dtype.INT4X2:  # not taken on the way
+        checks = {"base_check": check_of(base), "target_check": check_of(target)}
+        header = msgspec.structs.replace(header, **checks)
+    return header, body
 
 
 def _elements(array: np.ndarray, dtype: Dtype) -> np.ndarray:
@@ -183,7 +212,7 @@ def _check_pair(base: np.ndarray, target: np.ndarray, dtype: Dtype | None) -> Dt
 
 
 def _open(base: np.ndarray, payload: bytes | memoryview) -> tuple[Header, bytes | memoryview]:
-    """Return header and body of a payload that belongs to a base."""
+    """Return header and body of a payload that fits a base; whether it belongs is to be proved."""
     header, stored = unpack(payload)
     if base.size != header.num_items or base.dtype != header.dtype.storage:
         raise CorruptDataError(
@@ -192,9 +221,16 @@ def _open(base: np.ndarray, payload: bytes | memoryview) -> tuple[Header, bytes 
         )
     if not base.flags.c_contiguous:
         raise ValueError("expected a contiguous base, got a strided one")
-    if header.codec is not Codec.RAW and _check_of(base) != header.base_check:
-        raise CorruptDataError("delta.base_check: the payload was made against another base")
     return header, plain_body(header, stored)
+
+
+def _prove_base(header: Header, base: np.ndarray) -> None:
+    if header.codec is not Codec.RAW and check_of(base) != header.base_check:
+        raise _another_base()
+
+
+def _another_base() -> CorruptDataError:
+    return CorruptDataError("delta.base_check: the payload was made against another base")
 
 
 def _check_out(base: np.ndarray, out: np.ndarray) -> np.ndarray:
@@ -211,9 +247,7 @@ def _check_out(base: np.ndarray, out: np.ndarray) -> np.ndarray:
 def _streams_refused() -> Generator[None]:
     try:
         yield
+    except CorruptDataError:
+        raise
     except ValueError as error:
         raise CorruptDataError(f"delta: its streams contradict each other: {error}") from error
-
-
-def _check_of(array: np.ndarray) -> int:
-    return xxhash.xxh3_64_intdigest(array.reshape(-1).data)

@@ -4,18 +4,30 @@ The calls release the interpreter lock, so that several threads code several arr
 """
 
 import ctypes
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import xxhash
 
 from penstock.kernels.delta import portable
-from penstock.kernels.delta.classes import NUM_CLASSES_MAX
+from penstock.kernels.delta.checks import check_of, chunks_of
 from penstock.kernels.delta.dtypes import Dtype
-from penstock.kernels.delta.header import ClassRecord, Codec, Header, MarksRecord
+from penstock.kernels.delta.header import Codec, Header
 from penstock.kernels.delta.scratch import room
+from penstock.kernels.delta.structs import (
+    Record,
+    Series,
+    Shape,
+    Streams,
+    Walk,
+    address,
+    class_record_of,
+    pointer,
+    record_of,
+    shape_of,
+)
 from penstock.kernels.native import load_library
 
 _SOURCE = Path(__file__).with_name("delta.c")
@@ -24,34 +36,6 @@ _SLACK_BYTES = 2048
 _GROUP_ELEMENTS = 1024
 _NUMBER_BYTES_MAX = 5
 """Of a number in either string: 33 bits, and its share of its block's parameter."""
-
-
-class _Shape(ctypes.Structure):
-    _fields_ = [
-        ("base", ctypes.c_void_p),
-        ("target", ctypes.c_void_p),
-        ("num_elements", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("itemsize", "bits", "is_float", "key_shift")),
-        ("key_bits", ctypes.c_uint32),
-        ("num_classes", ctypes.c_int32),
-        ("has_mask", ctypes.c_int32),
-        ("first_keys", ctypes.c_int32 * NUM_CLASSES_MAX),
-    ]
-
-
-class _Record(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_int64)
-        for name in ("num_changed", "num_coded", "inverted", "num_large_coded", "large_inverted")
-    ]
-
-
-class _Streams(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("mask", "signs", "unary", "low")),
-        ("unary_bytes", ctypes.c_int64),
-        ("low_bytes", ctypes.c_int64),
-    ]
 
 
 def encode_steps(
@@ -64,22 +48,23 @@ def encode_steps(
     library = load_delta_library()
     if library is None:
         return portable.encode_steps(header, thresholds, base, target)
-    records = (_Record * len(thresholds))()
+    records = (Record * len(thresholds))()
     has_mask = header.codec is Codec.BITMASK_ULP
-    shape = _shape(header.dtype, thresholds, base, target, has_mask=has_mask)
+    shape = shape_of(header.dtype, thresholds, base, target, has_mask=has_mask)
     changed = room("changed", -(-base.size // _GROUP_ELEMENTS) * _GROUP_ELEMENTS // 8)
-    structs = tuple(map(ctypes.byref, (shape, records)))
-    library.penstock_delta_count(*structs, _pointer(changed))
+    checks = _count(library, shape, records, (base, target), changed)
     num_changed = sum(record.num_changed for record in records)
     num_numbers = 3 * num_changed + 1
     begin = portable.flag_bytes(header, num_changed)
     string_bytes = min(num_numbers * _NUMBER_BYTES_MAX, header.plain_bytes_max) + _SLACK_BYTES
     body, low = room("body", sum(begin) + 2 * string_bytes), room("low", string_bytes)
     mask, signs, unary = np.split(body, np.cumsum(begin))
-    streams = _Streams(*map(_address, (mask, signs, unary, low)), string_bytes, string_bytes)
+    streams = Streams(*map(address, (mask, signs, unary, low)), string_bytes, string_bytes)
     numbers = room("numbers", 4 * num_numbers)
     status = library.penstock_delta_encode(
-        *structs, _pointer(changed), _pointer(numbers), ctypes.byref(streams)
+        *map(ctypes.byref, (shape, records)),
+        *map(pointer, (changed, numbers)),
+        ctypes.byref(streams),
     )
     if status:
         raise MemoryError(f"no memory to encode {base.size} elements")
@@ -88,10 +73,29 @@ def encode_steps(
     return msgspec.structs.replace(
         header,
         num_changed=num_changed,
-        classes=tuple(map(_class_record, thresholds, records)),
+        base_check=checks[0],
+        target_check=checks[1],
+        classes=tuple(map(class_record_of, thresholds, records)),
         unary_bytes=streams.unary_bytes,
         plain_bytes=plain_bytes,
     ), body[:plain_bytes].data
+
+
+def _count(
+    library: ctypes.CDLL,
+    shape: Shape,
+    records: ctypes.Array[Record],
+    pair: tuple[np.ndarray, np.ndarray],
+    changed: np.ndarray,
+) -> tuple[int, int]:
+    """Fill the records' counts and `changed`; return the checks of both arrays."""
+    structs = ctypes.byref(shape), ctypes.byref(records), pointer(changed)
+    checks = xxhash.xxh3_64(), xxhash.xxh3_64()
+    for start, end in chunks_of(pair[0]):
+        for check, array in zip(checks, pair, strict=True):
+            check.update(array[start:end])
+        library.penstock_delta_count(*map(ctypes.c_int64, (start, end)), *structs)
+    return checks[0].intdigest(), checks[1].intdigest()
 
 
 def decode_steps(
@@ -103,14 +107,19 @@ def decode_steps(
         return portable.decode_steps(header, base, body)
     places = np.empty(header.num_changed, np.int64)
     values = np.empty(header.num_changed, base.dtype)
-    _read(library.penstock_delta_decode, header, base, body, places, values)
+    walk = _read(library, header, base, body)
+    structs = ctypes.byref(walk.shape), ctypes.byref(walk.series)
+    _succeed(library.penstock_delta_decode(*structs, pointer(places), pointer(values)))
     return places, values
 
 
 def apply_steps(
     header: Header, base: np.ndarray, body: bytes | memoryview, target: np.ndarray
-) -> None:
+) -> tuple[int, int]:
     """Write to `target` what `base` becomes; they share no memory.
+
+    Returns:
+        The checks of the base, of which nothing was asked before, and of the target.
 
     Raises:
         ValueError: as `portable.decode_steps`; what `target` holds then is undefined.
@@ -121,8 +130,15 @@ def apply_steps(
         target[...] = base
         places, values = portable.decode_steps(header, base, body)
         target[places] = values
-    else:
-        _read(library.penstock_delta_apply, header, base, body, target)
+        return check_of(base), check_of(target)
+    walk = _read(library, header, base, body)
+    structs = ctypes.byref(walk.shape), ctypes.byref(walk.series), pointer(target)
+    checks = xxhash.xxh3_64(), xxhash.xxh3_64()
+    for start, end in chunks_of(base):
+        checks[0].update(base[start:end])
+        _succeed(library.penstock_delta_apply(*map(ctypes.c_int64, (start, end)), *structs))
+        checks[1].update(target[start:end])
+    return checks[0].intdigest(), checks[1].intdigest()
 
 
 def tally(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> np.ndarray:
@@ -131,29 +147,30 @@ def tally(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> np.ndarray:
     if library is None:
         return portable.tally(base, target, dtype)
     counts = np.empty((2, 256), np.int64)
-    shape = _shape(dtype, [0], base, target)
-    library.penstock_delta_tally(ctypes.byref(shape), _pointer(counts))
+    shape = shape_of(dtype, [0], base, target)
+    library.penstock_delta_tally(ctypes.byref(shape), pointer(counts))
     return counts[:, : dtype.traits.num_keys]
 
 
-def _read(
-    function: Callable[..., int],
-    header: Header,
-    base: np.ndarray,
-    body: bytes | memoryview,
-    *outputs: np.ndarray,
-) -> None:
+def _read(library: ctypes.CDLL, header: Header, base: np.ndarray, body: bytes | memoryview) -> Walk:
+    """Read all series of a body."""
     parts = [np.frombuffer(part, np.uint8) for part in portable.split_body(header, body)]
-    records = (_Record * len(header.classes))(*map(_record, header.classes))
-    streams = _Streams(*map(_address, parts), parts[2].size, parts[3].size)
+    records = (Record * len(header.classes))(*map(record_of, header.classes))
+    streams = Streams(*map(address, parts), parts[2].size, parts[3].size)
     thresholds = [record.first_key for record in header.classes]
     has_mask = header.codec is Codec.BITMASK_ULP
-    shape = _shape(header.dtype, thresholds, base, base, has_mask=has_mask)
+    shape = shape_of(header.dtype, thresholds, base, base, has_mask=has_mask)
     num_coded = sum(record.changed.num_coded for record in header.classes)
     num_numbers = num_coded + 2 * header.num_changed + 2 * len(header.classes)
-    numbers = room("numbers", 4 * num_numbers)
+    walk = Walk(shape, Series(), room("numbers", 4 * num_numbers))
     structs = map(ctypes.byref, (shape, records, streams))
-    if function(*structs, _pointer(numbers), *map(_pointer, outputs)):
+    numbers, series = pointer(walk.numbers), ctypes.byref(walk.series)
+    _succeed(library.penstock_delta_read(*structs, numbers, series))
+    return walk
+
+
+def _succeed(status: int) -> None:
+    if status:
         raise ValueError("a count, a place or a size is out of its bounds")
 
 
@@ -161,48 +178,3 @@ def _read(
 def load_delta_library() -> ctypes.CDLL | None:
     """Compile or load `delta.c`; None without a compiler."""
     return load_library(_SOURCE)
-
-
-def _shape(
-    dtype: Dtype,
-    thresholds: list[int],
-    base: np.ndarray,
-    target: np.ndarray,
-    *,
-    has_mask: bool = False,
-) -> _Shape:
-    traits = dtype.traits
-    return _Shape(
-        _address(base),
-        _address(target),
-        base.size,
-        *(traits.itemsize, traits.bits, traits.is_float, traits.key_shift, traits.num_keys - 1),
-        len(thresholds),
-        has_mask,
-        (ctypes.c_int32 * NUM_CLASSES_MAX)(*thresholds),
-    )
-
-
-def _class_record(first_key: int, record: _Record) -> ClassRecord:
-    return ClassRecord(
-        first_key=first_key,
-        num_changed=record.num_changed,
-        changed=MarksRecord(record.num_coded, bool(record.inverted)),
-        large=MarksRecord(record.num_large_coded, bool(record.large_inverted)),
-    )
-
-
-def _record(record: ClassRecord) -> _Record:
-    return _Record(
-        record.num_changed,
-        *(record.changed.num_coded, record.changed.inverted),
-        *(record.large.num_coded, record.large.inverted),
-    )
-
-
-def _pointer(array: np.ndarray) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
-
-
-def _address(array: np.ndarray) -> int:
-    return array.ctypes.data

@@ -185,10 +185,13 @@ INLINE int is_complete(const shape_t *s, const series_t *series) {
     return 1;
 }
 
-INLINE int apply(const shape_t *s, series_t *series, uint8_t *target, const int itemsize) {
-    for (int64_t start = 0; start < s->num_elements; start += TILE_ELEMENTS)
+/* Write the target from `start` to `end`, where the walk before ended. */
+INLINE int apply(
+    const shape_t *s, series_t *series, int64_t start, int64_t end, uint8_t *target,
+    const int itemsize) {
+    for (; start < end; start += TILE_ELEMENTS)
         if (walk_tile(s, series, start, target + start * itemsize, itemsize)) return CORRUPT;
-    return is_complete(s, series) ? OK : CORRUPT;
+    return end < s->num_elements || is_complete(s, series) ? OK : CORRUPT;
 }
 
 /* The same, tile by tile on the side: list where it differs from the base, and its values there. */

@@ -23,10 +23,12 @@ void penstock_delta_tally(const shape_t *s, int64_t *counts) {
     BY_ITEMSIZE(tally, s->itemsize, s, counts);
 }
 
-/* Count the changed elements of the classes; records come zeroed. `changed` gets one bit an element,
- * up to whole groups of 128 bytes. */
-void penstock_delta_count(const shape_t *s, record_t *records, uint64_t *changed) {
-    BY_ITEMSIZE(count, s->itemsize, s, records, changed);
+/* Count the changed elements of the classes, from `start`, where a group begins, to `end`, where one
+ * or all ends; records come zeroed first. `changed` gets one bit an element, up to whole groups of
+ * 128 bytes. */
+void penstock_delta_count(
+    int64_t start, int64_t end, const shape_t *s, record_t *records, uint64_t *changed) {
+    BY_ITEMSIZE(count, s->itemsize, s, start, end, records, changed);
 }
 
 /* Write the streams, after `penstock_delta_count`; `numbers` has room for three times the changed
@@ -37,23 +39,27 @@ int penstock_delta_encode(
     return BY_ITEMSIZE(encode, s->itemsize, s, records, changed, numbers, out);
 }
 
-/* Write the target, elsewhere than over the base. Numbers of the records are already checked: none
- * is negative, those of all classes' coded places add up to at most the elements, the large coded to
- * at most a class's changes; mask and signs are as long as their counts say. `numbers` has room for
- * the coded and twice the changed, and two more a class. */
-int penstock_delta_apply(
+_Static_assert(sizeof(series_t) <= 1024, "callers bring so much");
+
+/* Read all series, to be walked once. Numbers of the records are already checked: none is negative,
+ * those of all classes' coded places add up to at most the elements, the large coded to at most a
+ * class's changes; mask and signs are as long as their counts say. `numbers` has room for the coded
+ * and twice the changed, and two more a class, and stays until the walk ends. */
+int penstock_delta_read(
     const shape_t *s, const record_t *records, const streams_t *in, uint32_t *numbers,
-    uint8_t *target) {
-    series_t series = {.mask = in->mask};
-    if (read_series(s, records, in, numbers, &series)) return CORRUPT;
-    return BY_ITEMSIZE(apply, s->itemsize, s, &series, target);
+    series_t *series) {
+    series->mask = in->mask;
+    return read_series(s, records, in, numbers, series);
 }
 
-/* The same, but for what it makes: the changed places, rising, and their values. */
-int penstock_delta_decode(
-    const shape_t *s, const record_t *records, const streams_t *in, uint32_t *numbers,
-    int64_t *places, uint8_t *values) {
-    series_t series = {.mask = in->mask};
-    if (read_series(s, records, in, numbers, &series)) return CORRUPT;
-    return BY_ITEMSIZE(decode, s->itemsize, s, &series, places, values);
+/* Write the target, elsewhere than over the base, from `start`, which is 0 or where the call before
+ * ended, to `end`, where a tile or all ends. */
+int penstock_delta_apply(
+    int64_t start, int64_t end, const shape_t *s, series_t *series, uint8_t *target) {
+    return BY_ITEMSIZE(apply, s->itemsize, s, series, start, end, target);
+}
+
+/* The same, but for what it makes, at once: the changed places, rising, and their values. */
+int penstock_delta_decode(const shape_t *s, series_t *series, int64_t *places, uint8_t *values) {
+    return BY_ITEMSIZE(decode, s->itemsize, s, series, places, values);
 }

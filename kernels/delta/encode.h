@@ -25,19 +25,22 @@ INLINE int class_at(
     return class_of[load(s->base, place, itemsize) >> s->key_shift & s->key_bits];
 }
 
-/* Count the changed elements of each class; `changed` gets the masks of all groups. */
-INLINE void count(const shape_t *s, record_t *records, uint64_t *changed, const int itemsize) {
+/* Count the changed elements of each class from `start` to `end`; `changed` gets the masks of the
+ * groups, those of the first element first. */
+INLINE void count(
+    const shape_t *s, int64_t start, int64_t end, record_t *records, uint64_t *changed,
+    const int itemsize) {
     int64_t counts[CLASSES_MAX] = {0};
     uint8_t class_of[256];
     uint16_t list[LIST_ROOM];
     fill_class_table(s, class_of);
-    for (int64_t start = 0; start < s->num_elements; start += GROUP_ELEMENTS, changed += GROUP) {
+    for (changed += start / BLOCK; start < end; start += GROUP_ELEMENTS, changed += GROUP) {
         compare(s, s->target, start, changed, itemsize);
         int num = s->num_classes > 1 ? list_bits(changed, list) : 0;
         for (int i = 0; i < num; i++) counts[class_at(s, class_of, start + list[i], itemsize)]++;
         if (s->num_classes == 1) counts[0] += count_bits(changed);
     }
-    for (int c = 0; c < s->num_classes; c++) records[c].num_changed = counts[c];
+    for (int c = 0; c < s->num_classes; c++) records[c].num_changed += counts[c];
 }
 
 INLINE void put_mask(const shape_t *s, int64_t start, const uint64_t *bits, uint8_t *mask) {

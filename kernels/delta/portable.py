@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from penstock.kernels.delta import ulp
+from penstock.kernels.delta.checks import check_of
 from penstock.kernels.delta.classes import exponent_keys
 from penstock.kernels.delta.dtypes import Dtype
 from penstock.kernels.delta.header import ClassRecord, Codec, Header, MarksRecord
@@ -60,6 +61,8 @@ def encode_steps(
     whole = msgspec.structs.replace(
         header,
         num_changed=sum(record.num_changed for record in records),
+        base_check=check_of(base),
+        target_check=check_of(target),
         classes=tuple(records),
         unary_bytes=len(unary),
         plain_bytes=len(body),

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import xxhash
 
 from penstock.kernels import delta
 from penstock.kernels.delta import Codec, Dtype, Patch
@@ -74,6 +75,31 @@ def test_a_target_goes_where_it_is_wanted(codec):
     for old, new in ((base, target), (base, base + np.uint16(1)), (base, target)):
         assert delta.apply(old, delta.encode_with(codec, old, new), out) is out
         np.testing.assert_array_equal(out, new)
+
+
+@pytest.mark.parametrize(
+    ("codec", "kind"),
+    [
+        (Codec.GAP_ULP, Dtype.BF16),
+        (Codec.CLASS_GAP_ULP, Dtype.FP8_E4M3),
+        (Codec.GAP_ULP, Dtype.INT4X2),
+        (Codec.XOR_ZSTD, Dtype.BF16),
+    ],
+)
+def test_arrays_of_several_chunks_are_checked_whole(codec, kind):
+    base = np.random.default_rng(0).integers(0, 256, 600_002, np.uint8).view(kind.storage)
+    target = base.copy()
+    target[:: base.size - 1] ^= base.dtype.type(1)
+    payload = delta.encode_with(codec, base, target, kind)
+    header = delta.read_header(payload)
+    checks = [xxhash.xxh3_64_intdigest(array.data) for array in (base, target)]
+    assert [header.base_check, header.target_check] == checks
+    np.testing.assert_array_equal(delta.apply(base, payload), target)
+    for place in (1, base.size - 2):
+        other = base.copy()
+        other[place] ^= base.dtype.type(1)
+        with pytest.raises(CorruptDataError, match="another base"):
+            delta.apply(other, payload)
 
 
 def test_memory_that_cannot_hold_the_target_is_refused():
