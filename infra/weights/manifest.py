@@ -162,7 +162,8 @@ def _check_extents(manifest: Manifest) -> None:
         if begin != reached or begin + extent.num_words > starts[-1]:
             raise CorruptDataError(f"delta.extents: {number} leaves a gap or overlaps another")
         dtypes = {manifest.target[piece.row].dtype for piece in manifest.pieces(extent)}
-        if len(dtypes) != 1 or extent.num_changed > extent.num_words:
+        num_half_bytes = 2 * manifest.target[extent.row].kind.traits.itemsize * extent.num_words
+        if len(dtypes) != 1 or extent.num_changed > num_half_bytes:
             raise CorruptDataError(f"delta.extents: {number} mixes dtypes, or changes too much")
         reached += extent.num_words
     if reached != starts[-1]:
