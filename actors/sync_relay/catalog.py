@@ -6,12 +6,14 @@ catching up is a shortest path.
 """
 
 import heapq
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import count
 
 import msgspec
 
-from penstock.actors.sync_relay.objects import PREFIX, manifest_key
+from penstock.actors.sync_relay.head import read_head
+from penstock.actors.sync_relay.objects import PREFIX, is_manifest, manifest_key
 from penstock.actors.sync_relay.transfer import bounded, read_manifest
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError
@@ -34,6 +36,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
         return num_bytes(manifest) / self.fetch_bytes_s + manifest.full_bytes / self.apply_bytes_s
 
 
+Node = tuple[int, str]
+"""A version and its root digest: which weights they are, whoever published them."""
 _Step = tuple[float, int, int, WeightsPublished | None]
 """Cost, order of discovery, the version reached, the last edge."""
 
@@ -53,12 +57,31 @@ class Catalog:
 
     async def refresh(self) -> None:
         """Look at the store; a manifest that cannot be read counts as absent."""
-        keys = [key for key in await self._store.keys(PREFIX) if key.endswith("/manifest")]
+        keys = [key for key in await self._store.keys(PREFIX) if is_manifest(key)]
         self._manifests = {key: self._manifests[key] for key in keys if key in self._manifests}
         new = [key for key in keys if key not in self._manifests]
         for key, manifest in zip(new, await bounded(map(self._read, new)), strict=True):
             if manifest is not None:
                 self._manifests[key] = manifest
+
+    @classmethod
+    async def of_origin(cls, store: ObjectStore) -> "Catalog":
+        """Look at a store that has a head: only what was committed counts.
+
+        Raises:
+            CorruptDataError: the head is damaged.
+
+        """
+        head = await read_head(store)
+        catalog = cls(store)
+        await catalog.refresh()
+        catalog.keep_history([head.node])
+        return catalog
+
+    def keep_history(self, heads: Iterable[Node]) -> None:
+        """Forget what does not lead to these: publishers that were fenced left it behind."""
+        nodes = _history(self._manifests.values(), heads)
+        self._manifests = {k: m for k, m in self._manifests.items() if _target(m) in nodes}
 
     async def _read(self, key: str) -> WeightsPublished | None:
         try:
@@ -128,3 +151,22 @@ def _shortest_ways(
             further = cost + rates.cost_s(manifest)
             heapq.heappush(queue, (further, next(order), manifest.policy_version, manifest))
     return ways
+
+
+def _target(manifest: WeightsPublished) -> Node:
+    return manifest.policy_version, manifest.target_root_digest
+
+
+def _history(manifests: Iterable[WeightsPublished], heads: Iterable[Node]) -> set[Node]:
+    """Return all weights from which manifests lead to the heads, and those themselves."""
+    bases: defaultdict[Node, list[Node]] = defaultdict(list)
+    for manifest in manifests:
+        bases[_target(manifest)].append((manifest.base_version, manifest.base_root_digest))
+    nodes: set[Node] = set()
+    waiting = [*heads]
+    while waiting:
+        node = waiting.pop()
+        if node not in nodes:
+            nodes.add(node)
+            waiting += bases[node]
+    return nodes

@@ -93,9 +93,15 @@ class Committer:
                 self._store, origin, image, shards, self._sleep, self._offload
             )
         await self._history.commit(image, manifest)
-        for key in await self._store.keys(receipts_prefix(version, token)):
-            await self._store.delete(key)
+        await self._collect(version, token)
         return manifest
+
+    async def _collect(self, version: int, token: int) -> None:
+        """Delete the receipts of a committed version, and those that came late to the last one."""
+        for old in (version, max(0, version - 1)):
+            for key in await self._store.keys(receipts_prefix(old)):
+                if key < receipts_prefix(old, token + 1):
+                    await self._store.delete(key)
 
     async def _gather(self, version: int, token: int, wait_s: float) -> list[Receipt]:
         prefix = receipts_prefix(version, token)

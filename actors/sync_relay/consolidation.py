@@ -12,8 +12,8 @@ from penstock.actors.sync_relay.catalog import Catalog
 from penstock.actors.sync_relay.image import Image, cut
 from penstock.actors.sync_relay.leases import leased_versions
 from penstock.actors.sync_relay.mirror import Mirror
-from penstock.actors.sync_relay.objects import PREFIX, Origin, manifest_key
-from penstock.actors.sync_relay.retention import FOLD_EVERY, Piece, due, floor, is_kept
+from penstock.actors.sync_relay.objects import PREFIX, Origin, is_manifest
+from penstock.actors.sync_relay.retention import FOLD_EVERY, Piece, due, floor, is_kept, piece_of
 from penstock.actors.sync_relay.shipping import store_version
 from penstock.messages.bus import ObjectStore
 from penstock.messages.weights import SnapshotKind, WeightsPublished
@@ -103,10 +103,10 @@ class Consolidation:
         if oldest <= 0:
             return
         keys = [key for key in await self._local.keys(PREFIX) if _is_old(key, oldest)]
-        for key in sorted(keys, key=lambda key: not key.endswith("/manifest")):
+        for key in sorted(keys, key=lambda key: not is_manifest(key)):
             await self._local.delete(key)
         for manifest in self._catalog.manifests:
-            if _is_old(manifest_key(manifest), oldest):
+            if not is_kept(piece_of(manifest), oldest):
                 self._catalog.discard(manifest)
         _log.info("weights: deleted %d objects from before version %d", len(keys), oldest)
 

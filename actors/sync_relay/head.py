@@ -15,10 +15,11 @@ import secrets
 
 import msgspec
 
-from penstock.actors.sync_relay.objects import PREFIX
+from penstock.actors.sync_relay.objects import PREFIX, manifest_key
 from penstock.actors.sync_relay.transfer import Sleep, put_patiently
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError, PenstockError
+from penstock.messages.weights import WeightsPublished
 
 SLOTS = f"{PREFIX}head/"
 _NUM_CLAIMS_MAX = 16
@@ -40,8 +41,15 @@ class HeadSlot(msgspec.Struct, frozen=True, kw_only=True):
     policy_version: int
     """Newest committed version; -1: none."""
     root_digest: str = ""
+    manifest_key: str = ""
+    """Of that version: what else lies beside it was never committed."""
     owner: str = ""
     """Tells publishers apart that race for one token."""
+
+    @property
+    def node(self) -> tuple[int, str]:
+        """Return what names the version's weights."""
+        return self.policy_version, self.root_digest
 
 
 NO_HEAD = HeadSlot(number=-1, token=0, policy_version=-1)
@@ -77,9 +85,9 @@ class FencedHead:
         """0 until claimed."""
 
     @property
-    def policy_version(self) -> int:
-        """Return the newest version that was committed when this hold last looked."""
-        return self._last.policy_version
+    def last(self) -> HeadSlot:
+        """Return the newest slot when this hold last looked."""
+        return self._last
 
     async def hold(self) -> None:
         """Claim a token, one higher than any before, or see that nobody has claimed since.
@@ -100,8 +108,8 @@ class FencedHead:
                 return None
         raise StaleTokenError(f"fencing token: {_NUM_CLAIMS_MAX} others were quicker to claim")
 
-    async def advance(self, version: int, root_digest: str) -> None:
-        """Commit a version: swap it in where nobody has written since.
+    async def advance(self, manifest: WeightsPublished) -> None:
+        """Commit a stored version: swap it in where nobody has written since.
 
         Raises:
             StaleTokenError: somebody has.
@@ -111,8 +119,9 @@ class FencedHead:
             self._last,
             number=self._last.number + 1,
             token=self.token,
-            policy_version=version,
-            root_digest=root_digest,
+            policy_version=manifest.policy_version,
+            root_digest=manifest.target_root_digest,
+            manifest_key=manifest_key(manifest),
             owner=self._owner,
         )
         if not await self._put(slot):
@@ -146,6 +155,11 @@ def _slot_key(number: int) -> str:
 
 def _decode(key: str, data: bytes) -> HeadSlot:
     try:
-        return msgspec.msgpack.decode(data, type=HeadSlot)
+        slot = msgspec.msgpack.decode(data, type=HeadSlot)
     except msgspec.DecodeError as error:
         raise CorruptDataError(f"object {key}: not a slot of the head: {error}") from error
+    if slot.policy_version >= 0 and not slot.manifest_key:
+        raise CorruptDataError(
+            f"object {key}: names no manifest; an older Penstock wrote it: start a new run"
+        )
+    return slot

@@ -9,9 +9,16 @@
 import logging
 
 from penstock.actors.sync_relay.catalog import NOTHING, Catalog
-from penstock.actors.sync_relay.head import FencedHead
+from penstock.actors.sync_relay.head import FencedHead, HeadSlot
 from penstock.actors.sync_relay.image import Image, Table
-from penstock.actors.sync_relay.objects import Origin, apply_version, begin_anchor, folder_key
+from penstock.actors.sync_relay.objects import (
+    MANIFEST,
+    Origin,
+    apply_version,
+    begin_anchor,
+    folder_key,
+    manifest_key,
+)
 from penstock.actors.sync_relay.shipping import Offload
 from penstock.actors.sync_relay.transfer import (
     DamagedStoreError,
@@ -64,27 +71,21 @@ class History:
         return origin, base
 
     async def known(self, version: int, image: Image) -> WeightsPublished | None:
-        """Return a version's manifest where it is stored already, from these very weights.
+        """Return a version's manifest where it is committed already, from these very weights.
 
         Raises:
             PublishConflictError: the version was committed before, from other weights.
+            NotFoundError: it is older than all that the store still holds.
             DamagedStoreError: its manifest is damaged.
 
         """
-        key = delta_folder(version) + "manifest"
-        if not await self._store.exists(key):
+        if version > self.head.last.policy_version:
             return None
-        try:
-            stored = await read_manifest(self._store, key)
-        except CorruptDataError as error:
-            raise DamagedStoreError(str(error)) from error
-        if (digest := await self._offload(image.digest)) == stored.target_root_digest:
-            return stored
-        if version > self.head.policy_version:
-            _log.warning("weights %d: replacing what was stored and never committed", version)
-            return None
+        manifest = await read_committed(self._store, version, self.head.last)
+        if (digest := await self._offload(image.digest)) == manifest.target_root_digest:
+            return manifest
         raise PublishConflictError(
-            f"weights {version}: committed before with digest {stored.target_root_digest},"
+            f"weights {version}: committed before with digest {manifest.target_root_digest},"
             f" now {digest}"
         )
 
@@ -95,9 +96,18 @@ class History:
             StaleTokenError: another publisher took over.
 
         """
-        if manifest.policy_version > self.head.policy_version:
-            await self.head.advance(manifest.policy_version, manifest.target_root_digest)
+        if manifest.policy_version > self.head.last.policy_version:
+            await self.head.advance(manifest)
+            await self._collect(manifest)
         self._newest = image, manifest
+
+    async def _collect(self, manifest: WeightsPublished) -> None:
+        """Delete the manifests beside a committed one: of attempts that came to nothing."""
+        own = manifest_key(manifest)
+        for key in await self._store.keys(delta_folder(manifest.policy_version) + MANIFEST):
+            if key != own:
+                _log.warning("deleting %s, which was never committed", key)
+                await self._store.delete(key)
 
     async def _at(self, version: int) -> tuple[Image, WeightsPublished]:
         """Return the image of a version: the one at hand, else read back from the store."""
@@ -112,6 +122,26 @@ def delta_folder(version: int) -> str:
     return folder_key(version, kind, version - 1)
 
 
+async def read_committed(store: ObjectStore, version: int, head: HeadSlot) -> WeightsPublished:
+    """Return the publisher's manifest of a committed version, that of the head or an older one.
+
+    Raises:
+        NotFoundError: the store holds it no more.
+        DamagedStoreError: it is damaged.
+
+    """
+    if version == head.policy_version:
+        try:
+            return await read_manifest(store, head.manifest_key)
+        except (CorruptDataError, NotFoundError) as error:
+            raise DamagedStoreError(str(error)) from error
+    catalog = await Catalog.of_origin(store)
+    kind = SnapshotKind.DELTA if version else SnapshotKind.ANCHOR
+    if (manifest := catalog.find(version, kind)) is None:
+        raise NotFoundError(f"weights {version}: its manifest is not in the store")
+    return manifest
+
+
 async def read_back(
     store: ObjectStore, version: int, sleep: Sleep, offload: Offload
 ) -> tuple[Image, WeightsPublished]:
@@ -122,8 +152,7 @@ async def read_back(
         DamagedStoreError: its objects are damaged or gone, attempt after attempt.
 
     """
-    catalog = Catalog(store)
-    await catalog.refresh()
+    catalog = await Catalog.of_origin(store)
     way = catalog.plan(NOTHING, version)
     if not way:
         raise NotFoundError(f"weights {version}: the store holds no way to this version")

@@ -11,6 +11,7 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.catalog import NOTHING, Catalog
 from penstock.actors.sync_relay.consolidation import Consolidation
+from penstock.actors.sync_relay.head import read_head
 from penstock.actors.sync_relay.retention import FOLD_EVERY
 from penstock.messages.base import Event
 from penstock.messages.errors import StoreFullError
@@ -47,11 +48,14 @@ class Keeper(Actor):
 
         Raises:
             DamagedStoreError: the origin's objects are damaged or gone.
+            CorruptDataError: its head is damaged.
 
         """
         if event.policy_version <= self._newest or event.policy_version % FOLD_EVERY:
             return ()
+        head = await read_head(ctx.store)
         await self._catalog.refresh()
+        self._catalog.keep_history([head.node])
         way = self._catalog.plan(NOTHING)
         self._newest = way[-1].policy_version if way else NOTHING
         needed = [max(0, self._newest - self._num_versions_kept)]

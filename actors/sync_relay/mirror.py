@@ -92,6 +92,7 @@ class Mirror:
         Raises:
             NotFoundError: neither the region nor the origin holds a way.
             DamagedStoreError: damage that no other way goes around.
+            CorruptDataError: the region holds no way, and the origin's head is damaged.
 
         """
         self._is_fresh = False
@@ -118,9 +119,7 @@ class Mirror:
             return []
         way = self._catalog.plan(self.version, target)
         if not way:
-            origin = Catalog(ctx.store)
-            await origin.refresh()
-            way = origin.plan(self.version, target)
+            way = (await Catalog.of_origin(ctx.store)).plan(self.version, target)
         if not way:
             raise NotFoundError(f"weights {target}: no way from {self.version} in region or origin")
         return way

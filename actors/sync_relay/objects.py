@@ -1,12 +1,13 @@
 """Versions as objects: keys, manifests, and the way from arrays to bytes and back.
 
 ```
- weights/00000007/delta/manifest                    WeightsPublished, as on the bus; written last
+ weights/00000007/delta/manifest-<blake3>           WeightsPublished, as on the bus; written last
  weights/00000007/delta/0-<blake3>                  one payload a shard
  weights/00000007/delta/digests-<blake3>            what its tensors and tiles digest to
- weights/00000064/anchor/{manifest, table-<blake3>, 0-<blake3> ...}     the table is shard 0
- weights/00000064/fold-00000056/{manifest, 0-<blake3> ...}
+ weights/00000064/anchor/{manifest-<blake3>, table-<blake3>, 0-<blake3> ...}   the table is shard 0
+ weights/00000064/fold-00000056/{manifest-<blake3>, 0-<blake3> ...}
 ```
+Every key names its bytes, so that of two publishers neither can take the other's place.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,10 +20,12 @@ from penstock.actors.sync_relay.digests import SUM_MODULUS, add_to_digest, make_
 from penstock.actors.sync_relay.image import Image, Table, TensorSpec, table_digest
 from penstock.kernels import delta
 from penstock.kernels.digest import element_sum, run_element_sum
+from penstock.messages import codec
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.weights import Extent, ShardRef, SnapshotKind, WeightsPublished
 
 PREFIX = "weights/"
+MANIFEST = "manifest-"
 REPRESENTATION = "bf16"
 TABLE_CODEC = "table"
 DIGESTS_CODEC = "digests"
@@ -39,7 +42,18 @@ def folder_key(version: int, kind: SnapshotKind, base_version: int) -> str:
 
 def manifest_key(manifest: WeightsPublished) -> str:
     """Return where a manifest lies."""
-    return folder_key(manifest.policy_version, manifest.kind, manifest.base_version) + "manifest"
+    return manifest_key_of(manifest, codec.encode(manifest))
+
+
+def manifest_key_of(manifest: WeightsPublished, data: bytes) -> str:
+    """Return where a manifest of these bytes lies."""
+    folder = folder_key(manifest.policy_version, manifest.kind, manifest.base_version)
+    return f"{folder}{MANIFEST}{blake3(data).hexdigest()[:_NUM_KEY_DIGITS]}"
+
+
+def is_manifest(key: str) -> bool:
+    """Tell manifests from other objects."""
+    return key.rpartition("/")[2].startswith(MANIFEST)
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from penstock.actors.sync_relay.head import StaleTokenError, read_head
-from penstock.actors.sync_relay.history import delta_folder, read_back
+from penstock.actors.sync_relay.head import HeadSlot, StaleTokenError, read_head
+from penstock.actors.sync_relay.history import delta_folder, read_back, read_committed
 from penstock.actors.sync_relay.image import Table, table_digest
 from penstock.actors.sync_relay.objects import Encoded, Origin
 from penstock.actors.sync_relay.shipping import Offload, Piece, store_shards
-from penstock.actors.sync_relay.transfer import Sleep, put_object, read_manifest
+from penstock.actors.sync_relay.transfer import Sleep, put_object
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import NotFoundError
 from penstock.messages.weights import Extent, SnapshotKind
@@ -39,9 +39,10 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     shards: list[Encoded]
 
 
-def receipts_prefix(version: int, token: int) -> str:
-    """Return the common start of the keys of an attempt's receipts; the rank follows."""
-    return f"{delta_folder(version)}receipt-{token:08d}-"
+def receipts_prefix(version: int, token: int | None = None) -> str:
+    """Return the common start of the keys of one attempt's receipts, or of all; ranks follow."""
+    attempt = "" if token is None else f"{token:08d}-"
+    return f"{delta_folder(version)}receipt-{attempt}"
 
 
 class RankPublisher:
@@ -63,7 +64,8 @@ class RankPublisher:
             store: the origin.
             rank: its number.
             table: of the whole snapshot.
-            layout: the runs of each of its shards, of one dtype each; see `image.find_runs`.
+            layout: the runs of each of its shards, of one dtype each; see `image.find_runs`. None
+                for a part without elements.
             sleep: waits between attempts.
             offload: runs blocking work.
 
@@ -72,9 +74,11 @@ class RankPublisher:
         self._rank = rank
         self._table = table
         self._layout = layout
+        self._shards = [runs for runs in layout if runs]
         self._sleep = sleep
         self._offload = offload
         self._shipped: tuple[int, list[Encoded], Parts] | None = None
+        self._committed: tuple[int, Parts] | None = None
 
     async def ship(self, version: int, token: int, parts: Sequence[np.ndarray]) -> None:
         """Upload this rank's part of a version, then the receipt for it.
@@ -86,7 +90,8 @@ class RankPublisher:
 
         Raises:
             StaleTokenError: another committer took over.
-            NotFoundError: the version before is not committed.
+            NotFoundError: the version before is not committed, or no longer in the store.
+            DamagedStoreError: the store gives damaged objects, attempt after attempt.
             ValueError: parts that do not fit the layout.
             OSError: no room, after several attempts.
 
@@ -97,10 +102,10 @@ class RankPublisher:
             raise StaleTokenError(f"rank {self._rank}: token {token}, the head's is {head.token}")
         if head.policy_version < version - 1:
             raise NotFoundError(f"weights {version - 1}: not committed; the head is {head}")
-        base = await self._base(version - 1) if version else [None] * len(parts)
-        copies = [part.copy() for part in parts]
-        numbers = [runs[0].start + 1 for runs in self._layout]  # 0 is an anchor's table
-        pieces = map(Piece, numbers, self._layout, base, copies)
+        base = await self._base(version - 1, head) if version else [None] * len(self._shards)
+        copies = [part.copy() for runs, part in zip(self._layout, parts, strict=True) if runs]
+        numbers = [runs[0].start + 1 for runs in self._shards]  # 0 is an anchor's table
+        pieces = map(Piece, numbers, self._shards, base, copies)
         origin = Origin(
             policy_version=version,
             base_version=version - 1,
@@ -119,12 +124,18 @@ class RankPublisher:
         if (found := [part.size for part in parts]) != sizes:
             raise ValueError(f"rank {self._rank}: expected parts of {sizes} elements, got {found}")
 
-    async def _base(self, version: int) -> Parts:
-        """Return this rank's part of a committed version."""
-        if self._shipped is not None and self._shipped[0] == version:
-            _, shards, parts = self._shipped
-            manifest = await read_manifest(self._store, f"{delta_folder(version)}manifest")
-            if all(shard.ref in manifest.shards for shard in shards):
-                return parts
+    async def _base(self, version: int, head: HeadSlot) -> Parts:
+        """Return this rank's part of a committed version; keep it until the next is committed."""
+        shipped, self._shipped = self._shipped, None
+        if self._committed is not None and self._committed[0] == version:
+            return self._committed[1]
+        self._committed = None
+        if shipped is not None and shipped[0] == version:
+            manifest = await read_committed(self._store, version, head)
+            keys = {shard.object_key for shard in manifest.shards}
+            if all(shard.ref.object_key in keys for shard in shipped[1]):
+                self._committed = version, shipped[2]
+                return shipped[2]
         image, _ = await read_back(self._store, version, self._sleep, self._offload)
-        return [image.part(runs).copy() for runs in self._layout]
+        self._committed = version, [image.part(runs).copy() for runs in self._shards]
+        return self._committed[1]

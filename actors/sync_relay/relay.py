@@ -121,6 +121,7 @@ class Relay(Actor):
         origin = Catalog(ctx.store)
         await origin.refresh()
         origin.add(event)
+        origin.keep_history([head.node, (event.policy_version, event.target_root_digest)])
         way = origin.plan(self._version, max(head.policy_version, event.policy_version))
         return way or origin.plan(self._version, event.policy_version)
 

@@ -32,12 +32,17 @@ class Piece(NamedTuple):
     base_version: int
 
 
+def piece_of(manifest: WeightsPublished) -> Piece:
+    """Return what a manifest is."""
+    return Piece(manifest.policy_version, manifest.kind, manifest.base_version)
+
+
 def due(manifests: Iterable[WeightsPublished], newest: int) -> list[Piece]:
     """Return the folds and anchors that a store should hold and lacks, rising by version.
 
     Only what will be kept: after a jump over many versions, nothing is made for the older ones.
     """
-    have = {Piece(m.policy_version, m.kind, m.base_version) for m in manifests}
+    have = set(map(piece_of, manifests))
     first = max(0, newest // ANCHOR_EVERY - NUM_ANCHORS_KEPT + 1) * ANCHOR_EVERY
     wanted: list[Piece] = []
     for version in range(first + FOLD_EVERY, newest + 1, FOLD_EVERY):

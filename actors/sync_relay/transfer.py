@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from blake3 import blake3
 
-from penstock.actors.sync_relay.objects import manifest_key
+from penstock.actors.sync_relay.objects import manifest_key, manifest_key_of
 from penstock.messages import codec
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError, PenstockError
@@ -111,7 +111,7 @@ async def put_object(store: ObjectStore, key: str, data: bytes, sleep: Sleep) ->
 
 
 async def put_manifest(store: ObjectStore, manifest: WeightsPublished, sleep: Sleep) -> None:
-    """Make a version count whose objects are stored, in place of a damaged or stray manifest.
+    """Store the manifest of a version whose objects are stored.
 
     Raises:
         OSError: no room, after several attempts.
@@ -189,6 +189,6 @@ async def read_manifest(store: ObjectStore, key: str) -> WeightsPublished:
         manifest = codec.decode(data)
     except ValueError as error:
         raise CorruptDataError(f"object {key}: not a manifest: {error}") from error
-    if not isinstance(manifest, WeightsPublished) or manifest_key(manifest) != key:
+    if not isinstance(manifest, WeightsPublished) or manifest_key_of(manifest, data) != key:
         raise CorruptDataError(f"object {key}: not the manifest of this key")
     return manifest

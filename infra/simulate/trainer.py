@@ -57,7 +57,7 @@ class SizedTrainer:
         parts = zip(self._ranks, objects.items(), strict=True)
         await asyncio.gather(*(self._upload(rank, key, data) for rank, (key, data) in parts))
         await put_manifest(self._origin, manifest, asyncio.sleep)
-        await self._head.advance(version, manifest.target_root_digest)
+        await self._head.advance(manifest)
         await self._bus.publish([manifest])
 
     async def _upload(self, rank: SizedStore, key: str, data: bytes) -> None:

@@ -44,7 +44,7 @@ def test_a_run_keeps_its_objects_in_a_bucket(tmp_path, endpoint, credentials):
         listing = reply.read().decode()
     for version in range(5):
         kind = "delta" if version else "anchor"
-        assert f"r1/weights/{version:08d}/{kind}/manifest" in listing
+        assert f"r1/weights/{version:08d}/{kind}/manifest-" in listing
     state = json.loads(penstock(tmp_path, "status", "r1", "--json").stdout)
     for region in state["regions"].values():
         assert set(region["replicas"].values()) == {4}

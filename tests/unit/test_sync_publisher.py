@@ -1,16 +1,20 @@
 """The publisher: idempotent, fenced, and able to find its base again."""
 
+import asyncio
+
 import msgspec
 import numpy as np
 import pytest
-from tests.sim.sync.world import FakeContext
+from tests.sim.sync.world import FakeContext, manifest_in
 
 from penstock.actors.sync_relay.catalog import Catalog
 from penstock.actors.sync_relay.head import StaleTokenError, read_head
+from penstock.actors.sync_relay.history import read_back
 from penstock.actors.sync_relay.image import SHARD_ELEMENTS_MAX, Image, cut, tensor_table
 from penstock.actors.sync_relay.mirror import Mirror
+from penstock.actors.sync_relay.objects import manifest_key
 from penstock.actors.sync_relay.publisher import Publisher
-from penstock.actors.sync_relay.transfer import DamagedStoreError
+from penstock.actors.sync_relay.transfer import DamagedStoreError, read_manifest
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.kernels.delta import Patch
 from penstock.kernels.digest import root_digest
@@ -111,7 +115,7 @@ async def test_a_publisher_that_was_taken_over_is_refused(store):
     await prepare(new, 1, history[1])
     with pytest.raises(StaleTokenError, match="fencing token 1"):
         await prepare(old, 2, history[2])
-    assert not await store.exists("weights/00000002/delta/manifest")
+    assert not await store.keys("weights/00000002/delta/manifest")
 
 
 async def test_other_weights_for_a_prepared_version_are_refused(store):
@@ -153,8 +157,8 @@ async def test_a_damaged_base_in_the_store_is_named(store, tmp_path):
 async def test_a_damaged_manifest_is_named(store, tmp_path):
     (first,) = versions(1)
     await prepare(publisher(store), 0, first)
-    (tmp_path / "weights/00000000/anchor/manifest").write_bytes(b"junk")
-    with pytest.raises(DamagedStoreError, match="anchor/manifest"):
+    (tmp_path / await manifest_in(store, "00000000/anchor")).write_bytes(b"junk")
+    with pytest.raises(DamagedStoreError, match="anchor/manifest-"):
         await prepare(publisher(store), 0, first)
 
 
@@ -183,6 +187,61 @@ async def test_of_two_that_race_one_is_fenced_at_the_swap_though_it_looked_befor
     manifest = await prepare(new, 2, other)
     assert manifest.fencing_token == 2
     assert (await read_head(store)).root_digest == root_digest(other)
+
+
+async def test_one_that_is_overtaken_within_a_version_leaves_what_was_committed(store):
+    """While the first encodes a version, the second commits it, from other weights."""
+    history = list(versions(4))
+    other = [{name: array.copy() for name, array in snapshot.items()} for snapshot in history]
+    for snapshot in other[1:]:
+        snapshot["a"] ^= 1
+    old, new = publisher(store), publisher(store)
+    await prepare(old, 0, history[0])
+    known = old._history.known
+
+    async def look_then_be_overtaken(version, image):
+        found = await known(version, image)
+        await prepare(new, 1, other[1])
+        return found
+
+    old._history.known = look_then_be_overtaken
+    with pytest.raises(StaleTokenError, match="token 2"):
+        await prepare(old, 1, history[1])
+    assert len(await store.keys("weights/00000001/delta/manifest-")) == 2
+    head = await read_head(store)
+    manifest = await read_manifest(store, head.manifest_key)
+    assert (manifest.fencing_token, manifest.target_root_digest) == (2, head.root_digest)
+    await prepare(new, 2, other[2])
+    restarted = publisher(store)
+    assert (await prepare(restarted, 1, other[1])).fencing_token == 2
+    with pytest.raises(PublishConflictError, match="weights 1"):
+        await prepare(restarted, 1, history[1])
+    await prepare(restarted, 3, other[3])
+    image, _ = await read_back(store, 3, no_sleep, asyncio.to_thread)
+    assert image.digest() == root_digest(other[3])
+
+
+async def test_a_commit_deletes_the_manifests_of_attempts_before_it(store, monkeypatch):
+    history = list(versions(3))
+    target = publisher(store)
+    await prepare(target, 0, history[0])
+    monkeypatch.setattr(target._history, "commit", _die)
+    with pytest.raises(ConnectionResetError):
+        await prepare(target, 1, history[1])
+    manifest = await prepare(publisher(store), 1, history[2])
+    assert await manifest_in(store, "00000001/delta") == manifest_key(manifest)
+
+
+async def _die(*arguments):
+    raise ConnectionResetError("killed before the swap")
+
+
+async def test_a_head_without_the_key_of_its_manifest_is_told(store):
+    slot = {"number": 0, "token": 1, "policy_version": 3, "root_digest": "00", "owner": "a"}
+    await store.put("weights/head/00000000", msgspec.msgpack.encode(slot))
+    (snapshot,) = versions(1)
+    with pytest.raises(CorruptDataError, match="start a new run"):
+        await prepare(publisher(store), 4, snapshot)
 
 
 async def test_the_base_moves_only_when_a_version_is_committed(store, monkeypatch):

@@ -1,5 +1,6 @@
 """Trainer ranks as processes of their own: one store, one manifest, one fenced commit."""
 
+import asyncio
 import itertools
 import subprocess
 import sys
@@ -7,13 +8,14 @@ import sys
 import numpy as np
 import pytest
 from tests.sim.sync.rank_process import TABLE, boxes, weights
-from tests.sim.sync.world import FakeContext, FakeEngine
+from tests.sim.sync.world import FakeContext, FakeEngine, manifest_in
 
 from penstock.actors.sync_relay import committer as committing
 from penstock.actors.sync_relay.catalog import Catalog
 from penstock.actors.sync_relay.committer import Committer
 from penstock.actors.sync_relay.digests import add_to_digest
 from penstock.actors.sync_relay.head import StaleTokenError, read_head
+from penstock.actors.sync_relay.history import read_back
 from penstock.actors.sync_relay.image import Image, TensorSpec, cut, find_runs
 from penstock.actors.sync_relay.mirror import Mirror
 from penstock.actors.sync_relay.ranks import RankPublisher
@@ -105,7 +107,7 @@ async def test_ranks_upload_apart_and_receivers_end_bit_exact(tmp_path, ranks):
     with pytest.raises(DeadlineError, match=r"1 of 3 ranks shipped nothing .*\[1\]"):
         await committer.commit(2, optimizer_step=2, wait_s=0.2)
     assert (await read_head(store)).policy_version == 1
-    assert not await store.exists("weights/00000002/delta/manifest")
+    assert not await store.keys("weights/00000002/delta/manifest")
 
     ranks[1] = Rank(tmp_path, 1)
     ship(ranks[1:2], 2, token)
@@ -156,7 +158,7 @@ async def test_relays_and_receivers_take_what_ranks_published_as_anything_else()
         event = WeightsRelayed(region="west", policy_version=version, num_bytes=0, fetch_ms=0.0)
         await receiver.on_weights_relayed(event, context)
         assert root_digest(engine.live) == root_digest(weights(version))
-    assert await local.exists("weights/00000008/fold-00000000/manifest")
+    assert await manifest_in(local, "00000008/fold-00000000")
 
 
 async def test_an_attempt_under_an_old_token_is_not_mixed_into_a_new_one():
@@ -262,3 +264,80 @@ def test_a_box_of_a_tensor_is_found_as_runs_of_flat_coordinates():
         find_runs(table, "z", ())
     with pytest.raises(ValueError, match=r"shorter|longer"):
         find_runs(table, "a", (slice(None), slice(None)))
+
+
+async def test_of_two_committers_in_one_version_the_fenced_one_leaves_what_was_committed():
+    store = MemoryStore()
+    first, second = (Committer(store, NUM_RANKS, TABLE, sleep=no_sleep) for _ in range(2))
+    token = await first.begin()
+    await ship_all(local_ranks(store, layouts()), 0, token)
+    await first.commit(0, optimizer_step=0)
+    await ship_all(local_ranks(store, layouts()), 1, token)
+    known = first._history.known
+
+    async def look_then_be_overtaken(version, image):
+        found = await known(version, image)
+        await ship_all(local_ranks(store, layouts()), 1, await second.begin(), weights(3))
+        await second.commit(1, optimizer_step=1)
+        return found
+
+    first._history.known = look_then_be_overtaken
+    with pytest.raises(StaleTokenError):
+        await first.commit(1, optimizer_step=1)
+    image, manifest = await read_back(store, 1, no_sleep, asyncio.to_thread)
+    assert image.digest() == root_digest(weights(3))
+    assert manifest.target_root_digest == (await read_head(store)).root_digest
+
+
+class CountingStore(MemoryStore):
+    """Counts the bytes of shards that are read."""
+
+    num_bytes = 0
+
+    async def get(self, key):
+        data = await super().get(key)
+        if not any(word in key for word in ("receipt", "head", "manifest")):
+            self.num_bytes += len(data)
+        return data
+
+
+async def test_a_rank_that_ships_again_reads_nothing_back():
+    store = CountingStore()
+    committer = Committer(store, NUM_RANKS, TABLE, sleep=no_sleep)
+    token = await committer.begin()
+    publishers = local_ranks(store, layouts())
+    for version in range(3):
+        await ship_all(publishers, version, token)
+        await committer.commit(version, optimizer_step=version)
+    store.num_bytes = 0
+    for _ in range(2):
+        await ship_all(publishers, 3, token)
+    await ship_all(publishers, 3, await Committer(store, NUM_RANKS, TABLE).begin())
+    assert store.num_bytes == 0
+
+
+async def test_a_receipt_that_comes_late_goes_with_the_next_version():
+    store = MemoryStore()
+    committer = Committer(store, NUM_RANKS, TABLE, sleep=no_sleep)
+    token = await committer.begin()
+    publishers = local_ranks(store, layouts())
+    for version in range(3):
+        await ship_all(publishers, version, token)
+        await committer.commit(version, optimizer_step=version)
+        await ship_all(local_ranks(store, layouts())[:1], version, token)
+    left = [key for key in await store.keys("weights/") if "receipt" in key]
+    assert [key.split("/")[1] for key in left] == ["00000002"]
+
+
+async def test_a_rank_may_hold_a_tensor_without_elements():
+    table = (*TABLE, TensorSpec("void", "<u4", (0, 4)))
+    store = MemoryStore()
+    committer = Committer(store, 1, table, sleep=no_sleep)
+    token = await committer.begin()
+    layout = [find_runs(table, spec.name, ()) for spec in table]
+    publisher = RankPublisher(store, 0, table, layout, sleep=no_sleep)
+    for version in range(2):
+        tensors = weights(version) | {"void": np.zeros((0, 4), np.uint32)}
+        await publisher.ship(version, token, [tensors[spec.name].reshape(-1) for spec in table])
+        manifest = await committer.commit(version, optimizer_step=version)
+        assert manifest.target_root_digest == root_digest(tensors)
