@@ -17,7 +17,7 @@ from penstock.kernels.delta.dtypes import Dtype
 from penstock.kernels.delta.header import Codec
 
 _BLOCK = 256
-_SAMPLE_MAX = 1 << 17
+_SAMPLE_MAX = 1 << 16
 _PLANES_FROM_SHARE = 1 / 8
 """Planes are looked at where steps take this share of the array; below, they do not win."""
 _SIZE_EXTRA_BITS = 1.5
