@@ -24,7 +24,7 @@ from penstock.infra.weights.tensors import Tensor
 from penstock.kernels.delta import Dtype as Kind
 from penstock.messages.errors import ConfigError
 
-LEARNING_RATES = (1e-6, 3e-6, 1e-5, 3e-5)
+LEARNING_RATES = (1e-6, 2e-6, 3e-6, 1e-5, 3e-5)
 BYTES_MAX = 1 << 28
 """Of a pair that is read: whole tensors, in the order of their names, up to this size."""
 _CONFIG = PolicyConfig(vocab_size=256, hidden_size=256, moe_intermediate_size=256, mtp_num_heads=0)
