@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from penstock.kernels.delta import Patch
 from penstock.messages.errors import PenstockError
 from penstock.messages.rollout import StopReason, VersionSpan
 from penstock.messages.task import Sampling
@@ -56,15 +57,6 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens that were not computed again."""
     queue_ms: float = 0.0
     """Wait before the first prefill."""
-
-
-class TensorPatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Absolute new values at some places of one tensor; applying it twice is harmless."""
-
-    flat_indices: np.ndarray
-    """int64 [N], in C order of the named tensor."""
-    values: np.ndarray
-    """uint16 [N]: bfloat16 bit patterns."""
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,8 +148,8 @@ class Engine(Protocol):
         """Open an update on a copy of the weights, dropping one that was never committed."""
         ...
 
-    async def apply(self, patches: Mapping[str, np.ndarray | TensorPatch]) -> None:
-        """Stage whole tensors (uint16 bfloat16 bits, in shape) or patches; names are HF's.
+    async def apply(self, patches: Mapping[str, np.ndarray | Patch]) -> None:
+        """Stage whole tensors (uint16 bfloat16 bits, in shape) or patches of uint16; names are HF's.
 
         Raises:
             InvalidRequestError: no update is open, or a name, shape or index does not fit.

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from penstock.actors.generator.engine import InvalidRequestError, TensorPatch
+from penstock.actors.generator.engine import InvalidRequestError
 from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE, hf_views, state_digest
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
+from penstock.kernels.delta import Patch
 from penstock.messages.errors import CorruptDataError
 
 
@@ -33,7 +34,7 @@ class StagedWeights:
             view.copy_(live[name])
         self._views = standby
 
-    def apply(self, patches: Mapping[str, np.ndarray | TensorPatch]) -> None:
+    def apply(self, patches: Mapping[str, np.ndarray | Patch]) -> None:
         """Write into the standby."""
         views = self._open_views()
         for name, patch in patches.items():
@@ -91,7 +92,7 @@ def _write_whole(name: str, view: torch.Tensor, values: np.ndarray) -> None:
     view.copy_(_from_bits(values))
 
 
-def _write_patch(name: str, view: torch.Tensor, patch: TensorPatch) -> None:
+def _write_patch(name: str, view: torch.Tensor, patch: Patch) -> None:
     indices, values = patch.flat_indices, patch.values
     if values.dtype != np.uint16 or indices.dtype != np.int64 or indices.shape != values.shape:
         raise InvalidRequestError(f"patch of {name}: int64 [N] indices and uint16 [N] values")

@@ -15,7 +15,6 @@ from penstock.actors.generator.engine import (
     EngineNotReadyError,
     InvalidRequestError,
     PauseMode,
-    TensorPatch,
     TokenChunk,
 )
 from penstock.actors.generator.request import Request
@@ -24,6 +23,7 @@ from penstock.actors.generator.worker import EngineWorker
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.kernels.decode import DecodeWeights
+from penstock.kernels.delta import Patch
 from penstock.messages.errors import DeadlineError, QueueFullError
 from penstock.messages.task import Sampling
 
@@ -121,7 +121,7 @@ class TorchEngine:
         async with self._weights_lock:
             await asyncio.to_thread(self._weights.begin)
 
-    async def apply(self, patches: Mapping[str, np.ndarray | TensorPatch]) -> None:
+    async def apply(self, patches: Mapping[str, np.ndarray | Patch]) -> None:
         """See `Engine.apply`."""
         async with self._weights_lock:
             await asyncio.to_thread(self._weights.apply, patches)

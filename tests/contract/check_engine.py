@@ -15,8 +15,8 @@ from penstock.actors.generator.engine import (
     EngineNotReadyError,
     InvalidRequestError,
     PauseMode,
-    TensorPatch,
 )
+from penstock.kernels.delta import Patch
 from penstock.kernels.digest import root_digest
 from penstock.messages.errors import CorruptDataError, QueueFullError
 from penstock.messages.rollout import StopReason
@@ -206,7 +206,7 @@ async def a_patch_gives_the_same_weights_as_a_full_update(engine, weights_of):
     patches = {}
     for name, values in new.items():
         changed = np.flatnonzero(old[name] != values)
-        patches[name] = TensorPatch(flat_indices=changed, values=values.reshape(-1)[changed])
+        patches[name] = Patch(changed, values.reshape(-1)[changed])
     await engine.begin_update()
     await engine.apply(patches)
     await engine.commit(1, root_digest(new))
@@ -263,7 +263,7 @@ async def bad_updates_are_refused(engine, weights_of):
     with pytest.raises(InvalidRequestError):
         await engine.apply(weights)
     await engine.begin_update()
-    far = TensorPatch(flat_indices=np.array([values.size]), values=values.reshape(-1)[:1])
+    far = Patch(np.array([values.size]), values.reshape(-1)[:1])
     for patch in ({"no.such": values}, {name: values[:1]}, {name: far}):
         with pytest.raises(InvalidRequestError):
             await engine.apply(patch)
