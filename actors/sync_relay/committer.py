@@ -18,7 +18,6 @@ from penstock.actors.sync_relay.objects import Encoded, decode_shards
 from penstock.actors.sync_relay.ranks import Receipt, receipts_prefix
 from penstock.actors.sync_relay.shipping import Offload, seal_version
 from penstock.actors.sync_relay.transfer import (
-    DamagedStoreError,
     Sleep,
     bounded,
     get_patiently,
@@ -69,7 +68,8 @@ class Committer:
 
         Raises:
             DeadlineError: ranks whose receipts did not come; the head is where it was.
-            CorruptDataError: runs that nobody or two ranks shipped, or digests that do not add up.
+            CorruptDataError: what ranks shipped is not one version: runs that came from nobody or
+                from two, shards that were made against another base, digests that do not add up.
             StaleTokenError: another committer took over.
             PublishConflictError: this version was committed before, from other weights.
             OSError: no room, or objects that are damaged attempt after attempt.
@@ -107,10 +107,14 @@ class Committer:
         prefix = receipts_prefix(version, token)
         wanted = {f"{prefix}{rank:05d}" for rank in range(self._num_ranks)}
         missing = wanted
+        now_s = asyncio.get_running_loop().time
+        until_s = now_s() + wait_s
         for _ in range(int(wait_s / _POLL_S) + 1):
             missing = wanted - set(await self._store.keys(prefix))
             if not missing:
                 return await bounded(map(self._read, sorted(wanted)))
+            if now_s() >= until_s:
+                break
             await self._sleep(_POLL_S)
         ranks = [int(key.removeprefix(prefix)) for key in sorted(missing)[:_RANKS_NAMED_MAX]]
         raise DeadlineError(
@@ -143,8 +147,4 @@ class Committer:
     async def _take(self, image: Image, shard: ShardRef) -> None:
         """Fetch a shard, and write it over its part of the base."""
         data = await get_patiently(self._store, shard, self._sleep)
-        try:
-            write = await self._offload(decode_shards, image, [shard], [data])
-        except CorruptDataError as error:
-            raise DamagedStoreError(str(error)) from error
-        await self._offload(write)
+        await self._offload(await self._offload(decode_shards, image, [shard], [data]))

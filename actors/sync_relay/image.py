@@ -78,7 +78,7 @@ def find_runs(table: Table, name: str, box: Sequence[slice]) -> list[Extent]:
 
     Raises:
         NotFoundError: no such tensor.
-        ValueError: more slices than dimensions.
+        ValueError: more slices than dimensions, or a slice of another step.
 
     """
     start = 0
@@ -88,6 +88,8 @@ def find_runs(table: Table, name: str, box: Sequence[slice]) -> list[Extent]:
         start += spec.size
     else:
         raise NotFoundError(f"tensor {name}: not in the table")
+    if any(part.step not in {None, 1} for part in box):
+        raise ValueError(f"tensor {name}: expected slices of step 1, got {[*box]}")
     slices = [*box, *[slice(None)] * (len(spec.shape) - len(box))]
     bounds = [part.indices(size) for part, size in zip(slices, spec.shape, strict=True)]
     counts = [max(0, end - begin) for begin, end, _ in bounds]
@@ -98,6 +100,15 @@ def find_runs(table: Table, name: str, box: Sequence[slice]) -> list[Extent]:
     first = start + sum(low * step for (low, _, _), step in zip(bounds, strides, strict=True))
     steps = (sum(map(int.__mul__, place, strides)) for place in np.ndindex(tuple(counts[:axis])))
     return [Extent(first + step, length) for step in steps if length]
+
+
+def flat_places(extents: Sequence[Extent], indices: np.ndarray) -> np.ndarray:
+    """Turn places within some runs, [K], into flat coordinates, [K] int64, in log(runs) each."""
+    begins = np.cumsum([0, *(extent.num_elements for extent in extents)])
+    shifts = np.array([extent.start for extent in extents]) - begins[:-1]
+    if len(extents) == 1:
+        return np.add(indices, shifts[0], dtype=np.int64)
+    return indices + shifts[np.searchsorted(begins, indices, side="right") - 1]
 
 
 class Image:
@@ -178,15 +189,9 @@ class Image:
 
     def overwrite(self, extents: Sequence[Extent], patch: Patch) -> np.ndarray:
         """Write a patch of `part(extents)`; return the flat coordinates it touched, [K]."""
-        places = patch.flat_indices
-        touched = np.empty(places.size, np.int64)
-        begin = 0
-        for extent in extents:
-            inside = (places >= begin) & (places < begin + extent.num_elements)
-            local = places[inside] - begin
-            self._run(extent)[local] = patch.values[inside]
-            touched[inside] = local + extent.start
-            begin += extent.num_elements
+        touched = flat_places(extents, patch.flat_indices)
+        start, arena = next(pair for pair in reversed(self._arenas) if pair[0] <= extents[0].start)
+        arena[touched - start] = patch.values
         return touched
 
     def patches(self, touched: Iterable[np.ndarray]) -> dict[str, Patch]:

@@ -17,7 +17,7 @@ import numpy as np
 from blake3 import blake3
 
 from penstock.actors.sync_relay.digests import SUM_MODULUS, add_to_digest, make_table
-from penstock.actors.sync_relay.image import Image, Table, TensorSpec, table_digest
+from penstock.actors.sync_relay.image import Image, Table, TensorSpec, flat_places, table_digest
 from penstock.kernels import delta
 from penstock.kernels.digest import element_sum, run_element_sum
 from penstock.messages import codec
@@ -109,7 +109,7 @@ def encode_shard(
     else:
         payload = delta.encode(old, new)
         changed = np.flatnonzero(old != new)
-        places, num_changed = _places(extents, changed), changed.size
+        places, num_changed = flat_places(extents, changed), changed.size
         change = element_sum(places, new[changed]) - element_sum(places, old[changed])
     codec_name = delta.read_header(payload).codec.name.lower()
     ref = _shard_ref(origin.folder, str(number), number, payload, codec_name, extents)
@@ -142,13 +142,6 @@ def make_manifest(
         tensor_table_digest=table_digest(image.table),
         digests=digests,
     )
-
-
-def _places(extents: Sequence[Extent], indices: np.ndarray) -> np.ndarray:
-    """Turn places within a shard into flat coordinates of the snapshot."""
-    begins = np.cumsum([0, *(extent.num_elements for extent in extents)])
-    starts = np.array([extent.start for extent in extents]) - begins[:-1]
-    return indices + starts[np.searchsorted(begins, indices, side="right") - 1]
 
 
 def _shard_ref(  # noqa: PLR0913, PLR0917 - the fields of one object

@@ -68,7 +68,7 @@ async def store_shards(
     async def make(piece: Piece) -> Encoded:
         return await _ship(store, await offload(encode_shard, origin, *piece), sleep)
 
-    return await bounded(map(make, pieces))
+    return await bounded(map(make, pieces), (piece.new.nbytes for piece in pieces))
 
 
 async def seal_version(  # noqa: PLR0913, PLR0917 - a version, and where and how to store it

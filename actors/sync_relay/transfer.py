@@ -21,7 +21,8 @@ _PUT_BACKOFF_S = 0.25
 _NUM_GETS_MAX = 5
 _GET_BACKOFF_S = 0.2
 WINDOW_BYTES = 1 << 30
-"""Of one version on their way at once: what 100 Gbit/s carry in 86 ms. Bounds memory, too."""
+"""Of one version on their way at once: what 100 Gbit/s carry in 86 ms.
+What arrived is held besides."""
 NUM_TRANSFERS_MIN = 8
 """At once however large they are, so that no link is idle for a round trip between two."""
 NUM_TRANSFERS_MAX = 64
@@ -34,7 +35,7 @@ class DamagedStoreError(PenstockError, OSError):
 
 
 class _Window:
-    """Room for so many bytes, in the order of arrival."""
+    """Room for bytes, in the order of arrival; an object takes a 64th at least, an eighth at most."""
 
     def __init__(self) -> None:
         self._num_free = WINDOW_BYTES
@@ -60,9 +61,9 @@ class _Window:
 async def bounded(
     work: Iterable[Coroutine[Any, Any, R]], sizes: Iterable[int] | None = None
 ) -> list[R]:
-    """Do pieces of work at once, as many as the window has room for.
+    """Do pieces of work at once, as many as the window has room for: from 8 of them to 64.
 
-    A link of long delay is only filled by as many bytes as it holds, however small the objects are.
+    A link of long delay takes many objects at once, until they make as many bytes as it holds.
     The first failure ends the others.
 
     Args:
@@ -79,14 +80,17 @@ async def bounded(
         async with window.room(num_bytes):
             return await piece
 
+    pieces = list(work)
     sizes = repeat(WINDOW_BYTES) if sizes is None else sizes
-    tasks = [asyncio.ensure_future(do(*pair)) for pair in zip(work, sizes, strict=False)]
+    tasks = [asyncio.ensure_future(do(*pair)) for pair in zip(pieces, sizes, strict=False)]
     try:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for piece in pieces:
+            piece.close()  # what never had its turn
 
 
 async def over_shards(

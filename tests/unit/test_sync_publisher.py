@@ -305,3 +305,28 @@ def test_what_an_update_touched_is_told_by_tensor():
         "a": ([0, 5], [4, 7]),
         "b": ([0, 3], [6, 9]),
     }
+
+
+class CountingArray(np.ndarray):
+    """Counts the passes over it."""
+
+    num_passes = 0
+
+    def __array_ufunc__(self, *arguments, **options):
+        CountingArray.num_passes += 1
+        plain = [part.view(np.ndarray) if isinstance(part, CountingArray) else part
+                 for part in arguments[2:]]  # fmt: skip
+        return getattr(arguments[0], arguments[1])(*plain, **options)
+
+
+def test_an_update_passes_over_its_changes_as_often_whatever_the_number_of_runs():
+    for num_runs in (4, 512):
+        image = Image.of({"a": np.zeros((num_runs, 8), np.uint16), "b": np.zeros(3, np.uint32)})
+        extents = [Extent(8 * row + 2, 4) for row in range(num_runs)]
+        places = np.arange(0, 4 * num_runs, 3).view(CountingArray)
+        CountingArray.num_passes = 0
+        image.overwrite(extents, Patch(places, np.arange(1, places.size + 1, dtype=np.uint16)))
+        assert CountingArray.num_passes <= 4
+        part = image.tensors["a"][:, 2:6].reshape(-1)
+        assert part[places.view(np.ndarray)].tolist() == list(range(1, places.size + 1))
+        assert np.count_nonzero(image.tensors["a"]) == places.size

@@ -1,16 +1,23 @@
 """How much of a version is on its way at once."""
 
 import asyncio
+import inspect
 
+import numpy as np
 import pytest
 
 from penstock.actors.runtime.clock import run_virtual
+from penstock.actors.sync_relay.committer import Committer
+from penstock.actors.sync_relay.image import TensorSpec, cut
+from penstock.actors.sync_relay.publisher import Publisher
 from penstock.actors.sync_relay.transfer import (
     NUM_TRANSFERS_MAX,
     NUM_TRANSFERS_MIN,
     WINDOW_BYTES,
     bounded,
 )
+from penstock.infra.stores.memory import MemoryStore
+from penstock.messages.errors import DeadlineError
 
 MIB = 1 << 20
 
@@ -70,5 +77,69 @@ def test_the_first_failure_ends_the_others():
             await bounded([link.move(0, 1), fail(), link.move(2, 1)], [1, 1, 1])
         await asyncio.sleep(5.0)
         assert not link.together
+
+    run_virtual(main())
+
+
+@pytest.mark.filterwarnings("error")
+def test_after_a_failure_nothing_is_left_that_was_never_awaited():
+    async def main():
+        link = Link()
+
+        async def fail():
+            await asyncio.sleep(0.5)
+            raise ConnectionResetError("gone")
+
+        waiting = [link.move(number, 1) for number in range(3 * NUM_TRANSFERS_MIN)]
+        with pytest.raises(ConnectionResetError):
+            await bounded([fail(), *waiting])
+        assert not any(inspect.getcoroutinestate(piece) == "CORO_CREATED" for piece in waiting)
+
+    run_virtual(main())
+
+
+class SlowStore(MemoryStore):
+    """Takes a while for everything; remembers how much went on at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.most = 0
+
+    async def put(self, key, data):
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(1.0)
+        self.now -= 1
+        await super().put(key, data)
+
+    async def keys(self, prefix):
+        await asyncio.sleep(5.0)
+        return await super().keys(prefix)
+
+
+async def _in_place(function, *args):
+    return function(*args)
+
+
+def test_a_publisher_uploads_as_many_small_shards_at_once_as_the_window_takes():
+    async def main():
+        store = SlowStore()
+        publisher = Publisher(store, offload=_in_place, cut_shards=lambda table: cut(table, 10))
+        snapshot = {"a": np.arange(1000, dtype=np.uint16)}
+        await publisher.prepare(0, snapshot, optimizer_step=0, config_json="{}")
+        assert store.most == NUM_TRANSFERS_MAX
+
+    run_virtual(main())
+
+
+def test_a_committer_waits_no_longer_than_it_was_told_however_slow_the_store():
+    async def main():
+        table = (TensorSpec("a", "<u2", (4,)),)
+        committer = Committer(SlowStore(), 1, table, offload=_in_place)
+        await committer.begin()
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(DeadlineError, match="1 of 1 ranks"):
+            await committer.commit(0, optimizer_step=0, wait_s=20.0)
+        assert asyncio.get_running_loop().time() - began_s <= 20.0 + 2 * 5.0 + 0.1
 
     run_virtual(main())

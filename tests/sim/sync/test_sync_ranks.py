@@ -264,6 +264,8 @@ def test_a_box_of_a_tensor_is_found_as_runs_of_flat_coordinates():
         find_runs(table, "z", ())
     with pytest.raises(ValueError, match=r"shorter|longer"):
         find_runs(table, "a", (slice(None), slice(None)))
+    with pytest.raises(ValueError, match=r"tensor b: .*step 1.*slice\(0, 3, 2\)"):
+        find_runs(table, "b", (slice(None), slice(0, 3, 2)))
 
 
 async def test_of_two_committers_in_one_version_the_fenced_one_leaves_what_was_committed():
@@ -341,3 +343,16 @@ async def test_a_rank_may_hold_a_tensor_without_elements():
         await publisher.ship(version, token, [tensors[spec.name].reshape(-1) for spec in table])
         manifest = await committer.commit(version, optimizer_step=version)
         assert manifest.target_root_digest == root_digest(tensors)
+
+
+async def test_shards_against_another_base_are_the_ranks_fault_not_the_stores():
+    store = MemoryStore()
+    committer = Committer(store, NUM_RANKS, TABLE, sleep=no_sleep)
+    token = await committer.begin()
+    publishers = local_ranks(store, layouts())
+    await ship_all(publishers, 0, token)
+    await committer.commit(0, optimizer_step=0)
+    publishers[0]._committed = 0, [part ^ 1 for part in publishers[0]._shipped[2]]
+    await ship_all(publishers, 1, token)
+    with pytest.raises(CorruptDataError):
+        await committer.commit(1, optimizer_step=1)
