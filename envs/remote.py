@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -52,6 +52,8 @@ from penstock.messages.rollout import EgressAttempt, SandboxRecord
 ACQUIRE_SERVICE = "sandbox.acquire"
 FLEET_SERVICE = "fleet"
 SAVE_S_MAX = 60.0
+AVOID_S = 6.0
+"""A host that did not answer is avoided so long; the scheduler forgets dead ones sooner."""
 
 
 class SandboxBusyError(SandboxError, BlockingIOError):
@@ -204,14 +206,15 @@ class RemoteSandbox:
         with contextlib.suppress(SandboxError):
             await self._ask(ReleaseSandbox(lease_id=self._leased.lease_id), Ack)
 
-    async def renew(self) -> None:
-        """Tell the host that the lease is still held."""
+    async def renew(self, deadline_s: float) -> None:
+        """Tell the host that the lease is still held; raises `SandboxDied` where it is not."""
         message = AcquireSandbox(
             lease_id=self._leased.lease_id,
             holder=self._terms.holder,
             lease_s=self._terms.lease_s,
         )
-        await self._ask(message, SandboxLeased)
+        service = host_service(self._leased.host)
+        await ask(self._asker, service, message, SandboxLeased, deadline_s)
 
     async def _ask(self, message: Message, expected: type[M], *, within_s: float = 0.0) -> M:
         service = host_service(self._leased.host)
@@ -222,7 +225,7 @@ class RemoteSandbox:
 @contextlib.asynccontextmanager
 async def lease_sandbox(
     asker: Asker, lease_id: str, terms: LeaseTerms
-) -> AsyncIterator[RemoteSandbox]:
+) -> AsyncGenerator[RemoteSandbox]:
     """Hold a machine for the time of the block; it is renewed meanwhile and destroyed after.
 
     Raises:
@@ -231,7 +234,7 @@ async def lease_sandbox(
 
     """
     sandbox = RemoteSandbox(asker, await _acquire(asker, lease_id, terms), terms)
-    renewal = asyncio.create_task(_renew(asker, sandbox, terms.lease_s / 3))
+    renewal = asyncio.create_task(keep_renewed(asker, sandbox.renew, terms))
     try:
         yield sandbox
     finally:
@@ -249,18 +252,50 @@ async def _acquire(asker: Asker, lease_id: str, terms: LeaseTerms) -> SandboxLea
         checkpoint_id=terms.branch_of.checkpoint_id if terms.branch_of else "",
         group_id=terms.group.group_id if terms.group else "",
     )
+
+    async def place(avoid_host: str) -> str:
+        return await _place(asker, terms, avoid_host)
+
+    return await lease_where_placed(asker, terms, place, message, SandboxLeased, "sandbox")
+
+
+async def lease_where_placed(  # noqa: PLR0913, PLR0917 - a request, and where it goes
+    asker: Asker,
+    terms: LeaseTerms,
+    place: Callable[[str], Awaitable[str]],
+    wanted: Message,
+    expected: type[M],
+    what: str,
+) -> M:
+    """Ask the host that a placement names, as often as it takes, and return its answer.
+
+    Args:
+        asker: Who asks.
+        terms: How long, how often.
+        place: Takes a host to avoid, returns the one to ask; "" for any with room.
+        wanted: The request.
+        expected: Its answer's type.
+        what: For the error.
+
+    Raises:
+        SandboxBusyError: No host gave one for `terms.acquire_wait_s`.
+        SandboxError: The host failed.
+
+    """
     give_up_at = asker.monotonic() + terms.acquire_wait_s
-    avoid = ""
+    avoid, avoid_until = "", 0.0
     while True:
         host = ""
         try:
-            host = await _place(asker, terms, avoid)
+            host = await place(avoid if asker.monotonic() < avoid_until else "")
             service = host_service(host) if host else ACQUIRE_SERVICE
-            return await ask(asker, service, message, SandboxLeased, terms.margin_s)
+            return await ask(asker, service, wanted, expected, terms.margin_s)
         except (SandboxBusyError, SandboxTimeout) as error:
-            avoid = host if isinstance(error, SandboxTimeout) else ""
-            if asker.monotonic() + terms.retry_delay_s > give_up_at:
-                words = f"no sandbox within {terms.acquire_wait_s:g} s: {error}"
+            now = asker.monotonic()
+            if host and isinstance(error, SandboxTimeout):
+                avoid, avoid_until = host, now + AVOID_S
+            if now + terms.retry_delay_s > give_up_at:
+                words = f"no {what} within {terms.acquire_wait_s:g} s: {error}"
                 raise SandboxBusyError(words) from error
         await asker.sleep(terms.retry_delay_s)
 
@@ -300,12 +335,31 @@ def host_service(host: str) -> str:
     return f"sandbox.{host}"
 
 
-async def _renew(asker: Asker, sandbox: RemoteSandbox, period_s: float) -> None:
-    """Renew until cancelled, or until the machine is gone: its user meets that by itself."""
-    with contextlib.suppress(SandboxError):
-        while True:
-            await asker.sleep(period_s)
-            await sandbox.renew()
+async def keep_renewed(
+    asker: Asker, renew: Callable[[float], Awaitable[object]], terms: LeaseTerms
+) -> None:
+    """Renew until cancelled, or until all is gone: its users meet that by themselves.
+
+    Gone is what its host says is gone, and what no host has answered for during a whole lease.
+
+    Args:
+        asker: Who holds the lease.
+        renew: Asks once, with this deadline; raises `SandboxDied` where nothing is left.
+        terms: How long a lease is.
+
+    """
+    period_s = pause_s = terms.lease_s / 3
+    held_until = asker.monotonic() + terms.lease_s
+    while asker.monotonic() + pause_s < held_until:
+        await asker.sleep(pause_s)
+        try:
+            await renew(min(period_s, terms.margin_s))
+        except SandboxDied:
+            return
+        except SandboxError:
+            pause_s = min(period_s, terms.retry_delay_s)
+        else:
+            pause_s, held_until = period_s, asker.monotonic() + terms.lease_s
 
 
 async def ask(

@@ -12,18 +12,21 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
+import msgspec
+
 from penstock.envs.remote import (
     FLEET_SERVICE,
     Asker,
     GroupTerms,
     LeaseTerms,
     RemoteSandbox,
-    SandboxBusyError,
     ask,
     host_service,
+    keep_renewed,
+    lease_where_placed,
     place_group,
 )
-from penstock.envs.sandbox import SandboxError, SandboxTimeout
+from penstock.envs.sandbox import SandboxDied, SandboxError
 from penstock.messages.fleet import AcquireGroup, GroupLeased, GroupsRenewed, RenewGroups
 from penstock.messages.generation import Ack
 from penstock.messages.machine import ReleaseGroup, SandboxLeased
@@ -45,19 +48,12 @@ async def acquire_group(
         lease_ids=list(lease_ids),
         lease_s=terms.lease_s,
     )
-    give_up_at = asker.monotonic() + terms.acquire_wait_s
-    avoid = ""
-    while True:
-        host = ""
-        try:
-            host = await place_group(asker, group, terms, avoid_host=avoid)
-            return await ask(asker, host_service(host), wanted, GroupLeased, terms.margin_s)
-        except (SandboxBusyError, SandboxTimeout) as error:
-            avoid = host if isinstance(error, SandboxTimeout) else ""
-            if asker.monotonic() + terms.retry_delay_s > give_up_at:
-                words = f"no room for {group.group_id} within {terms.acquire_wait_s:g} s: {error}"
-                raise SandboxBusyError(words) from error
-        await asker.sleep(terms.retry_delay_s)
+
+    async def place(avoid_host: str) -> str:
+        return await place_group(asker, group, terms, avoid_host=avoid_host)
+
+    what = f"room for {group.group_id}"
+    return await lease_where_placed(asker, terms, place, wanted, GroupLeased, what)
 
 
 async def renew_groups(
@@ -98,17 +94,16 @@ async def lease_group(
         SandboxLeased(lease_id=lease_id, host=leased.host, sandbox=record)
         for lease_id, record in zip(lease_ids, leased.sandboxes, strict=True)
     ]
-    renewal = asyncio.create_task(_renew(asker, leased.host, group.group_id, terms))
+
+    async def renew(deadline_s: float) -> None:
+        held = msgspec.structs.replace(terms, margin_s=deadline_s)
+        if await renew_groups(asker, leased.host, [group.group_id], held):
+            raise SandboxDied(f"{leased.host} holds no machine of {group.group_id}")
+
+    renewal = asyncio.create_task(keep_renewed(asker, renew, terms))
     try:
         yield [RemoteSandbox(asker, machine, terms) for machine in machines]
     finally:
         renewal.cancel()
         await asyncio.gather(renewal, return_exceptions=True)
         await release_group(asker, leased.host, group.group_id, terms)
-
-
-async def _renew(asker: Asker, host: str, group_id: str, terms: LeaseTerms) -> None:
-    """Renew until cancelled, or until all is gone: users meet that by themselves."""
-    with contextlib.suppress(SandboxError):
-        while not await renew_groups(asker, host, [group_id], terms):
-            await asker.sleep(terms.lease_s / 3)
