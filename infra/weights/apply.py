@@ -8,6 +8,9 @@ import os
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
 
 from penstock.infra.weights.delta_file import DeltaFile
 from penstock.infra.weights.diff import Advance
@@ -43,9 +46,15 @@ def apply_delta(
     manifest = patch.manifest
     view = Patched(base, patch, num_kept=0)
     hashers = [TensorHasher(row) for row in manifest.target]
+    rooms = _rooms(manifest, num_threads + 1)
+
+    def decoded(number: int) -> tuple[list[Piece], np.ndarray, np.ndarray]:
+        room = rooms.get_nowait()
+        return *view.extent(number, room), room
+
     with _outputs(manifest, output) as places:
         numbers = range(len(manifest.extents))
-        for pieces, words in ordered_map(view.extent, numbers, num_threads):
+        for pieces, words, room in ordered_map(decoded, numbers, num_threads):
             begin = 0
             for piece in pieces:
                 part = words[begin : begin + piece.num_words]
@@ -53,10 +62,22 @@ def apply_delta(
                 hashers[piece.row].update(part)
                 _write(places[piece.row], piece, part.data.cast("B"), part.itemsize)
             advance(words.nbytes)
+            rooms.put(room)
         for row, hasher in zip(manifest.target, hashers, strict=True):
             if hasher.digest() != row.digest:
                 raise CorruptDataError(f"{patch.path}: {row.name!r} has another digest")
     return sum(row.num_bytes for row in manifest.target)
+
+
+def _rooms(manifest: Manifest, count: int) -> SimpleQueue[np.ndarray]:
+    """Give memory for as many extents as are decoded at once, to be used again and again."""
+    num_bytes = max(
+        (e.num_words * manifest.target[e.row].word_bytes for e in manifest.extents), default=0
+    )
+    rooms: SimpleQueue[np.ndarray] = SimpleQueue()
+    for _ in range(count):
+        rooms.put(np.empty(num_bytes, np.uint8))
+    return rooms
 
 
 @contextmanager

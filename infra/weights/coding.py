@@ -24,16 +24,22 @@ def encode_words(base: np.ndarray, target: np.ndarray, kind: Kind) -> bytes:
     return delta.encode(base, target, kind)
 
 
-def apply_words(base: np.ndarray, payload: bytes) -> np.ndarray:
+def apply_words(base: np.ndarray, payload: bytes, out: np.ndarray | None = None) -> np.ndarray:
     """Return the words [N] that a payload of `encode_words` leads to.
+
+    Args:
+        base: words [N].
+        payload: of `encode_words`.
+        out: as of `delta.apply`, words [N].
 
     Raises:
         CorruptDataError: it is damaged, or was made against another base.
 
     """
     if delta.read_header(payload).dtype is Kind.INT4X2:
-        return delta.apply(_as_bytes(base), payload).view(base.dtype)
-    return delta.apply(base, payload)
+        halves_out = None if out is None else out.view(np.uint8)
+        return delta.apply(_as_bytes(base), payload, halves_out).view(base.dtype)
+    return delta.apply(base, payload, out)
 
 
 def num_bytes_coded(header: delta.Header) -> int:

@@ -64,8 +64,12 @@ class Patched:
             begin, number = begin + part.size, number + 1
         return joined(parts)
 
-    def extent(self, number: int) -> tuple[list[Piece], np.ndarray]:
+    def extent(self, number: int, room: np.ndarray | None = None) -> tuple[list[Piece], np.ndarray]:
         """Decode an extent: its pieces, and the words of all of them, one after the other.
+
+        Args:
+            number: of the extent.
+            room: bytes to write the words to, the first of them; without, new memory.
 
         Raises:
             CorruptDataError: the delta is damaged, or the base is not the one it was made against.
@@ -77,7 +81,8 @@ class Patched:
         rows = [self._manifest.target[piece.row] for piece in pieces]
         base = joined([read_base(self._base, r, p) for r, p in zip(rows, pieces, strict=True)])
         try:
-            return pieces, apply_words(base, payload)
+            out = None if room is None else room[: base.nbytes].view(base.dtype)
+            return pieces, apply_words(base, payload, out)
         except CorruptDataError as error:
             raise CorruptDataError(
                 f"{self._patch.path}: does not apply to this base, at {rows[0].name!r}: {error}"
