@@ -13,11 +13,12 @@ import msgspec
 import numpy as np
 
 from penstock.kernels.delta import predict
+from penstock.kernels.delta.arrays import check_out, check_pair
 from penstock.kernels.delta.checks import check_of
 from penstock.kernels.delta.compiled import apply_steps, decode_steps, encode_steps
 from penstock.kernels.delta.container import pack, plain_body, read_header, unpack
 from penstock.kernels.delta.dtypes import Dtype, pack_nibbles, unpack_nibbles
-from penstock.kernels.delta.header import NUM_ELEMENTS_MAX, Codec, Header
+from penstock.kernels.delta.header import Codec, Header
 from penstock.kernels.delta.patches import Patch, join_nibbles, patch_between
 from penstock.kernels.delta.planes import decode_planes, encode_planes
 from penstock.messages.errors import CorruptDataError
@@ -39,7 +40,7 @@ def encode(base: np.ndarray, target: np.ndarray, dtype: Dtype | None = None) -> 
         ValueError: not two contiguous arrays of one shape and of the kind's storage type.
 
     """
-    dtype = _check_pair(base, target, dtype)
+    dtype = check_pair(base, target, dtype)
     old, new = _elements(base, dtype), _elements(target, dtype)
     chosen = predict.plan(old, new, dtype)
     header, body = _encode(chosen, base, target, dtype)
@@ -59,7 +60,7 @@ def encode_with(
         ValueError: arrays that do not fit each other or the codec.
 
     """
-    dtype = _check_pair(base, target, dtype)
+    dtype = check_pair(base, target, dtype)
     if codec.has_steps and not dtype.traits.has_steps:
         raise ValueError(f"{codec.name} is not for {dtype.name}")
     if codec is Codec.EQUAL and not np.array_equal(base, target):
@@ -111,7 +112,7 @@ def apply(
 
     """
     header, body = _open(base, payload)
-    target = np.empty_like(base) if out is None else _check_out(base, out)
+    target = np.empty_like(base) if out is None else check_out(base, out)
     old, new = base.reshape(-1), target.reshape(-1)
     with _streams_refused():
         if header.codec.has_steps and header.dtype is not Dtype.INT4X2:
@@ -194,23 +195,6 @@ def _elements(array: np.ndarray, dtype: Dtype) -> np.ndarray:
     return unpack_nibbles(flat) if dtype is Dtype.INT4X2 else flat
 
 
-def _check_pair(base: np.ndarray, target: np.ndarray, dtype: Dtype | None) -> Dtype:
-    if base.shape != target.shape or base.dtype != target.dtype:
-        raise ValueError(
-            f"expected two arrays of one shape and dtype, got {base.dtype}{base.shape}"
-            f" and {target.dtype}{target.shape}"
-        )
-    dtype = Dtype.of(base) if dtype is None else dtype
-    if base.dtype != dtype.storage or base.size > NUM_ELEMENTS_MAX:
-        raise ValueError(
-            f"expected at most {NUM_ELEMENTS_MAX} elements of {dtype.storage} for {dtype.name},"
-            f" got {base.size} of {base.dtype}"
-        )
-    if not (base.flags.c_contiguous and target.flags.c_contiguous):
-        raise ValueError("expected contiguous arrays, got strided ones")
-    return dtype
-
-
 def _open(base: np.ndarray, payload: bytes | memoryview) -> tuple[Header, bytes | memoryview]:
     """Return header and body of a payload that fits a base; whether it belongs is to be proved."""
     header, stored = unpack(payload)
@@ -231,16 +215,6 @@ def _prove_base(header: Header, base: np.ndarray) -> None:
 
 def _another_base() -> CorruptDataError:
     return CorruptDataError("delta.base_check: the payload was made against another base")
-
-
-def _check_out(base: np.ndarray, out: np.ndarray) -> np.ndarray:
-    if out.shape != base.shape or out.dtype != base.dtype or not out.flags.c_contiguous:
-        raise ValueError(
-            f"out: expected a contiguous {base.dtype}{base.shape}, got {out.dtype}{out.shape}"
-        )
-    if np.may_share_memory(base, out):
-        raise ValueError("out: expected memory apart from the base's")
-    return out
 
 
 @contextmanager
