@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
+from penstock.actors.rollout_worker.slots import Slots
 from penstock.actors.rollout_worker.tree import Tree
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
@@ -30,18 +31,11 @@ class RolloutWorker(Actor):
         self.num_concurrent = config.num_concurrent
         self._tokenizer = tokenizer
         self._config = config
-        self._num_running = 0
+        self._slots = Slots(config.num_concurrent)
 
     async def on_start_rollout(self, command: StartRollout, ctx: Context) -> Effects:
         """Attempt a task once, or as a tree, as far as that was not done already."""
-        tree = Tree(command, self._tokenizer, self._config, ctx)
-        self._num_running += tree.num_rollouts
-        ctx.set_gauge("episodes", self._num_running)
-        try:
-            return await tree.run()
-        finally:
-            self._num_running -= tree.num_rollouts
-            ctx.set_gauge("episodes", self._num_running)
+        return await self._tree(command, ctx).run()
 
     async def on_message_rejected(self, event: MessageRejected, ctx: Context) -> Effects:
         """Account for a command that nobody will carry out: its group must not wait for ever."""
@@ -53,5 +47,7 @@ class RolloutWorker(Actor):
             return ()
         if not isinstance(command, StartRollout):
             return ()
-        tree = Tree(command, self._tokenizer, self._config, ctx)
-        return await tree.abandon(f"rejected: {event.cause}")
+        return await self._tree(command, ctx).abandon(f"rejected: {event.cause}")
+
+    def _tree(self, command: StartRollout, ctx: Context) -> Tree:
+        return Tree(command, self._tokenizer, self._config, ctx, self._slots)

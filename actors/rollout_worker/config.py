@@ -12,7 +12,7 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """Bounds of everything that an episode waits for; what the policy may do is the task's."""
 
     num_concurrent: int = 16
-    """Episodes at once."""
+    """Episodes at once, and so machines; each branch of a tree is one."""
     generate_idle_s: float = 20.0
     """Longest silence of a generator before the turn is sampled again."""
     generate_wait_s: float = 180.0
@@ -43,9 +43,9 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         """Refuse values that bound nothing."""
         for field in self.__struct_fields__:
             value = getattr(self, field)
-            least = 0 if field == "checkpoint_turns" else 1e-9
+            least, expected = (0, ">= 0") if field == "checkpoint_turns" else (1e-9, "> 0")
             if not isinstance(value, bool) and value < least:
-                raise ValueError(f"rollout_worker.{field}: expected > 0, got {value}")
+                raise ValueError(f"rollout_worker.{field}: expected {expected}, got {value}")
 
     @property
     def retry(self) -> RetryPolicy:

@@ -23,13 +23,23 @@ import msgspec
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.episode import Episode
+from penstock.actors.rollout_worker.slots import Slots
 from penstock.actors.runtime.context import Context
 from penstock.messages.rollout import RolloutFinished, Trunk, TurnSampled
 from penstock.messages.task import StartRollout
 
 
 class Tree:
-    """Carries out one command; without branches it is one episode."""
+    """Carries out one command; without branches it is one episode.
+
+    Args:
+        command: Nothing is asked of anyone before `run`.
+        tokenizer: Of the policy.
+        config: Bounds.
+        ctx: The worker's.
+        slots: Each of its episodes needs one of the worker's.
+
+    """
 
     def __init__(
         self,
@@ -37,22 +47,18 @@ class Tree:
         tokenizer: Tokenizer,
         config: RolloutWorkerConfig,
         ctx: Context,
+        slots: Slots,
     ) -> None:
-        """Prepare; nothing is asked of anyone yet."""
         self._trunk = msgspec.structs.replace(command, branching=None)
         self._branches = _branch_commands(command)
         self._num_shared = command.branching.trunk_turns if command.branching else 0
         self._tokenizer = tokenizer
         self._config = config
         self._ctx = ctx
-
-    @property
-    def num_rollouts(self) -> int:
-        """How many rollouts it has."""
-        return 1 + len(self._branches)
+        self._slots = slots
 
     async def run(self) -> list[RolloutFinished]:
-        """Run every rollout that has no end yet to a typed end, all at once.
+        """Run every rollout that has no end yet to a typed end, as many at once as have slots.
 
         Raises:
             BusError: The bus failed; what is stored stands.
@@ -61,7 +67,7 @@ class Tree:
         works: list[Coroutine[Any, Any, RolloutFinished]] = []
         if await self._is_open(self._trunk):
             episode = self._episode(self._trunk, fork_at=self._num_shared)
-            works.append(episode.run())
+            works.append(self._in_slot(episode))
             forked = episode.forked
         else:
             forked = asyncio.get_running_loop().create_future()
@@ -88,7 +94,12 @@ class Tree:
         is_branch = await self._left_trunk(command)
         if not is_branch and not await self._has_turn(command, 0):
             is_branch = await forked
-        return await self._episode(command, is_branch=is_branch).run()
+        return await self._in_slot(self._episode(command, is_branch=is_branch))
+
+    async def _in_slot(self, episode: Episode) -> RolloutFinished:
+        """Run an episode that waits for no other one: whoever holds a slot gets to its end."""
+        async with self._slots.hold(self._ctx):
+            return await episode.run()
 
     def _episode(
         self, command: StartRollout, *, is_branch: bool = False, fork_at: int = 0

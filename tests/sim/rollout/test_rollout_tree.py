@@ -1,5 +1,7 @@
 """Rollouts that share their first turns: one machine, several copies, every token once."""
 
+import asyncio
+
 import pytest
 from tests.sim.rollout.conftest import FINISH, FIX, FIXED, LOOK, World, make_command, make_task
 from tests.sim.rollout.saving import SavingBackend
@@ -7,6 +9,7 @@ from tests.sim.rollout.saving import SavingBackend
 from penstock.actors.pacer.commands import group_commands
 from penstock.actors.pacer.config import PacerConfig, TreeConfig
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
+from penstock.actors.rollout_worker.slots import Slots
 from penstock.actors.rollout_worker.tree import Tree
 from penstock.messages.base import Stream
 from penstock.messages.codec import encode
@@ -228,7 +231,9 @@ def test_ends_that_a_crash_left_unsaid_are_made_up_for(simulate, tmp_path, kept)
     async def scenario(world: World) -> None:
         start(world, tmp_path)
         command = tree_command()
-        tree = Tree(command, world.tokenizer, RolloutWorkerConfig(), world.asker("killed"))
+        tree = Tree(
+            command, world.tokenizer, RolloutWorkerConfig(), world.asker("killed"), Slots(4)
+        )
         ends = await tree.run()
         await world.publish(*[ends[member] for member in kept])
         world.host_worker()
@@ -283,5 +288,23 @@ def test_faults_of_the_bus_change_no_trees_account(simulate, tmp_path) -> None:
         await world.sleep(200.0)
         assert len(await world.read(RolloutFinished)) == 4
         await world.check_ledger()
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("num_concurrent", [1, 2])
+def test_branches_count_against_the_workers_bound(simulate, tmp_path, num_concurrent) -> None:
+    async def scenario(world: World) -> None:
+        start(world, tmp_path)
+        world.host_worker(num_concurrent=num_concurrent)
+        await world.publish(tree_command())
+        most_live = 0
+        async with asyncio.timeout(600.0):
+            while len(ends := await world.read(RolloutFinished)) < 4:
+                await asyncio.sleep(0.001)
+                live = sum(machine.alive for machine in world.backend.machines)
+                most_live = max(most_live, live)
+        check_tree(ends)
+        assert most_live == num_concurrent
 
     simulate(scenario)
