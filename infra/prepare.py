@@ -8,8 +8,10 @@ Importing this module imports no torch.
 import asyncio
 import random
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -22,6 +24,7 @@ from penstock.envs.tasks.ladder import LadderSource
 from penstock.envs.tasks.source import to_task_set
 from penstock.envs.transcripts import Habits
 from penstock.messages.bus import ObjectStore
+from penstock.messages.errors import PenstockError
 from penstock.messages.task import Limits, Split
 
 TOKENIZER_KEY = "tokenizer.json"
@@ -30,6 +33,12 @@ HELDOUT_KEY = "tasks/heldout"
 MIDTRAIN_KEY = "midtrain/tokens"
 MIDTRAIN_HELDOUT_KEY = "midtrain/heldout"
 OBJECT_KEYS = (TOKENIZER_KEY, TRAIN_KEY, HELDOUT_KEY, MIDTRAIN_KEY, MIDTRAIN_HELDOUT_KEY)
+
+T = TypeVar("T")
+
+
+class PreparationStoppedError(PenstockError, RuntimeError):
+    """Nobody waits for the objects any more."""
 
 
 class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,7 +80,7 @@ async def prepare(
     seed: int,
     say: Callable[[str], None],
 ) -> None:
-    """Put all objects that are not there yet.
+    """Put all objects that are not there yet; cancelled, it ends soon, and has put none.
 
     Args:
         say: told in words what is being done.
@@ -80,17 +89,36 @@ async def prepare(
     if all([await store.exists(key) for key in OBJECT_KEYS]):
         return
     say(f"preparing {config.num_train_tasks} tasks and {config.num_demonstrations} demonstrations")
-    objects = await asyncio.to_thread(build, config, policy, seed)
+    stopped = threading.Event()
+    try:
+        objects = await asyncio.to_thread(build, config, policy, seed, stopped)
+    finally:
+        stopped.set()  # A thread cannot be cancelled: it looks at this before each task and text.
     for key, data in objects.items():
         await store.put(key, data)
 
 
-def build(config: PrepareConfig, policy: PolicyConfig, seed: int) -> dict[str, bytes]:
-    """Return every object by its key."""
-    return _task_objects(config, seed) | _midtrain_objects(config, policy, seed)
+def build(
+    config: PrepareConfig, policy: PolicyConfig, seed: int, stopped: threading.Event
+) -> dict[str, bytes]:
+    """Return every object by its key.
+
+    Raises:
+        PreparationStoppedError: `stopped` was set meanwhile.
+
+    """
+    return _task_objects(config, seed, stopped) | _midtrain_objects(config, policy, seed, stopped)
 
 
-def _task_objects(config: PrepareConfig, seed: int) -> dict[str, bytes]:
+def _until(stopped: threading.Event, items: Iterable[T]) -> Iterator[T]:
+    """Iterate until the event is set."""
+    for item in items:
+        if stopped.is_set():
+            raise PreparationStoppedError("the preparation was stopped")
+        yield item
+
+
+def _task_objects(config: PrepareConfig, seed: int, stopped: threading.Event) -> dict[str, bytes]:
     objects = {}
     for key, split, num in (
         (TRAIN_KEY, Split.TRAIN, config.num_train_tasks),
@@ -98,13 +126,15 @@ def _task_objects(config: PrepareConfig, seed: int) -> dict[str, bytes]:
     ):
         rng = random.Random(f"{split}/{seed}")
         source = LadderSource(split, num, config.selection, rng, split.value)
-        drawn = to_task_set(source.candidates())
+        drawn = to_task_set(_until(stopped, source.candidates()))
         tasks = [msgspec.structs.replace(task, limits=config.limits) for task in drawn.tasks]
         objects[key] = msgspec.msgpack.encode(msgspec.structs.replace(drawn, tasks=tasks))
     return objects
 
 
-def _midtrain_objects(config: PrepareConfig, policy: PolicyConfig, seed: int) -> dict[str, bytes]:
+def _midtrain_objects(
+    config: PrepareConfig, policy: PolicyConfig, seed: int, stopped: threading.Event
+) -> dict[str, bytes]:
     from penstock.actors.policy.tokenizer import train_tokenizer
     from penstock.actors.trainer.corpus import encode_corpus
     from penstock.infra.midtrain_data import (
@@ -117,21 +147,21 @@ def _midtrain_objects(config: PrepareConfig, policy: PolicyConfig, seed: int) ->
     rng = random.Random(f"midtrain/{seed}")
     code, heldout_code = standard_library(rng)
     tasks = draw_repositories(Split.TRAIN, config.num_demonstrations, config.selection, rng, "demo")
-    transcripts = attempts(tasks, config.habits, rng, config.harness)
+    transcripts = attempts(_until(stopped, tasks), config.habits, rng, config.harness)
     tokenizer = train_tokenizer(
         [*(transcript_text(one) for one in transcripts[:2000]), *code[:40]], policy.vocab_size
     )
     train, heldout = CorpusBuilder(tokenizer), CorpusBuilder(tokenizer)
     num_code = 0
-    for text in code:
+    for text in _until(stopped, code):
         num_code += train.add_code(text, config.code_weight, config.piece_tokens)
         if num_code >= config.code_tokens:
             break
     drills = np.random.default_rng([seed, config.drill_tokens])
     train.add_drills(drills, config.drill_tokens, config.drill_half_tokens)
-    for transcript in transcripts:
+    for transcript in _until(stopped, transcripts):
         train.add_transcript(transcript, config.context_weight)
-    for text in heldout_code:
+    for text in _until(stopped, heldout_code):
         heldout.add_code(text, 1.0, config.piece_tokens)
     return {
         TOKENIZER_KEY: _tokenizer_bytes(tokenizer),

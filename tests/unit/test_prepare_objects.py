@@ -1,6 +1,8 @@
+import asyncio
 import random
 import subprocess
 import sys
+import threading
 
 import msgspec
 import numpy as np
@@ -34,7 +36,7 @@ POLICY = PolicyConfig(vocab_size=512)
 
 @pytest.fixture(scope="module")
 def objects():
-    return preparing.build(CONFIG, POLICY, seed=3)
+    return preparing.build(CONFIG, POLICY, 3, threading.Event())
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +151,29 @@ async def test_prepare_stores_once_and_says_so(monkeypatch):
     assert set(store.objects) == set(preparing.OBJECT_KEYS)
     await preparing.prepare(CONFIG, POLICY, store, 0, said.append)
     assert len(said) == 1
+
+
+async def test_a_cancelled_preparation_ends_its_thread_and_puts_nothing(monkeypatch):
+    begun, ended = threading.Event(), threading.Event()
+    candidates = preparing.LadderSource.candidates
+
+    def slow(source):
+        begun.set()
+        try:
+            for _ in range(1000):
+                yield next(candidates(source))
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(preparing.LadderSource, "candidates", slow)
+    store = MemoryStore()
+    work = asyncio.create_task(preparing.prepare(CONFIG, POLICY, store, 0, lambda _: None))
+    assert await asyncio.to_thread(begun.wait, 10.0)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert await asyncio.to_thread(ended.wait, 5.0)
+    assert not store.objects
 
 
 def test_wrong_settings_are_told():
