@@ -149,7 +149,7 @@ class Engine(Protocol):
         ...
 
     async def apply(self, patches: Mapping[str, np.ndarray | Patch]) -> None:
-        """Stage whole tensors (uint16 bfloat16 bits, in shape) or patches of uint16; names are HF's.
+        """Stage whole tensors (uint16 bfloat16 bits, in shape) or patches; names are HF's.
 
         Raises:
             InvalidRequestError: no update is open, or a name, shape or index does not fit.
