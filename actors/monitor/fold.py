@@ -124,8 +124,9 @@ class Fold:
     def _rollout_finished(self, event: RolloutFinished, at: float) -> None:
         view = self._state.rollouts
         view.num_finished += 1
-        view.num_turns += len(event.turns)
-        view.num_sampled_tokens += event.num_sampled_tokens
+        own = event.turns[event.num_trunk_turns :]
+        view.num_turns += len(own)
+        view.num_sampled_tokens += sum(turn.token_ids.shape[0] for turn in own)
         view.num_calls += event.num_calls
         view.num_invalid_calls += event.num_invalid_calls
         view.ends[event.end] = view.ends.get(event.end, 0) + 1

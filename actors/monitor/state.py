@@ -126,7 +126,9 @@ class RolloutsView(msgspec.Struct, kw_only=True):
 
     num_finished: int = 0
     num_turns: int = 0
+    """Sampled: those that a branch shares with its trunk count once."""
     num_sampled_tokens: int = 0
+    """Of these turns."""
     num_calls: int = 0
     num_invalid_calls: int = 0
     ends: dict[str, int] = {}

@@ -9,10 +9,12 @@ from penstock.actors.monitor.curves import append_thinned
 from penstock.actors.monitor.exposition import exposition
 from penstock.actors.monitor.fold import Fold
 from penstock.actors.monitor.state import MonitorState, decode_state, encode_state
+from penstock.messages.reward import Outcome
+from penstock.messages.rollout import Trunk
 from penstock.messages.telemetry import Wait
 from penstock.messages.training import LedgerRow
 
-from .story import AT, by_stream, finished, report, step, story, version
+from .story import AT, by_stream, finished, report, rollout, step, story, version
 
 
 def folded(events, now: float = AT + 1.0) -> MonitorState:
@@ -32,6 +34,14 @@ def test_the_curves_and_counts_of_a_run():
     assert state.rollouts.outcomes == {"solved": 1, "failed": 2}
     assert (state.rollouts.num_turns, state.rollouts.num_sampled_tokens) == (6, 45)
     assert (state.sandbox.num_vms, state.sandbox.boot_ms_p50) == (6, 90.0)
+
+
+def test_turns_that_branches_share_with_their_trunk_count_once():
+    trunk, branch = (rollout(name, 0, Outcome.SOLVED)[2] for name in ("r0", "r1"))
+    branch = msgspec.structs.replace(branch, trunk=Trunk(rollout_id="r0", num_turns=1))
+    rollouts = folded([trunk, branch]).rollouts
+    assert rollouts.num_finished == 2
+    assert (rollouts.num_turns, rollouts.num_sampled_tokens) == (3, 20)
 
 
 def test_the_ledger_balances_and_shows_what_is_in_flight():
