@@ -35,7 +35,7 @@ class DamagedStoreError(PenstockError, OSError):
 
 
 class _Window:
-    """Room for bytes, in the order of arrival; an object takes a 64th at least, an eighth at most."""
+    """Room for bytes, in the order of arrival; an object takes a 64th to an eighth of it."""
 
     def __init__(self) -> None:
         self._num_free = WINDOW_BYTES

@@ -28,9 +28,7 @@ def check_store(section: StoreSection) -> None:
         missing = [name for name in _CREDENTIALS if not os.environ.get(name)]
         if missing:
             raise ConfigError(f"store.kind s3: expected {' and '.join(missing)} in the environment")
-    store = S3Store.open(
-        section.bucket, prefix=_PREFIX, endpoint=section.endpoint, is_patient=False
-    )
+    store = S3Store.open(section.bucket, prefix=_PREFIX, endpoint=section.endpoint, patience_s=0.0)
     try:
         store.probe()
     except StoreUnreachableError as error:

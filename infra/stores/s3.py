@@ -4,8 +4,13 @@ Credentials come from the environment (`AWS_ACCESS_KEY_ID` and so on), never fro
 configuration. That an object is written once rests on conditional puts (`If-None-Match: *`).
 """
 
-from datetime import timedelta
-from typing import TYPE_CHECKING
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.infra.stores.keys import check_key
 from penstock.messages.errors import (
@@ -20,28 +25,37 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
     from obstore.store import S3Store as Bucket
 
-_FULL = ("507", "StorageFull", "QuotaExceeded")
+_FULL = ("status code: 507", "StorageFull", "QuotaExceeded")
 """How servers say it."""
 _DETAILS = "Debug source"
 """From here on, an error's text is of the library's insides."""
 _ATTEMPT_S = "60s"
-_RETRY: "RetryConfig" = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}
-"""Below that, callers try again themselves."""
-_NO_RETRY: "RetryConfig" = {"max_retries": 0}
 _CHECK_S = "10s"
+PATIENCE_S = 60.0
+"""How long a server may be away before an operation fails."""
+_PAUSE_S = 0.5
+_NO_RETRY: "RetryConfig" = {"max_retries": 0}
+"""The library does not repeat conditional puts; here, as bytes are compared, all can be."""
+_REFUSAL = re.compile(r"status code: 4(?!08|29)")
+"""A status that trying again does not change."""
+_log = logging.getLogger(__name__)
+R = TypeVar("R")
 
 
 class S3Store:
     """An `ObjectStore`: key `a/b/c` is the object `prefix/a/b/c` of one bucket."""
 
-    def __init__(self, bucket: "Bucket", prefix: str = "") -> None:
+    def __init__(
+        self, bucket: "Bucket", prefix: str = "", *, patience_s: float = PATIENCE_S
+    ) -> None:
         """Use `open` but for a bucket with settings of its own."""
         self._bucket = bucket
+        self._patience_s = patience_s
         self._prefix = f"{prefix}/" if prefix else ""
 
     @classmethod
     def open(
-        cls, bucket: str, *, prefix: str = "", endpoint: str = "", is_patient: bool = True
+        cls, bucket: str, *, prefix: str = "", endpoint: str = "", patience_s: float = PATIENCE_S
     ) -> "S3Store":
         """Open a bucket that exists; nothing is sent yet.
 
@@ -49,7 +63,7 @@ class S3Store:
             bucket: its name.
             prefix: goes before every key.
             endpoint: of a server other than Amazon's, e.g. `http://minio:9000`.
-            is_patient: try again what failed; otherwise give up within seconds.
+            patience_s: how long to try again while the server is away; 0: give up within seconds.
 
         Raises:
             ConfigError: the extra `s3` is not installed.
@@ -64,72 +78,86 @@ class S3Store:
         if endpoint:
             config["endpoint"] = endpoint
         options: ClientConfig = {
-            "timeout": _ATTEMPT_S if is_patient else _CHECK_S,
+            "timeout": _ATTEMPT_S if patience_s else _CHECK_S,
             "allow_http": endpoint.startswith("http:"),
         }
-        retry = _RETRY if is_patient else _NO_RETRY
-        return cls(Bucket(config=config, client_options=options, retry_config=retry), prefix)
+        made = Bucket(config=config, client_options=options, retry_config=_NO_RETRY)
+        return cls(made, prefix, patience_s=patience_s)
 
     async def put(self, key: str, data: bytes | memoryview) -> None:
         """Store unless it is there; see `ObjectStore.put`."""
-        from obstore.exceptions import AlreadyExistsError, BaseError
+        from obstore.exceptions import AlreadyExistsError
 
-        path = self._path(key)
+        path, held = self._path(key), bytes(data)
         try:
-            await self._bucket.put_async(path, bytes(data), mode="create", use_multipart=False)
+            await self._patiently(
+                key,
+                lambda: self._bucket.put_async(path, held, mode="create", use_multipart=False),
+            )
         except AlreadyExistsError as error:
-            if await self.get(key) != data:
+            if await self.get(key) != held:
                 raise CorruptDataError(f"object {key!r} is there with other bytes") from error
-        except BaseError as error:
+        except FileNotFoundError as error:
             raise _translated(key, error) from error
 
     async def get(self, key: str) -> bytes:
         """Read the whole object; see `ObjectStore.get`."""
-        from obstore.exceptions import BaseError
+        path = self._path(key)
+
+        async def read() -> bytes:
+            return bytes(await (await self._bucket.get_async(path)).bytes_async())
 
         try:
-            found = await self._bucket.get_async(self._path(key))
-            return bytes(await found.bytes_async())
+            return await self._patiently(key, read)
         except FileNotFoundError as error:
             raise NotFoundError(f"object {key!r} is not in the bucket") from error
-        except BaseError as error:
-            raise _translated(key, error) from error
 
     async def exists(self, key: str) -> bool:
         """Tell whether the object is there."""
-        from obstore.exceptions import BaseError
-
+        path = self._path(key)
         try:
-            await self._bucket.head_async(self._path(key))
+            await self._patiently(key, lambda: self._bucket.head_async(path))
         except FileNotFoundError:
             return False
-        except BaseError as error:
-            raise _translated(key, error) from error
         return True
 
     async def delete(self, key: str) -> None:
         """Remove it; absent is fine."""
-        from obstore.exceptions import BaseError
-
-        try:
-            await self._bucket.delete_async(self._path(key))
-        except FileNotFoundError:
-            return
-        except BaseError as error:
-            raise _translated(key, error) from error
+        path = self._path(key)
+        with suppress(FileNotFoundError):
+            await self._patiently(key, lambda: self._bucket.delete_async(path))
 
     async def keys(self, prefix: str) -> list[str]:
         """List keys that start with `prefix`, sorted."""
-        from obstore.exceptions import BaseError
-
         folder = (self._prefix + prefix).rpartition("/")[0]  # The library lists whole folders.
-        found: list[str] = []
-        try:
+
+        async def read() -> list[str]:
+            found: list[str] = []
             async for batch in self._bucket.list(folder or None):  # pyright: ignore[reportUnknownMemberType]
                 found += [meta["path"].removeprefix(self._prefix) for meta in batch]
-        except BaseError as error:
-            raise _translated(prefix, error) from error
+            return found
+
+        found = await self._patiently(prefix, read)
         return sorted(key for key in found if key.startswith(prefix))
+
+    async def _patiently(self, key: str, act: Callable[[], Awaitable[R]]) -> R:
+        """Do something, again and again while the server is away."""
+        from obstore.exceptions import AlreadyExistsError, BaseError, GenericError
+
+        until_s = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return await act()
+            except (AlreadyExistsError, FileNotFoundError):
+                raise
+            except BaseError as error:
+                failure = _translated(key, error)
+                is_away = isinstance(error, GenericError) and not _REFUSAL.search(str(error))
+                is_full = isinstance(failure, StoreFullError)
+                if not is_away or is_full or time.monotonic() >= until_s:
+                    raise failure from error
+            _log.warning("trying again: %s", failure)
+            await asyncio.sleep(_PAUSE_S)
 
     def probe(self) -> None:
         """Ask for one page of keys and wait for it, without a thread that outlasts the call.

@@ -16,7 +16,7 @@ from penstock.actors.sync_relay.relay import Relay
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
-from penstock.messages.weights import SnapshotKind, WeightsApplied
+from penstock.messages.weights import SnapshotKind, WeightsApplied, WeightsPublished
 
 NUM_SEEDS = 1000
 NUM_FAST_SEEDS = 6
@@ -145,10 +145,20 @@ class Chaos(World):
 
     async def run(self, names: list[str]) -> None:
         bus = self.bus()
-        for _ in range(self.num_versions):
+        held: list[WeightsPublished] = []
+        for version in range(self.num_versions):
             for name in names:
                 self.ensure(name)
-            await bus.publish([await self.train_and_prepare()])
+            is_overtaken = version and self.dice.random() < 0.08
+            manifest = await (self.be_overtaken() if is_overtaken else self.train_and_prepare())
+            chance = self.dice.random() if version + 1 < self.num_versions else 1.0
+            if chance < 0.1:
+                continue  # the event is lost
+            if chance < 0.25:
+                held.append(manifest)  # it comes after a later one
+            else:
+                await bus.publish([manifest, *reversed(held)])
+                held = []
             await asyncio.sleep(self.dice.random())
             if self.dice.random() < 0.6:
                 await self.misfortune()
@@ -156,11 +166,33 @@ class Chaos(World):
     async def train_and_prepare(self):
         """Publish as a trainer does that is restarted whenever its publisher fails."""
         self.train()
+        return await self.prepare_at_last()
+
+    async def prepare_at_last(self):
         while True:
             try:
                 return await self.prepare()
             except OSError:
                 self.publisher = self.new_publisher()
+
+    async def be_overtaken(self):
+        """Let a second publisher commit a version while the first stores other weights for it."""
+        self.train()
+        slow, self.publisher = self.publisher, self.new_publisher()
+        known, version = slow._history.known, len(self.manifests)
+
+        async def look_then_be_overtaken(*arguments):
+            found = await known(*arguments)
+            await self.prepare_at_last()
+            return found
+
+        slow._history.known = look_then_be_overtaken
+        other = {name: array ^ 1 for name, array in bits(self.weights).items()}
+        with pytest.raises((StaleTokenError, OSError)):
+            await slow.prepare(version, other, optimizer_step=version, config_json="{}")
+        if len(self.manifests) == version:  # it failed before it looked
+            await self.prepare_at_last()
+        return self.manifests[version]
 
     async def settle(self, names: list[str]) -> None:
         """Let the faults end; whoever is dead is started again."""
