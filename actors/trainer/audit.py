@@ -1,13 +1,17 @@
-"""Recomputes what a manifest claims: rewards from verdicts, advantages from rewards. Pure."""
+"""Recomputes what a manifest claims: rewards from verdicts, advantages from rewards, trunks.
+
+Pure.
+"""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from penstock.actors.trainer.advantages import RunningBaseline, estimator, trunk_advantage
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.reward import Verdict
-from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry
+from penstock.messages.rollout import RolloutFinished, Trunk
+from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry, TrunkCredit
 
 COMPONENTS_TOLERANCE = 1e-6
 """Between a verdict's reward and the sum of its components, which a judge may add up in another
@@ -20,12 +24,22 @@ class ManifestAudit:
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
         self._verdicts: dict[str, Verdict] = {}
+        self._sampled: dict[str, list[int]] = {}
+        """Rollout -> tokens of each turn."""
+        self._trunks: dict[str, Trunk] = {}
+        """Branch -> where it left another rollout."""
         self._live_rewards: dict[str, float] = {}
         self._baseline = RunningBaseline(momentum=config.live.baseline_momentum)
 
     def add_verdict(self, event: Verdict) -> None:
         """Keep the first verdict of a rollout: the one that counts."""
         self._verdicts.setdefault(event.rollout_id, event)
+
+    def add_rollout(self, event: RolloutFinished) -> None:
+        """Note what the turns sampled, and where the rollout left another one."""
+        self._sampled[event.rollout_id] = [turn.token_ids.shape[0] for turn in event.turns]
+        if event.trunk:
+            self._trunks[event.rollout_id] = event.trunk
 
     def add_live(self, event: LiveSampleJoined) -> None:
         """Keep the reward of a user's sample."""
@@ -36,6 +50,8 @@ class ManifestAudit:
         for group in manifest.groups:
             yield from self._rewards(manifest.step, group.samples)
             yield from self._advantages(manifest.step, group)
+            yield from self._shared(manifest.step, group)
+        self._forget(manifest)
         for sample in manifest.live:
             yield from self._live(manifest.step, sample)
         trained = [sample.reward for sample in manifest.live if sample.outcome.is_trained]
@@ -64,14 +80,43 @@ class ManifestAudit:
         for sample, value in zip(trained, values, strict=True):
             if sample.advantage != value:
                 yield f"step {step}, {sample.rollout_id}: advantage {sample.advantage}, not {value}"
-        advantages = {sample.rollout_id: sample.advantage for sample in trained}
-        for sample in trained:
-            if not (trunk := sample.trunk):
-                continue
-            value = trunk_advantage([advantages[name] for name in trunk.branches])
-            if trunk.advantage != value:
-                name = f"step {step}, {sample.rollout_id}"
-                yield f"{name}: its trunk's advantage {trunk.advantage}, not {value}"
+
+    def _shared(self, step: int, group: GroupEntry) -> Iterator[str]:
+        """Check what trunks earn: their tokens, who shares them, the mean of those."""
+        advantages = {
+            sample.rollout_id: sample.advantage
+            for sample in group.samples
+            if sample.outcome.is_trained
+        }
+        expected = self._trunk_credits(advantages)
+        for sample in group.samples:
+            found = sample.trunk or None
+            value = expected.get(sample.rollout_id)
+            if found != value:
+                yield f"step {step}, {sample.rollout_id}: its trunk's credit {found}, not {value}"
+
+    def _trunk_credits(self, advantages: Mapping[str, float]) -> dict[str, TrunkCredit]:
+        """Return what each rollout's first turns earn that trained rollouts branched off."""
+        sharing: dict[Trunk, list[str]] = {}
+        for name in advantages:
+            trunk = self._trunks.get(name)
+            if trunk and trunk.rollout_id in advantages:
+                sharing.setdefault(trunk, [trunk.rollout_id]).append(name)
+        return {
+            trunk.rollout_id: TrunkCredit(
+                num_tokens=sum(self._sampled.get(trunk.rollout_id, [])[: trunk.num_turns]),
+                branches=names,
+                advantage=trunk_advantage([advantages[name] for name in names]),
+            )
+            for trunk, names in sharing.items()
+        }
+
+    def _forget(self, manifest: BatchManifest) -> None:
+        """Drop the rollouts that this manifest settles."""
+        for group in (*manifest.groups, *manifest.discarded):
+            for sample in group.samples:
+                self._sampled.pop(sample.rollout_id, None)
+                self._trunks.pop(sample.rollout_id, None)
 
     def _live(self, step: int, sample: SampleEntry) -> Iterator[str]:
         if not sample.outcome.is_trained:

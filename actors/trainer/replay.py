@@ -104,6 +104,7 @@ class Replay:
                 )
             case RolloutFinished() as event:
                 self._turns.add(event.rollout_id, event.own_turns)
+                self._audit.add_rollout(event)
             case LiveSampleJoined() as event:
                 self._turns.add(event.request_id, [event.turn])
                 self._audit.add_live(event)

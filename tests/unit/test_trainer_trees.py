@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from penstock.actors.trainer.audit import ManifestAudit
 from penstock.actors.trainer.batcher import Batcher
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.sequences import training_sequence
@@ -47,23 +48,30 @@ def finished(member: int, turns: list[Turn], trunk: Trunk | None = None) -> Roll
     )  # fmt: skip
 
 
-def batch(outcomes: dict[int, tuple[Outcome, float]]):
-    """One group of two trees of two: 0 with branch 1, 2 with branch 3."""
-    batcher = Batcher(TrainerConfig(groups_per_batch=1, staleness_max=1))
+def proposed(outcomes: dict[int, tuple[Outcome, float]]):
+    """One group of two trees of two: 0 with branch 1, 2 with branch 3; who audits it knows them."""
+    config = TrainerConfig(groups_per_batch=1, staleness_max=1)
+    batcher, audit = Batcher(config), ManifestAudit(config)
     for member in range(4):
         trunk = Trunk(rollout_id=f"r{member - 1}", num_turns=1) if member % 2 else None
         own = BRANCH_OWN if trunk else TRUNK_OWN
-        batcher.add_rollout(finished(member, [SHARED, own], trunk))
+        end = finished(member, [SHARED, own], trunk)
         outcome, reward = outcomes[member]
-        batcher.add_verdict(
-            Verdict(
-                rollout_id=f"r{member}", group_id="g0", group_index=0, purpose=Purpose.TRAIN,
-                judge="tests", judge_version="1", outcome=outcome, reward=reward,
-                policy_version=0, rung="r", components={},
-            )
+        verdict = Verdict(
+            rollout_id=f"r{member}", group_id="g0", group_index=0, purpose=Purpose.TRAIN,
+            judge="tests", judge_version="1", outcome=outcome, reward=reward,
+            policy_version=0, rung="r", components={},
         )  # fmt: skip
+        for each in (batcher, audit):
+            each.add_rollout(end)
+            each.add_verdict(verdict)
     manifest = batcher.propose(1)
     assert manifest is not None
+    return manifest, audit
+
+
+def batch(outcomes: dict[int, tuple[Outcome, float]]):
+    manifest, _ = proposed(outcomes)
     return {sample.rollout_id: sample for sample in manifest.groups[0].samples}
 
 
@@ -86,6 +94,35 @@ def test_masked_branches_do_not_count_and_a_masked_trunk_is_not_trained():
     samples = batch({0: SOLVED, 1: LOST, 2: LOST, 3: FAILED})
     assert samples["r0"].trunk is msgspec.UNSET and samples["r2"].trunk is msgspec.UNSET
     assert [samples[f"r{n}"].advantage for n in range(4)] == [0.5, 0.0, 0.0, -0.5]
+
+
+@pytest.mark.parametrize("outcomes", [[1, 1, 0, 1], [1, -1, -1, 0], [1, 0, -1, 1]])
+def test_the_audit_finds_nothing_in_what_the_batcher_proposes(outcomes):
+    judged = {-1: LOST, 0: FAILED, 1: SOLVED}
+    manifest, audit = proposed({n: judged[one] for n, one in enumerate(outcomes)})
+    assert list(audit.differences(manifest)) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_tokens": 3},
+        {"advantage": 0.5},
+        {"branches": ["r0"]},
+        {"branches": ["r0", "r3"]},
+        {"branches": ["r0", "nobody"]},
+        None,
+    ],
+)
+def test_the_audit_tells_a_trunk_that_does_not_follow_from_the_rollouts(wrong):
+    manifest, audit = proposed({0: SOLVED, 1: SOLVED, 2: FAILED, 3: SOLVED})
+    (group,) = manifest.groups
+    first = group.samples[0]
+    trunk = msgspec.structs.replace(first.trunk, **wrong) if wrong else msgspec.UNSET
+    samples = [msgspec.structs.replace(first, trunk=trunk), *group.samples[1:]]
+    group = msgspec.structs.replace(group, samples=samples)
+    (difference,) = audit.differences(msgspec.structs.replace(manifest, groups=[group]))
+    assert difference.startswith("step 1, r0: its trunk's credit")
 
 
 def test_own_turns_train_what_was_sampled_after_the_trunk():

@@ -194,12 +194,14 @@ def test_a_run_of_trees_accounts_for_every_token_and_credits_trunks(
             ledger.add_turn(turn)
         for verdict in await world.read(Verdict):
             audit.add_verdict(verdict)
+        ends = {end.rollout_id: end for end in await world.read(RolloutFinished)}
+        for end in ends.values():
+            audit.add_rollout(end)
         manifests = await world.read(BatchManifest)
         for manifest in manifests:
             ledger.add_manifest(manifest)
             assert list(audit.differences(manifest)) == []
         assert ledger.balanced and ledger.totals().trained > 0
-        ends = {end.rollout_id: end for end in await world.read(RolloutFinished)}
         samples = [sample for m in manifests for group in m.groups for sample in group.samples]
         trunks = [sample.trunk for sample in samples if sample.trunk]
         shared = {end.trunk.rollout_id for end in ends.values() if end.trunk}
