@@ -1,6 +1,7 @@
 """The arguments of `penstock tasks`; what they do is imported when it runs."""
 
 import argparse
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -21,19 +22,51 @@ def _add_tasks(commands: Any) -> None:
     make.add_argument("sources", nargs="+", metavar="SOURCE",
                       help="stdlib, ladder, a folder, or an installed package")  # fmt: skip
     make.add_argument("-o", "--output", type=Path, required=True, help="a new or empty folder")
-    make.add_argument("-n", "--num", type=int, default=300, help="stop after so many tasks")
-    make.add_argument("--wall-s", type=float, default=7200.0, help="begin nothing after it")
+    make.add_argument("-n", "--num", type=_count, default=300, help="stop after so many tasks")
+    make.add_argument("--wall-s", type=_seconds, default=7200.0, help="begin nothing after it")
     make.add_argument("--seed", type=int, default=0)
-    make.add_argument("--concurrent", type=int, default=os.cpu_count() or 1)
+    make.add_argument("--concurrent", type=_count, default=os.cpu_count() or 1)
     make.add_argument("--commits", action="store_true", help="folders: from the git history")
     make.add_argument("--split-by", choices=["function", "repository"], default="repository")
-    make.add_argument("--heldout", type=float, default=0.2, metavar="SHARE")
+    make.add_argument("--heldout", type=_share, default=0.2, metavar="SHARE")
     check = actions.add_parser("check", help="pass Harbor tasks through the gates")
     check.add_argument("folder", type=Path)
     stats = actions.add_parser("stats", help="count Harbor tasks; write their page")
     stats.add_argument("folder", type=Path)
+    for action in (check, stats):
+        action.add_argument(
+            "--egress-addresses",
+            action="store_true",
+            help="let allow-lists name addresses, private ones included (name:port@address)",
+        )
     for action in (make, check, stats):
         action.add_argument("--json", action="store_true", help="the last line is one JSON object")
+
+
+def _count(text: str) -> int:
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"expected a whole number, at least 1, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not 0.0 < (seconds := _number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, got {text!r}")
+    return seconds
+
+
+def _share(text: str) -> float:
+    if not 0.0 <= (share := _number(text)) <= 1.0:
+        raise argparse.ArgumentTypeError(f"expected a share of 0 to 1, got {text!r}")
+    return share
+
+
+def _number(text: str) -> float:
+    """Return a number; NaN, which is in no range, where there is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _add_agent(commands: Any) -> None:
