@@ -49,19 +49,21 @@ class Asker:
         self._run_id = run_id
 
     async def request(self, service: str, message: Message, *, deadline_s: float) -> Message:
-        """Return the first reply; asks again after a broken connection (see `Bus.request`)."""
+        """Return the first reply; asks again after a broken connection (see `Bus.request`).
+
+        The deadline covers the claims of both ways, too.
+        """
         subject = service_subject(self._run_id, service)
-        data, headers = await self._claims.pack(message, PAYLOAD_BYTES_MAX)
-        give_up_at = asyncio.get_running_loop().time() + deadline_s
-        while (left_s := give_up_at - asyncio.get_running_loop().time()) > 0:
-            with contextlib.suppress(LinkBrokenError, DeadlineError):
-                reply = await self._link.ask(
-                    subject, data, deadline_s=left_s, headers=headers, suffix=FIRST_ALONE
-                )
-                if status(reply) != NO_RESPONDERS:
-                    return await self._first(service, reply)
-                await asyncio.sleep(min(RETRY_S, left_s))
-        raise DeadlineError(f"{service}: no reply within {deadline_s} s")
+        async with _within(service, deadline_s):
+            data, headers = await self._claims.pack(message, PAYLOAD_BYTES_MAX)
+            while True:
+                with contextlib.suppress(LinkBrokenError, DeadlineError):
+                    reply = await self._link.ask(
+                        subject, data, deadline_s=deadline_s, headers=headers, suffix=FIRST_ALONE
+                    )
+                    if status(reply) != NO_RESPONDERS:
+                        return await self._first(service, reply)
+                    await asyncio.sleep(RETRY_S)
 
     async def _first(self, service: str, reply: Msg) -> Message:
         if END_HEADER in (reply.headers or {}):
@@ -76,7 +78,8 @@ class Asker:
     ) -> AsyncGenerator[Message, None]:
         """See `Bus.stream_request`."""
         subject = service_subject(self._run_id, service)
-        data, headers = await self._claims.pack(message, PAYLOAD_BYTES_MAX)
+        async with _within(service, idle_s):
+            data, headers = await self._claims.pack(message, PAYLOAD_BYTES_MAX)
         queue: asyncio.Queue[Msg | None] = asyncio.Queue()
         with self._link.replies(queue.put_nowait, lambda: queue.put_nowait(None)) as inbox:
 
@@ -94,15 +97,12 @@ class Asker:
 
             num_replies = 0
             while True:
-                try:
-                    async with asyncio.timeout(idle_s):
-                        reply = await next_reply(num_replies)
-                except TimeoutError as error:
-                    raise DeadlineError(f"{service}: no reply for {idle_s} s") from error
-                if _is_end(service, reply, num_replies):
-                    return
+                async with _within(service, idle_s):
+                    reply = await next_reply(num_replies)
+                    if _is_end(service, reply, num_replies):
+                        return
+                    answer = await self._claims.unpack(reply.data, reply.headers)
                 num_replies += 1
-                answer = await self._claims.unpack(reply.data, reply.headers)
                 if isinstance(answer, RemoteError):
                     raise to_error(answer)
                 yield answer
@@ -167,6 +167,16 @@ class Server:
             if not isinstance(error, PenstockError):
                 log.exception("%s: handler failed", self._service)
             yield to_remote(error)
+
+
+@contextlib.asynccontextmanager
+async def _within(service: str, deadline_s: float) -> AsyncGenerator[None]:
+    """Bound what it encloses."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            yield
+    except TimeoutError as error:
+        raise DeadlineError(f"{service}: no reply within {deadline_s} s") from error
 
 
 def _is_end(service: str, reply: Msg, num_expected: int) -> bool:

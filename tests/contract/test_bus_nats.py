@@ -1,7 +1,9 @@
 """NATS passes `check_bus`, on a real nats-server each time."""
 
+import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import nats
@@ -11,7 +13,9 @@ from tests.contract.check_bus import CHECKS
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.bus.server import EmbeddedServer
 from penstock.infra.stores.directory import DirectoryStore
-from penstock.messages.base import Stream
+from penstock.messages.base import Message, Stream
+from penstock.messages.errors import DeadlineError
+from penstock.messages.generation import AbortGeneration
 
 
 class NatsWorld:
@@ -50,3 +54,57 @@ async def world(tmp_path):
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 async def test_conforms(check, world):
     await check(world)
+
+
+class StuckStore(DirectoryStore):
+    """Answers nothing while it is stuck."""
+
+    stuck = ""
+
+    async def put(self, key: str, data: bytes | memoryview) -> None:
+        await self._wait("put")
+        await super().put(key, data)
+
+    async def get(self, key: str) -> bytes:
+        await self._wait("get")
+        return await super().get(key)
+
+    async def _wait(self, what: str) -> None:
+        if what == self.stuck:
+            await asyncio.Event().wait()
+
+
+LARGE = AbortGeneration(request_id="x" * 3_000_000)
+
+
+async def _same(message: Message) -> AsyncIterator[Message]:
+    yield message
+
+
+async def _large(message: Message) -> AsyncIterator[Message]:
+    yield LARGE
+
+
+async def replies_of(bus: NatsBus, service: str, message: Message, idle_s: float) -> list[Message]:
+    return [reply async for reply in bus.stream_request(service, message, idle_s=idle_s)]
+
+
+@pytest.mark.parametrize("stuck", ["put", "get"])
+async def test_a_deadline_covers_what_lies_in_the_store(world, tmp_path, stuck):
+    server = await world.bus("a")
+    await server.serve("same.x", _same)
+    await server.serve("large.x", _large)
+    world.store = StuckStore(tmp_path / "objects")
+    asker = await world.bus("b")
+    world.store.stuck = stuck
+    service, message = {
+        "put": ("same.x", LARGE),
+        "get": ("large.x", AbortGeneration(request_id="small")),
+    }[stuck]
+    with pytest.raises(DeadlineError, match=service):
+        await asker.request(service, message, deadline_s=0.5)
+    with pytest.raises(DeadlineError, match=service):
+        await replies_of(asker, service, message, 0.5)
+    world.store.stuck = ""
+    assert await asker.request(service, message, deadline_s=20.0) == LARGE
+    assert await replies_of(asker, service, message, 20.0) == [LARGE]
