@@ -157,7 +157,24 @@ class NetworkedSandbox(Sandbox, Protocol):
         ...
 
     async def egress_attempts(self) -> list[EgressAttempt]:
-        """Return what programs tried to reach, allowed or not, in the order of its end."""
+        """Return what programs tried to reach, allowed or not; alike attempts are one line."""
+        ...
+
+
+class NetworkedMachine(NetworkedSandbox, Protocol):
+    """A networked sandbox held where it runs."""
+
+    async def allow_egress(self, rules: Sequence[str], *, allows_addresses: bool = False) -> None:
+        """See `NetworkedSandbox.allow_egress`.
+
+        Args:
+            rules: As there.
+            allows_addresses: Whether the host's operator lets them name addresses.
+
+        Raises:
+            SandboxRequestError: As there, or a rule names an address and may not.
+
+        """
         ...
 
 

@@ -103,7 +103,7 @@ class ReadEgress(Message, frozen=True, kw_only=True):
 
 
 class EgressRead(Message, frozen=True, kw_only=True):
-    """Attempts in the order of their ends."""
+    """Attempts in the order of their ends, then those still open."""
 
     attempts: list[EgressAttempt]
 

@@ -67,6 +67,8 @@ class EgressAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """Why it was denied, or ended before its time."""
     num_bytes_sent: int = 0
     num_bytes_received: int = 0
+    num_alike: int | msgspec.UnsetType = msgspec.UNSET
+    """Attempts that this line stands for, bytes summed; by default one."""
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +141,8 @@ class EpisodeSaved(Event, frozen=True, kw_only=True):
     tool_s: float
     elapsed_s: float
     """Of the episode's own time."""
+    egress: list[EgressAttempt] = []
+    """What its programs had tried to reach by then: a copy of the machine begins a new record."""
 
     def key(self) -> str:
         """One a rollout and number of turns: the first that was saved."""
@@ -177,7 +181,8 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     tool_s: float = 0.0
     error: str = ""
     egress: list[EgressAttempt] = []
-    """What the episode's programs tried to reach, where the task allows hosts."""
+    """What the episode's programs tried to reach, where the task allows hosts: in all of its
+    machines, and of a branch before it left its trunk."""
     trunk: Trunk | None = None
     """Of a branch: `turns` has the trunk's first."""
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from penstock.actors.rollout_worker.changes import Changes
+from penstock.envs.egress.record import EgressRecord
 from penstock.messages.base import Array
 from penstock.messages.rollout import (
     EgressAttempt,
@@ -27,8 +28,14 @@ class Tally(msgspec.Struct, kw_only=True):
     tool_s: float = 0.0
     lost_s: float = 0.0
     """Time that generators were away: none of the policy's."""
+    egress_before: list[EgressAttempt] = []
+    """What programs tried to reach outside, up to where the machine was saved."""
     egress: list[EgressAttempt] = []
-    """What programs tried to reach outside."""
+    """The same, and in this machine as far as it was read."""
+
+    def add_egress(self, attempts: list[EgressAttempt]) -> None:
+        """Take in all that this machine has on record."""
+        self.egress = EgressRecord([*self.egress_before, *attempts]).lines
 
     def elapsed_s(self, now: float) -> float:
         """Return the episode's own time so far."""
@@ -49,6 +56,7 @@ class Tally(msgspec.Struct, kw_only=True):
             num_invalid_calls=self.num_invalid_calls,
             tool_s=self.tool_s,
             elapsed_s=self.elapsed_s(now),
+            egress=self.egress,
         )
 
 
@@ -62,6 +70,8 @@ def open_tally(sandbox: SandboxRecord, saved: EpisodeSaved | None, now: float) -
         num_calls=saved.num_calls,
         num_invalid_calls=saved.num_invalid_calls,
         tool_s=saved.tool_s,
+        egress_before=saved.egress,
+        egress=saved.egress,
     )
 
 

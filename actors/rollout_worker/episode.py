@@ -84,6 +84,8 @@ class Episode:
     async def abandon(self, cause: str) -> RolloutFinished:
         """Close the account of an episode that nobody will carry on."""
         self._turns = await self._journal.turns()
+        saved = await self._journal.newest_saved(len(self._turns), above=0)
+        self._tally.egress = saved.egress if saved else []
         return self._finished(EpisodeEnd.INFRASTRUCTURE_ERROR, Changes(), cause)
 
     async def _in_machines(self) -> RolloutFinished:
@@ -180,6 +182,7 @@ class Episode:
         checkpoint_id = self._ctx.new_id(f"{self._command.rollout_id}-{num_turns}")
         try:
             saved = await stage.sandbox.save(checkpoint_id)
+            self._tally.add_egress(await read_egress(stage.sandbox, self._command.task))
         except SandboxError:
             self._ctx.set_gauge("unsaved_turns", num_turns)
             return
@@ -192,7 +195,7 @@ class Episode:
     async def _leave(self, sandbox: RemoteSandbox, end: EpisodeEnd) -> RolloutFinished:
         """Read what the episode changed, and close its account."""
         config, task = self._config, self._command.task
-        self._tally.egress = await read_egress(sandbox, task)
+        self._tally.add_egress(await read_egress(sandbox, task))
         try:
             changes = await read_changes(
                 sandbox,

@@ -164,7 +164,8 @@ class SandboxHost(Actor):
 
     async def _operate(self, message: Message) -> Message:
         if isinstance(message, Operation):
-            return await operate(self._machine(message.lease_id), message)
+            machine, config = self._machine(message.lease_id), self._config
+            return await operate(machine, message, egress_addresses=config.egress_addresses)
         match message:
             case ReleaseSandbox():
                 await self._pool.release(message.lease_id)

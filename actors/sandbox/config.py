@@ -23,8 +23,13 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     quota: int = 0
     """Of the scheduler: most machines that one holder may have placed; 0 for no bound."""
 
+    egress_addresses: bool = False
+    """Whether a task's rule may name an address (`name:port@address`), private ones included."""
+
     def __post_init__(self) -> None:
         """Refuse values that bound nothing."""
         for field in ("lease_s_max", "acquire_s_max", "checkpoints_max"):
             if getattr(self, field) <= 0:
                 raise ValueError(f"sandbox.{field}: expected > 0, got {getattr(self, field)}")
+        if self.quota < 0:
+            raise ValueError(f"sandbox.quota: expected >= 0, got {self.quota}")

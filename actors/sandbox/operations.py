@@ -1,6 +1,8 @@
 """What may be asked of a leased machine, message by message."""
 
-from penstock.envs.sandbox import Sandbox, networked
+from typing import cast
+
+from penstock.envs.sandbox import NetworkedMachine, Sandbox, networked
 from penstock.messages.base import Message
 from penstock.messages.generation import Ack
 from penstock.messages.machine import (
@@ -19,8 +21,13 @@ from penstock.messages.machine import (
 Operation = ExecCommand | ReadFile | WriteFiles | ListFiles | AllowEgress | ReadEgress
 
 
-async def operate(sandbox: Sandbox, message: Operation) -> Message:
+async def operate(sandbox: Sandbox, message: Operation, *, egress_addresses: bool) -> Message:
     """Do it; return the answer.
+
+    Args:
+        sandbox: The machine.
+        message: What is asked.
+        egress_addresses: See `SandboxHostConfig`.
 
     Raises:
         SandboxError: As the operation of `Sandbox`.
@@ -38,7 +45,8 @@ async def operate(sandbox: Sandbox, message: Operation) -> Message:
             paths = await sandbox.list_files(message.root)
             return FilesListed(paths=[_as_text(path) for path in paths])
         case AllowEgress():
-            await networked(sandbox).allow_egress(message.rules)
+            machine = cast("NetworkedMachine", networked(sandbox))
+            await machine.allow_egress(message.rules, allows_addresses=egress_addresses)
             return Ack()
         case ReadEgress():
             return EgressRead(attempts=await networked(sandbox).egress_attempts())

@@ -2,15 +2,20 @@
 
 import msgspec
 
+from penstock.envs.egress.record import LINES_MAX, EgressRecord
 from penstock.messages.errors import PenstockError
 from penstock.messages.rollout import EgressAttempt
+
+STILL_OPEN = "still open"
 
 
 class EgressLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of what one machine may do outside."""
 
     attempts_max: int = 256
-    """Later ones are refused, and only counted."""
+    """To allowed hosts; later ones are refused."""
+    lines_max: int = LINES_MAX
+    """Of the record; see `EgressRecord`."""
     connections_max: int = 8
     """At once."""
     bytes_max: int = 64 << 20
@@ -42,28 +47,39 @@ class EgressAccount:
     def __init__(self, limits: EgressLimits) -> None:
         """Begin with nothing."""
         self.limits = limits
-        self.attempts: list[EgressAttempt] = []
-        self.num_unrecorded = 0
-        """Attempts after the bound."""
-        self._num_open = 0
+        self._record = EgressRecord(lines_max=limits.lines_max)
+        self._open: dict[int, Entry] = {}
+        self._num_admitted = 0
         self._num_bytes = 0
+
+    @property
+    def attempts(self) -> list[EgressAttempt]:
+        """What has ended, then what is still open, with the bytes that it has carried so far."""
+        record = EgressRecord(self._record.lines, self.limits.lines_max)
+        for entry in self._open.values():
+            if entry.method:
+                line = msgspec.structs.replace(entry, reason=entry.reason or STILL_OPEN)
+                record.add(_attempt(line))
+        return record.lines
 
     def open(self) -> Entry:
         """Begin a connection; `close` ends it."""
-        self._num_open += 1
-        return Entry()
+        entry = Entry()
+        self._open[id(entry)] = entry
+        return entry
 
     def admit(self) -> None:
-        """Demand that there is room for one more attempt.
+        """Demand that there is room for one more attempt at an allowed host.
 
         Raises:
             EgressLimitError: There is none.
 
         """
-        if len(self.attempts) >= self.limits.attempts_max:
+        if self._num_admitted >= self.limits.attempts_max:
             raise EgressLimitError(f"more than {self.limits.attempts_max} attempts")
-        if self._num_open > self.limits.connections_max:
+        if len(self._open) > self.limits.connections_max:
             raise EgressLimitError(f"more than {self.limits.connections_max} connections at once")
+        self._num_admitted += 1
 
     def sent(self, entry: Entry, num_bytes: int) -> None:
         """Count what goes out; raises EgressLimitError."""
@@ -77,15 +93,15 @@ class EgressAccount:
 
     def close(self, entry: Entry) -> None:
         """Put a connection on record; one that asked for nothing leaves no line."""
-        self._num_open -= 1
-        if not entry.method and not entry.reason:
-            return
-        if len(self.attempts) < self.limits.attempts_max:
-            self.attempts.append(msgspec.convert(entry, EgressAttempt, from_attributes=True))
-        else:
-            self.num_unrecorded += 1
+        del self._open[id(entry)]
+        if entry.method or entry.reason:
+            self._record.add(_attempt(entry))
 
     def _count(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
         if self._num_bytes > self.limits.bytes_max:
             raise EgressLimitError(f"more than {self.limits.bytes_max} bytes")
+
+
+def _attempt(entry: Entry) -> EgressAttempt:
+    return msgspec.convert(entry, EgressAttempt, from_attributes=True)

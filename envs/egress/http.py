@@ -1,13 +1,13 @@
 """HTTP as the proxy speaks it: what is asked for, what is passed on, and refusals. Pure."""
 
-import contextlib
-from urllib.parse import urlsplit
+import re
 
 import h11
 
 from penstock.envs.egress.rules import EgressDeniedError, parse_target
 
 TUNNEL_OPEN = b"HTTP/1.1 200 Connection established\r\n\r\n"
+_ADDRESS = re.compile(r"http://([^/?#]*)([^#]*)(?:#.*)?", re.IGNORECASE)
 _CHUNKED = (b"transfer-encoding", b"chunked")
 _NOT_PASSED_ON = frozenset(
     {b"connection", b"proxy-connection", b"proxy-authorization", b"keep-alive", b"te", b"upgrade",
@@ -25,13 +25,11 @@ def asked_target(method: str, text: str) -> tuple[str, int, str]:
     """
     if method == "CONNECT":
         return *parse_target(text), ""
-    parts = None
-    with contextlib.suppress(ValueError):
-        parts = urlsplit(text)
-    if parts is None or parts.scheme != "http":
+    parts = _ADDRESS.fullmatch(text)
+    if parts is None:
         raise EgressDeniedError("expected CONNECT, or a whole http:// address")
-    path = parts._replace(scheme="", netloc="", fragment="").geturl()
-    return *parse_target(parts.netloc, 80), path if path.startswith("/") else f"/{path}"
+    host, path = parts.groups()
+    return *parse_target(host, 80), path if path.startswith("/") else f"/{path}"
 
 
 def passed_on(request: h11.Request, target: str, path: str) -> h11.Request:
@@ -44,11 +42,18 @@ def passed_on(request: h11.Request, target: str, path: str) -> h11.Request:
 
     """
     is_chunked = any(key == _CHUNKED[0] for key, _ in request.headers)
-    left_out = _NOT_PASSED_ON | {b"content-length"} if is_chunked else _NOT_PASSED_ON
+    left_out = _NOT_PASSED_ON | _named_in_connection(request)
+    left_out |= {b"content-length"} if is_chunked else set()
     headers = [(b"host", target.removesuffix(":80").encode()), (b"connection", b"close")]
     headers += [(key, value) for key, value in request.headers if key not in left_out]
     headers += [_CHUNKED] if is_chunked else []
     return h11.Request(method=request.method, target=path, headers=headers)
+
+
+def _named_in_connection(request: h11.Request) -> set[bytes]:
+    """Return the headers that are meant for the next hop alone (RFC 9110, 7.6.1)."""
+    values = [value for key, value in request.headers if key == b"connection"]
+    return {name.strip().lower() for value in values for name in value.split(b",")}
 
 
 def refusal(status: int, text: str) -> bytes:

@@ -1,5 +1,6 @@
 """Opens the proxy of one machine, once, and keeps its record."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -47,30 +48,47 @@ class EgressOutlet:
         self._line = line
         self._limits, self._resolve = limits or EgressLimits(), resolve
         self._rules: list[str] = []
+        self._opening = asyncio.Lock()
         self._proxy: EgressProxy | None = None
         self._streams: GuestStreams | None = None
 
-    async def open(self, rules: Sequence[str]) -> None:
+    async def open(self, rules: Sequence[str], *, allows_addresses: bool = False) -> None:
         """Let programs reach some hosts; asking again for the same ones changes nothing.
 
+        Args:
+            rules: As `Task.egress`.
+            allows_addresses: See `parse_rules`.
+
         Raises:
-            SandboxRequestError: A rule is malformed, or others were set before.
+            SandboxRequestError: A rule is malformed or not allowed, or others were set before, or
+                the guest cannot listen.
             SandboxError: The machine failed.
 
         """
+        async with self._opening:
+            if self._proxy is not None and self._rules == list(rules):
+                return
+            try:
+                parsed = parse_rules(rules, allows_addresses=allows_addresses)
+            except EgressRuleError as error:
+                raise SandboxRequestError(str(error)) from error
+            if self._proxy is not None:
+                raise SandboxRequestError(f"the machine's allow-list is set already: {self._rules}")
+            self._proxy = await self._listen(EgressProxy(parsed, self._limits, self._resolve))
+            self._rules = list(rules)
+
+    async def _listen(self, proxy: EgressProxy) -> EgressProxy:
+        """Have the guest agent listen for a proxy; one that does not leaves the outlet closed."""
+        streams = GuestStreams(self._line, proxy.serve)
+        self._line.on_piece = streams.take  # a program may be faster than the agent's answer
         try:
-            parsed = parse_rules(rules)
-        except EgressRuleError as error:
-            raise SandboxRequestError(str(error)) from error
-        if self._proxy is not None and self._rules == list(rules):
-            return
-        if self._proxy is not None:
-            raise SandboxRequestError(f"the machine's allow-list is set already: {self._rules}")
-        self._proxy = EgressProxy(parsed, self._limits, self._resolve)
-        self._rules = list(rules)
-        self._streams = GuestStreams(self._line, self._proxy.serve)
-        self._line.on_piece = self._streams.take
-        await self._line.call(Request(op="listen", target=PORT), timeout_s=OPEN_S_MAX)
+            await self._line.call(Request(op="listen", target=PORT), timeout_s=OPEN_S_MAX)
+        except BaseException:
+            self._line.on_piece = None
+            await streams.close()
+            raise
+        self._streams = streams
+        return proxy
 
     @property
     def environment(self) -> dict[str, str]:
@@ -80,7 +98,7 @@ class EgressOutlet:
     @property
     def attempts(self) -> list[EgressAttempt]:
         """What programs tried."""
-        return list(self._proxy.account.attempts) if self._proxy is not None else []
+        return self._proxy.account.attempts if self._proxy is not None else []
 
     async def close(self) -> None:
         """End every connection."""

@@ -55,6 +55,7 @@ class EgressProxy:
             async with asyncio.timeout(self._limits.connection_s_max):
                 await self._answer(client, entry)
         except EgressDeniedError as error:
+            entry.is_allowed = False
             entry.reason = f"denied: {error}"
             await client.send(refusal(403, f"{entry.target}: {error}"))
         except (EgressLimitError, EgressFailedError, TimeoutError) as error:
@@ -75,11 +76,12 @@ class EgressProxy:
             return  # hung up before it asked
         entry.method, asked = request.method.decode(), request.target.decode()
         entry.target = asked[:TARGET_CHARACTERS_MAX]
-        self.account.admit()
         name, port, path = asked_target(entry.method, asked)
         entry.target = f"{name}:{port}"
-        address = await self._locate(find_rule(self._rules, name, port), name, port)
+        rule = find_rule(self._rules, name, port)
+        self.account.admit()
         entry.is_allowed = True
+        address = await self._locate(rule, name, port)
         reader, writer = await self._connect(address, port)
         try:
             if entry.method == "CONNECT":
@@ -93,7 +95,7 @@ class EgressProxy:
         except OSError as error:
             raise EgressFailedError(f"lost the host: {error}") from error
         finally:
-            writer.close()
+            writer.transport.abort()  # what a stalled host has not taken would keep the socket
 
     async def _locate(self, rule: EgressRule, name: str, port: int) -> str:
         if rule.address:

@@ -7,7 +7,7 @@ notation, a user, a trailing dot or a letter outside of ASCII is refused rather 
 
 import re
 from collections.abc import Iterable
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
 import msgspec
 
@@ -15,10 +15,12 @@ from penstock.messages.errors import PenstockError
 
 RULES_MAX = 64
 NAME_CHARACTERS_MAX = 253
+OPT_IN = "sandbox.egress_addresses = true (penstock tasks: --egress-addresses)"
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _NAME = re.compile(rf"(?:{_LABEL}\.)*[a-z](?:[a-z0-9-]{{0,61}}[a-z0-9])?")
 """The last label begins with a letter: no notation of an IPv4 address does."""
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
+_NAT64 = IPv6Network("64:ff9b::/96")
 
 
 class EgressRuleError(PenstockError, ValueError):
@@ -46,14 +48,25 @@ class EgressRule(msgspec.Struct, frozen=True):
         return is_named and port == self.port
 
 
-def parse_rules(texts: Iterable[str]) -> tuple[EgressRule, ...]:
+def parse_rules(texts: Iterable[str], *, allows_addresses: bool = False) -> tuple[EgressRule, ...]:
     """Return the rules of an allow-list.
 
+    Args:
+        texts: One rule each.
+        allows_addresses: Whether a rule may name an address, which then is not checked: the word
+            of whoever runs the hosts, never of a task.
+
     Raises:
-        EgressRuleError: One is malformed, or they are too many.
+        EgressRuleError: One is malformed or not allowed, or they are too many.
 
     """
     rules = tuple(_parse_rule(text) for text in texts)
+    for rule in rules:
+        if rule.address and not allows_addresses:
+            raise EgressRuleError(
+                f"egress rule '{rule.name}:{rule.port}@{rule.address}': expected no address: "
+                f"{OPT_IN} allows them"
+            )
     if len(rules) > RULES_MAX:
         raise EgressRuleError(f"expected at most {RULES_MAX} rules, got {len(rules)}")
     return rules
@@ -97,8 +110,7 @@ def check_addresses(addresses: Iterable[str]) -> None:
 
     """
     for text in addresses:
-        address = ip_address(text)
-        if not address.is_global or address.is_multicast:
+        if not _is_public(ip_address(text)):
             raise EgressDeniedError("the name leads to an address that is not public")
 
 
@@ -117,6 +129,19 @@ def _parse_rule(text: str) -> EgressRule:
     if is_below and address:
         raise EgressRuleError(f"egress rule {text!r}: one address stands for one name")
     return EgressRule(name, port, is_below, address)
+
+
+def _is_public(address: IPv4Address | IPv6Address) -> bool:
+    """Tell whether an address, or the one that a gateway would take out of it, is anyone's."""
+    if isinstance(address, IPv6Address):
+        if address in _NAT64:
+            return _is_public(IPv4Address(address.packed[-4:]))
+        inner = address.ipv4_mapped or address.sixtofour
+        if inner is not None:
+            return _is_public(inner)
+        if address.is_site_local:
+            return False
+    return address.is_global and not address.is_multicast and not address.is_reserved
 
 
 def _is_name(name: str) -> bool:

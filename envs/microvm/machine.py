@@ -83,9 +83,9 @@ class GuestSandbox:
     def _environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
         return DEFAULT_ENV | self._outlet.environment | dict(env or {})
 
-    async def allow_egress(self, rules: Sequence[str]) -> None:
-        """See `NetworkedSandbox.allow_egress`."""
-        await self._outlet.open(rules)
+    async def allow_egress(self, rules: Sequence[str], *, allows_addresses: bool = False) -> None:
+        """See `NetworkedMachine.allow_egress`."""
+        await self._outlet.open(rules, allows_addresses=allows_addresses)
 
     async def egress_attempts(self) -> list[EgressAttempt]:
         """See `NetworkedSandbox.egress_attempts`."""

@@ -37,8 +37,12 @@ class MalformedTaskError(PenstockError, ValueError):
     """A task's folder is not as the format asks; the text names the file and what was expected."""
 
 
-def read_harbor(folder: Path) -> Candidate:
+def read_harbor(folder: Path, *, egress_addresses: bool = False) -> Candidate:
     """Read one task.
+
+    Args:
+        folder: Of the task.
+        egress_addresses: Whether its allow-list may name addresses, private ones included.
 
     Raises:
         MalformedTaskError: A part is missing, does not parse, has a wrong type, is too large, or
@@ -61,7 +65,7 @@ def read_harbor(folder: Path) -> Candidate:
         instruction=instruction.removesuffix("\n"),
         files=start,
         limits=_converted(folder, own.get("limits", {}), Limits, "metadata.penstock.limits"),
-        egress=_egress(folder, own["egress"]) if "egress" in own else msgspec.UNSET,
+        egress=_egress(folder, own, allows_addresses=egress_addresses),
     )
     hidden = _hidden(folder, task_id, _timeout_s(folder, settings))
     origin = _converted(
@@ -73,8 +77,12 @@ def read_harbor(folder: Path) -> Candidate:
     return Candidate(task=task, hidden=hidden, origin=origin)
 
 
-def read_harbor_set(root: Path) -> list[Candidate]:
+def read_harbor_set(root: Path, *, egress_addresses: bool = False) -> list[Candidate]:
     """Read every task folder below a root, by name.
+
+    Args:
+        root: Holds the folders.
+        egress_addresses: See `read_harbor`.
 
     Raises:
         MalformedTaskError: One of them is malformed, or there is none.
@@ -83,7 +91,7 @@ def read_harbor_set(root: Path) -> list[Candidate]:
     folders = sorted(path.parent for path in root.glob(f"*/{TASK_FILE}"))
     if not folders:
         raise MalformedTaskError(f"{root}: expected task folders, each with a {TASK_FILE}")
-    return [read_harbor(folder) for folder in folders]
+    return [read_harbor(folder, egress_addresses=egress_addresses) for folder in folders]
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -101,11 +109,15 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _egress(folder: Path, value: object) -> list[str]:
+def _egress(
+    folder: Path, own: dict[str, Any], *, allows_addresses: bool
+) -> list[str] | msgspec.UnsetType:
+    if "egress" not in own:
+        return msgspec.UNSET
     field = "metadata.penstock.egress"
-    rules: list[str] = _converted(folder, value, list[str], field)
+    rules: list[str] = _converted(folder, own["egress"], list[str], field)
     try:
-        parse_rules(rules)
+        parse_rules(rules, allows_addresses=allows_addresses)
     except EgressRuleError as error:
         raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {error}") from error
     return rules

@@ -95,7 +95,7 @@ def _source(name: str, arguments: argparse.Namespace) -> TaskSource:
 
 
 async def _check(arguments: argparse.Namespace) -> int:
-    candidates = read_harbor_set(arguments.folder)
+    candidates = _read(arguments)
     splits = {one.task.task_id: one.task.split for one in candidates}
     check_no_leak(candidates, splits, SplitBy.FUNCTION)
     problems: dict[str, str] = {}
@@ -110,8 +110,12 @@ async def _check(arguments: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
+def _read(arguments: argparse.Namespace) -> list[Candidate]:
+    return read_harbor_set(arguments.folder, egress_addresses=arguments.egress_addresses)
+
+
 def _stats(arguments: argparse.Namespace) -> int:
-    candidates = read_harbor_set(arguments.folder)
+    candidates = _read(arguments)
     splits = {one.task.task_id: one.task.split for one in candidates}
     path: Path = arguments.folder / YIELD_FILE
     counts = msgspec.json.decode(path.read_bytes(), type=Yield) if path.is_file() else Yield()

@@ -102,7 +102,7 @@ async def only_allowed_hosts_are_reached_and_all_is_on_record(machine: Machine) 
         port = server.sockets[0].getsockname()[1]
         sandbox = networked(machine)
         for _ in range(2):  # whoever asks again changes nothing
-            await sandbox.allow_egress([f"good.test:{port}@127.0.0.1"])
+            await machine.allow_egress([f"good.test:{port}@127.0.0.1"], allows_addresses=True)
         script = f'python3 -c "$0" http://good.test:{port}/; python3 -c "$0" http://evil.test/ 2>&1'
         done = await machine.exec(["sh", "-c", script, fetch], timeout_s=DEADLINE_S)
     assert done.stdout.startswith(b"hello\n"), done

@@ -7,6 +7,8 @@ import pytest
 
 from penstock.actors.judge.audit import audit
 from penstock.actors.judge.tasks import GradedTask
+from penstock.actors.rollout_worker.account import Tally, open_tally
+from penstock.envs.egress.record import num_attempts
 from penstock.envs.sandbox import (
     BackendUnavailable,
     NetworkedSandbox,
@@ -14,11 +16,13 @@ from penstock.envs.sandbox import (
     open_backend,
 )
 from penstock.envs.tasks.workspace import open_workspace, read_egress
+from penstock.messages.base import Array
 from penstock.messages.reward import CheatKind
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished
-from penstock.messages.task import HiddenTests, Purpose, Split, Task
+from penstock.messages.task import HiddenTests, Purpose, Sampling, Split, StartRollout, Task
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(200)]
+EMPTY = Array(dtype="int32", shape=(0,), data=b"")
 FETCH = """\
 import sys, urllib.error, urllib.request
 for url in sys.argv[1:]:
@@ -81,6 +85,12 @@ def task_for(port):
     )  # fmt: skip
 
 
+async def prepare(sandbox, task):
+    """Open a workspace where the host's operator allows addresses."""
+    await sandbox.allow_egress(task.egress, allows_addresses=True)
+    await open_workspace(sandbox, task, "r", has_git=False)
+
+
 @pytest.mark.parametrize("backend", ["uml", "process"])
 async def test_allowed_hosts_are_reached_and_others_refused_on_record(backend):
     async with web() as port, machine(backend) as sandbox:
@@ -88,7 +98,7 @@ async def test_allowed_hosts_are_reached_and_others_refused_on_record(backend):
         good, task = f"http://good.test:{port}", task_for(port)
         (before,) = await fetch(sandbox, f"{good}/")
         assert "URLError" in before  # no name, no route, no proxy: nothing without a rule
-        await open_workspace(sandbox, task, "r", has_git=False)
+        await prepare(sandbox, task)
         said = await fetch(
             sandbox, f"{good}/", f"{good}/1000000", f"{good}/away/0", "http://evil.test/",
             f"http://2130706433:{port}/", f"http://127.0.0.1:{port}/", "http://name.invalid/",
@@ -102,11 +112,11 @@ async def test_allowed_hosts_are_reached_and_others_refused_on_record(backend):
     assert said[4].startswith("403 ") and "not an address" in said[4]
     assert "refused" in said[5]  # the guest's own loopback, not the host's
     assert said[6].startswith("502 ") and "403 Forbidden" in said[7]
-    assert [(one.method, one.is_allowed) for one in attempts] == [
-        ("GET", True), ("GET", True), ("GET", True), ("GET", False), ("GET", False),
-        ("GET", False), ("GET", False), ("CONNECT", False),
+    assert [(one.method, one.is_allowed, num_attempts(one)) for one in attempts] == [
+        ("GET", True, 3), ("GET", False, 2), ("GET", False, 1), ("GET", True, 1),
+        ("CONNECT", False, 1),
     ]  # fmt: skip
-    assert attempts[1].num_bytes_received > 1_000_000
+    assert attempts[0].num_bytes_received > 1_000_000
     findings = audit(finished(attempts), graded(task))
     assert {one.kind for one in findings} == {CheatKind.EGRESS}
     assert "evil.test:80" in findings[0].detail
@@ -118,14 +128,14 @@ async def test_names_and_routes_are_as_absent_as_before():
         "cut -d: -f1 -s /proc/net/dev | tr -d ' '; wc -l < /proc/net/route; env | grep -ci proxy"
     )
     async with web() as port, machine("uml") as sandbox:
-        await open_workspace(sandbox, task_for(port), "r", has_git=False)
+        await prepare(sandbox, task_for(port))
         done = await sandbox.exec(["sh", "-c", script], timeout_s=60.0)
         assert done.stdout.decode().split() == ["no", "name", "lo", "1", "6"]
 
 
 async def test_many_connections_at_once_share_the_line_with_commands():
     async with web() as port, machine("uml") as sandbox:
-        await open_workspace(sandbox, task_for(port), "r", has_git=False)
+        await prepare(sandbox, task_for(port))
         url = f"http://good.test:{port}/50000"
         said, done = await asyncio.gather(
             asyncio.gather(*(fetch(sandbox, url) for _ in range(4))),
@@ -145,7 +155,7 @@ async def test_a_program_that_hangs_up_or_reads_nothing_harms_no_other():
         "time.sleep(1)\n"
     )
     async with web() as port, machine("uml") as sandbox:
-        await open_workspace(sandbox, task_for(port), "r", has_git=False)
+        await prepare(sandbox, task_for(port))
         await sandbox.exec(["python3", "-c", rude % port], timeout_s=60.0)
         url = f"http://good.test:{port}/"
         assert await fetch(sandbox, url) == [f"200 {url} 5"]
@@ -157,17 +167,32 @@ async def test_a_copy_has_no_way_out_until_its_own_host_opens_one(tmp_path):
     knock = "import socket; socket.create_connection(('127.0.0.1', 3128), 5)"
     async with web() as port, machine("qemu-tcg") as first:
         url, task = f"http://good.test:{port}/", task_for(port)
-        await open_workspace(first, task, "r", has_git=False)
+        await prepare(first, task)
+        assert (await fetch(first, "http://evil.test/"))[0].startswith("403 ")
         await first.checkpoint(tmp_path / "saved")
+        tally = Tally(sandbox=first.info)
+        tally.add_egress(await read_egress(first, task))
+        saved = tally.saved(start_of(task), 1, EMPTY, 0.0)
         copy = await open_backend("qemu-tcg").restore(tmp_path / "saved", timeout_s=200.0)
         try:
             closed = await copy.exec(["python3", "-c", knock], timeout_s=100.0)
             assert b"Connection refused" in closed.stderr
-            await copy.allow_egress(task.egress)
+            await copy.allow_egress(task.egress, allows_addresses=True)
             assert await fetch(copy, url) == await fetch(first, url) == [f"200 {url} 5"]
-            assert len(await read_egress(copy, task)) == len(await read_egress(first, task)) == 1
+            assert [one.is_allowed for one in await read_egress(copy, task)] == [True]
+            tally = open_tally(copy.info, saved, 0.0)
+            tally.add_egress(await read_egress(copy, task))
+            assert [one.target for one in tally.egress] == ["evil.test:80", f"good.test:{port}"]
+            assert tally.egress == await read_egress(first, task)
         finally:
             await copy.close()
+
+
+def start_of(task):
+    return StartRollout(
+        rollout_id="r", group_id="g", group_index=0, group_size=1, member=0,
+        purpose=Purpose.TRAIN, task=task, sampling=Sampling(), policy_version=0,
+    )  # fmt: skip
 
 
 def graded(task):

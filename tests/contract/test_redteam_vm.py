@@ -224,6 +224,8 @@ async def attempt(cheat):
     calls += [ToolCall(name="run_terminal", arguments={"command": c}) for c in cheat.commands]
     said = []
     async with machine() as sandbox:
+        if cheat.task is OPEN_TASK:
+            await sandbox.allow_egress(OPEN_TASK.egress, allows_addresses=True)
         await open_workspace(sandbox, cheat.task, "r", has_git=True)
         for call in calls:
             (result,) = await run_calls(sandbox, [call], TASK.limits)

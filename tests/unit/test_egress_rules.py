@@ -13,7 +13,9 @@ from penstock.envs.egress.rules import (
     parse_target,
 )
 
-RULES = parse_rules(["pypi.test:443", "*.files.test:80", "mirror.test:8080@10.0.0.5"])
+RULES = parse_rules(
+    ["pypi.test:443", "*.files.test:80", "mirror.test:8080@10.0.0.5"], allows_addresses=True
+)
 
 
 def test_rules_say_name_port_and_place():
@@ -31,7 +33,13 @@ def test_rules_say_name_port_and_place():
 )  # fmt: skip
 def test_a_malformed_rule_is_named(text):
     with pytest.raises(EgressRuleError, match="egress rule"):
-        parse_rules([text])
+        parse_rules([text], allows_addresses=True)
+
+
+@pytest.mark.parametrize("address", ["169.254.169.254", "127.0.0.1", "10.0.0.1", "93.184.215.14"])
+def test_an_address_is_the_operators_to_allow(address):
+    with pytest.raises(EgressRuleError, match=rf"x.test:80@{address}.*sandbox.egress_addresses"):
+        parse_rules([f"x.test:80@{address}"])
 
 
 def test_rules_are_bounded():
@@ -84,13 +92,17 @@ def test_a_disguised_address_is_refused(text):
 def test_an_address_is_split_into_host_and_path():
     assert asked_target("GET", "http://A.files.test/x/y?q=1#f") == ("a.files.test", 80, "/x/y?q=1")
     assert asked_target("POST", "http://mirror.test:8080") == ("mirror.test", 8080, "/")
+    assert asked_target("GET", "HTTP://a.test/a?") == ("a.test", 80, "/a?")
+    assert asked_target("GET", "http://a.test?q=1") == ("a.test", 80, "/?q=1")
     assert parse_target("PyPI.test:443") == ("pypi.test", 443)
 
 
 @pytest.mark.parametrize(
     "address",
     ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "0.0.0.0", "::1", "fe80::1",
-     "fd00::1", "::ffff:127.0.0.1", "224.0.0.1", "100.64.0.1"],
+     "fd00::1", "::ffff:127.0.0.1", "224.0.0.1", "100.64.0.1", "64:ff9b::a9fe:a9fe",
+     "64:ff9b:1::7f00:1", "2002:7f00:1::", "2002:a9fe:a9fe::1", "::127.0.0.1", "::", "fec0::1",
+     "fe80::1%eth0", "2001:0:7f00:1::", "240.0.0.1", "ff0e::1"],
 )  # fmt: skip
 def test_a_name_that_leads_inside_is_denied(address):
     with pytest.raises(EgressDeniedError, match="not public"):
@@ -99,3 +111,4 @@ def test_a_name_that_leads_inside_is_denied(address):
 
 def test_a_name_that_leads_outside_passes():
     check_addresses(["93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c"])
+    check_addresses(["64:ff9b::5db8:d70e"])  # where names are translated for hosts without IPv4

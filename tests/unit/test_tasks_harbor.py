@@ -62,6 +62,17 @@ def test_an_allow_list_travels_with_its_task_and_is_checked(tmp_path):
         read_harbor(folder)
 
 
+def test_an_address_in_an_allow_list_is_the_operators_to_allow(tmp_path):
+    (candidate,) = ladder(1)
+    task = msgspec.structs.replace(candidate.task, egress=["x.test:80@169.254.169.254"])
+    written = msgspec.structs.replace(candidate, task=task)
+    folder = write_harbor(written, Split.TRAIN, tmp_path)
+    with pytest.raises(MalformedTaskError, match=r"task\.toml: metadata\.penstock\.egress: .*169"):
+        read_harbor(folder)
+    assert read_harbor(folder, egress_addresses=True) == written
+    assert read_harbor_set(tmp_path, egress_addresses=True) == [written]
+
+
 def test_hard_texts_survive_toml(tmp_path):
     (candidate,) = ladder(1)
     origin = msgspec.structs.replace(candidate.origin, repository='a"\\b\n\x7f\té')
