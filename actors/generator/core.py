@@ -24,6 +24,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.numerics import ExactModeError
 from penstock.kernels.decode import DecodeWeights
+from penstock.kernels.ops import finish_checks
 from penstock.messages.rollout import StopReason
 
 _SHARED_PREFIX_WORTH = 16
@@ -128,6 +129,7 @@ class EngineCore:
         logits = self.decoder.step(self.model, batch)
         self._advance(batch)
         outputs = self._sample(sampled, logits) if sampled else []
+        finish_checks()  # Before anybody is given what a bad value gave.
         self.metrics.num_steps += 1
         self.metrics.busy_s += time.perf_counter() - started
         return outputs

@@ -23,6 +23,7 @@ from penstock.actors.trainer.manifests import batch_figures, staleness_tokens, t
 from penstock.actors.trainer.mismatch import MismatchSums, mismatch_sums
 from penstock.actors.trainer.routes import route_bytes
 from penstock.actors.trainer.sequences import TrainingSequence, micro_batches, training_sequence
+from penstock.kernels.ops import finish_checks
 from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest
 
@@ -77,6 +78,7 @@ def train_step(
     sums, norm = _Sums(), 0.0
     if sequences:
         sums = _accumulate(learner, sequences, config)
+        finish_checks()  # Before the weights take what a bad value gave.
         norm = learner.apply(manifest.step, config.steps_max)
     return StepResult(
         weights_digest=learner.weights_digest(),

@@ -12,6 +12,8 @@ from penstock.actors.generator.request import Request
 from penstock.actors.generator.sampler import SamplingBatch, sample
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy, token_logprobs
+from penstock.kernels.errors import KernelArgumentError
+from penstock.kernels.ops.values import check_values
 from penstock.messages.task import Sampling
 
 CONFIG = PolicyConfig(
@@ -73,6 +75,15 @@ def request(index, session="", **sampling):
     token_ids = np.random.default_rng(index).integers(0, CONFIG.vocab_size, 10 + 5 * index)
     values = {"seed": index, "num_tokens_max": 40} | sampling
     return Request(token_ids, Sampling(**values), f"r{index}", session, 0)
+
+
+def test_a_value_that_a_gpu_found_wrong_late_is_raised_by_the_step():
+    core = EngineCore(CONFIG, EngineOptions(num_tokens_max=256))
+    core.swap_model(core.decoder.prepare(lively()), 0)
+    core.add(request(0))
+    check_values("experts", torch.tensor([9]), 0, 7, backend="simt")  # deferred as a GPU's are
+    with pytest.raises(KernelArgumentError, match=r"experts: expected 0\.\.7, got 9"):
+        core.step()
 
 
 @pytest.mark.parametrize("step", ["native", "torch"])
