@@ -12,7 +12,8 @@ The byte layout stands in `container.py` and `docs/weight-format.md`, the kinds 
 `dtypes.py`, the coding of numbers in `rice.py`, of values in `ulp.py`, the grouping by exponent in
 `classes.py`, all three together in `portable.py` (numpy) and `delta.c` (compiled; the same bytes),
 and the choice among codecs in `predict.py` and `codec.py`. Memory that a thread works in is kept
-from call to call by `scratch.py`. A slow reader written apart from all this, in plain
+from call to call by `scratch.py`; checks are taken along the way, by the chunks of `checks.py`, so
+that an array is read from memory once. A slow reader written apart from all this, in plain
 Python, is `kernels/reference/delta.py`.
 
 To add a codec: a member of `Codec`, its coding beside `portable.py` or `planes.py`, its predicted

@@ -133,8 +133,7 @@ def _apply_steps(header: Header, old: np.ndarray, body: bytes | memoryview, new:
     except ValueError:
         _prove_base(header, old)  # streams contradict another base, too: that is to be said
         raise
-    if base_check != header.base_check:
-        raise _another_base()
+    _demand_base(header, base_check)
     return target_check
 
 
@@ -209,12 +208,13 @@ def _open(base: np.ndarray, payload: bytes | memoryview) -> tuple[Header, bytes 
 
 
 def _prove_base(header: Header, base: np.ndarray) -> None:
-    if header.codec is not Codec.RAW and check_of(base) != header.base_check:
-        raise _another_base()
+    if header.codec is not Codec.RAW:
+        _demand_base(header, check_of(base))
 
 
-def _another_base() -> CorruptDataError:
-    return CorruptDataError("delta.base_check: the payload was made against another base")
+def _demand_base(header: Header, check: int) -> None:
+    if check != header.base_check:
+        raise CorruptDataError("delta.base_check: the payload was made against another base")
 
 
 @contextmanager
