@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -109,7 +110,7 @@ def test_a_broken_task_is_the_judges_error_and_the_run_goes_on(launch, tmp_path)
     folder = RunDir(tmp_path / "r1")
     folder.path.mkdir()
     folder.config.write_bytes(TINY.read_bytes())
-    objects = build(config.prepare, config.policy, config.run.seed)
+    objects = build(config.prepare, config.policy, config.run.seed, threading.Event())
     tasks = msgspec.msgpack.decode(objects[TRAIN_KEY], type=TaskSet)
     broken = [msgspec.structs.replace(h, files={"_hidden.py": "def ("}) for h in tasks.hidden[::2]]
     mixed = msgspec.structs.replace(tasks, hidden=[*broken, *tasks.hidden[1::2]])
