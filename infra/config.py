@@ -22,6 +22,7 @@ from penstock.actors.trainer.config import TrainerConfig
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.sandbox import Capability, backend_class, backends
 from penstock.gateway.config import GatewayConfig
+from penstock.infra.fleet_checks import check_fleet
 from penstock.infra.prepare import PrepareConfig
 from penstock.infra.regions.settings import LinkSection, check_processes
 from penstock.infra.stores.settings import StoreKind, StoreSection
@@ -249,7 +250,12 @@ def _check_whole(config: RunConfig, source: str) -> None:
 
 
 def _check_machines(config: RunConfig, source: str) -> None:
-    """See that the machines can do what the settings ask of them."""
+    """See that the machines and their hosts can do what the settings ask of them."""
+    try:
+        places_groups = config.rollout_worker.places_groups
+        check_fleet(config.processes, config.sandbox, places_groups=places_groups)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
     wanted = {
         "pacer.tree": (config.pacer.tree is not None, Capability.FORK),
         "rollout_worker.checkpoint_turns": (

@@ -15,6 +15,7 @@ from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.config import RunConfig
+from penstock.infra.fleet_checks import check_host_name
 from penstock.infra.prepare import TOKENIZER_KEY
 from penstock.infra.runs import RunDir
 from penstock.infra.stores.directory import DirectoryStore
@@ -140,6 +141,7 @@ async def _sandbox(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     backend = open_backend(settings.backend, allow_process=settings.allow_process)
     pool = Pool(backend, size=settings.size, live_max=settings.live_max)
     host = region or assembly.config.sandbox.host
+    check_host_name(host, "role sandbox")
     return [(f"sandbox-{host}", SandboxHost(pool, host, assembly.config.sandbox))]
 
 

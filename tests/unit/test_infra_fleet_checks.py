@@ -1,0 +1,48 @@
+"""What is said of sandbox hosts and their scheduler is checked when it is read."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.infra.config import load_config
+from penstock.messages.errors import ConfigError
+
+QUICKSTART = Path("infra/configs/quickstart.toml")
+FLEET = (
+    'processes.machines=["sandbox:a", "judge"]',
+    'processes.machines-b=["sandbox:b"]',
+    'processes.fleet=["fleet"]',
+    "sandbox.reports_to_fleet=true",
+    "rollout_worker.places_groups=true",
+)
+
+
+def test_two_hosts_and_a_scheduler_are_a_fleet() -> None:
+    config = load_config(QUICKSTART, FLEET)
+    assert config.rollout_worker.places_groups
+    load_config(QUICKSTART, ['processes.machines-b=["sandbox:b"]'])  # The other one is `local`.
+
+
+@pytest.mark.parametrize("spec", ["a b", "*", "", "a.b", ">", "a/b", "..", "é", "acquire"])
+def test_a_name_that_no_host_can_have_is_refused(spec: str) -> None:
+    with pytest.raises(ConfigError, match=r"toml: processes\.more: 'sandbox:.*a host's name"):
+        load_config(QUICKSTART, [f'processes.more=["sandbox:{spec}"]'])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (['processes.more=["sandbox:a", "sandbox:a"]'], r"processes\.more: 'sandbox:a' is in"),
+        (['processes.more=["sandbox:local"]'], r"processes\.more: .* in processes\.machines"),
+        (['processes.more=["fleet", "fleet"]'], r"processes\.more: 'fleet' is in"),
+        (['processes.more=["fleet:x"]'], r"processes\.more: expected 'fleet', got 'fleet:x'"),
+        (["sandbox.host='a b'"], r"sandbox\.host: expected a host's name"),
+        (["sandbox.quota=-1"], r"sandbox\.quota: expected >= 0, got -1"),
+        (["rollout_worker.places_groups=true"], r"places_groups: expected with it the role"),
+        ([*FLEET, "sandbox.reports_to_fleet=false"], r"places_groups: .*reports_to_fleet"),
+        ([*FLEET, 'processes.fleet=["keeper"]'], r"places_groups: expected with it the role"),
+    ],
+)
+def test_settings_that_no_run_can_have_are_refused(overrides: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        load_config(QUICKSTART, overrides)
