@@ -43,7 +43,8 @@ def passed_on(request: h11.Request, target: str, path: str) -> h11.Request:
     """
     is_chunked = any(key == _CHUNKED[0] for key, _ in request.headers)
     left_out = _NOT_PASSED_ON | _named_in_connection(request)
-    left_out |= {b"content-length"} if is_chunked else set()
+    if is_chunked:
+        left_out |= {b"content-length"}
     headers = [(b"host", target.removesuffix(":80").encode()), (b"connection", b"close")]
     headers += [(key, value) for key, value in request.headers if key not in left_out]
     headers += [_CHUNKED] if is_chunked else []

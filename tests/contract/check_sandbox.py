@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from penstock.envs.remote import RemoteSandbox
 from penstock.envs.sandbox import (
     Machine,
     SandboxDied,
@@ -101,8 +102,9 @@ async def only_allowed_hosts_are_reached_and_all_is_on_record(machine: Machine) 
     async with server:
         port = server.sockets[0].getsockname()[1]
         sandbox = networked(machine)
+        opt_in = {} if isinstance(machine, RemoteSandbox) else {"allows_addresses": True}
         for _ in range(2):  # whoever asks again changes nothing
-            await machine.allow_egress([f"good.test:{port}@127.0.0.1"], allows_addresses=True)
+            await sandbox.allow_egress([f"good.test:{port}@127.0.0.1"], **opt_in)
         script = f'python3 -c "$0" http://good.test:{port}/; python3 -c "$0" http://evil.test/ 2>&1'
         done = await machine.exec(["sh", "-c", script, fetch], timeout_s=DEADLINE_S)
     assert done.stdout.startswith(b"hello\n"), done

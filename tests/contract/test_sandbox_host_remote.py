@@ -45,7 +45,8 @@ async def remote_machine() -> AsyncIterator[RemoteSandbox]:
     host_bus, bus = (
         MemoryBus(server, run_id="test", store=store, name=name) for name in ("host", "test")
     )
-    host = SandboxHost(Pool(backend, size=0, live_max=2), "host-0", SandboxHostConfig())
+    config = SandboxHostConfig(egress_addresses=True)
+    host = SandboxHost(Pool(backend, size=0, live_max=2), "host-0", config)
     stop = asyncio.Event()
     running = asyncio.create_task(
         ActorHost(host, host_bus, store, name="sandbox-0", seed=0).run(stop)
