@@ -7,6 +7,8 @@ import msgspec
 
 from penstock.messages.errors import ConfigError
 
+FLAGS = {"num_machines": "--machines", "num_hosts": "--hosts", "num_failures": "--failures"}
+
 
 class FleetScenario(msgspec.Struct, frozen=True, kw_only=True):
     """What is simulated, and with which assumptions."""
@@ -38,12 +40,20 @@ class FleetScenario(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse what cannot be simulated."""
         for name in ("num_machines", "group_size", "num_hosts", "num_images", "num_asked"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"simulation: {name}: expected 1 or more, got {value}")
-        room = (self.num_hosts - self.num_failures) * self.num_slots
-        if not 0 <= self.num_failures < self.num_hosts or self.num_machines > room:
-            text = f"expected room for {self.num_machines} machines on the hosts that live on"
-            raise ConfigError(f"simulation: num_hosts: {text}, got {room}")
+            if getattr(self, name) < 1:
+                raise self._error(name, "1 or more")
+        if self.num_machines % self.group_size:
+            raise self._error("num_machines", f"groups of {self.group_size} machines")
+        if not 0 <= self.num_failures < self.num_hosts:
+            raise self._error("num_failures", f"0 to {self.num_hosts - 1}, fewer than hosts")
+        groups_a_host = self.num_slots // self.group_size
+        room = (self.num_hosts - self.num_failures) * groups_a_host * self.group_size
+        if self.num_machines > room:
+            raise self._error("num_machines", f"{room} or fewer, on the hosts that live on")
+
+    def _error(self, name: str, expected: str) -> ConfigError:
+        field = FLAGS.get(name, f"simulation: {name}")
+        return ConfigError(f"{field}: expected {expected}, got {getattr(self, name)}")
 
     @property
     def num_groups(self) -> int:
