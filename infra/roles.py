@@ -7,6 +7,7 @@ generator import torch.
 import importlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -142,7 +143,11 @@ async def _sandbox(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     pool = Pool(backend, size=settings.size, live_max=settings.live_max)
     host = region or assembly.config.sandbox.host
     check_host_name(host, "role sandbox")
-    return [(f"sandbox-{host}", SandboxHost(pool, host, assembly.config.sandbox))]
+    config = assembly.config.sandbox
+    base = Path(config.checkpoints) / assembly.run.run_id if config.checkpoints else None
+    folder = (base or assembly.run.machines) / host
+    config = msgspec.structs.replace(config, checkpoints=str(folder))
+    return [(f"sandbox-{host}", SandboxHost(pool, host, config))]
 
 
 async def _fleet(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:

@@ -7,6 +7,7 @@ runs/<run_id>/
   events/       nats-server's own store        report.html   the live page, frozen
   objects/      claim checks: weights, checkpoints, tasks, tokenizer
   regions/<r>/  each region's weights          logs/<process>.log
+  machines/<h>/ each host's saved machines, until the run is complete
 ```
 """
 
@@ -37,6 +38,12 @@ class DiskFullError(PenstockError, OSError):
     """The run's file system has no room left; the text names the folder."""
 
 
+def remove_saved_machines(run_dir: "RunDir", elsewhere: str) -> None:
+    """Remove what the hosts of a complete run saved; `elsewhere` is `sandbox.checkpoints`."""
+    folder = Path(elsewhere) / run_dir.run_id if elsewhere else run_dir.machines
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """What `state.json` tells other processes while the run is up."""
 
@@ -64,6 +71,7 @@ class RunDir:
         self.events = path / "events"
         self.objects = path / "objects"
         self.regions = path / "regions"
+        self.machines = path / "machines"
         self.logs = path / "logs"
         self.summary = path / "summary.json"
         self.report = path / "report.html"

@@ -10,7 +10,6 @@ command once for each `op_key`, however often it is asked.
 """
 
 import contextlib
-import tempfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -64,15 +63,17 @@ class SandboxHost(Actor):
         self._host = host_name
         self._config = config
         self._checkpoints: Checkpoints | None = None
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def services(self) -> Mapping[str, Serve]:
         """Return both services."""
         return {ACQUIRE_SERVICE: self._answer_acquire, f"sandbox.{self._host}": self._answer}
 
     async def start(self, ctx: Context) -> Effects:
-        """Start warming machines."""
-        self._ctx = ctx
+        """Start warming machines; remove what a host of this name left behind."""
+        if folder := self._config.checkpoints:
+            num_max = self._config.checkpoints_max
+            self._checkpoints = Checkpoints(self._pool, Path(folder), num_max, ctx)
+            await self._checkpoints.clean()
         await self._pool.__aenter__()
         return ()
 
@@ -101,8 +102,6 @@ class SandboxHost(Actor):
     async def stop(self, ctx: Context) -> Effects:
         """Destroy all machines."""
         await self._pool.close()
-        if self._temporary is not None:
-            self._temporary.cleanup()
         return ()
 
     async def _answer_acquire(self, message: Message) -> AsyncIterator[Message]:
@@ -186,14 +185,14 @@ class SandboxHost(Actor):
         return SandboxSaved(checkpoint_id=message.checkpoint_id, host=self._host)
 
     def _saved(self) -> Checkpoints:
-        """Return the host's checkpoints; a host that never saves makes no folder."""
+        """Return the host's checkpoints.
+
+        Raises:
+            SandboxError: The host has no folder for them.
+
+        """
         if self._checkpoints is None:
-            folder = self._config.checkpoints
-            if not folder:
-                self._temporary = tempfile.TemporaryDirectory(prefix="penstock-checkpoints-")
-                folder = self._temporary.name
-            num_max = self._config.checkpoints_max
-            self._checkpoints = Checkpoints(self._pool, Path(folder), num_max, self._ctx)
+            raise SandboxError(f"{self._host}: sandbox.checkpoints names no folder")
         return self._checkpoints
 
     def _machine(self, lease_id: str) -> Sandbox:

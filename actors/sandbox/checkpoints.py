@@ -1,6 +1,7 @@
 """A host's checkpoints: saved from leased machines, gone on from, the oldest removed."""
 
 import asyncio
+import functools
 import re
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from penstock.envs.sandbox import (
     SavingMachine,
     require,
 )
+from penstock.messages.rollout import EpisodeSaved
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
@@ -37,6 +39,28 @@ class Checkpoints:
         self._folder = folder
         self._num_max = num_max
         self._saving = asyncio.Lock()
+
+    async def clean(self) -> None:
+        """Remove what no event names: a host that was killed left it, half written or unsaid."""
+        names = await self._ctx.offload(self._names)
+        for name in names:
+            if not await self._is_named(name):
+                remove = functools.partial(shutil.rmtree, ignore_errors=True)
+                await self._ctx.offload(remove, self._folder / name)
+
+    async def _is_named(self, checkpoint_id: str) -> bool:
+        """Tell whether an event names it; the id begins with rollout and number of turns."""
+        for turns in re.finditer(r"-(\d+)(?=-)", checkpoint_id):
+            key = f"{checkpoint_id[: turns.start()]}.{turns[1]}"
+            saved = await self._ctx.last(EpisodeSaved, key)
+            if saved is not None and saved.checkpoint_id == checkpoint_id:
+                return True
+        return False
+
+    def _names(self) -> list[str]:
+        if not self._folder.is_dir():
+            return []
+        return [path.name for path in self._folder.iterdir()]
 
     async def save(self, lease_id: str, checkpoint_id: str) -> None:
         """Save a leased machine; a checkpoint that is there already stays as it is.

@@ -14,7 +14,8 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Longest wait for a free machine, before the asker hears that this host is busy."""
 
     checkpoints: str = ""
-    """Folder of saved machines; by default one that goes with the host."""
+    """Folder of saved machines, of a run: one below it for each run and host. By default in the
+    run's folder. Of a host: its own, which no other one shares."""
     checkpoints_max: int = 64
     """Kept; the oldest goes first. Each has the memory that its machine used."""
     reports_to_fleet: bool = False

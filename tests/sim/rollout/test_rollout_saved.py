@@ -6,6 +6,7 @@ import pytest
 from tests.sim.rollout.conftest import FINISH, FIX, FIXED, LOOK, Hosted, World, make_command
 from tests.sim.rollout.saving import SavingBackend
 
+from penstock.messages.base import Array
 from penstock.messages.rollout import EpisodeEnd, EpisodeSaved, RolloutFinished, TurnSampled
 
 DELETE = ("delete_file", {"path": "other.py"})
@@ -115,5 +116,24 @@ def test_time_in_a_lost_machine_counts_up_to_its_saved_state(simulate, tmp_path)
         [rollout] = await world.wait_for(RolloutFinished, 1)
         check_complete(world, rollout)
         assert saved.elapsed_s < rollout.wall_s < saved.elapsed_s + 20.0
+
+    simulate(scenario)
+
+
+def test_a_host_that_starts_again_removes_what_no_event_names(simulate, tmp_path) -> None:
+    async def scenario(world: World) -> None:
+        left = tmp_path / "saved" / "r0-2-worker-i1-9"
+        left.mkdir(parents=True)
+        named = EpisodeSaved(
+            rollout_id="r0-a", group_id="g0", num_turns=2, checkpoint_id="r0-a-2-worker-i1-3",
+            host="host-0", observation_ids=Array(dtype="int32", shape=(0,), data=b""),
+            num_calls=0, num_invalid_calls=0, tool_s=0.0, elapsed_s=0.0,
+        )  # fmt: skip
+        (tmp_path / "saved" / named.checkpoint_id).mkdir()
+        await world.publish(named)
+        world.host_machines(checkpoints=str(tmp_path / "saved"))
+        await world.sleep(1.0)
+        kept = [path.name for path in (tmp_path / "saved").iterdir()]
+        assert kept == [named.checkpoint_id]
 
     simulate(scenario)

@@ -61,7 +61,7 @@ def test_branches_go_on_from_a_saved_machine(simulate, tmp_path) -> None:
 
 def test_what_cannot_be_saved_or_gone_on_from_says_so(simulate, tmp_path) -> None:
     async def scenario(world: World) -> None:
-        world.host_machines()
+        world.host_machines(checkpoints=str(tmp_path / "saved"))
         async with lease_sandbox(world.asker(), "plain", TERMS) as plain:
             with pytest.raises(SandboxError, match="has no checkpoint"):
                 await plain.save("x")
