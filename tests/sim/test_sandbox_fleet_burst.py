@@ -36,7 +36,7 @@ def test_where_there_is_no_room_a_group_waits():
 
 
 def test_a_burst_that_nothing_could_hold_is_refused():
-    with pytest.raises(ConfigError, match="expected room for 960 machines"):
+    with pytest.raises(ConfigError, match="--machines: expected 640 or fewer"):
         FleetScenario(num_machines=960, num_hosts=3, num_failures=1)
 
 
