@@ -84,15 +84,19 @@ def _identified(pid: int) -> list[tuple[int, str]]:
 
 
 def _start_time(pid: int) -> str:
-    """Return when a process began, in ticks; ids are used again. Empty if it is gone."""
+    """Return when a process began, in ticks; ids are used again. Empty if it has ended.
+
+    One that has ended and waits for its parent (init, for an orphan) to take note holds nothing more.
+    """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
+    return "" if state == "Z" else fields[18]
 
 
 async def _left_behind(processes: list[tuple[int, str]]) -> int:
-    """Return how many processes the kernel has not taken away in time."""
+    """Return how many processes have not ended in time."""
     give_up_at = asyncio.get_running_loop().time() + GONE_WITHIN_S
     while left := [pid for pid, born in processes if _start_time(pid) == born]:
         if asyncio.get_running_loop().time() > give_up_at:

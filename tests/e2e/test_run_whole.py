@@ -13,7 +13,7 @@ FIELDS = {
     "rl": "steps rollouts turns_mean heldout_pass_before heldout_pass_after staleness_max "
     "staleness_seen_max",
     "sandbox": "backend isolation_class vms boot_ms_p50",
-    "sync": "regions versions ratio_median full_uploads_after_v0 digest_mismatches",
+    "sync": "regions versions empty_deltas full_uploads_after_v0 digest_mismatches",
     "ledger": "generated_tokens trained stale filtered infra_failed judge_failed in_flight "
     "balanced",
     "live": "requests feedback trained_samples",
@@ -41,6 +41,8 @@ def test_the_summary_has_every_figure(run):
         assert not missing, section
     assert found["rl"]["rollouts"] == 4 * 2 * 4
     assert found["sync"]["versions"] == 5
+    something_changed = found["sync"]["empty_deltas"] < 4
+    assert (found["sync"]["ratio_median"] is not None) == something_changed
     assert found["sandbox"]["backend"] == "uml"
     assert found["live"]["requests"] > 0 and found["live"]["feedback"] > 0
     assert all(0 < share <= 1 for share in found["utilization"].values())
