@@ -86,7 +86,7 @@ def _identified(pid: int) -> list[tuple[int, str]]:
 def _start_time(pid: int) -> str:
     """Return when a process began, in ticks; ids are used again. Empty if it has ended.
 
-    One that has ended and waits for its parent (init, for an orphan) to take note holds nothing more.
+    One that has ended and waits for its parent to take note of it holds nothing more.
     """
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
