@@ -18,6 +18,8 @@ JOBS_MAX = 8
 OUTPUT_BYTES_MAX = 1 << 20
 """A job that writes more is stopped by the size limit of its files."""
 _POLL_S = 0.05
+_SETTLE_S = 0.2
+"""How long a job that wrote something may go on writing, or end, before it is told of."""
 _TOO_MANY = 77
 _START = f"""\
 number=1
@@ -78,12 +80,14 @@ class Jobs:
             await self._sh(f"printf %s {shlex.quote(text)} > {folder}/in", "the job takes no input")
         if stops:
             await self._sh(f"kill -KILL -- -$(cat {folder}/pid) 2>/dev/null; true", "no stop")
-        deadline = asyncio.get_running_loop().time() + min(wait_s, self._limits.tool_s_max)
+        clock = asyncio.get_running_loop().time
+        deadline, new = clock() + min(wait_s, self._limits.tool_s_max), ""
         while True:
             code = (await self._read(f"{folder}/code", 16)).decode("utf-8", "replace").strip()
-            new = await self._new_output(folder)
-            is_late = asyncio.get_running_loop().time() >= deadline
-            if new or code or stops or is_late:
+            if more := await self._new_output(folder):
+                deadline = deadline if new else min(deadline, clock() + _SETTLE_S)
+                new += more
+            if code or stops or clock() >= deadline:
                 break
             await asyncio.sleep(_POLL_S)
         state = "stopped" if stops else f"exit {code}" if code else "running"
