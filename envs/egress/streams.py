@@ -15,6 +15,8 @@ PIECE_BYTES_MAX = 1 << 14
 SEND_S_MAX = 60.0
 STREAMS_MAX = 64
 """More than an agent opens at once, as ends are told later than beginnings."""
+ENDED_MAX = 4096
+"""Streams that may end while one opened before them says nothing; after these it is given up."""
 
 
 class Line(Protocol):
@@ -92,7 +94,8 @@ class GuestStreams:
         self._line, self._serve = line, serve
         self._streams: dict[int, GuestStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._last_id = 0
+        self._all_ended_to = 0
+        self._ended: set[int] = set()  # of later ones: a program may speak after its successor
 
     def take(self, stream_id: int, piece: bytes) -> None:
         """Take in a piece; the first of a stream begins it.
@@ -103,7 +106,7 @@ class GuestStreams:
         """
         stream = self._streams.get(stream_id)
         if stream is None:
-            if stream_id <= self._last_id:
+            if stream_id <= self._all_ended_to or stream_id in self._ended:
                 return  # what the program sent before it heard that the stream has ended
             stream = self._begin(stream_id)
         stream.put(piece)
@@ -111,7 +114,6 @@ class GuestStreams:
     def _begin(self, stream_id: int) -> GuestStream:
         if len(self._streams) >= STREAMS_MAX:
             raise StreamLie(f"the guest opened more than {STREAMS_MAX} streams")
-        self._last_id = stream_id
         stream = self._streams[stream_id] = GuestStream(self._line, stream_id)
         task = asyncio.get_running_loop().create_task(self._run(stream_id, stream))
         self._tasks.add(task)
@@ -126,6 +128,15 @@ class GuestStreams:
             pass  # the program or its machine is gone: nobody is left to be told
         finally:
             del self._streams[stream_id]
+            self._end(stream_id)
+
+    def _end(self, stream_id: int) -> None:
+        self._ended.add(stream_id)
+        if len(self._ended) > ENDED_MAX:  # a copy's numbers go on from its original's
+            self._all_ended_to = min(self._ended) - 1
+        while self._all_ended_to + 1 in self._ended:
+            self._all_ended_to += 1
+            self._ended.remove(self._all_ended_to)
 
     async def close(self) -> None:
         """End whatever is served."""

@@ -198,3 +198,18 @@ async def test_a_lying_agent_s_pieces_are_not_held():
         for number in range(1, 66):
             streams.take(number, b"x")
     await streams.close()
+
+
+async def test_a_program_may_speak_after_one_that_came_later():
+    heard = []
+
+    async def note(stream):
+        heard.append(await stream.receive())
+
+    streams = GuestStreams(DeadLine(), note)
+    for number, piece in ((2, b"second"), (1, b"first"), (3, b"third")):
+        streams.take(number, piece)
+        await asyncio.sleep(0.01)
+    streams.take(2, b"late")  # it has ended: nobody hears that
+    await streams.close()
+    assert heard == [b"second", b"first", b"third"]
