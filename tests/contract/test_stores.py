@@ -3,11 +3,11 @@
 import asyncio
 import errno
 import itertools
-import urllib.request
 from functools import partial
 
 import pytest
 from tests.contract.check_store import CHECKS
+from tests.s3_server import serving_bucket
 
 from penstock.infra.bus.object_store import JetStreamStore
 from penstock.infra.bus.server import EmbeddedServer
@@ -31,13 +31,8 @@ def nats_url(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def s3_endpoint():
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/bucket", method="PUT")).close()
-    yield endpoint
-    server.stop()
+    with serving_bucket("bucket") as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(params=["directory", "memory", "jetstream", "s3"])

@@ -2,10 +2,10 @@
 
 import asyncio
 import itertools
-import urllib.request
 from functools import partial
 
 import pytest
+from tests.s3_server import serving_bucket
 
 from penstock.actors.sync_relay.head import NO_HEAD, read_head
 from penstock.infra.stores import s3
@@ -17,13 +17,8 @@ names = (f"g{number}" for number in itertools.count())
 
 @pytest.fixture(scope="module")
 def s3_endpoint():
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/bucket", method="PUT")).close()
-    yield endpoint
-    server.stop()
+    with serving_bucket("bucket") as endpoint:
+        yield endpoint
 
 
 class Gate:

@@ -4,6 +4,7 @@ import json
 import urllib.request
 
 import pytest
+from tests.s3_server import serving_bucket
 
 from .launched import TINY, Launched, penstock
 
@@ -19,13 +20,8 @@ def credentials(monkeypatch):
 @pytest.fixture
 def endpoint():
     """Serve S3 with one bucket, `weights`."""
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/weights", method="PUT")).close()
-    yield endpoint
-    server.stop()
+    with serving_bucket("weights") as endpoint:
+        yield endpoint
 
 
 @pytest.mark.slow
