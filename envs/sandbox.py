@@ -48,6 +48,10 @@ class BackendUnavailable(SandboxError, LookupError):
     """A backend is unknown, refused, or not installed; the text says how to get it."""
 
 
+class ImageAbsent(SandboxError, LookupError):
+    """A machine was asked for on an image that its host has not and cannot get."""
+
+
 class IsolationClass(StrEnum):
     """What stands between the guest's code and the host."""
 

@@ -30,6 +30,8 @@ class AcquireGroup(Message, frozen=True, kw_only=True):
     """Chosen by the asker: asking again gives the same machines, and renews them."""
     lease_s: float
     """Reaped this long after the last request that names them or their group."""
+    image_digest: str = ""
+    """As in `AcquireSandbox`."""
 
 
 class GroupLeased(Message, frozen=True, kw_only=True):

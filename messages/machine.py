@@ -19,6 +19,8 @@ class AcquireSandbox(Message, frozen=True, kw_only=True):
     """Go on from this checkpoint of the host; sent to it, with `is_placed`."""
     group_id: str = ""
     """The placed group that it belongs to: the host reports it as held."""
+    image_digest: str = ""
+    """Image layer above the base image; empty: the host's own choice for all."""
 
 
 class SandboxLeased(Message, frozen=True, kw_only=True):
@@ -123,6 +125,7 @@ class PlaceGroup(Message, frozen=True, kw_only=True):
     """Whose quota it counts against."""
     num_machines: int
     image_digest: str = ""
+    """As in `AcquireSandbox`: hosts that have it ready come first."""
     lease_s: float = 60.0
     """The room is kept this long after the last request that names the group, and as long as
     the host reports machines of it."""
@@ -154,6 +157,7 @@ class ReportHost(Message, frozen=True, kw_only=True):
     num_live: int
     """Machines in use or on the way; ready ones that nobody has yet do not count."""
     image_digests: list[str] = []
+    """Layers that it has ready: those asked for last."""
     groups: list[HeldGroup] = []
     """Placed groups that have machines here: a scheduler that was started again adopts them."""
 

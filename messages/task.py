@@ -50,6 +50,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     egress: list[str] | msgspec.UnsetType = msgspec.UNSET
     """Hosts that the episode's programs may reach through the audited proxy, each `name:port`,
     `*.name:port` or `name:port@address`; by default none."""
+    image: str | msgspec.UnsetType = msgspec.UNSET
+    """Digest of the image layer that its machines have above the base image; by default none. A
+    name that meant nothing where the task was read in stays a name: no host has an image of it."""
 
 
 class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):

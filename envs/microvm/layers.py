@@ -5,10 +5,13 @@
  <cache>/images/<name>.json      what a name means now
 ```
 A machine's root is: its own writes (tmpfs) over the layer over the base image. Layers are built by
-`penstock images build` (`recipe/layer.py`).
+`penstock images build` (`recipe/layer.py`). What travels is the digest: a name is looked up once,
+where a task is read in (`pinned`).
 """
 
+import re
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 
@@ -17,6 +20,7 @@ from penstock.envs.sandbox import BackendUnavailable
 
 FOLDER = "images"
 SUFFIX = ".erofs"
+DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +44,16 @@ def layer_folder(cache: Path | None = None) -> Path:
     return (cache or vm_cache_dir()) / FOLDER
 
 
+def layer_path(folder: Path, digest: str) -> Path:
+    """Return where a layer's file is in a folder of layers."""
+    return folder / f"{digest}{SUFFIX}"
+
+
+def entry_path(folder: Path, name: str) -> Path:
+    """Return where a folder of layers says what a name means; a name may have `/` and `:`."""
+    return folder / f"{quote(name, safe='')}.json"
+
+
 def load_layer(name: str, cache: Path | None = None) -> tuple[Path, Layer]:
     """Return a layer's file and what is known of it.
 
@@ -49,17 +63,34 @@ def load_layer(name: str, cache: Path | None = None) -> tuple[Path, Layer]:
     """
     folder = layer_folder(cache)
     try:
-        layer = msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=Layer)
+        layer = msgspec.json.decode(entry_path(folder, name).read_bytes(), type=Layer)
     except (OSError, msgspec.DecodeError) as error:
         known = ", ".join(layer.name for layer in list_layers(cache)) or "none"
         raise BackendUnavailable(
             f"image layer {name!r} ({type(error).__name__}); there are: {known}; "
             "`penstock images build` makes one"
         ) from None
-    path = folder / f"{layer.digest}{SUFFIX}"
+    path = layer_path(folder, layer.digest)
     if not path.is_file():
         raise BackendUnavailable(f"image layer {name!r}: {path} is missing; build it again")
     return path, layer
+
+
+def pinned(reference: str, cache: Path | None = None) -> str:
+    """Return the digest that a reference means here, and as it is what means nothing here.
+
+    Args:
+        reference: `NAME`, `NAME@sha256:DIGEST` or `sha256:DIGEST`, as container images are named.
+        cache: The cache of VM files.
+
+    """
+    name, _, digest = reference.rpartition("sha256:")
+    if DIGEST.fullmatch(digest) and (not name or name.endswith("@")):
+        return digest
+    try:
+        return load_layer(reference, cache)[1].digest
+    except BackendUnavailable:
+        return reference
 
 
 def list_layers(cache: Path | None = None) -> list[Layer]:
@@ -83,20 +114,25 @@ def remove_unnamed(cache: Path | None = None) -> list[Path]:
     return unnamed
 
 
-def layered(name: str, cache: Path | None, *, stock: bool) -> tuple[Path, Layer] | None:
-    """Return the layer of a name, None for no name.
+def layered(layer: str | Path, cache: Path | None, *, stock: bool) -> Path | None:
+    """Return the file of a layer, None for no layer.
+
+    Args:
+        layer: Its name, or its file, which bears its digest.
+        cache: The cache of VM files.
+        stock: The kernel is Debian's own.
 
     Raises:
         BackendUnavailable: There is none, or the kernel that is here cannot mount it.
 
     """
-    if not name:
+    if not layer:
         return None
     if stock:
         raise BackendUnavailable("Debian's own kernel mounts no layers: build one (`make setup`)")
-    return load_layer(name, cache)
+    return layer if isinstance(layer, Path) else load_layer(layer, cache)[0]
 
 
-def image_digest(base: str, layer: tuple[Path, Layer] | None) -> str:
+def image_digest(base: str, layer: Path | None) -> str:
     """Return what a machine's record says of its image."""
-    return digest_bytes(base.encode(), layer[1].digest.encode()) if layer else base
+    return digest_bytes(base.encode(), layer.stem.encode()) if layer else base

@@ -36,7 +36,7 @@ class QemuTcgBackend:
     Args:
         cache: Folder with kernel, image and agent; default `assets.vm_cache_dir()`.
         mem_mib: The guest's memory; three quarters of it may hold files.
-        layer: Name of an image layer above the base (`layers.py`).
+        layer: An image layer above the base, by name or file (`layers.py`).
 
     Raises:
         BackendUnavailable: QEMU, bubblewrap, the kernel or the image is missing.
@@ -57,7 +57,9 @@ class QemuTcgBackend:
     template_deadline_s = 120.0
     """A cold boot takes 1.5 s on a free core, and many times that on a busy host."""
 
-    def __init__(self, cache: Path | None = None, mem_mib: int = MEM_MIB, layer: str = "") -> None:
+    def __init__(
+        self, cache: Path | None = None, mem_mib: int = MEM_MIB, layer: str | Path = ""
+    ) -> None:
         folder, self._base = load_assets(cache)
         if self._base.stock:
             raise BackendUnavailable("QEMU machines need the erofs image, which was not built")
@@ -73,7 +75,7 @@ class QemuTcgBackend:
             "image": folder / self._base.image,
         }
         if has_layer := layered(layer, cache, stock=self._base.stock):
-            files["layer"] = has_layer[0]
+            files["layer"] = has_layer
         self._image_digest = image_digest(self._base.image_digest, has_layer)
         self.command = QemuCommand(
             files, mem_bytes=self.mem_bytes, accelerator=self.accelerator, devices=self.devices
@@ -185,7 +187,9 @@ class QemuKvmBackend(QemuTcgBackend):
     template_deadline_s = 8.0
     """Some hosts open KVM and then emulate it, at a hundredth of the speed: of no use."""
 
-    def __init__(self, cache: Path | None = None, mem_mib: int = MEM_MIB, layer: str = "") -> None:
+    def __init__(
+        self, cache: Path | None = None, mem_mib: int = MEM_MIB, layer: str | Path = ""
+    ) -> None:
         if not os.access("/dev/kvm", os.R_OK | os.W_OK):
             raise BackendUnavailable("/dev/kvm is absent, or may not be opened by this user")
         super().__init__(cache, mem_mib, layer)

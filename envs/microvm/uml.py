@@ -34,7 +34,7 @@ class UmlBackend:
     Args:
         cache: Folder with the kernel and the image; default `assets.vm_cache_dir()`.
         mem_mib: The guest's memory; three quarters of it may hold files.
-        layer: Name of an image layer above the base (`layers.py`).
+        layer: An image layer above the base, by name or file (`layers.py`).
 
     Raises:
         BackendUnavailable: The kernel, the image, the layer or bubblewrap is missing.
@@ -45,7 +45,9 @@ class UmlBackend:
     isolation_class = IsolationClass.USER_MODE_KERNEL
     capabilities = frozenset({Capability.COLD_BOOT, Capability.OWN_KERNEL, Capability.NETWORK})
 
-    def __init__(self, cache: Path | None = None, mem_mib: int = MEM_MIB, layer: str = "") -> None:
+    def __init__(
+        self, cache: Path | None = None, mem_mib: int = MEM_MIB, layer: str | Path = ""
+    ) -> None:
         folder, self.assets = load_assets(cache)
         self._mem_mib = mem_mib
         self._layer = layered(layer, cache, stock=self.assets.stock)
@@ -62,7 +64,7 @@ class UmlBackend:
             *("--uid", "1000", "--gid", "1000", "--cap-drop", "ALL", "--clearenv"),
             *("--ro-bind", str(folder / self.assets.kernel), "/linux"),
             *("--ro-bind", str(folder / self.assets.image), "/vm/image"),
-            *(("--ro-bind", str(self._layer[0]), "/vm/layer") if self._layer else ()),
+            *(("--ro-bind", str(self._layer), "/vm/layer") if self._layer else ()),
             *(STOCK_LIBRARIES if self.assets.stock else ()),
             *("--proc", "/proc"),
             *("--size", str(size), "--tmpfs", "/tmp"),  # noqa: S108

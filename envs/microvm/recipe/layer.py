@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.envs.microvm.assets import digest_bytes, digest_file
-from penstock.envs.microvm.layers import SUFFIX, Layer, layer_folder
+from penstock.envs.microvm.layers import Layer, entry_path, layer_folder, layer_path
 from penstock.envs.microvm.recipe.image import LEFT_OUT, MIRROR, SUITE, UUID
 from penstock.envs.microvm.recipe.steps import (
     BuildError,
@@ -22,7 +22,8 @@ from penstock.envs.microvm.recipe.steps import (
     need_programs,
 )
 
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+NAME = re.compile(r"[a-z0-9][a-z0-9._:/-]{0,79}")
+"""Also a container image's name, so that a layer can stand in for what a task asks for."""
 FILES_MAX = 200_000
 AGENT_UID = 1000
 """Owns all files of a layer that brings a folder: the agent works in it. Else root owns them."""
@@ -45,7 +46,7 @@ def build_layer(name: str, sources: LayerSources, cache: Path, say: Say) -> Laye
     """Return the layer, building it if its inputs changed.
 
     Args:
-        name: Lower-case letters, digits, `.`, `_`, `-`.
+        name: Lower-case letters, digits, `.`, `_`, `-`, `:`, `/`.
         sources: What it holds.
         cache: The cache of VM files.
         say: Shows one line of progress.
@@ -61,9 +62,9 @@ def build_layer(name: str, sources: LayerSources, cache: Path, say: Say) -> Laye
     folder = layer_folder(cache)
     with build_lock(folder, say), tempfile.TemporaryDirectory(dir=folder) as scratch:
         inputs = _inputs(sources)
-        entry = folder / f"{name}.json"
+        entry = entry_path(folder, name)
         old = _current(entry)
-        if old and old.inputs == inputs and (folder / f"{old.digest}{SUFFIX}").is_file():
+        if old and old.inputs == inputs and layer_path(folder, old.digest).is_file():
             say(f"image {name} is up to date: {old.digest[:16]}")
             return old
         built = _build(Steps(Path(scratch), say), sources)
@@ -77,7 +78,7 @@ def build_layer(name: str, sources: LayerSources, cache: Path, say: Say) -> Laye
             folder=str(sources.folder or ""),
             target=sources.target if sources.folder else "",
         )
-        install(built, folder / f"{layer.digest}{SUFFIX}", 0o644)
+        install(built, layer_path(folder, layer.digest), 0o644)
         fresh = Path(scratch) / "entry"
         fresh.write_bytes(msgspec.json.encode(layer))
         install(fresh, entry, 0o644)
