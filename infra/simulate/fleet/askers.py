@@ -2,22 +2,26 @@
 
 ```
  num_asked at once: acquire_group ──▶ scheduler, host ──▶ held, with its host
- every lease_s / 3: renew_groups, one message a host ──▶ gone, or no answer: acquire_group again
+ for each host, every lease_s / 3: renew_groups, one message ──▶ gone: acquire_group again
+                                    no answer for a whole lease ──▶ all of it again
 ```
+Each host is renewed by itself: one that does not answer holds up no other's leases.
 """
 
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from penstock.envs.microvm.lease import percentile
-from penstock.envs.remote import GroupTerms, LeaseTerms
+from penstock.envs.remote import GroupTerms, LeaseTerms, keep_renewed
 from penstock.envs.remote_group import acquire_group, renew_groups
-from penstock.envs.sandbox import SandboxTimeout
-from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.simulate.fleet.settings import FleetScenario
 from penstock.messages.base import Message
+from penstock.messages.bus import Bus
 
 TERMS = LeaseTerms(
     holder="burst", lease_s=6.0, acquire_wait_s=60.0, margin_s=2.0, retry_delay_s=0.05
@@ -29,7 +33,7 @@ SETTLE_S = 2 * TERMS.lease_s
 class BusAsker:
     """An `Asker` on a bus, outside any actor."""
 
-    def __init__(self, bus: NatsBus) -> None:
+    def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
     async def request(
@@ -44,24 +48,26 @@ class BusAsker:
 
     def monotonic(self) -> float:
         """See `Asker.monotonic`."""
-        return time.perf_counter()
+        return asyncio.get_running_loop().time()
 
 
 class Askers:
     """Asks for all groups of a scenario and holds them."""
 
-    def __init__(self, bus: NatsBus, scenario: FleetScenario) -> None:
+    def __init__(self, bus: Bus, scenario: FleetScenario) -> None:
         self._asker = BusAsker(bus)
         self._scenario = scenario
         self._images = scenario.draw_images()
         self._ready_s: list[float] = []
         self._num_asked_anew = 0
-        self._host_of: dict[str, str] = {}
-        """Group -> the host that it was leased on last."""
+        self._held: defaultdict[str, set[str]] = defaultdict(set)
+        """Host -> the groups that are leased there."""
+        self._renewals: dict[str, asyncio.Task[None]] = {}
+        """Of each host that groups are leased on."""
+        self._repeats: set[asyncio.Task[None]] = set()
 
     async def place(self) -> dict[str, Any]:
         """Lease every group once, `num_asked` at a time; return rate and latencies."""
-        self._holding = asyncio.create_task(self._hold())
         numbers = iter(range(self._scenario.num_groups))
 
         async def one_after_the_other() -> None:
@@ -77,9 +83,12 @@ class Askers:
     async def hold(self, stop: asyncio.Event) -> dict[str, Any]:
         """Make up for losses until `stop`; return where all groups are then."""
         await stop.wait()
-        self._holding.cancel()
-        await asyncio.gather(self._holding, return_exceptions=True)
-        return {"host_of": self._host_of, "asked_anew": self._num_asked_anew}
+        tasks = [*self._renewals.values(), *self._repeats]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        host_of = {group_id: host for host, held in self._held.items() for group_id in held}
+        return {"host_of": host_of, "asked_anew": self._num_asked_anew}
 
     async def _acquire(self, group_id: str) -> None:
         size = self._scenario.group_size
@@ -89,24 +98,29 @@ class Askers:
         lease_ids = [f"{group_id}.{member}" for member in range(size)]
         leased = await acquire_group(self._asker, group, lease_ids, TERMS)
         assert len(leased.sandboxes) == size
-        self._host_of[group_id] = leased.host
+        self._held[leased.host].add(group_id)
+        if leased.host not in self._renewals:
+            self._renewals[leased.host] = asyncio.create_task(self._keep(leased.host))
 
-    async def _hold(self) -> None:
-        while True:
-            await asyncio.sleep(TERMS.lease_s / 3)
-            held: defaultdict[str, list[str]] = defaultdict(list)
-            for group_id, host in self._host_of.items():
-                held[host].append(group_id)
-            await asyncio.gather(*(self._renew(host, groups) for host, groups in held.items()))
+    async def _keep(self, host: str) -> None:
+        """Renew what is held on a host until it answers no more; ask anew for what is gone."""
+        held = self._held[host]
 
-    async def _renew(self, host: str, group_ids: list[str]) -> None:
-        """Renew what is held on a host; ask anew for what is gone."""
-        try:
-            gone = await renew_groups(self._asker, host, group_ids, TERMS)
-        except SandboxTimeout:
-            gone = group_ids
-        self._num_asked_anew += len(gone)
-        await asyncio.gather(*(self._acquire(group_id) for group_id in gone))
+        async def renew(deadline_s: float) -> None:
+            terms = msgspec.structs.replace(TERMS, margin_s=deadline_s)
+            self._ask_anew(held, await renew_groups(self._asker, host, list(held), terms))
+
+        await keep_renewed(self._asker, renew, TERMS)
+        del self._renewals[host]
+        self._ask_anew(held, list(held))
+
+    def _ask_anew(self, held: set[str], gone: Iterable[str]) -> None:
+        for group_id in gone:
+            held.discard(group_id)
+            self._num_asked_anew += 1
+            repeat = asyncio.create_task(self._acquire(group_id))
+            self._repeats.add(repeat)
+            repeat.add_done_callback(self._repeats.discard)
 
     def _figures(self, wall_s: float) -> dict[str, Any]:
         ready, num_groups = sorted(self._ready_s), len(self._ready_s)

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 from penstock.envs.remote import FLEET_SERVICE, SandboxBusyError, host_service, to_remote_error
-from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.simulate.fleet.host import SimulatedHost
 from penstock.infra.simulate.fleet.settings import FleetScenario
 from penstock.messages.base import Message
+from penstock.messages.bus import Bus
 from penstock.messages.errors import DeadlineError
 from penstock.messages.fleet import AcquireGroup, GroupLeased, GroupsRenewed, RenewGroups
 from penstock.messages.generation import Ack
@@ -26,7 +26,7 @@ REPORT_DEADLINE_S = 5.0
 class Hosts:
     """Serves every host; `run` ends when it is told to."""
 
-    def __init__(self, bus: NatsBus, scenario: FleetScenario) -> None:
+    def __init__(self, bus: Bus, scenario: FleetScenario) -> None:
         self._bus = bus
         self._scenario = scenario
         self._images = scenario.draw_images()

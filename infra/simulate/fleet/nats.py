@@ -149,18 +149,19 @@ async def place_over_nats(scenario: FleetScenario, policy: str) -> dict[str, Any
         _, scheduler_s = await scheduler.end()
         spent = {"scheduler": scheduler_s, "hosts": hosts_s, "askers": askers_s}
         cpu_s = {name: round(spent_s, 2) for name, spent_s in spent.items()}
-        return figures | _audit(scenario, held, found) | {"cpu_s": cpu_s}
+        return figures | audit(scenario, held, found) | {"cpu_s": cpu_s}
 
 
-def _audit(scenario: FleetScenario, held: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def audit(scenario: FleetScenario, held: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """Compare what askers hold with what hosts hold, group by group."""
     hosts_of = Counter(group for groups in found["groups"].values() for group in groups)
     where = {group: host for host, groups in found["groups"].items() for group in groups}
+    held_on: dict[str, str] = held["host_of"]
     return {
         "hosts_died": len(found["dead"]),
         "machines_died": found["lost"],
         "groups_asked_anew": held["asked_anew"],
-        "groups_lost": sum(where.get(group) != host for group, host in held["host_of"].items()),
+        "groups_lost": scenario.num_groups - sum(where.get(g) == h for g, h in held_on.items()),
         "groups_twice": sum(count > 1 for count in hosts_of.values()),
         "machines_created": found["created"],
         "machines_reaped": found["expired"],
