@@ -9,6 +9,8 @@ update in the number of changed elements, so that trainer and engine compare wha
 without gathering it.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 import numpy as np
 import xxhash
@@ -63,6 +65,15 @@ def make_table(tensors: dict[str, np.ndarray]) -> DigestTable:
     return DigestTable(
         tensors={name: tensor_digest(a).to_bytes(16, "big") for name, a in tensors.items()},
         tiles={name: _tile_digests(a) for name, a in tensors.items()},
+    )
+
+
+def join_tables(parts: Iterable[DigestTable]) -> DigestTable:
+    """Make one table of those of different tensors."""
+    tables = list(parts)
+    return DigestTable(
+        tensors={name: digest for part in tables for name, digest in part.tensors.items()},
+        tiles={name: tiles for part in tables for name, tiles in part.tiles.items()},
     )
 
 

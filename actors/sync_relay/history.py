@@ -1,18 +1,20 @@
-"""The committed versions as their publisher sees them: the newest one's weights, and what follows.
+"""The committed versions as their publisher sees them: is the head still ours, what is there.
 
 ```
- hold: is the head still ours? ─▶ next_origin: what is the base? ─▶ ... ─▶ commit: swap the head;
-                                   at hand, else read back                   then the base moves
+ hold the head ─▶ known: committed before? ─▶ next_origin ─▶ ... ─▶ commit: swap the head;
+                                                                    then the base moves
 ```
 """
 
 import logging
+from collections.abc import Iterable
 
 from penstock.actors.sync_relay.catalog import NOTHING, Catalog
 from penstock.actors.sync_relay.head import FencedHead, HeadSlot
-from penstock.actors.sync_relay.image import Image, Table
+from penstock.actors.sync_relay.image import Image
 from penstock.actors.sync_relay.objects import (
     MANIFEST,
+    Encoded,
     Origin,
     apply_version,
     begin_anchor,
@@ -35,62 +37,48 @@ _log = logging.getLogger(__name__)
 
 
 class History:
-    """One publisher's hold on the head, and its copy of the newest version."""
+    """One publisher's hold on the head."""
 
-    def __init__(self, store: ObjectStore, sleep: Sleep, offload: Offload) -> None:
+    def __init__(self, store: ObjectStore, sleep: Sleep) -> None:
         self.head = FencedHead(store, sleep)
         self._store = store
-        self._sleep = sleep
-        self._offload = offload
-        self._newest: tuple[Image, WeightsPublished] | None = None
 
-    async def next_origin(
-        self, version: int, table: Table, optimizer_step: int, config_json: str
-    ) -> tuple[Origin, Image | None]:
-        """Return what a version's manifest will say, and its base; None for version 0.
+    def next_origin(
+        self, version: int, before: WeightsPublished | None, optimizer_step: int, config_json: str
+    ) -> Origin:
+        """Return what a version's manifest will say; `before` is that of its base, if it has one.
 
         Raises:
-            ValueError: the tensors are not those of the version before.
-            NotFoundError: the store holds no way to the version before.
-            DamagedStoreError: the store gives damaged objects, attempt after attempt.
+            ValueError: `before` is not the manifest of the version before.
 
         """
-        base, before = (None, None) if version == 0 else await self._at(version - 1)
-        if base is not None and base.table != table:
-            raise ValueError(f"weights {version}: {_table_difference(base.table, table)}")
-        origin = Origin(
+        if (before.policy_version if before else -1) != version - 1:
+            raise ValueError(f"weights {version}: expected the manifest of the version before")
+        return Origin(
             policy_version=version,
             base_version=version - 1,
-            kind=SnapshotKind.ANCHOR if base is None else SnapshotKind.DELTA,
+            kind=SnapshotKind.DELTA if before else SnapshotKind.ANCHOR,
             optimizer_step=optimizer_step,
             fencing_token=self.head.token,
-            config_json=config_json if base is None else "",
+            config_json="" if before else config_json,
             base_root_digest=before.target_root_digest if before else "",
             base_element_digest=before.target_element_digest if before else "",
         )
-        return origin, base
 
-    async def known(self, version: int, image: Image) -> WeightsPublished | None:
-        """Return a version's manifest where it is committed already, from these very weights.
+    async def known(self, version: int) -> WeightsPublished | None:
+        """Return a version's manifest where it is committed already.
 
         Raises:
-            PublishConflictError: the version was committed before, from other weights.
             NotFoundError: it is older than all that the store still holds.
             DamagedStoreError: its manifest is damaged.
 
         """
         if version > self.head.last.policy_version:
             return None
-        manifest = await read_committed(self._store, version, self.head.last)
-        if (digest := await self._offload(image.digest)) == manifest.target_root_digest:
-            return manifest
-        raise PublishConflictError(
-            f"weights {version}: committed before with digest {manifest.target_root_digest},"
-            f" now {digest}"
-        )
+        return await read_committed(self._store, version, self.head.last)
 
-    async def commit(self, image: Image, manifest: WeightsPublished) -> None:
-        """Make a stored version the head; only then it is what the next one is made against.
+    async def commit(self, manifest: WeightsPublished) -> None:
+        """Make a stored version the head.
 
         Raises:
             StaleTokenError: another publisher took over.
@@ -99,7 +87,6 @@ class History:
         if manifest.policy_version > self.head.last.policy_version:
             await self.head.advance(manifest)
             await self._collect(manifest)
-        self._newest = image, manifest
 
     async def _collect(self, manifest: WeightsPublished) -> None:
         """Delete the manifests beside a committed one: of attempts that came to nothing."""
@@ -109,11 +96,20 @@ class History:
                 _log.warning("deleting %s, which was never committed", key)
                 await self._store.delete(key)
 
-    async def _at(self, version: int) -> tuple[Image, WeightsPublished]:
-        """Return the image of a version: the one at hand, else read back from the store."""
-        if self._newest is not None and self._newest[1].policy_version == version:
-            return self._newest
-        return await read_back(self._store, version, self._sleep, self._offload)
+
+def check_same(manifest: WeightsPublished, digest: str) -> WeightsPublished:
+    """Return the manifest of a version that is committed already, from these very weights.
+
+    Raises:
+        PublishConflictError: from other weights.
+
+    """
+    if digest != manifest.target_root_digest:
+        raise PublishConflictError(
+            f"weights {manifest.policy_version}: committed before with digest"
+            f" {manifest.target_root_digest}, now {digest}"
+        )
+    return manifest
 
 
 def delta_folder(version: int) -> str:
@@ -140,6 +136,15 @@ async def read_committed(store: ObjectStore, version: int, head: HeadSlot) -> We
     if (manifest := catalog.find(version, kind)) is None:
         raise NotFoundError(f"weights {version}: its manifest is not in the store")
     return manifest
+
+
+async def was_committed(
+    store: ObjectStore, version: int, head: HeadSlot, shards: Iterable[Encoded]
+) -> bool:
+    """Tell whether a committed version is made of these shards; raises as `read_committed` does."""
+    manifest = await read_committed(store, version, head)
+    keys = {shard.object_key for shard in manifest.shards}
+    return all(shard.ref.object_key in keys for shard in shards)
 
 
 async def read_back(
@@ -173,8 +178,3 @@ async def read_back(
             raise DamagedStoreError(f"weights {manifest.policy_version}: another digest")
     assert image is not None
     return image, way[-1]
-
-
-def _table_difference(old: Table, new: Table) -> str:
-    names = sorted({spec.name for spec in set(old) ^ set(new)})
-    return f"the tensors differ from the version before in {names[:5]} ({len(names)} in all)"

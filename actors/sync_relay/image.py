@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from penstock.actors.runtime.snapshots import Snapshot
-from penstock.actors.sync_relay.digests import add_to_digest
+from penstock.actors.sync_relay.digests import SUM_MODULUS
 from penstock.kernels.delta import Patch
 from penstock.kernels.digest import root_digest, run_element_sum
 from penstock.messages.errors import CorruptDataError, NotFoundError
@@ -38,6 +38,11 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
     def size(self) -> int:
         """Return the number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the size in memory."""
+        return self.size * np.dtype(self.dtype).itemsize
 
 
 Table = tuple[TensorSpec, ...]
@@ -160,10 +165,10 @@ class Image:
         """Return the root digest over all tensors."""
         return root_digest(self.tensors)
 
-    def element_digest(self) -> str:
-        """Return the sum over all elements, from nothing; `Encoded.change` follows it."""
-        sums = (run_element_sum(start, arena) for start, arena in self._arenas)
-        return add_to_digest("", sum(sums))
+    def element_sum(self, start: int = 0) -> int:
+        """Return the sum over all elements, the first of which is at a flat coordinate."""
+        sums = (run_element_sum(start + at, arena) for at, arena in self._arenas)
+        return sum(sums) % SUM_MODULUS
 
     @property
     def num_params(self) -> int:

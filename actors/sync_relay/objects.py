@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from penstock.actors.sync_relay.digests import SUM_MODULUS, add_to_digest, make_table
+from penstock.actors.sync_relay.digests import SUM_MODULUS, DigestTable, add_to_digest
 from penstock.actors.sync_relay.image import Image, Table, TensorSpec, flat_places, table_digest
 from penstock.kernels import delta
 from penstock.kernels.digest import element_sum, run_element_sum
@@ -116,30 +116,31 @@ def encode_shard(
     return Encoded(ref=ref, data=payload, num_changed=num_changed, change=change % SUM_MODULUS)
 
 
-def encode_tables(origin: Origin, image: Image, number: int) -> tuple[Encoded, Encoded]:
-    """Encode the tensor table, which anchors carry, and the table of digests."""
-    rows = msgspec.msgpack.encode(image.table)
-    digests = msgspec.msgpack.encode(make_table(image.tensors))
+def encode_tables(
+    origin: Origin, table: Table, digests: DigestTable, number: int
+) -> tuple[Encoded, Encoded]:
+    """Encode the tensor table, which anchors carry, and the table of digests, as shard `number`."""
+    rows, data = msgspec.msgpack.encode(table), msgspec.msgpack.encode(digests)
     table_ref = _shard_ref(origin.folder, TABLE_CODEC, 0, rows, TABLE_CODEC, ())
-    digests_ref = _shard_ref(origin.folder, DIGESTS_CODEC, number, digests, DIGESTS_CODEC, ())
-    return Encoded(ref=table_ref, data=rows), Encoded(ref=digests_ref, data=digests)
+    digests_ref = _shard_ref(origin.folder, DIGESTS_CODEC, number, data, DIGESTS_CODEC, ())
+    return Encoded(ref=table_ref, data=rows), Encoded(ref=digests_ref, data=data)
 
 
 def make_manifest(
-    origin: Origin, image: Image, shards: Sequence[Encoded], digests: ShardRef
+    origin: Origin, table: Table, root_digest: str, shards: Sequence[Encoded], digests: ShardRef
 ) -> WeightsPublished:
     """Sum up a version whose objects are stored."""
     change = sum(shard.change for shard in shards)
     return WeightsPublished(
         **msgspec.structs.asdict(origin),
         representation=REPRESENTATION,
-        target_root_digest=image.digest(),
+        target_root_digest=root_digest,
         target_element_digest=add_to_digest(origin.base_element_digest, change),
-        num_params=image.num_params,
+        num_params=sum(spec.size for spec in table),
         num_changed=sum(shard.num_changed for shard in shards),
-        full_bytes=image.num_bytes,
+        full_bytes=sum(spec.num_bytes for spec in table),
         shards=[shard.ref for shard in shards],
-        tensor_table_digest=table_digest(image.table),
+        tensor_table_digest=table_digest(table),
         digests=digests,
     )
 
@@ -210,7 +211,7 @@ def _table(data: bytes, manifest: WeightsPublished) -> Table:
     """Decode a tensor table; nothing is allocated for one that the manifest does not bear out."""
     try:
         table = msgspec.msgpack.decode(data, type=tuple[TensorSpec, ...])
-        num_bytes = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in table)
+        num_bytes = sum(spec.num_bytes for spec in table)
     except (msgspec.DecodeError, TypeError) as error:
         raise CorruptDataError(f"weights: not a tensor table: {error}") from error
     if num_bytes != manifest.full_bytes or any(min(spec.shape, default=0) < 0 for spec in table):

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from penstock.actors.runtime.snapshots import Snapshot
-from penstock.actors.sync_relay.history import History
+from penstock.actors.sync_relay.history import History, check_same, read_back
 from penstock.actors.sync_relay.image import Image, Table, cut
 from penstock.actors.sync_relay.shipping import Offload, store_version
 from penstock.actors.sync_relay.transfer import Sleep
@@ -49,7 +49,8 @@ class Publisher:
         self._sleep = sleep
         self._offload = offload
         self._cut = cut_shards
-        self._history = History(store, sleep, offload)
+        self._history = History(store, sleep)
+        self._newest: tuple[Image, WeightsPublished] | None = None
 
     async def prepare(
         self, policy_version: int, snapshot: Snapshot, *, optimizer_step: int, config_json: str
@@ -67,18 +68,33 @@ class Publisher:
         """
         await self._history.head.hold()
         image = await self._offload(Image.of, snapshot)
-        manifest = await self._history.known(policy_version, image)
+        manifest = await self._history.known(policy_version)
         if manifest is None:
             manifest = await self._store_version(policy_version, image, optimizer_step, config_json)
-        await self._history.commit(image, manifest)
+        else:
+            check_same(manifest, await self._offload(image.digest))
+        await self._history.commit(manifest)
+        self._newest = image, manifest
         return manifest
 
     async def _store_version(
         self, version: int, image: Image, optimizer_step: int, config_json: str
     ) -> WeightsPublished:
-        origin, base = await self._history.next_origin(
-            version, image.table, optimizer_step, config_json
-        )
+        base, before = (None, None) if version == 0 else await self._at(version - 1)
+        if base is not None and base.table != image.table:
+            raise ValueError(f"weights {version}: {_table_difference(base.table, image.table)}")
+        origin = self._history.next_origin(version, before, optimizer_step, config_json)
         return await store_version(
             self._store, origin, base, image, self._cut(image.table), self._sleep, self._offload
         )
+
+    async def _at(self, version: int) -> tuple[Image, WeightsPublished]:
+        """Return the image of a version: the one at hand, else read back from the store."""
+        if self._newest is not None and self._newest[1].policy_version == version:
+            return self._newest
+        return await read_back(self._store, version, self._sleep, self._offload)
+
+
+def _table_difference(old: Table, new: Table) -> str:
+    names = sorted({spec.name for spec in set(old) ^ set(new)})
+    return f"the tensors differ from the version before in {names[:5]} ({len(names)} in all)"

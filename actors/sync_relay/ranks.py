@@ -1,48 +1,35 @@
 """A snapshot that many trainer ranks hold together: each uploads its own part, none gathers it.
 
 ```
- rank 0  diff, upload own runs ─▶ receipt ─┐
- rank 1  diff, upload own runs ─▶ receipt ─┼─▶ Committer: all there, nothing twice? read it back,
- rank n  diff, upload own runs ─▶ receipt ─┘   prove it ─▶ one manifest ─▶ one swap of the head
+ rank 0  diff, upload own runs ─▶ receipt ─┐                          ┌─▶ Prover 0: reads back ─┐
+ rank 1  diff, upload own runs ─▶ receipt ─┼─▶ Committer: all there, ─┼─▶ Prover 1: reads back ─┤
+ rank n  diff, upload own runs ─▶ receipt ─┘   nothing twice?         └─▶ ...                   │
+                          one swap of the head ◀─ one manifest ◀─ do all digests add up? ◀──────┘
 ```
-Runs are in global flat coordinates, so that whoever receives them may be cut otherwise. Objects and
-receipts go through the store; version and token (which is that of one attempt) come from the
-committer, by whatever means the ranks talk. A rank that dies leaves the head where it was: it, or
-all of them under a new token, ship again.
+Runs are in global flat coordinates, so that whoever receives them may be cut otherwise. All that
+they tell each other goes through the store (`attempt.py`); version and token (which is that of one
+attempt) come from the committer, by whatever means the ranks talk. A rank that dies leaves the head
+where it was: it, or all of them under a new token, ship again.
 """
 
 import asyncio
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 
+from penstock.actors.sync_relay.attempt import Receipt, put_note, receipts_prefix
 from penstock.actors.sync_relay.head import HeadSlot, StaleTokenError, read_head
-from penstock.actors.sync_relay.history import delta_folder, read_back, read_committed
+from penstock.actors.sync_relay.history import read_back, was_committed
 from penstock.actors.sync_relay.image import Table, table_digest
 from penstock.actors.sync_relay.objects import Encoded, Origin
 from penstock.actors.sync_relay.shipping import Offload, Piece, store_shards
-from penstock.actors.sync_relay.transfer import Sleep, put_object
+from penstock.actors.sync_relay.transfer import Sleep
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import NotFoundError
 from penstock.messages.weights import Extent, SnapshotKind
 
 Parts = list[np.ndarray]
 """[N] bit patterns a shard, its runs one after the other."""
-
-
-class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank stored for one attempt at a version."""
-
-    rank: int
-    table_digest: str
-    shards: list[Encoded]
-
-
-def receipts_prefix(version: int, token: int | None = None) -> str:
-    """Return the common start of the keys of one attempt's receipts, or of all; ranks follow."""
-    attempt = "" if token is None else f"{token:08d}-"
-    return f"{delta_folder(version)}receipt-{attempt}"
 
 
 class RankPublisher:
@@ -116,7 +103,7 @@ class RankPublisher:
         shards = await store_shards(self._store, origin, [*pieces], self._sleep, self._offload)
         receipt = Receipt(rank=self._rank, table_digest=table_digest(self._table), shards=shards)
         key = f"{receipts_prefix(version, token)}{self._rank:05d}"
-        await put_object(self._store, key, msgspec.msgpack.encode(receipt), self._sleep)
+        await put_note(self._store, key, receipt, self._sleep)
         self._shipped = version, shards, copies
 
     def _check(self, parts: Sequence[np.ndarray]) -> None:
@@ -131,11 +118,10 @@ class RankPublisher:
             return self._committed[1]
         self._committed = None
         if shipped is not None and shipped[0] == version:
-            manifest = await read_committed(self._store, version, head)
-            keys = {shard.object_key for shard in manifest.shards}
-            if all(shard.ref.object_key in keys for shard in shipped[1]):
-                self._committed = version, shipped[2]
-                return shipped[2]
+            _, shards, parts = shipped
+            if await was_committed(self._store, version, head, shards):
+                self._committed = version, parts
+                return parts
         image, _ = await read_back(self._store, version, self._sleep, self._offload)
         self._committed = version, [image.part(runs).copy() for runs in self._shards]
         return self._committed[1]

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from penstock.actors.sync_relay.image import Image
+from penstock.actors.sync_relay.digests import DigestTable, make_table
+from penstock.actors.sync_relay.image import Image, Table
 from penstock.actors.sync_relay.objects import (
     Encoded,
     Origin,
@@ -52,7 +53,8 @@ async def store_version(  # noqa: PLR0913, PLR0917 - a version, and where and ho
         for number, run in enumerate(extents, int(base is None))
     ]
     shards = await store_shards(store, origin, pieces, sleep, offload)
-    return await seal_version(store, origin, image, shards, sleep, offload)
+    digests = await offload(make_table, image.tensors)
+    return await seal_version(store, origin, image.table, digests, shards, sleep, offload)
 
 
 async def store_shards(
@@ -74,7 +76,8 @@ async def store_shards(
 async def seal_version(  # noqa: PLR0913, PLR0917 - a version, and where and how to store it
     store: ObjectStore,
     origin: Origin,
-    image: Image,
+    table: Table,
+    digests: DigestTable,
     shards: list[Encoded],
     sleep: Sleep,
     offload: Offload,
@@ -85,11 +88,11 @@ async def seal_version(  # noqa: PLR0913, PLR0917 - a version, and where and how
         OSError: no room, after several attempts.
 
     """
-    table, digests = await offload(encode_tables, origin, image, len(shards) + 1)
+    rows, data = await offload(encode_tables, origin, table, digests, len(shards) + 1)
     if origin.kind is SnapshotKind.ANCHOR:
-        shards = [await _ship(store, table, sleep), *shards]
-    await _ship(store, digests, sleep)
-    manifest = await offload(make_manifest, origin, image, shards, digests.ref)
+        shards = [await _ship(store, rows, sleep), *shards]
+    await _ship(store, data, sleep)
+    manifest = await offload(make_manifest, origin, table, digests.root_digest(), shards, data.ref)
     await put_manifest(store, manifest, sleep)
     return manifest
 

@@ -10,6 +10,7 @@ from penstock.actors.runtime.clock import run_virtual
 from penstock.actors.sync_relay.committer import Committer
 from penstock.actors.sync_relay.image import TensorSpec, cut
 from penstock.actors.sync_relay.publisher import Publisher
+from penstock.actors.sync_relay.spans import cut_spans
 from penstock.actors.sync_relay.transfer import (
     NUM_TRANSFERS_MAX,
     NUM_TRANSFERS_MIN,
@@ -135,7 +136,7 @@ def test_a_publisher_uploads_as_many_small_shards_at_once_as_the_window_takes():
 def test_a_committer_waits_no_longer_than_it_was_told_however_slow_the_store():
     async def main():
         table = (TensorSpec("a", "<u2", (4,)),)
-        committer = Committer(SlowStore(), 1, table, offload=_in_place)
+        committer = Committer(SlowStore(), 1, table, cut_spans(table, 1), offload=_in_place)
         await committer.begin()
         began_s = asyncio.get_running_loop().time()
         with pytest.raises(DeadlineError, match="1 of 1 ranks"):

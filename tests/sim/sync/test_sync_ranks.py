@@ -10,7 +10,7 @@ import pytest
 from tests.sim.sync.rank_process import TABLE, boxes, weights
 from tests.sim.sync.world import FakeContext, FakeEngine, manifest_in
 
-from penstock.actors.sync_relay import committer as committing
+from penstock.actors.sync_relay.attempt import receipts_prefix
 from penstock.actors.sync_relay.catalog import Catalog
 from penstock.actors.sync_relay.committer import Committer
 from penstock.actors.sync_relay.digests import add_to_digest
@@ -18,9 +18,11 @@ from penstock.actors.sync_relay.head import StaleTokenError, read_head
 from penstock.actors.sync_relay.history import read_back
 from penstock.actors.sync_relay.image import Image, TensorSpec, cut, find_runs
 from penstock.actors.sync_relay.mirror import Mirror
+from penstock.actors.sync_relay.prover import Prover
 from penstock.actors.sync_relay.ranks import RankPublisher
 from penstock.actors.sync_relay.receiver import Receiver
 from penstock.actors.sync_relay.relay import Relay
+from penstock.actors.sync_relay.spans import cut_spans, share_out
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest, run_element_sum
@@ -28,6 +30,7 @@ from penstock.messages.errors import CorruptDataError, DeadlineError, NotFoundEr
 from penstock.messages.weights import Extent, SnapshotKind, WeightsRelayed
 
 NUM_RANKS = 3
+NUM_PROVERS = 2
 
 
 class Rank:
@@ -73,6 +76,30 @@ async def no_sleep(duration_s):
     """Take no time."""
 
 
+class Trainer:
+    """A committer, and the provers that work for it."""
+
+    def __init__(self, store, num_ranks=NUM_RANKS, table=TABLE, num_provers=NUM_PROVERS):
+        spans = cut_spans(table, num_provers)
+        self.committer = Committer(store, num_ranks, table, spans)
+        self.provers = [Prover(store, number, span) for number, span in enumerate(spans)]
+        self.begin = self.committer.begin
+
+    async def commit(self, version, wait_s=5.0):
+        """Let the provers prove until the commit ends, one way or the other."""
+        token = await self.begin()
+        proofs = [
+            asyncio.create_task(prover.prove(version, token, wait_s=wait_s))
+            for prover in self.provers
+        ]
+        try:
+            return await self.committer.commit(version, optimizer_step=version, wait_s=wait_s)
+        finally:
+            for proof in proofs:
+                proof.cancel()
+            await asyncio.gather(*proofs, return_exceptions=True)
+
+
 async def image_of(store, version):
     catalog = Catalog(store)
     await catalog.refresh()
@@ -84,11 +111,11 @@ async def image_of(store, version):
 async def test_ranks_upload_apart_and_receivers_end_bit_exact(tmp_path, ranks):
     """Ranks hold columns, the receiver whole tensors in another cut; then a rank is killed."""
     store = DirectoryStore(tmp_path)
-    committer = Committer(store, NUM_RANKS, TABLE)
-    token = await committer.begin()
+    trainer = Trainer(store)
+    token = await trainer.begin()
     for version in range(2):
         ship(ranks, version, token)
-        manifest = await committer.commit(version, optimizer_step=version)
+        manifest = await trainer.commit(version)
         target = weights(version)
         assert manifest.kind is (SnapshotKind.DELTA if version else SnapshotKind.ANCHOR)
         assert manifest.target_root_digest == root_digest(target)
@@ -104,14 +131,14 @@ async def test_ranks_upload_apart_and_receivers_end_bit_exact(tmp_path, ranks):
         rank.say(f"ship 2 {token}")
     assert [rank.hear() for rank in ranks] == ["shipped 2", "stalled", "shipped 2"]
     ranks[1].kill()
-    with pytest.raises(DeadlineError, match=r"1 of 3 ranks shipped nothing .*\[1\]"):
-        await committer.commit(2, optimizer_step=2, wait_s=0.2)
+    with pytest.raises(DeadlineError, match=r"1 of 3 ranks of weights 2 left nothing .*\[1\]"):
+        await trainer.commit(2, wait_s=0.2)
     assert (await read_head(store)).policy_version == 1
     assert not await store.keys("weights/00000002/delta/manifest")
 
     ranks[1] = Rank(tmp_path, 1)
     ship(ranks[1:2], 2, token)
-    manifest = await committer.commit(2, optimizer_step=2)
+    manifest = await trainer.commit(2)
     assert manifest.num_changed == sum(
         np.count_nonzero(new != old)
         for new, old in zip(weights(2).values(), weights(1).values(), strict=True)
@@ -148,12 +175,12 @@ async def test_relays_and_receivers_take_what_ranks_published_as_anything_else()
     relay = Relay("west", local)
     await relay.start(context)
     receiver = Receiver("west", "0", local, engine)
-    committer = Committer(origin, NUM_RANKS, TABLE, sleep=no_sleep)
-    token = await committer.begin()
+    trainer = Trainer(origin)
+    token = await trainer.begin()
     publishers = local_ranks(origin, layouts())
     for version in range(10):
         await ship_all(publishers, version, token)
-        manifest = await committer.commit(version, optimizer_step=version)
+        manifest = await trainer.commit(version)
         await relay.on_weights_published(manifest, context)
         event = WeightsRelayed(region="west", policy_version=version, num_bytes=0, fetch_ms=0.0)
         await receiver.on_weights_relayed(event, context)
@@ -164,44 +191,44 @@ async def test_relays_and_receivers_take_what_ranks_published_as_anything_else()
 async def test_an_attempt_under_an_old_token_is_not_mixed_into_a_new_one():
     """All ranks ship; before the commit another committer takes over, with other weights."""
     store = MemoryStore()
-    first, second = (Committer(store, NUM_RANKS, TABLE, sleep=no_sleep) for _ in range(2))
+    first, second = (Trainer(store) for _ in range(2))
     publishers = local_ranks(store, layouts())
     token = await first.begin()
     await ship_all(publishers, 0, token)
-    await first.commit(0, optimizer_step=0)
+    await first.commit(0)
     await ship_all(publishers, 1, token)
     newer = await second.begin()
     assert newer == token + 1
     with pytest.raises(DeadlineError, match="3 of 3 ranks"):
-        await second.commit(1, optimizer_step=1, wait_s=0.0)
+        await second.commit(1, wait_s=0.0)
     with pytest.raises(StaleTokenError, match=f"token {token}, the head's is {newer}"):
         await ship_all(publishers, 1, token)
     with pytest.raises(StaleTokenError):
-        await first.commit(1, optimizer_step=1)
+        await first.commit(1)
     await ship_all(publishers, 1, newer, weights(3))
-    manifest = await second.commit(1, optimizer_step=1)
+    manifest = await second.commit(1)
     assert manifest.target_root_digest == root_digest(weights(3))
     await ship_all(publishers, 2, newer, weights(4))
-    await second.commit(2, optimizer_step=2)
+    await second.commit(2)
     assert (await image_of(store, 2)).digest() == root_digest(weights(4))
 
 
 async def test_a_committer_that_died_before_the_swap_is_followed_by_one_that_commits(monkeypatch):
     store = MemoryStore()
     publishers = local_ranks(store, layouts())
-    dying = Committer(store, NUM_RANKS, TABLE, sleep=no_sleep)
+    dying = Trainer(store)
     await ship_all(publishers, 0, await dying.begin())
 
     async def die(*arguments):
         raise ConnectionResetError("killed before the swap")
 
-    monkeypatch.setattr(dying._history, "commit", die)
+    monkeypatch.setattr(dying.committer._history, "commit", die)
     with pytest.raises(ConnectionResetError):
-        await dying.commit(0, optimizer_step=0)
+        await dying.commit(0)
     assert (await read_head(store)).policy_version == -1
-    again = Committer(store, NUM_RANKS, TABLE, sleep=no_sleep)
+    again = Trainer(store)
     await ship_all(publishers, 0, await again.begin())
-    await again.commit(0, optimizer_step=0)
+    await again.commit(0)
     assert (await read_head(store)).root_digest == root_digest(weights(0))
 
 
@@ -218,32 +245,32 @@ async def test_parts_that_do_not_make_a_whole_are_refused(change, error):
     held = layouts()
     change(held)
     held = [[runs for runs in layout if runs] for layout in held]
-    committer = Committer(store, NUM_RANKS, TABLE, sleep=no_sleep)
-    await ship_all(local_ranks(store, held), 0, await committer.begin())
+    trainer = Trainer(store)
+    await ship_all(local_ranks(store, held), 0, await trainer.begin())
     with pytest.raises(CorruptDataError, match=error):
-        await committer.commit(0, optimizer_step=0)
+        await trainer.commit(0)
     assert (await read_head(store)).policy_version == -1
 
 
 async def test_wrong_receipts_and_early_ranks_are_refused():
     store = MemoryStore()
-    committer = Committer(store, 1, TABLE, sleep=no_sleep)
-    token = await committer.begin()
+    trainer = Trainer(store, 1)
+    token = await trainer.begin()
     (publisher,) = local_ranks(store, layouts(1))
     with pytest.raises(NotFoundError, match="weights 4: not committed"):
         await ship_all([publisher], 5, token)
     with pytest.raises(ValueError, match="rank 0: expected parts of"):
         await publisher.ship(0, token, [np.zeros(3, np.uint16)])
-    await store.put(f"{committing.receipts_prefix(0, token)}00000", b"junk")
+    await store.put(f"{receipts_prefix(0, token)}00000", b"junk")
     with pytest.raises(CorruptDataError, match="not a receipt"):
-        await committer.commit(0, optimizer_step=0)
+        await trainer.commit(0)
     await ship_all([publisher], 0, token)
-    await committer.commit(0, optimizer_step=0)
+    await trainer.commit(0)
     other = (*TABLE[:2], TensorSpec("scale", "<u4", (3, 7)))
     stranger = RankPublisher(store, 0, other, layouts(1)[0], sleep=no_sleep)
     await ship_all([stranger], 1, token)
     with pytest.raises(CorruptDataError, match="rank 0: its table of tensors is another"):
-        await committer.commit(1, optimizer_step=1)
+        await trainer.commit(1)
 
 
 def test_a_box_of_a_tensor_is_found_as_runs_of_flat_coordinates():
@@ -270,22 +297,22 @@ def test_a_box_of_a_tensor_is_found_as_runs_of_flat_coordinates():
 
 async def test_of_two_committers_in_one_version_the_fenced_one_leaves_what_was_committed():
     store = MemoryStore()
-    first, second = (Committer(store, NUM_RANKS, TABLE, sleep=no_sleep) for _ in range(2))
+    first, second = (Trainer(store) for _ in range(2))
     token = await first.begin()
     await ship_all(local_ranks(store, layouts()), 0, token)
-    await first.commit(0, optimizer_step=0)
+    await first.commit(0)
     await ship_all(local_ranks(store, layouts()), 1, token)
-    known = first._history.known
+    known = first.committer._history.known
 
-    async def look_then_be_overtaken(version, image):
-        found = await known(version, image)
+    async def look_then_be_overtaken(version):
+        found = await known(version)
         await ship_all(local_ranks(store, layouts()), 1, await second.begin(), weights(3))
-        await second.commit(1, optimizer_step=1)
+        await second.commit(1)
         return found
 
-    first._history.known = look_then_be_overtaken
+    first.committer._history.known = look_then_be_overtaken
     with pytest.raises(StaleTokenError):
-        await first.commit(1, optimizer_step=1)
+        await first.commit(1)
     image, manifest = await read_back(store, 1, no_sleep, asyncio.to_thread)
     assert image.digest() == root_digest(weights(3))
     assert manifest.target_root_digest == (await read_head(store)).root_digest
@@ -305,27 +332,27 @@ class CountingStore(MemoryStore):
 
 async def test_a_rank_that_ships_again_reads_nothing_back():
     store = CountingStore()
-    committer = Committer(store, NUM_RANKS, TABLE, sleep=no_sleep)
-    token = await committer.begin()
+    trainer = Trainer(store)
+    token = await trainer.begin()
     publishers = local_ranks(store, layouts())
     for version in range(3):
         await ship_all(publishers, version, token)
-        await committer.commit(version, optimizer_step=version)
+        await trainer.commit(version)
     store.num_bytes = 0
     for _ in range(2):
         await ship_all(publishers, 3, token)
-    await ship_all(publishers, 3, await Committer(store, NUM_RANKS, TABLE).begin())
+    await ship_all(publishers, 3, await Trainer(store).begin())
     assert store.num_bytes == 0
 
 
 async def test_a_receipt_that_comes_late_goes_with_the_next_version():
     store = MemoryStore()
-    committer = Committer(store, NUM_RANKS, TABLE, sleep=no_sleep)
-    token = await committer.begin()
+    trainer = Trainer(store)
+    token = await trainer.begin()
     publishers = local_ranks(store, layouts())
     for version in range(3):
         await ship_all(publishers, version, token)
-        await committer.commit(version, optimizer_step=version)
+        await trainer.commit(version)
         await ship_all(local_ranks(store, layouts())[:1], version, token)
     left = [key for key in await store.keys("weights/") if "receipt" in key]
     assert [key.split("/")[1] for key in left] == ["00000002"]
@@ -334,25 +361,70 @@ async def test_a_receipt_that_comes_late_goes_with_the_next_version():
 async def test_a_rank_may_hold_a_tensor_without_elements():
     table = (*TABLE, TensorSpec("void", "<u4", (0, 4)))
     store = MemoryStore()
-    committer = Committer(store, 1, table, sleep=no_sleep)
-    token = await committer.begin()
+    trainer = Trainer(store, 1, table)
+    token = await trainer.begin()
     layout = [find_runs(table, spec.name, ()) for spec in table]
     publisher = RankPublisher(store, 0, table, layout, sleep=no_sleep)
     for version in range(2):
         tensors = weights(version) | {"void": np.zeros((0, 4), np.uint32)}
         await publisher.ship(version, token, [tensors[spec.name].reshape(-1) for spec in table])
-        manifest = await committer.commit(version, optimizer_step=version)
+        manifest = await trainer.commit(version)
         assert manifest.target_root_digest == root_digest(tensors)
 
 
 async def test_shards_against_another_base_are_the_ranks_fault_not_the_stores():
     store = MemoryStore()
-    committer = Committer(store, NUM_RANKS, TABLE, sleep=no_sleep)
-    token = await committer.begin()
+    trainer = Trainer(store)
+    token = await trainer.begin()
     publishers = local_ranks(store, layouts())
     await ship_all(publishers, 0, token)
-    await committer.commit(0, optimizer_step=0)
+    await trainer.commit(0)
     publishers[0]._committed = 0, [part ^ 1 for part in publishers[0]._shipped[2]]
     await ship_all(publishers, 1, token)
     with pytest.raises(CorruptDataError):
-        await committer.commit(1, optimizer_step=1)
+        await trainer.commit(1)
+
+
+async def test_provers_take_back_an_attempt_that_came_to_nothing(monkeypatch):
+    """Every second commit dies at the swap; other weights are then shipped for that version."""
+    store = CountingStore()
+    trainer, publishers = Trainer(store), local_ranks(store, layouts())
+    commit = trainer.committer._history.commit
+
+    async def die(manifest):
+        raise ConnectionResetError("no swap")
+
+    for version in range(3):
+        token = await trainer.begin()
+        await ship_all(publishers, version, token, weights(9))
+        monkeypatch.setattr(trainer.committer._history, "commit", die)
+        with pytest.raises(ConnectionResetError):
+            await trainer.commit(version)
+        monkeypatch.setattr(trainer.committer._history, "commit", commit)
+        store.num_bytes = 0
+        await ship_all(publishers, version, token)
+        manifest = await trainer.commit(version)
+        assert manifest.target_root_digest == root_digest(weights(version))
+        assert store.num_bytes == sum(s.num_bytes for s in manifest.shards if s.extents)
+
+
+async def test_a_shard_of_two_provers_is_refused():
+    store, run = MemoryStore(), Extent(0, sum(spec.size for spec in TABLE[:2]))
+    held = [[[run], find_runs(TABLE, "scale", ())]]
+    trainer = Trainer(store, 1)
+    await ship_all(local_ranks(store, held), 0, await trainer.begin())
+    with pytest.raises(CorruptDataError, match=r"Extent\(.* is of more than one prover"):
+        await trainer.commit(0)
+
+
+@pytest.mark.parametrize(("num_ranks", "num_provers"), [(1, 1), (3, 2), (5, 9), (40, 3)])
+async def test_any_number_of_ranks_and_provers_gives_the_digest_of_one(num_ranks, num_provers):
+    store = MemoryStore()
+    trainer = Trainer(store, num_ranks, num_provers=num_provers)
+    held = share_out(TABLE, num_ranks, cut_spans(TABLE, num_provers), 100)
+    publishers = local_ranks(store, held)
+    for version in range(2):
+        await ship_all(publishers, version, await trainer.begin())
+        manifest = await trainer.commit(version)
+        assert manifest.target_root_digest == root_digest(weights(version))
+        assert (await image_of(store, version)).digest() == root_digest(weights(version))

@@ -1,0 +1,119 @@
+"""What ranks, provers and committer leave each other in the store, for one attempt at a version.
+
+```
+ weights/00000007/delta/receipt-<token>-00003              rank 3: these shards are uploaded
+ weights/00000007/delta/receipt-<token>-draft-<blake3>     committer: all of them make this version
+ weights/00000007/delta/receipt-<token>-proof-<blake3>-00001   prover 1: they read back as this
+```
+A token is that of one attempt, so nothing of two attempts is mixed.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from blake3 import blake3
+
+from penstock.actors.sync_relay.digests import DigestTable
+from penstock.actors.sync_relay.history import delta_folder
+from penstock.actors.sync_relay.objects import Encoded
+from penstock.actors.sync_relay.transfer import Sleep, put_object
+from penstock.messages.bus import ObjectStore
+from penstock.messages.errors import CorruptDataError
+
+_POLL_S_MIN, _POLL_S_MAX = 0.01, 0.16
+_NUM_KEY_DIGITS = 16
+Note = TypeVar("Note", bound=msgspec.Struct)
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank stored."""
+
+    rank: int
+    table_digest: str
+    shards: list[Encoded]
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """The shards of all ranks, which cover every element once."""
+
+    shards: list[Encoded]
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """What one prover's tensors are, read back from the store."""
+
+    digests: DigestTable
+    element_sum: int
+    """Over all its elements, in the whole snapshot's flat coordinates."""
+    error: str = ""
+    """Why its shards are not the next version of its tensors."""
+
+
+def receipts_prefix(version: int, token: int | None = None) -> str:
+    """Return the common start of the keys of one attempt, or of all; ranks follow."""
+    attempt = "" if token is None else f"{token:08d}-"
+    return f"{delta_folder(version)}receipt-{attempt}"
+
+
+def drafts_prefix(version: int, token: int) -> str:
+    """Return the common start of the keys of one attempt's drafts."""
+    return f"{receipts_prefix(version, token)}draft-"
+
+
+def draft_key(version: int, token: int, draft: Draft) -> str:
+    """Return where a draft lies."""
+    digest = blake3(msgspec.msgpack.encode(draft)).hexdigest()[:_NUM_KEY_DIGITS]
+    return f"{drafts_prefix(version, token)}{digest}"
+
+
+def proof_key(draft: str, number: int) -> str:
+    """Return where one prover's proof of the draft of this key lies."""
+    return f"{draft.replace('draft-', 'proof-')}-{number:05d}"
+
+
+async def put_note(store: ObjectStore, key: str, note: msgspec.Struct, sleep: Sleep) -> None:
+    """Leave a receipt, a draft or a proof.
+
+    Raises:
+        OSError: no room, after several attempts.
+
+    """
+    await put_object(store, key, msgspec.msgpack.encode(note), sleep)
+
+
+async def read_note(store: ObjectStore, key: str, note_type: type[Note]) -> Note:
+    """Read what another left.
+
+    Raises:
+        CorruptDataError: something else.
+        NotFoundError: it is gone.
+
+    """
+    try:
+        return msgspec.msgpack.decode(await store.get(key), type=note_type)
+    except msgspec.DecodeError as error:
+        name = note_type.__name__.lower()
+        raise CorruptDataError(f"object {key}: not a {name}: {error}") from error
+
+
+async def await_keys(
+    store: ObjectStore,
+    prefix: str,
+    are_enough: Callable[[list[str]], bool],
+    *,
+    wait_s: float,
+    sleep: Sleep,
+) -> list[str]:
+    """Return the keys under a prefix once they are enough, or as they are after `wait_s`."""
+    now_s = asyncio.get_running_loop().time
+    until_s, poll_s = now_s() + wait_s, _POLL_S_MIN
+    keys = await store.keys(prefix)
+    for _ in range(int(wait_s / _POLL_S_MIN)):
+        if are_enough(keys) or now_s() >= until_s:
+            break
+        await sleep(poll_s)
+        poll_s = min(2 * poll_s, _POLL_S_MAX)
+        keys = await store.keys(prefix)
+    return keys

@@ -1,0 +1,129 @@
+"""Reads some whole tensors of a version back from the store, and says what they are.
+
+Ranks may hold any part of a tensor, but its digest is that of the whole: somebody must see all
+of it. A prover does so for its span of tensors: it writes every rank's shards over its copy and
+digests that. What is committed is then what the store really holds. It takes one copy of its span,
+and what the last shards wrote over: an attempt that comes to nothing is taken back.
+"""
+
+import asyncio
+
+from penstock.actors.sync_relay.attempt import (
+    Draft,
+    Proof,
+    await_keys,
+    drafts_prefix,
+    proof_key,
+    put_note,
+    read_note,
+)
+from penstock.actors.sync_relay.catalog import NOTHING
+from penstock.actors.sync_relay.digests import DigestTable, make_table
+from penstock.actors.sync_relay.head import read_head
+from penstock.actors.sync_relay.history import read_back, was_committed
+from penstock.actors.sync_relay.image import Image
+from penstock.actors.sync_relay.objects import Encoded
+from penstock.actors.sync_relay.shipping import Offload
+from penstock.actors.sync_relay.spans import Span
+from penstock.actors.sync_relay.transfer import Sleep, get_patiently, over_shards
+from penstock.kernels import delta
+from penstock.kernels.delta import Patch
+from penstock.messages.bus import ObjectStore
+from penstock.messages.errors import CorruptDataError, DeadlineError
+from penstock.messages.weights import Extent, ShardRef
+
+
+class Prover:
+    """One a span; beside a rank, or in a process of its own."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        number: int,
+        span: Span,
+        *,
+        sleep: Sleep = asyncio.sleep,
+        offload: Offload = asyncio.to_thread,
+    ) -> None:
+        """Prepare; nothing is read yet.
+
+        Args:
+            store: the origin.
+            number: of the span.
+            span: its tensors, of `spans.cut_spans`.
+            sleep: waits between attempts.
+            offload: runs blocking work.
+
+        """
+        self._store = store
+        self._number = number
+        self._span = span
+        self._sleep = sleep
+        self._offload = offload
+        self._image: Image | None = None
+        self._version = NOTHING
+        """That the image holds, or is on the way to."""
+        self._undo: list[tuple[list[Extent], Patch]] = []
+        """Back to the version before."""
+        self._shards: list[Encoded] | None = None
+        """That the image's version was made of; None while they are written."""
+
+    async def prove(self, version: int, token: int, *, wait_s: float = 600.0) -> None:
+        """Wait for the committer's draft of a version, read its shards, leave the proof.
+
+        Raises:
+            DeadlineError: no draft in time.
+            DamagedStoreError: the store gives damaged objects, attempt after attempt.
+            NotFoundError: the version before is no longer in the store.
+            OSError: no room, after several attempts.
+
+        """
+        prefix = drafts_prefix(version, token)
+        found = await await_keys(self._store, prefix, bool, wait_s=wait_s, sleep=self._sleep)
+        if not found:
+            raise DeadlineError(f"prover {self._number}: no draft of weights {version}")
+        draft = await read_note(self._store, found[-1], Draft)
+        shards = [shard for shard in draft.shards if self._span.holds(shard.ref.extents)]
+        try:
+            proof = await self._prove(version, shards)
+        except CorruptDataError as error:  # theirs who made the shards: the committer tells it
+            proof = Proof(digests=DigestTable({}, {}), element_sum=0, error=str(error))
+        await put_note(self._store, proof_key(found[-1], self._number), proof, self._sleep)
+
+    async def _prove(self, version: int, shards: list[Encoded]) -> Proof:
+        self._image = image = await self._base(version)
+        self._version, self._shards, self._undo = version, None, []
+        await over_shards(lambda ref: self._take(image, ref), [shard.ref for shard in shards])
+        self._shards = shards
+        return await self._offload(_proof_of, image, self._span.start)
+
+    async def _base(self, version: int) -> Image:
+        """Return the tensors at the version before; zeros before version 0."""
+        if version == 0:
+            return await self._offload(Image, self._span.table)
+        if self._image is not None and self._version == version:
+            for runs, patch in self._undo:
+                self._image.overwrite(runs, patch)
+            return self._image
+        if self._image is not None and self._version == version - 1 and self._shards is not None:
+            head = await read_head(self._store)
+            if await was_committed(self._store, version - 1, head, self._shards):
+                return self._image
+        self._image = None
+        whole, _ = await read_back(self._store, version - 1, self._sleep, self._offload)
+        return Image.of({spec.name: whole.tensors[spec.name] for spec in self._span.table})
+
+    async def _take(self, image: Image, shard: ShardRef) -> None:
+        data = await get_patiently(self._store, shard, self._sleep)
+        await self._offload(self._overwrite, image, self._span.within(shard.extents), data)
+
+    def _overwrite(self, image: Image, runs: list[Extent], data: bytes) -> None:
+        part = image.part(runs)
+        patch = delta.decode(part, data)
+        if self._version:
+            self._undo.append((runs, Patch(patch.flat_indices, part[patch.flat_indices])))
+        image.overwrite(runs, patch)
+
+
+def _proof_of(image: Image, start: int) -> Proof:
+    return Proof(digests=make_table(image.tensors), element_sum=image.element_sum(start))

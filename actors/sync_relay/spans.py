@@ -1,0 +1,98 @@
+"""How a snapshot is divided among ranks and provers, in flat coordinates.
+
+```
+ table:    a ........ | b .... | c . d . e ............      tensors
+ spans:    [ span 0            ][ span 1              ]      whole tensors: one prover each
+ ranks:    [ rank 0   ][ rank 1   ][ rank 2           ]      any cut
+ shards:   [          ][       ][  ][                 ]      of one rank, one span, one dtype
+```
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from penstock.actors.sync_relay.image import SHARD_ELEMENTS_MAX, Table, cut
+from penstock.messages.errors import CorruptDataError
+from penstock.messages.weights import Extent
+
+Layout = list[list[Extent]]
+"""The runs of each shard of one rank."""
+
+
+class Span(NamedTuple):
+    """Some whole tensors, one after the other."""
+
+    start: int
+    """Flat coordinate of the first element."""
+    table: Table
+
+    @property
+    def end(self) -> int:
+        """Return the flat coordinate after the last element."""
+        return self.start + sum(spec.size for spec in self.table)
+
+    def holds(self, runs: Sequence[Extent]) -> bool:
+        """Tell whether some runs lie in here, all of them."""
+        return all(
+            self.start <= run.start and run.start + run.num_elements <= self.end for run in runs
+        )
+
+    def within(self, runs: Sequence[Extent]) -> list[Extent]:
+        """Return runs in the flat coordinates of these tensors alone."""
+        return [Extent(run.start - self.start, run.num_elements) for run in runs]
+
+
+def cut_spans(table: Table, num_spans: int) -> list[Span]:
+    """Cut a table between tensors into that many spans, as equal as tensors allow; some empty."""
+    total = sum(spec.size for spec in table)
+    groups: list[list[int]] = [[] for _ in range(num_spans)]
+    end = 0
+    for row, spec in enumerate(table):
+        middle = end + spec.size // 2
+        groups[min(num_spans - 1, middle * num_spans // max(total, 1))].append(row)
+        end += spec.size
+    spans: list[Span] = []
+    start = 0
+    for group in groups:
+        spans.append(Span(start, tuple(table[row] for row in group)))
+        start = spans[-1].end
+    return spans
+
+
+def share_out(
+    table: Table, num_ranks: int, spans: Sequence[Span], num_elements_max: int = SHARD_ELEMENTS_MAX
+) -> list[Layout]:
+    """Give each rank an equal part of the flat coordinates, cut into shards that provers take."""
+    total = sum(spec.size for spec in table)
+    starts = [total * rank // num_ranks for rank in range(num_ranks)]
+    places = {*starts, *(span.start for span in spans), total}
+    places |= {run.start for run in cut(table, num_elements_max)}
+    bounds = sorted(places)
+    layouts: list[Layout] = [[] for _ in range(num_ranks)]
+    rank = 0
+    for begin, end in pairwise(bounds):
+        while rank + 1 < num_ranks and starts[rank + 1] <= begin:
+            rank += 1
+        layouts[rank].append([Extent(begin, end - begin)])
+    return layouts
+
+
+def check_cover(shards: Sequence[Sequence[Extent]], spans: Sequence[Span]) -> None:
+    """See that shards cover every element of the spans once, each shard within one span.
+
+    Raises:
+        CorruptDataError: they do not.
+
+    """
+    runs = sorted((run.start, run.num_elements) for shard in shards for run in shard)
+    end = 0
+    for start, num_elements in [*runs, (spans[-1].end, 0)]:
+        if start != end:
+            who = "nobody" if start > end else "two ranks"
+            span = f"{min(start, end)} to {max(start, end)}"
+            raise CorruptDataError(f"ranks: elements {span} came from {who}")
+        end = start + num_elements
+    for shard in shards:
+        if not any(span.holds(shard) for span in spans):
+            raise CorruptDataError(f"ranks: the shard of {shard[0]} is of more than one prover")
