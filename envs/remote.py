@@ -19,6 +19,7 @@ import msgspec
 from penstock.envs.sandbox import (
     WORK_DIR,
     ExecResult,
+    ImageAbsent,
     SandboxDied,
     SandboxError,
     SandboxFileError,
@@ -62,6 +63,7 @@ class SandboxBusyError(SandboxError, BlockingIOError):
 
 _KINDS: dict[type[SandboxError], RemoteErrorKind] = {
     SandboxBusyError: RemoteErrorKind.BUSY,
+    ImageAbsent: RemoteErrorKind.FAILED,
     SandboxDied: RemoteErrorKind.GONE,
     SandboxTimeout: RemoteErrorKind.GONE,
     SandboxFileError: RemoteErrorKind.INVALID,
@@ -98,6 +100,8 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
     """The host reaps the machine this long after the last request."""
     acquire_wait_s: float = 120.0
     """Longest wait for a host with room."""
+    image_digest: str = ""
+    """Image layer above the base image; empty: the host's own choice for all."""
     retry_delay_s: float = 0.2
     margin_s: float = 10.0
     """Time that a host has to answer, on top of what the operation itself may take."""
@@ -119,7 +123,6 @@ class GroupTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     group_id: str
     num_machines: int
-    image_digest: str = ""
     holder: str = ""
     """Whose quota it counts against; empty: the machine's own holder."""
 
@@ -251,6 +254,7 @@ async def _acquire(asker: Asker, lease_id: str, terms: LeaseTerms) -> SandboxLea
         is_placed=terms.group is not None or terms.branch_of is not None,
         checkpoint_id=terms.branch_of.checkpoint_id if terms.branch_of else "",
         group_id=terms.group.group_id if terms.group else "",
+        image_digest=terms.image_digest,
     )
 
     async def place(avoid_host: str) -> str:
@@ -323,7 +327,7 @@ async def place_group(
         group_id=group.group_id,
         holder=group.holder or terms.holder,
         num_machines=group.num_machines,
-        image_digest=group.image_digest,
+        image_digest=terms.image_digest,
         lease_s=terms.lease_s,
         avoid_host=avoid_host,
     )

@@ -47,6 +47,7 @@ async def acquire_group(
         holder=group.holder or terms.holder,
         lease_ids=list(lease_ids),
         lease_s=terms.lease_s,
+        image_digest=terms.image_digest,
     )
 
     async def place(avoid_host: str) -> str:

@@ -216,6 +216,8 @@ def _derive(data: dict[str, Any]) -> None:
         data.setdefault("pacer", {}).setdefault(name, value)
     harness = data["pacer"].get("harness", HARNESS_VERSION)
     data.setdefault("prepare", {}).setdefault("harness", harness)
+    places = data.get("rollout_worker", {}).get("places_groups", False)
+    data.setdefault("judge", {}).setdefault("places_machines", places)
     pool = data.get("pool", {})
     backend = pool.get("backend", "")
     if backend in backends and (backend != "process" or pool.get("allow_process") is True):
@@ -252,7 +254,7 @@ def _check_whole(config: RunConfig, source: str) -> None:
 def _check_machines(config: RunConfig, source: str) -> None:
     """See that the machines and their hosts can do what the settings ask of them."""
     try:
-        places_groups = config.rollout_worker.places_groups
+        places_groups = config.rollout_worker.places_groups or config.judge.places_machines
         check_fleet(config.processes, config.sandbox, places_groups=places_groups)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error

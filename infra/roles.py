@@ -27,6 +27,7 @@ from penstock.messages.task import Purpose
 if TYPE_CHECKING:
     from penstock.actors.generator.torch_engine import TorchEngine
     from penstock.actors.policy.tokenizer import Tokenizer
+    from penstock.envs.microvm.pool import Pool
 
 
 @dataclass(frozen=True)
@@ -135,19 +136,33 @@ async def _rollout_worker(assembly: Assembly, region: str) -> list[tuple[str, Ac
 async def _sandbox(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     """Build a sandbox host; `sandbox:NAME` is one of several."""
     from penstock.actors.sandbox.actor import SandboxHost
-    from penstock.envs.microvm.pool import Pool
-    from penstock.envs.sandbox import open_backend
 
-    settings = assembly.config.pool
-    backend = open_backend(settings.backend, allow_process=settings.allow_process)
-    pool = Pool(backend, size=settings.size, live_max=settings.live_max)
     host = region or assembly.config.sandbox.host
     check_host_name(host, "role sandbox")
     config = assembly.config.sandbox
+    pool = _pool(assembly.config, host)
     base = Path(config.checkpoints) / assembly.run.run_id if config.checkpoints else None
     folder = (base or assembly.run.machines) / host
     config = msgspec.structs.replace(config, checkpoints=str(folder))
     return [(f"sandbox-{host}", SandboxHost(pool, host, config))]
+
+
+def _pool(config: RunConfig, host: str) -> "Pool":
+    from penstock.envs.microvm.images import Images
+    from penstock.envs.microvm.pool import Pool
+    from penstock.envs.sandbox import Backend, Capability, open_backend
+
+    settings, own = config.pool, config.sandbox.images
+    backend = open_backend(settings.backend, allow_process=settings.allow_process)
+
+    def open_image(layer: Path) -> Backend:
+        return open_backend(settings.backend, layer=layer)
+
+    images = None
+    if Capability.LAYERS in backend.capabilities:
+        folder = Path(own) / host if own else None
+        images = Images(open_image, own=folder, num_max=config.sandbox.images_max)
+    return Pool(backend, size=settings.size, live_max=settings.live_max, images=images)
 
 
 async def _fleet(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:

@@ -55,6 +55,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     name that meant nothing where the task was read in stays a name: no host has an image of it."""
 
 
+def image_of(task: Task) -> str:
+    """Return the digest of the task's image layer, as requests for machines have it."""
+    return "" if task.image is msgspec.UNSET else task.image
+
+
 class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):
     """What only the judge sees: never enters the VM of the episode."""
 

@@ -18,6 +18,9 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
     num_attempts_max: int = 3
     """Machines tried before a rollout is masked as an infrastructure error."""
+    places_machines: bool = False
+    """Ask the fleet's scheduler for a host, one that has the task's image first; by default as
+    `rollout_worker.places_groups`."""
     acquire_wait_s: float = 120.0
     retry_delay_s: float = 0.5
     lease_s: float = 60.0

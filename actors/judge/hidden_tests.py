@@ -18,12 +18,13 @@ from penstock.actors.judge.compose import Findings
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.runtime.context import Context
-from penstock.envs.remote import LeaseTerms, SandboxBusyError, lease_sandbox
-from penstock.envs.sandbox import Sandbox, SandboxError
+from penstock.envs.remote import GroupTerms, LeaseTerms, SandboxBusyError, lease_sandbox
+from penstock.envs.sandbox import ImageAbsent, Sandbox, SandboxError
 from penstock.envs.tasks.report import read_report
 from penstock.messages.errors import DeadlineError
 from penstock.messages.reward import CheatFinding, CheatKind, Outcome
 from penstock.messages.rollout import RolloutFinished
+from penstock.messages.task import image_of
 
 _DETAIL_CHARACTERS_MAX = 400
 
@@ -45,10 +46,11 @@ class HiddenTestsJudge:
         error = ""
         for _ in range(self._config.num_attempts_max):
             try:
-                terms = self._terms(rollout)
-                async with lease_sandbox(ctx, ctx.new_id("grade"), terms) as sandbox:
+                lease_id = ctx.new_id("grade")
+                terms = self._terms(rollout, image_of(task.task), lease_id)
+                async with lease_sandbox(ctx, lease_id, terms) as sandbox:
                     return await grade(rollout, task, sandbox, self._config.output_bytes_max)
-            except SandboxBusyError as failure:
+            except (SandboxBusyError, ImageAbsent) as failure:
                 error = str(failure)
                 break
             except (SandboxError, DeadlineError) as failure:
@@ -56,12 +58,16 @@ class HiddenTestsJudge:
             await ctx.sleep(self._config.retry_delay_s)
         return Findings(outcome=Outcome.INFRASTRUCTURE_ERROR, detail=error)
 
-    def _terms(self, rollout: RolloutFinished) -> LeaseTerms:
+    def _terms(self, rollout: RolloutFinished, image: str, lease_id: str) -> LeaseTerms:
+        """Return how a machine of the task's own image is asked for."""
+        group = GroupTerms(group_id=lease_id, num_machines=1)
         return LeaseTerms(
             holder=f"judge.{rollout.rollout_id}",
             lease_s=self._config.lease_s,
             acquire_wait_s=self._config.acquire_wait_s,
             retry_delay_s=self._config.retry_delay_s,
+            image_digest=image,
+            group=group if self._config.places_machines else None,
         )
 
 

@@ -5,7 +5,7 @@ import msgspec
 from penstock.actors.rollout_worker.sampling import RetryPolicy
 from penstock.envs.remote import GroupTerms, LeaseTerms, SavedSandbox
 from penstock.messages.rollout import EpisodeSaved
-from penstock.messages.task import StartRollout
+from penstock.messages.task import StartRollout, image_of
 
 
 class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,6 +74,7 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
             lease_s=self.lease_s,
             acquire_wait_s=self.restore_wait_s if saved else self.acquire_wait_s,
             retry_delay_s=self.retry_delay_s,
+            image_digest=image_of(command.task),
             branch_of=branch_of,
             group=group if self.places_groups else None,
         )

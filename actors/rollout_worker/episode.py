@@ -29,7 +29,7 @@ from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.versions import open_tools
 from penstock.envs.harness.wording import tools_prompt
 from penstock.envs.remote import RemoteSandbox, SandboxBusyError, lease_sandbox
-from penstock.envs.sandbox import SandboxError
+from penstock.envs.sandbox import ImageAbsent, SandboxError
 from penstock.envs.tasks.workspace import open_egress, open_workspace, read_egress
 from penstock.messages.errors import DeadlineError
 from penstock.messages.generation import Generate
@@ -99,7 +99,7 @@ class Episode:
             try:
                 async with lease_sandbox(self._ctx, lease_id, terms) as sandbox:
                     return await self._run_in(sandbox, saved)
-            except GenerationError as failure:
+            except (GenerationError, ImageAbsent) as failure:
                 error = str(failure)
                 break
             except SandboxBusyError as failure:

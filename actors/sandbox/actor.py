@@ -92,6 +92,7 @@ class SandboxHost(Actor):
             host=self._host,
             num_slots=self._pool.live_max,
             num_live=counters.live - counters.idle,
+            image_digests=self._pool.ready_images(),
             groups=self._groups.held(),
         )
         with contextlib.suppress(DeadlineError):
@@ -116,12 +117,14 @@ class SandboxHost(Actor):
 
     async def _acquire(self, message: AcquireSandbox) -> Message:
         lease_id, lease_s = message.lease_id, min(message.lease_s, self._config.lease_s_max)
+        image, wait_s = message.image_digest, self._config.acquire_s_max
         try:
             if message.checkpoint_id:
-                lease = await self._saved().restore(message.checkpoint_id, lease_s, lease_id)
+                saved = self._saved()
+                lease = await saved.restore(message.checkpoint_id, lease_s, lease_id, image)
             else:
                 lease = await self._pool.acquire(
-                    lease_s, lease_id=lease_id, timeout_s=self._config.acquire_s_max
+                    lease_s, lease_id=lease_id, timeout_s=wait_s, image=image
                 )
         except (DeadlineError, QueueFullError) as error:
             raise SandboxBusyError(str(error)) from error

@@ -79,9 +79,10 @@ class Checkpoints:
                 await machine.checkpoint(folder)
             await self._ctx.offload(self._trim)
 
-    async def restore(self, checkpoint_id: str, lease_s: float, lease_id: str) -> Lease:
+    async def restore(self, checkpoint_id: str, lease_s: float, lease_id: str, image: str) -> Lease:
         """Lend a machine that goes on from a checkpoint; raises as `Pool.restore`."""
-        return await self._pool.restore(self._path(checkpoint_id), lease_s, lease_id=lease_id)
+        folder = self._path(checkpoint_id)
+        return await self._pool.restore(folder, lease_s, lease_id=lease_id, image=image)
 
     def _path(self, checkpoint_id: str) -> Path:
         if NAME.fullmatch(checkpoint_id) is None:

@@ -21,6 +21,13 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     reports_to_fleet: bool = False
     """Whether a scheduler places groups on this host (`actors/sandbox/scheduler.py`)."""
 
+    images: str = ""
+    """Folder of image layers, one below it for each host: a layer that a task names is copied there
+    from the shared cache (`penstock images`). By default machines use those of the cache."""
+    images_max: int = 8
+    """Images ready at once besides the one that all machines have by default, each with a machine
+    that waits; the one that nobody asked for for longest goes first."""
+
     quota: int = 0
     """Of the scheduler: most machines that one holder may have placed; 0 for no bound."""
 
@@ -29,7 +36,7 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def __post_init__(self) -> None:
         """Refuse values that bound nothing."""
-        for field in ("lease_s_max", "acquire_s_max", "checkpoints_max"):
+        for field in ("lease_s_max", "acquire_s_max", "checkpoints_max", "images_max"):
             if getattr(self, field) <= 0:
                 raise ValueError(f"sandbox.{field}: expected > 0, got {getattr(self, field)}")
         if self.quota < 0:

@@ -83,11 +83,19 @@ class Fleet:
             self._names.append(name)
         self._num_slots += num_slots - host.num_slots
         host.num_slots, host.seen_at = num_slots, now
-        for image in images:
-            self._hold(image, host)
         self._adopt(host, groups, now)
+        self._note_images(host, images)
         held = sum(group.num_machines for group in groups if group.group_id in host.groups)
         host.num_others = max(0, num_live - held)
+
+    def _note_images(self, host: Host, images: Sequence[str]) -> None:
+        """Take in which images a host has ready; those of groups on their way there count, too."""
+        coming = {self._placements[group_id].image for group_id in host.groups}
+        for image in host.images - coming.difference([""]) - set(images):
+            host.images.remove(image)
+            self._holders[image].remove(host.name)
+        for image in images:
+            self._hold(image, host)
 
     def _adopt(self, host: Host, groups: Sequence[HeldGroup], now: float) -> None:
         """Renew the groups that a host holds; end those that it held before and holds no more."""
@@ -139,7 +147,9 @@ class Fleet:
         if placement is None:
             self._check(num_machines, holder)
             host, has_image = self._choose(image, num_machines, avoid)
-            placement = Placement(host.name, holder, num_machines, lease_s, has_image)
+            placement = Placement(
+                host.name, holder, num_machines, lease_s, has_image=has_image, image=image
+            )
             self._keep(group_id, placement, host)
             if image:
                 self._hold(image, host)

@@ -35,11 +35,14 @@ class Groups:
         Raises:
             DeadlineError: The pool had no room for all of them in time.
             QueueFullError: Too many wait already.
+            ImageAbsent: Their image is not to be had.
             SandboxError: Booting failed.
 
         """
         leases = [
-            self._pool.acquire(lease_s, lease_id=lease_id, timeout_s=timeout_s)
+            self._pool.acquire(
+                lease_s, lease_id=lease_id, timeout_s=timeout_s, image=wanted.image_digest
+            )
             for lease_id in wanted.lease_ids
         ]
         given = await asyncio.gather(*leases, return_exceptions=True)

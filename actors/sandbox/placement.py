@@ -41,5 +41,6 @@ class Placement(msgspec.Struct):
     lease_s: float
     has_image: bool
     expires_at: float = 0.0
+    image: str = ""
     is_held: bool = False
     """Its host has reported machines of it."""

@@ -1,6 +1,8 @@
 """Leases on machines, and what a pool counts."""
 
 import asyncio
+import math
+from collections.abc import Callable
 
 import msgspec
 
@@ -42,6 +44,59 @@ class Lease:
         self.expires_at = now + self.lease_s
 
 
+class Leases:
+    """Those that are held now.
+
+    Args:
+        monotonic: The time that they run by.
+
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._leases: dict[str, Lease] = {}
+        self.num_expired = 0
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._leases)
+
+    def lend(self, lease_id: str, machine: Machine, lease_s: float) -> Lease:
+        """Begin a lease."""
+        lease = self._leases[lease_id] = Lease(lease_id, machine, lease_s)
+        lease.renew(self._monotonic())
+        return lease
+
+    def renewed(self, lease_id: str) -> Lease | None:
+        """Return a lease and renew it; None where there is none."""
+        lease = self._leases.get(lease_id)
+        if lease is not None:
+            lease.renew(self._monotonic())
+        return lease
+
+    def ids(self) -> set[str]:
+        """Return the ids of all."""
+        return set(self._leases)
+
+    def end(self, lease_id: str) -> Machine | None:
+        """End a lease; return its machine, None where there is no such lease."""
+        lease = self._leases.pop(lease_id, None)
+        return lease.sandbox if lease else None
+
+    def end_late(self) -> list[Machine]:
+        """End the leases that nobody renewed; return their machines."""
+        now = self._monotonic()
+        late = [lease for lease in self._leases.values() if lease.expires_at <= now]
+        for lease in late:
+            del self._leases[lease.lease_id]
+        self.num_expired += len(late)
+        return [lease.sandbox for lease in late]
+
+    def expire_from(self) -> float:
+        """Return when the first of them would end; infinite if there is none."""
+        return min((lease.expires_at for lease in self._leases.values()), default=math.inf)
+
+
 class Want:
     """A lease that was asked for and not given yet; several askers may share one.
 
@@ -53,20 +108,20 @@ class Want:
         self.lease_id = lease_id
         self.lease_s = lease_s
         self.askers = 0
-        self.given: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.asked_at = loop.time()
+        self.given: asyncio.Future[Lease] = loop.create_future()
 
-    async def wait(self, timeout_s: float) -> Lease:
+    async def wait(self) -> Lease:
         """Wait for the lease; the last asker to leave withdraws the wish.
 
         Raises:
-            TimeoutError: It was not given in time.
             SandboxError: Booting failed.
 
         """
         self.askers += 1
         try:
-            async with asyncio.timeout(timeout_s):
-                return await asyncio.shield(self.given)
+            return await asyncio.shield(self.given)
         finally:
             self.askers -= 1
             if self.askers == 0:

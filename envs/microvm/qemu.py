@@ -48,7 +48,7 @@ class QemuTcgBackend:
     capabilities = frozenset(
         {
             *(Capability.COLD_BOOT, Capability.OWN_KERNEL, Capability.RAM_SNAPSHOT),
-            *(Capability.FORK, Capability.CHECKPOINT, Capability.NETWORK),
+            *(Capability.FORK, Capability.CHECKPOINT, Capability.LAYERS, Capability.NETWORK),
         }
     )
     accelerator = "tcg,thread=multi,tb-size=64"

@@ -43,7 +43,12 @@ class UmlBackend:
 
     name = "uml"
     isolation_class = IsolationClass.USER_MODE_KERNEL
-    capabilities = frozenset({Capability.COLD_BOOT, Capability.OWN_KERNEL, Capability.NETWORK})
+    capabilities = frozenset(
+        {
+            *(Capability.COLD_BOOT, Capability.OWN_KERNEL),
+            *(Capability.LAYERS, Capability.NETWORK),
+        }
+    )
 
     def __init__(
         self, cache: Path | None = None, mem_mib: int = MEM_MIB, layer: str | Path = ""

@@ -92,11 +92,10 @@ class Askers:
 
     async def _acquire(self, group_id: str) -> None:
         size = self._scenario.group_size
-        group = GroupTerms(
-            group_id=group_id, num_machines=size, image_digest=self._images[int(group_id)]
-        )
+        group = GroupTerms(group_id=group_id, num_machines=size)
+        terms = msgspec.structs.replace(TERMS, image_digest=self._images[int(group_id)])
         lease_ids = [f"{group_id}.{member}" for member in range(size)]
-        leased = await acquire_group(self._asker, group, lease_ids, TERMS)
+        leased = await acquire_group(self._asker, group, lease_ids, terms)
         assert len(leased.sandboxes) == size
         self._held[leased.host].add(group_id)
         if leased.host not in self._renewals:

@@ -1,0 +1,98 @@
+"""Machines of one image that nobody has yet, and who waits for one.
+
+A stock boots nothing by itself: the pool asks how many are missing, boots them, and says how that
+ended. A boot that fails is told to the oldest waiter, and the next one waits a little.
+"""
+
+import math
+from collections import deque
+
+from penstock.envs.microvm.lease import Want
+from penstock.envs.sandbox import Backend, Machine, SandboxError
+
+BACKOFF_S_MAX = 5.0
+
+
+class Stock:
+    """One image's.
+
+    Args:
+        backend: Boots its machines.
+        size: Idle machines to keep.
+
+    """
+
+    def __init__(self, backend: Backend, size: int) -> None:
+        self.backend = backend
+        self.size = size
+        self.idle: deque[Machine] = deque()
+        self.num_booting = 0
+        self.retry_at = 0.0
+        self._wants: dict[str, Want] = {}
+        """In the order of asking."""
+        self._backoff_s = 0.0
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a machine is on the way, or somebody waits for one."""
+        return self.num_booting > 0 or self.num_waiting > 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Leases that were asked for and not given."""
+        return sum(not want.given.done() for want in self._wants.values())
+
+    @property
+    def num_unmet(self) -> int:
+        """Leases that were asked for and that no machine here, or on the way, is for."""
+        return max(0, self.num_waiting - len(self.idle) - self.num_booting)
+
+    @property
+    def num_missing(self) -> int:
+        """Machines to boot: those unmet, and those to keep ready."""
+        return max(0, self.size + self.num_waiting - len(self.idle) - self.num_booting)
+
+    @property
+    def waits_since(self) -> float:
+        """When the oldest wish came, of the event loop's time; infinite if there is none."""
+        want = self.next_want()
+        return want.asked_at if want else math.inf
+
+    def want(self, lease_id: str, lease_s: float) -> Want:
+        """Return the wish for a lease, made once however often it is asked for."""
+        if lease_id not in self._wants:
+            self._wants[lease_id] = Want(lease_id, lease_s)
+        return self._wants[lease_id]
+
+    def forget(self, want: Want) -> None:
+        """Drop a wish that was granted, refused or withdrawn."""
+        if want.given.done():
+            self._wants.pop(want.lease_id, None)
+
+    def next_want(self) -> Want | None:
+        """Return the oldest wish that was not granted."""
+        return next((want for want in self._wants.values() if not want.given.done()), None)
+
+    def booted(self, machine: Machine) -> None:
+        """Take in a machine."""
+        self._backoff_s = 0.0
+        self.idle.append(machine)
+
+    def boot_failed(self, error: SandboxError, now: float) -> None:
+        """Tell the oldest waiter, and wait before the next boot."""
+        self._backoff_s = min(BACKOFF_S_MAX, self._backoff_s * 2 or 0.1)
+        self.retry_at = now + self._backoff_s
+        if (want := self.next_want()) is not None:
+            want.given.set_exception(error)
+
+    def refuse(self, error: SandboxError) -> None:
+        """Tell everybody who waits."""
+        while (want := self.next_want()) is not None:
+            want.given.set_exception(error)
+
+    def take_dead(self) -> list[Machine]:
+        """Give up the idle machines that ended by themselves."""
+        dead = [machine for machine in self.idle if not machine.alive]
+        for machine in dead:
+            self.idle.remove(machine)
+        return dead
