@@ -161,7 +161,7 @@ def _read(library: ctypes.CDLL, header: Header, base: np.ndarray, body: bytes | 
     has_mask = header.codec is Codec.BITMASK_ULP
     shape = shape_of(header.dtype, thresholds, base, base, has_mask=has_mask)
     num_coded = sum(record.changed.num_coded for record in header.classes)
-    num_numbers = num_coded + 2 * header.num_changed + 2 * len(header.classes)
+    num_numbers = num_coded + 3 * header.num_changed + len(header.classes)
     walk = Walk(shape, Series(), room("numbers", 4 * num_numbers))
     structs = map(ctypes.byref, (shape, records, streams))
     numbers, series = pointer(walk.numbers), ctypes.byref(walk.series)

@@ -16,30 +16,43 @@ typedef struct {
     const uint8_t *mask;
 } series_t;
 
-/* The signed steps of a class; `room` holds one number more than there are changes. */
-static int read_steps(
-    const shape_t *s, const record_t *record, const uint8_t *signs, int64_t sign,
-    uint32_t *steps, uint32_t *room, unary_t *unary, reader_t *low) {
-    int64_t count = record->num_changed, place = -1, taken = 0;
-    uint32_t usual = record->large_inverted != 0, size_max = order_of(s).sign, too_large = 0;
-    if (rice_read(unary, low, room, record->num_large_coded)) return CORRUPT;
-    for (int64_t i = 0; i < count; i++) steps[i] = usual;
+/* Steps of 1, up or down. */
+INLINE void fill_steps(reader_t *signs, int64_t count, uint32_t *steps) {
+    for (int64_t i = 0; i < count; i += 32) {
+        int own = count - i < 32 ? (int)(count - i) : 32;
+        uint32_t down = (uint32_t)take(signs, own), some[32];
+        for (int j = 0; j < 32; j++) some[j] = 1 - 2 * (down >> j & 1);
+        memcpy(steps + i, some, 4 * (size_t)own);
+    }
+}
+
+/* Give the large steps their sizes; the gaps between them are coded, or those between all others. */
+static int grow_steps(
+    const record_t *record, const uint32_t *gaps, const uint32_t *sizes, uint32_t *steps) {
+    int64_t count = record->num_changed, place = -1;
     for (int64_t i = 0; i < record->num_large_coded; i++) {
-        place += 1 + (int64_t)room[i];
-        if (place >= count) return CORRUPT;
-        steps[place] = !usual;
+        int64_t next = place + 1 + (int64_t)gaps[i];
+        if (next >= count) return CORRUPT;
+        if (!record->large_inverted) steps[next] *= *sizes++ + 2;
+        while (record->large_inverted && ++place < next) steps[place] *= *sizes++ + 2;
+        place = next;
     }
-    int64_t coded = record->num_large_coded, num_large = usual ? count - coded : coded;
-    if (rice_read(unary, low, room, num_large)) return CORRUPT;
-    for (int64_t i = 0; i < num_large; i++) too_large |= room[i] > size_max - 2;
-    room[num_large] = 0;
-    for (int64_t i = 0; i < count; i++, sign++) {
-        uint32_t size = 1 + ((0 - steps[i]) & (room[taken] + 1)); /* no branch: not to be guessed */
-        taken += steps[i];
-        uint32_t down = -(uint32_t)(signs[sign >> 3] >> (sign & 7) & 1);
-        steps[i] = (size ^ down) - down;
-    }
-    return too_large ? CORRUPT : OK;
+    while (record->large_inverted && ++place < count) steps[place] *= *sizes++ + 2;
+    return OK;
+}
+
+/* The signed steps of a class; `room` holds twice as many numbers as there are changes. */
+static int read_steps(
+    const shape_t *s, const record_t *record, reader_t *signs, uint32_t *steps, uint32_t *room,
+    unary_t *unary, reader_t *low) {
+    int64_t coded = record->num_large_coded;
+    int64_t num_large = record->large_inverted ? record->num_changed - coded : coded;
+    uint32_t *sizes = room + coded, size_max = order_of(s).sign, too_large = 0;
+    if (rice_read(unary, low, room, coded)) return CORRUPT;
+    if (rice_read(unary, low, sizes, num_large)) return CORRUPT;
+    for (int64_t i = 0; i < num_large; i++) too_large |= sizes[i] > size_max - 2;
+    fill_steps(signs, record->num_changed, steps);
+    return too_large ? CORRUPT : grow_steps(record, room, sizes, steps);
 }
 
 /* Each class's gaps end with one that leads over the end. */
@@ -47,20 +60,22 @@ static int read_series(
     const shape_t *s, const record_t *records, const streams_t *in, uint32_t *numbers,
     series_t *series) {
     unary_t unary = unary_of(in->unary, in->unary_bytes);
-    reader_t low = {in->low, in->low_bytes, 0};
     uint32_t *room = numbers;
-    int64_t sign = 0;
-    for (int c = 0; c < s->num_classes; c++) room += records[c].num_coded + records[c].num_changed + 1;
+    int64_t num_changed = 0;
+    for (int c = 0; c < s->num_classes; c++) {
+        room += records[c].num_coded + records[c].num_changed + 1;
+        num_changed += records[c].num_changed;
+    }
+    reader_t low = {in->low, in->low_bytes, 0}, signs = {in->signs, (num_changed + 7) / 8, 0};
     for (int c = 0; c < s->num_classes; c++) {
         const record_t *r = &records[c];
         uint32_t *gaps = numbers, *steps = gaps + r->num_coded + 1, out_of_bounds = 0;
         numbers = steps + r->num_changed;
         if (rice_read(&unary, &low, gaps, r->num_coded)) return CORRUPT;
-        if (read_steps(s, r, in->signs, sign, steps, room, &unary, &low)) return CORRUPT;
+        if (read_steps(s, r, &signs, steps, room, &unary, &low)) return CORRUPT;
         for (int64_t i = 0; i < r->num_coded; i++) out_of_bounds |= gaps[i] >= s->num_elements;
         if (out_of_bounds) return CORRUPT;
         gaps[r->num_coded] = UINT32_MAX;
-        sign += r->num_changed;
         series->ranks[c] = gaps[0];
         series->gaps[c] = gaps + 1;
         series->steps[c] = steps;
@@ -76,8 +91,11 @@ static int read_series(
 INLINE void walk(
     order_t order, const uint8_t *base, uint8_t *out, int64_t place, uint32_t step,
     const int itemsize) {
-    uint32_t rank = ordered(order, load(base, place, itemsize)) + step;
-    store(out, place, from_ordered(order, rank & order.ones), itemsize);
+    uint32_t old = load(base, place, itemsize), down = (0 - (old >> order.top)) & order.turned;
+    uint32_t new = old + ((step ^ down) - down);
+    if (__builtin_expect((old ^ new) & order.sign & order.turned, 0)) /* the sign turns over */
+        new = from_ordered(order, (ordered(order, old) + step) & order.ones);
+    store(out, place, new & order.ones, itemsize);
     __builtin_prefetch(out + (place + AHEAD) * itemsize, 1);
 }
 

@@ -44,7 +44,7 @@ _Static_assert(sizeof(series_t) <= 1024, "callers bring so much");
 /* Read all series, to be walked once. Numbers of the records are already checked: none is negative,
  * those of all classes' coded places add up to at most the elements, the large coded to at most a
  * class's changes; mask and signs are as long as their counts say. `numbers` has room for the coded
- * and twice the changed, and two more a class, and stays until the walk ends. */
+ * and three times the changed, and one more a class, and stays until the walk ends. */
 int penstock_delta_read(
     const shape_t *s, const record_t *records, const streams_t *in, uint32_t *numbers,
     series_t *series) {

@@ -58,7 +58,10 @@ INLINE void put_rank(lists_t *lists, const group_t *group, int c, int place) {
 INLINE uint32_t step_at(
     const shape_t *s, order_t order, int64_t place, const int itemsize) {
     uint32_t from = load(s->base, place, itemsize), to = load(s->target, place, itemsize);
-    return (ordered(order, to) - ordered(order, from)) & order.ones;
+    uint32_t down = (0 - (from >> order.top)) & order.turned, step = ((to - from) ^ down) - down;
+    if (__builtin_expect((from ^ to) & order.sign & order.turned, 0)) /* the sign turns over */
+        step = ordered(order, to) - ordered(order, from);
+    return step & order.ones;
 }
 
 /* The changes of a group of one class, whose ranks are their places. */
@@ -131,7 +134,10 @@ static void part_steps(
     for (int64_t i = 0; i < record->num_changed; i += 32) {
         int own = record->num_changed - i < 32 ? (int)(record->num_changed - i) : 32;
         uint32_t down = 0;
-        for (int j = 0; j < own; j++) down |= (steps[i + j] >> order.top) << j;
+        if (own == 32)
+            for (int j = 0; j < 32; j++) down |= (steps[i + j] >> order.top) << j;
+        else
+            for (int j = 0; j < own; j++) down |= (steps[i + j] >> order.top) << j;
         put(&signs, down, own);
     }
     *to_signs = signs;
@@ -140,26 +146,36 @@ static void part_steps(
     for (int64_t i = record->num_coded - 1; i > 0; i--) ranks[i] -= ranks[i - 1] + 1;
 }
 
+/* Which of up to 64 sizes are large. */
+INLINE uint64_t large_of(const uint32_t *sizes, int64_t count) {
+    uint8_t flags[BLOCK] = {0};
+    if (count >= BLOCK)
+        for (int i = 0; i < BLOCK; i++) flags[i] = sizes[i] >= 2;
+    else
+        for (int i = 0; i < count; i++) flags[i] = sizes[i] >= 2;
+    return pack_flags(flags);
+}
+
 /* The large sizes of a class: their gaps among all, then the sizes, to the strings. */
 static int write_sizes(
     record_t *record, const uint32_t *sizes, uint32_t *room, writer_t *unary, writer_t *low) {
-    int64_t num_large = 0, num_coded = 0, last = -1;
-    for (int64_t i = 0; i < record->num_changed; i++) num_large += sizes[i] >= 2;
-    record->large_inverted = 2 * num_large > record->num_changed;
-    for (int64_t i = 0; i < record->num_changed; i++) {
-        room[num_coded] = (uint32_t)(i - last - 1);
-        int is_coded = (sizes[i] >= 2) != record->large_inverted;
-        num_coded += is_coded;
-        last = is_coded ? i : last;
+    int64_t count = record->num_changed, num_large = 0, num_coded = 0, last = -1;
+    for (int64_t i = 0; i < count; i++) num_large += sizes[i] >= 2;
+    record->large_inverted = 2 * num_large > count;
+    record->num_large_coded = record->large_inverted ? count - num_large : num_large;
+    uint32_t *large = room + record->num_large_coded;
+    uint16_t list[BLOCK];
+    for (int64_t start = 0; start < count; start += BLOCK) {
+        uint64_t own = large_of(sizes + start, count - start);
+        uint64_t coded = record->large_inverted ? ~own & valid_mask(count - start) : own;
+        int num = list_block(own, 0, list);
+        for (int i = 0; i < num; i++) *large++ = sizes[start + list[i]] - 2;
+        num = list_block(coded, 0, list);
+        for (int i = 0; i < num; i++, last = start + list[i - 1])
+            room[num_coded++] = (uint32_t)(start + list[i] - last - 1);
     }
-    record->num_large_coded = num_coded;
     if (rice_write(unary, low, room, num_coded)) return NO_ROOM;
-    num_coded = 0;
-    for (int64_t i = 0; i < record->num_changed; i++) {
-        room[num_coded] = sizes[i] - 2;
-        num_coded += sizes[i] >= 2;
-    }
-    return rice_write(unary, low, room, num_coded);
+    return rice_write(unary, low, room + num_coded, num_large);
 }
 
 INLINE int encode(

@@ -14,9 +14,11 @@
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE uint32_t load(const uint8_t *array, int64_t i, const int itemsize) {
-    uint32_t value = 0;
-    memcpy(&value, array + i * itemsize, (size_t)itemsize);
-    return value;
+    if (itemsize == 1) return array[i];
+    uint16_t half;
+    uint32_t whole;
+    if (itemsize == 2) return memcpy(&half, array + 2 * i, 2), half;
+    return memcpy(&whole, array + 4 * i, 4), whole;
 }
 
 INLINE void store(uint8_t *array, int64_t i, uint32_t value, const int itemsize) {

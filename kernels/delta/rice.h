@@ -47,11 +47,11 @@ INLINE uint32_t cost(const uint32_t *values, int count, int k) {
     return sum;
 }
 
-INLINE int best_param(const uint32_t *values, int count) {
-    uint32_t any = 0, least = UINT32_MAX;
-    for (int i = 0; i < count; i++) any |= values[i];
+/* The lowest k of the least cost; a number takes k + 1 bits or more. */
+INLINE int best_param(const uint32_t *values, int count, uint32_t any) {
+    uint32_t least = UINT32_MAX;
     int best = 0, last = any ? 32 - __builtin_clz(any) : 0;
-    for (int k = 0; k <= last && k <= K_MAX; k++) {
+    for (int k = 0; k <= last && k <= K_MAX && (uint32_t)(count * (k + 1)) < least; k++) {
         uint32_t sum = cost(values, count, k);
         best = sum < least ? k : best;
         least = sum < least ? sum : least;
@@ -59,23 +59,48 @@ INLINE int best_param(const uint32_t *values, int count) {
     return best;
 }
 
+INLINE void put_number(writer_t *unary, writer_t *low, uint32_t value, int k) {
+    uint32_t high = value >> k;
+    int is_whole = high >= ESCAPE;
+    put_unary(unary, is_whole ? ESCAPE : high);
+    put(low, is_whole ? value : value & ((UINT32_C(1) << k) - 1), is_whole ? 32 : k);
+}
+
+#define QUAD_K_MAX 14 /* of four low parts that can be put at once */
+
+/* Four numbers whose high parts are below ESCAPE. */
+INLINE void put_quad(writer_t *unary, writer_t *low, const uint32_t *values, int k) {
+    uint32_t mask = (UINT32_C(1) << k) - 1;
+    uint64_t parts = 0, ones = 0;
+    int ends = -1;
+    for (int i = 3; i >= 0; i--) parts = parts << k | (values[i] & mask);
+    put(low, parts, 4 * k);
+    for (int i = 0; i < 4; i++) {
+        ends += 1 + (int)(values[i] >> k);
+        ones |= UINT64_C(1) << (ends & 63);
+    }
+    if (ends < 56)
+        put(unary, ones, ends + 1);
+    else
+        for (int i = 0; i < 4; i++) put_unary(unary, values[i] >> k);
+}
+
 /* The writers are worked on in copies of our own: a store to their data could change them else. */
 static int rice_write(writer_t *to_unary, writer_t *to_low, const uint32_t *values, int64_t count) {
     writer_t unary = *to_unary, low = *to_low;
     int before = 0;
     for (int64_t start = 0; start < count; start += RICE_BLOCK, values += RICE_BLOCK) {
-        int own = count - start < RICE_BLOCK ? (int)(count - start) : RICE_BLOCK;
+        int own = count - start < RICE_BLOCK ? (int)(count - start) : RICE_BLOCK, i = 0;
         if (unary.room - unary.at < 1024 || low.room - low.at < 1024) return NO_ROOM;
-        int k = own == RICE_BLOCK ? best_param(values, RICE_BLOCK) : best_param(values, own);
+        uint32_t any = 0;
+        for (int j = 0; j < own; j++) any |= values[j];
+        int k = own == RICE_BLOCK ? best_param(values, RICE_BLOCK, any) : best_param(values, own, any);
         int turn = k - before;
         before = k;
         put_unary(&unary, (uint64_t)(turn < 0 ? -2 * turn - 1 : 2 * turn));
-        for (int i = 0; i < own; i++) {
-            uint32_t value = values[i], high = value >> k;
-            int is_whole = high >= ESCAPE;
-            put_unary(&unary, is_whole ? ESCAPE : high);
-            put(&low, is_whole ? value : value & ((UINT32_C(1) << k) - 1), is_whole ? 32 : k);
-        }
+        if (k <= QUAD_K_MAX && any >> k < ESCAPE)
+            for (; i + 4 <= own; i += 4) put_quad(&unary, &low, values + i, k);
+        for (; i < own; i++) put_number(&unary, &low, values[i], k);
     }
     *to_unary = unary;
     *to_low = low;
@@ -104,6 +129,7 @@ INLINE uint64_t load_word(const uint8_t *data, int64_t num_bytes, int64_t at) {
 }
 
 #define UNARY_MAX (RICE_BLOCK + 1)
+#define JOIN_SLACK 512 /* bits that may be read beyond the last low part */
 
 /* Read up to UNARY_MAX numbers; the string may end too early, or leave out a whole word of ones. */
 INLINE int take_unary(unary_t *r, uint32_t *values, int count) {
@@ -138,10 +164,34 @@ INLINE uint64_t take(reader_t *r, int width) {
     return word & ((UINT64_C(1) << width) - 1);
 }
 
+#ifdef __AVX512VBMI__
+#define LOW_LANES 16
+#define LOW_LANES_K_MAX 25 /* of a part that lies in four bytes, wherever it begins */
+
+/* The next 16 numbers of k bits, from bit `at`; reads 64 bytes. */
+INLINE __m512i low_lanes(const uint8_t *data, int64_t at, int k) {
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    __m512i places = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(k));
+    places = _mm512_add_epi32(places, _mm512_set1_epi32((int)(at & 7)));
+    __m512i bytes = _mm512_mullo_epi32(_mm512_srli_epi32(places, 3), _mm512_set1_epi32(0x01010101));
+    bytes = _mm512_add_epi32(bytes, _mm512_set1_epi32(0x03020100));
+    __m512i words = _mm512_permutexvar_epi8(bytes, _mm512_loadu_si512(data + (at >> 3)));
+    words = _mm512_srlv_epi32(words, _mm512_and_si512(places, _mm512_set1_epi32(7)));
+    return _mm512_and_si512(words, _mm512_set1_epi32((1 << k) - 1));
+}
+#endif
+
 /* Join high parts below ESCAPE, at `values`, with low ones of k bits that lie well in bounds. */
 INLINE void join_parts(reader_t *low, uint32_t *values, int count, int k) {
+    int i = 0;
+#ifdef __AVX512VBMI__
+    for (; i + LOW_LANES <= count && k <= LOW_LANES_K_MAX; i += LOW_LANES, low->at += LOW_LANES * k) {
+        __m512i highs = _mm512_sll_epi32(_mm512_loadu_si512(values + i), _mm_cvtsi32_si128(k));
+        _mm512_storeu_si512(values + i, _mm512_or_si512(highs, low_lanes(low->data, low->at, k)));
+    }
+#endif
     uint64_t mask = (UINT64_C(1) << k) - 1;
-    for (int i = 0; i < count; i++, low->at += k) {
+    for (; i < count; i++, low->at += k) {
         uint64_t word;
         memcpy(&word, low->data + (low->at >> 3), 8);
         values[i] = (values[i] << k) + (uint32_t)(word >> (low->at & 7) & mask);
@@ -175,7 +225,7 @@ static int rice_read(unary_t *from_unary, reader_t *low, uint32_t *values, int64
             values[i] = numbers[i + 1];
             highest = values[i] > highest ? values[i] : highest;
         }
-        if (highest < ESCAPE && k + 5 <= 32 && low->at + own * k + 64 <= 8 * low->num_bytes)
+        if (highest < ESCAPE && k + 5 <= 32 && low->at + own * k + JOIN_SLACK <= 8 * low->num_bytes)
             join_parts(low, values, own, (int)k);
         else if (join_any_parts(low, values, own, (int)k))
             return CORRUPT;

@@ -1,8 +1,10 @@
 """Times the codecs in turn, several rounds, and takes medians.
 
 Seconds are processor seconds of this process: other work on the machine does not count, threads
-that a codec starts do. So a speed is that of one core. Between two timings the process must be
-idle: one of the peers returns while its threads still work.
+that a codec starts do. So a speed is that of one core. A timing spans as many times as fill a
+twentieth of a second, so that a fast codec is not timed while the caches are still those of the one
+before. Between two timings the process must be idle: one of the peers returns while its threads
+still work.
 
 The first touch of fresh memory can take longer than any of the codecs, so targets are written into
 memory that was used before, by every codec that can write into given memory (the peers' package
@@ -15,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from statistics import median
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -27,7 +30,9 @@ from penstock.kernels.delta import apply, encode
 NUM_ROUNDS = 5
 _SCALING_BYTES = 1 << 26
 _NUM_THREADS = (1, 2)
+_SPAN_S, _TIMES_MAX = 0.05, 100
 _IDLE_S, _IDLE_SHARE, _IDLE_TRIES = 0.01, 0.2, 200
+_Result = TypeVar("_Result")
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,15 +92,24 @@ def _round(
     way: Contestant, pieces: list[Piece], rooms: list[np.ndarray]
 ) -> tuple[float, float, list[Coded]]:
     """Return the seconds of encoding and decoding, and what was encoded."""
+    encode_s, coded = _timed(lambda: [way.encode(piece) for piece in pieces])
+    decode_s, _ = _timed(
+        lambda: [
+            way.decode(piece, one.body, out)
+            for piece, one, out in zip(pieces, coded, rooms, strict=True)
+        ]
+    )
+    return encode_s, decode_s, coded
+
+
+def _timed(work: Callable[[], _Result]) -> tuple[float, _Result]:
+    """Work for `_SPAN_S` at least; return the mean seconds of one time, and its result."""
     _wait_idle()
     began = time.process_time()
-    coded = [way.encode(piece) for piece in pieces]
-    encoded = time.process_time()
-    _wait_idle()
-    decoding = time.process_time()
-    for piece, one, out in zip(pieces, coded, rooms, strict=True):
-        way.decode(piece, one.body, out)
-    return encoded - began, time.process_time() - decoding, coded
+    result, times = work(), 1
+    while time.process_time() - began < _SPAN_S and times < _TIMES_MAX:
+        result, times = work(), times + 1
+    return (time.process_time() - began) / times, result
 
 
 def _is_exact(
