@@ -122,8 +122,10 @@ static bool launch(struct exec *e, const struct request *rq, char **argv, char *
         cwd[rq->path.len] = 0;
     }
     extern char **environ;
+    char **own = environ;
     environ = env; /* execvpe searches the PATH that the program will see */
     e->leader = spawn(argv, env, cwd, ends);
+    environ = own; /* before the caller frees the other */
     if (e->leader < 0) {
         e->leader = 0;
         return false;
