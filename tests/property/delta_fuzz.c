@@ -80,7 +80,7 @@ static int one_round(void) {
     damage(in.low, low_bytes, (int)draw(4));
     int64_t *places = malloc(8 * (size_t)changed);
     uint8_t *values = malloc((size_t)(changed * itemsize));
-    numbers = malloc(4 * (size_t)count_numbers(&s, records, 2, 2));
+    numbers = malloc(4 * (size_t)count_numbers(&s, records, 3, 1));
     series_t series[2];
     int is_read = penstock_delta_read(&s, records, &in, numbers, &series[0]) == OK;
     series[1] = series[0];
