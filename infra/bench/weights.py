@@ -8,9 +8,17 @@ import msgspec
 import torch
 
 from penstock.infra.weights.bench.contestants import PEER_FORMATS, PEER_HINT, peer_is_there
-from penstock.infra.weights.bench.measure import PairFigures, measure, thread_scaling
+from penstock.infra.weights.bench.measure import PairFigures, measure
 from penstock.infra.weights.bench.pairs import Pair, read_pair, trained_pairs
-from penstock.infra.weights.bench.report import Bar, bars, bars_text, incompressible_bar, table
+from penstock.infra.weights.bench.report import (
+    Bar,
+    bars,
+    bars_text,
+    incompressible_bar,
+    scaling_text,
+    table,
+)
+from penstock.infra.weights.bench.scaling import shard_scaling, thread_scaling
 
 MAIN_PAIR = "3e-06"
 """The learning rate whose figures stand at the top of the result."""
@@ -25,8 +33,9 @@ def bench_weights(base: Path | None = None, target: Path | None = None) -> dict[
 
     Returns:
         `codecs`, `changed_fraction`, `entropy_bound_ratio`, `num_bytes` of the pair (of those that
-        are trained, `MAIN_PAIR`); `pairs`, all of them by label; `threads`, GB/s of the class codec
-        by number of threads; `bars`, each with whether it is met; `missing`, peers to install.
+        are trained, `MAIN_PAIR`); `pairs`, all of them by label; `threads` and `shards`, size and
+        speed of the ladder by their number; `bars`, each with whether it is met; `missing`, peers
+        to install.
 
     Raises:
         ConfigError: two checkpoints without a common tensor.
@@ -41,17 +50,20 @@ def bench_weights(base: Path | None = None, target: Path | None = None) -> dict[
         found += bars(label, figures[label])
         _say(table(label, figures[label]))
     main = MAIN_PAIR if MAIN_PAIR in pairs else next(iter(pairs))
-    threads = thread_scaling(pairs[main])
+    scaling = {
+        "threads": msgspec.to_builtins(thread_scaling(pairs[main])),
+        "shards": msgspec.to_builtins(shard_scaling(pairs[main])),
+    }
     found.append(incompressible_bar())
     missing = {} if peer_is_there() else dict.fromkeys(PEER_FORMATS, PEER_HINT)
-    _say(f"threads: {threads}")
+    _say(scaling_text(scaling))
     _say(bars_text(found))
     for peer, hint in missing.items():
         _say(f"{peer} was not measured: {hint}")
     return msgspec.to_builtins(figures[main]) | {
         "pair": main,
         "pairs": msgspec.to_builtins(figures),
-        "threads": threads,
+        **scaling,
         "bars": [dict(zip(("what", "value", "bar", "met"), bar, strict=True)) for bar in found],
         "missing": missing,
     }

@@ -40,6 +40,8 @@ def test_the_last_line_holds_every_codec(pair, capsys):
     assert codecs["ladder"]["ratio"] >= 0.98 * max(f["ratio"] for f in codecs.values())
     assert 0 < result["changed_fraction"] < 1 and result["entropy_bound_ratio"] > 1
     assert result["threads"].keys() == {"1", "2"}
+    ratios = [result["shards"][number]["ratio"] for number in ("1", "2", "8")]
+    assert ratios == sorted(ratios, reverse=True) and ratios[-1] > 0.9 * ratios[0]
     assert "entropy bound" in output.err and "bit-exact" in output.err
 
 

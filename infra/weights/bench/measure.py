@@ -14,8 +14,6 @@ cannot: what it allocates is let go after each piece, so that the allocator give
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
 from statistics import median
 from typing import TypeVar
 
@@ -25,11 +23,8 @@ import numpy as np
 from penstock.infra.weights.bench.contestants import Coded, Contestant, contestants
 from penstock.infra.weights.bench.entropy import entropy_bound_bytes
 from penstock.infra.weights.bench.pairs import Pair, Piece
-from penstock.kernels.delta import apply, encode
 
 NUM_ROUNDS = 5
-_SCALING_BYTES = 1 << 26
-_NUM_THREADS = (1, 2)
 _SPAN_S, _TIMES_MAX = 0.05, 100
 _IDLE_S, _IDLE_SHARE, _IDLE_TRIES = 0.01, 0.2, 200
 _Result = TypeVar("_Result")
@@ -144,40 +139,3 @@ def _entropy_bound_bytes(pair: Pair) -> float:
         )
         for kind, own in kinds.items()
     )
-
-
-def thread_scaling(pair: Pair) -> dict[str, dict[str, float]]:
-    """Return the ladder's GB/s by wall clock on one thread and on two."""
-    repeats = max(1, _SCALING_BYTES // pair.num_bytes)
-    pieces = pair.extents * repeats
-    payloads = [encode(p.base, p.target, p.kind) for p in pair.extents] * repeats
-    rooms: SimpleQueue[np.ndarray] = SimpleQueue()
-    for _ in _NUM_THREADS:
-        rooms.put(np.ones(max(p.target.nbytes for p in pieces), np.uint8))
-    num_bytes = pair.num_bytes * repeats
-
-    def encode_piece(number: int) -> None:
-        encode(pieces[number].base, pieces[number].target, pieces[number].kind)
-
-    def decode_piece(number: int) -> None:
-        base, room = pieces[number].base, rooms.get()
-        apply(base, payloads[number], room[: base.nbytes].view(base.dtype).reshape(base.shape))
-        rooms.put(room)
-
-    return {
-        str(threads): {
-            "encode_gb_s": num_bytes / _wall_s(encode_piece, len(pieces), threads) / 1e9,
-            "decode_gb_s": num_bytes / _wall_s(decode_piece, len(pieces), threads) / 1e9,
-        }
-        for threads in _NUM_THREADS
-    }
-
-
-def _wall_s(work: Callable[[int], None], count: int, num_threads: int) -> float:
-    seconds: list[float] = []
-    with ThreadPoolExecutor(num_threads) as pool:
-        for _ in range(NUM_ROUNDS):
-            began = time.perf_counter()
-            list(pool.map(work, range(count)))
-            seconds.append(time.perf_counter() - began)
-    return median(seconds)

@@ -1,6 +1,7 @@
 """What was measured, in words, against the bars."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -62,6 +63,16 @@ def bars_text(found: list[Bar]) -> str:
     return "\n".join(
         f"  {'met   ' if met else 'MISSED'} {what}: {value:.3g} (bar {bar})"
         for what, value, bar, met in found
+    )
+
+
+def scaling_text(scaling: dict[str, dict[str, Any]]) -> str:
+    """Return the ladder by number of threads and of shards as text."""
+    return "\n".join(
+        f"  {number:>2} {what}: ratio {one['ratio']:.2f}, encode {one['encode_gb_s']:.2f} GB/s,"
+        f" decode {one['decode_gb_s']:.2f} GB/s by wall clock"
+        for what, cases in scaling.items()
+        for number, one in cases.items()
     )
 
 
