@@ -9,13 +9,13 @@ A token is that of one attempt, so nothing of two attempts is mixed.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import msgspec
 from blake3 import blake3
 
-from penstock.actors.sync_relay.digests import DigestTable
+from penstock.actors.sync_relay.digests import SUM_MODULUS, DigestTable, join_tables
 from penstock.actors.sync_relay.history import delta_folder
 from penstock.actors.sync_relay.objects import Encoded
 from penstock.actors.sync_relay.transfer import Sleep, put_object
@@ -49,6 +49,16 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     """Over all its elements, in the whole snapshot's flat coordinates."""
     error: str = ""
     """Why its shards are not the next version of its tensors."""
+
+
+def join_proofs(parts: Iterable[Proof]) -> Proof:
+    """Make one proof of those of different tensors, with the first error of any."""
+    proofs = list(parts)
+    return Proof(
+        digests=join_tables(proof.digests for proof in proofs),
+        element_sum=sum(proof.element_sum for proof in proofs) % SUM_MODULUS,
+        error=next((proof.error for proof in proofs if proof.error), ""),
+    )
 
 
 def receipts_prefix(version: int, token: int | None = None) -> str:

@@ -13,12 +13,13 @@ from penstock.actors.sync_relay.attempt import (
     Receipt,
     await_keys,
     draft_key,
+    join_proofs,
     proof_key,
     put_note,
     read_note,
     receipts_prefix,
 )
-from penstock.actors.sync_relay.digests import DigestTable, add_to_digest, join_tables
+from penstock.actors.sync_relay.digests import DigestTable, add_to_digest
 from penstock.actors.sync_relay.history import History, check_same, read_committed
 from penstock.actors.sync_relay.image import Table, table_digest
 from penstock.actors.sync_relay.objects import Encoded, Origin
@@ -162,13 +163,16 @@ class Committer:
         await put_note(self._store, key, draft, self._sleep)
         try:
             await self._await(wanted, f"provers of {who}", wait_s)
-            proofs = await bounded(read_note(self._store, name, Proof) for name in wanted)
+            proof = join_proofs(
+                await bounded(read_note(self._store, name, Proof) for name in wanted)
+            )
         finally:
             await self._store.delete(key)
-        if errors := [proof.error for proof in proofs if proof.error]:
-            raise CorruptDataError(f"{who}: {errors[0]}")
+        if proof.error:
+            raise CorruptDataError(f"{who}: {proof.error}")
         change = sum(shard.change for shard in shards)
-        found = add_to_digest("", sum(proof.element_sum for proof in proofs))
-        if found != add_to_digest(origin.base_element_digest, change):
+        if add_to_digest("", proof.element_sum) != add_to_digest(
+            origin.base_element_digest, change
+        ):
             raise CorruptDataError(f"{who}: the ranks' digests do not add up")
-        return join_tables([proof.digests for proof in proofs])
+        return proof.digests

@@ -165,10 +165,9 @@ class Image:
         """Return the root digest over all tensors."""
         return root_digest(self.tensors)
 
-    def element_sum(self, start: int = 0) -> int:
-        """Return the sum over all elements, the first of which is at a flat coordinate."""
-        sums = (run_element_sum(start + at, arena) for at, arena in self._arenas)
-        return sum(sums) % SUM_MODULUS
+    def element_sum(self) -> int:
+        """Return the sum over all elements; `Encoded.change` follows it."""
+        return sum(run_element_sum(start, arena) for start, arena in self._arenas) % SUM_MODULUS
 
     @property
     def num_params(self) -> int:

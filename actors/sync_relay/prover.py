@@ -8,11 +8,14 @@ and what the last shards wrote over: an attempt that comes to nothing is taken b
 
 import asyncio
 
+import numpy as np
+
 from penstock.actors.sync_relay.attempt import (
     Draft,
     Proof,
     await_keys,
     drafts_prefix,
+    join_proofs,
     proof_key,
     put_note,
     read_note,
@@ -28,6 +31,7 @@ from penstock.actors.sync_relay.spans import Span
 from penstock.actors.sync_relay.transfer import Sleep, get_patiently, over_shards
 from penstock.kernels import delta
 from penstock.kernels.delta import Patch
+from penstock.kernels.digest import run_element_sum
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, DeadlineError
 from penstock.messages.weights import Extent, ShardRef
@@ -95,7 +99,14 @@ class Prover:
         self._version, self._shards, self._undo = version, None, []
         await over_shards(lambda ref: self._take(image, ref), [shard.ref for shard in shards])
         self._shards = shards
-        return await self._offload(_proof_of, image, self._span.start)
+        return join_proofs(
+            await asyncio.gather(
+                *(
+                    self._offload(prove_tensor, name, image.tensors[name], start)
+                    for name, start in self._span.starts().items()
+                )
+            )
+        )
 
     async def _base(self, version: int) -> Image:
         """Return the tensors at the version before; zeros before version 0."""
@@ -115,15 +126,27 @@ class Prover:
 
     async def _take(self, image: Image, shard: ShardRef) -> None:
         data = await get_patiently(self._store, shard, self._sleep)
-        await self._offload(self._overwrite, image, self._span.within(shard.extents), data)
-
-    def _overwrite(self, image: Image, runs: list[Extent], data: bytes) -> None:
-        part = image.part(runs)
-        patch = delta.decode(part, data)
-        if self._version:
-            self._undo.append((runs, Patch(patch.flat_indices, part[patch.flat_indices])))
-        image.overwrite(runs, patch)
+        undo = self._undo if self._version else None
+        await self._offload(write_over, image, self._span.within(shard.extents), data, undo)
 
 
-def _proof_of(image: Image, start: int) -> Proof:
-    return Proof(digests=make_table(image.tensors), element_sum=image.element_sum(start))
+def write_over(
+    image: Image, runs: list[Extent], data: bytes, undo: list[tuple[list[Extent], Patch]] | None
+) -> None:
+    """Write a shard over its base; note what was there before, if someone wants to know.
+
+    Raises:
+        CorruptDataError: a shard that was made against another base.
+
+    """
+    part = image.part(runs)
+    patch = delta.decode(part, data)
+    if undo is not None:
+        undo.append((runs, Patch(patch.flat_indices, part[patch.flat_indices])))
+    image.overwrite(runs, patch)
+
+
+def prove_tensor(name: str, array: np.ndarray, start: int) -> Proof:
+    """Digest one tensor, whose first element is at a flat coordinate."""
+    bits = array.view(f"u{array.itemsize}")
+    return Proof(digests=make_table({name: array}), element_sum=run_element_sum(start, bits))

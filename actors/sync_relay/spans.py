@@ -9,7 +9,7 @@
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from penstock.actors.sync_relay.image import SHARD_ELEMENTS_MAX, Table, cut
@@ -31,6 +31,11 @@ class Span(NamedTuple):
     def end(self) -> int:
         """Return the flat coordinate after the last element."""
         return self.start + sum(spec.size for spec in self.table)
+
+    def starts(self) -> dict[str, int]:
+        """Return the flat coordinate of each tensor's first element."""
+        ends = accumulate((spec.size for spec in self.table), initial=self.start)
+        return {spec.name: start for spec, start in zip(self.table, ends, strict=False)}
 
     def holds(self, runs: Sequence[Extent]) -> bool:
         """Tell whether some runs lie in here, all of them."""

@@ -59,7 +59,10 @@ def _headline(figures: dict[str, Any]) -> str:
     return (
         f"as planned: the trainer uploads {figures['trainer_egress_gb_step']:g} GB a step of "
         f"{figures['full_snapshot_gb']:g} GB, and {figures['full_uploads_after_v0']} times the "
-        f"whole after version 0;\nversion 0 reaches half of {figures['replicas']} replicas in "
+        f"whole after version 0;\na version is committed {figures['publish_s']['p50']:.1f} s after "
+        "its weights are ready, by a manifest of at most "
+        f"{figures['manifest_bytes_max']:,} bytes;\n"
+        f"version 0 reaches half of {figures['replicas']} replicas in "
         f"{first['p50']:.0f} s and the last in {first['max']:.0f} s"
     )
 

@@ -15,7 +15,7 @@ from penstock.infra.simulate.relay import SizedKeeper
 from penstock.infra.simulate.replica import SizedReplica
 from penstock.infra.simulate.settings import GB, Scenario
 from penstock.infra.simulate.sized_store import Site, SizedStore
-from penstock.infra.simulate.trainer import SizedTrainer
+from penstock.infra.simulate.trainer import RankedTrainer
 
 SETTLE_S_MAX = 4 * 3600.0
 """For everyone to come to one version."""
@@ -49,7 +49,7 @@ class Simulation:
         scenario = self._scenario
         origin = Site()
         bus = QuietBus(self._server, run_id="simulated", store=SizedStore(origin), name="trainer")
-        self._trainer = SizedTrainer(scenario, origin, bus)
+        self._trainer = RankedTrainer(scenario, origin, bus)
         self._regions = [Region(scenario, r, origin, self._server) for r in scenario.regions]
         tasks = [asyncio.create_task(self._keep(origin))]
         for region in self._regions:
@@ -115,6 +115,9 @@ class Simulation:
             "replicas": sum(len(region.replicas) for region in self._regions),
             "full_uploads_after_v0": sum(n >= scenario.model_bytes for n in uploaded[1:]),
             "trainer_egress_gb_step": round(sum(uploaded[1:]) / scenario.num_steps / GB, 2),
+            "publish_s": _spread(self._trainer.published_s[1:]),
+            "first_publish_s": round(self._trainer.published_s[0], 2),
+            "manifest_bytes_max": self._trainer.manifest_bytes_max,
             "full_snapshot_gb": round(scenario.model_bytes / GB, 1),
             "first_snapshot_s": _spread(first),
             "time_to_version_s": _spread(every),

@@ -1,37 +1,51 @@
-"""The trainer's side: a version a step, each rank its own object."""
+"""The trainer's side: ranks, provers and committer themselves, over arrays that stand for more."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
-from penstock.actors.sync_relay.catalog import NOTHING
-from penstock.actors.sync_relay.head import FencedHead
-from penstock.actors.sync_relay.retention import Piece
-from penstock.actors.sync_relay.transfer import put_manifest, put_object
-from penstock.infra.simulate.settings import GB, GBIT, Scenario
+from penstock.actors.sync_relay.committer import Committer
+from penstock.actors.sync_relay.prover import Prover
+from penstock.actors.sync_relay.ranks import RankPublisher
+from penstock.infra.simulate.settings import GBIT, Scenario
 from penstock.infra.simulate.sized_store import Site, SizedStore
 from penstock.infra.simulate.sizes import Sizes
-from penstock.infra.simulate.versions import make_version
+from penstock.infra.simulate.stand_in import StandIn
 from penstock.infra.simulate.wires import Wire
+from penstock.infra.simulate.work import ProverWork, RankWork
+from penstock.messages import codec
 from penstock.messages.bus import Bus
-from penstock.messages.weights import SnapshotKind
 
 
-class SizedTrainer:
-    """Publishes as the publisher does: objects, manifest, head, event; arrays are left out."""
+class RankedTrainer:
+    """A version a step, shipped by all ranks at once; only arrays and their coding are modeled."""
 
     def __init__(self, scenario: Scenario, origin: Site, bus: Bus) -> None:
         self._scenario = scenario
+        self._origin = origin
         self._bus = bus
-        self._wires = [Wire(scenario.rank_gbit_s * GBIT) for _ in range(scenario.num_ranks)]
-        self._ranks = [SizedStore(origin, (wire,)) for wire in self._wires]
-        self._origin = SizedStore(origin)
-        self._head = FencedHead(self._origin, asyncio.sleep)
+        self._model = StandIn(scenario.num_ranks, scenario.ranks_a_prover, scenario.seed)
         self._sizes = Sizes(
             scenario.model_bytes, scenario.num_ranks, scenario.learning_rate, scenario.seed
         )
+        self._now: list[int] = []
+        """Sizes of the version in hand, by rank."""
+        self._ranks = [self._rank(rank) for rank in range(scenario.num_ranks)]
+        self._provers = [self._prover(number) for number in range(len(self._model.spans))]
+        self._committer = Committer(
+            self._store(),
+            scenario.num_ranks,
+            self._model.table,
+            self._model.spans,
+            offload=_in_place,
+        )
         self.began_s: list[float] = []
         """When each version's weights were ready, by version."""
+        self.published_s: list[float] = []
+        """From then to its event."""
         self.num_bytes: list[int] = []
         """Uploaded for each version."""
+        self.manifest_bytes_max = 0
 
     async def run(self) -> None:
         """Take all steps."""
@@ -42,25 +56,37 @@ class SizedTrainer:
 
     async def publish(self, version: int) -> None:
         """Publish one version; 0 is whole."""
-        self.began_s.append(asyncio.get_running_loop().time())
-        await self._head.hold()
-        kind = SnapshotKind.DELTA if version else SnapshotKind.ANCHOR
-        sizes = self._sizes.delta(version) if version else self._sizes.anchor()
-        base_version = version - 1 if version else NOTHING
-        manifest, objects = make_version(
-            Piece(version, kind, base_version),
-            sizes,
-            full_bytes=self._scenario.model_bytes,
-            fencing_token=self._head.token,
-        )
-        self.num_bytes.append(sum(sizes))
-        parts = zip(self._ranks, objects.items(), strict=True)
-        await asyncio.gather(*(self._upload(rank, key, data) for rank, (key, data) in parts))
-        await put_manifest(self._origin, manifest, asyncio.sleep)
-        await self._head.advance(manifest)
+        now_s = asyncio.get_running_loop().time
+        self.began_s.append(now_s())
+        self._now = self._sizes.delta(version) if version else self._sizes.anchor()
+        self.num_bytes.append(sum(self._now))
+        parts = self._model.step()
+        token = await self._committer.begin()
+        async with asyncio.TaskGroup() as group:
+            for rank, part in zip(self._ranks, parts, strict=True):
+                group.create_task(rank.ship(version, token, [part]))
+            for prover in self._provers:
+                group.create_task(prover.prove(version, token))
+            commit = group.create_task(self._committer.commit(version, optimizer_step=version))
+        manifest = commit.result()
         await self._bus.publish([manifest])
+        self.published_s.append(now_s() - self.began_s[-1])
+        self.manifest_bytes_max = max(self.manifest_bytes_max, len(codec.encode(manifest)))
 
-    async def _upload(self, rank: SizedStore, key: str, data: bytes) -> None:
-        scenario = self._scenario
-        await asyncio.sleep(scenario.model_bytes / scenario.num_ranks / (scenario.encode_gb_s * GB))
-        await put_object(rank, key, data, asyncio.sleep)
+    def _rank(self, rank: int) -> RankPublisher:
+        work = RankWork(self._scenario, lambda: self._now[rank])
+        layout = self._model.layout(rank)
+        return RankPublisher(self._store(), rank, self._model.table, layout, offload=work.offload)
+
+    def _prover(self, number: int) -> Prover:
+        work = ProverWork(self._scenario)
+        return Prover(self._store(), number, self._model.spans[number], offload=work.offload)
+
+    def _store(self) -> SizedStore:
+        """Return the origin over a wire of one's own."""
+        wire = Wire(self._scenario.rank_gbit_s * GBIT)
+        return SizedStore(self._origin, (wire,), round_trip_s=self._scenario.origin_round_trip_s)
+
+
+async def _in_place(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)

@@ -17,7 +17,7 @@ from penstock.messages.errors import CorruptDataError, NotFoundError
 
 NEAR = RegionSettings(name="near", wire_gbit_s=100.0, round_trip_s=0.002)
 FAR = RegionSettings(name="far", wire_gbit_s=25.0, round_trip_s=0.2)
-SMALL = Scenario(num_steps=10, num_replicas=8, num_ranks=8, regions=(NEAR, FAR))
+SMALL = Scenario(num_steps=10, num_replicas=8, num_ranks=8, ranks_a_prover=1, regions=(NEAR, FAR))
 
 
 def with_mishap(**fields) -> Scenario:
@@ -29,6 +29,7 @@ def test_every_replica_gets_every_version_and_the_trainer_uploads_each_once():
     assert (found["versions"], found["replicas"]) == (11, 8)
     assert found["full_uploads_after_v0"] == 0
     assert found["trainer_egress_gb_step"] < found["full_snapshot_gb"] / 50
+    assert 0 < found["manifest_bytes_max"] < 1 << 20
     near, far = found["regions"]["near"], found["regions"]["far"]
     assert near["fetched_of_published"] == far["fetched_of_published"] == pytest.approx(1, abs=0.01)
     assert near["time_to_version_s"]["p50"] < far["time_to_version_s"]["p50"]
