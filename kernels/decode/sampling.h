@@ -1,0 +1,86 @@
+/* Tokens and log-probabilities from logits. */
+#ifndef PENSTOCK_DECODE_SAMPLING_H
+#define PENSTOCK_DECODE_SAMPLING_H
+#include "vectors.h"
+
+/* Sixteen of a row's logits, tempered; past the row's end -inf. */
+static inline v16 tempered(const float *logits, long i, long V, float inverse_temperature) {
+    v16 values = splat(-INFINITY);
+    if (i + 16 <= V) values = *(const v16 *)(logits + i);
+    else memcpy(&values, logits + i, (size_t)(V - i) * sizeof(float));
+    return values * inverse_temperature;
+}
+
+static long best(const float *logits, long V) {
+    long chosen = 0;
+    for (long i = 1; i < V; i++)
+        if (logits[i] > logits[chosen]) chosen = i;
+    return chosen;
+}
+
+/* The first token at which the running mass exceeds the target. */
+static long draw(const float *logits, long V, float factor, float top, double target) {
+    double passed = 0.0;
+    for (long i = 0; i < V; i += 16) {
+        v16 mass = exp_or_zero(tempered(logits, i, V, factor) - top);
+        double block = sum16(mass);
+        if (passed + block <= target) {
+            passed += block;
+            continue;
+        }
+        for (long k = 0; k < 16 && i + k < V; k++) {
+            passed += mass[k];
+            if (mass[k] > 0.0f && passed > target) return i + k;
+        }
+    }
+    long last = V - 1; /* rounding carried the target past the end */
+    while (last > 0 && logits[last] == -INFINITY) last--;
+    return last;
+}
+
+/* The largest tempered logit of a row, and the sum of e^(logit - largest) over it. */
+static __attribute__((noinline)) float row_mass(const float *logits, long V, float factor,
+                                                double *total) {
+    v16 highest = splat(-INFINITY);
+    for (long i = 0; i < V; i += 16) {
+        v16 block = tempered(logits, i, V, factor);
+        highest = select16(block > highest, block, highest);
+    }
+    float top = max16(highest);
+    *total = 0.0;
+    for (long i = 0; i < V; i += 16)
+        *total += sum16(exp_or_zero(tempered(logits, i, V, factor) - top));
+    return top;
+}
+
+static __attribute__((noinline)) float log_probability(float logit, float factor, float top,
+                                                       double total) {
+    return (float)(logit * factor - top - log(total));
+}
+
+/* Draws one token a row; an inverse temperature of 0 takes the best, its log-probability being that
+ * at temperature 1. Uniforms lie in [0, 1). */
+void penstock_sample(const float *logits, int64_t rows, int64_t V, const float *inverse_temperatures,
+                     const float *uniforms, int32_t *tokens, float *logprobs) {
+    for (int64_t r = 0; r < rows; r++, logits += V) {
+        int greedy = inverse_temperatures[r] == 0.0f;
+        float factor = greedy ? 1.0f : inverse_temperatures[r];
+        double total;
+        float top = row_mass(logits, V, factor, &total);
+        long token = greedy ? best(logits, V) : draw(logits, V, factor, top, uniforms[r] * total);
+        tokens[r] = (int32_t)token;
+        logprobs[r] = log_probability(logits[token], factor, top, total);
+    }
+}
+
+/* What `penstock_sample` would have said of given tokens. */
+void penstock_logprobs(const float *logits, int64_t rows, int64_t V, float inverse_temperature,
+                       const int32_t *tokens, float *logprobs) {
+    for (int64_t r = 0; r < rows; r++, logits += V) {
+        double total;
+        float top = row_mass(logits, V, inverse_temperature, &total);
+        logprobs[r] = log_probability(logits[tokens[r]], inverse_temperature, top, total);
+    }
+}
+
+#endif
