@@ -148,20 +148,14 @@ async def _sandbox(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
 
 
 def _pool(config: RunConfig, host: str) -> "Pool":
-    from penstock.envs.microvm.images import Images
+    from penstock.envs.microvm.images import images_of
     from penstock.envs.microvm.pool import Pool
-    from penstock.envs.sandbox import Backend, Capability, open_backend
+    from penstock.envs.sandbox import open_backend
 
-    settings, own = config.pool, config.sandbox.images
+    settings, sandbox = config.pool, config.sandbox
     backend = open_backend(settings.backend, allow_process=settings.allow_process)
-
-    def open_image(layer: Path) -> Backend:
-        return open_backend(settings.backend, layer=layer)
-
-    images = None
-    if Capability.LAYERS in backend.capabilities:
-        folder = Path(own) / host if own else None
-        images = Images(open_image, own=folder, num_max=config.sandbox.images_max)
+    own = Path(sandbox.images) / host if sandbox.images else None
+    images = images_of(backend, own, sandbox.images_max)
     return Pool(backend, size=settings.size, live_max=settings.live_max, images=images)
 
 

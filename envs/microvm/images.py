@@ -16,7 +16,7 @@ from pathlib import Path
 
 from penstock.envs.microvm.assets import digest_file
 from penstock.envs.microvm.layers import DIGEST, SUFFIX, layer_folder, layer_path
-from penstock.envs.sandbox import Backend, ImageAbsent, SandboxError
+from penstock.envs.sandbox import Backend, Capability, ImageAbsent, SandboxError, open_backend
 
 IMAGES_MAX = 8
 """Images that a host has ready, besides the one of its backend: those asked for last."""
@@ -27,8 +27,8 @@ class Images:
 
     Args:
         open_backend: Takes a layer's file.
-        own: The host's own folder of layers, kept below `num_max`; by default machines use those of
-            the shared cache, and nothing is copied.
+        own: The host's own folder of layers, which keeps one more than can be ready; by default
+            machines use those of the shared cache, and nothing is copied.
         shared: The shared folder of layers; by default the cache's.
         num_max: Images that are ready at once.
 
@@ -67,22 +67,19 @@ class Images:
         return self._open_backend(path)
 
     def _find(self, digest: str, ready: Collection[str]) -> Path:
-        source = layer_path(self._shared, digest)
-        if self._own is None:
-            path = source
-        else:
+        source = path = layer_path(self._shared, digest)
+        if self._own is not None:
             path = layer_path(self._own, digest)
-            if not path.is_file():
+            if source.is_file() and not path.is_file():
                 self._copy(source, path, digest)
-            self._trim({*ready, digest})
         if not path.is_file():
             raise ImageAbsent(f"image absent: no {source}")
+        if self._own is not None:
+            self._trim(self._own, {*ready, digest})
         return path
 
     def _copy(self, source: Path, path: Path, digest: str) -> None:
         """Copy a layer, which has its name once it is whole."""
-        if not source.is_file():
-            return
         partial = path.with_name(f"{digest}.{uuid.uuid4().hex}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,12 +94,31 @@ class Images:
         finally:
             partial.unlink(missing_ok=True)
 
-    def _trim(self, kept: Collection[str]) -> None:
+    def _trim(self, own: Path, kept: Collection[str]) -> None:
         """Remove what is not in use, the oldest first, and what a copy that was killed left."""
-        assert self._own is not None
-        files = sorted(self._own.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        files = sorted(own.iterdir(), key=lambda path: path.stat().st_mtime_ns)
         unused = [path for path in files if path.name.removesuffix(SUFFIX) not in kept]
         num_room = max(0, self.num_max - len(kept))
         for path in unused[: max(0, len(unused) - num_room)]:
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def images_of(
+    backend: Backend, own: Path | None = None, num_max: int = IMAGES_MAX
+) -> Images | None:
+    """Return what opens a backend on other images; None where its machines have no layers.
+
+    Args:
+        backend: Opened by its name, with the default options.
+        own: See `Images`; `num_max` too.
+        num_max: As there.
+
+    """
+    if Capability.LAYERS not in backend.capabilities:
+        return None
+
+    def open_image(layer: Path) -> Backend:
+        return open_backend(backend.name, layer=layer)
+
+    return Images(open_image, own=own, num_max=num_max)

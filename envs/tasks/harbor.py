@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.envs.microvm.layers import DIGEST
 from penstock.envs.tasks.difficulty import difficulty, difficulty_label
 from penstock.envs.tasks.source import Candidate
 from penstock.messages.task import Split
@@ -102,6 +103,8 @@ def _task_toml(candidate: Candidate, split: Split) -> str:
     }  # fmt: skip
     if task.egress is not msgspec.UNSET:
         penstock["egress"] = task.egress
+    if task.image is not msgspec.UNSET:
+        penstock["image"] = f"sha256:{task.image}" if DIGEST.fullmatch(task.image) else task.image
     origins = {name: getattr(origin, name) for name in origin.__struct_fields__}
     tables: dict[str, Mapping[str, object]] = {
         "metadata": {

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.envs.egress.rules import EgressRuleError, parse_rules
+from penstock.envs.microvm.layers import pinned
 from penstock.envs.tasks.harbor import (
     EXPECTED_FILE,
     INSTRUCTION_FILE,
@@ -66,6 +67,7 @@ def read_harbor(folder: Path, *, egress_addresses: bool = False) -> Candidate:
         files=start,
         limits=_converted(folder, own.get("limits", {}), Limits, "metadata.penstock.limits"),
         egress=_egress(folder, own, allows_addresses=egress_addresses),
+        image=_image(folder, settings, own),
     )
     hidden = _hidden(folder, task_id, _timeout_s(folder, settings))
     origin = _converted(
@@ -121,6 +123,20 @@ def _egress(
     except EgressRuleError as error:
         raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {error}") from error
     return rules
+
+
+def _image(folder: Path, settings: dict[str, Any], own: dict[str, Any]) -> str | msgspec.UnsetType:
+    """Return the image that Penstock's own field names, else the one that Harbor would pull."""
+    field, image = "metadata.penstock.image", own.get("image")
+    if "image" not in own:
+        field, image = (
+            "environment.docker_image",
+            settings.get("environment", {}).get("docker_image"),
+        )
+    if image is None:
+        return msgspec.UNSET
+    reference: str = _converted(folder, image, str, field)
+    return pinned(reference) if reference else msgspec.UNSET
 
 
 def _timeout_s(folder: Path, settings: dict[str, Any]) -> float:

@@ -8,7 +8,7 @@ from penstock.envs.sandbox import ExecResult, Sandbox, SandboxError
 from penstock.envs.tasks.report import SuiteReport, read_report
 from penstock.envs.tasks.source import Rejection, TaskRejectedError
 from penstock.messages.errors import DeadlineError
-from penstock.messages.task import HiddenTests, Task
+from penstock.messages.task import HiddenTests, Task, image_of
 
 RUN_S_MAX = 60.0
 LEASE_S = 300.0
@@ -60,7 +60,7 @@ class MachineLab:
         self, task: Task, hidden: HiddenTests, changes: Mapping[str, str]
     ) -> SuiteReport:
         """Run the hidden tests on the task's files with some changed, in a fresh machine."""
-        async with self._machine() as machine:
+        async with self._machine(image_of(task)) as machine:
             await machine.write_files(_encoded(dict(task.files) | dict(changes)))
             await machine.write_files(_encoded(hidden.files))
             done = await machine.exec(
@@ -69,9 +69,9 @@ class MachineLab:
         return read_report(done, hidden.expected)
 
     @asynccontextmanager
-    async def _machine(self) -> AsyncIterator[Sandbox]:
+    async def _machine(self, image: str = "") -> AsyncIterator[Sandbox]:
         try:
-            lease = await self._pool.acquire(LEASE_S, timeout_s=WAIT_S)
+            lease = await self._pool.acquire(LEASE_S, timeout_s=WAIT_S, image=image)
             try:
                 yield lease.sandbox
             finally:

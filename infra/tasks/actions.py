@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.actors.runtime.files import write_atomic
 from penstock.envs.ladder.generate import Selection
+from penstock.envs.microvm.images import images_of
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.sandbox import open_backend
 from penstock.envs.tasks.commits import CommitSource
@@ -99,7 +100,8 @@ async def _check(arguments: argparse.Namespace) -> int:
     splits = {one.task.task_id: one.task.split for one in candidates}
     check_no_leak(candidates, splits, SplitBy.FUNCTION)
     problems: dict[str, str] = {}
-    async with Pool(open_backend("uml"), size=1, live_max=2) as pool:
+    backend = open_backend("uml")
+    async with Pool(backend, size=1, live_max=3, images=images_of(backend)) as pool:
         lab = MachineLab(pool)
         for candidate in candidates:
             try:

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from penstock.envs.microvm.assets import vm_cache_dir
-from penstock.envs.microvm.layers import list_layers, load_layer, remove_unnamed
+from penstock.envs.microvm.layers import list_layers, load_layer, pinned, remove_unnamed
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.microvm.recipe.steps import BuildError
 from penstock.envs.sandbox import BackendUnavailable, open_backend
@@ -80,6 +80,15 @@ def test_equal_inputs_are_built_once_and_give_equal_bytes(cache, repository):
     (cache / "images" / "other.json").unlink()
     (gone,) = remove_unnamed(cache)
     assert first.digest in gone.name
+
+
+def test_a_name_is_pinned_where_it_means_something(cache, repository):
+    layer, _ = build(cache, name="org/task:1", folder=repository)
+    assert load_layer("org/task:1", cache)[1] == layer
+    assert pinned("org/task:1", cache) == layer.digest
+    assert pinned(f"other@sha256:{layer.digest}", cache) == layer.digest
+    for unknown in ("absent", "sha256:ab", f"x@y:{layer.digest}", "../../etc/passwd"):
+        assert pinned(unknown, cache) == unknown
 
 
 def test_what_cannot_be_built_or_found_says_why(cache):

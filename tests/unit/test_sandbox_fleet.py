@@ -15,10 +15,11 @@ def fleet_of(num_hosts, num_slots=64, **options):
     return fleet
 
 
-def place(fleet, group_id, num_machines=16, image="", holder="a", now=0.0):
+def place(fleet, group_id, num_machines=16, image="", holder="a", now=0.0, avoid=""):
     return fleet.place(
-        group_id, num_machines=num_machines, image=image, holder=holder, lease_s=60.0, now=now
-    )
+        group_id, num_machines=num_machines, image=image, holder=holder, lease_s=60.0, now=now,
+        avoid=avoid,
+    )  # fmt: skip
 
 
 def test_a_group_that_asks_again_keeps_its_host():
@@ -61,6 +62,22 @@ def test_a_host_that_reports_an_image_is_preferred():
     fleet.report("h9", num_slots=64, num_live=0, images=["i"], now=0.0)
     placement = place(fleet, "g", image="i")
     assert (placement.host, placement.has_image) == ("h9", True)
+
+
+def test_a_host_that_gave_an_image_up_is_no_holder_any_more():
+    fleet = fleet_of(50)
+    fleet.report("h9", num_slots=64, num_live=0, images=["i"], now=0.0)
+    fleet.report("h9", num_slots=64, num_live=0, images=[], now=1.0)
+    assert not place(fleet, "g", image="i").has_image
+
+
+def test_an_image_on_its_way_to_a_host_counts_before_the_host_reports_it():
+    fleet = fleet_of(4, num_slots=640)
+    first = place(fleet, "g", image="i", num_machines=1)
+    fleet.report(first.host, num_slots=640, num_live=0, images=[], now=1.0)
+    place(fleet, "other", num_machines=16, avoid=first.host)
+    again = place(fleet, "g2", image="i", num_machines=1)
+    assert (again.host, again.has_image) == (first.host, True)
 
 
 def test_a_quota_bounds_one_holder_and_no_other():

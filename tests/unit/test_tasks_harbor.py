@@ -73,6 +73,25 @@ def test_an_address_in_an_allow_list_is_the_operators_to_allow(tmp_path):
     assert read_harbor_set(tmp_path, egress_addresses=True) == [written]
 
 
+def test_an_image_travels_with_its_task_by_content(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    (candidate,) = ladder(1)
+    digest = "ab" * 32
+    for number, image in enumerate((digest, "python:3.11-slim")):
+        task = msgspec.structs.replace(candidate.task, image=image)
+        named = msgspec.structs.replace(candidate, task=task)
+        assert read_harbor(write_harbor(named, Split.TRAIN, tmp_path / str(number))) == named
+    settings = written(tmp_path) / "task.toml"
+    plain = settings.read_text()
+    for reference in (f"sha256:{digest}", f"org/mytask:2@sha256:{digest}"):
+        docker_image = f'[environment]\ndocker_image = "{reference}"\n'
+        settings.write_text(plain.replace("[environment]\n", docker_image))
+        assert read_harbor(settings.parent).task.image == digest
+    settings.write_text(plain.replace("[environment]\n", "[environment]\ndocker_image = 3\n"))
+    with pytest.raises(MalformedTaskError, match=r"environment\.docker_image"):
+        read_harbor(settings.parent)
+
+
 def test_hard_texts_survive_toml(tmp_path):
     (candidate,) = ladder(1)
     origin = msgspec.structs.replace(candidate.origin, repository='a"\\b\n\x7f\té')

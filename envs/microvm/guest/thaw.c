@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -28,22 +29,22 @@ static bool set_clock(uint64_t ns) {
     return ns == 0 || clock_settime(CLOCK_REALTIME, &now) == 0;
 }
 
+/* What a thaw writes to stays open, and mapped: after a copy an emulated processor translates all code
+ * anew, and opening and writing a file take more of it than all else. */
+
 /* Two clones of one memory would else draw the same random numbers. */
 static bool add_entropy(struct view bytes) {
+    static int fd = -1;
     struct {
         int bits, size;
         uint8_t data[ENTROPY_BYTES_MAX];
-    } pool = {0};
+    } pool;
     if (bytes.len == 0) return true;
+    if (fd < 0) fd = open("/dev/urandom", O_WRONLY | O_CLOEXEC);
     pool.size = (int)(bytes.len < ENTROPY_BYTES_MAX ? bytes.len : ENTROPY_BYTES_MAX);
     pool.bits = 8 * pool.size;
     memcpy(pool.data, bytes.data, (size_t)pool.size);
-    int fd = open("/dev/urandom", O_WRONLY | O_CLOEXEC);
-    bool ok = fd >= 0 && ioctl(fd, RNDADDENTROPY, &pool) == 0 && ioctl(fd, RNDRESEEDCRNG) == 0;
-    int saved = errno;
-    if (fd >= 0) close(fd);
-    errno = saved;
-    return ok;
+    return fd >= 0 && ioctl(fd, RNDADDENTROPY, &pool) == 0 && ioctl(fd, RNDRESEEDCRNG) == 0;
 }
 
 static bool write_line(const char *path, struct view text) {
@@ -58,19 +59,48 @@ static bool write_line(const char *path, struct view text) {
     return ok;
 }
 
+static bool set_hostname(struct view name) {
+    if (name.len == 0) return true;
+    agent_as_root();
+    bool ok = sethostname((const char *)name.data, name.len) == 0 && write_line("/etc/hostname", name);
+    int saved = errno;
+    agent_as_user();
+    errno = saved;
+    return ok;
+}
+
+/* Returns the file's own bytes, NULL if it cannot be written. */
+static char *map_line(const char *path, struct view text) {
+    agent_as_root();
+    int fd = write_line(path, text) ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    char *bytes = fd < 0 ? MAP_FAILED
+                         : mmap(NULL, text.len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    int saved = errno;
+    if (fd >= 0) close(fd);
+    agent_as_user();
+    errno = saved;
+    return bytes == MAP_FAILED ? NULL : bytes;
+}
+
+static bool set_machine_id(struct view id) {
+    static char *bytes;
+    static uint32_t len;
+    if (id.len == 0) return true;
+    if (id.len != len) {
+        if (bytes != NULL) munmap(bytes, len);
+        bytes = map_line("/etc/machine-id", id);
+        len = bytes == NULL ? 0 : id.len;
+    }
+    if (bytes != NULL) memcpy(bytes, id.data, len);
+    return bytes != NULL;
+}
+
 static bool set_names(struct view hostname, struct view machine_id) {
     if (hostname.len > NAME_BYTES_MAX || machine_id.len > NAME_BYTES_MAX) {
         errno = ENAMETOOLONG;
         return false;
     }
-    agent_as_root();
-    bool ok = hostname.len == 0 || (sethostname((const char *)hostname.data, hostname.len) == 0 &&
-                                    write_line("/etc/hostname", hostname));
-    ok = ok && (machine_id.len == 0 || write_line("/etc/machine-id", machine_id));
-    int saved = errno;
-    agent_as_user();
-    errno = saved;
-    return ok;
+    return set_hostname(hostname) && set_machine_id(machine_id);
 }
 
 void thaw(const struct request *rq) {

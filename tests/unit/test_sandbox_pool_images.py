@@ -1,0 +1,165 @@
+"""One pool, several images: who asks gets its own, within the bounds of all machines together."""
+
+import asyncio
+import hashlib
+
+import pytest
+
+from penstock.envs.microvm.images import Images
+from penstock.envs.microvm.layers import layer_path
+from penstock.envs.microvm.pool import Pool
+from penstock.envs.sandbox import ImageAbsent, SandboxDied
+from penstock.messages.errors import DeadlineError
+from penstock.messages.rollout import SandboxRecord
+
+
+class PlainMachine:
+    def __init__(self, image):
+        self.info = SandboxRecord(
+            backend="plain", isolation_class="none", kernel_digest="", image_digest=image
+        )
+        self.alive = True
+
+    async def close(self):
+        self.alive = False
+
+
+class PlainBackend:
+    """Boots at once, or never."""
+
+    name = "plain"
+    isolation_class = "none"
+    capabilities = frozenset()
+
+    def __init__(self, image="base"):
+        self.image = image
+        self.is_broken = False
+        self.machines = []
+
+    async def start(self, *, cpu=None, timeout_s=10.0):
+        await asyncio.sleep(0)
+        if self.is_broken:
+            raise SandboxDied("no boot today")
+        self.machines.append(PlainMachine(self.image))
+        return self.machines[-1]
+
+    @property
+    def num_live(self):
+        return sum(machine.alive for machine in self.machines)
+
+
+class Shop:
+    """Layers in a shared folder, a host's own folder, and the backends that were opened."""
+
+    def __init__(self, tmp_path, **options):
+        self.shared, self.own = tmp_path / "shared", tmp_path / "own"
+        self.shared.mkdir()
+        self.base = PlainBackend()
+        self.opened = {}
+        self.images = Images(self.open, own=self.own, shared=self.shared, **options)
+
+    def add(self, text):
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        layer_path(self.shared, digest).write_text(text)
+        return digest
+
+    def open(self, path):
+        self.opened[path.stem] = PlainBackend(path.stem)
+        return self.opened[path.stem]
+
+    def pool(self, **options):
+        return Pool(self.base, images=self.images, **{"size": 0, "live_max": 4} | options)
+
+
+async def until(condition):
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_who_asks_for_an_image_gets_a_machine_of_it(tmp_path):
+    shop = Shop(tmp_path)
+    one, two = shop.add("one"), shop.add("two")
+    async with shop.pool() as pool:
+        asked = [pool.acquire(60.0, image=image) for image in ("", one, two, one)]
+        leases = await asyncio.gather(*asked)
+        assert [x.sandbox.info.image_digest for x in leases] == ["base", one, two, one]
+        assert set(pool.ready_images()) == {one, two}
+        assert layer_path(shop.own, one).read_text() == "one"
+
+
+async def test_one_machine_of_an_image_stands_by_after_it_was_asked_for(tmp_path):
+    shop = Shop(tmp_path)
+    one = shop.add("one")
+    async with shop.pool(size=1) as pool:
+        await pool.acquire(60.0, image=one)
+        await until(lambda: pool.counters().idle == 2)
+        assert (shop.base.num_live, shop.opened[one].num_live) == (1, 2)
+
+
+async def test_idle_machines_of_one_image_make_room_for_another(tmp_path):
+    shop = Shop(tmp_path)
+    one = shop.add("one")
+    async with shop.pool(size=2, live_max=2) as pool:
+        await until(lambda: pool.counters().idle == 2)
+        leases = [await pool.acquire(60.0, image=one) for _ in range(2)]
+        assert [x.sandbox.info.image_digest for x in leases] == [one, one]
+        assert (shop.base.num_live, pool.counters().live) == (0, 2)
+        with pytest.raises(DeadlineError):
+            await pool.acquire(60.0, timeout_s=0.01)
+        await pool.release(leases[0].lease_id)
+        assert (await pool.acquire(60.0)).sandbox.info.image_digest == "base"
+
+
+async def test_an_image_that_is_not_there_is_said_to_be_absent(tmp_path):
+    shop = Shop(tmp_path)
+    false = shop.add("one")
+    layer_path(shop.shared, false).write_text("something else")
+    async with shop.pool() as pool:
+        for image in ("0" * 64, "python:3.11-slim", "../../etc/passwd", false):
+            with pytest.raises(ImageAbsent, match="image absent"):
+                await pool.acquire(60.0, image=image)
+        assert pool.ready_images() == []
+        assert await pool.acquire(60.0)
+    assert list(shop.own.iterdir()) == []
+    async with Pool(PlainBackend(), size=0, live_max=1) as pool:
+        with pytest.raises(ImageAbsent, match="this host has one image"):
+            await pool.acquire(60.0, image=false)
+
+
+async def test_the_image_not_asked_for_for_longest_makes_way(tmp_path):
+    shop = Shop(tmp_path, num_max=2)
+    one, two, three = (shop.add(text) for text in ("one", "two", "three"))
+    async with shop.pool(live_max=9) as pool:
+        for image in (one, two, one, three):
+            lease = await pool.acquire(60.0, image=image)
+            await pool.release(lease.lease_id)
+            await until(lambda: not any(stock.in_use for stock in pool._stocks))
+        assert pool.ready_images() == [one, three]
+        await until(lambda: shop.opened[two].num_live == 0)
+        await pool.acquire(60.0, image=shop.add("four"))
+        assert not layer_path(shop.own, two).exists()
+
+
+async def test_a_broken_image_holds_up_no_other(tmp_path):
+    shop = Shop(tmp_path)
+    one = shop.add("one")
+    async with shop.pool() as pool:
+        await pool.acquire(60.0, image=one)
+        await until(lambda: pool.counters().idle == 1)
+        shop.opened[one].is_broken = True
+        await pool.acquire(60.0, image=one)
+        with pytest.raises(SandboxDied, match="no boot today"):
+            await pool.acquire(60.0, image=one)
+        assert await pool.acquire(60.0, timeout_s=1.0)
+
+
+async def test_what_a_killed_host_left_is_removed(tmp_path):
+    shop = Shop(tmp_path, num_max=1)
+    one = shop.add("one")
+    shop.own.mkdir()
+    for name in (f"{'0' * 64}.erofs", f"{one}.partial"):
+        (shop.own / name).write_text("left")
+    async with shop.pool() as pool:
+        await pool.acquire(60.0, image=one)
+    assert [path.stem for path in shop.own.iterdir()] == [one]
