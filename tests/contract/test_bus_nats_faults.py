@@ -7,7 +7,7 @@ import random
 import signal
 
 import pytest
-from tests.contract.check_bus import saved, step, task
+from tests.contract.bus_world import saved, step, task
 from tests.contract.test_bus_nats import NatsWorld
 
 from penstock.infra.bus import puller

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.contract.check_bus import step, task
+from tests.contract.bus_world import step, task
 from tests.contract.test_bus_nats import NatsWorld
 
 from penstock.actors.runtime.actor import Actor
