@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 
 from penstock.actors.trainer.advantages import trunk_advantage
 from penstock.messages.reward import Outcome, Verdict
-from penstock.messages.rollout import EpisodeEnd, RolloutFinished, Trunk, TurnSampled, VersionSpan
+from penstock.messages.rollout import (
+    EpisodeEnd,
+    RolloutFinished,
+    SandboxRecord,
+    Trunk,
+    TurnSampled,
+    VersionSpan,
+)
 from penstock.messages.training import TrunkCredit
 
 _ENDS_MASKED = {
@@ -59,6 +66,8 @@ class Group:
     group_size: int = 0
     """0 until a rollout is finished."""
     task_id: str = ""
+    machine: tuple[str, str, str] | None = None
+    """Backend, kernel and image of the first rollout's machine: all of a group have the same."""
     attempts: dict[str, Attempt] = field(default_factory=dict)
 
     def add_turn(self, event: TurnSampled) -> None:
@@ -66,7 +75,10 @@ class Group:
         self._attempt(event.rollout_id).turns[event.turn_index] = event.turn.version_spans
 
     def add_rollout(self, event: RolloutFinished, fault: str) -> None:
-        """Note a finished rollout; one with a fault cannot be trained, and counts as masked."""
+        """Note a finished rollout; one with a fault cannot be trained, and counts as masked.
+
+        So does one whose machine is unlike the others': its reward compares with none of theirs.
+        """
         self.group_index, self.group_size = event.group_index, event.group_size
         self.task_id = event.task_id
         attempt = self._attempt(event.rollout_id)
@@ -74,8 +86,16 @@ class Group:
         attempt.trunk = event.trunk
         for index, turn in enumerate(event.own_turns):
             attempt.turns[event.num_trunk_turns + index] = turn.version_spans
-        masked = Outcome.INFRASTRUCTURE_ERROR if fault else _ENDS_MASKED.get(event.end)
+        is_faulty = bool(fault) or not self._is_alike(event.sandbox)
+        masked = Outcome.INFRASTRUCTURE_ERROR if is_faulty else _ENDS_MASKED.get(event.end)
         attempt.outcome = masked or attempt.outcome
+
+    def _is_alike(self, sandbox: SandboxRecord | None) -> bool:
+        if sandbox is None:
+            return True
+        machine = (sandbox.backend, sandbox.kernel_digest, sandbox.image_digest)
+        self.machine = self.machine or machine
+        return machine == self.machine
 
     def add_verdict(self, event: Verdict) -> None:
         """Note a verdict; the first one counts, and an outcome without a judge stands."""

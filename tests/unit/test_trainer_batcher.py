@@ -12,6 +12,7 @@ from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import (
     EpisodeEnd,
     RolloutFinished,
+    SandboxRecord,
     StopReason,
     Turn,
     TurnSampled,
@@ -33,6 +34,12 @@ def turn(version, num_tokens=3):
     )
 
 
+def machine(image):
+    return SandboxRecord(
+        backend="uml", isolation_class="user_mode_kernel", kernel_digest="k", image_digest=image
+    )
+
+
 class Feed:
     """Feeds a batcher group by group."""
 
@@ -49,7 +56,9 @@ class Feed:
         )
         self.batcher.add_turn(event)
 
-    def finish(self, index, rewards=(1.0, 0.0), version=0, purpose=Purpose.TRAIN, end=None):
+    def finish(
+        self, index, rewards=(1.0, 0.0), version=0, purpose=Purpose.TRAIN, end=None, images=()
+    ):
         for member, reward in enumerate(rewards):
             self.batcher.add_rollout(
                 RolloutFinished(
@@ -64,6 +73,7 @@ class Feed:
                     end=end or EpisodeEnd.FINISHED,
                     turns=[turn(version)],
                     files={},
+                    sandbox=machine(images[member]) if images else None,
                 )
             )
             if end is None:
@@ -110,6 +120,16 @@ def test_the_example_of_the_docstring():
     assert feed.batcher.waits_for == "group g0, due in step 2 or soon"
     feed.finish(0)
     assert feed.trained(2) == [0, 3]
+
+
+def test_a_rollout_on_another_image_than_its_groups_is_masked():
+    feed = Feed(filter_zero_variance=False)
+    feed.finish(0, rewards=(1.0, 0.0, 1.0), images=("a", "b", "a"))
+    feed.finish(1, rewards=(1.0, 0.0), images=("b", "b"))
+    manifest = feed.step(1)
+    outcomes = [[sample.outcome for sample in group.samples] for group in manifest.groups]
+    assert outcomes[0] == [Outcome.SOLVED, Outcome.INFRASTRUCTURE_ERROR, Outcome.SOLVED]
+    assert Outcome.INFRASTRUCTURE_ERROR not in outcomes[1]
 
 
 def test_dropping_does_not_wait_and_accounts_for_the_late_group():
