@@ -18,6 +18,7 @@ from penstock.actors.pacer.config import PacerConfig
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.sandbox.config import SandboxHostConfig
+from penstock.actors.sync_relay.config import WeightsConfig, publisher_ranks
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.sandbox import Capability, backend_class, backends
@@ -87,6 +88,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     run: RunSection = RunSection()
     bus: BusSection = BusSection()
     store: StoreSection = StoreSection()
+    weights: WeightsConfig = WeightsConfig()
     prepare: PrepareConfig = PrepareConfig()
     policy: PolicyConfig = PolicyConfig()
     generator: GeneratorConfig = GeneratorConfig()
@@ -218,6 +220,8 @@ def _derive(data: dict[str, Any]) -> None:
     data.setdefault("prepare", {}).setdefault("harness", harness)
     places = data.get("rollout_worker", {}).get("places_groups", False)
     data.setdefault("judge", {}).setdefault("places_machines", places)
+    for rank in publisher_ranks(data.get("weights", {})):
+        data["processes"].setdefault(f"publisher-{rank}", [f"publisher:{rank}"])
     pool = data.get("pool", {})
     backend = pool.get("backend", "")
     if backend in backends and (backend != "process" or pool.get("allow_process") is True):

@@ -27,6 +27,7 @@ from penstock.messages.task import Purpose
 if TYPE_CHECKING:
     from penstock.actors.generator.torch_engine import TorchEngine
     from penstock.actors.policy.tokenizer import Tokenizer
+    from penstock.actors.runtime.snapshots import SnapshotPublisher
     from penstock.envs.microvm.pool import Pool
 
 
@@ -73,13 +74,35 @@ async def build_actors(spec: str, assembly: Assembly) -> list[tuple[str, Actor]]
 
 
 async def _trainer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
-    from penstock.actors.sync_relay.publisher import Publisher
     from penstock.actors.trainer.actor import Trainer
 
     config = assembly.config
-    publisher = Publisher(assembly.store)
-    trainer = Trainer(config.trainer, config.policy, publisher, seed=config.run.seed)
+    trainer = Trainer(config.trainer, config.policy, _publisher(assembly), seed=config.run.seed)
     return [("trainer", trainer)]
+
+
+def _publisher(assembly: Assembly) -> "SnapshotPublisher":
+    """Return what ships the trainer's versions: the trainer's own process, or several ranks."""
+    from penstock.actors.sync_relay.publisher import Publisher
+    from penstock.actors.sync_relay.ranked_publisher import RankedPublisher
+
+    num_ranks = assembly.config.weights.num_publisher_ranks
+    if num_ranks == 1:
+        return Publisher(assembly.store)
+    return RankedPublisher(
+        assembly.store, num_ranks, assembly.run.handover, assembly.bus.stream_request
+    )
+
+
+async def _publisher_rank(assembly: Assembly, rank: str) -> list[tuple[str, Actor]]:
+    from penstock.actors.sync_relay.publisher_rank import PublisherRank
+
+    num_ranks = assembly.config.weights.num_publisher_ranks
+    if rank not in map(str, range(num_ranks)) or num_ranks == 1:
+        text = f"expected a rank of weights.num_publisher_ranks = {num_ranks}, if above 1"
+        raise ConfigError(f"role publisher:{rank}: {text}")
+    actor = PublisherRank(int(rank), num_ranks, assembly.run.handover)
+    return [(f"publisher-{rank}", actor)]
 
 
 async def _generator(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
@@ -215,6 +238,7 @@ def _plain(module: str, name: str, section: str) -> Build:
 
 ROLES: dict[str, Build] = {
     "trainer": _trainer,
+    "publisher": _publisher_rank,
     "generator": _generator,
     "relay": _relay,
     "keeper": _keeper,
@@ -231,5 +255,5 @@ ROLES: dict[str, Build] = {
     "monitor": _monitor,
 }
 REGIONAL = frozenset({"generator", "relay"})
-NAMED = frozenset({"sandbox"})
+NAMED = frozenset({"sandbox", "publisher"})
 """Roles that may be there several times: what follows the colon is a name, and no region's."""

@@ -7,6 +7,7 @@ runs/<run_id>/
   events/       nats-server's own store        report.html   the live page, frozen
   objects/      claim checks: weights, checkpoints, tasks, tokenizer
   regions/<r>/  each region's weights          logs/<process>.log
+  handover      the newest weights, for publishing ranks
   machines/<h>/ each host's saved machines, until the run is complete
 ```
 """
@@ -72,6 +73,7 @@ class RunDir:
         self.objects = path / "objects"
         self.regions = path / "regions"
         self.machines = path / "machines"
+        self.handover = path / "handover"
         self.logs = path / "logs"
         self.summary = path / "summary.json"
         self.report = path / "report.html"

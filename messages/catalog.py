@@ -55,6 +55,7 @@ from penstock.messages.training import (
 )
 from penstock.messages.weights import (
     ReadTiles,
+    ShipWeights,
     TileRead,
     WeightsApplied,
     WeightsPublished,
@@ -75,7 +76,7 @@ REQUESTS = (
     Generate, TokensSampled, AbortGeneration, RemoteError, Ack,
     AcquireSandbox, SandboxLeased, ExecCommand, CommandFinished, ReadFile, FileRead,
     WriteFiles, ListFiles, FilesListed, ReleaseSandbox, ReadMonitor, MonitorSnapshot,
-    ReadTiles, TileRead, PlaceGroup, GroupPlaced, ReleaseGroup, ReportHost,
+    ReadTiles, TileRead, ShipWeights, PlaceGroup, GroupPlaced, ReleaseGroup, ReportHost,
     SaveSandbox, SandboxSaved, AcquireGroup, GroupLeased, RenewGroups, GroupsRenewed,
     AllowEgress, ReadEgress, EgressRead,
 )  # fmt: skip

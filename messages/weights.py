@@ -131,3 +131,17 @@ class TileRead(Message, frozen=True, kw_only=True):
     tile: TileRef
     data: bytes
     """The elements, little-endian."""
+
+
+class ShipWeights(Message, frozen=True, kw_only=True):
+    """Trainer -> one publishing rank: upload your part of what was handed over, then prove it.
+
+    Answered by `Ack` every second, until it is done.
+    """
+
+    policy_version: int
+    fencing_token: int
+    attempt: str
+    """Unlike any other; asked again under it, a rank does nothing twice."""
+    tensor_table: bytes
+    """Names, dtypes and shapes of the whole snapshot."""

@@ -1,0 +1,61 @@
+"""How the trainer's process hands a snapshot to its publishing ranks: a file that all of them map.
+
+```
+ trainer ── write ──▶ [ a a a b b | c c c c ] ◀── map ── rank 0, rank 1, ...
+                        by dtype and name, as flat coordinates run
+```
+It is written anew for every version, after all ranks have shipped the one before; what it holds is
+not needed after a restart.
+"""
+
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from penstock.actors.runtime.snapshots import Snapshot
+from penstock.actors.sync_relay.image import Table
+from penstock.actors.sync_relay.spans import Layout
+from penstock.messages.weights import Extent
+
+
+class Handover:
+    """One snapshot's room."""
+
+    def __init__(self, path: Path, table: Table) -> None:
+        """Lay out; nothing is read or written."""
+        self._path = path
+        self._table = table
+        self._elements = [*accumulate((spec.size for spec in table), initial=0)]
+        self._bytes = [*accumulate((spec.num_bytes for spec in table), initial=0)]
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Write all tensors; the file's pages are used again from version to version."""
+        mode = "r+" if self._has_its_size() else "w+"
+        room = np.memmap(self._path, np.uint8, mode, shape=(max(1, self._bytes[-1]),))
+        for spec, begin in zip(self._table, self._bytes, strict=False):
+            flat = np.ascontiguousarray(snapshot[spec.name]).reshape(-1).view(np.uint8)
+            room[begin : begin + spec.num_bytes] = flat
+
+    def read(self, layout: Layout) -> list[np.ndarray]:
+        """Return the bit patterns of a rank's shards, [N] each; they stay in the file.
+
+        Raises:
+            OSError: no such file.
+            ValueError: a file of another size.
+
+        """
+        room = np.memmap(self._path, np.uint8, "r")
+        if room.size != max(1, self._bytes[-1]):
+            raise ValueError(f"{self._path}: expected {self._bytes[-1]} bytes, got {room.size}")
+        return [np.concatenate([self._run(room, run) for run in runs]) for runs in layout]
+
+    def _has_its_size(self) -> bool:
+        return self._path.exists() and self._path.stat().st_size == max(1, self._bytes[-1])
+
+    def _run(self, room: np.ndarray, run: Extent) -> np.ndarray:
+        """Return a run; it may reach over tensors of one dtype."""
+        row = np.searchsorted(self._elements, run.start, side="right") - 1
+        itemsize = np.dtype(self._table[row].dtype).itemsize
+        begin = self._bytes[row] + (run.start - self._elements[row]) * itemsize
+        return room[begin : begin + run.num_elements * itemsize].view(f"u{itemsize}")

@@ -1,0 +1,167 @@
+"""Publishing ranks as a run has them: actors that a trainer's publisher asks."""
+
+import asyncio
+
+import msgspec
+import numpy as np
+import pytest
+from tests.e2e.launched import TINY
+from tests.sim.sync.rank_process import weights
+from tests.sim.sync.world import FakeContext
+
+from penstock.actors.sync_relay import publisher_rank, ranked_publisher
+from penstock.actors.sync_relay.config import WeightsConfig
+from penstock.actors.sync_relay.handover import Handover
+from penstock.actors.sync_relay.history import read_back
+from penstock.actors.sync_relay.image import Image, tensor_table
+from penstock.actors.sync_relay.publisher import Publisher
+from penstock.actors.sync_relay.publisher_rank import PublisherRank
+from penstock.actors.sync_relay.ranked_publisher import RankedPublisher
+from penstock.actors.sync_relay.spans import cut_spans, share_out
+from penstock.infra.config import parse_config, read_toml
+from penstock.infra.stores.memory import MemoryStore
+from penstock.kernels.digest import root_digest
+from penstock.messages.errors import ConfigError, DeadlineError, NotFoundError, RemoteCallError
+from penstock.messages.generation import Ack, RemoteError
+from penstock.messages.weights import ShipWeights
+
+NUM_RANKS = 2
+
+
+class Ranks:
+    """The actors, behind what stands for the bus."""
+
+    def __init__(self, store, folder):
+        self.folder = folder
+        self.store = store
+        self.actors = {}
+        self.num_asked = 0
+        self.num_deaf = 0
+
+    async def start(self, rank):
+        actor = PublisherRank(rank, NUM_RANKS, self.folder / "handover")
+        await actor.start(FakeContext(self.store))
+        self.actors |= actor.services()
+
+    async def ask(self, service, message, *, idle_s):
+        self.num_asked += 1
+        if self.num_deaf:
+            self.num_deaf -= 1
+            raise DeadlineError(f"{service}: no reply")
+        async for reply in self.actors[service](message):
+            if isinstance(reply, RemoteError):
+                raise RemoteCallError(reply.kind, reply.error)
+            yield reply
+
+
+@pytest.fixture
+async def ranks(tmp_path):
+    made = Ranks(MemoryStore(), tmp_path)
+    for rank in range(NUM_RANKS):
+        await made.start(rank)
+    return made
+
+
+def publisher(ranks):
+    return RankedPublisher(ranks.store, NUM_RANKS, ranks.folder / "handover", ranks.ask)
+
+
+async def prepare(target, version, tensors=None):
+    tensors = weights(version) if tensors is None else tensors
+    return await target.prepare(version, tensors, optimizer_step=version, config_json="{}")
+
+
+async def test_ranks_publish_the_digests_that_one_process_publishes(ranks):
+    many, one = publisher(ranks), Publisher(MemoryStore())
+    for version in range(4):
+        manifest, plain = await prepare(many, version), await prepare(one, version)
+        assert manifest.target_root_digest == plain.target_root_digest
+        assert manifest.target_element_digest == plain.target_element_digest
+        assert manifest.num_changed == plain.num_changed
+        assert manifest.config_json == plain.config_json
+    assert await prepare(many, 3) == manifest
+    image, _ = await read_back(ranks.store, 3, asyncio.sleep, asyncio.to_thread)
+    assert root_digest(image.tensors) == root_digest(weights(3))
+
+
+async def test_a_rank_that_is_away_is_asked_again_and_a_restarted_one_goes_on(ranks):
+    target = publisher(ranks)
+    await prepare(target, 0)
+    ranks.num_deaf = 3
+    await ranks.start(1)
+    manifest = await prepare(target, 1)
+    assert manifest.target_root_digest == root_digest(weights(1))
+    assert ranks.num_asked == 2 * NUM_RANKS + 3
+
+
+async def test_a_restarted_trainer_publishes_a_version_again_and_the_next(ranks):
+    first = publisher(ranks)
+    for version in range(3):
+        manifest = await prepare(first, version)
+    again = publisher(ranks)
+    assert await prepare(again, 2) == manifest
+    assert (await prepare(again, 3)).fencing_token == 2
+
+
+async def test_a_new_attempt_ends_the_old_one_and_an_old_one_asked_again_does_nothing_twice(
+    ranks, monkeypatch
+):
+    monkeypatch.setattr(publisher_rank, "_BEAT_S", 0.01)
+    serve = ranks.actors["ship.0"]
+    Handover(ranks.folder / "handover", tensor_table(weights(0))).write(weights(0))
+
+    def ship(attempt):
+        table = msgspec.msgpack.encode(tensor_table(weights(0)))
+        return ShipWeights(policy_version=0, fencing_token=1, attempt=attempt, tensor_table=table)
+
+    old = serve(ship("a"))
+    assert [await anext(old), await anext(serve(ship("a")))] == [Ack(), Ack()]
+    new = serve(ship("b"))
+    assert await anext(new) == Ack()
+    with pytest.raises(RemoteCallError, match="a newer attempt took over"):
+        async for reply in old:
+            if isinstance(reply, RemoteError):
+                raise RemoteCallError(reply.kind, reply.error)
+    await ranks.actors["ship.0"].__self__.stop(None)
+
+
+async def test_a_rank_that_fails_ends_the_commit_with_its_words(ranks):
+    target = publisher(ranks)
+    with pytest.raises(NotFoundError, match="weights 4: not committed"):
+        await prepare(target, 5)
+
+
+async def test_a_rank_that_never_answers_is_given_up(ranks, monkeypatch):
+    monkeypatch.setattr(ranked_publisher, "_NUM_ASKS_MAX", 2)
+    ranks.num_deaf = 10**6
+    with pytest.raises(DeadlineError, match=r"ship\.\d: no reply"):
+        await prepare(publisher(ranks), 0)
+
+
+def test_a_handed_over_snapshot_is_read_in_any_layout(tmp_path):
+    tensors = weights(2) | {"odd": np.arange(5, dtype=np.uint8), "void": np.zeros((0, 3), "<u4")}
+    table = tensor_table(tensors)
+    room = Handover(tmp_path / "file", table)
+    room.write(weights(1) | {"odd": tensors["odd"], "void": tensors["void"]})
+    room.write(tensors)
+    image = Image.of(tensors)
+    for layout in share_out(table, 3, cut_spans(table, 2), 50):
+        parts = room.read(layout)
+        for runs, part in zip(layout, parts, strict=True):
+            assert np.array_equal(part, image.part(runs))
+    other = Handover(tmp_path / "file", tensor_table({"a": np.zeros(3, np.uint8)}))
+    with pytest.raises(ValueError, match="expected 3 bytes"):
+        other.read([])
+
+
+def test_a_run_has_a_process_for_each_rank_if_there_are_several():
+    data = read_toml(TINY)
+    assert "publisher-0" not in parse_config(read_toml(TINY), "tiny").processes
+    config = parse_config(data | {"weights": {"num_publisher_ranks": 3}}, "tiny")
+    assert [config.processes[f"publisher-{n}"] for n in range(3)] == [
+        [f"publisher:{n}"] for n in range(3)
+    ]
+    for wrong in (0, 65):
+        with pytest.raises(ConfigError, match=r"num_publisher_ranks: expected 1 to 64"):
+            parse_config(read_toml(TINY) | {"weights": {"num_publisher_ranks": wrong}}, "tiny")
+    assert WeightsConfig().num_publisher_ranks == 1
