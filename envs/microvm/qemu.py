@@ -69,11 +69,8 @@ class QemuTcgBackend:
         self._kept: dict[str, Saved] = {}
         self._prepared: deque[tuple[Saved, QemuMachine]] = deque()
         self._making = asyncio.Lock()
-        files = {
-            "kernel": qemu_folder / self.assets.kernel,
-            "initramfs": qemu_folder / self.assets.initramfs,
-            "image": folder / self._base.image,
-        }
+        files = {kind: qemu_folder / name for kind, name in self.assets.files().items()}
+        files["image"] = folder / self._base.image
         if has_layer := layered(layer, cache, stock=self._base.stock):
             files["layer"] = has_layer
         self._image_digest = image_digest(self._base.image_digest, has_layer)
@@ -83,6 +80,7 @@ class QemuTcgBackend:
         self.machine_digest = digest_bytes(
             *(text.encode() for text in (self.accelerator, MACHINE, str(mem_mib))),
             *(text.encode() for text in (self.assets.kernel_digest, self._image_digest)),
+            self.assets.program_digest.encode(),
         )
 
     def record(self, boot_ms: float) -> SandboxRecord:

@@ -1,4 +1,4 @@
-"""The kernel and the first file system of QEMU machines, in the cache beside the other files."""
+"""QEMU, and what it boots from, in the cache beside the other files."""
 
 import shutil
 from pathlib import Path
@@ -23,6 +23,18 @@ class QemuAssets(msgspec.Struct, frozen=True, kw_only=True):
     initramfs_digest: str
     inputs: str
     """Digest of the package's name, the recipe and the first program's source."""
+    program: str = ""
+    """QEMU, static and small; where it could not be built, Debian's stands in."""
+    program_digest: str = ""
+    program_inputs: str = ""
+    """Digest of its recipe and the compiler."""
+    firmware: str = ""
+    firmware_digest: str = ""
+
+    def files(self) -> dict[str, str]:
+        """Return the names of the files that it has, by what they are."""
+        kinds = ("kernel", "initramfs", "program", "firmware")
+        return {kind: name for kind in kinds if (name := getattr(self, kind))}
 
 
 def load_qemu_assets(cache: Path | None = None) -> tuple[Path, QemuAssets]:
@@ -38,14 +50,14 @@ def load_qemu_assets(cache: Path | None = None) -> tuple[Path, QemuAssets]:
     except (OSError, msgspec.DecodeError) as error:
         words = f"no QEMU kernel in {folder} ({type(error).__name__})"
         raise BackendUnavailable(f"{words}: {HOW_TO_GET}") from None
-    for name in (assets.kernel, assets.initramfs):
+    for name in assets.files().values():
         if not (folder / name).is_file():
             raise BackendUnavailable(f"{folder / name} is missing: {HOW_TO_GET}")
     return folder, assets
 
 
 def find_qemu() -> str:
-    """Return QEMU's path.
+    """Return the path of Debian's QEMU.
 
     Raises:
         BackendUnavailable: It is not installed.

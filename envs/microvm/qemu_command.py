@@ -9,6 +9,12 @@ from penstock.envs.sandbox import BackendUnavailable
 
 MACHINE = "microvm,x-option-roms=off,rtc=on,pit=on,pic=on,acpi=on,isa-serial=off,suppress-vmdesc=on"
 """Devices' state without a description of itself, as it is loaded by the same QEMU."""
+_LIBRARIES = (
+    *("--ro-bind", "/usr", "/usr", "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
+    *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64", "--dev", "/dev"),
+    *("--ro-bind-try", "/etc/alternatives", "/etc/alternatives"),
+)
+"""Of the host, that Debian's QEMU needs; the one built for these machines needs none."""
 
 
 def _tsc_khz() -> int:
@@ -28,11 +34,17 @@ def _disk(name: str) -> list[str]:
     return ["-drive", drive, "-device", f"virtio-blk-device,drive={name}"]
 
 
+def _bind(name: str, path: Path) -> list[str]:
+    seen = "bios-microvm.bin" if name == "firmware" else name  # as QEMU asks for it
+    return ["--ro-bind", str(path), f"/vm/{seen}"]
+
+
 class QemuCommand:
     """Makes the command lines of one kind of machine.
 
     Args:
-        files: `kernel`, `initramfs` and `image`, and `layer` if there is one.
+        files: `kernel`, `initramfs` and `image`; `layer` if there is one; `program` and `firmware`
+            if QEMU was built for these machines, which then sees no other file of the host.
         mem_bytes: The guest's memory.
         accelerator: As QEMU's `-accel` has it.
         devices: Of the host, that the confined process may open.
@@ -57,13 +69,10 @@ class QemuCommand:
             find_bubblewrap(),
             *("--unshare-all", "--die-with-parent", "--new-session"),
             *("--uid", "1000", "--gid", "1000", "--cap-drop", "ALL", "--clearenv"),
-            *("--ro-bind", "/usr", "/usr", "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
-            *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
-            *("--ro-bind-try", "/etc/alternatives", "/etc/alternatives"),
-            *(x for name, path in files.items() for x in ("--ro-bind", str(path), f"/vm/{name}")),
-            *("--proc", "/proc", "--dev", "/dev"),
+            *(part for name, path in files.items() for part in _bind(name, path)),
+            *("--proc", "/proc", *(() if "program" in files else _LIBRARIES)),
             *(part for path in devices for part in ("--dev-bind", path, path)),
-            *("--", find_qemu()),
+            *("--", *(("/vm/program", "-L", "/vm") if "program" in files else (find_qemu(),))),
         ]
 
     def __call__(

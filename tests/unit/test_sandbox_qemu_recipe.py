@@ -7,7 +7,8 @@ import subprocess
 import pytest
 
 from penstock.envs.microvm.recipe.qemu import LZ4_LEGACY, kernel_payload, pack_cpio
-from penstock.envs.microvm.recipe.steps import BuildError
+from penstock.envs.microvm.recipe.qemu_program import build_program
+from penstock.envs.microvm.recipe.steps import BuildError, Steps
 
 
 def image(payload):
@@ -35,3 +36,9 @@ def test_the_first_file_system_unpacks_as_it_was_packed(tmp_path):
     assert (tmp_path / "d" / "f").read_bytes() == b"xxxxx"
     assert (tmp_path / "d" / "f").stat().st_mode & 0o777 == 0o755
     assert (tmp_path / "e").read_bytes() == b""
+
+
+def test_what_a_build_of_qemu_lacks_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match=r"missing programs: .*meson, ninja"):
+        build_program(Steps(tmp_path, print))

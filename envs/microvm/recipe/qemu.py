@@ -1,4 +1,7 @@
-"""Builds what QEMU boots: Debian's cloud kernel, unpacked, and a first file system of drivers."""
+"""Builds what QEMU boots: Debian's cloud kernel, unpacked, and a first file system of drivers.
+
+QEMU itself is built too (`qemu_program.py`); where that fails, Debian's does, with slower starts.
+"""
 
 import re
 import struct
@@ -9,6 +12,7 @@ import msgspec
 
 from penstock.envs.microvm.assets import MANIFEST, digest_bytes, digest_file
 from penstock.envs.microvm.qemu_assets import FOLDER, QemuAssets, load_qemu_assets
+from penstock.envs.microvm.recipe.qemu_program import build_program, program_inputs
 from penstock.envs.microvm.recipe.steps import (
     BuildError,
     Say,
@@ -33,7 +37,7 @@ _DIRECTORY, _PROGRAM, _FILE = 0o40755, 0o100755, 0o100644
 
 
 def build_qemu_assets(cache: Path, say: Say) -> QemuAssets:
-    """Return the current set, building it if the recipe or the package changed.
+    """Return the current set, building what of it the recipe, the package or the source changed.
 
     Raises:
         BuildError: A program is missing, or a step failed; the old set stays in place.
@@ -42,18 +46,73 @@ def build_qemu_assets(cache: Path, say: Say) -> QemuAssets:
     need_programs("apt-get", "apt-cache", "dpkg-deb", "lz4", "gcc", "strip")
     folder = cache / FOLDER
     with build_lock(folder, say), tempfile.TemporaryDirectory(dir=folder) as scratch:
-        package = _package_name()
-        inputs = digest_bytes(
-            package.encode(), Path(__file__).read_bytes(), FIRST_PROGRAM.read_bytes()
-        )
-        try:
-            current = load_qemu_assets(cache)[1]
-        except BackendUnavailable:
-            current = None
-        if current is not None and current.inputs == inputs:
-            say(f"QEMU: kernel {current.kernel_version} is up to date")
-            return current
-        return _build(Steps(Path(scratch), say), folder, package, inputs)
+        old = _current(cache)
+        steps = Steps(Path(scratch), say)
+        parts = _boot_parts(steps, folder, old) | _program_parts(steps, folder, old)
+        assets = msgspec.convert(parts, QemuAssets)
+        if assets == old:
+            say(f"QEMU: kernel {assets.kernel_version} is up to date")
+            return assets
+        return _publish(folder, assets, old)
+
+
+def _current(cache: Path) -> QemuAssets | None:
+    try:
+        return load_qemu_assets(cache)[1]
+    except BackendUnavailable:
+        return None
+
+
+def _fields(assets: QemuAssets, prefixes: tuple[str, ...]) -> dict[str, str]:
+    return {k: v for k, v in msgspec.structs.asdict(assets).items() if k.startswith(prefixes)}
+
+
+def _by_digest(folder: Path, kind: str, path: Path, mode: int) -> dict[str, str]:
+    digest = digest_file(path)
+    name = f"{kind}-{digest[:16]}"
+    install(path, folder / name, mode)
+    return {kind: name, f"{kind}_digest": digest}
+
+
+def _boot_parts(steps: Steps, folder: Path, old: QemuAssets | None) -> dict[str, str]:
+    package = _package_name()
+    inputs = digest_bytes(package.encode(), Path(__file__).read_bytes(), FIRST_PROGRAM.read_bytes())
+    if old is not None and old.inputs == inputs:
+        return _fields(old, ("kernel", "initramfs", "inputs"))
+    steps.run(f"QEMU: downloading {package}", ["apt-get", "download", package], timeout_s=600)
+    archive = next(steps.scratch.glob("linux-image-*.deb"))
+    steps.run("QEMU: unpacking it", ["dpkg-deb", "-x", str(archive), "."], timeout_s=120)
+    parts = _by_digest(folder, "kernel", _unpack_kernel(steps), 0o644)
+    parts |= _by_digest(folder, "initramfs", _pack_initramfs(steps), 0o644)
+    version = package.removeprefix("linux-image-")
+    return {**parts, "kernel_version": version, "inputs": inputs}
+
+
+def _program_parts(steps: Steps, folder: Path, old: QemuAssets | None) -> dict[str, str]:
+    inputs = digest_bytes(*program_inputs())
+    if old is not None and old.program_inputs == inputs:
+        return _fields(old, ("program", "firmware"))
+    try:
+        program, firmware = build_program(steps)
+    except BuildError as error:
+        steps.say(f"QEMU: Debian's program stands in: {error}")
+        return {}  # the next set-up tries again
+    parts = _by_digest(folder, "program", program, 0o755)
+    parts |= _by_digest(folder, "firmware", firmware, 0o644)
+    return {**parts, "program_inputs": inputs}
+
+
+def _publish(folder: Path, assets: QemuAssets, old: QemuAssets | None) -> QemuAssets:
+    fresh = folder / f"{MANIFEST}.new"
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(assets), indent=2))
+    install(fresh, folder / MANIFEST, 0o644)
+    keep = {MANIFEST, "build.lock"}
+    for one in (assets, old or assets):  # runs that started before boot from the old set
+        keep |= set(one.files().values())
+    for path in folder.iterdir():
+        if path.is_file() and path.name not in keep:
+            path.unlink()
+    return assets
 
 
 def _package_name() -> str:
@@ -62,30 +121,6 @@ def _package_name() -> str:
     if found is None:
         raise BuildError(f"{PACKAGE}: apt knows no such package; `apt-get update` may help")
     return found.group(1)
-
-
-def _build(steps: Steps, folder: Path, package: str, inputs: str) -> QemuAssets:
-    steps.run(f"QEMU: downloading {package}", ["apt-get", "download", package], timeout_s=600)
-    archive = next(steps.scratch.glob("linux-image-*.deb"))
-    steps.run("QEMU: unpacking it", ["dpkg-deb", "-x", str(archive), "."], timeout_s=120)
-    kernel = _unpack_kernel(steps)
-    initramfs = _pack_initramfs(steps)
-    named = {"kernel": kernel, "initramfs": initramfs}
-    fields: dict[str, str] = {}
-    for kind, path in named.items():
-        digest = digest_file(path)
-        fields |= {kind: f"{kind}-{digest[:16]}", f"{kind}_digest": digest}
-        install(path, folder / fields[kind], 0o644)
-    version = package.removeprefix("linux-image-")
-    assets = QemuAssets(**fields, kernel_version=version, inputs=inputs)
-    fresh = folder / f"{MANIFEST}.new"
-    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(assets), indent=2))
-    install(fresh, folder / MANIFEST, 0o644)
-    keep = {MANIFEST, "build.lock", assets.kernel, assets.initramfs}
-    for path in folder.iterdir():
-        if path.is_file() and path.name not in keep:
-            path.unlink()
-    return assets
 
 
 def kernel_payload(image: bytes) -> bytes:
