@@ -218,6 +218,8 @@ def _derive(data: dict[str, Any]) -> None:
         data.setdefault("pacer", {}).setdefault(name, value)
     harness = data["pacer"].get("harness", HARNESS_VERSION)
     data.setdefault("prepare", {}).setdefault("harness", harness)
+    addresses = data.get("sandbox", {}).get("egress_addresses", False)
+    data["prepare"].setdefault("egress_addresses", addresses)
     places = data.get("rollout_worker", {}).get("places_groups", False)
     data.setdefault("judge", {}).setdefault("places_machines", places)
     for rank in publisher_ranks(data.get("weights", {})):

@@ -20,6 +20,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.ladder.generate import Selection, draw_repositories
 from penstock.envs.ladder.repository import LIMITS
+from penstock.envs.tasks.harbor_read import MalformedTaskError, read_harbor_set
 from penstock.envs.tasks.ladder import LadderSource
 from penstock.envs.tasks.source import to_task_set
 from penstock.envs.transcripts import Habits
@@ -46,6 +47,11 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     selection: Selection = Selection()
     """Rungs and families of all tasks, trained, held out and demonstrated."""
+    tasks: str = ""
+    """Folder of Harbor tasks (`penstock tasks make`, or others'), in place of the ladder's.
+    Demonstrations are the ladder's all the same."""
+    egress_addresses: bool = False
+    """Whether these tasks' rules may name addresses; as `sandbox.egress_addresses`."""
     num_train_tasks: int = 1024
     num_heldout_tasks: int = 128
     num_demonstrations: int = 8000
@@ -119,6 +125,8 @@ def _until(stopped: threading.Event, items: Iterable[T]) -> Iterator[T]:
 
 
 def _task_objects(config: PrepareConfig, seed: int, stopped: threading.Event) -> dict[str, bytes]:
+    if config.tasks:
+        return _harbor_objects(Path(config.tasks), egress_addresses=config.egress_addresses)
     objects = {}
     for key, split, num in (
         (TRAIN_KEY, Split.TRAIN, config.num_train_tasks),
@@ -129,6 +137,18 @@ def _task_objects(config: PrepareConfig, seed: int, stopped: threading.Event) ->
         drawn = to_task_set(_until(stopped, source.candidates()))
         tasks = [msgspec.structs.replace(task, limits=config.limits) for task in drawn.tasks]
         objects[key] = msgspec.msgpack.encode(msgspec.structs.replace(drawn, tasks=tasks))
+    return objects
+
+
+def _harbor_objects(root: Path, *, egress_addresses: bool) -> dict[str, bytes]:
+    candidates = read_harbor_set(root, egress_addresses=egress_addresses)
+    objects = {}
+    for key, split in ((TRAIN_KEY, Split.TRAIN), (HELDOUT_KEY, Split.HELDOUT)):
+        chosen = [one for one in candidates if one.task.split is split]
+        if not chosen:
+            words = f'[metadata.penstock] split = "{split}" makes one of a task'
+            raise MalformedTaskError(f"{root}: expected tasks of both splits; {words}")
+        objects[key] = msgspec.msgpack.encode(to_task_set(chosen))
     return objects
 
 

@@ -20,8 +20,9 @@ import msgspec
 
 from penstock.envs.microvm.layers import DIGEST
 from penstock.envs.tasks.difficulty import difficulty, difficulty_label
+from penstock.envs.tasks.harbor_foreign import foreign_files, verifier_env
 from penstock.envs.tasks.source import Candidate
-from penstock.messages.task import Split
+from penstock.messages.task import HiddenTests, Split
 
 VERSION = "1.0"
 TASK_FILE, INSTRUCTION_FILE, EXPECTED_FILE = "task.toml", "instruction.md", "penstock.json"
@@ -59,21 +60,29 @@ def folder_name(task_id: str) -> str:
 
 def harbor_files(candidate: Candidate, split: Split) -> dict[str, str]:
     """Return every file of a task's folder by its path in it."""
-    task, hidden = candidate.task, candidate.hidden
+    task = candidate.task
+    files = {
+        TASK_FILE: _task_toml(candidate, split),
+        INSTRUCTION_FILE: task.instruction.rstrip("\n") + "\n",
+        "environment/Dockerfile": _DOCKERFILE,
+    }
+    files |= _below(START_FOLDER, task.files)
+    return files | (foreign_files(candidate.hidden) or _own_files(candidate.hidden))
+
+
+def _own_files(hidden: HiddenTests) -> dict[str, str]:
+    """Return `tests` and `solution` of a task whose results are compared."""
     tests = TestsFile(
         argv=hidden.argv, expected=hidden.expected, sealed_modules=hidden.sealed_modules
     )
     encoded = msgspec.json.format(msgspec.json.encode(tests), indent=1)
     command = " ".join(_quoted(word) for word in hidden.argv)
     files = {
-        TASK_FILE: _task_toml(candidate, split),
-        INSTRUCTION_FILE: task.instruction.rstrip("\n") + "\n",
-        "environment/Dockerfile": _DOCKERFILE,
         "tests/test.sh": _TEST.replace("{command}", command),
         f"tests/{EXPECTED_FILE}": encoded.decode() + "\n",
         "solution/solve.sh": _SOLVE,
     }
-    files |= _below(START_FOLDER, task.files) | _below("tests/files", hidden.files)
+    files |= _below("tests/files", hidden.files)
     return files | _below(SOLUTION_FOLDER, hidden.gold_files)
 
 
@@ -120,6 +129,8 @@ def _task_toml(candidate: Candidate, split: Split) -> str:
         "environment": {"build_timeout_sec": 600.0, "cpus": 1, "memory_mb": 512,
                         "allow_internet": False},
     }  # fmt: skip
+    if foreign_files(candidate.hidden) is not None and verifier_env(candidate.hidden):
+        tables["verifier.env"] = verifier_env(candidate.hidden)
     sections = [
         f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in table.items())
         for name, table in tables.items()

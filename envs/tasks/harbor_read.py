@@ -1,7 +1,6 @@
 """Harbor folders, in: strictly, with the path and the field in every complaint.
 
-A folder that Penstock wrote comes back as it was. Of a foreign one the instruction, the files and
-`tests/` are taken; its `tests/test.sh` then decides by the reward file that it writes.
+A folder that Penstock wrote comes back as it was. For a foreign one see `harbor_foreign.py`.
 """
 
 import tomllib
@@ -20,18 +19,19 @@ from penstock.envs.tasks.harbor import (
     TASK_FILE,
     TestsFile,
 )
+from penstock.envs.tasks.harbor_foreign import (
+    SOLUTION_SCRIPTS,
+    TESTS_FOLDER,
+    start_files,
+    verify_argv,
+)
 from penstock.envs.tasks.source import Candidate, Origin
 from penstock.messages.errors import PenstockError
 from penstock.messages.task import HiddenTests, Limits, Split, Task
 
+ENVIRONMENT = "environment"
 FILES_MAX = 2_000
 FILES_BYTES_MAX = 8 << 20
-REWARD_FILE = "/logs/verifier/reward.txt"
-_FOREIGN_ARGV = [
-    "sh",
-    "-c",
-    "sh tests/test.sh >/dev/null 2>&1; cat /logs/verifier/reward.txt 2>/dev/null || echo 0",
-]
 
 
 class MalformedTaskError(PenstockError, ValueError):
@@ -56,7 +56,6 @@ def read_harbor(folder: Path, *, egress_addresses: bool = False) -> Candidate:
         raise MalformedTaskError(
             f"{folder / INSTRUCTION_FILE}: expected an instruction, it is empty"
         )
-    start = _tree(folder, START_FOLDER) if (folder / START_FOLDER).is_dir() else {}
     own = settings.get("metadata", {}).get("penstock", {})
     task_id = str(own.get("task_id", folder.name))
     task = Task(
@@ -64,12 +63,14 @@ def read_harbor(folder: Path, *, egress_addresses: bool = False) -> Candidate:
         rung=str(own.get("rung", "harbor")),
         split=_converted(folder, own.get("split", "train"), Split, "metadata.penstock.split"),
         instruction=instruction.removesuffix("\n"),
-        files=start,
-        limits=_converted(folder, own.get("limits", {}), Limits, "metadata.penstock.limits"),
+        files=_start(folder),
+        limits=_limits(folder, settings, own),
         egress=_egress(folder, own, allows_addresses=egress_addresses),
         image=_image(folder, settings, own),
     )
-    hidden = _hidden(folder, task_id, _timeout_s(folder, settings))
+    is_foreign = not (folder / "tests" / EXPECTED_FILE).is_file()
+    read_hidden = _foreign_hidden if is_foreign else _hidden
+    hidden = read_hidden(folder, task_id, settings)
     origin = _converted(
         folder,
         own.get("origin", {"source": "harbor", "repository": folder.name, "kind": "harbor"}),
@@ -139,24 +140,47 @@ def _image(folder: Path, settings: dict[str, Any], own: dict[str, Any]) -> str |
     return pinned(reference) if reference else msgspec.UNSET
 
 
-def _timeout_s(folder: Path, settings: dict[str, Any]) -> float:
-    value = settings.get("verifier", {}).get("timeout_sec", 120.0)
+def _limits(folder: Path, settings: dict[str, Any], own: dict[str, Any]) -> Limits:
+    if "limits" in own:
+        return _converted(folder, own["limits"], Limits, "metadata.penstock.limits")
+    return Limits(wall_s_max=_timeout_s(folder, settings, "agent"))
+
+
+def _timeout_s(folder: Path, settings: dict[str, Any], table: str) -> float:
+    value = settings.get(table, {}).get("timeout_sec", 120.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 3600:
-        where = f"{folder / TASK_FILE}: verifier.timeout_sec"
+        where = f"{folder / TASK_FILE}: {table}.timeout_sec"
         raise MalformedTaskError(f"{where}: expected seconds, 0 < x <= 3600, got {value!r}")
     return float(value)
 
 
-def _hidden(folder: Path, task_id: str, timeout_s: float) -> HiddenTests:
+def _start(folder: Path) -> dict[str, str]:
+    if (folder / START_FOLDER).is_dir():
+        return _tree(folder, START_FOLDER)
+    if not (folder / ENVIRONMENT).is_dir():
+        return {}
+    context = _tree(folder, ENVIRONMENT)
+    return start_files(context.pop("Dockerfile", ""), context)
+
+
+def _foreign_hidden(folder: Path, task_id: str, settings: dict[str, Any]) -> HiddenTests:
+    _text(folder, "tests/test.sh")
+    tests = _tree(folder, "tests")
+    solution = _tree(folder, "solution") if (folder / "solution").is_dir() else {}
+    env = settings.get("verifier", {}).get("env", {})
+    return HiddenTests(
+        task_id=task_id,
+        files={TESTS_FOLDER + name: text for name, text in tests.items()},
+        argv=verify_argv(_converted(folder, env, dict[str, str], "verifier.env")),
+        expected=["1"],
+        timeout_s=_timeout_s(folder, settings, "verifier"),
+        gold_files={SOLUTION_SCRIPTS + name: text for name, text in solution.items()},
+    )
+
+
+def _hidden(folder: Path, task_id: str, settings: dict[str, Any]) -> HiddenTests:
     path = f"tests/{EXPECTED_FILE}"
     gold = _tree(folder, SOLUTION_FOLDER) if (folder / SOLUTION_FOLDER).is_dir() else {}
-    if not (folder / path).is_file():
-        _text(folder, "tests/test.sh")
-        files = {f"tests/{name}": text for name, text in _tree(folder, "tests").items()}
-        return HiddenTests(
-            task_id=task_id, files=files, argv=_FOREIGN_ARGV, expected=["1"],
-            timeout_s=timeout_s, gold_files=gold,
-        )  # fmt: skip
     try:
         tests = msgspec.json.decode(_text(folder, path), type=TestsFile)
     except msgspec.DecodeError as error:
@@ -168,7 +192,7 @@ def _hidden(folder: Path, task_id: str, timeout_s: float) -> HiddenTests:
         files=_tree(folder, "tests/files"),
         argv=tests.argv,
         expected=tests.expected,
-        timeout_s=timeout_s,
+        timeout_s=_timeout_s(folder, settings, "verifier"),
         gold_files=gold,
         sealed_modules=tests.sealed_modules,
     )

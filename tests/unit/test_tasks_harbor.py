@@ -7,6 +7,7 @@ import pytest
 from penstock.envs.ladder.generate import Selection
 from penstock.envs.tasks.factory import Yield
 from penstock.envs.tasks.harbor import folder_name, harbor_files, write_harbor
+from penstock.envs.tasks.harbor_foreign import start_files
 from penstock.envs.tasks.harbor_read import (
     MalformedTaskError,
     read_harbor,
@@ -156,7 +157,26 @@ def test_a_foreign_task_is_judged_by_its_reward_file(tmp_path):
     (tmp_path / "t" / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
     candidate = read_harbor(tmp_path / "t")
     assert candidate.task.instruction == "Do it"
-    assert candidate.hidden.expected == ["1"] and "reward.txt" in candidate.hidden.argv[-1]
+    assert candidate.hidden.expected == ["1"]
+    assert list(candidate.hidden.files) == ["/tests/test.sh"]
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "placed"),
+    [
+        ("", {"a.py", "src/b.py", "src/c/d.py"}),
+        ("WORKDIR /app\nCOPY . .\n", {"a.py", "src/b.py", "src/c/d.py"}),
+        ("WORKDIR /app\nCOPY a.py src/b.py x/\n", {"x/a.py", "x/b.py"}),
+        ("WORKDIR /app\nCOPY a.py new.py\ncopy src ./\n", {"new.py", "b.py", "c/d.py"}),
+        ("COPY src /app/lib\nCOPY a.py /etc/\n", {"lib/b.py", "lib/c/d.py"}),
+        ("WORKDIR /srv\nWORKDIR x\nADD ./src/ \\\n  /srv/x/y\n", {"y/b.py", "y/c/d.py"}),
+        ("WORKDIR /app\nCOPY --from=build a.py .\nCOPY absent .\nCOPY 'a.py\n", set()),
+        ("WORKDIR /app\nCOPY a.py ../../../etc/passwd\n", set()),
+    ],
+)
+def test_a_foreign_dockerfile_says_what_an_agent_starts_with(dockerfile, placed):
+    context = {"a.py": "a", "src/b.py": "b", "src/c/d.py": "d"}
+    assert set(start_files(dockerfile, context)) == placed
 
 
 @pytest.mark.parametrize("name", ["../../etc/x", "a/b", "..", "", "a:b c"])

@@ -19,6 +19,10 @@ PACKAGES = (
 )
 ALTERNATIVES = {"awk": "mawk", "which": "which.debianutils"}
 """Links of /usr/bin that the packages' own scripts, which are not run, would make."""
+VERIFIER_FOLDERS = ("tests", "logs")
+"""Where verifiers of Harbor's format lie and write; empty where an agent works."""
+WORK_ALIAS = "app"
+"""What most of those call the working directory."""
 EXT4_BYTES = 512 << 20
 UUID = "00000000-0000-0000-0000-000000000001"
 LEFT_OUT = ("doc", "man", "info", "locale", "lintian", "perl", "perl5", "gitweb", "bug")
@@ -103,8 +107,10 @@ def _customize(steps: Steps, root: Path, agent: Path) -> None:
         timeout_s=900,
     )
     shutil.copy(agent, root / "usr/sbin/penstock-agent")
-    for name in ("tmp", "var/tmp"):
+    for name in ("tmp", "var/tmp", *VERIFIER_FOLDERS):
+        (root / name).mkdir(exist_ok=True)
         (root / name).chmod(0o1777)
+    (root / WORK_ALIAS).symlink_to("work")
 
 
 def _write_erofs(steps: Steps, root: Path, built: Path) -> None:
