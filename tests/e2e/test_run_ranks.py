@@ -13,9 +13,9 @@ RUN_S = 300.0
 @pytest.mark.vm
 @pytest.mark.timeout(400)
 def test_two_ranks_publish_what_one_trainer_holds_and_replay_gives_it_again(tmp_path):
-    run = Launched(tmp_path, "weights.num_publisher_ranks=2")
+    run = Launched(tmp_path, "weights.num_publisher_ranks=2", "trainer.optimizer.weight_decay=0.1")
     try:
-        run.until("step 1")
+        run.until("step   1/4")
         run.kill("publisher:1")
         assert run.wait(RUN_S) == 0, run.output
     finally:
@@ -23,6 +23,7 @@ def test_two_ranks_publish_what_one_trainer_holds_and_replay_gives_it_again(tmp_
     run.check_sound(steps=4)
     assert "process publisher-1 ended" in run.output
     assert run.summary["sync"]["versions"] == 5
+    assert run.summary["sync"]["empty_deltas"] == 0
     assert run.summary["sync"]["digest_mismatches"] == 0
     told = penstock(tmp_path, "log", "cat", "r1", "--type", "WeightsPublished").stdout
     published = [json.loads(line) for line in told.splitlines()]
