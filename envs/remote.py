@@ -107,6 +107,8 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Time that a host has to answer, on top of what the operation itself may take."""
     group: "GroupTerms | None" = None
     """Ask the fleet's scheduler for a host; else any host with room answers."""
+    is_grading: bool = False
+    """It may have a machine that hosts keep from rollouts."""
     branch_of: "SavedSandbox | None" = None
     """Go on from a checkpoint, on the host that holds it."""
 
@@ -255,6 +257,7 @@ async def _acquire(asker: Asker, lease_id: str, terms: LeaseTerms) -> SandboxLea
         checkpoint_id=terms.branch_of.checkpoint_id if terms.branch_of else "",
         group_id=terms.group.group_id if terms.group else "",
         image_digest=terms.image_digest,
+        is_grading=terms.is_grading,
     )
 
     async def place(avoid_host: str) -> str:
@@ -330,6 +333,7 @@ async def place_group(
         image_digest=terms.image_digest,
         lease_s=terms.lease_s,
         avoid_host=avoid_host,
+        is_grading=terms.is_grading,
     )
     return (await ask(asker, FLEET_SERVICE, wanted, GroupPlaced, terms.margin_s)).host
 

@@ -21,6 +21,8 @@ class AcquireSandbox(Message, frozen=True, kw_only=True):
     """The placed group that it belongs to: the host reports it as held."""
     image_digest: str = ""
     """Image layer above the base image; empty: the host's own choice for all."""
+    is_grading: bool = False
+    """It may have a machine that hosts keep from rollouts, so that what they did is graded."""
 
 
 class SandboxLeased(Message, frozen=True, kw_only=True):
@@ -131,6 +133,8 @@ class PlaceGroup(Message, frozen=True, kw_only=True):
     the host reports machines of it."""
     avoid_host: str = ""
     """A host that did not answer: a group placed there is placed anew, elsewhere."""
+    is_grading: bool = False
+    """As in `AcquireSandbox`."""
 
 
 class GroupPlaced(Message, frozen=True, kw_only=True):
@@ -160,6 +164,8 @@ class ReportHost(Message, frozen=True, kw_only=True):
     """Layers that it has ready: those asked for last."""
     groups: list[HeldGroup] = []
     """Placed groups that have machines here: a scheduler that was started again adopts them."""
+    num_spared: int = 0
+    """Slots that only grading may have."""
 
 
 class SaveSandbox(Message, frozen=True, kw_only=True):

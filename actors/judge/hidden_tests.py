@@ -68,6 +68,7 @@ class HiddenTestsJudge:
             retry_delay_s=self._config.retry_delay_s,
             image_digest=image,
             group=group if self._config.places_machines else None,
+            is_grading=True,
         )
 
 

@@ -62,6 +62,7 @@ class SandboxHost(Actor):
         self._groups = Groups(pool)
         self._host = host_name
         self._config = config
+        self._num_spared = min(config.grading_slots, pool.live_max - 1)
         self._checkpoints: Checkpoints | None = None
 
     def services(self) -> Mapping[str, Serve]:
@@ -94,6 +95,7 @@ class SandboxHost(Actor):
             num_live=counters.live - counters.idle,
             image_digests=self._pool.ready_images(),
             groups=self._groups.held(),
+            num_spared=self._num_spared,
         )
         with contextlib.suppress(DeadlineError):
             await ctx.request(
@@ -124,12 +126,20 @@ class SandboxHost(Actor):
                 lease = await saved.restore(message.checkpoint_id, lease_s, lease_id, image)
             else:
                 lease = await self._pool.acquire(
-                    lease_s, lease_id=lease_id, timeout_s=wait_s, image=image
+                    lease_s,
+                    lease_id=lease_id,
+                    timeout_s=wait_s,
+                    image=image,
+                    num_spared=self._left_by(message),
                 )
         except (DeadlineError, QueueFullError) as error:
             raise SandboxBusyError(str(error)) from error
         self._groups.join(message)
         return self._leased(message.lease_id, lease.sandbox)
+
+    def _left_by(self, wanted: AcquireSandbox) -> int:
+        """Return how many machines it leaves for grading; for groups the scheduler sees to it."""
+        return 0 if wanted.is_grading or wanted.group_id else self._num_spared
 
     async def _operate_on_groups(
         self, message: AcquireGroup | RenewGroups | ReleaseGroup

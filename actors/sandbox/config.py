@@ -28,6 +28,9 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Images ready at once besides the one that all machines have by default, each with a machine
     that waits; the one that nobody asked for for longest goes first."""
 
+    grading_slots: int = 1
+    """Of a host's machines, those that only grading may have: rollouts that want more machines than
+    there are leave room for it. A host of one machine keeps none."""
     quota: int = 0
     """Of the scheduler: most machines that one holder may have placed; 0 for no bound."""
 
@@ -39,5 +42,6 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         for field in ("lease_s_max", "acquire_s_max", "checkpoints_max", "images_max"):
             if getattr(self, field) <= 0:
                 raise ValueError(f"sandbox.{field}: expected > 0, got {getattr(self, field)}")
-        if self.quota < 0:
-            raise ValueError(f"sandbox.quota: expected >= 0, got {self.quota}")
+        for field in ("grading_slots", "quota"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"sandbox.{field}: expected >= 0, got {getattr(self, field)}")

@@ -73,6 +73,7 @@ class Fleet:
         num_slots: int,
         num_live: int,
         now: float,
+        num_spared: int = 0,
         images: Sequence[str] = (),
         groups: Sequence[HeldGroup] = (),
     ) -> None:
@@ -82,7 +83,7 @@ class Fleet:
             host = self._hosts[name] = Host(name)
             self._names.append(name)
         self._num_slots += num_slots - host.num_slots
-        host.num_slots, host.seen_at = num_slots, now
+        host.num_slots, host.num_spared, host.seen_at = num_slots, num_spared, now
         self._adopt(host, groups, now)
         self._note_images(host, images)
         held = sum(group.num_machines for group in groups if group.group_id in host.groups)
@@ -123,6 +124,7 @@ class Fleet:
         lease_s: float,
         now: float,
         avoid: str = "",
+        is_grading: bool = False,
     ) -> Placement:
         """Return the room of a group, and renew it.
 
@@ -134,6 +136,7 @@ class Fleet:
             lease_s: How long the room is kept for machines that do not come.
             now: Seconds.
             avoid: A host that did not answer: its placement of the group is given up.
+            is_grading: Slots that hosts spare for grading are for it, too.
 
         Raises:
             FleetFullError: No host has room for all of it, or the quota is used up.
@@ -146,7 +149,7 @@ class Fleet:
             placement = None
         if placement is None:
             self._check(num_machines, holder)
-            host, has_image = self._choose(image, num_machines, avoid)
+            host, has_image = self._choose(image, num_machines, avoid, is_grading)
             placement = Placement(
                 host.name, holder, num_machines, lease_s, has_image=has_image, image=image
             )
@@ -162,14 +165,20 @@ class Fleet:
         if self._quota and self._by_holder[holder] + num_machines > self._quota:
             raise FleetFullError(f"{holder}: {num_machines} more exceed its quota of {self._quota}")
 
-    def _choose(self, image: str, num_machines: int, avoid: str) -> tuple[Host, bool]:
+    def _choose(
+        self, image: str, num_machines: int, avoid: str, is_grading: bool
+    ) -> tuple[Host, bool]:
         """Return a host, and whether it was chosen for holding the image."""
+
+        def fits(host: Host) -> bool:
+            return host.name != avoid and host.has_room(num_machines, is_grading=is_grading)
+
         share = SOFT_CAP * self._num_placed / max(1, self._num_slots)
         for host in self._draw_two(self._holders.get(image, ())):
-            if host.has_room(num_machines) and host.fill <= share and host.name != avoid:
+            if host.fill <= share and fits(host):
                 return host, True
         for host in (*self._draw_two(self._names), *self._hosts.values()):
-            if host.has_room(num_machines) and host.name != avoid:
+            if fits(host):
                 return host, False
         raise FleetFullError(f"no room for {num_machines} machines on {self.num_hosts} hosts")
 

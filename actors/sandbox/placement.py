@@ -8,6 +8,8 @@ class Host(msgspec.Struct):
 
     name: str
     num_slots: int = 0
+    num_spared: int = 0
+    """Of the slots, those that only grading may have."""
     num_others: int = 0
     """Machines of no group that is placed here, as it last reported: a judge's, say."""
     num_placed: int = 0
@@ -27,9 +29,10 @@ class Host(msgspec.Struct):
         """Load as a fraction of what it can hold."""
         return self.load / self.num_slots if self.num_slots else 1.0
 
-    def has_room(self, num_machines: int) -> bool:
-        """Tell whether a group fits."""
-        return self.load + num_machines <= self.num_slots
+    def has_room(self, num_machines: int, *, is_grading: bool) -> bool:
+        """Tell whether a group fits; what is not grading may fill an empty host alone."""
+        spared = 0 if is_grading or not self.load else self.num_spared
+        return self.load + num_machines + spared <= self.num_slots
 
 
 class Placement(msgspec.Struct):

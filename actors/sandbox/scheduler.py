@@ -66,6 +66,7 @@ class FleetScheduler(Actor):
                     message.host,
                     num_slots=message.num_slots,
                     num_live=message.num_live,
+                    num_spared=message.num_spared,
                     images=message.image_digests,
                     groups=message.groups,
                     now=self._ctx.monotonic(),
@@ -87,6 +88,7 @@ class FleetScheduler(Actor):
                 lease_s=wanted.lease_s,
                 now=now,
                 avoid=wanted.avoid_host,
+                is_grading=wanted.is_grading,
             )
         except FleetFullError as error:
             return self._busy(str(error))

@@ -93,6 +93,9 @@ class Pool:
         self._num_restored = 0
         self._closed = False
         self._wake = asyncio.Event()
+        self._has_changed = asyncio.Event()
+        """Set for a moment: whoever waits for room looks again."""
+        self._num_held_back = 0
         self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -120,6 +123,7 @@ class Pool:
         lease_id: str | None = None,
         timeout_s: float = 60.0,
         image: str = "",
+        num_spared: int = 0,
     ) -> Lease:
         """Lend a machine.
 
@@ -128,6 +132,8 @@ class Pool:
             lease_id: Asking twice with one id gives the same machine; by default a new one.
             timeout_s: Bound on the wait for the image and a free machine.
             image: Digest of its layer; empty: the pool's own image.
+            num_spared: Machines that must be left for others: it waits until so many more than its
+                own may be lent.
 
         Raises:
             DeadlineError: No machine came free in time.
@@ -142,6 +148,9 @@ class Pool:
         try:
             async with asyncio.timeout(timeout_s):
                 stock = await self._stock(image)
+                await self._until_room(lease_id, num_spared)
+                if lease := self._leases.renewed(lease_id):
+                    return lease
                 return await self._granted(stock, lease_id, lease_s)
         except TimeoutError:
             raise DeadlineError(
@@ -156,10 +165,27 @@ class Pool:
             self._refuse_if_closed()
             raise
 
+    async def _until_room(self, lease_id: str, num_spared: int) -> None:
+        """Wait until one more leaves so many machines for others, or the lease is there."""
+        self._refuse_if_many_wait()
+        self._num_held_back += 1
+        try:
+            while num_spared and self._num_wanted() + num_spared >= self.live_max:
+                self._refuse_if_closed()
+                if lease_id in self._leases.ids():
+                    return
+                await self._has_changed.wait()
+        finally:
+            self._num_held_back -= 1
+
+    def _num_wanted(self) -> int:
+        """Return how many machines are lent, or will be as soon as they are there."""
+        waiting = sum(stock.num_waiting for stock in self._stocks)
+        return len(self._leases) + len(self._restores) + waiting
+
     async def _granted(self, stock: Stock, lease_id: str, lease_s: float) -> Lease:
         self._refuse_if_closed()
-        if self._waiting() >= WAITERS_MAX:
-            raise QueueFullError(f"sandbox pool: {WAITERS_MAX} wait for a machine already")
+        self._refuse_if_many_wait()
         want = stock.want(lease_id, lease_s)
         self._hand_out(stock)
         self._wake.set()
@@ -167,6 +193,10 @@ class Pool:
             return await want.wait()
         finally:
             stock.forget(want)
+
+    def _refuse_if_many_wait(self) -> None:
+        if self._waiting() >= WAITERS_MAX:
+            raise QueueFullError(f"sandbox pool: {WAITERS_MAX} wait for a machine already")
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
@@ -262,7 +292,7 @@ class Pool:
         )
 
     def _waiting(self) -> int:
-        return sum(stock.num_waiting for stock in self._stocks)
+        return self._num_held_back + sum(stock.num_waiting for stock in self._stocks)
 
     async def close(self, *, deadline_s: float = CLOSE_S_MAX) -> None:
         """End every machine and refuse further requests; who waits gets an error.
@@ -280,6 +310,7 @@ class Pool:
                 await self._keeper
         for stock in self._stocks:
             stock.refuse(SandboxError("the sandbox pool is closed"))
+        self._look_again()
         starts = (*self._restores.values(), *self._stocks.opening)
         late = await self._machines.close(give_up_at, starts)
         for lease_id in self._leases.ids():
@@ -293,10 +324,15 @@ class Pool:
             self._machines.end_all(self._leases.end_late())
             self._machines.end_all(self._stocks.take_useless())
             self._machines.boot_missing()
+            self._look_again()
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._tick_s()):
                     await self._wake.wait()
+
+    def _look_again(self) -> None:
+        self._has_changed.set()
+        self._has_changed.clear()
 
     def _tick_s(self) -> float:
         now = self._monotonic()

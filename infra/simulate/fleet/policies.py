@@ -14,12 +14,14 @@ class RoundRobin(Fleet):
 
     _next = 0
 
-    def _choose(self, image: str, num_machines: int, avoid: str) -> tuple[Host, bool]:
+    def _choose(
+        self, image: str, num_machines: int, avoid: str, is_grading: bool
+    ) -> tuple[Host, bool]:
         names: Sequence[str] = self._names
         for _ in names:
             self._next = (self._next + 1) % len(names)
             host = self._hosts[names[self._next]]
-            if host.has_room(num_machines) and host.name != avoid:
+            if host.has_room(num_machines, is_grading=is_grading) and host.name != avoid:
                 return host, image in host.images
         raise FleetFullError(f"no room for {num_machines} machines on {self.num_hosts} hosts")
 

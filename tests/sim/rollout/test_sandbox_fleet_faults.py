@@ -149,7 +149,7 @@ def test_more_askers_than_a_host_lets_wait_are_all_served_in_the_end(simulate, m
     monkeypatch.setattr(pool, "WAITERS_MAX", 2)
 
     async def scenario(world: World) -> None:
-        world.host_machines(live_max=2, acquire_s_max=1.0)
+        world.host_machines(live_max=2, grading_slots=0, acquire_s_max=1.0)
         terms = LeaseTerms(holder="test", lease_s=10.0, acquire_wait_s=60.0)
         most_live = 0
 
