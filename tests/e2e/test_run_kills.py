@@ -1,6 +1,7 @@
 """kill -9 of every part at a random moment: the run ends as if nothing had been."""
 
 import random
+import signal
 import time
 
 import pytest
@@ -105,6 +106,20 @@ def test_a_preparation_ends_within_seconds_of_a_sigterm(launch):
     assert time.monotonic() - began < 20.0
     assert gone(set(run.processes()) | (machines() - before))
     assert "--resume r1" in run.output
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_ended_while_it_prepared_resumes(launch, sent):
+    before = machines()
+    run = launch()
+    run.until("preparing ")
+    run.process.send_signal(sent)
+    assert run.wait() == (130 if sent == signal.SIGTERM else -signal.SIGKILL)
+    assert "mid-training" not in run.output
+    assert gone(set(run.processes()) | (machines() - before))
+    again = launch.resumed()
+    assert again.wait() == 0, again.output
+    again.check_sound(steps=STEPS)
 
 
 def test_ctrl_c_stops_mid_training_within_seconds(launch):
