@@ -52,7 +52,7 @@ class WeightsPublished(Event, frozen=True, kw_only=True):
     fencing_token: int
     """Of the publisher; a lower one than the head's is refused."""
     representation: str
-    """e.g. bf16."""
+    """What its elements are, the most first, e.g. `bf16`, `fp8_e4m3+bf16`, `mxfp8+bf16`."""
     base_root_digest: str
     target_root_digest: str
     num_params: int

@@ -22,10 +22,12 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.layers import Layer
 from penstock.actors.policy.model import Policy
 from penstock.actors.runtime.files import write_atomic
+from penstock.actors.runtime.snapshots import E8M0, FP8_E4M3
 from penstock.kernels.digest import root_digest
 
 PUBLISHED_DTYPE = torch.bfloat16
 """The format of the weights that generators sample with; the trainer's masters are float32."""
+_BYTES = {torch.float8_e4m3fn: FP8_E4M3, torch.float8_e8m0fnu: E8M0}
 
 _FIXED_CONFIG = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -125,10 +127,12 @@ def state_digest(state: Mapping[str, torch.Tensor]) -> str:
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """View a CPU tensor as numpy without copying; bfloat16 as its uint16 bit pattern."""
+    """View a CPU tensor as numpy without copying; as `Snapshot` says where numpy has no dtype."""
     tensor = tensor.detach().contiguous()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.uint16).numpy()
+    if tensor.dtype in _BYTES:
+        return tensor.view(torch.uint8).numpy().view(_BYTES[tensor.dtype])
     return tensor.numpy()
 
 

@@ -56,6 +56,6 @@ class Handover:
     def _run(self, room: np.ndarray, run: Extent) -> np.ndarray:
         """Return a run; it may reach over tensors of one dtype."""
         row = np.searchsorted(self._elements, run.start, side="right") - 1
-        itemsize = np.dtype(self._table[row].dtype).itemsize
+        itemsize = self._table[row].storage.itemsize
         begin = self._bytes[row] + (run.start - self._elements[row]) * itemsize
         return room[begin : begin + run.num_elements * itemsize].view(f"u{itemsize}")

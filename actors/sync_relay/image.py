@@ -17,6 +17,7 @@ import xxhash
 
 from penstock.actors.runtime.snapshots import Snapshot
 from penstock.actors.sync_relay.digests import SUM_MODULUS
+from penstock.actors.sync_relay.kinds import dtype_name, kind_of
 from penstock.kernels.delta import Patch
 from penstock.kernels.digest import root_digest, run_element_sum
 from penstock.messages.errors import CorruptDataError, NotFoundError
@@ -24,7 +25,6 @@ from penstock.messages.weights import Extent
 
 SHARD_ELEMENTS_MAX = 16 << 20
 """32 MiB of bf16 before coding."""
-_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -32,6 +32,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     dtype: str
+    """A key of `kinds.KINDS`."""
     shape: tuple[int, ...]
 
     @property
@@ -42,7 +43,17 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
     @property
     def num_bytes(self) -> int:
         """Return the size in memory."""
-        return self.size * np.dtype(self.dtype).itemsize
+        return self.size * self.storage.itemsize
+
+    @property
+    def storage(self) -> np.dtype:
+        """Return the numpy dtype of the array in memory.
+
+        Raises:
+            ValueError: there is no codec for it.
+
+        """
+        return kind_of(self.dtype).storage
 
 
 Table = tuple[TensorSpec, ...]
@@ -50,7 +61,7 @@ Table = tuple[TensorSpec, ...]
 
 def tensor_table(snapshot: Snapshot) -> Table:
     """Describe a snapshot's tensors, in the order of flat coordinates."""
-    rows = (TensorSpec(name, array.dtype.str, array.shape) for name, array in snapshot.items())
+    rows = (TensorSpec(name, dtype_name(array), array.shape) for name, array in snapshot.items())
     return tuple(sorted(rows, key=lambda spec: (spec.dtype, spec.name)))
 
 
@@ -107,6 +118,21 @@ def find_runs(table: Table, name: str, box: Sequence[slice]) -> list[Extent]:
     return [Extent(first + step, length) for step in steps if length]
 
 
+def dtype_at(table: Table, place: int) -> str:
+    """Return the dtype of the element at a flat coordinate.
+
+    Raises:
+        ValueError: there is none.
+
+    """
+    end = 0
+    for spec in table:
+        end += spec.size
+        if place < end:
+            return spec.dtype
+    raise ValueError(f"weights: no element {place} of {end}")
+
+
 def flat_places(extents: Sequence[Extent], indices: np.ndarray) -> np.ndarray:
     """Turn places within some runs, [K], into flat coordinates, [K] int64, in log(runs) each."""
     begins = np.cumsum([0, *(extent.num_elements for extent in extents)])
@@ -123,7 +149,7 @@ class Image:
         """Lay out zeroed arenas.
 
         Raises:
-            ValueError: a dtype whose elements are not of 1, 2 or 4 bytes.
+            ValueError: a dtype that has no codec.
 
         """
         self.table = table
@@ -137,13 +163,14 @@ class Image:
             start += arena.size
 
     def _lay_out(self, specs: list[TensorSpec]) -> np.ndarray:
-        itemsize = np.dtype(specs[0].dtype).itemsize
-        if itemsize not in _UNSIGNED:
-            raise ValueError(f"tensor {specs[0].name}: dtype {specs[0].dtype} has no delta codec")
-        arena = np.zeros(sum(spec.size for spec in specs), _UNSIGNED[itemsize])
+        try:
+            storage = specs[0].storage
+        except ValueError as error:
+            raise ValueError(f"tensor {specs[0].name}: {error}") from error
+        arena = np.zeros(sum(spec.size for spec in specs), f"u{storage.itemsize}")
         ends = np.cumsum([spec.size for spec in specs])
         for spec, part in zip(specs, np.split(arena, ends[:-1]), strict=True):
-            self.tensors[spec.name] = part.view(spec.dtype).reshape(spec.shape)
+            self.tensors[spec.name] = part.view(storage).reshape(spec.shape)
         return arena
 
     @classmethod

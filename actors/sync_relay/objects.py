@@ -10,6 +10,7 @@
 Every key names its bytes, so that of two publishers neither can take the other's place.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -18,6 +19,7 @@ from blake3 import blake3
 
 from penstock.actors.sync_relay.digests import SUM_MODULUS, DigestTable, add_to_digest
 from penstock.actors.sync_relay.image import Image, Table, TensorSpec, flat_places, table_digest
+from penstock.actors.sync_relay.kinds import kind_of, representation
 from penstock.kernels import delta
 from penstock.kernels.digest import element_sum, run_element_sum
 from penstock.messages import codec
@@ -26,7 +28,6 @@ from penstock.messages.weights import Extent, ShardRef, SnapshotKind, WeightsPub
 
 PREFIX = "weights/"
 MANIFEST = "manifest-"
-REPRESENTATION = "bf16"
 TABLE_CODEC = "table"
 DIGESTS_CODEC = "digests"
 _NUM_KEY_DIGITS = 16
@@ -84,12 +85,13 @@ class Encoded(msgspec.Struct, frozen=True, kw_only=True):
     """Of the element digest; those of all shards add up."""
 
 
-def encode_shard(
+def encode_shard(  # noqa: PLR0913, PLR0917 - which version, which part of it
     origin: Origin,
     number: int,
     extents: Sequence[Extent],
     old: np.ndarray | None,
     new: np.ndarray,
+    dtype: str,
 ) -> Encoded:
     """Encode some runs of a snapshot; whoever holds them can do this apart from everyone else.
 
@@ -99,15 +101,17 @@ def encode_shard(
         extents: where the elements are, one run after the other.
         old: [N] the base's elements; None for an anchor.
         new: [N] the version's.
+        dtype: of the elements, in the tensor table.
 
     """
+    coded_as = kind_of(dtype).coded_as
     if old is None:
-        payload = delta.encode_with(delta.Codec.RAW, np.zeros_like(new), new)
+        payload = delta.encode_with(delta.Codec.RAW, np.zeros_like(new), new, coded_as)
         num_changed = new.size
         pieces = np.split(new, np.cumsum([extent.num_elements for extent in extents])[:-1])
         change = sum(map(run_element_sum, (extent.start for extent in extents), pieces))
     else:
-        payload = delta.encode(old, new)
+        payload = delta.encode(old, new, coded_as)
         changed = np.flatnonzero(old != new)
         places, num_changed = flat_places(extents, changed), changed.size
         change = element_sum(places, new[changed]) - element_sum(places, old[changed])
@@ -131,12 +135,15 @@ def make_manifest(
 ) -> WeightsPublished:
     """Sum up a version whose objects are stored."""
     change = sum(shard.change for shard in shards)
+    num_elements: Counter[str] = Counter()
+    for spec in table:
+        num_elements[spec.dtype] += spec.size
     return WeightsPublished(
         **msgspec.structs.asdict(origin),
-        representation=REPRESENTATION,
+        representation=representation(num_elements),
         target_root_digest=root_digest,
         target_element_digest=add_to_digest(origin.base_element_digest, change),
-        num_params=sum(spec.size for spec in table),
+        num_params=num_elements.total(),
         num_changed=sum(shard.num_changed for shard in shards),
         full_bytes=sum(spec.num_bytes for spec in table),
         shards=[shard.ref for shard in shards],

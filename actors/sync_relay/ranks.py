@@ -20,7 +20,7 @@ import numpy as np
 from penstock.actors.sync_relay.attempt import Receipt, put_note, receipts_prefix
 from penstock.actors.sync_relay.head import HeadSlot, StaleTokenError, read_head
 from penstock.actors.sync_relay.history import read_back, was_committed
-from penstock.actors.sync_relay.image import Table, table_digest
+from penstock.actors.sync_relay.image import Table, dtype_at, table_digest
 from penstock.actors.sync_relay.objects import Encoded, Origin
 from penstock.actors.sync_relay.shipping import Offload, Piece, store_shards
 from penstock.actors.sync_relay.transfer import Sleep
@@ -62,6 +62,7 @@ class RankPublisher:
         self._table = table
         self._layout = layout
         self._shards = [runs for runs in layout if runs]
+        self._dtypes = [dtype_at(table, runs[0].start) for runs in self._shards]
         self._sleep = sleep
         self._offload = offload
         self._shipped: tuple[int, list[Encoded], Parts] | None = None
@@ -92,7 +93,7 @@ class RankPublisher:
         base = await self._base(version - 1, head) if version else [None] * len(self._shards)
         copies = [part.copy() for runs, part in zip(self._layout, parts, strict=True) if runs]
         numbers = [runs[0].start + 1 for runs in self._shards]  # 0 is an anchor's table
-        pieces = map(Piece, numbers, self._shards, base, copies)
+        pieces = map(Piece, numbers, self._shards, base, copies, self._dtypes)
         origin = Origin(
             policy_version=version,
             base_version=version - 1,

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from penstock.actors.sync_relay.digests import DigestTable, make_table
-from penstock.actors.sync_relay.image import Image, Table
+from penstock.actors.sync_relay.image import Image, Table, dtype_at
 from penstock.actors.sync_relay.objects import (
     Encoded,
     Origin,
@@ -31,6 +31,8 @@ class Piece(NamedTuple):
     """[N] elements of the base; None for an anchor."""
     new: np.ndarray
     """[N] elements of the version."""
+    dtype: str
+    """Of the elements, in the tensor table."""
 
 
 async def store_version(  # noqa: PLR0913, PLR0917 - a version, and where and how to store it
@@ -49,7 +51,13 @@ async def store_version(  # noqa: PLR0913, PLR0917 - a version, and where and ho
 
     """
     pieces = [
-        Piece(number, [run], None if base is None else base.part([run]), image.part([run]))
+        Piece(
+            number,
+            [run],
+            None if base is None else base.part([run]),
+            image.part([run]),
+            dtype_at(image.table, run.start),
+        )
         for number, run in enumerate(extents, int(base is None))
     ]
     shards = await store_shards(store, origin, pieces, sleep, offload)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from blake3 import blake3
 
-from penstock.actors.sync_relay.objects import REPRESENTATION, folder_key
+from penstock.actors.sync_relay.objects import folder_key
 from penstock.actors.sync_relay.retention import Piece
 from penstock.infra.simulate.sized_store import SizedBytes
 from penstock.messages.weights import ShardRef, WeightsPublished
@@ -41,7 +41,7 @@ def make_version(
         kind=piece.kind,
         optimizer_step=piece.policy_version,
         fencing_token=fencing_token,
-        representation=REPRESENTATION,
+        representation="bf16",
         base_root_digest=_digest(piece.base_version),
         target_root_digest=_digest(piece.policy_version),
         num_params=full_bytes // 2,
