@@ -109,6 +109,8 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Ask the fleet's scheduler for a host; else any host with room answers."""
     is_grading: bool = False
     """It may have a machine that hosts keep from rollouts."""
+    takes_over: bool = False
+    """End the machine that the same holder leased before."""
     branch_of: "SavedSandbox | None" = None
     """Go on from a checkpoint, on the host that holds it."""
 
@@ -258,6 +260,7 @@ async def _acquire(asker: Asker, lease_id: str, terms: LeaseTerms) -> SandboxLea
         group_id=terms.group.group_id if terms.group else "",
         image_digest=terms.image_digest,
         is_grading=terms.is_grading,
+        takes_over=terms.takes_over,
     )
 
     async def place(avoid_host: str) -> str:

@@ -23,6 +23,8 @@ class AcquireSandbox(Message, frozen=True, kw_only=True):
     """Image layer above the base image; empty: the host's own choice for all."""
     is_grading: bool = False
     """It may have a machine that hosts keep from rollouts, so that what they did is graded."""
+    takes_over: bool = False
+    """End what the holder leased from this host before: who did so may be gone."""
 
 
 class SandboxLeased(Message, frozen=True, kw_only=True):

@@ -61,7 +61,9 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         """Tell whether an episode is saved after its n-th turn."""
         return self.checkpoint_turns > 0 and num_turns % self.checkpoint_turns == 0
 
-    def lease_terms(self, command: StartRollout, saved: EpisodeSaved | None) -> LeaseTerms:
+    def lease_terms(
+        self, command: StartRollout, saved: EpisodeSaved | None, *, takes_over: bool
+    ) -> LeaseTerms:
         """Return how an episode asks for its machine, or for a copy of a saved one."""
         group = GroupTerms(
             group_id=command.group_id, num_machines=command.group_size, holder=command.purpose
@@ -75,6 +77,7 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
             acquire_wait_s=self.restore_wait_s if saved else self.acquire_wait_s,
             retry_delay_s=self.retry_delay_s,
             image_digest=image_of(command.task),
+            takes_over=takes_over,
             branch_of=branch_of,
             group=group if self.places_groups else None,
         )

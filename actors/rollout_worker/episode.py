@@ -89,13 +89,17 @@ class Episode:
         return self._finished(EpisodeEnd.INFRASTRUCTURE_ERROR, Changes(), cause)
 
     async def _in_machines(self) -> RolloutFinished:
-        """Try some machines; a saved state that failed once is not tried again."""
+        """Try some machines; a saved state that failed once is not tried again.
+
+        The first ends the machine of a worker that had the episode before: a dead one's would be
+        leased for long, and keep others out of a full host. Should it live, it takes another one.
+        """
         error, tried = "", 0
-        for _ in range(self._config.num_machines_max):
+        for num_tried in range(self._config.num_machines_max):
             saved = await self._journal.newest_saved(len(self._turns), above=tried)
             tried = saved.num_turns if saved else tried
             lease_id = self._ctx.new_id("lease")
-            terms = self._config.lease_terms(self._command, saved)
+            terms = self._config.lease_terms(self._command, saved, takes_over=num_tried == 0)
             try:
                 async with lease_sandbox(self._ctx, lease_id, terms) as sandbox:
                     return await self._run_in(sandbox, saved)

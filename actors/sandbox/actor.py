@@ -64,6 +64,8 @@ class SandboxHost(Actor):
         self._config = config
         self._num_spared = min(config.grading_slots, pool.live_max - 1)
         self._checkpoints: Checkpoints | None = None
+        self._newest: dict[str, str] = {}
+        """Holder -> the lease that it asked for last."""
 
     def services(self) -> Mapping[str, Serve]:
         """Return both services."""
@@ -84,6 +86,8 @@ class SandboxHost(Actor):
             ctx.set_gauge(name, value)
         if self._config.reports_to_fleet:
             await self._report(ctx)
+        live = self._pool.lease_ids()
+        self._newest = {k: lease_id for k, lease_id in self._newest.items() if lease_id in live}
         return ()
 
     async def _report(self, ctx: Context) -> None:
@@ -120,6 +124,9 @@ class SandboxHost(Actor):
     async def _acquire(self, message: AcquireSandbox) -> Message:
         lease_id, lease_s = message.lease_id, min(message.lease_s, self._config.lease_s_max)
         image, wait_s = message.image_digest, self._config.acquire_s_max
+        earlier = self._newest.get(message.holder, lease_id)
+        if message.takes_over and earlier != lease_id:
+            await self._pool.release(earlier)
         try:
             if message.checkpoint_id:
                 saved = self._saved()
@@ -135,6 +142,7 @@ class SandboxHost(Actor):
         except (DeadlineError, QueueFullError) as error:
             raise SandboxBusyError(str(error)) from error
         self._groups.join(message)
+        self._newest[message.holder] = lease_id
         return self._leased(message.lease_id, lease.sandbox)
 
     def _left_by(self, wanted: AcquireSandbox) -> int:
