@@ -19,6 +19,7 @@ class HeldGroup(msgspec.Struct, frozen=True, kw_only=True):
     group_id: str
     holder: str
     num_machines: int
+    """0: it had some since the last report, and needs its room no more."""
 
 
 class AcquireGroup(Message, frozen=True, kw_only=True):

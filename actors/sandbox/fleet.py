@@ -102,6 +102,8 @@ class Fleet:
         """Renew the groups that a host holds; end those that it held before and holds no more."""
         for group in groups:
             placement = self._placements.get(group.group_id)
+            if placement is None and group.num_machines == 0:
+                continue
             if placement is None:
                 count = group.num_machines
                 placement = Placement(host.name, group.holder, count, 0.0, has_image=True)

@@ -76,10 +76,14 @@ class Groups:
             self._members.pop(lease_id, None)
 
     def held(self) -> list[HeldGroup]:
-        """Return the groups that have machines here now."""
+        """Return the groups that have machines here, or had some since this was last asked.
+
+        Else the scheduler would keep room for a short-lived group as for one that did not come.
+        """
         live = self._pool.lease_ids()
-        self._members = {k: member for k, member in self._members.items() if k in live}
+        seen, self._members = self._members, {k: m for k, m in self._members.items() if k in live}
+        counts = Counter(self._members.values())
         return [
-            HeldGroup(group_id=member.group_id, holder=member.holder, num_machines=count)
-            for member, count in Counter(self._members.values()).items()
+            HeldGroup(group_id=member.group_id, holder=member.holder, num_machines=counts[member])
+            for member in dict.fromkeys(seen.values())
         ]

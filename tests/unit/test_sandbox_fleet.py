@@ -71,6 +71,16 @@ def test_a_host_that_gave_an_image_up_is_no_holder_any_more():
     assert not place(fleet, "g", image="i").has_image
 
 
+def test_the_room_of_a_group_that_came_and_went_between_two_reports_ends():
+    fleet = fleet_of(1)
+    place(fleet, "g", num_machines=16)
+    gone = [HeldGroup(group_id=name, holder="a", num_machines=0) for name in ("g", "unknown")]
+    fleet.report("h0", num_slots=64, num_live=0, groups=gone, now=1.0)
+    assert (fleet.num_placed, fleet.knows("unknown")) == (16, False)
+    fleet.report("h0", num_slots=64, num_live=0, now=2.0)
+    assert fleet.num_placed == 0
+
+
 def test_an_image_on_its_way_to_a_host_counts_before_the_host_reports_it():
     fleet = fleet_of(4, num_slots=640)
     first = place(fleet, "g", image="i", num_machines=1)
