@@ -6,6 +6,7 @@ a receipt of every rank, a proof of every span, and the digest of the version be
 
 import asyncio
 from collections.abc import Sequence
+from itertools import repeat
 
 from penstock.actors.sync_relay.attempt import (
     Draft,
@@ -124,16 +125,17 @@ class Committer:
     async def _collect(self, version: int, token: int) -> None:
         """Delete what led to a committed version, and what came late to the last one."""
         for old in (version, max(0, version - 1)):
-            for key in await self._store.keys(receipts_prefix(old)):
-                if key < receipts_prefix(old, token + 1):
-                    await self._store.delete(key)
+            keys = await self._store.keys(receipts_prefix(old))
+            done_with = [key for key in keys if key < receipts_prefix(old, token + 1)]
+            await bounded(map(self._store.delete, done_with), repeat(0))
 
     async def _gather(self, version: int, token: int, wait_s: float) -> list[Encoded]:
         """Return the shards of all ranks, in order."""
         prefix = receipts_prefix(version, token)
         wanted = [f"{prefix}{rank:05d}" for rank in range(self._num_ranks)]
         await self._await(wanted, f"ranks of weights {version}", wait_s)
-        receipts = await bounded(read_note(self._store, key, Receipt) for key in wanted)
+        notes = (read_note(self._store, key, Receipt) for key in wanted)
+        receipts = await bounded(notes, repeat(0))
         for receipt in receipts:
             if receipt.table_digest != table_digest(self._table):
                 raise CorruptDataError(f"rank {receipt.rank}: its table of tensors is another one")
@@ -163,9 +165,8 @@ class Committer:
         await put_note(self._store, key, draft, self._sleep)
         try:
             await self._await(wanted, f"provers of {who}", wait_s)
-            proof = join_proofs(
-                await bounded(read_note(self._store, name, Proof) for name in wanted)
-            )
+            notes = (read_note(self._store, name, Proof) for name in wanted)
+            proof = join_proofs(await bounded(notes, repeat(0)))
         finally:
             await self._store.delete(key)
         if proof.error:

@@ -11,6 +11,7 @@ Any store whose put refuses to overwrite can hold it: a directory, JetStream, S3
 says is a wake-up; this is the truth.
 """
 
+import asyncio
 import secrets
 
 import msgspec
@@ -66,11 +67,30 @@ async def read_head(store: ObjectStore) -> HeadSlot:
         keys = await store.keys(SLOTS)
         if not keys:
             return NO_HEAD
-        try:
-            return _decode(keys[-1], await store.get(keys[-1]))
-        except NotFoundError:  # deleted since, as an old one: look again
-            continue
+        if (newest := await _find(store, keys[-1])) is not None:
+            return newest  # else deleted since, as an old one: look again
     raise CorruptDataError(f"{SLOTS}: its newest slot is listed and not there")
+
+
+async def read_head_after(store: ObjectStore, known: HeadSlot) -> HeadSlot:
+    """Return the newest slot: in one round trip where it is the one after a known slot.
+
+    Slots are put in order, so the newest is one that has no next.
+
+    Raises:
+        CorruptDataError: the slot is damaged.
+
+    """
+    numbers = (known.number + 1, known.number + 2)
+    newer, after = await asyncio.gather(*(_find(store, _slot_key(n)) for n in numbers))
+    return newer if newer is not None and after is None else await read_head(store)
+
+
+async def _find(store: ObjectStore, key: str) -> HeadSlot | None:
+    try:
+        return _decode(key, await store.get(key))
+    except NotFoundError:
+        return None
 
 
 class FencedHead:

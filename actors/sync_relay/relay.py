@@ -1,14 +1,16 @@
 """One a region: brings every object over once, and keeps the region able to help itself."""
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from typing import ClassVar
 
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.catalog import NOTHING, Catalog, num_bytes
 from penstock.actors.sync_relay.consolidation import Consolidation
-from penstock.actors.sync_relay.head import NO_HEAD, read_head
+from penstock.actors.sync_relay.head import NO_HEAD, read_head_after
 from penstock.actors.sync_relay.image import Image
 from penstock.actors.sync_relay.leases import leased_way
 from penstock.actors.sync_relay.repair import TileServer, tiles_service
@@ -55,6 +57,7 @@ class Relay(Actor):
         self._catalog = Catalog(local)
         self._consolidation = Consolidation(local, self._catalog)
         self._newest: WeightsPublished | None = None
+        self._head = NO_HEAD
         self._is_announced = False
         self._tiles = TileServer(self._rebuild)
         self._ctx: Context
@@ -82,12 +85,15 @@ class Relay(Actor):
         if event.policy_version <= self._version:
             return self._announce_again(event)
         began = ctx.monotonic()
-        way = await self._way(event, ctx)
-        if not way or self._refuses(way):
-            return ()
-        async with leased_way(ctx.store, f"relay-{self._region}", way, ctx.now()):
-            for manifest in way:
-                await self._bring(manifest, ctx)
+        async with self._ahead(event, ctx) as fetched:
+            way = await self._way(event, ctx)
+            if not way or self._refuses(way):
+                return ()
+            async with leased_way(ctx.store, f"relay-{self._region}", way, ctx.now()):
+                for manifest in way:
+                    await (fetched if manifest is event and fetched else self._fetch(manifest, ctx))
+                    await put_manifest(self._local, manifest, ctx.sleep)
+                    self._catalog.add(manifest)
         self._newest, self._is_announced = way[-1], True
         await ctx.publish(self._relayed(way, (ctx.monotonic() - began) * 1e3))
         await self._consolidate(ctx)
@@ -108,7 +114,7 @@ class Relay(Actor):
     async def _way(self, event: WeightsPublished, ctx: Context) -> list[WeightsPublished]:
         """Return what to bring: the event's own version where it is the next, or the catch-up."""
         try:
-            head = await read_head(ctx.store)
+            head = self._head = await read_head_after(ctx.store, self._head)
         except CorruptDataError as error:
             _log.warning("relay %s: %s; going by the events", self._region, error)
             head = NO_HEAD
@@ -125,16 +131,32 @@ class Relay(Actor):
         way = origin.plan(self._version, max(head.policy_version, event.policy_version))
         return way or origin.plan(self._version, event.policy_version)
 
-    async def _bring(self, manifest: WeightsPublished, ctx: Context) -> None:
-        """Fetch and store one version's objects, several at once, and then its manifest."""
+    @asynccontextmanager
+    async def _ahead(
+        self, event: WeightsPublished, ctx: Context
+    ) -> AsyncGenerator[asyncio.Task[None] | None]:
+        """Begin to fetch a version that would be the next one, while the head is asked for.
+
+        Without a manifest, what was fetched in vain is nothing to anyone.
+        """
+        if event.base_version != self._version:
+            yield None
+            return
+        fetching = asyncio.create_task(self._fetch(event, ctx))
+        try:
+            yield fetching
+        finally:
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
+
+    async def _fetch(self, manifest: WeightsPublished, ctx: Context) -> None:
+        """Fetch and store one version's objects, several at once."""
 
         async def bring(shard: ShardRef) -> None:
             data = await get_patiently(ctx.store, shard, ctx.sleep)
             await put_object(self._local, shard.object_key, data, ctx.sleep)
 
         await over_shards(bring, all_objects(manifest))
-        await put_manifest(self._local, manifest, ctx.sleep)
-        self._catalog.add(manifest)
 
     async def _rebuild(self, version: int) -> Image:
         return await self._consolidation.rebuild(version, self._ctx)

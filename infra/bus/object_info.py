@@ -10,6 +10,10 @@ import msgspec
 
 from penstock.messages.errors import CorruptDataError
 
+SMALL_BYTES = 32 << 10
+"""Up to here an object's bytes come with what it is: in one round trip, rather than two."""
+_DATA = "penstock-data"
+
 
 class ObjectInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The message under an object's name; fields of other clients that we need not are ignored."""
@@ -24,6 +28,8 @@ class ObjectInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     chunks: int
     digest: str
     deleted: bool = False
+    metadata: dict[str, str] = {}
+    """The layout's room for what clients add; ours, the bytes of a small object once more."""
 
     @classmethod
     def describe(cls, name: str, bucket: str, data: bytes, num_chunks: int) -> Self:
@@ -36,7 +42,23 @@ class ObjectInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             mtime=datetime.now(UTC).isoformat().replace("+00:00", "Z"),
             chunks=num_chunks,
             digest=digest(data),
+            metadata={_DATA: base64.b64encode(data).decode()} if len(data) <= SMALL_BYTES else {},
         )
+
+    @property
+    def data(self) -> bytes | None:
+        """Return the bytes, where they are here; their digest is not checked.
+
+        Raises:
+            CorruptDataError: not base64.
+
+        """
+        if (text := self.metadata.get(_DATA)) is None:
+            return None
+        try:
+            return base64.b64decode(text, validate=True)
+        except ValueError as error:
+            raise CorruptDataError(f"object {self.name!r}: its bytes: {error}") from error
 
     def encode(self) -> bytes:
         """Return the JSON."""

@@ -6,6 +6,7 @@
 ```
 The layout is that of the NATS object store, so that other clients read it. Theirs waits for every
 chunk's receipt before it sends the next; here many are on their way, and one request brings many.
+The bytes of a small object are in its description, too, so that one round trip brings them.
 """
 
 import asyncio
@@ -112,14 +113,18 @@ class JetStreamStore:
         info = await self._info(self._meta_subject(key))
         if info is None:
             raise NotFoundError(f"object {key!r} is not in bucket {self._bucket}")
-        try:
-            async with asyncio.timeout(OPERATION_S_MAX):
-                data = await self._read(f"$O.{self._bucket}.C.{info.nuid}", info.chunks)
-        except TimeoutError as error:
-            raise StoreUnreachableError(f"object {key!r}: no answer in time") from error
+        if (data := info.data) is None:
+            data = await self._chunks(key, info)
         if digest(data) != info.digest:
             raise CorruptDataError(f"object {key!r}: its bytes do not match their digest")
         return data
+
+    async def _chunks(self, key: str, info: ObjectInfo) -> bytes:
+        try:
+            async with asyncio.timeout(OPERATION_S_MAX):
+                return await self._read(f"$O.{self._bucket}.C.{info.nuid}", info.chunks)
+        except TimeoutError as error:
+            raise StoreUnreachableError(f"object {key!r}: no answer in time") from error
 
     async def exists(self, key: str) -> bool:
         """Tell whether the object is there."""

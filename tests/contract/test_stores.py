@@ -9,6 +9,7 @@ import pytest
 from tests.contract.check_store import CHECKS
 from tests.s3_server import serving_bucket
 
+from penstock.infra.bus.object_info import SMALL_BYTES
 from penstock.infra.bus.object_store import JetStreamStore
 from penstock.infra.bus.server import EmbeddedServer
 from penstock.infra.stores import directory
@@ -122,6 +123,20 @@ async def test_a_damaged_chunk_in_a_bucket_is_told(nats_url):
         await store.close()
 
 
+async def test_a_small_object_comes_from_a_bucket_by_one_request(nats_url, monkeypatch):
+    store = await JetStreamStore.connect(nats_url, next(names))
+    try:
+        for size in (0, SMALL_BYTES, SMALL_BYTES + 1):
+            await store.put(f"size-{size}", b"x" * size)
+        monkeypatch.setattr(store, "_chunks", None)
+        for size in (0, SMALL_BYTES):
+            assert await store.get(f"size-{size}") == b"x" * size
+        with pytest.raises(TypeError):
+            await store.get(f"size-{SMALL_BYTES + 1}")
+    finally:
+        await store.close()
+
+
 async def test_a_bucket_is_what_other_clients_of_nats_read_and_write(nats_url):
     nats = pytest.importorskip("nats")
     bucket = next(names)
@@ -131,9 +146,11 @@ async def test_a_bucket_is_what_other_clients_of_nats_read_and_write(nats_url):
         theirs = await client.jetstream().object_store(bucket)
         await store.put("ours/x", b"1" * 600_000)
         assert (await theirs.get("ours/x")).data == b"1" * 600_000
+        await store.put("ours/small", b"3" * 300)
+        assert (await theirs.get("ours/small")).data == b"3" * 300
         await theirs.put("theirs/y", b"2" * 300_000)
         assert await store.get("theirs/y") == b"2" * 300_000
-        assert await store.keys("") == ["ours/x", "theirs/y"]
+        assert await store.keys("") == ["ours/small", "ours/x", "theirs/y"]
     finally:
         await client.close()
         await store.close()
