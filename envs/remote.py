@@ -42,6 +42,7 @@ from penstock.messages.machine import (
     PlaceGroup,
     ReadEgress,
     ReadFile,
+    ReleaseGroup,
     ReleaseSandbox,
     SandboxLeased,
     SandboxSaved,
@@ -240,7 +241,11 @@ async def lease_sandbox(
         SandboxError: The host failed.
 
     """
-    sandbox = RemoteSandbox(asker, await _acquire(asker, lease_id, terms), terms)
+    try:
+        sandbox = RemoteSandbox(asker, await _acquire(asker, lease_id, terms), terms)
+    except ImageAbsent:
+        await _give_room_back(asker, terms)
+        raise
     renewal = asyncio.create_task(keep_renewed(asker, sandbox.renew, terms))
     try:
         yield sandbox
@@ -248,6 +253,16 @@ async def lease_sandbox(
         renewal.cancel()
         await asyncio.gather(renewal, return_exceptions=True)
         await sandbox.close()
+        if terms.group is not None and terms.group.num_machines == 1:
+            await _give_room_back(asker, terms)
+
+
+async def _give_room_back(asker: Asker, terms: LeaseTerms) -> None:
+    """Tell the scheduler what it would learn from hosts' reports, or by waiting."""
+    if terms.group is not None:
+        message = ReleaseGroup(group_id=terms.group.group_id)
+        with contextlib.suppress(SandboxError):
+            await ask(asker, FLEET_SERVICE, message, Ack, terms.margin_s)
 
 
 async def _acquire(asker: Asker, lease_id: str, terms: LeaseTerms) -> SandboxLeased:
