@@ -185,7 +185,8 @@ def _pool(config: RunConfig, host: str) -> "Pool":
 async def _fleet(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     from penstock.actors.sandbox.scheduler import FleetScheduler
 
-    return [("fleet", FleetScheduler(assembly.config.sandbox.quota))]
+    config = assembly.config.sandbox
+    return [("fleet", FleetScheduler(config.quota, config.quotas))]
 
 
 async def _pacer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from penstock.messages.task import Purpose
+
 
 class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds of what one host leases."""
@@ -33,6 +35,8 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     there are leave room for it. A host of one machine keeps none."""
     quota: int = 0
     """Of the scheduler: most machines that one holder may have placed; 0 for no bound."""
+    quotas: dict[str, int] = {}
+    """Of the scheduler: a purpose's own quota (train, eval), in place of `quota`."""
 
     egress_addresses: bool = False
     """Whether a task's rule may name an address (`name:port@address`), private ones included."""
@@ -45,3 +49,7 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         for field in ("grading_slots", "quota"):
             if getattr(self, field) < 0:
                 raise ValueError(f"sandbox.{field}: expected >= 0, got {getattr(self, field)}")
+        for purpose, quota in self.quotas.items():
+            if purpose not in set(Purpose) or quota < 0:
+                expected = f"one of {', '.join(Purpose)}, and >= 0"
+                raise ValueError(f"sandbox.quotas: expected {expected}, got {purpose} = {quota}")

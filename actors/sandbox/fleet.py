@@ -15,7 +15,7 @@ a crash) adopts what is there instead of placing it again.
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from penstock.actors.sandbox.placement import Host, Placement
 from penstock.messages.errors import QueueFullError
@@ -36,12 +36,16 @@ class Fleet:
     Args:
         rng: Draws the candidates.
         quota: Most machines that one holder may have placed; 0 for no bound.
+        quotas: Those of holders that have one of their own.
 
     """
 
-    def __init__(self, rng: random.Random, *, quota: int = 0) -> None:
+    def __init__(
+        self, rng: random.Random, *, quota: int = 0, quotas: Mapping[str, int] | None = None
+    ) -> None:
         self._rng = rng
         self._quota = quota
+        self._quotas = quotas or {}
         self._hosts: dict[str, Host] = {}
         self._names: list[str] = []
         """The keys of `_hosts`, to draw from."""
@@ -164,8 +168,9 @@ class Fleet:
     def _check(self, num_machines: int, holder: str) -> None:
         if num_machines < 1:
             raise ValueError(f"num_machines: expected at least 1, got {num_machines}")
-        if self._quota and self._by_holder[holder] + num_machines > self._quota:
-            raise FleetFullError(f"{holder}: {num_machines} more exceed its quota of {self._quota}")
+        quota = self._quotas.get(holder, self._quota)
+        if quota and self._by_holder[holder] + num_machines > quota:
+            raise FleetFullError(f"{holder}: {num_machines} more exceed its quota of {quota}")
 
     def _choose(
         self, image: str, num_machines: int, avoid: str, is_grading: bool

@@ -24,14 +24,16 @@ class FleetScheduler(Actor):
 
     Args:
         quota: Most machines that one holder may have placed; 0 for no bound.
+        quotas: Those of holders that have one of their own.
 
     """
 
     role = "fleet"
     tick_s = 1.0
 
-    def __init__(self, quota: int = 0) -> None:
+    def __init__(self, quota: int = 0, quotas: Mapping[str, int] | None = None) -> None:
         self._quota = quota
+        self._quotas = quotas
         self._tally = {"placed": 0, "refused": 0, "expired": 0, "image_hits": 0}
 
     def services(self) -> Mapping[str, Serve]:
@@ -41,7 +43,7 @@ class FleetScheduler(Actor):
     async def start(self, ctx: Context) -> Effects:
         """Begin without any host."""
         self._ctx = ctx
-        self._fleet = Fleet(ctx.random, quota=self._quota)
+        self._fleet = Fleet(ctx.random, quota=self._quota, quotas=self._quotas)
         self._learns_until = ctx.monotonic() + LEARN_S
         return ()
 

@@ -38,6 +38,12 @@ def test_a_name_that_no_host_can_have_is_refused(spec: str) -> None:
         (['processes.more=["fleet:x"]'], r"processes\.more: expected 'fleet', got 'fleet:x'"),
         (["sandbox.host='a b'"], r"sandbox\.host: expected a host's name"),
         (["sandbox.quota=-1"], r"sandbox\.quota: expected >= 0, got -1"),
+        (
+            ["sandbox.quotas={rollouts = 4}"],
+            r"sandbox\.quotas: expected one of train, .*rollouts = 4",
+        ),
+        (["sandbox.quotas={train = -4}"], r"sandbox\.quotas: expected .* >= 0, got train = -4"),
+        (["sandbox.grading_slots=-1"], r"sandbox\.grading_slots: expected >= 0, got -1"),
         (["rollout_worker.places_groups=true"], r"places_groups: expected with it the role"),
         ([*FLEET, "sandbox.reports_to_fleet=false"], r"places_groups: .*reports_to_fleet"),
         ([*FLEET, 'processes.fleet=["keeper"]'], r"places_groups: expected with it the role"),

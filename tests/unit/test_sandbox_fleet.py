@@ -102,6 +102,15 @@ def test_a_quota_bounds_one_holder_and_no_other():
     place(fleet, "g2")
 
 
+def test_a_holders_own_quota_stands_in_place_of_the_common_one():
+    fleet = fleet_of(8, quota=32, quotas={"eval": 16, "train": 0})
+    for number in range(4):
+        place(fleet, f"t{number}", holder="train")
+    place(fleet, "e0", holder="eval")
+    with pytest.raises(FleetFullError, match="eval: 16 more exceed its quota of 16"):
+        place(fleet, "e1", holder="eval")
+
+
 def test_what_nobody_renews_and_who_falls_silent_are_forgotten():
     fleet = fleet_of(2)
     place(fleet, "late", now=0.0)

@@ -32,7 +32,7 @@ class RoundRobinScheduler(FleetScheduler):
     async def start(self, ctx: Context) -> Effects:
         """Begin without any host."""
         await super().start(ctx)
-        self._fleet = RoundRobin(ctx.random, quota=self._quota)
+        self._fleet = RoundRobin(ctx.random, quota=self._quota, quotas=self._quotas)
         return ()
 
 
