@@ -12,7 +12,12 @@ from blake3 import blake3
 from penstock.actors.sync_relay.objects import manifest_key, manifest_key_of
 from penstock.messages import codec
 from penstock.messages.bus import ObjectStore
-from penstock.messages.errors import CorruptDataError, NotFoundError, PenstockError
+from penstock.messages.errors import (
+    CorruptDataError,
+    NotFoundError,
+    PenstockError,
+    StoreUnreachableError,
+)
 from penstock.messages.weights import ShardRef, WeightsPublished
 
 _log = logging.getLogger(__name__)
@@ -132,14 +137,19 @@ def all_objects(manifest: WeightsPublished) -> list[ShardRef]:
 async def put_patiently(store: ObjectStore, key: str, data: bytes, sleep: Sleep) -> None:
     """Store an object, several times if need be.
 
+    A store that is away has been waited for by its own deadline, and is not tried again.
+
     Raises:
         CorruptDataError: other bytes are there.
+        StoreUnreachableError: the store is away.
         OSError: no room, after several attempts.
 
     """
     for attempt in range(_NUM_PUTS_MAX):
         try:
             return await store.put(key, data)
+        except StoreUnreachableError:
+            raise
         except OSError as error:
             if attempt == _NUM_PUTS_MAX - 1:
                 raise
@@ -165,6 +175,7 @@ async def get_patiently(store: ObjectStore, shard: ShardRef, sleep: Sleep) -> by
     """Fetch one object, several times if need be.
 
     Raises:
+        StoreUnreachableError: the store is away, by its own deadline.
         DamagedStoreError: it came damaged, or not at all, every time.
 
     """
@@ -172,6 +183,8 @@ async def get_patiently(store: ObjectStore, shard: ShardRef, sleep: Sleep) -> by
     while True:
         try:
             return await get_checked(store, shard)
+        except StoreUnreachableError:
+            raise
         except (CorruptDataError, NotFoundError, OSError) as error:
             num_failed += 1
             if num_failed == _NUM_GETS_MAX:

@@ -29,10 +29,10 @@ _FULL = ("status code: 507", "StorageFull", "QuotaExceeded")
 """How servers say it."""
 _DETAILS = "Debug source"
 """From here on, an error's text is of the library's insides."""
-_ATTEMPT_S = "60s"
-_CHECK_S = "10s"
 PATIENCE_S = 60.0
-"""How long a server may be away before an operation fails."""
+"""How long a server may be away before an operation fails, all attempts together."""
+_PATIENCE_S_MIN = 10.0
+"""For one attempt, where there is no patience."""
 _PAUSE_S = 0.5
 _NO_RETRY: "RetryConfig" = {"max_retries": 0}
 """The library does not repeat conditional puts; here, as bytes are compared, all can be."""
@@ -46,10 +46,11 @@ class S3Store:
     """An `ObjectStore`: key `a/b/c` is the object `prefix/a/b/c` of one bucket."""
 
     def __init__(
-        self, bucket: "Bucket", prefix: str = "", *, patience_s: float = PATIENCE_S
+        self, bucket: "Bucket", where: str, prefix: str = "", *, patience_s: float = PATIENCE_S
     ) -> None:
-        """Use `open` but for a bucket with settings of its own."""
+        """Use `open` but for a bucket with settings of its own; `where` names it in errors."""
         self._bucket = bucket
+        self._where = where
         self._patience_s = patience_s
         self._prefix = f"{prefix}/" if prefix else ""
 
@@ -78,11 +79,12 @@ class S3Store:
         if endpoint:
             config["endpoint"] = endpoint
         options: ClientConfig = {
-            "timeout": _ATTEMPT_S if patience_s else _CHECK_S,
+            "timeout": f"{max(patience_s, _PATIENCE_S_MIN):g}s",
             "allow_http": endpoint.startswith("http:"),
         }
         made = Bucket(config=config, client_options=options, retry_config=_NO_RETRY)
-        return cls(made, prefix, patience_s=patience_s)
+        where = f"s3 bucket {bucket!r} at {endpoint or 'Amazon S3'}"
+        return cls(made, where, prefix, patience_s=patience_s)
 
     async def put(self, key: str, data: bytes | memoryview) -> None:
         """Store unless it is there; see `ObjectStore.put`."""
@@ -98,7 +100,7 @@ class S3Store:
             if await self.get(key) != held:
                 raise CorruptDataError(f"object {key!r} is there with other bytes") from error
         except FileNotFoundError as error:
-            raise _translated(key, error) from error
+            raise self._translated(key, error) from error
 
     async def get(self, key: str) -> bytes:
         """Read the whole object; see `ObjectStore.get`."""
@@ -141,7 +143,22 @@ class S3Store:
         return sorted(key for key in found if key.startswith(prefix))
 
     async def _patiently(self, key: str, act: Callable[[], Awaitable[R]]) -> R:
-        """Do something, again and again while the server is away."""
+        """Do something, again and again while the server is away, until the deadline.
+
+        Raises:
+            StoreUnreachableError: it stays away, or refuses; the text names bucket and endpoint.
+            StoreFullError: no room.
+
+        """
+        deadline_s = max(self._patience_s, _PATIENCE_S_MIN)
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await self._until_answered(key, act)
+        except TimeoutError as error:
+            text = f"object {key!r}: {self._where}: no answer in {deadline_s:g} s"
+            raise StoreUnreachableError(text) from error
+
+    async def _until_answered(self, key: str, act: Callable[[], Awaitable[R]]) -> R:
         from obstore.exceptions import AlreadyExistsError, BaseError, GenericError
 
         until_s = time.monotonic() + self._patience_s
@@ -151,7 +168,7 @@ class S3Store:
             except (AlreadyExistsError, FileNotFoundError):
                 raise
             except BaseError as error:
-                failure = _translated(key, error)
+                failure = self._translated(key, error)
                 is_away = isinstance(error, GenericError) and not _REFUSAL.search(str(error))
                 is_full = isinstance(failure, StoreFullError)
                 if not is_away or is_full or time.monotonic() >= until_s:
@@ -171,13 +188,12 @@ class S3Store:
         try:
             self._bucket.list_with_delimiter(self._prefix)  # pyright: ignore[reportUnknownMemberType]
         except BaseError as error:
-            raise _translated(self._prefix, error) from error
+            raise self._translated(self._prefix, error) from error
 
     def _path(self, key: str) -> str:
         return self._prefix + check_key(key)
 
-
-def _translated(key: str, error: Exception) -> Exception:
-    text = f"object {key!r}: {str(error).partition(_DETAILS)[0].strip()}"
-    is_full = any(word in str(error) for word in _FULL)
-    return StoreFullError(text) if is_full else StoreUnreachableError(text)
+    def _translated(self, key: str, error: Exception) -> Exception:
+        text = f"object {key!r}: {self._where}: {str(error).partition(_DETAILS)[0].strip()}"
+        is_full = any(word in str(error) for word in _FULL)
+        return StoreFullError(text) if is_full else StoreUnreachableError(text)

@@ -160,14 +160,7 @@ async def test_an_s3_server_that_is_away_is_a_typed_error(monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
     pytest.importorskip("obstore")
-    from obstore.store import S3Store as Bucket
-
-    retries = {"max_retries": 0}
-    options = {"allow_http": True, "timeout": "2s"}
-    bucket = Bucket(
-        "b", endpoint="http://127.0.0.1:9", client_options=options, retry_config=retries
-    )
-    store = S3Store(bucket, patience_s=0.0)
+    store = S3Store.open("b", endpoint="http://127.0.0.1:9", patience_s=0.0)
     for use in (store.get("k"), store.put("k", b""), store.keys("")):
         with pytest.raises(StoreUnreachableError):
             await use

@@ -8,6 +8,7 @@ import pytest
 from tests.s3_server import serving_bucket
 
 from penstock.actors.sync_relay.head import NO_HEAD, read_head
+from penstock.actors.sync_relay.transfer import put_patiently
 from penstock.infra.stores import s3
 from penstock.infra.stores.s3 import S3Store
 from penstock.messages.errors import StoreUnreachableError
@@ -95,10 +96,31 @@ async def test_a_bucket_that_stays_away_or_is_not_there_is_told(gate, s3_endpoin
     store = gate.open_store(patience_s=0.05)
     gate.cut()
     for work in (store.put("a", b"x"), store.get("a"), store.keys(""), store.exists("a")):
-        with pytest.raises(StoreUnreachableError):
+        with pytest.raises(
+            StoreUnreachableError, match=r"s3 bucket 'bucket' at http://127\.0\.0\.1"
+        ):
             await work
     assert gate.num_refused > 4
     nowhere = S3Store.open("nowhere", endpoint=s3_endpoint)
     for work in (nowhere.put("a", b"x"), nowhere.keys("")):
         with pytest.raises(StoreUnreachableError, match="404"):
             await work
+
+
+async def test_a_bucket_that_never_answers_ends_at_one_deadline(gate, monkeypatch):
+    """The server takes connections and says nothing; a put that is patient itself adds nothing."""
+    monkeypatch.setattr(s3, "_PATIENCE_S_MIN", 0.3)
+    connections = []
+
+    async def say_nothing(reader, writer):
+        connections.append(writer)
+        await reader.read()
+
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as silent:
+        port = silent.sockets[0].getsockname()[1]
+        store = S3Store.open("bucket", endpoint=f"http://127.0.0.1:{port}", patience_s=0.3)
+        with pytest.raises(StoreUnreachableError, match=rf"'a/1': s3 bucket .*:{port}"):
+            await put_patiently(store, "a/1", b"x", asyncio.sleep)
+        for writer in connections:
+            writer.close()
+    assert len(connections) <= 2
