@@ -22,7 +22,7 @@ from penstock.actors.sandbox.config import SandboxHostConfig
 from penstock.actors.sandbox.groups import Groups
 from penstock.actors.sandbox.operations import Operation, operate
 from penstock.envs.microvm.pool import Pool
-from penstock.envs.remote import (
+from penstock.envs.remote.asking import (
     ACQUIRE_SERVICE,
     FLEET_SERVICE,
     SandboxBusyError,
@@ -123,20 +123,19 @@ class SandboxHost(Actor):
 
     async def _acquire(self, message: AcquireSandbox) -> Message:
         lease_id, lease_s = message.lease_id, min(message.lease_s, self._config.lease_s_max)
-        image, wait_s = message.image_digest, self._config.acquire_s_max
         earlier = self._newest.get(message.holder, lease_id)
         if message.takes_over and earlier != lease_id:
             await self._pool.release(earlier)
         try:
             if message.checkpoint_id:
-                saved = self._saved()
-                lease = await saved.restore(message.checkpoint_id, lease_s, lease_id, image)
+                num_spared = self._left_by(message)
+                lease = await self._saved().restore(message, lease_s, num_spared)
             else:
                 lease = await self._pool.acquire(
                     lease_s,
                     lease_id=lease_id,
-                    timeout_s=wait_s,
-                    image=image,
+                    timeout_s=self._config.acquire_s_max,
+                    image=message.image_digest,
                     num_spared=self._left_by(message),
                 )
         except (DeadlineError, QueueFullError) as error:

@@ -17,6 +17,7 @@ from penstock.envs.sandbox import (
     SavingMachine,
     require,
 )
+from penstock.messages.machine import AcquireSandbox
 from penstock.messages.rollout import EpisodeSaved
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
@@ -79,10 +80,15 @@ class Checkpoints:
                 await machine.checkpoint(folder)
             await self._ctx.offload(self._trim)
 
-    async def restore(self, checkpoint_id: str, lease_s: float, lease_id: str, image: str) -> Lease:
+    async def restore(self, wanted: AcquireSandbox, lease_s: float, num_spared: int) -> Lease:
         """Lend a machine that goes on from a checkpoint; raises as `Pool.restore`."""
-        folder = self._path(checkpoint_id)
-        return await self._pool.restore(folder, lease_s, lease_id=lease_id, image=image)
+        return await self._pool.restore(
+            self._path(wanted.checkpoint_id),
+            lease_s,
+            lease_id=wanted.lease_id,
+            image=wanted.image_digest,
+            num_spared=num_spared,
+        )
 
     def _path(self, checkpoint_id: str) -> Path:
         if NAME.fullmatch(checkpoint_id) is None:

@@ -203,7 +203,7 @@ class Pool:
             raise SandboxError("the sandbox pool is closed")
 
     async def restore(
-        self, folder: Path, lease_s: float, *, lease_id: str, image: str = ""
+        self, folder: Path, lease_s: float, *, lease_id: str, image: str = "", num_spared: int = 0
     ) -> Lease:
         """Lend a machine that goes on from a checkpoint; no machine is kept ready for that.
 
@@ -212,10 +212,11 @@ class Pool:
             lease_s: As in `acquire`.
             lease_id: Asking twice with one id gives the same machine.
             image: That of the saved machine.
+            num_spared: As in `acquire`, but nothing is waited for.
 
         Raises:
             CapabilityMissing: The backend cannot.
-            QueueFullError: `live_max` machines exist.
+            QueueFullError: `live_max` machines exist, or only as many as are spared may be lent.
             SandboxError: The checkpoint is broken, or the machine did not come up.
 
         """
@@ -225,7 +226,8 @@ class Pool:
         stock = await self._stock(image)
         restoring = self._restores.get(lease_id)
         if restoring is None:
-            if self._closed or self._machines.num_live >= self.live_max:
+            num_taken = max(self._machines.num_live, self._num_wanted() + num_spared)
+            if self._closed or num_taken >= self.live_max:
                 raise QueueFullError(f"sandbox pool: {self.live_max} machines exist already")
             stock.num_booting += 1
             restoring = asyncio.create_task(self._restore(stock, folder, lease_s, lease_id))

@@ -1,9 +1,12 @@
 """Saving a leased machine and going on from it, over the bus."""
 
+import msgspec
 import pytest
 from tests.sim.rollout.conftest import FakeBackend, World
 
-from penstock.envs.remote import LeaseTerms, lease_sandbox
+from penstock.envs.remote.asking import SandboxBusyError
+from penstock.envs.remote.lease import lease_sandbox
+from penstock.envs.remote.terms import LeaseTerms
 from penstock.envs.sandbox import Capability, SandboxError, SandboxRequestError
 
 TERMS = LeaseTerms(holder="test", lease_s=10.0, acquire_wait_s=5.0)
@@ -55,6 +58,23 @@ def test_branches_go_on_from_a_saved_machine(simulate, tmp_path) -> None:
                     await branch.write_files({name: b""})
                     assert sorted(await branch.list_files("/work")) == sorted(["before", name])
         assert world.backend.num_saves == 1
+
+    simulate(scenario)
+
+
+def test_branches_leave_a_machine_for_grading(simulate, tmp_path) -> None:
+    async def scenario(world: World) -> None:
+        world.backend = SavingBackend()
+        world.host_machines(live_max=3, checkpoints=str(tmp_path / "saved"))
+        grading = msgspec.structs.replace(TERMS, is_grading=True)
+        async with lease_sandbox(world.asker(), "trunk", TERMS) as trunk:
+            saved = await trunk.save("turn-3")
+            async with lease_sandbox(world.asker(), "branch-0", branch_of(saved)):
+                with pytest.raises(SandboxBusyError):
+                    async with lease_sandbox(world.asker(), "branch-1", branch_of(saved)):
+                        pass
+                async with lease_sandbox(world.asker(), "grading", grading):
+                    assert sum(machine.alive for machine in world.backend.machines) == 3
 
     simulate(scenario)
 
