@@ -18,12 +18,14 @@ from blake3 import blake3
 from penstock.actors.sync_relay.digests import SUM_MODULUS, DigestTable, join_tables
 from penstock.actors.sync_relay.history import delta_folder
 from penstock.actors.sync_relay.objects import Encoded
-from penstock.actors.sync_relay.transfer import Sleep, put_object
+from penstock.actors.sync_relay.transfer import Sleep, patiently, put_object
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError
 
 _POLL_S_MIN, _POLL_S_MAX = 0.01, 0.16
 _NUM_KEY_DIGITS = 16
+_CHECK_BYTES = 16
+"""In front of every note, of what follows."""
 Note = TypeVar("Note", bound=msgspec.Struct)
 
 
@@ -90,22 +92,29 @@ async def put_note(store: ObjectStore, key: str, note: msgspec.Struct, sleep: Sl
         OSError: no room, after several attempts.
 
     """
-    await put_object(store, key, msgspec.msgpack.encode(note), sleep)
+    data = msgspec.msgpack.encode(note)
+    await put_object(store, key, _check(data) + data, sleep)
 
 
-async def read_note(store: ObjectStore, key: str, note_type: type[Note]) -> Note:
-    """Read what another left.
+async def read_note(store: ObjectStore, key: str, note_type: type[Note], sleep: Sleep) -> Note:
+    """Read what another left, several times if need be.
 
     Raises:
-        CorruptDataError: something else.
-        NotFoundError: it is gone.
+        DamagedStoreError: it came damaged, or not at all, every time.
 
     """
-    try:
-        return msgspec.msgpack.decode(await store.get(key), type=note_type)
-    except msgspec.DecodeError as error:
-        name = note_type.__name__.lower()
-        raise CorruptDataError(f"object {key}: not a {name}: {error}") from error
+
+    async def read() -> Note:
+        data = await store.get(key)
+        if _check(data[_CHECK_BYTES:]) != data[:_CHECK_BYTES]:
+            raise CorruptDataError(f"object {key}: not a {note_type.__name__.lower()}")
+        return msgspec.msgpack.decode(data[_CHECK_BYTES:], type=note_type)
+
+    return await patiently(read, sleep)
+
+
+def _check(data: bytes) -> bytes:
+    return blake3(data).digest(_CHECK_BYTES)
 
 
 async def await_keys(

@@ -134,7 +134,7 @@ class Committer:
         prefix = receipts_prefix(version, token)
         wanted = [f"{prefix}{rank:05d}" for rank in range(self._num_ranks)]
         await self._await(wanted, f"ranks of weights {version}", wait_s)
-        notes = (read_note(self._store, key, Receipt) for key in wanted)
+        notes = (read_note(self._store, key, Receipt, self._sleep) for key in wanted)
         receipts = await bounded(notes, repeat(0))
         for receipt in receipts:
             if receipt.table_digest != table_digest(self._table):
@@ -165,7 +165,7 @@ class Committer:
         await put_note(self._store, key, draft, self._sleep)
         try:
             await self._await(wanted, f"provers of {who}", wait_s)
-            notes = (read_note(self._store, name, Proof) for name in wanted)
+            notes = (read_note(self._store, name, Proof, self._sleep) for name in wanted)
             proof = join_proofs(await bounded(notes, repeat(0)))
         finally:
             await self._store.delete(key)

@@ -86,7 +86,7 @@ class Prover:
         found = await await_keys(self._store, prefix, bool, wait_s=wait_s, sleep=self._sleep)
         if not found:
             raise DeadlineError(f"prover {self._number}: no draft of weights {version}")
-        draft = await read_note(self._store, found[-1], Draft)
+        draft = await read_note(self._store, found[-1], Draft, self._sleep)
         shards = [shard for shard in draft.shards if self._span.holds(shard.ref.extents)]
         try:
             proof = await self._prove(version, shards)

@@ -179,10 +179,15 @@ async def get_patiently(store: ObjectStore, shard: ShardRef, sleep: Sleep) -> by
         DamagedStoreError: it came damaged, or not at all, every time.
 
     """
+    return await patiently(lambda: get_checked(store, shard), sleep)
+
+
+async def patiently(read: Callable[[], Awaitable[R]], sleep: Sleep) -> R:
+    """Read something, several times if need be; raises as `get_patiently` does."""
     num_failed = 0
     while True:
         try:
-            return await get_checked(store, shard)
+            return await read()
         except StoreUnreachableError:
             raise
         except (CorruptDataError, NotFoundError, OSError) as error:

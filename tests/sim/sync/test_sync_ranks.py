@@ -10,6 +10,7 @@ import pytest
 from tests.sim.sync.rank_process import TABLE, boxes, weights
 from tests.sim.sync.world import FakeContext, FakeEngine, manifest_in
 
+from penstock.actors.sync_relay import transfer
 from penstock.actors.sync_relay.attempt import receipts_prefix
 from penstock.actors.sync_relay.catalog import Catalog
 from penstock.actors.sync_relay.committer import Committer
@@ -23,6 +24,7 @@ from penstock.actors.sync_relay.ranks import RankPublisher
 from penstock.actors.sync_relay.receiver import Receiver
 from penstock.actors.sync_relay.relay import Relay
 from penstock.actors.sync_relay.spans import cut_spans, share_out
+from penstock.actors.sync_relay.transfer import DamagedStoreError
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest, run_element_sum
@@ -252,7 +254,8 @@ async def test_parts_that_do_not_make_a_whole_are_refused(change, error):
     assert (await read_head(store)).policy_version == -1
 
 
-async def test_wrong_receipts_and_early_ranks_are_refused():
+async def test_wrong_receipts_and_early_ranks_are_refused(monkeypatch):
+    monkeypatch.setattr(transfer, "_GET_BACKOFF_S", 0.0)
     store = MemoryStore()
     trainer = Trainer(store, 1)
     token = await trainer.begin()
@@ -262,7 +265,7 @@ async def test_wrong_receipts_and_early_ranks_are_refused():
     with pytest.raises(ValueError, match="rank 0: expected parts of"):
         await publisher.ship(0, token, [np.zeros(3, np.uint16)])
     await store.put(f"{receipts_prefix(0, token)}00000", b"junk")
-    with pytest.raises(CorruptDataError, match="not a receipt"):
+    with pytest.raises(DamagedStoreError, match="not a receipt"):
         await trainer.commit(0)
     await ship_all([publisher], 0, token)
     await trainer.commit(0)

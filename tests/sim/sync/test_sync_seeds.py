@@ -4,15 +4,21 @@ import asyncio
 import contextlib
 import random
 
+import numpy as np
 import pytest
-from tests.sim.sync.world import FakeEngine, World, bits
+from tests.sim.sync.world import SHAPES, FakeEngine, World, bits, offload
 
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
+from penstock.actors.sync_relay.committer import Committer
 from penstock.actors.sync_relay.head import StaleTokenError
+from penstock.actors.sync_relay.image import Image, tensor_table
+from penstock.actors.sync_relay.prover import Prover
 from penstock.actors.sync_relay.publisher import Publisher
+from penstock.actors.sync_relay.ranks import RankPublisher
 from penstock.actors.sync_relay.receiver import Receiver
 from penstock.actors.sync_relay.relay import Relay
+from penstock.actors.sync_relay.spans import cut_spans, share_out
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
@@ -24,12 +30,57 @@ REGIONS = ("west", "east")
 FAULTS = Faults(lose_receipt=0.05, latency_s_max=0.05)
 
 
+class Ranks:
+    """A publisher of several ranks, one of which is a new one now and then."""
+
+    def __init__(self, store, num_ranks, dice, table) -> None:
+        self._store, self._dice, self._table = store, dice, table
+        self._spans = cut_spans(table, 2)
+        self._layouts = share_out(table, num_ranks, self._spans, 500)
+        self._ranks = [self._rank(number) for number in range(num_ranks)]
+        self._provers = [
+            Prover(store, number, span, offload=offload) for number, span in enumerate(self._spans)
+        ]
+        self._committer = Committer(store, num_ranks, table, self._spans, offload=offload)
+        self._history = self._committer._history
+
+    def _rank(self, number):
+        return RankPublisher(
+            self._store, number, self._table, self._layouts[number], offload=offload
+        )
+
+    async def prepare(self, version, snapshot, *, optimizer_step, config_json):
+        token = await self._committer.begin()
+        image = Image.of(snapshot)
+        if self._dice.random() < 0.1:
+            number = self._dice.randrange(len(self._ranks))
+            self._ranks[number] = self._rank(number)
+        work = [prover.prove(version, token) for prover in self._provers]
+        work += [
+            rank.ship(version, token, [image.part(runs) for runs in layout])
+            for rank, layout in zip(self._ranks, self._layouts, strict=True)
+        ]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for piece in work:
+                    group.create_task(piece)
+                commit = group.create_task(
+                    self._committer.commit(
+                        version, optimizer_step=optimizer_step, config_json=config_json
+                    )
+                )
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return commit.result()
+
+
 class Chaos(World):
     """A world with hosts that die at random."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(lambda name: MemoryStore(), seed)
         self.dice = random.Random(seed)
+        self.num_ranks = seed % 4 if seed % 2 else 0
+        super().__init__(lambda name: MemoryStore(), seed)
         self.clock = VirtualClock()
         self.server = MemoryServer(seed=seed, clock=self.clock, faults=FAULTS)
         self.engines = {f"{region}-{n}": FakeEngine() for region in REGIONS for n in range(2)}
@@ -38,6 +89,13 @@ class Chaos(World):
         self.overtaken: Publisher | None = None
         self.num_starts = 0
         self.num_versions = 80 if seed % 20 == 19 else 16 + seed % 17
+
+    def new_publisher(self):
+        """Return the publisher of one process, or for every second seed one of 1 or 3 ranks."""
+        if not self.num_ranks:
+            return super().new_publisher()
+        zeros = {name: np.zeros(shape, np.uint16) for name, shape in SHAPES.items()}
+        return Ranks(self.origin, self.num_ranks, self.dice, tensor_table(zeros))
 
     def bus(self) -> MemoryBus:
         self.num_starts += 1
