@@ -64,7 +64,7 @@ def test_many_kills_in_one_run(launch, seed):
     for _ in range(8):
         time.sleep(moments.uniform(0.2, 3.0))
         run.kill(*VICTIMS[moments.choice(sorted(VICTIMS))])
-    assert run.wait() == 0, run.output
+    assert run.wait(200.0) == 0, run.output
     run.check_sound(steps=40)
     assert gone(machines() - before)
 
