@@ -28,7 +28,9 @@ from penstock.actors.runtime.context import Context
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.versions import open_tools
 from penstock.envs.harness.wording import tools_prompt
-from penstock.envs.remote import RemoteSandbox, SandboxBusyError, lease_sandbox
+from penstock.envs.remote.asking import SandboxBusyError
+from penstock.envs.remote.lease import lease_sandbox
+from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.sandbox import ImageAbsent, SandboxError
 from penstock.envs.tasks.workspace import open_egress, open_workspace, read_egress
 from penstock.messages.errors import DeadlineError

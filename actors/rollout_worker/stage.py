@@ -7,7 +7,7 @@ from penstock.actors.rollout_worker.conversation import Conversation
 from penstock.actors.runtime.context import Context
 from penstock.envs.harness.result import ToolResult
 from penstock.envs.harness.versions import Tools
-from penstock.envs.remote import RemoteSandbox
+from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.messages.rollout import Turn
 
 

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.envs.remote import RemoteSandbox
+from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.sandbox import (
     Machine,
     SandboxDied,

@@ -12,7 +12,9 @@ from penstock.actors.runtime.host_context import HostContext, Identity
 from penstock.actors.sandbox.actor import SandboxHost
 from penstock.actors.sandbox.config import SandboxHostConfig
 from penstock.envs.microvm.pool import Pool
-from penstock.envs.remote import LeaseTerms, RemoteSandbox, lease_sandbox
+from penstock.envs.remote.lease import lease_sandbox
+from penstock.envs.remote.sandbox import RemoteSandbox
+from penstock.envs.remote.terms import LeaseTerms
 from penstock.envs.sandbox import BackendUnavailable, open_backend
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import MemoryServer

@@ -19,7 +19,8 @@ from penstock.envs.microvm.images import Images
 from penstock.envs.microvm.layers import image_digest, layer_path
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
-from penstock.envs.remote import GroupTerms, LeaseTerms, lease_sandbox
+from penstock.envs.remote.lease import lease_sandbox
+from penstock.envs.remote.terms import GroupTerms, LeaseTerms
 from penstock.envs.sandbox import BackendUnavailable, ImageAbsent, open_backend
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import MemoryServer

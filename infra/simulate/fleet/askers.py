@@ -17,8 +17,9 @@ from typing import Any
 import msgspec
 
 from penstock.envs.microvm.lease import percentile
-from penstock.envs.remote import GroupTerms, LeaseTerms, keep_renewed
-from penstock.envs.remote_group import acquire_group, renew_groups
+from penstock.envs.remote.group import acquire_group, renew_groups
+from penstock.envs.remote.lease import keep_renewed
+from penstock.envs.remote.terms import GroupTerms, LeaseTerms
 from penstock.infra.simulate.fleet.settings import FleetScenario
 from penstock.messages.base import Message
 from penstock.messages.bus import Bus

@@ -9,7 +9,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from penstock.envs.remote import FLEET_SERVICE, SandboxBusyError, host_service, to_remote_error
+from penstock.envs.remote.asking import (
+    FLEET_SERVICE,
+    SandboxBusyError,
+    host_service,
+    to_remote_error,
+)
 from penstock.infra.simulate.fleet.host import SimulatedHost
 from penstock.infra.simulate.fleet.settings import FleetScenario
 from penstock.messages.base import Message

@@ -9,7 +9,8 @@ from penstock.actors.sandbox.actor import SandboxHost
 from penstock.actors.sandbox.config import SandboxHostConfig
 from penstock.actors.sandbox.scheduler import FleetScheduler
 from penstock.envs.microvm.pool import Pool
-from penstock.envs.remote import GroupTerms, LeaseTerms, lease_sandbox
+from penstock.envs.remote.lease import lease_sandbox
+from penstock.envs.remote.terms import GroupTerms, LeaseTerms
 from penstock.messages.machine import GroupPlaced, PlaceGroup
 
 

@@ -9,7 +9,9 @@ from tests.sim.rollout.fleet import Fleet
 from penstock.actors.trainer.batcher import Batcher
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.envs.microvm import pool
-from penstock.envs.remote import LeaseTerms, SandboxBusyError, lease_sandbox
+from penstock.envs.remote.asking import SandboxBusyError
+from penstock.envs.remote.lease import lease_sandbox
+from penstock.envs.remote.terms import LeaseTerms
 from penstock.envs.sandbox import SandboxDied, SandboxTimeout
 from penstock.messages.machine import AcquireSandbox, ReleaseSandbox
 from penstock.messages.pacing import CreditsChanged

@@ -10,7 +10,9 @@ from tests.sim.rollout.conftest import World
 from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.sandbox.fleet import Fleet, FleetFullError
 from penstock.envs.microvm.pool import Pool
-from penstock.envs.remote import LeaseTerms, SandboxBusyError, lease_sandbox
+from penstock.envs.remote.asking import SandboxBusyError
+from penstock.envs.remote.lease import lease_sandbox
+from penstock.envs.remote.terms import LeaseTerms
 from penstock.messages.errors import DeadlineError
 
 EPISODE_S = 100.0

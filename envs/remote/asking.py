@@ -1,0 +1,94 @@
+"""One request to a sandbox host or the fleet's scheduler, and the errors that come back."""
+
+from typing import Protocol, TypeVar
+
+from penstock.envs.sandbox import (
+    ImageAbsent,
+    SandboxDied,
+    SandboxError,
+    SandboxFileError,
+    SandboxRequestError,
+    SandboxTimeout,
+)
+from penstock.messages.base import Message
+from penstock.messages.errors import BusError, DeadlineError, RemoteCallError
+from penstock.messages.generation import RemoteError, RemoteErrorKind
+
+ACQUIRE_SERVICE = "sandbox.acquire"
+FLEET_SERVICE = "fleet"
+
+
+class SandboxBusyError(SandboxError, BlockingIOError):
+    """No host has room for one more machine now; ask again later."""
+
+
+_KINDS: dict[type[SandboxError], RemoteErrorKind] = {
+    SandboxBusyError: RemoteErrorKind.BUSY,
+    ImageAbsent: RemoteErrorKind.FAILED,
+    SandboxDied: RemoteErrorKind.GONE,
+    SandboxTimeout: RemoteErrorKind.GONE,
+    SandboxFileError: RemoteErrorKind.INVALID,
+    SandboxRequestError: RemoteErrorKind.INVALID,
+    SandboxError: RemoteErrorKind.FAILED,
+}
+_BY_NAME = {error_type.__name__: error_type for error_type in _KINDS}
+M = TypeVar("M", bound=Message)
+
+
+class Asker(Protocol):
+    """What a remote sandbox needs of its user's `Context`."""
+
+    async def request(
+        self, service: str, message: Message, *, deadline_s: float, reason: str = ""
+    ) -> Message:
+        """Ask and wait; raises RemoteCallError and DeadlineError."""
+        ...
+
+    async def sleep(self, duration_s: float) -> None:
+        """Sleep."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        ...
+
+
+def host_service(host: str) -> str:
+    """Return the service that one host serves alone."""
+    return f"sandbox.{host}"
+
+
+async def ask(
+    asker: Asker, service: str, message: Message, expected: type[M], deadline_s: float
+) -> M:
+    """Ask once and return an answer of the expected type.
+
+    Raises:
+        SandboxTimeout: No answer in time.
+        SandboxError: The host's own error, or an answer of another type.
+
+    """
+    reason = type(message).__name__
+    try:
+        reply = await asker.request(service, message, deadline_s=deadline_s, reason=reason)
+    except RemoteCallError as error:
+        raise _from_remote(service, error) from error
+    except (DeadlineError, BusError) as error:
+        raise SandboxTimeout(f"{service} does not answer: {error}") from error
+    if not isinstance(reply, expected):
+        raise SandboxError(f"{service}: expected {expected.__name__}, got {type(reply).__name__}")
+    return reply
+
+
+def to_remote_error(error: SandboxError) -> RemoteError:
+    """Return a sandbox's error as it travels: its kind, its type's name, its words."""
+    kind = next(kind for error_type, kind in _KINDS.items() if isinstance(error, error_type))
+    return RemoteError(kind=kind, error=f"{type(error).__name__}: {error}")
+
+
+def _from_remote(service: str, error: RemoteCallError) -> SandboxError:
+    name, _, words = error.text.partition(": ")
+    error_type = _BY_NAME.get(name)
+    if error_type is None:
+        return SandboxError(f"{service}: {error}")
+    return error_type(f"{service}: {words}")

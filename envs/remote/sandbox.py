@@ -1,0 +1,130 @@
+"""The `Sandbox` protocol over requests."""
+
+import contextlib
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+
+from penstock.envs.remote.asking import Asker, M, ask, host_service
+from penstock.envs.remote.terms import LeaseTerms, SavedSandbox
+from penstock.envs.sandbox import WORK_DIR, ExecResult, SandboxError
+from penstock.messages.base import Message
+from penstock.messages.generation import Ack
+from penstock.messages.machine import (
+    AcquireSandbox,
+    AllowEgress,
+    CommandFinished,
+    EgressRead,
+    ExecCommand,
+    FileRead,
+    FilesListed,
+    ListFiles,
+    ReadEgress,
+    ReadFile,
+    ReleaseSandbox,
+    SandboxLeased,
+    SandboxSaved,
+    SaveSandbox,
+    WriteFiles,
+)
+from penstock.messages.rollout import EgressAttempt, SandboxRecord
+
+SAVE_S_MAX = 60.0
+
+
+class RemoteSandbox:
+    """The `Sandbox` protocol over requests; an answer that does not come means a lost machine."""
+
+    def __init__(self, asker: Asker, leased: SandboxLeased, terms: LeaseTerms) -> None:
+        """Speak to the host that leased the machine."""
+        self.info: SandboxRecord = leased.sandbox
+        self._asker = asker
+        self._leased = leased
+        self._terms = terms
+        self._op_numbers = itertools.count()
+        self._op_prefix = hashlib.blake2s(leased.lease_id.encode(), digest_size=8).hexdigest()
+        """A copy of a machine remembers the keys of the one it was: each lease has its own."""
+
+    async def exec(  # noqa: PLR0913 - the protocol asks for them
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float,
+        cwd: str = WORK_DIR,
+        env: Mapping[str, str] | None = None,
+        output_bytes_max: int = 65536,
+        op_key: str = "",
+    ) -> ExecResult:
+        """Run a program; it runs once, however often the request is delivered."""
+        command = ExecCommand(
+            lease_id=self._leased.lease_id,
+            op_key=op_key or f"{self._op_prefix}-{next(self._op_numbers)}",
+            argv=list(argv),
+            cwd=cwd,
+            env=dict(env or {}),
+            timeout_s=timeout_s,
+            output_bytes_max=output_bytes_max,
+        )
+        done = await self._ask(command, CommandFinished, within_s=timeout_s)
+        return ExecResult(
+            exit_code=done.exit_code,
+            stdout=done.stdout,
+            stderr=done.stderr,
+            truncated=done.truncated,
+            timed_out=done.timed_out,
+            duration_ms=done.duration_ms,
+        )
+
+    async def read_file(self, path: str, bytes_max: int) -> bytes:
+        """Return the first `bytes_max` bytes of a regular file."""
+        message = ReadFile(lease_id=self._leased.lease_id, path=path, num_bytes_max=bytes_max)
+        return (await self._ask(message, FileRead)).data
+
+    async def write_files(self, files: Mapping[str, bytes]) -> None:
+        """Write whole files, parents included."""
+        message = WriteFiles(lease_id=self._leased.lease_id, files=dict(files))
+        await self._ask(message, Ack)
+
+    async def list_files(self, root: str) -> list[str]:
+        """Return the regular files below `root`, relative to it, sorted."""
+        message = ListFiles(lease_id=self._leased.lease_id, root=root)
+        return (await self._ask(message, FilesListed)).paths
+
+    async def allow_egress(self, rules: Sequence[str]) -> None:
+        """See `NetworkedSandbox.allow_egress`."""
+        await self._ask(AllowEgress(lease_id=self._leased.lease_id, rules=list(rules)), Ack)
+
+    async def egress_attempts(self) -> list[EgressAttempt]:
+        """See `NetworkedSandbox.egress_attempts`."""
+        return (await self._ask(ReadEgress(lease_id=self._leased.lease_id), EgressRead)).attempts
+
+    async def save(self, checkpoint_id: str) -> SavedSandbox:
+        """Save the machine while it runs; `LeaseTerms.branch_of` goes on from there.
+
+        Raises:
+            SandboxError: Its backend cannot, or failed; the machine goes on.
+
+        """
+        message = SaveSandbox(lease_id=self._leased.lease_id, checkpoint_id=checkpoint_id)
+        saved = await self._ask(message, SandboxSaved, within_s=SAVE_S_MAX)
+        return SavedSandbox(checkpoint_id=saved.checkpoint_id, host=saved.host)
+
+    async def close(self) -> None:
+        """Give the machine back; a host that cannot be told reaps it by itself."""
+        with contextlib.suppress(SandboxError):
+            await self._ask(ReleaseSandbox(lease_id=self._leased.lease_id), Ack)
+
+    async def renew(self, deadline_s: float) -> None:
+        """Tell the host that the lease is still held; raises `SandboxDied` where it is not."""
+        message = AcquireSandbox(
+            lease_id=self._leased.lease_id,
+            holder=self._terms.holder,
+            lease_s=self._terms.lease_s,
+        )
+        service = host_service(self._leased.host)
+        await ask(self._asker, service, message, SandboxLeased, deadline_s)
+
+    async def _ask(self, message: Message, expected: type[M], *, within_s: float = 0.0) -> M:
+        service = host_service(self._leased.host)
+        deadline_s = within_s + self._terms.margin_s
+        return await ask(self._asker, service, message, expected, deadline_s)
