@@ -36,6 +36,9 @@ from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, DeadlineError
 from penstock.messages.weights import Extent, ShardRef
 
+Undo = list[tuple[list[Extent], Patch]]
+"""What some runs held before."""
+
 
 class Prover:
     """One a span; beside a rank, or in a process of its own."""
@@ -66,11 +69,11 @@ class Prover:
         self._offload = offload
         self._image: Image | None = None
         self._version = NOTHING
-        """That the image holds, or is on the way to."""
-        self._undo: list[tuple[list[Extent], Patch]] = []
+        """That the image holds."""
+        self._shards: list[Encoded] = []
+        """That it was made of."""
+        self._undo: Undo = []
         """Back to the version before."""
-        self._shards: list[Encoded] | None = None
-        """That the image's version was made of; None while they are written."""
 
     async def prove(self, version: int, token: int, *, wait_s: float = 600.0) -> None:
         """Wait for the committer's draft of a version, read its shards, leave the proof.
@@ -95,10 +98,14 @@ class Prover:
         await put_note(self._store, proof_key(found[-1], self._number), proof, self._sleep)
 
     async def _prove(self, version: int, shards: list[Encoded]) -> Proof:
-        self._image = image = await self._base(version)
-        self._version, self._shards, self._undo = version, None, []
-        await over_shards(lambda ref: self._take(image, ref), [shard.ref for shard in shards])
-        self._shards = shards
+        image = await self._base(version)
+        undo: Undo = []
+        self._image = None  # threads of an attempt that ended may still write to it
+        await over_shards(
+            lambda ref: self._take(image, ref, undo if version else None),
+            [shard.ref for shard in shards],
+        )
+        self._image, self._version, self._shards, self._undo = image, version, shards, undo
         return join_proofs(
             await asyncio.gather(
                 *(
@@ -116,7 +123,7 @@ class Prover:
             for runs, patch in self._undo:
                 self._image.overwrite(runs, patch)
             return self._image
-        if self._image is not None and self._version == version - 1 and self._shards is not None:
+        if self._image is not None and self._version == version - 1:
             head = await read_head(self._store)
             if await was_committed(self._store, version - 1, head, self._shards):
                 return self._image
@@ -124,15 +131,12 @@ class Prover:
         whole, _ = await read_back(self._store, version - 1, self._sleep, self._offload)
         return Image.of({spec.name: whole.tensors[spec.name] for spec in self._span.table})
 
-    async def _take(self, image: Image, shard: ShardRef) -> None:
+    async def _take(self, image: Image, shard: ShardRef, undo: Undo | None) -> None:
         data = await get_patiently(self._store, shard, self._sleep)
-        undo = self._undo if self._version else None
         await self._offload(write_over, image, self._span.within(shard.extents), data, undo)
 
 
-def write_over(
-    image: Image, runs: list[Extent], data: bytes, undo: list[tuple[list[Extent], Patch]] | None
-) -> None:
+def write_over(image: Image, runs: list[Extent], data: bytes, undo: Undo | None) -> None:
     """Write a shard over its base; note what was there before, if someone wants to know.
 
     Raises:
