@@ -42,14 +42,18 @@ class HiddenTestsJudge:
         self._config = config
 
     async def judge(self, rollout: RolloutFinished, task: GradedTask, ctx: Context) -> Findings:
-        """Grade one rollout; a machine that fails is replaced, then the rollout is masked."""
+        """Grade one rollout; a machine that fails is replaced, then the rollout is masked.
+
+        The first ends the machine of a judge that had the rollout before and may be gone.
+        """
         if (settled := settle(rollout, task)) is not None:
             return settled
         error = ""
-        for _ in range(self._config.num_attempts_max):
+        for num_tried in range(self._config.num_attempts_max):
             try:
                 lease_id = ctx.new_id("grade")
                 terms = self._terms(rollout, image_of(task.task), lease_id)
+                terms = msgspec.structs.replace(terms, takes_over=num_tried == 0)
                 async with lease_sandbox(ctx, lease_id, terms) as sandbox:
                     return await grade(rollout, task, sandbox, self._config.output_bytes_max)
             except (SandboxBusyError, ImageAbsent) as failure:

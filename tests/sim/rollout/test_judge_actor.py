@@ -8,6 +8,7 @@ from penstock.actors.judge.actor import JudgeActor
 from penstock.actors.judge.config import JudgeConfig
 from penstock.messages.codec import encode
 from penstock.messages.control import MessageRejected
+from penstock.messages.machine import AcquireSandbox
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished
 from penstock.messages.task import Purpose, TaskSet
@@ -42,6 +43,22 @@ def test_a_fixed_file_passes_the_hidden_tests_of_a_fresh_machine(simulate) -> No
         assert (verdict.judge, verdict.rung) == ("hidden_tests", "operator")
         [machine] = world.backend.machines
         assert not machine.alive
+
+    simulate(scenario)
+
+
+def test_a_judge_does_not_wait_for_a_dead_ones_lease(simulate) -> None:
+    async def scenario(world: World) -> None:
+        await world.put_tasks()
+        world.host_machines(live_max=1)
+        left = AcquireSandbox(lease_id="left", holder="judge.g0-m0", lease_s=60.0)
+        await world.asker().request("sandbox.acquire", left, deadline_s=5.0)
+        began_s = world.asker().monotonic()
+        world.host_judge()
+        await world.publish(make_rollout())
+        [verdict] = await world.wait_for(Verdict, 1)
+        assert verdict.outcome is Outcome.SOLVED
+        assert world.asker().monotonic() - began_s < 10.0
 
     simulate(scenario)
 
