@@ -1,15 +1,14 @@
 """The sandbox contract: what the agent harness and the graders may ask of a machine.
 
-To add a backend: write a class that meets `Backend`, add its line to `backends`, and pass
+To add a backend: write a class that meets `Backend`, add its line to `envs/backends.py`, and pass
 `tests/contract/check_sandbox.py`. What a backend cannot do it must not declare: asking for an
 absent capability raises, and no backend ever stands in for another silently.
 """
 
-import importlib
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -238,67 +237,6 @@ class SavingBackend(Backend, Protocol):
 
         """
         ...
-
-
-backends: dict[str, str] = {
-    "firecracker": "penstock.envs.microvm.firecracker:FirecrackerBackend",
-    "qemu-kvm": "penstock.envs.microvm.qemu:QemuKvmBackend",
-    "uml": "penstock.envs.microvm.uml:UmlBackend",
-    "qemu-tcg": "penstock.envs.microvm.qemu:QemuTcgBackend",
-    "process": "penstock.envs.microvm.process:ProcessBackend",
-}
-"""Name -> "module:class", in the order of choice; imported when opened, so listing is free."""
-
-
-def open_backend(name: str, *, allow_process: bool = False, **options: Any) -> Backend:
-    """Return the backend called `name`.
-
-    Args:
-        name: A key of `backends`.
-        allow_process: Must be set for `process`, which is no boundary against hostile code.
-        options: Passed to the backend's class.
-
-    Raises:
-        BackendUnavailable: No such backend, it is not installed, or it was not allowed.
-
-    """
-    if name not in backends:
-        raise BackendUnavailable(f"sandbox backend {name!r}: choose one of {sorted(backends)}")
-    if name == "process" and not allow_process:
-        raise BackendUnavailable(
-            "sandbox backend 'process' shares the host's kernel with the guest's code; "
-            "allow it explicitly (allow_process=True), or use 'uml'"
-        )
-    backend: Backend = backend_class(name)(**options)
-    return backend
-
-
-def backend_class(name: str) -> Any:
-    """Return the class of a backend; its declarations can be read without opening it."""
-    module, _, cls = backends[name].partition(":")
-    return getattr(importlib.import_module(module), cls)
-
-
-def choose_backend(
-    wanted: Iterable[Capability], available: Container[str], **options: Any
-) -> Backend:
-    """Return the first backend, in the order of `backends`, that has all of `wanted`.
-
-    Args:
-        wanted: What the machines must be able to do.
-        available: Names of backends that were seen to work here (`penstock doctor`, `probe`).
-        options: Passed to the backend's class.
-
-    Raises:
-        BackendUnavailable: None of them has it all. `process` is never chosen.
-
-    """
-    needed = frozenset(wanted)
-    for name in backends:
-        if name in available and name != "process" and needed <= backend_class(name).capabilities:
-            return open_backend(name, **options)
-    words = ", ".join(sorted(needed)) or "a kernel of its own"
-    raise BackendUnavailable(f"no sandbox backend that works here has {words}")
 
 
 def require(backend: Backend, wanted: Iterable[Capability]) -> None:

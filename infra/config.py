@@ -20,8 +20,9 @@ from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.sandbox.config import SandboxHostConfig
 from penstock.actors.sync_relay.config import WeightsConfig, publisher_ranks
 from penstock.actors.trainer.config import TrainerConfig
+from penstock.envs.backends import backend_class, backends
 from penstock.envs.harness import HARNESS_VERSION
-from penstock.envs.sandbox import Capability, backend_class, backends
+from penstock.envs.sandbox import Capability
 from penstock.gateway.config import GatewayConfig
 from penstock.infra.fleet_checks import check_fleet
 from penstock.infra.prepare import PrepareConfig

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.actors.runtime.files import write_atomic
+from penstock.envs.backends import open_backend
 from penstock.envs.fidelity.compare import (
     ALLOWED_FILE,
     Values,
@@ -18,7 +19,6 @@ from penstock.envs.fidelity.compare import (
     run_probe,
 )
 from penstock.envs.fidelity.tells import find_tells
-from penstock.envs.sandbox import open_backend
 
 BOOT_S_MAX = 60.0
 VALUE_CHARACTERS_MAX = 60

@@ -171,9 +171,9 @@ async def _sandbox(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
 
 
 def _pool(config: RunConfig, host: str) -> "Pool":
+    from penstock.envs.backends import open_backend
     from penstock.envs.microvm.images import images_of
     from penstock.envs.microvm.pool import Pool
-    from penstock.envs.sandbox import open_backend
 
     settings, sandbox = config.pool, config.sandbox
     backend = open_backend(settings.backend, allow_process=settings.allow_process)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.actors.runtime.files import write_atomic
-from penstock.envs.sandbox import open_backend
+from penstock.envs.backends import open_backend
 from penstock.gateway.keys import create_key
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.closing import close_run

@@ -13,6 +13,6 @@
     probe     what works on this host, found out by running it
 
 To add a backend: a class with `name`, `isolation_class`, `capabilities` and `start`, which gives
-`start_machine` a command line; a line in `envs.sandbox.backends`; `check_sandbox` green. To add a
+`start_machine` a command line; a line in `envs/backends.py`; `check_sandbox` green. To add a
 guest operation: a field in `guest/request.h` and `protocol.Request`, a line in `guest/main.c`.
 """

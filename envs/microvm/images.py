@@ -14,9 +14,10 @@ import uuid
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from penstock.envs.backends import open_backend
 from penstock.envs.microvm.assets import digest_file
 from penstock.envs.microvm.layers import DIGEST, SUFFIX, layer_folder, layer_path
-from penstock.envs.sandbox import Backend, Capability, ImageAbsent, SandboxError, open_backend
+from penstock.envs.sandbox import Backend, Capability, ImageAbsent, SandboxError
 
 IMAGES_MAX = 8
 """Images that a host has ready, besides the one of its backend: those asked for last."""

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.envs.backends import backends, open_backend
 from penstock.envs.microvm import assets, qemu_assets
-from penstock.envs.sandbox import SandboxError, backends, open_backend
+from penstock.envs.sandbox import SandboxError
 
 EXECS = 5
 BOOT_TIMEOUT_S = 20.0

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from penstock.actors.runtime.files import write_atomic
+from penstock.envs.backends import open_backend
 from penstock.envs.ladder.generate import Selection
 from penstock.envs.microvm.images import images_of
 from penstock.envs.microvm.pool import Pool
-from penstock.envs.sandbox import open_backend
 from penstock.envs.tasks.commits import CommitSource
 from penstock.envs.tasks.factory import Bounds, Factory, Yield, open_source
 from penstock.envs.tasks.gates import check_candidate

@@ -7,15 +7,10 @@ import struct
 import msgspec
 import pytest
 
+from penstock.envs.backends import open_backend
 from penstock.envs.microvm.assets import MANIFEST, vm_cache_dir
 from penstock.envs.microvm.protocol import GuestConnection, Request
-from penstock.envs.sandbox import (
-    BackendUnavailable,
-    SandboxDied,
-    SandboxError,
-    SandboxFileError,
-    open_backend,
-)
+from penstock.envs.sandbox import BackendUnavailable, SandboxDied, SandboxError, SandboxFileError
 from penstock.infra.cli import main
 
 BOOT_S = 60.0

@@ -8,13 +8,9 @@ import pytest
 from penstock.actors.judge.audit import audit
 from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.rollout_worker.account import Tally, open_tally
+from penstock.envs.backends import open_backend
 from penstock.envs.egress.record import num_attempts
-from penstock.envs.sandbox import (
-    BackendUnavailable,
-    NetworkedSandbox,
-    SandboxRequestError,
-    open_backend,
-)
+from penstock.envs.sandbox import BackendUnavailable, NetworkedSandbox, SandboxRequestError
 from penstock.envs.tasks.workspace import open_workspace, read_egress
 from penstock.messages.base import Array
 from penstock.messages.reward import CheatKind

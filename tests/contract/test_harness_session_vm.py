@@ -5,8 +5,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from penstock.envs.backends import open_backend
 from penstock.envs.harness.session import Session
-from penstock.envs.sandbox import BackendUnavailable, open_backend
+from penstock.envs.sandbox import BackendUnavailable
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Limits
 

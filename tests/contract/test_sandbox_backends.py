@@ -5,15 +5,9 @@ import functools
 
 import pytest
 
+from penstock.envs.backends import backends, open_backend
 from penstock.envs.microvm.probe import probe_backend
-from penstock.envs.sandbox import (
-    BackendUnavailable,
-    Capability,
-    CapabilityMissing,
-    backends,
-    open_backend,
-    require,
-)
+from penstock.envs.sandbox import BackendUnavailable, Capability, CapabilityMissing, require
 
 from .check_sandbox import CHECKS, sh
 

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
+from penstock.envs.backends import open_backend
 from penstock.envs.sandbox import (
     BackendUnavailable,
     Capability,
     SandboxFileError,
     SandboxRequestError,
-    open_backend,
     require,
 )
 

@@ -15,13 +15,14 @@ from penstock.actors.runtime.host_context import HostContext, Identity
 from penstock.actors.sandbox.actor import SandboxHost
 from penstock.actors.sandbox.config import SandboxHostConfig
 from penstock.actors.sandbox.scheduler import FleetScheduler
+from penstock.envs.backends import open_backend
 from penstock.envs.microvm.images import Images
 from penstock.envs.microvm.layers import image_digest, layer_path
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.remote.terms import GroupTerms, LeaseTerms
-from penstock.envs.sandbox import BackendUnavailable, ImageAbsent, open_backend
+from penstock.envs.sandbox import BackendUnavailable, ImageAbsent
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore

@@ -4,11 +4,12 @@ import shutil
 
 import pytest
 
+from penstock.envs.backends import open_backend
 from penstock.envs.microvm.assets import vm_cache_dir
 from penstock.envs.microvm.layers import list_layers, load_layer, pinned, remove_unnamed
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.microvm.recipe.steps import BuildError
-from penstock.envs.sandbox import BackendUnavailable, open_backend
+from penstock.envs.sandbox import BackendUnavailable
 
 from .check_sandbox import sh
 

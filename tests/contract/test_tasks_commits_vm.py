@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
+from penstock.envs.backends import open_backend
 from penstock.envs.microvm.pool import Pool
-from penstock.envs.sandbox import BackendUnavailable, open_backend
+from penstock.envs.sandbox import BackendUnavailable
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.harbor_read import read_harbor_set
 from penstock.envs.tasks.lab import MachineLab

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.envs.backends import open_backend
 from penstock.envs.harness.result import ToolResult
 from penstock.envs.microvm.assets import load_assets, vm_cache_dir
 from penstock.envs.microvm.layers import image_digest, layer_path
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
-from penstock.envs.sandbox import BackendUnavailable, open_backend
+from penstock.envs.sandbox import BackendUnavailable
 from penstock.envs.transcripts import DemonstratedTurn, Transcript
 from penstock.infra import midtrain_data
 from penstock.infra.config import apply_overrides, parse_config, read_toml

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from penstock.envs.sandbox import BackendUnavailable, open_backend
+from penstock.envs.backends import open_backend
+from penstock.envs.sandbox import BackendUnavailable
 
 from .launched import Launched, penstock
 

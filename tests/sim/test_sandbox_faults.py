@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
+from penstock.envs.backends import open_backend
 from penstock.envs.microvm.pool import Pool
-from penstock.envs.sandbox import BackendUnavailable, SandboxDied, SandboxTimeout, open_backend
+from penstock.envs.sandbox import BackendUnavailable, SandboxDied, SandboxTimeout
 
 from .boots.processes import children_of, left_of, num_descriptors
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.vm
 OWNER = """
 import asyncio
 from penstock.envs.microvm.pool import Pool
-from penstock.envs.sandbox import open_backend
+from penstock.envs.backends import open_backend
 
 async def main():
     async with Pool(open_backend("uml"), size=2, live_max=4) as pool:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.envs.sandbox import BackendUnavailable, open_backend
+from penstock.envs.backends import open_backend
+from penstock.envs.sandbox import BackendUnavailable
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(7200)]
 NUM_BOOTS = int(os.environ.get("PENSTOCK_BOOTS", "300"))

@@ -2,7 +2,8 @@
 
 import pytest
 
-from penstock.envs.sandbox import BackendUnavailable, open_backend
+from penstock.envs.backends import open_backend
+from penstock.envs.sandbox import BackendUnavailable
 from penstock.infra.bench import sandbox_live
 
 pytestmark = pytest.mark.vm

@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from penstock.envs.backends import open_backend
 from penstock.envs.fidelity.compare import (
     PROBE_FILE,
     ProbeError,
@@ -12,7 +13,7 @@ from penstock.envs.fidelity.compare import (
     run_probe,
 )
 from penstock.envs.fidelity.tells import find_tells
-from penstock.envs.sandbox import BackendUnavailable, open_backend
+from penstock.envs.sandbox import BackendUnavailable
 from penstock.infra.cli import main
 
 

@@ -2,22 +2,15 @@
 
 import pytest
 
-from penstock.envs import sandbox
-from penstock.envs.sandbox import (
-    BackendUnavailable,
-    Capability,
-    CapabilityMissing,
-    backend_class,
-    backends,
-    choose_backend,
-    require,
-)
+from penstock.envs import backends as registry
+from penstock.envs.backends import backend_class, backends, choose_backend
+from penstock.envs.sandbox import BackendUnavailable, Capability, CapabilityMissing, require
 
 
 @pytest.fixture
 def opened(monkeypatch):
     """Opening yields the class itself: what is asked here is only which."""
-    monkeypatch.setattr(sandbox, "open_backend", lambda name, **options: backend_class(name))
+    monkeypatch.setattr(registry, "open_backend", lambda name, **options: backend_class(name))
 
 
 @pytest.mark.usefixtures("opened")

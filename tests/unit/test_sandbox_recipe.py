@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
+from penstock.envs.backends import backends
 from penstock.envs.microvm.assets import load_assets
 from penstock.envs.microvm.probe import probe
 from penstock.envs.microvm.recipe import assets as build
 from penstock.envs.microvm.recipe.kernel import SourceUnavailable, choose_source
 from penstock.envs.microvm.recipe.steps import BuildError, Steps, build_lock, need_programs
-from penstock.envs.sandbox import backends
 
 
 def package(name):

@@ -1,0 +1,70 @@
+"""Which backends there are; each is imported when it is opened, so listing is free.
+
+Nothing stands in for another in silence: one is opened by name, or the first that has it all.
+"""
+
+import importlib
+from collections.abc import Container, Iterable
+from typing import Any
+
+from penstock.envs.sandbox import Backend, BackendUnavailable, Capability
+
+backends: dict[str, str] = {
+    "firecracker": "penstock.envs.microvm.firecracker:FirecrackerBackend",
+    "qemu-kvm": "penstock.envs.microvm.qemu:QemuKvmBackend",
+    "uml": "penstock.envs.microvm.uml:UmlBackend",
+    "qemu-tcg": "penstock.envs.microvm.qemu:QemuTcgBackend",
+    "process": "penstock.envs.microvm.process:ProcessBackend",
+}
+"""Name -> "module:class", in the order of choice; imported when opened, so listing is free."""
+
+
+def open_backend(name: str, *, allow_process: bool = False, **options: Any) -> Backend:
+    """Return the backend called `name`.
+
+    Args:
+        name: A key of `backends`.
+        allow_process: Must be set for `process`, which is no boundary against hostile code.
+        options: Passed to the backend's class.
+
+    Raises:
+        BackendUnavailable: No such backend, it is not installed, or it was not allowed.
+
+    """
+    if name not in backends:
+        raise BackendUnavailable(f"sandbox backend {name!r}: choose one of {sorted(backends)}")
+    if name == "process" and not allow_process:
+        raise BackendUnavailable(
+            "sandbox backend 'process' shares the host's kernel with the guest's code; "
+            "allow it explicitly (allow_process=True), or use 'uml'"
+        )
+    backend: Backend = backend_class(name)(**options)
+    return backend
+
+
+def backend_class(name: str) -> Any:
+    """Return the class of a backend; its declarations can be read without opening it."""
+    module, _, cls = backends[name].partition(":")
+    return getattr(importlib.import_module(module), cls)
+
+
+def choose_backend(
+    wanted: Iterable[Capability], available: Container[str], **options: Any
+) -> Backend:
+    """Return the first backend, in the order of `backends`, that has all of `wanted`.
+
+    Args:
+        wanted: What the machines must be able to do.
+        available: Names of backends that were seen to work here (`penstock doctor`, `probe`).
+        options: Passed to the backend's class.
+
+    Raises:
+        BackendUnavailable: None of them has it all. `process` is never chosen.
+
+    """
+    needed = frozenset(wanted)
+    for name in backends:
+        if name in available and name != "process" and needed <= backend_class(name).capabilities:
+            return open_backend(name, **options)
+    words = ", ".join(sorted(needed)) or "a kernel of its own"
+    raise BackendUnavailable(f"no sandbox backend that works here has {words}")
