@@ -17,8 +17,8 @@ from penstock.infra.simulate.fleet.settings import FleetScenario
 
 ROWS = (
     "machines_per_s", "ready_s_p50", "ready_s_p95", "ready_s_p99", "all_live_s", "fetched_tb",
-    "host_load_max_over_mean", "hosts_died", "machines_died", "machines_reaped", "groups_asked_anew",
-    "groups_lost", "groups_twice",
+    "host_load_max_over_mean", "hosts_died", "machines_died", "machines_reaped",
+    "groups_asked_anew", "groups_lost", "groups_twice",
 )  # fmt: skip
 
 
