@@ -38,7 +38,7 @@ class Handover:
             room[begin : begin + spec.num_bytes] = flat
 
     def read(self, layout: Layout) -> list[np.ndarray]:
-        """Return the bit patterns of a rank's shards, [N] each; they stay in the file.
+        """Return the bit patterns of a rank's shards, [N] each: in the file, if it is one run.
 
         Raises:
             OSError: no such file.
@@ -48,7 +48,8 @@ class Handover:
         room = np.memmap(self._path, np.uint8, "r")
         if room.size != max(1, self._bytes[-1]):
             raise ValueError(f"{self._path}: expected {self._bytes[-1]} bytes, got {room.size}")
-        return [np.concatenate([self._run(room, run) for run in runs]) for runs in layout]
+        shards = [[self._run(room, run) for run in runs] for runs in layout]
+        return [runs[0] if len(runs) == 1 else np.concatenate(runs) for runs in shards]
 
     def _has_its_size(self) -> bool:
         return self._path.exists() and self._path.stat().st_size == max(1, self._bytes[-1])
