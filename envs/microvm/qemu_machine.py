@@ -25,8 +25,10 @@ from penstock.envs.microvm.qmp import Qmp
 from penstock.envs.sandbox import SandboxDied, SandboxFileError, SandboxTimeout
 from penstock.messages.rollout import SandboxRecord
 
-SETTLE_S = 0.2
-"""What the template's guest does after its last answer, no copy has to do again."""
+SETTLE_S = 1.0
+"""What the template's guest does after its last answer, no copy has to do again: its kernel
+measures the processor's clock for a second, and ticks every 4 ms till then.
+"""
 
 
 class Builder(Protocol):
