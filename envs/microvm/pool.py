@@ -7,37 +7,35 @@ A machine's life, each arrow taken once:
        `-- failed: the oldest waiter gets the error, the next boot waits a little
 
 `live_max` bounds booting + idle + leased + closing, so memory is bounded whatever is asked for.
-Idle machines wait in stocks, one an image (`stocks.py`); `machines.py` boots and ends them.
+Idle machines wait in stocks, one an image (`stocks.py`); `machines.py` boots and ends them, and
+`keeper.py` does what goes on by itself.
 """
 
 import asyncio
-import contextlib
 import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 
 from penstock.envs.microvm.images import Images
+from penstock.envs.microvm.keeper import Keeper
 from penstock.envs.microvm.lease import Lease, Leases, PoolCounters, percentile
-from penstock.envs.microvm.machines import Machines
+from penstock.envs.microvm.restores import Restores
 from penstock.envs.microvm.stock import Stock
 from penstock.envs.microvm.stocks import Stocks
 from penstock.envs.sandbox import (
     Backend,
     Capability,
-    Machine,
     SandboxError,
     SandboxTimeout,
-    SavingBackend,
     require,
 )
 from penstock.messages.errors import DeadlineError, NotFoundError, QueueFullError
 
 BOOTS_AT_ONCE = 2
 WAITERS_MAX = 4096
-TICK_S_MAX = 1.0
 CLOSE_S_MAX = 30.0
 """Above what one machine takes that the host is slow to end (`HANG_GRACE_S`)."""
 
@@ -77,30 +75,24 @@ class Pool:
             raise ValueError(f"pool: expected 0 <= size <= live_max >= 1, got {size}, {live_max}")
         self.backend = backend
         self.live_max = live_max
-        self._monotonic = monotonic
-        self._boot_timeout_s = boot_timeout_s
         self._stocks = Stocks(backend, size, images)
-        self._machines = Machines(
+        self._leases = Leases(monotonic)
+        self._keeper = Keeper(
             self._stocks,
+            self._leases,
+            monotonic,
             live_max=live_max,
             boots_at_once=boots_at_once,
             boot_timeout_s=boot_timeout_s,
-            on_change=self._changed,
-            monotonic=monotonic,
         )
-        self._leases = Leases(monotonic)
-        self._restores: dict[str, asyncio.Task[Lease]] = {}
-        self._num_restored = 0
+        self._machines = self._keeper.machines
+        self._restores = Restores(self._machines, self._leases, boot_timeout_s)
         self._closed = False
-        self._wake = asyncio.Event()
-        self._has_changed = asyncio.Event()
-        """Set for a moment: whoever waits for room looks again."""
         self._num_held_back = 0
-        self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         """Start warming machines."""
-        self._keeper = asyncio.create_task(self._keep())
+        self._keeper.start()
         return self
 
     async def __aexit__(
@@ -174,21 +166,20 @@ class Pool:
                 self._refuse_if_closed()
                 if lease_id in self._leases.ids():
                     return
-                await self._has_changed.wait()
+                await self._keeper.look()
         finally:
             self._num_held_back -= 1
 
     def _num_wanted(self) -> int:
         """Return how many machines are lent, or will be as soon as they are there."""
         waiting = sum(stock.num_waiting for stock in self._stocks)
-        return len(self._leases) + len(self._restores) + waiting
+        return len(self._leases) + len(self._restores.tasks) + waiting
 
     async def _granted(self, stock: Stock, lease_id: str, lease_s: float) -> Lease:
         self._refuse_if_closed()
         self._refuse_if_many_wait()
         want = stock.want(lease_id, lease_s)
-        self._hand_out(stock)
-        self._wake.set()
+        self._keeper.hand_out(stock)
         try:
             return await want.wait()
         finally:
@@ -224,33 +215,18 @@ class Pool:
         if lease := self._leases.renewed(lease_id):
             return lease
         stock = await self._stock(image)
-        restoring = self._restores.get(lease_id)
+        restoring = self._restores.find(lease_id)
         if restoring is None:
             num_taken = max(self._machines.num_live, self._num_wanted() + num_spared)
             if self._closed or num_taken >= self.live_max:
                 raise QueueFullError(f"sandbox pool: {self.live_max} machines exist already")
-            stock.num_booting += 1
-            restoring = asyncio.create_task(self._restore(stock, folder, lease_s, lease_id))
-            self._restores[lease_id] = restoring
+            restoring = self._restores.begin(stock, folder, lease_id, lease_s)
         try:
             return await asyncio.shield(restoring)
         except asyncio.CancelledError:
             if restoring.cancelled():
                 self._refuse_if_closed()
             raise
-
-    async def _restore(self, stock: Stock, folder: Path, lease_s: float, lease_id: str) -> Lease:
-        backend = cast(SavingBackend, stock.backend)
-
-        async def start(cpu: int) -> Machine:
-            return await backend.restore(folder, cpu=cpu, timeout_s=self._boot_timeout_s)
-
-        try:
-            machine = await self._machines.start(stock, start)
-        finally:
-            self._restores.pop(lease_id, None)
-        self._num_restored += 1
-        return self._leases.lend(lease_id, machine, lease_s)
 
     def lease(self, lease_id: str) -> Lease:
         """Return a lease and renew it.
@@ -284,7 +260,7 @@ class Pool:
             deaths=machines.tally["deaths"],
             expired=self._leases.num_expired,
             close_failures=machines.tally["close_failures"],
-            restored=self._num_restored,
+            restored=self._restores.num_done,
             live=machines.num_live,
             idle=sum(len(stock.idle) for stock in self._stocks),
             leased=len(self._leases),
@@ -306,50 +282,13 @@ class Pool:
         """
         give_up_at = time.monotonic() + deadline_s
         self._closed = True
-        if self._keeper is not None:
-            self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
+        await self._keeper.stop()
         for stock in self._stocks:
             stock.refuse(SandboxError("the sandbox pool is closed"))
-        self._look_again()
-        starts = (*self._restores.values(), *self._stocks.opening)
+        starts = (*self._restores.tasks, *self._stocks.opening)
         late = await self._machines.close(give_up_at, starts)
         for lease_id in self._leases.ids():
             self._leases.end(lease_id)
         if late:
             words = f"{late} machines still start or end after {deadline_s:g} s"
             raise SandboxTimeout(f"sandbox pool: {words}")
-
-    async def _keep(self) -> None:
-        while True:
-            self._machines.end_all(self._leases.end_late())
-            self._machines.end_all(self._stocks.take_useless())
-            self._machines.boot_missing()
-            self._look_again()
-            self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._tick_s()):
-                    await self._wake.wait()
-
-    def _look_again(self) -> None:
-        self._has_changed.set()
-        self._has_changed.clear()
-
-    def _tick_s(self) -> float:
-        now = self._monotonic()
-        retries = [stock.retry_at for stock in self._stocks if stock.retry_at > now]
-        soonest = min(self._leases.expire_from(), *retries, now + TICK_S_MAX)
-        return max(0.001, soonest - now)
-
-    def _changed(self, stock: Stock | None) -> None:
-        """Lend a new machine; look again at what is missing."""
-        if stock is not None:
-            self._hand_out(stock)
-        self._wake.set()
-
-    def _hand_out(self, stock: Stock) -> None:
-        self._machines.end_all(stock.take_dead())
-        while stock.idle and (want := stock.next_want()) is not None:
-            machine = stock.idle.popleft()
-            want.given.set_result(self._leases.lend(want.lease_id, machine, want.lease_s))
