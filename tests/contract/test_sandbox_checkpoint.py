@@ -98,3 +98,11 @@ async def test_a_damaged_checkpoint_is_refused(backend, tmp_path):
     (folder / "checkpoint.json").unlink()
     with pytest.raises(SandboxFileError, match=r"checkpoint\.json"):
         await backend.restore(folder)
+
+
+async def test_a_copys_clock_moves_in_fine_steps(backend):
+    machine = await backend.start(timeout_s=START_S)
+    look = "import time; print(len({time.monotonic() for _ in range(1000)}))"
+    seen = await machine.exec(["python3", "-c", look], timeout_s=START_S)
+    assert int(seen.stdout) == 1000
+    await machine.close()
