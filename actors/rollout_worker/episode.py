@@ -13,6 +13,7 @@ machine.
 """
 
 import asyncio
+import contextlib
 
 import msgspec
 
@@ -104,7 +105,7 @@ class Episode:
             terms = self._config.lease_terms(self._command, saved, takes_over=num_tried == 0)
             try:
                 async with lease_sandbox(self._ctx, lease_id, terms) as sandbox:
-                    return await self._run_in(sandbox, saved)
+                    return await self._run_or_lose(sandbox, saved)
             except (GenerationError, ImageAbsent) as failure:
                 error = str(failure)
                 break
@@ -116,9 +117,23 @@ class Episode:
                 error = str(failure)
         return self._finished(EpisodeEnd.INFRASTRUCTURE_ERROR, Changes(), error)
 
-    async def _run_in(self, sandbox: RemoteSandbox, saved: EpisodeSaved | None) -> RolloutFinished:
-        """Run in one machine, from its beginning or from a saved state; stored turns first."""
+    async def _run_or_lose(
+        self, sandbox: RemoteSandbox, saved: EpisodeSaved | None
+    ) -> RolloutFinished:
+        """Run in one machine; of one that is lost, its host may still tell what it tried."""
+        lost = self._tally.egress
         self._tally = open_tally(sandbox.info, saved, self._ctx.monotonic())
+        if lost:  # It has all that was saved meanwhile, and more.
+            self._tally.egress_before = self._tally.egress = lost
+        try:
+            return await self._run_in(sandbox, saved)
+        except SandboxError:
+            with contextlib.suppress(SandboxError, DeadlineError):
+                self._tally.add_egress(await read_egress(sandbox, self._command.task))
+            raise
+
+    async def _run_in(self, sandbox: RemoteSandbox, saved: EpisodeSaved | None) -> RolloutFinished:
+        """Go through the turns, from the beginning or from a saved state; stored ones first."""
         stage = await self._open(sandbox, saved)
         conversation = stage.conversation
         if saved is not None and saved.num_turns >= self._fork_at:

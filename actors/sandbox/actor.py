@@ -20,6 +20,7 @@ from penstock.actors.runtime.context import Context
 from penstock.actors.sandbox.checkpoints import Checkpoints
 from penstock.actors.sandbox.config import SandboxHostConfig
 from penstock.actors.sandbox.groups import Groups
+from penstock.actors.sandbox.lost import LostRecords
 from penstock.actors.sandbox.operations import Operation, operate
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.remote.asking import (
@@ -33,6 +34,7 @@ from penstock.envs.sandbox import (
     SandboxDied,
     SandboxError,
     SandboxTimeout,
+    networked,
 )
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
@@ -41,6 +43,8 @@ from penstock.messages.fleet import AcquireGroup, GroupLeased, GroupsRenewed, Re
 from penstock.messages.generation import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.machine import (
     AcquireSandbox,
+    EgressRead,
+    ReadEgress,
     ReleaseGroup,
     ReleaseSandbox,
     ReportHost,
@@ -62,6 +66,7 @@ class SandboxHost(Actor):
         self._groups = Groups(pool)
         self._host = host_name
         self._config = config
+        self._lost = LostRecords()
         self._num_spared = min(config.grading_slots, pool.live_max - 1)
         self._checkpoints: Checkpoints | None = None
         self._newest: dict[str, str] = {}
@@ -174,12 +179,23 @@ class SandboxHost(Actor):
         try:
             yield await self._operate(message)
         except (SandboxDied, SandboxTimeout) as error:
-            await self._pool.release(getattr(message, "lease_id", ""))
+            await self._lose(getattr(message, "lease_id", ""))
             yield to_remote_error(error)
         except SandboxError as error:
             yield to_remote_error(error)
         except NotFoundError as error:
-            yield to_remote_error(SandboxDied(str(error)))
+            lost = self._lost.find(message.lease_id) if isinstance(message, ReadEgress) else None
+            if lost is None:
+                yield to_remote_error(SandboxDied(str(error)))
+            else:
+                yield EgressRead(attempts=lost)
+
+    async def _lose(self, lease_id: str) -> None:
+        """End a machine that died; what it tried to reach can still be asked for."""
+        with contextlib.suppress(SandboxError, NotFoundError):
+            machine = networked(self._machine(lease_id))
+            self._lost.keep(lease_id, await machine.egress_attempts())
+        await self._pool.release(lease_id)
 
     async def _operate(self, message: Message) -> Message:
         if isinstance(message, Operation):

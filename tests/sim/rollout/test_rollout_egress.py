@@ -10,7 +10,13 @@ from penstock.actors.pacer.commands import group_commands
 from penstock.actors.pacer.config import PacerConfig, TreeConfig
 from penstock.envs.egress.record import num_attempts
 from penstock.envs.egress.rules import parse_rules
-from penstock.messages.rollout import EgressAttempt, EpisodeSaved, RolloutFinished, TurnSampled
+from penstock.messages.rollout import (
+    EgressAttempt,
+    EpisodeEnd,
+    EpisodeSaved,
+    RolloutFinished,
+    TurnSampled,
+)
 
 GREP = ("grep", {"pattern": "double"})
 REFUSED = EgressAttempt(
@@ -74,6 +80,21 @@ def test_what_a_saved_machine_had_on_record_stays(simulate, tmp_path, num_turns:
         assert refused(rollout) == 2
         saved = await world.read(EpisodeSaved)
         assert [sum(map(num_attempts, event.egress)) for event in saved] == [1, 1, 2, 2]
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("checkpoint_turns", [0, 1])
+def test_what_a_machine_that_died_had_on_record_stays(simulate, tmp_path, checkpoint_turns) -> None:
+    async def scenario(world: World) -> None:
+        start(world, tmp_path, lambda _: [[LOOK], [GREP], [FIX], [GREP], [FINISH]])
+        world.backend.deaths[0] = 4  # In the turn after the first attempt.
+        world.host_worker(checkpoint_turns=checkpoint_turns)
+        await world.publish(command_of("g0-m0", open_task()))
+        [rollout] = await world.wait_for(RolloutFinished, 1)
+        assert rollout.end is EpisodeEnd.FINISHED
+        # Without a saved state the first attempt was made once more, in the next machine.
+        assert refused(rollout) == 3 - checkpoint_turns
 
     simulate(scenario)
 
