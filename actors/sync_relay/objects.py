@@ -200,13 +200,6 @@ def apply_version(
         raise CorruptDataError(
             f"weights {manifest.policy_version}: {len(payloads)} objects for {len(shards)} shards"
         )
-    return decode_shards(image, shards, payloads)
-
-
-def decode_shards(
-    image: Image, shards: Sequence[ShardRef], payloads: Payloads
-) -> Callable[[], list[np.ndarray]]:
-    """Decode shards against their base; see `apply_version`."""
     decoded = [
         (shard.extents, delta.decode(image.part(shard.extents), payload))
         for shard, payload in zip(shards, payloads, strict=True)
