@@ -35,27 +35,31 @@ static void load_modules(void) {
     }
 }
 
-/* Returns the first of two paths that appears. */
-static char *await_either(char *one, char *other) {
+/* Returns a path that appears; a '#' in it stands for any digit. */
+static char *await(char *path) {
     const struct timespec pause = {.tv_nsec = 1000000};
+    char *digit = strchr(path, '#');
     for (int ms = 0; ms < WAIT_MS; ms++) {
-        if (access(one, F_OK) == 0) return one;
-        if (access(other, F_OK) == 0) return other;
+        for (int i = 0; i < (digit == NULL ? 1 : 10); i++) {
+            if (digit != NULL) *digit = (char)('0' + i);
+            if (access(path, F_OK) == 0) return path;
+        }
         nanosleep(&pause, NULL);
     }
-    must(-1, one);
+    must(-1, path);
     return NULL;
 }
 
 int main(void) {
+    static char port[] = "/dev/vport#p1", disk[] = DISK;
     mkdir("/dev", 0755);
     must(mount("devtmpfs", "/dev", "devtmpfs", 0, "mode=755"), "mount /dev");
     load_modules();
     /* A port is named after its device's number among the virtio devices, which QEMU chooses. */
     char *line = getenv("penstock_line"); /* from the kernel's command line */
-    if (line == NULL) line = await_either("/dev/vport0p1", "/dev/vport1p1");
+    if (line == NULL) line = await(port);
     char *const argv[] = {AGENT, line, NULL};
-    await_either(DISK, DISK);
+    await(disk);
     must(mkdir("/image", 0755), "mkdir /image");
     must(mount(DISK, "/image", "erofs", MS_RDONLY, NULL), "mount " DISK);
     must(umount("/dev"), "umount /dev");
