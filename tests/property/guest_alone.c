@@ -25,13 +25,13 @@ int __real_ioctl(int fd, unsigned long request, ...);
 static int record(const char *name, int flags) {
     char path[4096];
     snprintf(path, sizeof path, "%s/%s", getenv("GUEST_RECORDS"), name);
-    int fd = __real_open(path, O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0644);
+    int fd = __real_open(path, O_CREAT | O_CLOEXEC | flags, 0644);
     if (fd < 0) abort();
     return fd;
 }
 
 static void keep(const char *name, int flags, const void *data, size_t n) {
-    int fd = record(name, flags);
+    int fd = record(name, O_WRONLY | flags);
     if (write(fd, data, n) != (ssize_t)n) abort();
     close(fd);
 }
@@ -65,7 +65,7 @@ int __wrap_open(const char *path, int flags, ...) {
     va_start(rest, flags);
     int mode = flags & O_CREAT ? va_arg(rest, int) : 0;
     va_end(rest);
-    if (strncmp(path, "/etc/", 5) == 0) return record(path + 5, flags & O_TRUNC);
+    if (strncmp(path, "/etc/", 5) == 0) return record(path + 5, flags);
     return __real_open(path, flags, mode);
 }
 
