@@ -97,7 +97,7 @@ class Keeper:
     def hand_out(self, stock: Stock) -> None:
         """Lend the machines of a stock that are ready to those who wait, the oldest first."""
         self.machines.end_all(stock.take_dead())
-        while stock.idle and (want := stock.next_want()) is not None:
+        while stock.idle and (want := stock.take_want()) is not None:
             machine = stock.idle.popleft()
             want.given.set_result(self._leases.lend(want.lease_id, machine, want.lease_s))
         self._wake.set()

@@ -183,7 +183,7 @@ class Pool:
         try:
             return await want.wait()
         finally:
-            stock.forget(want)
+            stock.withdraw(want)
 
     def _refuse_if_many_wait(self) -> None:
         if self._waiting() >= WAITERS_MAX:

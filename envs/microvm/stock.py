@@ -29,7 +29,7 @@ class Stock:
         self.num_booting = 0
         self.retry_at = 0.0
         self._wants: dict[str, Want] = {}
-        """In the order of asking."""
+        """Those that were neither granted nor withdrawn, in the order of asking."""
         self._backoff_s = 0.0
 
     @property
@@ -40,7 +40,7 @@ class Stock:
     @property
     def num_waiting(self) -> int:
         """Leases that were asked for and not given."""
-        return sum(not want.given.done() for want in self._wants.values())
+        return len(self._wants)
 
     @property
     def num_unmet(self) -> int:
@@ -55,8 +55,7 @@ class Stock:
     @property
     def waits_since(self) -> float:
         """When the oldest wish came, of the event loop's time; infinite if there is none."""
-        want = self.next_want()
-        return want.asked_at if want else math.inf
+        return next((want.asked_at for want in self._wants.values()), math.inf)
 
     def want(self, lease_id: str, lease_s: float) -> Want:
         """Return the wish for a lease, made once however often it is asked for."""
@@ -64,14 +63,16 @@ class Stock:
             self._wants[lease_id] = Want(lease_id, lease_s)
         return self._wants[lease_id]
 
-    def forget(self, want: Want) -> None:
-        """Drop a wish that was granted, refused or withdrawn."""
-        if want.given.done():
-            self._wants.pop(want.lease_id, None)
+    def withdraw(self, want: Want) -> None:
+        """Drop a wish that its last asker has given up."""
+        if want.given.done() and self._wants.get(want.lease_id) is want:
+            del self._wants[want.lease_id]
 
-    def next_want(self) -> Want | None:
-        """Return the oldest wish that was not granted."""
-        return next((want for want in self._wants.values() if not want.given.done()), None)
+    def take_want(self) -> Want | None:
+        """Take the oldest wish out, to be granted or refused."""
+        for lease_id in self._wants:
+            return self._wants.pop(lease_id)
+        return None
 
     def booted(self, machine: Machine) -> None:
         """Take in a machine."""
@@ -82,12 +83,12 @@ class Stock:
         """Tell the oldest waiter, and wait before the next boot."""
         self._backoff_s = min(BACKOFF_S_MAX, self._backoff_s * 2 or 0.1)
         self.retry_at = now + self._backoff_s
-        if (want := self.next_want()) is not None:
+        if (want := self.take_want()) is not None:
             want.given.set_exception(error)
 
     def refuse(self, error: SandboxError) -> None:
         """Tell everybody who waits."""
-        while (want := self.next_want()) is not None:
+        while (want := self.take_want()) is not None:
             want.given.set_exception(error)
 
     def take_dead(self) -> list[Machine]:
