@@ -95,8 +95,8 @@ def _program_parts(steps: Steps, folder: Path, old: QemuAssets | None) -> dict[s
     try:
         program, firmware = build_program(steps)
     except BuildError as error:
-        steps.say(f"QEMU: Debian's program stands in: {error}")
-        return {}  # the next set-up tries again
+        steps.say(f"QEMU: what is here stands in, at worst Debian's: {error}")
+        return {} if old is None else _fields(old, ("program", "firmware"))  # tried again next time
     parts = _by_digest(folder, "program", program, 0o755)
     parts |= _by_digest(folder, "firmware", firmware, 0o644)
     return {**parts, "program_inputs": inputs}
