@@ -10,7 +10,7 @@ from .launched import Launched, gone, machines, machines_of, penstock
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(400)]
 
-STEPS = 6
+STEPS = 20
 NUM_READY = 2
 TWO_HOSTS = (
     f"trainer.steps_max={STEPS}",
