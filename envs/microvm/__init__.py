@@ -8,8 +8,9 @@
     machine   a guest's host process, and the `Sandbox` it gives
     uml, process, qemu, firecracker   the backends: how a machine is confined and started
     checkpoint  a saved machine on disk
-    layers    what lies above the base image
+    layers, images    what lies above the base image, and which of it a host has
     pool, lease    pre-warmed machines, lent for a time
+    stock, stocks, machines, cpus, keeper, restores    the pool's parts
     probe     what works on this host, found out by running it
 
 To add a backend: a class with `name`, `isolation_class`, `capabilities` and `start`, which gives
