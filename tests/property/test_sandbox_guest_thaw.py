@@ -174,6 +174,14 @@ def test_commands_go_on_over_freezes_and_thaws_and_run_once(guest, tmp_path):
         assert marks.read_text() == "x\n"
 
 
+def test_a_name_that_a_program_cut_short_is_written_anew(guest):
+    for number, identity in enumerate([b"a" * 32, b"b" * 32], start=1):
+        guest.send(request("thaw", number, machine_id=identity, epoch=number))
+        assert guest.reply()["epoch"] == number
+        assert guest.record("machine-id") == identity + b"\n"
+        (guest.records / "machine-id").write_bytes(b"")
+
+
 def test_a_frame_too_long_ends_the_agent(binary, tmp_path):
     guest = Guest(binary, tmp_path)
     with pytest.raises((AssertionError, ConnectionError)):

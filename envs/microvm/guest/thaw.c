@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -69,26 +70,32 @@ static bool set_hostname(struct view name) {
     return ok;
 }
 
-/* Returns the file's own bytes, NULL if it cannot be written. */
-static char *map_line(const char *path, struct view text) {
+/* Returns the file's own bytes, NULL if it cannot be written; its descriptor stays open. */
+static char *map_line(const char *path, struct view text, int *fd) {
     agent_as_root();
-    int fd = write_line(path, text) ? open(path, O_RDWR | O_CLOEXEC) : -1;
-    char *bytes = fd < 0 ? MAP_FAILED
-                         : mmap(NULL, text.len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    *fd = write_line(path, text) ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    char *bytes = *fd < 0 ? MAP_FAILED
+                          : mmap(NULL, text.len, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
     int saved = errno;
-    if (fd >= 0) close(fd);
     agent_as_user();
     errno = saved;
     return bytes == MAP_FAILED ? NULL : bytes;
 }
 
+static bool is_shorter(int fd, uint32_t len) {
+    struct stat file;
+    return fstat(fd, &file) != 0 || file.st_size < (off_t)len;
+}
+
 static bool set_machine_id(struct view id) {
     static char *bytes;
     static uint32_t len;
+    static int fd = -1;
     if (id.len == 0) return true;
-    if (id.len != len) {
+    if (id.len != len || is_shorter(fd, len)) { /* a store beyond a file's end is a signal */
         if (bytes != NULL) munmap(bytes, len);
-        bytes = map_line("/etc/machine-id", id);
+        if (fd >= 0) close(fd);
+        bytes = map_line("/etc/machine-id", id, &fd);
         len = bytes == NULL ? 0 : id.len;
     }
     if (bytes != NULL) memcpy(bytes, id.data, len);
