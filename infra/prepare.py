@@ -142,7 +142,7 @@ def _task_objects(config: PrepareConfig, seed: int, stopped: threading.Event) ->
 
 def _harbor_objects(root: Path, *, egress_addresses: bool) -> dict[str, bytes]:
     candidates = read_harbor_set(root, egress_addresses=egress_addresses)
-    objects = {}
+    objects: dict[str, bytes] = {}
     for key, split in ((TRAIN_KEY, Split.TRAIN), (HELDOUT_KEY, Split.HELDOUT)):
         chosen = [one for one in candidates if one.task.split is split]
         if not chosen:
