@@ -6,6 +6,7 @@ alone, `native` the same programs on the host. Ratios between them are worth mor
 
 import asyncio
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -46,6 +47,8 @@ async def bench_sandbox() -> dict[str, Any]:
         if result.available:
             backend = open_backend(result.name, allow_process=True)
             found[result.name] = await _bench_backend(backend)
+        else:
+            sys.stderr.write(f"{result.name} was not measured: {result.reason}\n")
     found["native"] = await bench_native()
     return found
 
