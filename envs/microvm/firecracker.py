@@ -22,6 +22,7 @@ from pathlib import Path
 
 from penstock.envs.microvm.assets import digest_bytes, load_assets
 from penstock.envs.microvm.checkpoint import STATE, load_checkpoint
+from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.firecracker_api import (
     VSOCK_PORT,
     FirecrackerApi,
@@ -30,7 +31,7 @@ from penstock.envs.microvm.firecracker_api import (
 )
 from penstock.envs.microvm.firecracker_machine import MEMORY, FirecrackerMachine
 from penstock.envs.microvm.host_process import HostProcess
-from penstock.envs.microvm.protocol import GuestConnection, Identity, LineState
+from penstock.envs.microvm.protocol import Identity, LineState
 from penstock.envs.microvm.qemu_assets import load_qemu_assets
 from penstock.envs.sandbox import (
     BackendUnavailable,

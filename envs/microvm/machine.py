@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from penstock.envs.egress.outlet import EgressOutlet
+from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.host_process import HANG_GRACE_S, HostProcess, start_process
-from penstock.envs.microvm.protocol import FilePiece, GuestConnection, Request
+from penstock.envs.microvm.protocol import FilePiece, Request
 from penstock.envs.sandbox import WORK_DIR, ExecResult, SandboxDied, SandboxTimeout
 from penstock.messages.rollout import EgressAttempt, SandboxRecord
 

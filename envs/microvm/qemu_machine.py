@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.envs.microvm.checkpoint import Checkpoint, save_manifest
+from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.machine import GuestSandbox
-from penstock.envs.microvm.protocol import GuestConnection, Identity, LineState
+from penstock.envs.microvm.protocol import Identity, LineState
 from penstock.envs.microvm.qemu_launch import CommandLine, Launched
 from penstock.envs.microvm.qemu_memory import (
     Mapping,

@@ -7,14 +7,8 @@ import struct
 import msgspec
 import pytest
 
-from penstock.envs.microvm.protocol import (
-    REQUESTS_MAX,
-    WINDOW_BYTES,
-    GuestConnection,
-    Identity,
-    LineState,
-    Request,
-)
+from penstock.envs.microvm.connection import GuestConnection
+from penstock.envs.microvm.protocol import REQUESTS_MAX, WINDOW_BYTES, Identity, LineState, Request
 from penstock.envs.sandbox import SandboxDied, SandboxRequestError, SandboxTimeout
 
 
