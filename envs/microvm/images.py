@@ -68,30 +68,32 @@ class Images:
         return self._open_backend(path)
 
     def _find(self, digest: str, ready: Collection[str]) -> Path:
-        source = path = layer_path(self._shared, digest)
-        if self._own is not None:
+        """Return the layer's file, whose content is what its name says."""
+        source = layer_path(self._shared, digest)
+        try:
+            if self._own is None:
+                _check(source, source, digest)
+                return source
             path = layer_path(self._own, digest)
-            if source.is_file() and not path.is_file():
+            if not path.is_file() or digest_file(path) != digest:
                 self._copy(source, path, digest)
-        if not path.is_file():
-            raise ImageAbsent(f"image absent: no {source}")
-        if self._own is not None:
             self._trim(self._own, {*ready, digest})
+        except FileNotFoundError as error:
+            raise ImageAbsent(f"image absent: no {source}") from error
+        except OSError as error:
+            raise SandboxError(f"image {digest}: {error}") from error
         return path
 
     def _copy(self, source: Path, path: Path, digest: str) -> None:
         """Copy a layer, which has its name once it is whole."""
         partial = path.with_name(f"{digest}.{uuid.uuid4().hex}")
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, partial)
-            if digest_file(partial) != digest:
-                raise ImageAbsent(f"image absent: {source} is not what its name says")
+            _check(partial, source, digest)
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
             partial.replace(path)
-        except OSError as error:
-            raise SandboxError(f"image {digest}: {error}") from error
         finally:
             partial.unlink(missing_ok=True)
 
@@ -99,10 +101,17 @@ class Images:
         """Remove what is not in use, the oldest first, and what a copy that was killed left."""
         files = sorted(own.iterdir(), key=lambda path: path.stat().st_mtime_ns)
         unused = [path for path in files if path.name.removesuffix(SUFFIX) not in kept]
+        whole = [path for path in unused if path.suffix == SUFFIX]
         num_room = max(0, self.num_max - len(kept))
-        for path in unused[: max(0, len(unused) - num_room)]:
+        late = whole[: max(0, len(whole) - num_room)]
+        for path in (*late, *(path for path in unused if path.suffix != SUFFIX)):
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def _check(path: Path, source: Path, digest: str) -> None:
+    if digest_file(path) != digest:
+        raise ImageAbsent(f"image absent: {source} is not what its name says")
 
 
 def images_of(

@@ -8,7 +8,7 @@ import pytest
 from penstock.envs.microvm.images import Images
 from penstock.envs.microvm.layers import layer_path
 from penstock.envs.microvm.pool import Pool
-from penstock.envs.sandbox import ImageAbsent, SandboxDied
+from penstock.envs.sandbox import ImageAbsent, SandboxDied, SandboxError
 from penstock.messages.errors import DeadlineError
 from penstock.messages.rollout import SandboxRecord
 
@@ -155,11 +155,37 @@ async def test_a_broken_image_holds_up_no_other(tmp_path):
 
 
 async def test_what_a_killed_host_left_is_removed(tmp_path):
-    shop = Shop(tmp_path, num_max=1)
-    one = shop.add("one")
+    shop = Shop(tmp_path, num_max=2)
+    one, two = shop.add("one"), shop.add("two")
     shop.own.mkdir()
-    for name in (f"{'0' * 64}.erofs", f"{one}.partial"):
+    for name in (f"{two}.erofs", f"{one}.partial"):
         (shop.own / name).write_text("left")
     async with shop.pool() as pool:
         await pool.acquire(60.0, image=one)
-    assert [path.stem for path in shop.own.iterdir()] == [one]
+        assert {path.name for path in shop.own.iterdir()} == {f"{one}.erofs", f"{two}.erofs"}
+        await pool.acquire(60.0, image=shop.add("three"))
+    assert not layer_path(shop.own, two).exists()
+
+
+async def test_no_machine_has_a_layer_that_is_not_what_its_name_says(tmp_path):
+    shop = Shop(tmp_path)
+    shared, own = shop.add("shared"), shop.add("own")
+    layer_path(shop.shared, shared).write_text("torn")
+    images = Images(shop.open, shared=shop.shared)
+    async with Pool(shop.base, size=0, live_max=1, images=images) as pool:
+        with pytest.raises(ImageAbsent, match="is not what its name says"):
+            await pool.acquire(60.0, image=shared)
+    shop.own.mkdir()
+    layer_path(shop.own, own).write_text("torn")
+    async with shop.pool() as pool:
+        await pool.acquire(60.0, image=own)
+    assert layer_path(shop.own, own).read_text() == "own"
+
+
+async def test_a_folder_that_cannot_hold_layers_is_a_typed_failure(tmp_path):
+    shop = Shop(tmp_path)
+    one = shop.add("one")
+    shop.own.write_text("no folder")
+    async with shop.pool() as pool:
+        with pytest.raises(SandboxError, match=one):
+            await pool.acquire(60.0, image=one)
