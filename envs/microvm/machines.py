@@ -75,7 +75,7 @@ class Machines:
         for stock in stocks:
             self._boot_some(stock, stock.num_missing)
         if self.num_live - len(self._ends) >= self.live_max:
-            self.end_all(self._stocks.take_for_room())
+            self.end_all(self._stocks.take_idle(sum(stock.num_unmet for stock in stocks)))
 
     def _boot_some(self, stock: Stock, num_wanted: int) -> None:
         room = min(self.live_max - self.num_live, self._boots_at_once - self._num_booting)

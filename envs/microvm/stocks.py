@@ -88,12 +88,10 @@ class Stocks:
         machines, self._given_up = dead + self._given_up, []
         return machines
 
-    def take_for_room(self) -> list[Machine]:
-        """Give up idle machines in favor of those whom only another image's machine serves."""
-        num_unmet = sum(stock.num_unmet for stock in self)
+    def take_idle(self, num_machines: int) -> list[Machine]:
+        """Give up at most so many idle machines, the pool's own last."""
         idle = [(stock, machine) for stock in self for machine in stock.idle]
-        # The pool's own are given up last: the list has them first.
-        chosen = idle[::-1][:num_unmet]
+        chosen = idle[::-1][:num_machines]
         for stock, machine in chosen:
             stock.idle.remove(machine)
         return [machine for _, machine in chosen]

@@ -189,3 +189,17 @@ async def test_a_folder_that_cannot_hold_layers_is_a_typed_failure(tmp_path):
     async with shop.pool() as pool:
         with pytest.raises(SandboxError, match=one):
             await pool.acquire(60.0, image=one)
+
+
+async def test_who_waits_for_a_broken_image_costs_no_other_its_idle_machines(tmp_path):
+    shop = Shop(tmp_path)
+    one = shop.add("one")
+    async with shop.pool(size=2, live_max=2) as pool:
+        lease = await pool.acquire(60.0, image=one)
+        await pool.release(lease.lease_id)
+        shop.opened[one].is_broken = True
+        await until(lambda: shop.base.num_live + shop.opened[one].num_live == 2)
+        num_before = len(shop.base.machines)
+        asked = [pool.acquire(60.0, image=one, timeout_s=0.5) for _ in range(6)]
+        assert None not in await asyncio.gather(*asked, return_exceptions=True)
+        assert len(shop.base.machines) - num_before < 20
