@@ -13,6 +13,7 @@ from penstock.envs.microvm.cpus import Cpus
 from penstock.envs.microvm.stock import Stock
 from penstock.envs.microvm.stocks import Stocks
 from penstock.envs.sandbox import Machine, SandboxError
+from penstock.messages.errors import QueueFullError
 
 BOOT_MS_KEPT = 4096
 
@@ -98,6 +99,19 @@ class Machines:
         finally:
             stock.num_booting -= 1
             self._on_change(stock)
+
+    def make_room(self) -> list[Machine]:
+        """Take an idle machine, for the caller to end, where one more would be too many.
+
+        Raises:
+            QueueFullError: None is idle.
+
+        """
+        if self.num_live < self.live_max:
+            return []
+        if taken := self._stocks.take_idle(1):
+            return taken
+        raise QueueFullError(f"sandbox pool: {self.live_max} machines exist already")
 
     async def start(self, stock: Stock, start: Start) -> Machine:
         """Start a machine of an image that is lent at once.

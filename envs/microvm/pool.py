@@ -196,7 +196,7 @@ class Pool:
     async def restore(
         self, folder: Path, lease_s: float, *, lease_id: str, image: str = "", num_spared: int = 0
     ) -> Lease:
-        """Lend a machine that goes on from a checkpoint; no machine is kept ready for that.
+        """Lend a machine that goes on from a checkpoint; idle machines make room for it.
 
         Args:
             folder: The checkpoint.
@@ -207,7 +207,8 @@ class Pool:
 
         Raises:
             CapabilityMissing: The backend cannot.
-            QueueFullError: `live_max` machines exist, or only as many as are spared may be lent.
+            QueueFullError: `live_max` machines exist and none is idle, or only as many as are
+                spared may be lent.
             SandboxError: The checkpoint is broken, or the machine did not come up.
 
         """
@@ -217,8 +218,7 @@ class Pool:
         stock = await self._stock(image)
         restoring = self._restores.find(lease_id)
         if restoring is None:
-            num_taken = max(self._machines.num_live, self._num_wanted() + num_spared)
-            if self._closed or num_taken >= self.live_max:
+            if self._closed or self._num_wanted() + num_spared >= self.live_max:
                 raise QueueFullError(f"sandbox pool: {self.live_max} machines exist already")
             restoring = self._restores.begin(stock, folder, lease_id, lease_s)
         try:

@@ -39,16 +39,26 @@ class Restores:
     def begin(
         self, stock: Stock, folder: Path, lease_id: str, lease_s: float
     ) -> asyncio.Task[Lease]:
-        """Start a copy; the caller has seen that there is room."""
+        """Start a copy, once the machine has ended whose room it takes, if need be.
+
+        Raises:
+            QueueFullError: There is no room, and no idle machine either.
+
+        """
+        earlier = self._machines.make_room()
         stock.num_booting += 1
-        work = self._restore(stock, folder, lease_id, lease_s)
+        work = self._restore(stock, folder, lease_id, lease_s, earlier)
         restoring = self._tasks[lease_id] = asyncio.create_task(work)
         return restoring
 
-    async def _restore(self, stock: Stock, folder: Path, lease_id: str, lease_s: float) -> Lease:
+    async def _restore(
+        self, stock: Stock, folder: Path, lease_id: str, lease_s: float, earlier: list[Machine]
+    ) -> Lease:
         backend = cast(SavingBackend, stock.backend)
 
         async def start(cpu: int) -> Machine:
+            for machine in earlier:
+                await self._machines.end(machine)
             return await backend.restore(folder, cpu=cpu, timeout_s=self._timeout_s)
 
         try:

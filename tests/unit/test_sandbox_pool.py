@@ -6,7 +6,7 @@ import pytest
 
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.sandbox import Capability, SandboxDied, SandboxError, SandboxTimeout
-from penstock.messages.errors import DeadlineError, NotFoundError
+from penstock.messages.errors import DeadlineError, NotFoundError, QueueFullError
 from penstock.messages.rollout import SandboxRecord
 
 
@@ -222,6 +222,26 @@ async def test_closing_fails_who_waits_for_a_copy(tmp_path):
         await until(lambda: pool.counters().live == 1)
     with pytest.raises(SandboxError, match="closed"):
         await restoring
+
+
+class SavingBackend(PlainBackend):
+    """Copies come up as machines do."""
+
+    capabilities = frozenset({Capability.CHECKPOINT})
+
+    async def restore(self, folder, *, cpu=None, timeout_s=10.0):
+        assert sum(machine.alive for machine in self.machines) < 2
+        return await self.start()
+
+
+async def test_idle_machines_make_room_for_copies(tmp_path):
+    backend = SavingBackend()
+    async with Pool(backend, size=2, live_max=2) as pool:
+        await until(lambda: pool.counters().idle == 2)
+        copies = [pool.restore(tmp_path, 60.0, lease_id=lease_id) for lease_id in "ab"]
+        assert {lease.lease_id for lease in await asyncio.gather(*copies)} == {"a", "b"}
+        with pytest.raises(QueueFullError):
+            await pool.restore(tmp_path, 60.0, lease_id="c")
 
 
 def test_senseless_sizes_are_refused():
