@@ -140,7 +140,8 @@ class Pool:
         try:
             async with asyncio.timeout(timeout_s):
                 stock = await self._stock(image)
-                await self._until_room(lease_id, num_spared)
+                while await self._held_back(lease_id, num_spared):
+                    stock = await self._stock(image)  # It may have made way meanwhile.
                 if lease := self._leases.renewed(lease_id):
                     return lease
                 return await self._granted(stock, lease_id, lease_s)
@@ -157,18 +158,19 @@ class Pool:
             self._refuse_if_closed()
             raise
 
-    async def _until_room(self, lease_id: str, num_spared: int) -> None:
-        """Wait until one more leaves so many machines for others, or the lease is there."""
+    async def _held_back(self, lease_id: str, num_spared: int) -> bool:
+        """Wait for a look if one more leaves too few machines for others; tell whether it did."""
+        has_room = not num_spared or self._num_wanted() + num_spared < self.live_max
+        if has_room or lease_id in self._leases.ids():
+            return False
+        self._refuse_if_closed()
         self._refuse_if_many_wait()
         self._num_held_back += 1
         try:
-            while num_spared and self._num_wanted() + num_spared >= self.live_max:
-                self._refuse_if_closed()
-                if lease_id in self._leases.ids():
-                    return
-                await self._keeper.look()
+            await self._keeper.look()
         finally:
             self._num_held_back -= 1
+        return True
 
     def _num_wanted(self) -> int:
         """Return how many machines are lent, or will be as soon as they are there."""

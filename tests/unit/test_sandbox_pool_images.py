@@ -203,3 +203,17 @@ async def test_who_waits_for_a_broken_image_costs_no_other_its_idle_machines(tmp
         asked = [pool.acquire(60.0, image=one, timeout_s=0.5) for _ in range(6)]
         assert None not in await asyncio.gather(*asked, return_exceptions=True)
         assert len(shop.base.machines) - num_before < 20
+
+
+async def test_who_is_held_back_gets_a_machine_of_an_image_that_made_way_meanwhile(tmp_path):
+    shop = Shop(tmp_path, num_max=1)
+    one, two = shop.add("one"), shop.add("two")
+    async with shop.pool(live_max=2) as pool:
+        first = await pool.acquire(60.0)
+        held_back = asyncio.create_task(pool.acquire(60.0, image=one, num_spared=1))
+        await until(lambda: pool.ready_images() == [one])
+        second = await pool.acquire(60.0, image=two)
+        assert pool.ready_images() == [two]
+        for lease in (first, second):
+            await pool.release(lease.lease_id)
+        assert (await held_back).sandbox.info.image_digest == one
