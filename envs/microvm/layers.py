@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from penstock.envs.microvm.assets import digest_bytes, vm_cache_dir
-from penstock.envs.sandbox import BackendUnavailable
+from penstock.envs.sandbox import BackendUnavailable, ImageAbsent
 
 FOLDER = "images"
 SUFFIX = ".erofs"
@@ -131,6 +131,17 @@ def layered(layer: str | Path, cache: Path | None, *, stock: bool) -> Path | Non
     if stock:
         raise BackendUnavailable("Debian's own kernel mounts no layers: build one (`make setup`)")
     return layer if isinstance(layer, Path) else load_layer(layer, cache)[0]
+
+
+def check_there(layer: Path | None) -> None:
+    """See that a layer's file is there still: `penstock images gc` may have removed it.
+
+    Raises:
+        ImageAbsent: It is not.
+
+    """
+    if layer is not None and not layer.is_file():
+        raise ImageAbsent(f"image absent: no {layer}")
 
 
 def image_digest(base: str, layer: Path | None) -> str:

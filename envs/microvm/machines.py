@@ -69,7 +69,7 @@ class Machines:
     def boot_missing(self) -> None:
         """Boot whom somebody waits for, then those to keep ready; make room for the first."""
         now = self._monotonic()
-        stocks = [stock for stock in self._stocks if now >= stock.retry_at]
+        stocks = [s for s in self._stocks if now >= s.retry_at and not s.is_absent]
         stocks.sort(key=lambda stock: stock.waits_since)
         for stock in stocks:
             self._boot_some(stock, stock.num_unmet)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from penstock.envs.microvm.assets import digest_bytes, load_assets
 from penstock.envs.microvm.checkpoint import load_checkpoint
-from penstock.envs.microvm.layers import image_digest, layered
+from penstock.envs.microvm.layers import check_there, image_digest, layered
 from penstock.envs.microvm.qemu_assets import load_qemu_assets
 from penstock.envs.microvm.qemu_command import MACHINE, QemuCommand
 from penstock.envs.microvm.qemu_machine import QemuMachine, make_template, resume
@@ -71,9 +71,10 @@ class QemuTcgBackend:
         self._making = asyncio.Lock()
         files = {kind: qemu_folder / name for kind, name in self.assets.files().items()}
         files["image"] = folder / self._base.image
-        if has_layer := layered(layer, cache, stock=self._base.stock):
-            files["layer"] = has_layer
-        self._image_digest = image_digest(self._base.image_digest, has_layer)
+        self._layer = layered(layer, cache, stock=self._base.stock)
+        if self._layer is not None:
+            files["layer"] = self._layer
+        self._image_digest = image_digest(self._base.image_digest, self._layer)
         self.command = QemuCommand(
             files, mem_bytes=self.mem_bytes, accelerator=self.accelerator, devices=self.devices
         )
@@ -94,7 +95,11 @@ class QemuTcgBackend:
         )
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> QemuMachine:
-        """See `Backend.start`; the first call also boots the template, beyond `timeout_s`."""
+        """See `Backend.start`; the first call also boots the template, beyond `timeout_s`.
+
+        Raises `ImageAbsent` where the layer is gone.
+        """
+        check_there(self._layer)
         template = await self._get_template()
         return await self._copy(template, time.perf_counter(), cpu, timeout_s)
 
@@ -115,7 +120,8 @@ class QemuTcgBackend:
     async def restore(
         self, folder: Path, *, cpu: int | None = None, timeout_s: float = 10.0
     ) -> QemuMachine:
-        """See `SavingBackend.restore`."""
+        """See `SavingBackend.restore`; raises `ImageAbsent` where the layer is gone."""
+        check_there(self._layer)
         asked_at = time.perf_counter()
         return await self._copy(await self._get_saved(folder), asked_at, cpu, timeout_s)
 

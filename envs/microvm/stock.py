@@ -8,7 +8,7 @@ import math
 from collections import deque
 
 from penstock.envs.microvm.lease import Want
-from penstock.envs.sandbox import Backend, Machine, SandboxError
+from penstock.envs.sandbox import Backend, ImageAbsent, Machine, SandboxError
 
 BACKOFF_S_MAX = 5.0
 
@@ -28,6 +28,8 @@ class Stock:
         self.idle: deque[Machine] = deque()
         self.num_booting = 0
         self.retry_at = 0.0
+        self.is_absent = False
+        """Its image is gone: it is opened anew for whoever asks next."""
         self._wants: dict[str, Want] = {}
         """Those that were neither granted nor withdrawn, in the order of asking."""
         self._backoff_s = 0.0
@@ -74,13 +76,20 @@ class Stock:
             return self._wants.pop(lease_id)
         return None
 
+    def opened(self, backend: Backend) -> None:
+        """Take in the backend of an image that is there again."""
+        self.backend, self.is_absent, self.retry_at = backend, False, 0.0
+
     def booted(self, machine: Machine) -> None:
         """Take in a machine."""
         self._backoff_s = 0.0
         self.idle.append(machine)
 
     def boot_failed(self, error: SandboxError, now: float) -> None:
-        """Tell the oldest waiter, and wait before the next boot."""
+        """Tell the oldest waiter, all where the image is gone, and wait before the next boot."""
+        if isinstance(error, ImageAbsent):
+            self.is_absent = True
+            self.refuse(error)
         self._backoff_s = min(BACKOFF_S_MAX, self._backoff_s * 2 or 0.1)
         self.retry_at = now + self._backoff_s
         if (want := self.take_want()) is not None:

@@ -43,7 +43,7 @@ class Stocks:
 
     def ready(self) -> list[str]:
         """Return the digests of the images that machines can have at once."""
-        return list(self._others)
+        return [image for image, stock in self._others.items() if not stock.is_absent]
 
     async def get(self, image: str) -> Stock:
         """Return the stock of an image, opening it if need be; who leaves does not stop that.
@@ -55,9 +55,10 @@ class Stocks:
         """
         if not image:
             return self._own
-        if image in self._others:
+        stock = self._others.get(image)
+        if stock is not None and not stock.is_absent:
             self._others[image] = self._others.pop(image)
-            return self._others[image]
+            return stock
         if image not in self._opening:
             opening = self._opening[image] = asyncio.create_task(self._open(image))
             opening.add_done_callback(_take_note)
@@ -69,7 +70,9 @@ class Stocks:
                 raise ImageAbsent(f"image absent: this host has one image, not {image!r}")
             async with self._one_at_a_time:
                 backend = await self._images.open(image, self.ready())
-            stock = self._others[image] = Stock(backend, NUM_READY)
+            stock = self._others.pop(image, None) or Stock(backend, NUM_READY)
+            stock.opened(backend)
+            self._others[image] = stock
             self._trim(newest=image)
             return stock
         finally:

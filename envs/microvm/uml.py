@@ -8,7 +8,7 @@ network, no capabilities, nothing of the host's files but the kernel and the ima
 from pathlib import Path
 
 from penstock.envs.microvm.assets import find_bubblewrap, load_assets
-from penstock.envs.microvm.layers import image_digest, layered
+from penstock.envs.microvm.layers import check_there, image_digest, layered
 from penstock.envs.microvm.machine import GuestSandbox, start_machine
 from penstock.envs.sandbox import Capability, IsolationClass
 from penstock.messages.rollout import SandboxRecord
@@ -98,5 +98,6 @@ class UmlBackend:
         )
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> GuestSandbox:
-        """See `Backend.start`."""
+        """See `Backend.start`; raises `ImageAbsent` where the layer is gone."""
+        check_there(self._layer)
         return await start_machine(self._command, self._record, cpu=cpu, timeout_s=timeout_s)

@@ -6,10 +6,17 @@ import pytest
 
 from penstock.envs.backends import open_backend
 from penstock.envs.microvm.assets import vm_cache_dir
-from penstock.envs.microvm.layers import list_layers, load_layer, pinned, remove_unnamed
+from penstock.envs.microvm.layers import (
+    layer_folder,
+    layer_path,
+    list_layers,
+    load_layer,
+    pinned,
+    remove_unnamed,
+)
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.microvm.recipe.steps import BuildError
-from penstock.envs.sandbox import BackendUnavailable
+from penstock.envs.sandbox import BackendUnavailable, ImageAbsent
 
 from .check_sandbox import sh
 
@@ -99,6 +106,14 @@ def test_what_cannot_be_built_or_found_says_why(cache):
         build(cache)
     with pytest.raises(BackendUnavailable, match="there are: none"):
         open_backend("uml", cache=cache, layer="absent")
+
+
+async def test_a_layer_that_is_gone_is_absent(cache, repository):
+    layer, _ = build(cache, folder=repository)
+    backend = open_backend("uml", cache=cache, layer="task")
+    layer_path(layer_folder(cache), layer.digest).unlink()
+    with pytest.raises(ImageAbsent, match=layer.digest):
+        await backend.start(timeout_s=START_S)
 
 
 async def test_sqlite_runs_in_the_base_image(cache):

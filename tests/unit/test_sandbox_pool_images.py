@@ -34,12 +34,13 @@ class PlainBackend:
     def __init__(self, image="base"):
         self.image = image
         self.is_broken = False
+        self.error = SandboxDied("no boot today")
         self.machines = []
 
     async def start(self, *, cpu=None, timeout_s=10.0):
         await asyncio.sleep(0)
         if self.is_broken:
-            raise SandboxDied("no boot today")
+            raise self.error
         self.machines.append(PlainMachine(self.image))
         return self.machines[-1]
 
@@ -217,3 +218,24 @@ async def test_who_is_held_back_gets_a_machine_of_an_image_that_made_way_meanwhi
         for lease in (first, second):
             await pool.release(lease.lease_id)
         assert (await held_back).sandbox.info.image_digest == one
+
+
+async def test_an_image_that_goes_is_absent_until_it_is_there_again(tmp_path):
+    shop = Shop(tmp_path)
+    one = shop.add("one")
+    async with shop.pool() as pool:
+        lease = await pool.acquire(60.0, image=one)
+        await until(lambda: pool.counters().idle == 1)
+        gone = shop.opened[one]
+        gone.is_broken, gone.error = True, ImageAbsent("image absent: gone")
+        for path in (layer_path(shop.shared, one), layer_path(shop.own, one)):
+            path.unlink()
+        await pool.acquire(60.0, image=one)
+        await until(lambda: pool.ready_images() == [])
+        asked = [pool.acquire(60.0, image=one) for _ in range(3)]
+        failures = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(failure) for failure in failures} == {ImageAbsent}
+        assert lease.sandbox.alive
+        shop.add("one")
+        assert (await pool.acquire(60.0, image=one)).sandbox.info.image_digest == one
+        assert pool.ready_images() == [one]
