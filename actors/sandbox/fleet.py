@@ -98,7 +98,7 @@ class Fleet:
         coming = {self._placements[group_id].image for group_id in host.groups}
         for image in host.images - coming.difference([""]) - set(images):
             host.images.remove(image)
-            self._holders[image].remove(host.name)
+            self._let_go(image, host)
         for image in images:
             self._hold(image, host)
 
@@ -201,6 +201,11 @@ class Fleet:
             host.images.add(image)
             self._holders[image].append(host.name)
 
+    def _let_go(self, image: str, host: Host) -> None:
+        self._holders[image].remove(host.name)
+        if not self._holders[image]:
+            del self._holders[image]
+
     def _keep(self, group_id: str, placement: Placement, host: Host) -> None:
         self._placements[group_id] = placement
         self._by_holder[placement.holder] += placement.num_machines
@@ -215,6 +220,8 @@ class Fleet:
             return
         self._num_placed -= placement.num_machines
         self._by_holder[placement.holder] -= placement.num_machines
+        if self._by_holder[placement.holder] == 0:
+            del self._by_holder[placement.holder]  # Each grading has a holder of its own.
         host = self._hosts[placement.host]
         host.num_placed -= placement.num_machines
         host.groups.discard(group_id)
@@ -233,6 +240,6 @@ class Fleet:
             self._num_slots -= host.num_slots
             self._names.remove(host.name)
             for image in host.images:
-                self._holders[image].remove(host.name)
+                self._let_go(image, host)
             del self._hosts[host.name]
         return len(silent) + len(late)

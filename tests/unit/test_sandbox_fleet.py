@@ -185,3 +185,15 @@ def test_a_group_held_on_two_hosts_has_one_place_and_the_others_count_as_load():
     place(fleet, "x", num_machines=48)
     with pytest.raises(FleetFullError):
         place(fleet, "y", num_machines=49)
+
+
+def test_books_hold_nothing_of_what_ended():
+    fleet = fleet_of(1)
+    for number in range(100):
+        place(fleet, f"g{number}", image=f"image-{number}", holder=f"judge.{number}")
+        fleet.release(f"g{number}")
+        fleet.report("h0", num_slots=64, num_live=0, now=0.0)
+    place(fleet, "last", image="image-0", holder="judge.0")
+    fleet.expire(1000.0)
+    books = (fleet._placements, fleet._by_holder, fleet._holders, fleet._hosts, fleet._names)
+    assert [len(book) for book in books] == [0] * len(books)
