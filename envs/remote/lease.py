@@ -26,8 +26,9 @@ async def lease_sandbox(
     """
     try:
         sandbox = RemoteSandbox(asker, await _acquire(asker, lease_id, terms), terms)
-    except ImageAbsent:
-        await _give_room_back(asker, terms)
+    except SandboxError as error:
+        if isinstance(error, ImageAbsent) or _is_alone(terms):
+            await _give_room_back(asker, terms)
         raise
     renewal = asyncio.create_task(keep_renewed(asker, sandbox.renew, terms))
     try:
@@ -36,8 +37,13 @@ async def lease_sandbox(
         renewal.cancel()
         await asyncio.gather(renewal, return_exceptions=True)
         await sandbox.close()
-        if terms.group is not None and terms.group.num_machines == 1:
+        if _is_alone(terms):
             await _give_room_back(asker, terms)
+
+
+def _is_alone(terms: LeaseTerms) -> bool:
+    """Tell whether a group's room is this machine's alone."""
+    return terms.group is not None and terms.group.num_machines == 1
 
 
 async def _give_room_back(asker: Asker, terms: LeaseTerms) -> None:

@@ -4,15 +4,18 @@ import asyncio
 import contextlib
 import random
 
+import msgspec
 import pytest
 from tests.sim.rollout.conftest import World
 
 from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.sandbox.fleet import Fleet, FleetFullError
+from penstock.actors.sandbox.scheduler import FleetScheduler
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.remote.asking import SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.terms import LeaseTerms
+from penstock.envs.remote.terms import GroupTerms, LeaseTerms
+from penstock.envs.sandbox import SandboxError
 from penstock.messages.errors import DeadlineError
 
 EPISODE_S = 100.0
@@ -70,6 +73,22 @@ def test_who_waits_for_room_twice_gets_one_machine(simulate) -> None:
                 await pool.acquire(600.0, lease_id="c", num_spared=1, timeout_s=3.0)
             assert pool.counters().waiting == 0
         assert len(world.backend.machines) == 2
+
+    simulate(scenario)
+
+
+def test_a_grading_that_got_no_machine_leaves_no_room_behind(simulate) -> None:
+    async def scenario(world: World) -> None:
+        world.host(FleetScheduler())
+        world.host_machines(live_max=1, reports_to_fleet=True)
+        await world.sleep(4.0)  # The scheduler listens to hosts before it places anything.
+        world.backend.is_broken = True
+        for name in ("first", "second"):
+            group = GroupTerms(group_id=name, num_machines=1)
+            terms = msgspec.structs.replace(GRADING, group=group, acquire_wait_s=5.0)
+            with pytest.raises(SandboxError, match="no boot today"):
+                async with lease_sandbox(world.asker(), name, terms):
+                    pass
 
     simulate(scenario)
 
