@@ -28,7 +28,7 @@ except (OSError, ValueError):
     try:
         found = json.load(open("/logs/verifier/reward.json"))
         reward = float(found["reward"] if "reward" in found else sum(found.values()) / len(found))
-    except (OSError, ValueError, TypeError, KeyError, ZeroDivisionError):
+    except Exception:
         reward = "no reward"
 print(1 if reward == 1 else reward)
 """
@@ -77,26 +77,29 @@ def start_files(dockerfile: str, context: Mapping[str, str]) -> dict[str, str]:
     placed: dict[str, str] = {}
     for words in _instructions(dockerfile):
         if words[0] == "WORKDIR" and len(words) > 1:
-            work = posixpath.join(work, words[1])
+            work = posixpath.normpath(posixpath.join(work, words[1]))
         plain = [word for word in words[1:] if not word.startswith("--")]
-        if words[0] in {"COPY", "ADD"} and len(plain) == len(words) - 1 >= _COPY_WORDS:
+        is_local = not any(word.startswith("--from=") for word in words)
+        if words[0] in {"COPY", "ADD"} and is_local and len(plain) >= _COPY_WORDS:
             *sources, target = plain
+            place = posixpath.join(work, target)
+            if posixpath.normpath(place) in {work, *WORK_NAMES}:
+                place += "/"
             for source in sources:
-                placed |= _copied(context, source, posixpath.join(work, target), target)
-    roots = {posixpath.normpath(root) for root in (work, *WORK_NAMES)} - {"/"}
+                placed |= _copied(context, source, place)
+    roots = (*WORK_NAMES, work)  # A folder below /app keeps its name, as the tests know it.
     return {
         posixpath.relpath(path, root): text
         for path, text in placed.items()
-        for root in roots
-        if path.startswith(f"{root}/")
+        if (root := next((one for one in roots if path.startswith(f"{one}/")), ""))
     }
 
 
-def _copied(context: Mapping[str, str], source: str, place: str, target: str) -> dict[str, str]:
-    """Return the files that one source gives: a folder's content, or a file in or as the target."""
+def _copied(context: Mapping[str, str], source: str, place: str) -> dict[str, str]:
+    """Return the files that one source gives: a folder's content, or a file in or as the place."""
     source = posixpath.normpath(source).lstrip("/")
     if source in context:
-        into = target.endswith(("/", ".")) or target in {"", "."}
+        into = place.endswith(("/", "/."))
         path = posixpath.join(place, posixpath.basename(source)) if into else place
         return {posixpath.normpath(path): context[source]}
     below = "" if source == "." else f"{source}/"
