@@ -3,6 +3,7 @@
 A folder that Penstock wrote comes back as it was. For a foreign one see `harbor_foreign.py`.
 """
 
+import re
 import tomllib
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -30,6 +31,7 @@ from penstock.messages.errors import PenstockError
 from penstock.messages.task import HiddenTests, Limits, Split, Task
 
 ENVIRONMENT = "environment"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 FILES_MAX = 2_000
 FILES_BYTES_MAX = 8 << 20
 
@@ -57,6 +59,8 @@ def read_harbor(folder: Path, *, egress_addresses: bool = False) -> Candidate:
             f"{folder / INSTRUCTION_FILE}: expected an instruction, it is empty"
         )
     own = settings.get("metadata", {}).get("penstock", {})
+    if not isinstance(own, dict):
+        raise MalformedTaskError(f"{folder / TASK_FILE}: metadata.penstock: expected a table")
     task_id = str(own.get("task_id", folder.name))
     task = Task(
         task_id=task_id,
@@ -88,13 +92,19 @@ def read_harbor_set(root: Path, *, egress_addresses: bool = False) -> list[Candi
         egress_addresses: See `read_harbor`.
 
     Raises:
-        MalformedTaskError: One of them is malformed, or there is none.
+        MalformedTaskError: One of them is malformed, two have one id, or there is none.
 
     """
     folders = sorted(path.parent for path in root.glob(f"*/{TASK_FILE}"))
     if not folders:
         raise MalformedTaskError(f"{root}: expected task folders, each with a {TASK_FILE}")
-    return [read_harbor(folder, egress_addresses=egress_addresses) for folder in folders]
+    candidates: dict[str, Candidate] = {}
+    for folder in folders:
+        candidate = read_harbor(folder, egress_addresses=egress_addresses)
+        if candidates.setdefault(candidate.task.task_id, candidate) is not candidate:
+            words = f"metadata.penstock.task_id: {candidate.task.task_id!r} is another task's"
+            raise MalformedTaskError(f"{folder / TASK_FILE}: {words}")
+    return list(candidates.values())
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -167,15 +177,25 @@ def _foreign_hidden(folder: Path, task_id: str, settings: dict[str, Any]) -> Hid
     _text(folder, "tests/test.sh")
     tests = _tree(folder, "tests")
     solution = _tree(folder, "solution") if (folder / "solution").is_dir() else {}
-    env = settings.get("verifier", {}).get("env", {})
     return HiddenTests(
         task_id=task_id,
         files={TESTS_FOLDER + name: text for name, text in tests.items()},
-        argv=verify_argv(_converted(folder, env, dict[str, str], "verifier.env")),
+        argv=verify_argv(_verifier_env(folder, settings)),
         expected=["1"],
         timeout_s=_timeout_s(folder, settings, "verifier"),
         gold_files={SOLUTION_SCRIPTS + name: text for name, text in solution.items()},
     )
+
+
+def _verifier_env(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
+    field = "verifier.env"
+    env = settings.get("verifier", {}).get("env", {})
+    variables: dict[str, str] = _converted(folder, env, dict[str, str], field)
+    for name, value in variables.items():
+        if _VARIABLE.fullmatch(name) is None or "\0" in value:
+            words = f"expected {_VARIABLE.pattern} and no zero byte, got {name!r}"
+            raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {words}")
+    return variables
 
 
 def _hidden(folder: Path, task_id: str, settings: dict[str, Any]) -> HiddenTests:

@@ -109,6 +109,11 @@ def test_hard_texts_survive_toml(tmp_path):
         ("task.toml", 'version = "1.0"\n[verifier]\ntimeout_sec = -1\n', "timeout_sec"),
         ("task.toml", 'version = "1.0"\n[metadata.penstock]\nsplit = "x"\n', "penstock.split"),
         ("task.toml", 'version = "1.0"\n[metadata.penstock]\norigin = {kind = 1}\n', "origin"),
+        (
+            "task.toml",
+            'version = "1.0"\n[metadata]\npenstock = "x"\n',
+            "penstock: expected a table",
+        ),
         ("instruction.md", "  \n", "expected an instruction"),
         ("tests/penstock.json", "{}", "penstock.json"),
         ("tests/penstock.json", '{"argv": [], "expected": []}', "at least one entry"),
@@ -120,6 +125,22 @@ def test_a_malformed_part_is_named(tmp_path, path, text, words):
     (folder / path).write_text(text)
     with pytest.raises(MalformedTaskError, match=words):
         read_harbor(folder)
+
+
+@pytest.mark.parametrize("variable", ['"-i" = "x"', '"A=B" = "x"', '"" = "x"', 'A = "x\\u0000"'])
+def test_a_verifiers_variables_are_variables(tmp_path, variable):
+    folder = written(tmp_path)
+    (folder / "tests" / "penstock.json").unlink()
+    (folder / "task.toml").write_text(f'version = "1.0"\n[verifier.env]\n{variable}\n')
+    with pytest.raises(MalformedTaskError, match=r"task\.toml: verifier\.env"):
+        read_harbor(folder)
+
+
+def test_no_two_tasks_of_a_set_have_one_id(tmp_path):
+    written(tmp_path / "a").rename(tmp_path / "first")
+    written(tmp_path / "b").rename(tmp_path / "second")
+    with pytest.raises(MalformedTaskError, match=r"second/task\.toml: .*task_id.* another task's"):
+        read_harbor_set(tmp_path)
 
 
 def test_missing_parts_are_named(tmp_path):
@@ -172,6 +193,9 @@ def test_a_foreign_task_is_judged_by_its_reward_file(tmp_path):
         ("WORKDIR /srv\nWORKDIR x\nADD ./src/ \\\n  /srv/x/y\n", {"y/b.py", "y/c/d.py"}),
         ("WORKDIR /app\nCOPY --from=build a.py .\nCOPY absent .\nCOPY 'a.py\n", set()),
         ("WORKDIR /app\nCOPY a.py ../../../etc/passwd\n", set()),
+        ("WORKDIR /app\nCOPY a.py /app\nCOPY src/b.py /work\n", {"a.py", "b.py"}),
+        ("WORKDIR /app\nCOPY --chown=1:1 --chmod=755 a.py .\n", {"a.py"}),
+        ("WORKDIR /app/x\nCOPY src .\n", {"x/b.py", "x/c/d.py"}),
     ],
 )
 def test_a_foreign_dockerfile_says_what_an_agent_starts_with(dockerfile, placed):
