@@ -10,6 +10,7 @@ import msgspec
 from penstock.envs.microvm.assets import load_assets, vm_cache_dir
 from penstock.envs.microvm.layers import layer_folder, list_layers, remove_unnamed
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
+from penstock.envs.microvm.recipe.steps import build_lock
 
 
 def add_images(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +66,13 @@ def _ls(arguments: argparse.Namespace) -> tuple[object, list[str]]:
     return {"base": base.image_digest, "layers": layers}, lines
 
 
+def _tell(line: str) -> None:
+    sys.stderr.write(f"[image] {line}\n")
+
+
 def _gc(arguments: argparse.Namespace) -> tuple[object, list[str]]:
-    removed = remove_unnamed()
-    words = f"{len(removed)} files removed from {layer_folder()}"
+    folder = layer_folder()
+    with build_lock(folder, _tell):
+        removed = remove_unnamed()
+    words = f"{len(removed)} files removed from {folder}"
     return {"removed": [path.name for path in removed]}, [words]

@@ -10,6 +10,7 @@ where a task is read in (`pinned`).
 """
 
 import re
+import shutil
 from pathlib import Path
 from urllib.parse import quote
 
@@ -105,13 +106,21 @@ def list_layers(cache: Path | None = None) -> list[Layer]:
 
 
 def remove_unnamed(cache: Path | None = None) -> list[Path]:
-    """Remove files that no name means any more; machines that run keep theirs till they end."""
+    """Remove what no name means any more; machines that run keep their files till they end.
+
+    The caller holds the build lock (`recipe/steps.py`): a layer has its name a moment after its
+    file, and only folders of builds that were killed are there then.
+    """
+    folder = layer_folder(cache)
     named = {layer.digest for layer in list_layers(cache)}
-    files = layer_folder(cache).glob(f"*{SUFFIX}")
+    files = folder.glob(f"*{SUFFIX}")
     unnamed = [path for path in files if path.name.removesuffix(SUFFIX) not in named]
     for path in unnamed:
         path.unlink()
-    return unnamed
+    left = [path for path in folder.glob("*/") if not path.is_symlink()]
+    for path in left:
+        shutil.rmtree(path, ignore_errors=True)
+    return unnamed + left
 
 
 def layered(layer: str | Path, cache: Path | None, *, stock: bool) -> Path | None:
