@@ -76,10 +76,10 @@ class HostProcess:
 
         """
         self._popen.send_signal(signal.SIGKILL)
-        await self._gone()
         if self._words >= 0:
-            os.close(self._words)
+            os.close(self._words)  # First: waiting takes a descriptor, which may be the last one.
             self._words = -1
+        await self._gone()
 
     async def _gone(self) -> None:
         if self._popen.poll() is not None:

@@ -1,5 +1,7 @@
 """A host without room for one more machine fails that boot, in the sandbox's own terms."""
 
+import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,18 @@ async def test_a_host_without_descriptors_fails_the_boot(monkeypatch):
     monkeypatch.setattr(host_process.socket, "socketpair", socketpair)
     with pytest.raises(SandboxDied, match="Too many open files"):
         await start(lambda fd: ["true"])
+
+
+async def test_a_process_ends_where_no_descriptor_is_left():
+    process, ours = host_process.start_process(lambda fd: ["sleep", "60"], None)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.dup(0) for _ in range(64)]  # No number below the last one is free.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[-1] + 1, before[1]))
+    try:
+        await process.kill()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for fd in taken:
+            os.close(fd)
+        ours.close()
+    assert not Path(f"/proc/{process.pid}").exists()
