@@ -5,7 +5,7 @@ import msgspec
 from penstock.actors.rollout_worker.sampling import RetryPolicy
 from penstock.envs.remote.terms import GroupTerms, LeaseTerms, SavedSandbox
 from penstock.messages.rollout import EpisodeSaved
-from penstock.messages.task import StartRollout, image_of
+from penstock.messages.task import Purpose, StartRollout, image_of
 
 
 class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,9 +64,16 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     def lease_terms(
         self, command: StartRollout, saved: EpisodeSaved | None, *, takes_over: bool
     ) -> LeaseTerms:
-        """Return how an episode asks for its machine, or for a copy of a saved one."""
+        """Return how an episode asks for its machine, or for a copy of a saved one.
+
+        An evaluation's rollouts are of many tasks and images, and more than a host may hold: each
+        is placed by itself.
+        """
+        is_alone = command.purpose is Purpose.EVAL
         group = GroupTerms(
-            group_id=command.group_id, num_machines=command.group_size, holder=command.purpose
+            group_id=command.rollout_id if is_alone else command.group_id,
+            num_machines=1 if is_alone else command.group_size,
+            holder=command.purpose,
         )
         branch_of = None
         if saved is not None:

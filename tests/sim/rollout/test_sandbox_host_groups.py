@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.sim.rollout.conftest import World
+from tests.sim.rollout.conftest import World, make_command
 from tests.sim.rollout.fleet import Fleet
 
 from penstock.actors.sandbox.scheduler import FleetScheduler
@@ -13,6 +13,8 @@ from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.remote.terms import LeaseTerms
 from penstock.messages.errors import RemoteCallError
 from penstock.messages.machine import ReleaseGroup
+from penstock.messages.rollout import EpisodeEnd, RolloutFinished
+from penstock.messages.task import Purpose
 
 
 def test_a_group_is_placed_on_one_host_and_waits_where_there_is_no_room(simulate) -> None:
@@ -124,5 +126,22 @@ def test_a_group_whose_host_has_no_room_gets_no_machine_of_it(simulate) -> None:
             await world.sleep(6.0)  # The host waits so long for room, then gives up all of it.
             alive = [m.alive for m in fleet.backends["h0"].machines]
             assert sum(alive) == 1
+
+    simulate(scenario)
+
+
+def test_an_evaluation_of_more_tasks_than_a_host_holds_finds_room(simulate) -> None:
+    async def scenario(world: World) -> None:
+        Fleet(world, 2)
+        world.host(world.policy)
+        world.host_worker(places_groups=True)
+        await world.sleep(3.0)
+        commands = [
+            make_command(f"e0-{n}", group_id="0", group_size=12, member=n, purpose=Purpose.EVAL)
+            for n in range(12)
+        ]
+        await world.publish(*commands)
+        rollouts = await world.wait_for(RolloutFinished, len(commands))
+        assert {rollout.end for rollout in rollouts} == {EpisodeEnd.FINISHED}
 
     simulate(scenario)
