@@ -24,7 +24,7 @@ from penstock.envs.backends import backend_class, backends
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.sandbox import Capability
 from penstock.gateway.config import GatewayConfig
-from penstock.infra.fleet_checks import check_fleet
+from penstock.infra.fleet_checks import check_fleet, check_group_fits
 from penstock.infra.prepare import PrepareConfig
 from penstock.infra.regions.settings import LinkSection, check_processes
 from penstock.infra.stores.settings import StoreKind, StoreSection
@@ -263,6 +263,9 @@ def _check_machines(config: RunConfig, source: str) -> None:
     try:
         places_groups = config.rollout_worker.places_groups or config.judge.places_machines
         check_fleet(config.processes, config.sandbox, places_groups=places_groups)
+        if config.rollout_worker.places_groups:
+            size, live_max = config.pacer.group_size, config.pool.live_max
+            check_group_fits(config.sandbox, group_size=size, live_max=live_max)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
     wanted = {

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock.actors.sandbox.config import SandboxHostConfig
 from penstock.messages.errors import ConfigError
+from penstock.messages.task import Purpose
 
 HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 """It becomes a subject's token and a folder's name."""
@@ -47,6 +48,21 @@ def check_fleet(
     if places_groups and not ("fleet" in seen and sandbox.reports_to_fleet):
         needed = 'the role "fleet" in a process, and sandbox.reports_to_fleet = true'
         raise ConfigError(f"rollout_worker.places_groups: expected with it {needed}")
+
+
+def check_group_fits(sandbox: SandboxHostConfig, *, group_size: int, live_max: int) -> None:
+    """See that a training group, which is placed whole, can be placed at all.
+
+    Raises:
+        ConfigError: It is larger than a host or its quota; the text names the field.
+
+    """
+    quota = sandbox.quotas.get(Purpose.TRAIN, sandbox.quota)
+    bounds = {"pool.live_max": live_max, "sandbox.quotas.train, or sandbox.quota": quota}
+    for field, bound in bounds.items():
+        if 0 < bound < group_size:
+            text = f"expected at least pacer.group_size {group_size}, got {bound}"
+            raise ConfigError(f"{field}: {text}: rollout_worker.places_groups places groups whole")
 
 
 def _actor(spec: str, host: str, field: str) -> str:

@@ -47,6 +47,12 @@ def test_a_name_that_no_host_can_have_is_refused(spec: str) -> None:
         (["rollout_worker.places_groups=true"], r"places_groups: expected with it the role"),
         ([*FLEET, "sandbox.reports_to_fleet=false"], r"places_groups: .*reports_to_fleet"),
         ([*FLEET, 'processes.fleet=["keeper"]'], r"places_groups: expected with it the role"),
+        (
+            [*FLEET, "pool.live_max=7", "pool.size=2"],
+            r"pool\.live_max: expected .*group_size 8, got 7",
+        ),
+        ([*FLEET, "sandbox.quota=7"], r"sandbox\.quota: expected at least .* 8, got 7"),
+        ([*FLEET, "sandbox.quotas={train = 1}"], r"sandbox\.quotas\.train.* 8, got 1"),
     ],
 )
 def test_settings_that_no_run_can_have_are_refused(overrides: list[str], expected: str) -> None:
