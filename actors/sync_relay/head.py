@@ -75,7 +75,7 @@ async def read_head(store: ObjectStore) -> HeadSlot:
 async def read_head_after(store: ObjectStore, known: HeadSlot) -> HeadSlot:
     """Return the newest slot: in one round trip where it is the one after a known slot.
 
-    Slots are put in order, so the newest is one that has no next.
+    Slots are put in order and old ones go in order, so the newest is one that has no next.
 
     Raises:
         CorruptDataError: the slot is damaged.
@@ -148,8 +148,8 @@ class FencedHead:
             self._check(await read_head(self._store))
             raise StaleTokenError(f"head slot {slot.number}: somebody wrote it with our token")
         self._check(await read_head(self._store))
-        if (old := slot.number - _NUM_SLOTS_KEPT) >= 0:
-            await self._store.delete(_slot_key(old))
+        for old in (await self._store.keys(SLOTS))[:-_NUM_SLOTS_KEPT]:
+            await self._store.delete(old)
 
     async def _put(self, slot: HeadSlot) -> bool:
         try:
