@@ -40,9 +40,12 @@ def piece_of(manifest: WeightsPublished) -> Piece:
 def due(manifests: Iterable[WeightsPublished], newest: int) -> list[Piece]:
     """Return the folds and anchors that a store should hold and lacks, rising by version.
 
-    Only what will be kept: after a jump over many versions, nothing is made for the older ones.
+    Only what will be kept: after a jump over many versions, nothing is made for the older ones, nor
+    out of what is before the oldest anchor.
     """
     have = set(map(piece_of, manifests))
+    anchors = (piece.policy_version for piece in have if piece.kind is SnapshotKind.ANCHOR)
+    oldest = min(anchors, default=0)
     first = max(0, newest // ANCHOR_EVERY - NUM_ANCHORS_KEPT + 1) * ANCHOR_EVERY
     wanted: list[Piece] = []
     for version in range(first + FOLD_EVERY, newest + 1, FOLD_EVERY):
@@ -50,7 +53,7 @@ def due(manifests: Iterable[WeightsPublished], newest: int) -> list[Piece]:
         wanted += [Piece(version, SnapshotKind.FOLD, version - span) for span in spans]
         if version % ANCHOR_EVERY == 0:
             wanted.append(Piece(version, SnapshotKind.ANCHOR, NOTHING))
-    return [piece for piece in wanted if piece not in have]
+    return [piece for piece in wanted if piece not in have and is_kept(piece, oldest)]
 
 
 def floor(manifests: Iterable[WeightsPublished], needed: Collection[int]) -> int:
