@@ -87,6 +87,8 @@ class Relay(Actor):
         began = ctx.monotonic()
         async with self._ahead(event, ctx) as fetched:
             way = await self._way(event, ctx)
+            if fetched and all(manifest is not event for manifest in way):
+                fetched.cancel()
             if not way or self._refuses(way):
                 return ()
             async with leased_way(ctx.store, f"relay-{self._region}", way, ctx.now()):

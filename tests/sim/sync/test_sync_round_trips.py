@@ -7,20 +7,25 @@ from tests.sim.sync.world import FakeContext, World
 
 from penstock.actors.runtime.clock import run_virtual
 from penstock.actors.sync_relay.head import NO_HEAD, read_head, read_head_after
+from penstock.actors.sync_relay.keeper import Keeper
 from penstock.actors.sync_relay.relay import Relay
 from penstock.infra.stores.memory import MemoryStore
 
 
 class FarStore:
-    """Another store, a second away."""
+    """Another store, a second away; a kilobyte takes half a minute more."""
 
     def __init__(self, near):
         self._near = near
         self.put, self.delete = near.put, near.delete
+        self.brought = []
 
     async def get(self, key):
         await asyncio.sleep(1.0)
-        return await self._near.get(key)
+        data = await self._near.get(key)
+        await asyncio.sleep(30 * (len(data) // 1024))
+        self.brought.append(key)
+        return data
 
     async def keys(self, prefix):
         await asyncio.sleep(1.0)
@@ -69,11 +74,31 @@ def test_what_was_fetched_ahead_of_a_refusal_is_nothing_to_anyone():
     run_virtual(main())
 
 
+def test_a_relay_that_joins_late_does_not_fetch_version_0_beside_the_newer_anchor():
+    async def main():
+        world = World(lambda name: MemoryStore())
+        await world.steps(66)
+        keeper = Keeper(1)
+        await keeper.start(world.context)
+        for manifest in world.manifests:
+            await keeper.on_weights_published(manifest, world.context)
+        relay, context = await far_relay(world)
+        await relay.on_weights_published(world.manifests[0], context)
+        assert relay._version == 65
+        weights = [shard.object_key for shard in world.manifests[0].shards if shard.extents]
+        assert len(weights) == 1 and weights[0] not in context.store.brought
+
+    run_virtual(main())
+
+
 async def test_the_head_is_found_from_any_slot_that_was_known_before():
+    """Some slots are claims: of those no commit deletes the one of 64 slots before."""
     world = World(lambda name: MemoryStore())
     assert await read_head_after(world.origin, NO_HEAD) == NO_HEAD
     known = [NO_HEAD]
-    for _ in range(70):
+    for number in range(140):
+        if number % 7 == 3:
+            world.publisher = world.new_publisher()
         await world.step()
         known.append(await read_head(world.origin))
     for slot in known:
