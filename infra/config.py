@@ -211,8 +211,13 @@ def _parse_value(text: str) -> Any:
         return text
 
 
+_TABLES = ("trainer", "pacer", "prepare", "sandbox", "rollout_worker", "judge", "weights", "pool")
+
+
 def _derive(data: dict[str, Any]) -> None:
     """Let parts follow each other: grants what is trained, demonstrations the tools, and so on."""
+    if not all(isinstance(data.get(name, {}), dict) for name in ("processes", *_TABLES)):
+        return  # what is no table is refused as such
     trainer = data.get("trainer", {})
     for name in ("groups_per_batch", "staleness_max", "steps_max"):
         value = trainer.get(name, getattr(TrainerConfig(), name))
@@ -223,8 +228,8 @@ def _derive(data: dict[str, Any]) -> None:
     data["prepare"].setdefault("egress_addresses", addresses)
     places = data.get("rollout_worker", {}).get("places_groups", False)
     data.setdefault("judge", {}).setdefault("places_machines", places)
-    for rank in publisher_ranks(data.get("weights", {})):
-        data["processes"].setdefault(f"publisher-{rank}", [f"publisher:{rank}"])
+    for rank in publisher_ranks(data.get("weights", {}).get("num_publisher_ranks")):
+        data.get("processes", {}).setdefault(f"publisher-{rank}", [f"publisher:{rank}"])
     pool = data.get("pool", {})
     backend = pool.get("backend", "")
     if backend in backends and (backend != "process" or pool.get("allow_process") is True):
@@ -246,6 +251,7 @@ def _check_whole(config: RunConfig, source: str) -> None:
             text = f"pacer.{own} and trainer.{name} must be equal, got {granted} and {trained}"
             raise ConfigError(f"{source}: {text}")
     _check_machines(config, source)
+    _check_publishers(config, source)
     has_keeper = any("keeper" in specs for specs in config.processes.values())
     if has_keeper == config.store.retain_for_replay:
         text = "the role keeper and store.retain_for_replay = false belong together"
@@ -256,6 +262,17 @@ def _check_whole(config: RunConfig, source: str) -> None:
     linked = [region.name for region in config.regions if region.link is not None]
     if linked:
         _check_links(config, linked, source)
+
+
+def _check_publishers(config: RunConfig, source: str) -> None:
+    """See that each publishing rank has one process; of two, each would get some of the asking."""
+    specs = (spec for specs in config.processes.values() for spec in specs)
+    found = sorted(spec for spec in specs if spec.partition(":")[0] == "publisher")
+    ranks = publisher_ranks(config.weights.num_publisher_ranks)
+    if found != sorted(f"publisher:{rank}" for rank in ranks):
+        expected = f"a process publisher-N for each of weights.num_publisher_ranks = {len(ranks)}"
+        text = f"expected {expected if ranks else 'no role publisher'}, got {found}"
+        raise ConfigError(f"{source}: processes: {text}")
 
 
 def _check_machines(config: RunConfig, source: str) -> None:

@@ -1,8 +1,5 @@
 """How the trainer's weights are published: the table `[weights]` of a run's configuration."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import msgspec
 
 NUM_PUBLISHER_RANKS_MAX = 64
@@ -25,7 +22,8 @@ class WeightsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             )
 
 
-def publisher_ranks(table: Mapping[str, Any]) -> range:
-    """Return the ranks that need processes of their own, by a table not checked yet."""
-    num_ranks = table.get("num_publisher_ranks", 1)
-    return range(num_ranks if num_ranks in range(2, NUM_PUBLISHER_RANKS_MAX + 1) else 0)
+def publisher_ranks(num_publisher_ranks: object) -> range:
+    """Return the ranks that need processes of their own, by a setting not checked yet."""
+    if not isinstance(num_publisher_ranks, int):
+        return range(0)
+    return range(num_publisher_ranks if 1 < num_publisher_ranks <= NUM_PUBLISHER_RANKS_MAX else 0)
