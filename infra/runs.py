@@ -7,7 +7,7 @@ runs/<run_id>/
   events/       nats-server's own store        report.html   the live page, frozen
   objects/      claim checks: weights, checkpoints, tasks, tokenizer
   regions/<r>/  each region's weights          logs/<process>.log
-  handover      the newest weights, for publishing ranks
+  handover/     the newest weights, for publishing ranks
   machines/<h>/ each host's saved machines, until the run is complete
 ```
 """

@@ -67,14 +67,17 @@ class Committer:
         self._history = History(store, sleep)
         self._newest: WeightsPublished | None = None
 
-    async def begin(self) -> int:
+    async def begin(self, *, anew: bool = False) -> int:
         """Claim the head, or see that it is still ours; return the token to ship under.
+
+        Args:
+            anew: take another token, so that nothing of an attempt that failed counts.
 
         Raises:
             StaleTokenError: another committer took over.
 
         """
-        await self._history.head.hold()
+        await self._history.head.hold(anew=anew)
         return self._history.head.token
 
     async def commit(

@@ -4,10 +4,12 @@
  trainer ── write ──▶ [ a a a b b | c c c c ] ◀── map ── rank 0, rank 1, ...
                         by dtype and name, as flat coordinates run
 ```
-It is written anew for every version, after all ranks have shipped the one before; what it holds is
-not needed after a restart.
+It is written anew for every version, after all ranks have shipped the one before. Its name is the
+trainer's fencing token: one that was taken over writes into a file that no rank of the newer one
+reads. What it holds is not needed after a restart.
 """
 
+import os
 from itertools import accumulate
 from pathlib import Path
 
@@ -22,17 +24,23 @@ from penstock.messages.weights import Extent
 class Handover:
     """One snapshot's room."""
 
-    def __init__(self, path: Path, table: Table) -> None:
+    def __init__(self, folder: Path, fencing_token: int, table: Table) -> None:
         """Lay out; nothing is read or written."""
-        self._path = path
+        self._path = folder / f"{fencing_token:08d}"
         self._table = table
         self._elements = [*accumulate((spec.size for spec in table), initial=0)]
         self._bytes = [*accumulate((spec.num_bytes for spec in table), initial=0)]
 
     def write(self, snapshot: Snapshot) -> None:
-        """Write all tensors; the file's pages are used again from version to version."""
-        mode = "r+" if self._has_its_size() else "w+"
-        room = np.memmap(self._path, np.uint8, mode, shape=(max(1, self._bytes[-1]),))
+        """Write all tensors; the file's pages are used again from version to version.
+
+        Raises:
+            OSError: no room for the file.
+
+        """
+        if not self._has_its_size():
+            self._allocate()
+        room = np.memmap(self._path, np.uint8, "r+")
         for spec, begin in zip(self._table, self._bytes, strict=False):
             flat = np.ascontiguousarray(snapshot[spec.name]).reshape(-1).view(np.uint8)
             room[begin : begin + spec.num_bytes] = flat
@@ -53,6 +61,22 @@ class Handover:
 
     def _has_its_size(self) -> bool:
         return self._path.exists() and self._path.stat().st_size == max(1, self._bytes[-1])
+
+    def _allocate(self) -> None:
+        """Take the file's whole room, in place of older tokens' files.
+
+        A write to a mapped page that the disk has no room for would kill the process.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        for old in self._path.parent.iterdir():
+            if old.name <= self._path.name:
+                old.unlink(missing_ok=True)
+        try:
+            with self._path.open("xb") as file:
+                os.posix_fallocate(file.fileno(), 0, max(1, self._bytes[-1]))
+        except OSError:
+            self._path.unlink(missing_ok=True)
+            raise
 
     def _run(self, room: np.ndarray, run: Extent) -> np.ndarray:
         """Return a run; it may reach over tensors of one dtype."""

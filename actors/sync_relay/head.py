@@ -109,23 +109,28 @@ class FencedHead:
         """Return the newest slot when this hold last looked."""
         return self._last
 
-    async def hold(self) -> None:
+    async def hold(self, *, anew: bool = False) -> None:
         """Claim a token, one higher than any before, or see that nobody has claimed since.
+
+        Args:
+            anew: claim another one, where the head is still ours.
 
         Raises:
             StaleTokenError: somebody has.
 
         """
-        if self.token:
-            return self._check(await read_head(self._store))
         for _ in range(_NUM_CLAIMS_MAX):
             head = await read_head(self._store)
+            if self.token:
+                self._check(head)
+                if not anew:
+                    return
             claim = msgspec.structs.replace(
                 head, number=head.number + 1, token=head.token + 1, owner=self._owner
             )
             if await self._put(claim):
                 self.token = claim.token
-                return None
+                return
         raise StaleTokenError(f"fencing token: {_NUM_CLAIMS_MAX} others were quicker to claim")
 
     async def advance(self, manifest: WeightsPublished) -> None:

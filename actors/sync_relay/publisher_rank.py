@@ -31,17 +31,18 @@ class PublisherRank(Actor):
     """Answers the trainer: an `Ack` every second until its part is shipped and proved.
 
     Who asks again for an attempt that is on its way, or done, is told of that one. A new attempt
-    ends an old one, which nobody commits any more.
+    ends an old one, which nobody commits any more; one under an older token is refused.
     """
 
     role: ClassVar[str] = "publisher"
 
     def __init__(self, rank: int, num_ranks: int, handover: Path) -> None:
-        """Args: `handover` is the file that the trainer writes snapshots to."""
+        """Args: `handover` is the folder of the file that the trainer writes snapshots to."""
         self._rank = rank
         self._num_ranks = num_ranks
         self._handover = handover
         self._attempt = ""
+        self._token = 0
         self._shipping: asyncio.Task[None] | None = None
         self._table: Table | None = None
         self._layout: Layout
@@ -69,6 +70,10 @@ class PublisherRank(Actor):
             text = f"expected ShipWeights, got {type(message).__name__}"
             yield RemoteError(kind=RemoteErrorKind.INVALID, error=text)
             return
+        if message.fencing_token < self._token:
+            text = f"token {message.fencing_token}: taken over by {self._token}"
+            yield RemoteError(kind=RemoteErrorKind.GONE, error=text)
+            return
         shipping = self._begin(message)
         while not shipping.done():
             yield Ack()
@@ -87,7 +92,7 @@ class PublisherRank(Actor):
         if self._shipping is not None and not self._shipping.done():
             self._shipping.cancel()
             self._table = None  # its threads may still write to what belongs to it
-        self._attempt = message.attempt
+        self._attempt, self._token = message.attempt, message.fencing_token
         self._shipping = asyncio.create_task(self._ship(message))
         return self._shipping
 
@@ -103,8 +108,9 @@ class PublisherRank(Actor):
         table = msgspec.msgpack.decode(message.tensor_table, type=Table)
         if table != self._table:
             self._prepare(table)
-        parts = await self._ctx.offload(Handover(self._handover, table).read, self._layout)
         version, token = message.policy_version, message.fencing_token
+        handover = Handover(self._handover, token, table)
+        parts = await self._ctx.offload(handover.read, self._layout)
         await self._publisher.ship(version, token, parts)
         await self._prover.prove(version, token)
 

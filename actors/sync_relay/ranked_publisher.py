@@ -44,7 +44,7 @@ class RankedPublisher:
         Args:
             store: the origin.
             num_ranks: as many actors `PublisherRank`.
-            handover: the file that snapshots are written to.
+            handover: the folder of the file that snapshots are written to.
             ask: passes a message to a rank's service.
 
         """
@@ -54,6 +54,8 @@ class RankedPublisher:
         self._ask = ask
         self._table: Table | None = None
         self._committer: Committer
+        self._has_failed = False
+        """The newest attempt, of which something may be left under its token."""
 
     async def prepare(
         self, policy_version: int, snapshot: Snapshot, *, optimizer_step: int, config_json: str
@@ -64,7 +66,7 @@ class RankedPublisher:
             StaleTokenError: another committer took over.
             RemoteCallError: a rank failed; the text says of what.
             DeadlineError: a rank did not answer.
-            CorruptDataError: what the ranks shipped is not the snapshot.
+            CorruptDataError: what the ranks shipped is not one version.
             PublishConflictError: this version was committed before, from other weights.
             OSError: no room in the store, or for the file.
 
@@ -74,25 +76,28 @@ class RankedPublisher:
             spans = cut_spans(table, self._num_ranks)
             self._committer = Committer(self._store, self._num_ranks, table, spans)
             self._table = table
-        await asyncio.to_thread(Handover(self._handover, table).write, snapshot)
+        token = await self._committer.begin(anew=self._has_failed)
+        self._has_failed = True
+        await asyncio.to_thread(Handover(self._handover, token, table).write, snapshot)
         message = ShipWeights(
             policy_version=policy_version,
-            fencing_token=await self._committer.begin(),
+            fencing_token=token,
             attempt=secrets.token_hex(8),
             tensor_table=msgspec.msgpack.encode(table),
         )
         try:
             async with asyncio.TaskGroup() as group:
-                for rank in range(self._num_ranks):
-                    group.create_task(self._ship(rank, message))
-                commit = group.create_task(
-                    self._committer.commit(
-                        policy_version, optimizer_step=optimizer_step, config_json=config_json
-                    )
+                ranks = range(self._num_ranks)
+                asking = [group.create_task(self._ship(rank, message)) for rank in ranks]
+                manifest = await self._committer.commit(
+                    policy_version, optimizer_step=optimizer_step, config_json=config_json
                 )
+                for one in asking:  # a rank that died after its proof would wait for a draft
+                    one.cancel()
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        return commit.result()
+        self._has_failed = False
+        return manifest
 
     async def _ship(self, rank: int, message: ShipWeights) -> None:
         """Have one rank ship, again if it dies; what it did before is not done twice."""

@@ -108,7 +108,7 @@ async def test_a_new_attempt_ends_the_old_one_and_an_old_one_asked_again_does_no
 ):
     monkeypatch.setattr(publisher_rank, "_BEAT_S", 0.01)
     serve = ranks.actors["ship.0"]
-    Handover(ranks.folder / "handover", tensor_table(weights(0))).write(weights(0))
+    Handover(ranks.folder / "handover", 1, tensor_table(weights(0))).write(weights(0))
 
     def ship(attempt):
         table = msgspec.msgpack.encode(tensor_table(weights(0)))
@@ -141,7 +141,7 @@ async def test_a_rank_that_never_answers_is_given_up(ranks, monkeypatch):
 def test_a_handed_over_snapshot_is_read_in_any_layout(tmp_path):
     tensors = weights(2) | {"odd": np.arange(5, dtype=np.uint8), "void": np.zeros((0, 3), "<u4")}
     table = tensor_table(tensors)
-    room = Handover(tmp_path / "file", table)
+    room = Handover(tmp_path, 1, table)
     room.write(weights(1) | {"odd": tensors["odd"], "void": tensors["void"]})
     room.write(tensors)
     image = Image.of(tensors)
@@ -149,7 +149,7 @@ def test_a_handed_over_snapshot_is_read_in_any_layout(tmp_path):
         parts = room.read(layout)
         for runs, part in zip(layout, parts, strict=True):
             assert np.array_equal(part, image.part(runs))
-    other = Handover(tmp_path / "file", tensor_table({"a": np.zeros(3, np.uint8)}))
+    other = Handover(tmp_path, 1, tensor_table({"a": np.zeros(3, np.uint8)}))
     with pytest.raises(ValueError, match="expected 3 bytes"):
         other.read([])
 
@@ -161,7 +161,20 @@ def test_a_run_has_a_process_for_each_rank_if_there_are_several():
     assert [config.processes[f"publisher-{n}"] for n in range(3)] == [
         [f"publisher:{n}"] for n in range(3)
     ]
-    for wrong in (0, 65):
+    for wrong in (0, -1, 65):
         with pytest.raises(ConfigError, match=r"num_publisher_ranks: expected 1 to 64"):
             parse_config(read_toml(TINY) | {"weights": {"num_publisher_ranks": wrong}}, "tiny")
+    for wrong in (3, {"num_publisher_ranks": 2.0}, {"num_publisher_ranks": "2"}):
+        with pytest.raises(ConfigError, match=r"Expected `(object|int)`"):
+            parse_config(read_toml(TINY) | {"weights": wrong}, "tiny")
     assert WeightsConfig().num_publisher_ranks == 1
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "specs"), [(2, ["publisher:0"]), (1, ["publisher:0"]), (2, ["publisher:2"])]
+)
+def test_each_rank_has_one_process_and_no_other_is_one(num_ranks, specs):
+    data = read_toml(TINY) | {"weights": {"num_publisher_ranks": num_ranks}}
+    data["processes"]["own"] = specs
+    with pytest.raises(ConfigError, match=r"processes: expected .*publisher.*, got \[.*publisher:"):
+        parse_config(data, "tiny")
