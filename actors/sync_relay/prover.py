@@ -100,7 +100,6 @@ class Prover:
     async def _prove(self, version: int, shards: list[Encoded]) -> Proof:
         image = await self._base(version)
         undo: Undo = []
-        self._image = None  # threads of an attempt that ended may still write to it
         await over_shards(
             lambda ref: self._take(image, ref, undo if version else None),
             [shard.ref for shard in shards],
@@ -117,19 +116,20 @@ class Prover:
 
     async def _base(self, version: int) -> Image:
         """Return the tensors at the version before; zeros before version 0."""
+        image, self._image = self._image, None  # threads may go on after an attempt that ended
         if version == 0:
             return await self._offload(Image, self._span.table)
-        if self._image is not None and self._version == version:
-            for runs, patch in self._undo:
-                self._image.overwrite(runs, patch)
-            return self._image
-        if self._image is not None and self._version == version - 1:
+        if image is not None and self._version == version:
+            await self._offload(take_back, image, self._undo)
+            return image
+        if image is not None and self._version == version - 1:
             head = await read_head(self._store)
             if await was_committed(self._store, version - 1, head, self._shards):
-                return self._image
-        self._image = None
+                return image
+        del image
         whole, _ = await read_back(self._store, version - 1, self._sleep, self._offload)
-        return Image.of({spec.name: whole.tensors[spec.name] for spec in self._span.table})
+        own = {spec.name: whole.tensors[spec.name] for spec in self._span.table}
+        return await self._offload(Image.of, own)
 
     async def _take(self, image: Image, shard: ShardRef, undo: Undo | None) -> None:
         data = await get_patiently(self._store, shard, self._sleep)
@@ -148,6 +148,12 @@ def write_over(image: Image, runs: list[Extent], data: bytes, undo: Undo | None)
     if undo is not None:
         undo.append((runs, Patch(patch.flat_indices, part[patch.flat_indices])))
     image.overwrite(runs, patch)
+
+
+def take_back(image: Image, undo: Undo) -> None:
+    """Write what was there before the last version."""
+    for runs, patch in undo:
+        image.overwrite(runs, patch)
 
 
 def prove_tensor(name: str, array: np.ndarray, start: int) -> Proof:

@@ -91,7 +91,8 @@ class RankPublisher:
         if head.policy_version < version - 1:
             raise NotFoundError(f"weights {version - 1}: not committed; the head is {head}")
         base = await self._base(version - 1, head) if version else [None] * len(self._shards)
-        copies = [part.copy() for runs, part in zip(self._layout, parts, strict=True) if runs]
+        own = [part for runs, part in zip(self._layout, parts, strict=True) if runs]
+        copies = await self._offload(_copies, own)
         numbers = [runs[0].start + 1 for runs in self._shards]  # 0 is an anchor's table
         pieces = map(Piece, numbers, self._shards, base, copies, self._dtypes)
         origin = Origin(
@@ -124,5 +125,10 @@ class RankPublisher:
                 self._committed = version, parts
                 return parts
         image, _ = await read_back(self._store, version, self._sleep, self._offload)
-        self._committed = version, [image.part(runs).copy() for runs in self._shards]
+        own = [image.part(runs) for runs in self._shards]
+        self._committed = version, await self._offload(_copies, own)
         return self._committed[1]
+
+
+def _copies(parts: Parts) -> Parts:
+    return [part.copy() for part in parts]
