@@ -19,6 +19,8 @@ from penstock.messages.bus import Serve
 from penstock.messages.generation import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.weights import ShipWeights
 
+VERSION_S_MAX = 6 * 3600.0
+"""For all ranks to upload theirs: version 0 is whole. Who is dead is known by saying nothing."""
 _BEAT_S = 1.0
 
 
@@ -112,7 +114,7 @@ class PublisherRank(Actor):
         handover = Handover(self._handover, token, table)
         parts = await self._ctx.offload(handover.read, self._layout)
         await self._publisher.ship(version, token, parts)
-        await self._prover.prove(version, token)
+        await self._prover.prove(version, token, wait_s=VERSION_S_MAX)
 
     def _prepare(self, table: Table) -> None:
         spans = cut_spans(table, self._num_ranks)

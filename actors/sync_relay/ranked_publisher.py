@@ -18,7 +18,7 @@ from penstock.actors.runtime.snapshots import Snapshot
 from penstock.actors.sync_relay.committer import Committer
 from penstock.actors.sync_relay.handover import Handover
 from penstock.actors.sync_relay.image import Table, tensor_table
-from penstock.actors.sync_relay.publisher_rank import ship_service
+from penstock.actors.sync_relay.publisher_rank import VERSION_S_MAX, ship_service
 from penstock.actors.sync_relay.spans import cut_spans
 from penstock.messages.base import Message
 from penstock.messages.bus import ObjectStore
@@ -90,7 +90,10 @@ class RankedPublisher:
                 ranks = range(self._num_ranks)
                 asking = [group.create_task(self._ship(rank, message)) for rank in ranks]
                 manifest = await self._committer.commit(
-                    policy_version, optimizer_step=optimizer_step, config_json=config_json
+                    policy_version,
+                    optimizer_step=optimizer_step,
+                    config_json=config_json,
+                    wait_s=VERSION_S_MAX,
                 )
                 for one in asking:  # a rank that died after its proof would wait for a draft
                     one.cancel()

@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.actors.sync_relay.committer import Committer
 from penstock.actors.sync_relay.prover import Prover
+from penstock.actors.sync_relay.publisher_rank import VERSION_S_MAX
 from penstock.actors.sync_relay.ranks import RankPublisher
 from penstock.infra.simulate.settings import GBIT, Scenario
 from penstock.infra.simulate.sized_store import Site, SizedStore
@@ -66,8 +67,10 @@ class RankedTrainer:
             for rank, part in zip(self._ranks, parts, strict=True):
                 group.create_task(rank.ship(version, token, [part]))
             for prover in self._provers:
-                group.create_task(prover.prove(version, token))
-            commit = group.create_task(self._committer.commit(version, optimizer_step=version))
+                group.create_task(prover.prove(version, token, wait_s=VERSION_S_MAX))
+            commit = group.create_task(
+                self._committer.commit(version, optimizer_step=version, wait_s=VERSION_S_MAX)
+            )
         manifest = commit.result()
         await self._bus.publish([manifest])
         self.published_s.append(now_s() - self.began_s[-1])

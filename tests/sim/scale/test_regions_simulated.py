@@ -35,6 +35,12 @@ def test_every_replica_gets_every_version_and_the_trainer_uploads_each_once():
     assert near["time_to_version_s"]["p50"] < far["time_to_version_s"]["p50"]
 
 
+def test_a_single_rank_takes_its_time_for_a_whole_model():
+    """A terabyte at 3.6 GB/s of coding and 25 Gbit/s: longer than any version after it."""
+    found = simulate(msgspec.structs.replace(SMALL, num_steps=1, num_ranks=1))
+    assert found["first_publish_s"] > 600.0
+
+
 def test_a_seed_decides_every_figure():
     first, other = simulate(SMALL), simulate(msgspec.structs.replace(SMALL, seed=1))
     assert simulate(SMALL) == first

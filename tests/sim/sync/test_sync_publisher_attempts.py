@@ -10,7 +10,7 @@ import pytest
 from tests.sim.sync.rank_process import weights
 from tests.sim.sync.test_sync_publisher_ranks import Ranks, prepare, publisher
 
-from penstock.actors.sync_relay import publisher_rank
+from penstock.actors.sync_relay import publisher_rank, ranked_publisher
 from penstock.actors.sync_relay.handover import Handover
 from penstock.actors.sync_relay.head import StaleTokenError
 from penstock.actors.sync_relay.image import tensor_table
@@ -141,3 +141,16 @@ def test_a_handover_that_the_disk_has_no_room_for_is_an_error_and_kills_nobody(t
     command = [*inside, sys.executable, "-c", WRITE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "28 []\n"), done.stderr
+
+
+async def test_a_rank_that_works_for_ever_ends_at_a_versions_deadline(ranks, monkeypatch):
+    monkeypatch.setattr(ranked_publisher, "VERSION_S_MAX", 0.1)
+
+    async def work_for_ever(service, message, *, idle_s):
+        while True:
+            yield Ack()
+            await asyncio.sleep(0.01)
+
+    ranks.ask = work_for_ever
+    with pytest.raises(DeadlineError, match="2 of 2 ranks of weights 0 left nothing"):
+        await prepare(publisher(ranks), 0)
