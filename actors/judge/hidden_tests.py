@@ -29,6 +29,7 @@ from penstock.messages.rollout import RolloutFinished
 from penstock.messages.task import image_of
 
 _DETAIL_CHARACTERS_MAX = 400
+DELETE_S_MAX = 30.0
 
 
 class HiddenTestsJudge:
@@ -122,6 +123,8 @@ async def grade(
     kept = {
         path: text.encode() for path, text in task.task.files.items() if path not in rollout.deleted
     }
+    if gone := [path for path in rollout.deleted if path not in task.task.files]:
+        await sandbox.exec(["rm", "-f", "--", *gone], timeout_s=DELETE_S_MAX)  # The image's.
     await sandbox.write_files(kept | rollout.files)
     await sandbox.write_files({p: text.encode() for p, text in task.hidden.files.items()})
     done = await sandbox.exec(

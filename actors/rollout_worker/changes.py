@@ -1,6 +1,6 @@
 """What an episode left behind in its machine: the files that a judge will put into a fresh one."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import PurePosixPath
 
 import msgspec
@@ -10,6 +10,13 @@ from penstock.messages.errors import PenstockError
 
 _SEALED_FOLDERS = frozenset({"__pycache__", ".git", ".pytest_cache"})
 """Never carried over: bytecode and history could smuggle in what the sources do not say."""
+
+
+_TOUCHED = ("find", ".", "-type", "f", "-newerct", "@86400", "-print0")
+"""A layer's files have the time 0, and what a program writes, moves or copies has its own: when an
+inode changed is not a program's to set."""
+TOUCHED_S_MAX = 60.0
+TOUCHED_BYTES_MAX = 1 << 20
 
 
 class ChangesError(PenstockError, ValueError):
@@ -24,10 +31,34 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     deleted: list[str] = []
 
 
-async def read_changes(
-    sandbox: Sandbox, initial: Mapping[str, str], *, num_files_max: int, num_bytes_max: int
+async def list_work(sandbox: Sandbox) -> list[str]:
+    """Return the files of the working directory that can be carried over.
+
+    Raises:
+        SandboxError: The machine failed, or cannot read it.
+
+    """
+    return [path for path in await sandbox.list_files(WORK_DIR) if not is_sealed(path)]
+
+
+async def read_changes(  # noqa: PLR0913 - what was there, and the bounds
+    sandbox: Sandbox,
+    initial: Mapping[str, str],
+    *,
+    num_files_max: int,
+    num_bytes_max: int,
+    has_layer: bool = False,
+    layer_files: Collection[str] = (),
 ) -> Changes:
     """Compare the working directory with the task's files.
+
+    Args:
+        sandbox: The machine.
+        initial: The task's files.
+        num_files_max: Files that may be new, or gone.
+        num_bytes_max: Of all changed files.
+        has_layer: Whether an image layer may have brought files, too.
+        layer_files: Those, as far as they are known: others are not missed.
 
     Raises:
         ChangesError: More files, or more bytes in changed files, than the bounds; or the
@@ -35,9 +66,16 @@ async def read_changes(
         SandboxError: The machine failed.
 
     """
-    paths = await _list(sandbox)
-    if len(paths) > len(initial) + num_files_max:
-        raise ChangesError(f"{len(paths)} files are there, {num_files_max} may be new")
+    try:
+        there = await list_work(sandbox)
+    except SandboxFileError as error:
+        raise ChangesError(f"{WORK_DIR}: {error}") from error
+    deleted = sorted({*initial, *layer_files}.difference(there))
+    touched = await _touched(sandbox) if has_layer else set(there)
+    paths = [path for path in there if path in touched]
+    if max(len(paths), len(deleted)) > len(initial) + num_files_max:
+        words = f"{len(paths)} files are there, {len(deleted)} are gone"
+        raise ChangesError(f"{words}, {num_files_max} may be new or gone")
     files: dict[str, bytes] = {}
     num_bytes = 0
     for path in paths:
@@ -48,7 +86,7 @@ async def read_changes(
         num_bytes += len(data)
         if num_bytes > num_bytes_max:
             raise ChangesError(f"changed files hold more than {num_bytes_max} bytes")
-    return Changes(files=files, deleted=sorted(set(initial) - set(paths)))
+    return Changes(files=files, deleted=deleted)
 
 
 def is_sealed(path: str) -> bool:
@@ -56,11 +94,13 @@ def is_sealed(path: str) -> bool:
     return not _SEALED_FOLDERS.isdisjoint(PurePosixPath(path).parts)
 
 
-async def _list(sandbox: Sandbox) -> list[str]:
-    try:
-        return [path for path in await sandbox.list_files(WORK_DIR) if not is_sealed(path)]
-    except SandboxFileError as error:
-        raise ChangesError(f"{WORK_DIR}: {error}") from error
+async def _touched(sandbox: Sandbox) -> set[str]:
+    """Return the files that are not as a layer brought them, whatever their content."""
+    done = await sandbox.exec(_TOUCHED, timeout_s=TOUCHED_S_MAX, output_bytes_max=TOUCHED_BYTES_MAX)
+    if done.timed_out or done.truncated or done.exit_code not in {0, 1}:  # 1: a closed folder.
+        raise ChangesError(f"{WORK_DIR}: its changed files are too many to be listed")
+    names = done.stdout.decode("utf-8", "replace").split("\0")
+    return {name.removeprefix("./") for name in names}
 
 
 async def _read(sandbox: Sandbox, path: str, num_bytes_max: int) -> bytes:

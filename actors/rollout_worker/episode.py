@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.rollout_worker.account import Tally, close_account, open_tally
-from penstock.actors.rollout_worker.changes import Changes, ChangesError, read_changes
+from penstock.actors.rollout_worker.changes import Changes, ChangesError, list_work, read_changes
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.conversation import Conversation, int32_array
 from penstock.actors.rollout_worker.journal import Journal
@@ -37,7 +37,7 @@ from penstock.envs.tasks.workspace import open_egress, open_workspace, read_egre
 from penstock.messages.errors import DeadlineError
 from penstock.messages.generation import Generate
 from penstock.messages.rollout import EpisodeEnd, EpisodeSaved, RolloutFinished, Trunk, Turn
-from penstock.messages.task import StartRollout
+from penstock.messages.task import StartRollout, image_of
 
 
 class Episode:
@@ -73,6 +73,8 @@ class Episode:
         self._turns: list[Turn] = []
         """Those stored."""
         self._tally = Tally()
+        self._layer_files: list[str] = []
+        """What the image brought, once a fresh machine was seen: a copy cannot tell any more."""
         self.forked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """Whether it went on after `fork_at` turns; known at its end at the latest."""
 
@@ -161,6 +163,7 @@ class Episode:
         if saved is None:
             first = self._trunk.rollout_id if self._trunk else command.rollout_id
             has_git = command.harness != HARNESS_VERSION
+            self._layer_files = await list_work(sandbox) if image_of(task) else []
             await open_workspace(sandbox, task, first, has_git=has_git)
         else:
             await open_egress(sandbox, task)
@@ -223,6 +226,8 @@ class Episode:
                 task.files,
                 num_files_max=config.num_files_max,
                 num_bytes_max=config.files_bytes_max,
+                has_layer=bool(image_of(task)),
+                layer_files=self._layer_files,
             )
         except ChangesError as error:
             return self._finished(EpisodeEnd.POLICY_ERROR, Changes(), str(error))
