@@ -1,9 +1,10 @@
 """The ladder over threads and over shards, by wall clock: cases in turn, several rounds, medians.
 
 Threads share the pieces of one delta. Shards are what trainer ranks hold: each is coded by itself,
-on a thread of its own, so that their ratio shows what cutting costs.
+as many at a time as there are processors, so that their ratio shows what cutting costs.
 """
 
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -77,7 +78,8 @@ def thread_scaling(pair: Pair) -> dict[str, Scaled]:
 
 def shard_scaling(pair: Pair) -> dict[str, Scaled]:
     """Measure the pair by the number of shards that it is cut into."""
-    return _measure({str(n): _Case(_cut(pair, n), n) for n in NUM_SHARDS})
+    cores = len(os.sched_getaffinity(0))
+    return _measure({str(n): _Case(_cut(pair, n), min(n, cores)) for n in NUM_SHARDS})
 
 
 def _cut(pair: Pair, num_shards: int) -> list[Piece]:
