@@ -1,5 +1,6 @@
 """Layers: built once for equal inputs, found by name, over the base image and under the writes."""
 
+import os
 import shutil
 
 import pytest
@@ -90,6 +91,21 @@ def test_equal_inputs_are_built_once_and_give_equal_bytes(cache, repository):
     assert first.digest in gone.name
 
 
+async def test_no_history_comes_along_and_app_is_the_working_directory(cache, repository):
+    (repository / ".git").mkdir()
+    (repository / ".git" / "packed-refs").write_text("the fix")
+    (repository / "src" / "lib").symlink_to(".")
+    first, _ = build(cache, folder=repository, target="/app")
+    (repository / ".git" / "packed-refs").write_text("another fix")
+    assert build(cache, folder=repository, target="/app")[0] == first
+    machine = await open_backend("uml", cache=cache, layer="task").start(timeout_s=START_S)
+    assert await machine.list_files("/work") == ["run.sh", "src/a.py"]
+    assert await sh(machine, "touch new; cd /app; ls -A") == "new\nrun.sh\nsrc\n"
+    await machine.close()
+    (repository / "src" / "lib").unlink()
+    assert build(cache, folder=repository, target="/app")[0].inputs != first.inputs
+
+
 def test_a_name_is_pinned_where_it_means_something(cache, repository):
     layer, _ = build(cache, name="org/task:1", folder=repository)
     assert load_layer("org/task:1", cache)[1] == layer
@@ -97,6 +113,18 @@ def test_a_name_is_pinned_where_it_means_something(cache, repository):
     assert pinned(f"other@sha256:{layer.digest}", cache) == layer.digest
     for unknown in ("absent", "sha256:ab", f"x@y:{layer.digest}", "../../etc/passwd"):
         assert pinned(unknown, cache) == unknown
+
+
+@pytest.mark.parametrize("target", ["../../x", "/work/../../x", "work", ""])
+def test_no_target_leads_out_of_a_layer(cache, repository, target):
+    with pytest.raises(BuildError, match="expected an absolute path"):
+        build(cache, folder=repository, target=target)
+
+
+def test_what_is_no_file_is_in_no_layer(cache, repository):
+    os.mkfifo(repository / "pipe")
+    with pytest.raises(BuildError, match=r"pipe: expected a file"):
+        build(cache, folder=repository)
 
 
 def test_what_cannot_be_built_or_found_says_why(cache):

@@ -6,13 +6,13 @@ The same inputs give the same bytes: one owner, all times 0, Python packages wit
 import re
 import shutil
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
 from penstock.envs.microvm.assets import digest_bytes, digest_file
 from penstock.envs.microvm.layers import Layer, entry_path, layer_folder, layer_path
-from penstock.envs.microvm.recipe.image import LEFT_OUT, MIRROR, SUITE, UUID
+from penstock.envs.microvm.recipe.image import LEFT_OUT, MIRROR, SUITE, UUID, WORK_ALIAS
 from penstock.envs.microvm.recipe.steps import (
     BuildError,
     Say,
@@ -21,10 +21,12 @@ from penstock.envs.microvm.recipe.steps import (
     install,
     need_programs,
 )
+from penstock.envs.sandbox import WORK_DIR
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._:/-]{0,79}")
 """Also a container image's name, so that a layer can stand in for what a task asks for."""
 FILES_MAX = 200_000
+HISTORY = ".git"
 AGENT_UID = 1000
 """Owns all files of a layer that brings a folder: the agent works in it. Else root owns them."""
 PYTHON_PACKAGES = "usr/local/lib/python3.11/dist-packages"
@@ -38,6 +40,7 @@ class LayerSources(msgspec.Struct, frozen=True, kw_only=True):
     requirements: list[str] = []
     """Python packages, as pip takes them; wheels only: nothing of theirs runs here."""
     folder: Path | None = None
+    """Without its repository's history: an agent would look up there what comes later."""
     target: str = "/work"
     """Where the folder's content is in the machine."""
 
@@ -52,9 +55,10 @@ def build_layer(name: str, sources: LayerSources, cache: Path, say: Say) -> Laye
         say: Shows one line of progress.
 
     Raises:
-        BuildError: A bad name, nothing to put in, a missing program, or a failed step.
+        BuildError: A bad name or target, nothing to put in, a missing program, or a failed step.
 
     """
+    _place(sources.target)
     if NAME.fullmatch(name) is None:
         raise BuildError(f"image name {name!r}: expected {NAME.pattern}")
     if not (sources.packages or sources.requirements or sources.folder):
@@ -97,7 +101,7 @@ def _inputs(sources: LayerSources) -> str:
     parts = [Path(__file__).read_bytes(), sources.target.encode(), SUITE.encode()]
     parts += [text.encode() for text in (*sorted(sources.packages), "", *sources.requirements)]
     if sources.folder is not None:
-        paths = sorted(path for path in sources.folder.rglob("*") if not path.is_dir())
+        paths = sorted(path for path in sources.folder.rglob("*") if _counts(path, sources.folder))
         if len(paths) > FILES_MAX:
             raise BuildError(f"{sources.folder}: more than {FILES_MAX} files")
         for path in paths:
@@ -105,9 +109,16 @@ def _inputs(sources: LayerSources) -> str:
     return digest_bytes(*parts)
 
 
+def _counts(path: Path, folder: Path) -> bool:
+    is_folder = path.is_dir() and not path.is_symlink()
+    return not is_folder and HISTORY not in path.relative_to(folder).parts
+
+
 def _content(path: Path) -> bytes:
     if path.is_symlink():
         return b"link " + str(path.readlink()).encode()
+    if not path.is_file():
+        raise BuildError(f"{path}: expected a file, a folder or a link")
     mode = path.stat().st_mode & 0o777
     return b"%o " % mode + digest_file(path).encode()
 
@@ -121,14 +132,33 @@ def _build(steps: Steps, sources: LayerSources) -> Path:
     if sources.requirements:
         _add_requirements(steps, root, sources.requirements)
     if sources.folder is not None:
-        target = root / sources.target.lstrip("/")
-        shutil.copytree(sources.folder, target, symlinks=True, dirs_exist_ok=True)
+        target = root / _place(sources.target)
+        no_history = shutil.ignore_patterns(HISTORY)
+        shutil.copytree(
+            sources.folder, target, symlinks=True, dirs_exist_ok=True, ignore=no_history
+        )
     built = steps.scratch / "layer"
     uid = AGENT_UID if sources.folder is not None else 0
     owner = [f"--force-uid={uid}", f"--force-gid={uid}"]
     make = ["mkfs.erofs", "--quiet", "-T0", f"-U{UUID}", *owner, str(built), str(root)]
     steps.run("image: writing erofs", make, timeout_s=600)
     return built
+
+
+def _place(target: str) -> PurePosixPath:
+    """Return where content goes, below the root: a layer's own `/app` would hide the base's link.
+
+    Raises:
+        BuildError: It is relative, or leads upwards.
+
+    """
+    path = PurePosixPath(target)
+    if not path.is_absolute() or ".." in path.parts:
+        raise BuildError(f"image target {target!r}: expected an absolute path without '..'")
+    place = path.relative_to(path.anchor)
+    if place.parts[:1] == (WORK_ALIAS,):
+        return PurePosixPath(WORK_DIR.lstrip("/"), *place.parts[1:])
+    return place
 
 
 def _add_packages(steps: Steps, root: Path, packages: list[str]) -> None:
