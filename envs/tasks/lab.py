@@ -60,7 +60,8 @@ class MachineLab:
         self, task: Task, hidden: HiddenTests, changes: Mapping[str, str]
     ) -> SuiteReport:
         """Run the hidden tests on the task's files with some changed, in a fresh machine."""
-        async with self._machine(image_of(task)) as machine:
+        lease_s = LEASE_S + hidden.timeout_s
+        async with self._machine(image_of(task), lease_s) as machine:
             await machine.write_files(_encoded(dict(task.files) | dict(changes)))
             await machine.write_files(_encoded(hidden.files))
             done = await machine.exec(
@@ -69,9 +70,9 @@ class MachineLab:
         return read_report(done, hidden.expected)
 
     @asynccontextmanager
-    async def _machine(self, image: str = "") -> AsyncIterator[Sandbox]:
+    async def _machine(self, image: str = "", lease_s: float = LEASE_S) -> AsyncIterator[Sandbox]:
         try:
-            lease = await self._pool.acquire(LEASE_S, timeout_s=WAIT_S, image=image)
+            lease = await self._pool.acquire(lease_s, timeout_s=WAIT_S, image=image)
             try:
                 yield lease.sandbox
             finally:
