@@ -33,6 +33,7 @@ from penstock.envs.sandbox import (
     Sandbox,
     SandboxDied,
     SandboxError,
+    SandboxRequestError,
     SandboxTimeout,
     networked,
 )
@@ -127,7 +128,7 @@ class SandboxHost(Actor):
             yield to_remote_error(error)
 
     async def _acquire(self, message: AcquireSandbox) -> Message:
-        lease_id, lease_s = message.lease_id, min(message.lease_s, self._config.lease_s_max)
+        lease_id, lease_s = message.lease_id, self._lease_s(message)
         earlier = self._newest.get(message.holder, lease_id)
         if message.takes_over and earlier != lease_id:
             await self._pool.release(earlier)
@@ -149,6 +150,12 @@ class SandboxHost(Actor):
         self._newest[message.holder] = lease_id
         return self._leased(message.lease_id, lease.sandbox)
 
+    def _lease_s(self, wanted: AcquireSandbox | AcquireGroup) -> float:
+        """Return how long a lease is; no number and less than nothing would never run out."""
+        if not wanted.lease_s > 0:
+            raise SandboxRequestError(f"lease_s: expected > 0, got {wanted.lease_s}")
+        return min(wanted.lease_s, self._config.lease_s_max)
+
     def _left_by(self, wanted: AcquireSandbox) -> int:
         """Return how many machines it leaves for grading; for groups the scheduler sees to it."""
         return 0 if wanted.is_grading or wanted.group_id else self._num_spared
@@ -166,7 +173,7 @@ class SandboxHost(Actor):
                 return Ack()
 
     async def _acquire_group(self, wanted: AcquireGroup) -> GroupLeased:
-        lease_s = min(wanted.lease_s, self._config.lease_s_max)
+        lease_s = self._lease_s(wanted)
         try:
             leases = await self._groups.acquire(wanted, lease_s, self._config.acquire_s_max)
         except (DeadlineError, QueueFullError) as error:

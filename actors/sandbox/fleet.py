@@ -24,6 +24,7 @@ from penstock.messages.fleet import HeldGroup
 SOFT_CAP = 1.08
 """A holder is preferred as long as its load is at most this multiple of its share of the whole."""
 HOST_SILENCE_S = 5.0
+LEASE_S_MAX = 86400.0
 
 
 class FleetFullError(QueueFullError):
@@ -146,9 +147,11 @@ class Fleet:
 
         Raises:
             FleetFullError: No host has room for all of it, or the quota is used up.
-            ValueError: A group of no machines.
+            ValueError: A group of no machines, or room for no time or for ever.
 
         """
+        if not 0 < lease_s <= LEASE_S_MAX:
+            raise ValueError(f"lease_s: expected 0 < x <= {LEASE_S_MAX:g}, got {lease_s}")
         placement = self._placements.get(group_id)
         if placement is not None and placement.host == avoid:
             self.release(group_id)

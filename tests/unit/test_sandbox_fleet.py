@@ -130,6 +130,14 @@ def test_a_group_of_nothing_is_refused():
         place(fleet_of(1), "g", num_machines=0)
 
 
+@pytest.mark.parametrize("lease_s", [0.0, -5.0, float("nan"), float("inf"), 1e18])
+def test_room_for_ever_is_refused(lease_s):
+    fleet = fleet_of(1)
+    with pytest.raises(ValueError, match="lease_s: expected 0 < x"):
+        fleet.place("g", num_machines=1, image="", holder="a", lease_s=lease_s, now=0.0)
+    assert fleet.num_placed == 0
+
+
 def held(group_id, num_machines=16, holder="a"):
     return HeldGroup(group_id=group_id, holder=holder, num_machines=num_machines)
 

@@ -10,7 +10,7 @@ from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.remote.terms import LeaseTerms
 from penstock.envs.sandbox import SandboxDied, SandboxError, SandboxFileError, SandboxTimeout
-from penstock.messages.errors import DeadlineError
+from penstock.messages.errors import DeadlineError, RemoteCallError
 from penstock.messages.machine import AcquireSandbox, SandboxLeased
 from penstock.messages.rollout import SandboxRecord
 
@@ -59,6 +59,17 @@ def test_lease_time_is_bounded_by_the_host(simulate) -> None:
         await world.asker().request("sandbox.acquire", ask("a", 1e9), deadline_s=5.0)
         await world.sleep(25.0)
         assert not world.backend.machines[0].alive
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("lease_s", [0.0, -1.0, float("nan")])
+def test_a_lease_that_would_never_run_out_is_refused(simulate, lease_s) -> None:
+    async def scenario(world: World) -> None:
+        world.host_machines()
+        with pytest.raises(RemoteCallError, match="lease_s: expected > 0"):
+            await world.asker().request("sandbox.acquire", ask("a", lease_s), deadline_s=5.0)
+        assert world.backend.machines == []
 
     simulate(scenario)
 
