@@ -33,7 +33,7 @@ except (OSError, ValueError):
 print(1 if reward == 1 else reward)
 """
 _VERIFY = f"""\
-mkdir -p /logs/verifier /logs/agent; cd /app
+mkdir -p /logs/verifier /logs/agent; cd /app; chmod -R a+x {TESTS_FOLDER}
 if [ -f {SOLUTION_SCRIPTS}solve.sh ]; then bash {SOLUTION_SCRIPTS}solve.sh; fi > /dev/null 2>&1
 bash /tests/test.sh > /logs/verifier/test-stdout.txt 2>&1
 tail -c 2000 /logs/verifier/test-stdout.txt >&2

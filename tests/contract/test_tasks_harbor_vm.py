@@ -122,6 +122,7 @@ async def test_an_episode_is_graded_by_the_tasks_own_verifier(pool, tmp_path):
     [
         ("echo '{\"reward\": 1.0}' > /logs/verifier/reward.json", True),
         ("echo 1.0 > /logs/verifier/reward.txt", True),
+        ("/tests/reward.sh 1", True),
         ('echo \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json', False),
         ("echo 0.5 > /logs/verifier/reward.txt", False),
         ("echo much > /logs/verifier/reward.txt", False),
@@ -129,7 +130,9 @@ async def test_an_episode_is_graded_by_the_tasks_own_verifier(pool, tmp_path):
     ],
 )
 async def test_a_reward_is_read_as_harbor_reads_it(pool, tmp_path, verifier, is_solved):
-    candidate = write(tmp_path / "greeting", **{"tests/test.sh": verifier})
+    helper = "#!/bin/sh\necho $1 > /logs/verifier/reward.txt\n"
+    files = {"tests/test.sh": verifier, "tests/reward.sh": helper}
+    candidate = write(tmp_path / "greeting", **files)
     findings = await graded(pool, candidate, {"greet.py": b"1\n"})
     assert (findings.outcome is Outcome.SOLVED) == is_solved
 
