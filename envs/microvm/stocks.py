@@ -92,9 +92,10 @@ class Stocks:
         return machines
 
     def take_idle(self, num_machines: int) -> list[Machine]:
-        """Give up at most so many idle machines, the pool's own last."""
-        idle = [(stock, machine) for stock in self for machine in stock.idle]
-        chosen = idle[::-1][:num_machines]
+        """Give up so many idle machines, of the image not asked for for longest first, own last."""
+        stocks = (*self._others.values(), self._own)
+        idle = [(stock, machine) for stock in stocks for machine in stock.idle]
+        chosen = idle[:num_machines]
         for stock, machine in chosen:
             stock.idle.remove(machine)
         return [machine for _, machine in chosen]

@@ -239,3 +239,17 @@ async def test_an_image_that_goes_is_absent_until_it_is_there_again(tmp_path):
         shop.add("one")
         assert (await pool.acquire(60.0, image=one)).sandbox.info.image_digest == one
         assert pool.ready_images() == [one]
+
+
+async def test_the_image_not_asked_for_for_longest_gives_its_idle_machine_up_first(tmp_path):
+    shop = Shop(tmp_path)
+    one, two, three = (shop.add(text) for text in ("one", "two", "three"))
+    async with shop.pool(size=1, live_max=3) as pool:
+        for image in (one, two):
+            lease = await pool.acquire(60.0, image=image)
+            await pool.release(lease.lease_id)
+            await until(lambda image=image: shop.opened[image].num_live == 1)
+        await until(lambda: pool.counters().idle == 3)
+        await pool.acquire(60.0, image=three)
+        assert [shop.opened[image].num_live for image in (one, two)] == [0, 1]
+        assert shop.base.num_live == 1
