@@ -11,7 +11,9 @@ from safetensors.torch import save_file as save_torch
 from penstock.infra.cli import main
 from penstock.infra.weights.bench.entropy import entropy_bound_bytes
 from penstock.infra.weights.bench.measure import Figures, PairFigures
+from penstock.infra.weights.bench.pairs import read_pair
 from penstock.infra.weights.bench.report import bars
+from penstock.infra.weights.bench.scaling import shard_scaling
 from penstock.kernels.delta import Dtype
 
 FIGURES = {"ratio", "encode_gb_s", "decode_gb_s", "bit_exact"}
@@ -43,6 +45,13 @@ def test_the_last_line_holds_every_codec(pair, capsys):
     ratios = [result["shards"][number]["ratio"] for number in ("1", "2", "8")]
     assert ratios == sorted(ratios, reverse=True) and ratios[-1] > 0.9 * ratios[0]
     assert "entropy bound" in output.err and "bit-exact" in output.err
+
+
+def test_the_smallest_weights_are_not_repeated_for_ever(tmp_path):
+    for number in range(2):
+        save_file({"a": np.array([1, 2, 3 + number], np.float16)}, tmp_path / str(number))
+    found = shard_scaling(read_pair(tmp_path / "0", tmp_path / "1"))
+    assert [found[number].ratio > 0 for number in ("1", "2", "8")] == [True] * 3
 
 
 def test_a_pair_needs_both_of_its_paths(pair, capsys):

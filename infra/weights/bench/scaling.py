@@ -20,7 +20,7 @@ from penstock.kernels.delta import apply, encode
 NUM_THREADS = (1, 2)
 NUM_SHARDS = (1, 2, 8)
 _NUM_ROUNDS = 5
-_BYTES = 1 << 26
+_BYTES, _REPEATS_MAX = 1 << 26, 256
 
 
 class Scaled(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class _Case:
     def __init__(self, pieces: list[Piece], num_threads: int) -> None:
         self.payloads = [encode(p.base, p.target, p.kind) for p in pieces]
         self.num_bytes = sum(p.target.nbytes for p in pieces)
-        self.repeats = max(1, _BYTES // self.num_bytes)
+        self.repeats = min(max(1, _BYTES // self.num_bytes), _REPEATS_MAX)
         self.encode_s: list[float] = []
         self.decode_s: list[float] = []
         self._pieces = pieces
