@@ -20,7 +20,7 @@ from penstock.kernels.delta import apply, encode
 NUM_THREADS = (1, 2)
 NUM_SHARDS = (1, 2, 8)
 _NUM_ROUNDS = 5
-_BYTES, _REPEATS_MAX = 1 << 26, 256
+_BYTES, _REPEATS_MAX = 1 << 26, 64
 
 
 class Scaled(msgspec.Struct, frozen=True):
