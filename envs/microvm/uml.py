@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.envs.microvm.assets import find_bubblewrap, load_assets
 from penstock.envs.microvm.layers import check_there, image_digest, layered
 from penstock.envs.microvm.machine import GuestSandbox, start_machine
-from penstock.envs.sandbox import Capability, IsolationClass
+from penstock.envs.sandbox import Capability, IsolationClass, SandboxDied
 from penstock.messages.rollout import SandboxRecord
 
 MEM_MIB = 128
@@ -99,5 +99,8 @@ class UmlBackend:
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> GuestSandbox:
         """See `Backend.start`; raises `ImageAbsent` where the layer is gone."""
-        check_there(self._layer)
-        return await start_machine(self._command, self._record, cpu=cpu, timeout_s=timeout_s)
+        try:
+            return await start_machine(self._command, self._record, cpu=cpu, timeout_s=timeout_s)
+        except SandboxDied:
+            check_there(self._layer)
+            raise
