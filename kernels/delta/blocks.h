@@ -96,7 +96,8 @@ static int64_t count_bits(const uint64_t *bits) {
 /* List the places of a group's bits, in a list of LIST_ROOM. */
 static int list_bits(const uint64_t *bits, uint16_t *list) {
     int count = 0;
-    _Pragma("GCC unroll 1") for (int b = 0; b < GROUP; b++) count += list_block(bits[b], BLOCK * b, list + count);
+    _Pragma("GCC unroll 1") for (int b = 0; b < GROUP; b++)
+        count += list_block(bits[b], BLOCK * b, list + count);
     return count;
 }
 
