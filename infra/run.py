@@ -27,7 +27,7 @@ from penstock.infra.config import (
 from penstock.infra.launcher import Processes, event_server
 from penstock.infra.prepare import prepare
 from penstock.infra.progress import Progress
-from penstock.infra.runs import RunDir, check_space, find_run, remove_saved_machines
+from penstock.infra.runs import RunDir, check_space, find_run, remove_needless
 from penstock.infra.sample_users import run_sample_users
 from penstock.infra.stores.check import check_store
 from penstock.infra.toml_writer import to_toml
@@ -96,7 +96,7 @@ async def _run(run_dir: RunDir, config: RunConfig, *, with_replay: bool) -> int:
         async with event_server(run_dir, config) as bus:
             complete = await _work(run_dir, config, bus, progress, interrupted)
             if complete:
-                remove_saved_machines(run_dir, config.sandbox.checkpoints)
+                remove_needless(run_dir, config.sandbox.checkpoints)
                 is_sound = await close_run(
                     run_dir, config, bus, progress.say, started_at=started, with_replay=with_replay
                 )

@@ -7,7 +7,7 @@ runs/<run_id>/
   events/       nats-server's own store        report.html   the live page, frozen
   objects/      claim checks: weights, checkpoints, tasks, tokenizer
   regions/<r>/  each region's weights          logs/<process>.log
-  handover/     the newest weights, for publishing ranks
+  handover/     the newest weights, for publishing ranks, until the run is complete
   machines/<h>/ each host's saved machines, until the run is complete
 ```
 """
@@ -39,10 +39,17 @@ class DiskFullError(PenstockError, OSError):
     """The run's file system has no room left; the text names the folder."""
 
 
-def remove_saved_machines(run_dir: "RunDir", elsewhere: str) -> None:
-    """Remove what the hosts of a complete run saved; `elsewhere` is `sandbox.checkpoints`."""
-    folder = Path(elsewhere) / run_dir.run_id if elsewhere else run_dir.machines
-    shutil.rmtree(folder, ignore_errors=True)
+def remove_needless(run_dir: "RunDir", elsewhere: str) -> None:
+    """Remove what a complete run needs no more: its hosts' saved machines, handed over weights.
+
+    Args:
+        run_dir: the run's.
+        elsewhere: `sandbox.checkpoints`, where hosts save if it is given.
+
+    """
+    machines = Path(elsewhere) / run_dir.run_id if elsewhere else run_dir.machines
+    for folder in (machines, run_dir.handover):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ def test_two_ranks_publish_what_one_trainer_holds_and_replay_gives_it_again(tmp_
         run.end()
     run.check_sound(steps=4)
     assert "process publisher-1 ended" in run.output
+    assert not (run.folder / "handover").exists()
     assert run.summary["sync"]["versions"] == 5
     assert run.summary["sync"]["empty_deltas"] == 0
     assert run.summary["sync"]["digest_mismatches"] == 0
