@@ -63,12 +63,17 @@ async def read_head(store: ObjectStore) -> HeadSlot:
         CorruptDataError: the slot is damaged.
 
     """
+    return (await _read_slots(store))[1]
+
+
+async def _read_slots(store: ObjectStore) -> tuple[list[str], HeadSlot]:
+    """Return the keys of all slots that there are, and the newest slot."""
     for _ in range(_NUM_LOOKS_MAX):
         keys = await store.keys(SLOTS)
         if not keys:
-            return NO_HEAD
+            return keys, NO_HEAD
         if (newest := await _find(store, keys[-1])) is not None:
-            return newest  # else deleted since, as an old one: look again
+            return keys, newest  # else deleted since, as an old one: look again
     raise CorruptDataError(f"{SLOTS}: its newest slot is listed and not there")
 
 
@@ -152,8 +157,9 @@ class FencedHead:
         if not await self._put(slot):
             self._check(await read_head(self._store))
             raise StaleTokenError(f"head slot {slot.number}: somebody wrote it with our token")
-        self._check(await read_head(self._store))
-        for old in (await self._store.keys(SLOTS))[:-_NUM_SLOTS_KEPT]:
+        keys, head = await _read_slots(self._store)
+        self._check(head)
+        for old in keys[:-_NUM_SLOTS_KEPT]:
             await self._store.delete(old)
 
     async def _put(self, slot: HeadSlot) -> bool:
