@@ -19,7 +19,7 @@ from penstock.kernels.delta import apply, encode
 
 NUM_THREADS = (1, 2)
 NUM_SHARDS = (1, 2, 8)
-_NUM_ROUNDS = 5
+_NUM_ROUNDS = 9
 _BYTES, _REPEATS_MAX = 1 << 26, 64
 
 
@@ -43,7 +43,7 @@ class _Case:
         self.encode_s: list[float] = []
         self.decode_s: list[float] = []
         self._pieces = pieces
-        self._num_threads = num_threads
+        self._pool = ThreadPoolExecutor(num_threads)
         self._rooms: SimpleQueue[np.ndarray] = SimpleQueue()
         for _ in range(num_threads):
             self._rooms.put(np.ones(max(p.target.nbytes for p in pieces), np.uint8))
@@ -55,10 +55,13 @@ class _Case:
 
     def _wall_s(self, work: Callable[[int], None]) -> float:
         numbers = list(range(len(self._pieces))) * self.repeats
-        with ThreadPoolExecutor(self._num_threads) as pool:
-            began = time.perf_counter()
-            list(pool.map(work, numbers))
-            return (time.perf_counter() - began) / self.repeats
+        began = time.perf_counter()
+        list(self._pool.map(work, numbers))
+        return (time.perf_counter() - began) / self.repeats
+
+    def close(self) -> None:
+        """End the threads; they and the memory that they work in were kept from round to round."""
+        self._pool.shutdown()
 
     def _encode(self, number: int) -> None:
         piece = self._pieces[number]
@@ -98,6 +101,8 @@ def _measure(cases: dict[str, _Case]) -> dict[str, Scaled]:
     for _ in range(_NUM_ROUNDS):
         for case in cases.values():
             case.work()
+    for case in cases.values():
+        case.close()
     return {
         name: Scaled(
             ratio=case.num_bytes / sum(map(len, case.payloads)),
