@@ -89,6 +89,7 @@ class Fleet:
             self._names.append(name)
         self._num_slots += num_slots - host.num_slots
         host.num_slots, host.num_spared, host.seen_at = num_slots, num_spared, now
+        host.is_silent = False
         self._adopt(host, groups, now)
         self._note_images(host, images)
         held = sum(group.num_machines for group in groups if group.group_id in host.groups)
@@ -142,7 +143,8 @@ class Fleet:
             holder: Whose quota it counts against.
             lease_s: How long the room is kept for machines that do not come.
             now: Seconds.
-            avoid: A host that did not answer: its placement of the group is given up.
+            avoid: A host that did not answer: its placement of the group is given up, and nothing
+                new is placed there until it reports again.
             is_grading: Slots that hosts spare for grading are for it, too.
 
         Raises:
@@ -152,6 +154,8 @@ class Fleet:
         """
         if not 0 < lease_s <= LEASE_S_MAX:
             raise ValueError(f"lease_s: expected 0 < x <= {LEASE_S_MAX:g}, got {lease_s}")
+        if avoid in self._hosts:
+            self._hosts[avoid].is_silent = True
         placement = self._placements.get(group_id)
         if placement is not None and placement.host == avoid:
             self.release(group_id)

@@ -15,6 +15,8 @@ class Host(msgspec.Struct):
     num_placed: int = 0
     """Of groups that are placed here."""
     seen_at: float = 0.0
+    is_silent: bool = False
+    """Somebody had no answer from it since it last reported: nothing new is placed here."""
     images: set[str] = msgspec.field(default_factory=set[str])
     groups: set[str] = msgspec.field(default_factory=set[str])
     """Ids of the groups that are placed here."""
@@ -32,7 +34,7 @@ class Host(msgspec.Struct):
     def has_room(self, num_machines: int, *, is_grading: bool) -> bool:
         """Tell whether a group fits; what is not grading may fill an empty host alone."""
         spared = 0 if is_grading or not self.load else self.num_spared
-        return self.load + num_machines + spared <= self.num_slots
+        return not self.is_silent and self.load + num_machines + spared <= self.num_slots
 
 
 class Placement(msgspec.Struct):

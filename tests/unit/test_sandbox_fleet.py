@@ -84,8 +84,8 @@ def test_the_room_of_a_group_that_came_and_went_between_two_reports_ends():
 def test_an_image_on_its_way_to_a_host_counts_before_the_host_reports_it():
     fleet = fleet_of(4, num_slots=640)
     first = place(fleet, "g", image="i", num_machines=1)
-    fleet.report(first.host, num_slots=640, num_live=0, images=[], now=1.0)
     place(fleet, "other", num_machines=16, avoid=first.host)
+    fleet.report(first.host, num_slots=640, num_live=0, images=[], now=1.0)
     again = place(fleet, "g2", image="i", num_machines=1)
     assert (again.host, again.has_image) == (first.host, True)
 
@@ -181,7 +181,18 @@ def test_a_group_moves_from_a_host_to_be_avoided_and_never_to_it():
         )
         assert moved.host != first
         fleet.release(f"g{number}")
+        fleet.report(first, num_slots=64, num_live=0, now=0.0)
     assert fleet.num_placed == 0
+
+
+def test_a_host_that_did_not_answer_one_gets_nothing_new_of_anybody_until_it_reports():
+    fleet = fleet_of(4, num_slots=640)
+    first = place(fleet, "g", image="i").host
+    place(fleet, "g", image="i", avoid=first)
+    hosts = {place(fleet, f"g{n}", num_machines=1, image=f"i{n % 2}").host for n in range(50)}
+    assert len(hosts) > 1 and first not in hosts
+    fleet.report(first, num_slots=640, num_live=0, now=1.0)
+    assert first in {place(fleet, f"more-{n}", num_machines=1).host for n in range(50)}
 
 
 def test_a_group_held_on_two_hosts_has_one_place_and_the_others_count_as_load():
