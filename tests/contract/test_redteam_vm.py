@@ -68,9 +68,10 @@ OPEN_TASK = msgspec.structs.replace(
 
 
 def raw(*lines):
-    """Return a command that speaks to the proxy without a client's manners."""
+    """Return a command that speaks to the proxy without a client's manners, all at once."""
     text = "\\r\\n".join([*lines, "", ""])
-    ask = f"exec 3<>/dev/tcp/127.0.0.1/3128; printf '{text}' >&3; timeout 3 head -c 400 <&3"
+    whole = f"printf '{text}' | dd bs=4096 iflag=fullblock status=none"
+    ask = f"exec 3<>/dev/tcp/127.0.0.1/3128; {whole} >&3; timeout 3 head -c 400 <&3"
     return f'bash -c "{ask}"'
 
 
