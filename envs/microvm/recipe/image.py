@@ -7,11 +7,11 @@ the same bytes; the agent makes the writable parts at boot.
 import shutil
 from pathlib import Path
 
+from penstock.envs.microvm.recipe.apt import MIRROR
 from penstock.envs.microvm.recipe.steps import Steps, install, need_programs
 
 GUEST_SOURCE = Path(__file__).resolve().parents[1] / "guest"
 SUITE = "bookworm"
-MIRROR = "http://deb.debian.org/debian"
 PACKAGES = (
     *("base-files", "base-passwd", "bash", "coreutils", "dash", "diffutils", "findutils", "git"),
     *("grep", "gzip", "libc-bin", "mawk", "patch", "procps", "python3", "ripgrep", "sed", "tar"),

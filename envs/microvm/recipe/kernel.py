@@ -8,14 +8,13 @@ import re
 import shutil
 from pathlib import Path
 
+from penstock.envs.microvm.recipe.apt import MIRROR, apt_options
 from penstock.envs.microvm.recipe.steps import BuildError, Steps, install, need_programs, output_of
 
 RECIPE = Path(__file__).resolve().parents[1] / "kernel"
 """The configuration and the patches."""
-MIRROR = "http://deb.debian.org/debian"
 SUITES = ("trixie-backports", "sid")
 """The first that has the preferred series gives it."""
-KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PREFERRED = "7.2"
 """The series that the patches were written for and the figures measured with."""
 OLDEST = (6, 16)
@@ -60,22 +59,6 @@ def kernel_inputs() -> list[bytes]:
     return [*(p.read_bytes() for p in sorted(RECIPE.iterdir())), PREFERRED.encode(), compiler]
 
 
-def _apt_options(folder: Path) -> list[str]:
-    (folder / "lists" / "partial").mkdir(parents=True, exist_ok=True)
-    (folder / "cache" / "archives" / "partial").mkdir(parents=True, exist_ok=True)
-    lines = (f"deb [signed-by={KEYRING}] {MIRROR} {suite} main\n" for suite in SUITES)
-    (folder / "sources.list").write_text("".join(lines))
-    settings = {
-        "Dir::Etc::sourcelist": folder / "sources.list",
-        "Dir::Etc::sourceparts": "-",
-        "Dir::State::lists": folder / "lists",
-        "Dir::Cache": folder / "cache",
-        "Acquire::Languages": "none",
-        "APT::Sandbox::User": "root",
-    }
-    return [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
-
-
 def choose_source(packages: str) -> str:
     """Choose from `apt-cache search` output: the preferred series, else the newest usable one.
 
@@ -92,7 +75,7 @@ def choose_source(packages: str) -> str:
 
 
 def _fetch(steps: Steps) -> Path:
-    options = _apt_options(steps.scratch)
+    options = apt_options(steps.scratch, "deb", *SUITES)
     try:
         # A suite that the mirror does not have fails alone: the lists of the others are used.
         steps.run("kernel: package lists", ["apt-get", *options, "update"], timeout_s=120)

@@ -7,13 +7,12 @@ all that the confined process gets to see of the host's programs.
 import os
 from pathlib import Path
 
-from penstock.envs.microvm.recipe.steps import Steps, need_programs, output_of
+from penstock.envs.microvm.recipe.apt import apt_options
+from penstock.envs.microvm.recipe.steps import BuildError, Steps, need_programs, output_of
 
 SOURCE = Path(__file__).resolve().parents[1] / "qemu_source"
 """The list of devices and a patch."""
-MIRROR = "http://deb.debian.org/debian"
 SUITE = "bookworm"
-KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 FIRMWARE = Path("/usr/share/qemu/bios-microvm.bin")
 """Of Debian's package, which has it as a file of its own."""
 PROGRAMS = ("apt-get", "dpkg-source", "patch", "meson", "ninja", "gcc", "g++", "pkg-config")
@@ -31,27 +30,10 @@ def program_inputs() -> list[bytes]:
     return [*(path.read_bytes() for path in own), output_of(["gcc", "--version"]).encode()]
 
 
-def _apt_options(folder: Path) -> list[str]:
-    """Keep to one suite's sources, so that the machine's own sources and lists stay as they are."""
-    (folder / "lists" / "partial").mkdir(parents=True)
-    (folder / "cache" / "archives" / "partial").mkdir(parents=True)
-    line = f"deb-src [signed-by={KEYRING}] {MIRROR} {SUITE} main\n"
-    (folder / "sources.list").write_text(line)
-    settings = {
-        "Dir::Etc::sourcelist": folder / "sources.list",
-        "Dir::Etc::sourceparts": "-",
-        "Dir::State::lists": folder / "lists",
-        "Dir::Cache": folder / "cache",
-        "Acquire::Languages": "none",
-        "APT::Sandbox::User": "root",
-    }
-    return [part for key, value in settings.items() for part in ("-o", f"{key}={value}")]
-
-
 def _fetch(steps: Steps) -> Path:
     """Return the unpacked source, with Debian's patches applied."""
     folder = steps.scratch / "apt"
-    apt_get = ["apt-get", *_apt_options(folder)]
+    apt_get = ["apt-get", *apt_options(folder, "deb-src", SUITE)]
     steps.run("QEMU: source package lists", [*apt_get, "update"], timeout_s=120)
     get = [*apt_get, "source", "qemu"]
     steps.run("QEMU: downloading the source (24 MB)", get, timeout_s=600, cwd=folder)
@@ -65,10 +47,12 @@ def build_program(steps: Steps) -> tuple[Path, Path]:
         The program, and the firmware that it needs to start.
 
     Raises:
-        BuildError: A program is missing, or a step failed.
+        BuildError: A program or the firmware is missing, or a step failed.
 
     """
     need_programs(*PROGRAMS)
+    if not FIRMWARE.is_file():
+        raise BuildError(f"{FIRMWARE} is missing: apt-get install qemu-system-data")
     source = _fetch(steps)
     for path in sorted(SOURCE.glob("*.patch")):
         fix = ["patch", "-p1", "--force", "--input", str(path)]
