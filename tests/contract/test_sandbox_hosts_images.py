@@ -1,10 +1,10 @@
 """Two hosts and tasks of three images: real machines, graded on the task's own image."""
 
 import asyncio
-import shutil
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.needs import need_layers
 
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.hidden_tests import HiddenTestsJudge
@@ -22,7 +22,7 @@ from penstock.envs.microvm.pool import Pool
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.remote.terms import GroupTerms, LeaseTerms
-from penstock.envs.sandbox import BackendUnavailable, ImageAbsent
+from penstock.envs.sandbox import ImageAbsent
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
@@ -105,12 +105,7 @@ class TwoHosts:
 
 @pytest.fixture
 async def fleet(tmp_path):
-    try:
-        open_backend("uml")
-    except BackendUnavailable as missing:
-        pytest.skip(str(missing))
-    if shutil.which("mkfs.erofs") is None:
-        pytest.skip("mkfs.erofs is missing: apt-get install erofs-utils")
+    need_layers()
     hosts = TwoHosts(tmp_path)
     yield hosts
     await hosts.close()

@@ -3,18 +3,18 @@
 import asyncio
 import os
 import random
-import shutil
 import signal
 from pathlib import Path
 
 import pytest
+from tests.needs import need_layers
 
 from penstock.envs.backends import open_backend
 from penstock.envs.microvm.images import Images
 from penstock.envs.microvm.layers import layer_folder, layer_path
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
-from penstock.envs.sandbox import BackendUnavailable, ImageAbsent
+from penstock.envs.sandbox import ImageAbsent
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(300)]
 NUM_IMAGES, NUM_ASKERS, NUM_ASKED, LIVE_MAX = 8, 8, 20, 6
@@ -22,12 +22,7 @@ NUM_IMAGES, NUM_ASKERS, NUM_ASKED, LIVE_MAX = 8, 8, 20, 6
 
 @pytest.fixture
 def images(tmp_path):
-    try:
-        open_backend("uml")
-    except BackendUnavailable as missing:
-        pytest.skip(str(missing))
-    if shutil.which("mkfs.erofs") is None:
-        pytest.skip("mkfs.erofs is missing: apt-get install erofs-utils")
+    need_layers()
     digests = []
     for number in range(NUM_IMAGES):
         source = tmp_path / f"source-{number}"

@@ -6,20 +6,18 @@ kind of task is attempted for certain, and what is seen is the machines' doing.
 
 import asyncio
 import json
-import shutil
 import threading
 from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.needs import need_layers
 
-from penstock.envs.backends import open_backend
 from penstock.envs.harness.result import ToolResult
 from penstock.envs.microvm.assets import load_assets, vm_cache_dir
 from penstock.envs.microvm.layers import image_digest, layer_path
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
-from penstock.envs.sandbox import BackendUnavailable
 from penstock.envs.transcripts import DemonstratedTurn, Transcript
 from penstock.infra import midtrain_data
 from penstock.infra.config import apply_overrides, parse_config, read_toml
@@ -87,12 +85,7 @@ def write_task(root, name, script, answer, *, image="", egress="", split="train"
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """The machine's own cache with layers `alpha` and `beta`: a Python module of each name."""
-    try:
-        open_backend("uml")
-    except BackendUnavailable as missing:
-        pytest.skip(str(missing))
-    if shutil.which("mkfs.erofs") is None:
-        pytest.skip("mkfs.erofs is missing: apt-get install erofs-utils")
+    need_layers()
     theirs, ours = vm_cache_dir().parent, tmp_path / "cache"
     (ours / "vm").mkdir(parents=True)
     for path in theirs.iterdir():
