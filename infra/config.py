@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.actors.gatekeeper.config import GatekeeperConfig
-from penstock.actors.gatekeeper.join import JoinConfig
+from penstock.actors.evaluator.config import GatekeeperConfig
+from penstock.actors.feedback.join import JoinConfig
 from penstock.actors.generator.config import GeneratorConfig
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.pacer.config import PacerConfig

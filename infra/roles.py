@@ -199,7 +199,7 @@ async def _pacer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
 
 
 async def _gatekeeper(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
-    from penstock.actors.gatekeeper.actor import Gatekeeper
+    from penstock.actors.evaluator.actor import Gatekeeper
 
     replicas = assembly.config.replicas(Purpose.EVAL)
     settings = msgspec.structs.replace(assembly.config.gatekeeper, replicas=replicas)
@@ -249,9 +249,7 @@ ROLES: dict[str, Build] = {
     "judge": _plain("penstock.actors.judge.actor", "JudgeActor", "judge"),
     "pacer": _pacer,
     "gatekeeper": _gatekeeper,
-    "feedback_join": _plain(
-        "penstock.actors.gatekeeper.feedback_join", "FeedbackJoiner", "feedback_join"
-    ),
+    "feedback_join": _plain("penstock.actors.feedback.actor", "FeedbackJoiner", "feedback_join"),
     "gateway": _gateway,
     "monitor": _monitor,
 }

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.actors.gatekeeper.join import FeedbackJoin, JoinConfig
+from penstock.actors.feedback.join import FeedbackJoin, JoinConfig
 from penstock.messages.base import Array
 from penstock.messages.feedback import (
     FeedbackReceived,

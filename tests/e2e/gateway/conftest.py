@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.actors.gatekeeper.feedback_join import FeedbackJoiner
-from penstock.actors.gatekeeper.join import JoinConfig
+from penstock.actors.feedback.actor import FeedbackJoiner
+from penstock.actors.feedback.join import JoinConfig
 from penstock.actors.monitor.actor import Monitor
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
 from penstock.actors.runtime.actor import Actor

@@ -16,8 +16,8 @@ import msgspec
 import pytest
 import torch
 
-from penstock.actors.gatekeeper.actor import Gatekeeper
-from penstock.actors.gatekeeper.config import GatekeeperConfig
+from penstock.actors.evaluator.actor import Gatekeeper
+from penstock.actors.evaluator.config import GatekeeperConfig
 from penstock.actors.judge.actor import JudgeActor
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.pacer.actor import Pacer

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import msgspec
 
-from penstock.actors.gatekeeper.config import GatekeeperConfig
-from penstock.actors.gatekeeper.evaluation import EvalBook
-from penstock.actors.gatekeeper.schedule import EvalSchedule
+from penstock.actors.evaluator.config import GatekeeperConfig
+from penstock.actors.evaluator.evaluation import EvalBook
+from penstock.actors.evaluator.schedule import EvalSchedule
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.messages.base import Event

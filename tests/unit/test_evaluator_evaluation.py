@@ -1,7 +1,7 @@
 """Which versions are evaluated, and how verdicts are counted."""
 
-from penstock.actors.gatekeeper.evaluation import EvalBook
-from penstock.actors.gatekeeper.schedule import EvalSchedule
+from penstock.actors.evaluator.evaluation import EvalBook
+from penstock.actors.evaluator.schedule import EvalSchedule
 from penstock.messages.pacing import EvalRequested
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.task import Purpose

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from penstock.actors.gatekeeper.join import FeedbackJoin, JoinConfig
+from penstock.actors.feedback.join import FeedbackJoin, JoinConfig
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.messages.base import Event

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from penstock.actors.gatekeeper.signals import DEFAULT_WEIGHTS, Signal, is_known, reward_of
+from penstock.actors.feedback.signals import DEFAULT_WEIGHTS, Signal, is_known, reward_of
 from penstock.messages.feedback import (
     FeedbackReceived,
     FeedbackRetracted,
