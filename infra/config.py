@@ -17,7 +17,7 @@ from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.pacer.config import PacerConfig
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
-from penstock.actors.sandbox.config import SandboxHostConfig
+from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.actors.sync_relay.config import WeightsConfig, publisher_ranks
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.envs.backends import backend_class, backends

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from penstock.actors.sandbox.config import SandboxHostConfig
+from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Purpose
 

@@ -158,7 +158,7 @@ async def _rollout_worker(assembly: Assembly, region: str) -> list[tuple[str, Ac
 
 async def _sandbox(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     """Build a sandbox host; `sandbox:NAME` is one of several."""
-    from penstock.actors.sandbox.actor import SandboxHost
+    from penstock.actors.sandbox_host.actor import SandboxHost
 
     host = region or assembly.config.sandbox.host
     check_host_name(host, "role sandbox")
@@ -183,7 +183,7 @@ def _pool(config: RunConfig, host: str) -> "Pool":
 
 
 async def _fleet(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
-    from penstock.actors.sandbox.scheduler import FleetScheduler
+    from penstock.actors.scheduler.actor import FleetScheduler
 
     config = assembly.config.sandbox
     return [("fleet", FleetScheduler(config.quota, config.quotas))]

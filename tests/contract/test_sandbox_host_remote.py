@@ -9,8 +9,8 @@ import pytest
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.runtime.host_context import HostContext, Identity
-from penstock.actors.sandbox.actor import SandboxHost
-from penstock.actors.sandbox.config import SandboxHostConfig
+from penstock.actors.sandbox_host.actor import SandboxHost
+from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.envs.backends import open_backend
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.remote.lease import lease_sandbox

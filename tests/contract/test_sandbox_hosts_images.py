@@ -12,9 +12,9 @@ from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.runtime.host_context import HostContext, Identity
-from penstock.actors.sandbox.actor import SandboxHost
-from penstock.actors.sandbox.config import SandboxHostConfig
-from penstock.actors.sandbox.scheduler import FleetScheduler
+from penstock.actors.sandbox_host.actor import SandboxHost
+from penstock.actors.sandbox_host.config import SandboxHostConfig
+from penstock.actors.scheduler.actor import FleetScheduler
 from penstock.envs.backends import open_backend
 from penstock.envs.microvm.images import Images
 from penstock.envs.microvm.layers import image_digest, layer_path

@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.sandbox.scheduler import LEARN_S, FleetScheduler
+from penstock.actors.scheduler.actor import LEARN_S, FleetScheduler
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import MemoryServer
 from penstock.infra.simulate.fleet.askers import SETTLE_S, Askers

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from penstock.actors.sandbox.fleet import HOST_SILENCE_S, SOFT_CAP, Fleet, FleetFullError
+from penstock.actors.scheduler.fleet import HOST_SILENCE_S, SOFT_CAP, Fleet, FleetFullError
 from penstock.messages.fleet import HeldGroup
 
 

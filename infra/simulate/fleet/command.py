@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.actors.sandbox.fleet import Fleet
+from penstock.actors.scheduler.fleet import Fleet
 from penstock.infra.simulate.fleet.settings import FleetScenario
 
 ROWS = (

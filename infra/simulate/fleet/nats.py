@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.sandbox.scheduler import LEARN_S
+from penstock.actors.scheduler.actor import LEARN_S
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.bus.server import EmbeddedServer
 from penstock.infra.simulate.fleet.askers import SETTLE_S, Askers

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from penstock.actors.runtime.actor import Effects
 from penstock.actors.runtime.context import Context
-from penstock.actors.sandbox.fleet import Fleet, FleetFullError
-from penstock.actors.sandbox.placement import Host
-from penstock.actors.sandbox.scheduler import FleetScheduler
+from penstock.actors.scheduler.actor import FleetScheduler
+from penstock.actors.scheduler.fleet import Fleet, FleetFullError
+from penstock.actors.scheduler.placement import Host
 
 
 class RoundRobin(Fleet):

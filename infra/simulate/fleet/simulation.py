@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.sandbox.scheduler import LEARN_S
+from penstock.actors.scheduler.actor import LEARN_S
 from penstock.envs.microvm.lease import percentile
 from penstock.envs.remote.asking import FLEET_SERVICE
 from penstock.infra.bus.memory_bus import MemoryBus

@@ -30,8 +30,8 @@ from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.runtime.host_context import HostContext, Identity
-from penstock.actors.sandbox.actor import SandboxHost
-from penstock.actors.sandbox.config import SandboxHostConfig
+from penstock.actors.sandbox_host.actor import SandboxHost
+from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.envs.dry_run import DryRunSandbox
 from penstock.envs.ladder.execute import run_program
 from penstock.envs.microvm.pool import Pool

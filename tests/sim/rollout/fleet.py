@@ -5,9 +5,9 @@ import asyncio
 from tests.sim.rollout.conftest import FakeBackend, Hosted, World
 
 from penstock.actors.runtime.clock import VirtualClock
-from penstock.actors.sandbox.actor import SandboxHost
-from penstock.actors.sandbox.config import SandboxHostConfig
-from penstock.actors.sandbox.scheduler import FleetScheduler
+from penstock.actors.sandbox_host.actor import SandboxHost
+from penstock.actors.sandbox_host.config import SandboxHostConfig
+from penstock.actors.scheduler.actor import FleetScheduler
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.remote.terms import GroupTerms, LeaseTerms

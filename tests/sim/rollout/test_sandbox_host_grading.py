@@ -9,8 +9,8 @@ import pytest
 from tests.sim.rollout.conftest import World
 
 from penstock.actors.runtime.clock import VirtualClock
-from penstock.actors.sandbox.fleet import Fleet, FleetFullError
-from penstock.actors.sandbox.scheduler import FleetScheduler
+from penstock.actors.scheduler.actor import FleetScheduler
+from penstock.actors.scheduler.fleet import Fleet, FleetFullError
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.remote.asking import SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox

@@ -6,7 +6,7 @@ import pytest
 from tests.sim.rollout.conftest import World, make_command
 from tests.sim.rollout.fleet import Fleet
 
-from penstock.actors.sandbox.scheduler import FleetScheduler
+from penstock.actors.scheduler.actor import FleetScheduler
 from penstock.envs.remote.asking import SandboxBusyError
 from penstock.envs.remote.group import acquire_group, lease_group, renew_groups
 from penstock.envs.remote.lease import lease_sandbox

@@ -21,7 +21,7 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     checkpoints_max: int = 64
     """Kept; the oldest goes first. Each has the memory that its machine used."""
     reports_to_fleet: bool = False
-    """Whether a scheduler places groups on this host (`actors/sandbox/scheduler.py`)."""
+    """Whether a scheduler places groups on this host (`actors/scheduler/actor.py`)."""
 
     images: str = ""
     """Folder of image layers, one below it for each host: a layer that a task names is copied there

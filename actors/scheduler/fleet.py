@@ -17,7 +17,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from penstock.actors.sandbox.placement import Host, Placement
+from penstock.actors.scheduler.placement import Host, Placement
 from penstock.messages.errors import QueueFullError
 from penstock.messages.fleet import HeldGroup
 

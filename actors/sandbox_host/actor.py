@@ -17,11 +17,11 @@ import msgspec
 
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
-from penstock.actors.sandbox.checkpoints import Checkpoints
-from penstock.actors.sandbox.config import SandboxHostConfig
-from penstock.actors.sandbox.groups import Groups
-from penstock.actors.sandbox.lost import LostRecords
-from penstock.actors.sandbox.operations import Operation, operate
+from penstock.actors.sandbox_host.checkpoints import Checkpoints
+from penstock.actors.sandbox_host.config import SandboxHostConfig
+from penstock.actors.sandbox_host.groups import Groups
+from penstock.actors.sandbox_host.lost import LostRecords
+from penstock.actors.sandbox_host.operations import Operation, operate
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.remote.asking import (
     ACQUIRE_SERVICE,
