@@ -18,7 +18,7 @@ from penstock.actors.pacer.config import PacerConfig
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.sandbox_host.config import SandboxHostConfig
-from penstock.actors.sync_relay.config import WeightsConfig, publisher_ranks
+from penstock.actors.sync_relay.core.config import WeightsConfig, publisher_ranks
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.envs.backends import backend_class, backends
 from penstock.envs.harness import HARNESS_VERSION

@@ -26,8 +26,8 @@ from penstock.messages.task import Purpose
 
 if TYPE_CHECKING:
     from penstock.actors.generator.torch_engine import TorchEngine
+    from penstock.actors.policy.snapshot import SnapshotPublisher
     from penstock.actors.policy.tokenizer import Tokenizer
-    from penstock.actors.runtime.snapshots import SnapshotPublisher
     from penstock.envs.microvm.pool import Pool
 
 
@@ -83,8 +83,8 @@ async def _trainer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
 
 def _publisher(assembly: Assembly) -> "SnapshotPublisher":
     """Return what ships the trainer's versions: the trainer's own process, or several ranks."""
-    from penstock.actors.sync_relay.publisher import Publisher
-    from penstock.actors.sync_relay.ranked_publisher import RankedPublisher
+    from penstock.actors.sync_relay.publish.publisher import Publisher
+    from penstock.actors.sync_relay.publish.ranked_publisher import RankedPublisher
 
     num_ranks = assembly.config.weights.num_publisher_ranks
     if num_ranks == 1:
@@ -95,7 +95,7 @@ def _publisher(assembly: Assembly) -> "SnapshotPublisher":
 
 
 async def _publisher_rank(assembly: Assembly, rank: str) -> list[tuple[str, Actor]]:
-    from penstock.actors.sync_relay.publisher_rank import PublisherRank
+    from penstock.actors.sync_relay.publish.publisher_rank import PublisherRank
 
     num_ranks = assembly.config.weights.num_publisher_ranks
     if rank not in map(str, range(num_ranks)) or num_ranks == 1:
@@ -108,7 +108,7 @@ async def _publisher_rank(assembly: Assembly, rank: str) -> list[tuple[str, Acto
 async def _generator(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     """Build a generator and the receiver that brings it weights: one engine, one process."""
     from penstock.actors.generator.actor import Generator
-    from penstock.actors.sync_relay.receiver import Receiver
+    from penstock.actors.sync_relay.replica.receiver import Receiver
 
     engine = _start_engine(assembly.config)
     serves = assembly.config.region(region).serves
@@ -134,7 +134,7 @@ def _start_engine(config: RunConfig) -> "TorchEngine":
 
 
 async def _relay(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
-    from penstock.actors.sync_relay.relay import Relay
+    from penstock.actors.sync_relay.region.relay import Relay
 
     staleness_max = assembly.config.trainer.staleness_max
     relay = Relay(region, assembly.region_store(region), staleness_max=staleness_max)
@@ -142,7 +142,7 @@ async def _relay(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
 
 
 async def _keeper(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
-    from penstock.actors.sync_relay.keeper import Keeper
+    from penstock.actors.sync_relay.region.compactor import Keeper
 
     trainer = assembly.config.trainer
     since_checkpoint = trainer.checkpoint_steps * (trainer.checkpoints_kept + 1)

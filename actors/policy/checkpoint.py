@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.layers import Layer
 from penstock.actors.policy.model import Policy
+from penstock.actors.policy.snapshot import E8M0, FP8_E4M3
 from penstock.actors.runtime.files import write_atomic
-from penstock.actors.runtime.snapshots import E8M0, FP8_E4M3
 from penstock.kernels.digest import root_digest
 
 PUBLISHED_DTYPE = torch.bfloat16

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.snapshot import SnapshotPublisher
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
-from penstock.actors.runtime.snapshots import SnapshotPublisher
 from penstock.actors.trainer.batcher import Batcher
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.sequences import check_trajectory

@@ -7,10 +7,10 @@ import numpy as np
 from penstock.actors.policy.checkpoint import as_numpy, config_json, publishable_state
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
+from penstock.actors.policy.snapshot import SnapshotPublisher
 from penstock.actors.runtime.actor import Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.runtime.ledger import Ledger
-from penstock.actors.runtime.snapshots import SnapshotPublisher
 from penstock.actors.trainer.checkpoint import (
     drop_old_checkpoints,
     load_checkpoint,

@@ -4,7 +4,7 @@ import asyncio
 
 from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.sync_relay.catalog import Catalog, Rates
+from penstock.actors.sync_relay.core.catalog import Catalog, Rates
 from penstock.infra.bus.memory_server import MemoryServer
 from penstock.infra.simulate.quiet_bus import QuietBus
 from penstock.infra.simulate.relay import SizedRelay

@@ -2,12 +2,12 @@
 
 from penstock.actors.runtime.actor import Effects
 from penstock.actors.runtime.context import Context
-from penstock.actors.sync_relay.catalog import Catalog, num_bytes
-from penstock.actors.sync_relay.consolidation import Consolidation
-from penstock.actors.sync_relay.keeper import Keeper
-from penstock.actors.sync_relay.relay import Relay
-from penstock.actors.sync_relay.retention import Piece
-from penstock.actors.sync_relay.transfer import put_manifest, put_object
+from penstock.actors.sync_relay.core.catalog import Catalog, num_bytes
+from penstock.actors.sync_relay.core.transfer import put_manifest, put_object
+from penstock.actors.sync_relay.region.compactor import Keeper
+from penstock.actors.sync_relay.region.consolidation import Consolidation
+from penstock.actors.sync_relay.region.relay import Relay
+from penstock.actors.sync_relay.region.retention import Piece
 from penstock.infra.simulate.settings import GB, Scenario
 from penstock.infra.simulate.sizes import Sizes
 from penstock.infra.simulate.versions import make_version

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from penstock.actors.sync_relay.catalog import NOTHING, Catalog, num_bytes
-from penstock.actors.sync_relay.leases import leased_way
+from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog, num_bytes
+from penstock.actors.sync_relay.core.leases import leased_way
 from penstock.infra.simulate.settings import GB, Scenario
 from penstock.infra.simulate.sized_store import SizedStore
 from penstock.infra.simulate.wires import Wire, carry

@@ -10,8 +10,8 @@ import random
 
 import numpy as np
 
-from penstock.actors.sync_relay.image import TensorSpec
-from penstock.actors.sync_relay.spans import Layout, Span
+from penstock.actors.sync_relay.core.flat_snapshot import TensorSpec
+from penstock.actors.sync_relay.publish.spans import Layout, Span
 from penstock.messages.weights import Extent
 
 ROW_ELEMENTS = 32

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from penstock.actors.sync_relay.committer import Committer
-from penstock.actors.sync_relay.prover import Prover
-from penstock.actors.sync_relay.publisher_rank import VERSION_S_MAX
-from penstock.actors.sync_relay.ranks import RankPublisher
+from penstock.actors.sync_relay.publish.committer import Committer
+from penstock.actors.sync_relay.publish.publisher_rank import VERSION_S_MAX
+from penstock.actors.sync_relay.publish.ranks import RankPublisher
+from penstock.actors.sync_relay.publish.verifier import Prover
 from penstock.infra.simulate.settings import GBIT, Scenario
 from penstock.infra.simulate.sized_store import Site, SizedStore
 from penstock.infra.simulate.sizes import Sizes

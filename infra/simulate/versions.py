@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from blake3 import blake3
 
-from penstock.actors.sync_relay.objects import folder_key
-from penstock.actors.sync_relay.retention import Piece
+from penstock.actors.sync_relay.core.objects import folder_key
+from penstock.actors.sync_relay.region.retention import Piece
 from penstock.infra.simulate.sized_store import SizedBytes
 from penstock.messages.weights import ShardRef, WeightsPublished
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.actors.sync_relay.objects import encode_shard
-from penstock.actors.sync_relay.prover import prove_tensor, write_over
+from penstock.actors.sync_relay.core.objects import encode_shard
+from penstock.actors.sync_relay.publish.verifier import prove_tensor, write_over
 from penstock.infra.simulate.settings import GB, Scenario
 from penstock.infra.simulate.sized_store import SizedBytes
 from penstock.infra.simulate.stand_in import ROW_ELEMENTS

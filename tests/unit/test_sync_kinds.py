@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from penstock.actors.policy.checkpoint import as_numpy
-from penstock.actors.runtime.snapshots import E8M0, FP8_E4M3
-from penstock.actors.sync_relay.history import read_back
-from penstock.actors.sync_relay.kinds import representation
-from penstock.actors.sync_relay.publisher import Publisher
+from penstock.actors.policy.snapshot import E8M0, FP8_E4M3
+from penstock.actors.sync_relay.core.kinds import representation
+from penstock.actors.sync_relay.publish.history import read_back
+from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels import delta
 from penstock.kernels.digest import root_digest

@@ -7,15 +7,20 @@ import numpy as np
 import pytest
 from tests.sim.sync.world import FakeContext, manifest_in
 
-from penstock.actors.sync_relay.catalog import Catalog
-from penstock.actors.sync_relay.digests import add_to_digest
-from penstock.actors.sync_relay.head import StaleTokenError, read_head
-from penstock.actors.sync_relay.history import read_back
-from penstock.actors.sync_relay.image import SHARD_ELEMENTS_MAX, Image, cut, tensor_table
-from penstock.actors.sync_relay.mirror import Mirror
-from penstock.actors.sync_relay.objects import manifest_key
-from penstock.actors.sync_relay.publisher import Publisher
-from penstock.actors.sync_relay.transfer import DamagedStoreError, read_manifest
+from penstock.actors.sync_relay.core.catalog import Catalog
+from penstock.actors.sync_relay.core.digests import add_to_digest
+from penstock.actors.sync_relay.core.flat_snapshot import (
+    SHARD_ELEMENTS_MAX,
+    Image,
+    cut,
+    tensor_table,
+)
+from penstock.actors.sync_relay.core.head import StaleTokenError, read_head
+from penstock.actors.sync_relay.core.objects import manifest_key
+from penstock.actors.sync_relay.core.transfer import DamagedStoreError, read_manifest
+from penstock.actors.sync_relay.publish.history import read_back
+from penstock.actors.sync_relay.publish.publisher import Publisher
+from penstock.actors.sync_relay.replica.weight_replica import Mirror
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.kernels.delta import Patch
 from penstock.kernels.digest import root_digest

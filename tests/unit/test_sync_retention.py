@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.actors.sync_relay.leases import leased, leased_versions
-from penstock.actors.sync_relay.retention import NUM_ANCHORS_KEPT, Piece, due, floor, is_kept
+from penstock.actors.sync_relay.core.leases import leased, leased_versions
+from penstock.actors.sync_relay.region.retention import NUM_ANCHORS_KEPT, Piece, due, floor, is_kept
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import StoreFullError
 from penstock.messages.weights import SnapshotKind, WeightsPublished

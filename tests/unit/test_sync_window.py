@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from penstock.actors.runtime.clock import run_virtual
-from penstock.actors.sync_relay.committer import Committer
-from penstock.actors.sync_relay.image import TensorSpec, cut
-from penstock.actors.sync_relay.publisher import Publisher
-from penstock.actors.sync_relay.spans import cut_spans
-from penstock.actors.sync_relay.transfer import (
+from penstock.actors.sync_relay.core.flat_snapshot import TensorSpec, cut
+from penstock.actors.sync_relay.core.transfer import (
     NUM_TRANSFERS_MAX,
     NUM_TRANSFERS_MIN,
     WINDOW_BYTES,
     bounded,
 )
+from penstock.actors.sync_relay.publish.committer import Committer
+from penstock.actors.sync_relay.publish.publisher import Publisher
+from penstock.actors.sync_relay.publish.spans import cut_spans
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import DeadlineError
 

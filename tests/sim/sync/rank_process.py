@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.actors.sync_relay.image import TensorSpec, find_runs
-from penstock.actors.sync_relay.ranks import RankPublisher
+from penstock.actors.sync_relay.core.flat_snapshot import TensorSpec, find_runs
+from penstock.actors.sync_relay.publish.ranks import RankPublisher
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.errors import PenstockError
 

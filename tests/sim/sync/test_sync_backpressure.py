@@ -18,8 +18,8 @@ from penstock.actors.pacer.config import PacerConfig
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.sync_relay.receiver import Receiver
-from penstock.actors.sync_relay.relay import Relay
+from penstock.actors.sync_relay.region.relay import Relay
+from penstock.actors.sync_relay.replica.receiver import Receiver
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore

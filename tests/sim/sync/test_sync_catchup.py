@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from tests.sim.sync.world import Adam, FakeEngine, World
 
-from penstock.actors.sync_relay.catalog import NOTHING, Catalog, Rates, cheapest_way, num_bytes
-from penstock.actors.sync_relay.keeper import Keeper
-from penstock.actors.sync_relay.receiver import Receiver
-from penstock.actors.sync_relay.retention import FOLD_SPANS
+from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog, Rates, cheapest_way, num_bytes
+from penstock.actors.sync_relay.region.compactor import Keeper
+from penstock.actors.sync_relay.region.retention import FOLD_SPANS
+from penstock.actors.sync_relay.replica.receiver import Receiver
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.weights import SnapshotKind, WeightsPublished
 

@@ -12,9 +12,9 @@ from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
-from penstock.actors.sync_relay.publisher import Publisher
-from penstock.actors.sync_relay.receiver import Receiver
-from penstock.actors.sync_relay.relay import Relay
+from penstock.actors.sync_relay.publish.publisher import Publisher
+from penstock.actors.sync_relay.region.relay import Relay
+from penstock.actors.sync_relay.replica.receiver import Receiver
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest
 from penstock.messages.task import Sampling

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tests.sim.sync.world import SHAPES, FakeEngine, World, bits, manifest_in
 
-from penstock.actors.sync_relay.receiver import QuarantinedError, Receiver
-from penstock.actors.sync_relay.transfer import DamagedStoreError
+from penstock.actors.sync_relay.core.transfer import DamagedStoreError
+from penstock.actors.sync_relay.replica.receiver import QuarantinedError, Receiver
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.weights import (

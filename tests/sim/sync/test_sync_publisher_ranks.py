@@ -9,15 +9,15 @@ from tests.e2e.launched import TINY
 from tests.sim.sync.rank_process import weights
 from tests.sim.sync.world import FakeContext
 
-from penstock.actors.sync_relay import publisher_rank, ranked_publisher
-from penstock.actors.sync_relay.config import WeightsConfig
-from penstock.actors.sync_relay.handover import Handover
-from penstock.actors.sync_relay.history import read_back
-from penstock.actors.sync_relay.image import Image, tensor_table
-from penstock.actors.sync_relay.publisher import Publisher
-from penstock.actors.sync_relay.publisher_rank import PublisherRank
-from penstock.actors.sync_relay.ranked_publisher import RankedPublisher
-from penstock.actors.sync_relay.spans import cut_spans, share_out
+from penstock.actors.sync_relay.core.config import WeightsConfig
+from penstock.actors.sync_relay.core.flat_snapshot import Image, tensor_table
+from penstock.actors.sync_relay.publish import publisher_rank, ranked_publisher
+from penstock.actors.sync_relay.publish.handover import Handover
+from penstock.actors.sync_relay.publish.history import read_back
+from penstock.actors.sync_relay.publish.publisher import Publisher
+from penstock.actors.sync_relay.publish.publisher_rank import PublisherRank
+from penstock.actors.sync_relay.publish.ranked_publisher import RankedPublisher
+from penstock.actors.sync_relay.publish.spans import cut_spans, share_out
 from penstock.infra.config import parse_config, read_toml
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest

@@ -10,21 +10,21 @@ import pytest
 from tests.sim.sync.rank_process import TABLE, boxes, weights
 from tests.sim.sync.world import FakeContext, FakeEngine, manifest_in
 
-from penstock.actors.sync_relay import transfer
-from penstock.actors.sync_relay.attempt import receipts_prefix
-from penstock.actors.sync_relay.catalog import Catalog
-from penstock.actors.sync_relay.committer import Committer
-from penstock.actors.sync_relay.digests import add_to_digest
-from penstock.actors.sync_relay.head import StaleTokenError, read_head
-from penstock.actors.sync_relay.history import read_back
-from penstock.actors.sync_relay.image import Image, TensorSpec, cut, find_runs
-from penstock.actors.sync_relay.mirror import Mirror
-from penstock.actors.sync_relay.prover import Prover
-from penstock.actors.sync_relay.ranks import RankPublisher
-from penstock.actors.sync_relay.receiver import Receiver
-from penstock.actors.sync_relay.relay import Relay
-from penstock.actors.sync_relay.spans import cut_spans, share_out
-from penstock.actors.sync_relay.transfer import DamagedStoreError
+from penstock.actors.sync_relay.core import transfer
+from penstock.actors.sync_relay.core.catalog import Catalog
+from penstock.actors.sync_relay.core.digests import add_to_digest
+from penstock.actors.sync_relay.core.flat_snapshot import Image, TensorSpec, cut, find_runs
+from penstock.actors.sync_relay.core.head import StaleTokenError, read_head
+from penstock.actors.sync_relay.core.transfer import DamagedStoreError
+from penstock.actors.sync_relay.publish.attempt import receipts_prefix
+from penstock.actors.sync_relay.publish.committer import Committer
+from penstock.actors.sync_relay.publish.history import read_back
+from penstock.actors.sync_relay.publish.ranks import RankPublisher
+from penstock.actors.sync_relay.publish.spans import cut_spans, share_out
+from penstock.actors.sync_relay.publish.verifier import Prover
+from penstock.actors.sync_relay.region.relay import Relay
+from penstock.actors.sync_relay.replica.receiver import Receiver
+from penstock.actors.sync_relay.replica.weight_replica import Mirror
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest, run_element_sum

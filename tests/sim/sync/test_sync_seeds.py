@@ -10,15 +10,15 @@ from tests.sim.sync.world import SHAPES, FakeEngine, World, bits, offload
 
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.sync_relay.committer import Committer
-from penstock.actors.sync_relay.head import StaleTokenError
-from penstock.actors.sync_relay.image import Image, tensor_table
-from penstock.actors.sync_relay.prover import Prover
-from penstock.actors.sync_relay.publisher import Publisher
-from penstock.actors.sync_relay.ranks import RankPublisher
-from penstock.actors.sync_relay.receiver import Receiver
-from penstock.actors.sync_relay.relay import Relay
-from penstock.actors.sync_relay.spans import cut_spans, share_out
+from penstock.actors.sync_relay.core.flat_snapshot import Image, tensor_table
+from penstock.actors.sync_relay.core.head import StaleTokenError
+from penstock.actors.sync_relay.publish.committer import Committer
+from penstock.actors.sync_relay.publish.publisher import Publisher
+from penstock.actors.sync_relay.publish.ranks import RankPublisher
+from penstock.actors.sync_relay.publish.spans import cut_spans, share_out
+from penstock.actors.sync_relay.publish.verifier import Prover
+from penstock.actors.sync_relay.region.relay import Relay
+from penstock.actors.sync_relay.replica.receiver import Receiver
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore

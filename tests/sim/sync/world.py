@@ -4,9 +4,9 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from penstock.actors.sync_relay.publisher import Publisher
-from penstock.actors.sync_relay.receiver import Receiver
-from penstock.actors.sync_relay.relay import Relay
+from penstock.actors.sync_relay.publish.publisher import Publisher
+from penstock.actors.sync_relay.region.relay import Relay
+from penstock.actors.sync_relay.replica.receiver import Receiver
 from penstock.kernels.digest import root_digest
 from penstock.messages.errors import (
     CorruptDataError,

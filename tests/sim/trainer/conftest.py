@@ -11,7 +11,7 @@ import pytest
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.waits import Waits
-from penstock.actors.sync_relay.publisher import Publisher
+from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.config import MidtrainConfig, OptimizerConfig, TrainerConfig
 from penstock.actors.trainer.corpus import Corpus, encode_corpus

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.sync_relay.publisher import Publisher
+from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.bus.server import EmbeddedServer

@@ -5,7 +5,7 @@ import contextlib
 
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.sync_relay.publisher import Publisher
+from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.replay import REPLAY_TYPES, replay
 from penstock.infra.bus.memory_bus import MemoryBus

@@ -9,10 +9,10 @@
 import logging
 from collections.abc import Iterable
 
-from penstock.actors.sync_relay.catalog import NOTHING, Catalog
-from penstock.actors.sync_relay.head import FencedHead, HeadSlot
-from penstock.actors.sync_relay.image import Image
-from penstock.actors.sync_relay.objects import (
+from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog
+from penstock.actors.sync_relay.core.flat_snapshot import Image
+from penstock.actors.sync_relay.core.head import FencedHead, HeadSlot
+from penstock.actors.sync_relay.core.objects import (
     MANIFEST,
     Encoded,
     Origin,
@@ -21,14 +21,14 @@ from penstock.actors.sync_relay.objects import (
     folder_key,
     manifest_key,
 )
-from penstock.actors.sync_relay.shipping import Offload
-from penstock.actors.sync_relay.transfer import (
+from penstock.actors.sync_relay.core.transfer import (
     DamagedStoreError,
     Sleep,
     get_patiently,
     over_shards,
     read_manifest,
 )
+from penstock.actors.sync_relay.publish.shipping import Offload
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError, PublishConflictError
 from penstock.messages.weights import SnapshotKind, WeightsPublished

@@ -15,10 +15,10 @@ import numpy as np
 
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
-from penstock.actors.sync_relay.catalog import NOTHING, Catalog, Rates
-from penstock.actors.sync_relay.head import read_head
-from penstock.actors.sync_relay.leases import leased_way
-from penstock.actors.sync_relay.mirror import Mirror
+from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog, Rates
+from penstock.actors.sync_relay.core.head import read_head
+from penstock.actors.sync_relay.core.leases import leased_way
+from penstock.actors.sync_relay.replica.weight_replica import Mirror
 from penstock.kernels.delta import Patch
 from penstock.messages.base import Event
 from penstock.messages.bus import ObjectStore

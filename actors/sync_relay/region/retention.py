@@ -15,7 +15,7 @@ What leads to nothing newer than the floor goes: a replica from before it takes 
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from penstock.actors.sync_relay.catalog import NOTHING
+from penstock.actors.sync_relay.core.catalog import NOTHING
 from penstock.messages.weights import SnapshotKind, WeightsPublished
 
 FOLD_SPANS = (8, 32, 64)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.actors.runtime.snapshots import E8M0, FP8_E4M3, element_kind
+from penstock.actors.policy.snapshot import E8M0, FP8_E4M3, element_kind
 from penstock.kernels.delta import Dtype
 
 

@@ -16,12 +16,12 @@ from contextlib import suppress
 import numpy as np
 
 from penstock.actors.runtime.context import Context
-from penstock.actors.sync_relay.catalog import NOTHING, Catalog, num_bytes
-from penstock.actors.sync_relay.digests import decode_table
-from penstock.actors.sync_relay.image import Image
-from penstock.actors.sync_relay.objects import apply_version, begin_anchor, manifest_key
-from penstock.actors.sync_relay.repair import RepairError, refetch
-from penstock.actors.sync_relay.transfer import DamagedStoreError, get_checked, over_shards
+from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog, num_bytes
+from penstock.actors.sync_relay.core.digests import decode_table
+from penstock.actors.sync_relay.core.flat_snapshot import Image
+from penstock.actors.sync_relay.core.objects import apply_version, begin_anchor, manifest_key
+from penstock.actors.sync_relay.core.repair import RepairError, refetch
+from penstock.actors.sync_relay.core.transfer import DamagedStoreError, get_checked, over_shards
 from penstock.kernels.delta import Patch
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError

@@ -15,10 +15,10 @@ from typing import TypeVar
 import msgspec
 from blake3 import blake3
 
-from penstock.actors.sync_relay.digests import SUM_MODULUS, DigestTable, join_tables
-from penstock.actors.sync_relay.history import delta_folder
-from penstock.actors.sync_relay.objects import Encoded
-from penstock.actors.sync_relay.transfer import Sleep, patiently, put_object
+from penstock.actors.sync_relay.core.digests import SUM_MODULUS, DigestTable, join_tables
+from penstock.actors.sync_relay.core.objects import Encoded
+from penstock.actors.sync_relay.core.transfer import Sleep, patiently, put_object
+from penstock.actors.sync_relay.publish.history import delta_folder
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.actors.runtime.snapshots import Snapshot
-from penstock.actors.sync_relay.image import Table
-from penstock.actors.sync_relay.spans import Layout
+from penstock.actors.policy.snapshot import Snapshot
+from penstock.actors.sync_relay.core.flat_snapshot import Table
+from penstock.actors.sync_relay.publish.spans import Layout
 from penstock.messages.weights import Extent
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.actors.runtime.snapshots import Snapshot
-from penstock.actors.sync_relay.committer import Committer
-from penstock.actors.sync_relay.handover import Handover
-from penstock.actors.sync_relay.image import Table, tensor_table
-from penstock.actors.sync_relay.publisher_rank import VERSION_S_MAX, ship_service
-from penstock.actors.sync_relay.spans import cut_spans
+from penstock.actors.policy.snapshot import Snapshot
+from penstock.actors.sync_relay.core.flat_snapshot import Table, tensor_table
+from penstock.actors.sync_relay.publish.committer import Committer
+from penstock.actors.sync_relay.publish.handover import Handover
+from penstock.actors.sync_relay.publish.publisher_rank import VERSION_S_MAX, ship_service
+from penstock.actors.sync_relay.publish.spans import cut_spans
 from penstock.messages.base import Message
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import BusError, DeadlineError

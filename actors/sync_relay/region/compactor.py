@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
-from penstock.actors.sync_relay.catalog import NOTHING, Catalog
-from penstock.actors.sync_relay.consolidation import Consolidation
-from penstock.actors.sync_relay.head import read_head
-from penstock.actors.sync_relay.retention import FOLD_EVERY
+from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog
+from penstock.actors.sync_relay.core.head import read_head
+from penstock.actors.sync_relay.region.consolidation import Consolidation
+from penstock.actors.sync_relay.region.retention import FOLD_EVERY
 from penstock.messages.base import Event
 from penstock.messages.errors import StoreFullError
 from penstock.messages.weights import WeightsPublished

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 import xxhash
 
-from penstock.actors.runtime.snapshots import Snapshot
-from penstock.actors.sync_relay.digests import SUM_MODULUS
-from penstock.actors.sync_relay.kinds import dtype_name, kind_of
+from penstock.actors.policy.snapshot import Snapshot
+from penstock.actors.sync_relay.core.digests import SUM_MODULUS
+from penstock.actors.sync_relay.core.kinds import dtype_name, kind_of
 from penstock.kernels.delta import Patch
 from penstock.kernels.digest import root_digest, run_element_sum
 from penstock.messages.errors import CorruptDataError, NotFoundError

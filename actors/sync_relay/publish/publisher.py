@@ -10,11 +10,11 @@ Here one process holds the whole snapshot; `ranks.py` is for a snapshot that man
 import asyncio
 from collections.abc import Callable
 
-from penstock.actors.runtime.snapshots import Snapshot
-from penstock.actors.sync_relay.history import History, check_same, read_back
-from penstock.actors.sync_relay.image import Image, Table, cut
-from penstock.actors.sync_relay.shipping import Offload, store_version
-from penstock.actors.sync_relay.transfer import Sleep
+from penstock.actors.policy.snapshot import Snapshot
+from penstock.actors.sync_relay.core.flat_snapshot import Image, Table, cut
+from penstock.actors.sync_relay.core.transfer import Sleep
+from penstock.actors.sync_relay.publish.history import History, check_same, read_back
+from penstock.actors.sync_relay.publish.shipping import Offload, store_version
 from penstock.messages.bus import ObjectStore
 from penstock.messages.weights import Extent, WeightsPublished
 

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.actors.sync_relay.attempt import Receipt, put_note, receipts_prefix
-from penstock.actors.sync_relay.head import HeadSlot, StaleTokenError, read_head
-from penstock.actors.sync_relay.history import read_back, was_committed
-from penstock.actors.sync_relay.image import Table, dtype_at, table_digest
-from penstock.actors.sync_relay.objects import Encoded, Origin
-from penstock.actors.sync_relay.shipping import Offload, Piece, store_shards
-from penstock.actors.sync_relay.transfer import Sleep
+from penstock.actors.sync_relay.core.flat_snapshot import Table, dtype_at, table_digest
+from penstock.actors.sync_relay.core.head import HeadSlot, StaleTokenError, read_head
+from penstock.actors.sync_relay.core.objects import Encoded, Origin
+from penstock.actors.sync_relay.core.transfer import Sleep
+from penstock.actors.sync_relay.publish.attempt import Receipt, put_note, receipts_prefix
+from penstock.actors.sync_relay.publish.history import read_back, was_committed
+from penstock.actors.sync_relay.publish.shipping import Offload, Piece, store_shards
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import NotFoundError
 from penstock.messages.weights import Extent, SnapshotKind

@@ -10,7 +10,13 @@ import asyncio
 
 import numpy as np
 
-from penstock.actors.sync_relay.attempt import (
+from penstock.actors.sync_relay.core.catalog import NOTHING
+from penstock.actors.sync_relay.core.digests import DigestTable, make_table
+from penstock.actors.sync_relay.core.flat_snapshot import Image
+from penstock.actors.sync_relay.core.head import read_head
+from penstock.actors.sync_relay.core.objects import Encoded
+from penstock.actors.sync_relay.core.transfer import Sleep, get_patiently, over_shards
+from penstock.actors.sync_relay.publish.attempt import (
     Draft,
     Proof,
     await_keys,
@@ -20,15 +26,9 @@ from penstock.actors.sync_relay.attempt import (
     put_note,
     read_note,
 )
-from penstock.actors.sync_relay.catalog import NOTHING
-from penstock.actors.sync_relay.digests import DigestTable, make_table
-from penstock.actors.sync_relay.head import read_head
-from penstock.actors.sync_relay.history import read_back, was_committed
-from penstock.actors.sync_relay.image import Image
-from penstock.actors.sync_relay.objects import Encoded
-from penstock.actors.sync_relay.shipping import Offload
-from penstock.actors.sync_relay.spans import Span
-from penstock.actors.sync_relay.transfer import Sleep, get_patiently, over_shards
+from penstock.actors.sync_relay.publish.history import read_back, was_committed
+from penstock.actors.sync_relay.publish.shipping import Offload
+from penstock.actors.sync_relay.publish.spans import Span
 from penstock.kernels import delta
 from penstock.kernels.delta import Patch
 from penstock.kernels.digest import run_element_sum

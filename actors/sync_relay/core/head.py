@@ -16,8 +16,8 @@ import secrets
 
 import msgspec
 
-from penstock.actors.sync_relay.objects import PREFIX, manifest_key
-from penstock.actors.sync_relay.transfer import Sleep, put_patiently
+from penstock.actors.sync_relay.core.objects import PREFIX, manifest_key
+from penstock.actors.sync_relay.core.transfer import Sleep, put_patiently
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError, PenstockError
 from penstock.messages.weights import WeightsPublished

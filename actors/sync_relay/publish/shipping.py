@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from penstock.actors.sync_relay.digests import DigestTable, make_table
-from penstock.actors.sync_relay.image import Image, Table, dtype_at
-from penstock.actors.sync_relay.objects import (
+from penstock.actors.sync_relay.core.digests import DigestTable, make_table
+from penstock.actors.sync_relay.core.flat_snapshot import Image, Table, dtype_at
+from penstock.actors.sync_relay.core.objects import (
     Encoded,
     Origin,
     encode_shard,
     encode_tables,
     make_manifest,
 )
-from penstock.actors.sync_relay.transfer import Sleep, bounded, put_manifest, put_object
+from penstock.actors.sync_relay.core.transfer import Sleep, bounded, put_manifest, put_object
 from penstock.messages.bus import ObjectStore
 from penstock.messages.weights import Extent, SnapshotKind, WeightsPublished
 

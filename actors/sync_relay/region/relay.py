@@ -8,20 +8,20 @@ from typing import ClassVar
 
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
-from penstock.actors.sync_relay.catalog import NOTHING, Catalog, num_bytes
-from penstock.actors.sync_relay.consolidation import Consolidation
-from penstock.actors.sync_relay.head import NO_HEAD, read_head_after
-from penstock.actors.sync_relay.image import Image
-from penstock.actors.sync_relay.leases import leased_way
-from penstock.actors.sync_relay.repair import TileServer, tiles_service
-from penstock.actors.sync_relay.retention import FOLD_EVERY
-from penstock.actors.sync_relay.transfer import (
+from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog, num_bytes
+from penstock.actors.sync_relay.core.flat_snapshot import Image
+from penstock.actors.sync_relay.core.head import NO_HEAD, read_head_after
+from penstock.actors.sync_relay.core.leases import leased_way
+from penstock.actors.sync_relay.core.repair import TileServer, tiles_service
+from penstock.actors.sync_relay.core.transfer import (
     all_objects,
     get_patiently,
     over_shards,
     put_manifest,
     put_object,
 )
+from penstock.actors.sync_relay.region.consolidation import Consolidation
+from penstock.actors.sync_relay.region.retention import FOLD_EVERY
 from penstock.messages.base import Event
 from penstock.messages.bus import ObjectStore, Serve
 from penstock.messages.errors import CorruptDataError, StoreFullError

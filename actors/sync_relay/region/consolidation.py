@@ -8,13 +8,20 @@ import logging
 from collections.abc import Collection
 
 from penstock.actors.runtime.context import Context
-from penstock.actors.sync_relay.catalog import Catalog
-from penstock.actors.sync_relay.image import Image, cut
-from penstock.actors.sync_relay.leases import leased_versions
-from penstock.actors.sync_relay.mirror import Mirror
-from penstock.actors.sync_relay.objects import PREFIX, Origin, is_manifest
-from penstock.actors.sync_relay.retention import FOLD_EVERY, Piece, due, floor, is_kept, piece_of
-from penstock.actors.sync_relay.shipping import store_version
+from penstock.actors.sync_relay.core.catalog import Catalog
+from penstock.actors.sync_relay.core.flat_snapshot import Image, cut
+from penstock.actors.sync_relay.core.leases import leased_versions
+from penstock.actors.sync_relay.core.objects import PREFIX, Origin, is_manifest
+from penstock.actors.sync_relay.publish.shipping import store_version
+from penstock.actors.sync_relay.region.retention import (
+    FOLD_EVERY,
+    Piece,
+    due,
+    floor,
+    is_kept,
+    piece_of,
+)
+from penstock.actors.sync_relay.replica.weight_replica import Mirror
 from penstock.messages.bus import ObjectStore
 from penstock.messages.weights import SnapshotKind, WeightsPublished
 

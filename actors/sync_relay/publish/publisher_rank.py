@@ -9,11 +9,11 @@ import msgspec
 
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
-from penstock.actors.sync_relay.handover import Handover
-from penstock.actors.sync_relay.image import Table
-from penstock.actors.sync_relay.prover import Prover
-from penstock.actors.sync_relay.ranks import RankPublisher
-from penstock.actors.sync_relay.spans import Layout, cut_spans, share_out
+from penstock.actors.sync_relay.core.flat_snapshot import Table
+from penstock.actors.sync_relay.publish.handover import Handover
+from penstock.actors.sync_relay.publish.ranks import RankPublisher
+from penstock.actors.sync_relay.publish.spans import Layout, cut_spans, share_out
+from penstock.actors.sync_relay.publish.verifier import Prover
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.generation import Ack, RemoteError, RemoteErrorKind

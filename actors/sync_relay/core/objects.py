@@ -17,9 +17,15 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from penstock.actors.sync_relay.digests import SUM_MODULUS, DigestTable, add_to_digest
-from penstock.actors.sync_relay.image import Image, Table, TensorSpec, flat_places, table_digest
-from penstock.actors.sync_relay.kinds import kind_of, representation
+from penstock.actors.sync_relay.core.digests import SUM_MODULUS, DigestTable, add_to_digest
+from penstock.actors.sync_relay.core.flat_snapshot import (
+    Image,
+    Table,
+    TensorSpec,
+    flat_places,
+    table_digest,
+)
+from penstock.actors.sync_relay.core.kinds import kind_of, representation
 from penstock.kernels import delta
 from penstock.kernels.digest import element_sum, run_element_sum
 from penstock.messages import codec

@@ -8,7 +8,11 @@ import asyncio
 from collections.abc import Sequence
 from itertools import repeat
 
-from penstock.actors.sync_relay.attempt import (
+from penstock.actors.sync_relay.core.digests import DigestTable, add_to_digest
+from penstock.actors.sync_relay.core.flat_snapshot import Table, table_digest
+from penstock.actors.sync_relay.core.objects import Encoded, Origin
+from penstock.actors.sync_relay.core.transfer import Sleep, bounded
+from penstock.actors.sync_relay.publish.attempt import (
     Draft,
     Proof,
     Receipt,
@@ -20,13 +24,9 @@ from penstock.actors.sync_relay.attempt import (
     read_note,
     receipts_prefix,
 )
-from penstock.actors.sync_relay.digests import DigestTable, add_to_digest
-from penstock.actors.sync_relay.history import History, check_same, read_committed
-from penstock.actors.sync_relay.image import Table, table_digest
-from penstock.actors.sync_relay.objects import Encoded, Origin
-from penstock.actors.sync_relay.shipping import Offload, seal_version
-from penstock.actors.sync_relay.spans import Span, check_cover
-from penstock.actors.sync_relay.transfer import Sleep, bounded
+from penstock.actors.sync_relay.publish.history import History, check_same, read_committed
+from penstock.actors.sync_relay.publish.shipping import Offload, seal_version
+from penstock.actors.sync_relay.publish.spans import Span, check_cover
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, DeadlineError
 from penstock.messages.weights import WeightsPublished
