@@ -19,7 +19,7 @@ from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.trainer.corpus import Corpus
 from penstock.envs.harness.wording import tools_prompt
 from penstock.envs.ladder.repository import Repository
-from penstock.envs.transcripts import Habits, Transcript, demonstrate
+from penstock.envs.ladder.transcripts import Habits, Transcript, demonstrate
 
 _SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}

@@ -20,10 +20,10 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.ladder.generate import Selection, draw_repositories
 from penstock.envs.ladder.repository import LIMITS
+from penstock.envs.ladder.source import LadderSource
+from penstock.envs.ladder.transcripts import Habits
 from penstock.envs.tasks.harbor_read import MalformedTaskError, read_harbor_set
-from penstock.envs.tasks.ladder import LadderSource
 from penstock.envs.tasks.source import to_task_set
-from penstock.envs.transcripts import Habits
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import PenstockError
 from penstock.messages.task import Limits, Split

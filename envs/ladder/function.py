@@ -7,8 +7,8 @@ from functools import cached_property
 from string import Template as Slots
 from typing import Any
 
+from penstock.envs.factory.ast_edits import Mutation, mutations
 from penstock.envs.ladder.execute import load, outcome
-from penstock.envs.ladder.mutate import Mutation, mutations
 from penstock.envs.ladder.names import draw_function_name, draw_variables
 from penstock.envs.ladder.template import KINDS, Template
 

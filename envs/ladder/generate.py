@@ -1,4 +1,4 @@
-"""Draws the ladder's repositories; `envs/tasks/ladder.py` passes them through the gates as tasks.
+"""Draws the ladder's repositories; `envs/ladder/source.py` passes them through the gates as tasks.
 
 What is held out, exactly (nothing of it occurs in training tasks or in demonstrations):
 
@@ -18,8 +18,8 @@ from functools import cache
 
 import msgspec
 
+from penstock.envs.factory.ast_edits import BODY, RUNGS
 from penstock.envs.ladder.function import Function
-from penstock.envs.ladder.mutate import BODY, RUNGS
 from penstock.envs.ladder.names import is_kept_out
 from penstock.envs.ladder.numbers import NUMBERS
 from penstock.envs.ladder.repository import (

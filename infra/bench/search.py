@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from penstock.envs.factory.modules import package_modules
+from penstock.envs.factory.targets import find_targets
 from penstock.envs.harness.retrieval.ranking import WordIndex, cosine_scores, fused_scores
-from penstock.envs.tasks.modules import package_modules
 from penstock.envs.tasks.source import TaskRejectedError
-from penstock.envs.tasks.targets import find_targets
 from penstock.infra.policy_embedder import open_policy_embedder
 from penstock.infra.runs import find_run
 from penstock.messages.errors import NotFoundError

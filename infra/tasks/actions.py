@@ -11,20 +11,20 @@ import msgspec
 
 from penstock.actors.runtime.files import write_atomic
 from penstock.envs.backends import open_backend
+from penstock.envs.factory.commits import CommitSource
+from penstock.envs.factory.factory import Bounds, Factory, Yield, open_source
+from penstock.envs.factory.injected import InjectConfig
+from penstock.envs.factory.lab import MachineLab
+from penstock.envs.factory.splits import SplitBy, check_no_leak, split_tasks
+from penstock.envs.factory.statistics import statistics
 from penstock.envs.ladder.generate import Selection
+from penstock.envs.ladder.source import LadderSource
 from penstock.envs.microvm.images import images_of
 from penstock.envs.microvm.pool import Pool
-from penstock.envs.tasks.commits import CommitSource
-from penstock.envs.tasks.factory import Bounds, Factory, Yield, open_source
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.harbor import write_harbor
 from penstock.envs.tasks.harbor_read import read_harbor_set
-from penstock.envs.tasks.injected import InjectConfig
-from penstock.envs.tasks.lab import MachineLab
-from penstock.envs.tasks.ladder import LadderSource
 from penstock.envs.tasks.source import Candidate, TaskRejectedError, TaskSource
-from penstock.envs.tasks.splits import SplitBy, check_no_leak, split_tasks
-from penstock.envs.tasks.statistics import statistics
 from penstock.infra.tasks.page import tasks_page
 from penstock.messages.errors import PenstockError
 from penstock.messages.task import Split, TaskSet

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.envs.tasks.difficulty import difficulty, difficulty_label, difficulty_terms
-from penstock.envs.tasks.factory import Yield
+from penstock.envs.factory.difficulty import difficulty, difficulty_label, difficulty_terms
+from penstock.envs.factory.factory import Yield
+from penstock.envs.factory.statistics import statistics
 from penstock.envs.tasks.source import Candidate
-from penstock.envs.tasks.statistics import statistics
 from penstock.messages.task import Split
 
 DIFF_LINES_MAX = 400

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from penstock.envs.backends import open_backend
+from penstock.envs.factory.lab import MachineLab
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.harbor_read import read_harbor_set
-from penstock.envs.tasks.lab import MachineLab
 from penstock.envs.tasks.workspace import open_workspace
 from penstock.infra.cli import main
 from penstock.messages.task import TaskSet
@@ -103,7 +103,7 @@ def test_a_fix_becomes_a_gated_task_in_harbor_s_format(checkout, tmp_path, capsy
 
 
 async def test_the_agent_s_repository_has_no_later_commit(checkout):
-    from penstock.envs.tasks.commits import CommitSource
+    from penstock.envs.factory.commits import CommitSource
 
     async with Pool(open_backend("uml"), size=1, live_max=2) as pool:
         (plan,) = CommitSource(checkout).plans()
@@ -124,7 +124,7 @@ async def test_the_agent_s_repository_has_no_later_commit(checkout):
 
 @pytest.mark.slow
 async def test_grading_tells_a_fix_from_none_and_from_a_wrong_one(checkout):
-    from penstock.envs.tasks.commits import CommitSource
+    from penstock.envs.factory.commits import CommitSource
 
     async with Pool(open_backend("uml"), size=1, live_max=2) as pool:
         lab = MachineLab(pool)

@@ -6,12 +6,12 @@ from penstock.actors.judge.hidden_tests import grade, touched_hidden_files
 from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.rollout_worker.changes import read_changes
 from penstock.envs.backends import open_backend
+from penstock.envs.factory.lab import MachineLab
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.harbor import write_harbor
 from penstock.envs.tasks.harbor_read import read_harbor
-from penstock.envs.tasks.lab import MachineLab
 from penstock.envs.tasks.source import TaskRejectedError
 from penstock.envs.tasks.workspace import open_workspace
 from penstock.messages.reward import Outcome

@@ -13,7 +13,7 @@ from penstock.envs.ladder.generate import (
 )
 from penstock.envs.ladder.names import is_kept_out
 from penstock.envs.ladder.repository import CHECK_FILE, SEARCH, short_edit
-from penstock.envs.tasks.ladder import grade_here
+from penstock.envs.ladder.source import grade_here
 from penstock.messages.task import Split
 
 

@@ -16,7 +16,7 @@ from penstock.actors.trainer.corpus import decode_corpus
 from penstock.envs.harness.result import ToolResult
 from penstock.envs.harness.wording import tools_prompt
 from penstock.envs.ladder.generate import LADDER, Selection, draw_repositories
-from penstock.envs.transcripts import DemonstratedTurn, Habits, Transcript
+from penstock.envs.ladder.transcripts import DemonstratedTurn, Habits, Transcript
 from penstock.infra import prepare as preparing
 from penstock.infra.midtrain_data import CorpusBuilder, attempts
 from penstock.infra.prepare import PrepareConfig

@@ -9,22 +9,22 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
+from penstock.envs.factory.closure import needed_files
+from penstock.envs.factory.commits import CommitSource
+from penstock.envs.factory.differential import ARGV, PROGRAM_FILE, program, tells
+from penstock.envs.factory.difficulty import difficulty, difficulty_label
+from penstock.envs.factory.factory import Bounds, Factory, open_source
+from penstock.envs.factory.injected import InjectConfig
+from penstock.envs.factory.modules import folder_modules, package_modules
+from penstock.envs.factory.mutations import draw_bugs, without_body
+from penstock.envs.factory.splits import SplitBy, SplitLeakError, check_no_leak, split_tasks
+from penstock.envs.factory.targets import find_targets, function_digest, promise
 from penstock.envs.ladder.generate import Selection, draw_repositories
+from penstock.envs.ladder.source import LadderSource
 from penstock.envs.sandbox import ExecResult
-from penstock.envs.tasks.closure import needed_files
-from penstock.envs.tasks.commits import CommitSource
-from penstock.envs.tasks.differential import ARGV, PROGRAM_FILE, program, tells
-from penstock.envs.tasks.difficulty import difficulty, difficulty_label
-from penstock.envs.tasks.factory import Bounds, Factory, open_source
 from penstock.envs.tasks.gates import check_candidate
-from penstock.envs.tasks.injected import InjectConfig
-from penstock.envs.tasks.ladder import LadderSource
-from penstock.envs.tasks.modules import folder_modules, package_modules
-from penstock.envs.tasks.mutations import draw_bugs, without_body
 from penstock.envs.tasks.report import SuiteReport, read_report
 from penstock.envs.tasks.source import Rejection, TaskRejectedError, to_task_set
-from penstock.envs.tasks.splits import SplitBy, SplitLeakError, check_no_leak, split_tasks
-from penstock.envs.tasks.targets import find_targets, function_digest, promise
 from penstock.messages.errors import NotFoundError
 from penstock.messages.task import Split
 
@@ -175,7 +175,7 @@ def drawn_with(monkeypatch, **changed):
     (one,) = draw_repositories(Split.TRAIN, 1, Selection(), random.Random(0), "train")
     parts = {name: change(one) for name, change in changed.items()}
     monkeypatch.setattr(
-        "penstock.envs.tasks.ladder.draw_repositories",
+        "penstock.envs.ladder.source.draw_repositories",
         lambda *_: iter([dataclasses.replace(one, **parts)]),
     )
     return ladder(1)

@@ -4,8 +4,10 @@ import tomllib
 import msgspec
 import pytest
 
+from penstock.envs.factory.factory import Yield
+from penstock.envs.factory.statistics import statistics
 from penstock.envs.ladder.generate import Selection
-from penstock.envs.tasks.factory import Yield
+from penstock.envs.ladder.source import LadderSource
 from penstock.envs.tasks.harbor import folder_name, harbor_files, write_harbor
 from penstock.envs.tasks.harbor_foreign import start_files
 from penstock.envs.tasks.harbor_read import (
@@ -13,8 +15,6 @@ from penstock.envs.tasks.harbor_read import (
     read_harbor,
     read_harbor_set,
 )
-from penstock.envs.tasks.ladder import LadderSource
-from penstock.envs.tasks.statistics import statistics
 from penstock.infra.tasks.actions import write_set
 from penstock.infra.tasks.page import tasks_page
 from penstock.messages.task import Split, TaskSet

@@ -2,9 +2,9 @@
 
 import asyncio
 
+from penstock.envs.factory.lab import LEASE_S, MachineLab
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.sandbox import ExecResult, SandboxDied
-from penstock.envs.tasks.lab import LEASE_S, MachineLab
 from penstock.messages.rollout import SandboxRecord
 from penstock.messages.task import HiddenTests, Split, Task
 

@@ -32,7 +32,7 @@ from penstock.actors.runtime.host import ActorHost
 from penstock.actors.runtime.host_context import HostContext, Identity
 from penstock.actors.sandbox_host.actor import SandboxHost
 from penstock.actors.sandbox_host.config import SandboxHostConfig
-from penstock.envs.dry_run import DryRunSandbox
+from penstock.envs.ladder.dry_run import DryRunSandbox
 from penstock.envs.ladder.execute import run_program
 from penstock.envs.microvm.pool import Pool
 from penstock.envs.sandbox import (

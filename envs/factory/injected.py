@@ -12,14 +12,14 @@ from functools import lru_cache
 
 import msgspec
 
-from penstock.envs.tasks.closure import needed_files
-from penstock.envs.tasks.drafting import FEATURE, write_candidate
-from penstock.envs.tasks.inputs import CallWriter, familiarity
-from penstock.envs.tasks.modules import Module
-from penstock.envs.tasks.mutations import draw_bugs, without_body
-from penstock.envs.tasks.recording import Tried, record, try_changes
+from penstock.envs.factory.closure import needed_files
+from penstock.envs.factory.drafting import FEATURE, write_candidate
+from penstock.envs.factory.inputs import CallWriter, familiarity
+from penstock.envs.factory.modules import Module
+from penstock.envs.factory.mutations import draw_bugs, without_body
+from penstock.envs.factory.recording import Tried, record, try_changes
+from penstock.envs.factory.targets import Target, find_targets, promise
 from penstock.envs.tasks.source import Candidate, Lab, Plan, Rejection, TaskRejectedError
-from penstock.envs.tasks.targets import Target, find_targets, promise
 
 _CALLS_DRAWN = 48
 _POINTS_MIN = 3

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from penstock.envs.tasks.targets import Target
+from penstock.envs.factory.targets import Target
 
 HINTS = ("function", "module", "symptom")
 

@@ -2,12 +2,12 @@
 
 import random
 
-from penstock.envs.tasks.differential import ARGV, PROGRAM_FILE, program
-from penstock.envs.tasks.modules import Module
-from penstock.envs.tasks.recording import Recording, Tried
+from penstock.envs.factory.differential import ARGV, PROGRAM_FILE, program
+from penstock.envs.factory.modules import Module
+from penstock.envs.factory.recording import Recording, Tried
+from penstock.envs.factory.targets import Target
+from penstock.envs.factory.wording import HINTS, bug_instruction, feature_instruction
 from penstock.envs.tasks.source import Candidate, Origin
-from penstock.envs.tasks.targets import Target
-from penstock.envs.tasks.wording import HINTS, bug_instruction, feature_instruction
 from penstock.messages.task import HiddenTests, Limits, Split, Task
 
 FEATURE = "feature"

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import msgspec
 
+from penstock.envs.factory.injected import InjectConfig, InjectedSource
+from penstock.envs.factory.lab import MachineLab
+from penstock.envs.factory.modules import folder_modules, library_modules, package_modules
 from penstock.envs.tasks.gates import check_candidate
-from penstock.envs.tasks.injected import InjectConfig, InjectedSource
-from penstock.envs.tasks.lab import MachineLab
-from penstock.envs.tasks.modules import folder_modules, library_modules, package_modules
 from penstock.envs.tasks.source import (
     Candidate,
     Plan,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from penstock.envs.ladder.mutate import Edit, apply, edits, variables
-from penstock.envs.tasks.targets import Target, body_of
+from penstock.envs.factory.ast_edits import Edit, apply, edits, variables
+from penstock.envs.factory.targets import Target, body_of
 
 MISSING = "raise NotImplementedError"
 _DROPPED = (ast.Assign, ast.AugAssign, ast.Expr, ast.Return, ast.Continue, ast.Break)

@@ -9,8 +9,9 @@ both. Later history never enters a machine.
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.envs.tasks.drafting import LIMITS
-from penstock.envs.tasks.git import Commit, git, read_commit, read_tree, show
+from penstock.envs.factory.drafting import LIMITS
+from penstock.envs.factory.git import Commit, git, read_commit, read_tree, show
+from penstock.envs.factory.wording import commit_instruction
 from penstock.envs.tasks.source import (
     Candidate,
     Lab,
@@ -19,7 +20,6 @@ from penstock.envs.tasks.source import (
     Rejection,
     TaskRejectedError,
 )
-from penstock.envs.tasks.wording import commit_instruction
 from penstock.messages.errors import NotFoundError
 from penstock.messages.task import HiddenTests, Split, Task
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.envs.tasks.differential import (
+from penstock.envs.factory.differential import (
     FAILED_IMPORT,
     PROGRAM_FILE,
     RECORD_ARGV,
@@ -11,7 +11,7 @@ from penstock.envs.tasks.differential import (
     program,
     tells,
 )
-from penstock.envs.tasks.modules import Module
+from penstock.envs.factory.modules import Module
 from penstock.envs.tasks.source import Bench, Rejection, TaskRejectedError
 
 _CALLS_MIN = 6

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import PurePosixPath
 
-from penstock.envs.tasks.modules import Module
+from penstock.envs.factory.modules import Module
 from penstock.envs.tasks.source import Rejection, TaskRejectedError
 
 FILES_MAX = 64

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.envs.dry_run import DryRunSandbox
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.result import ToolResult
 from penstock.envs.harness.versions import open_tools
+from penstock.envs.ladder.dry_run import DryRunSandbox
 from penstock.envs.ladder.repository import CHECK_COMMAND, SEARCH, Repository, ShortEdit
 from penstock.messages.rollout import ToolCall
 

@@ -9,7 +9,7 @@ import doctest
 import random
 from collections.abc import Sequence
 
-from penstock.envs.tasks.targets import Function, Target, parameters
+from penstock.envs.factory.targets import Function, Target, parameters
 
 LITERAL_CHARACTERS_MAX = 80
 _MINED_MAX = 200

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.envs.tasks.difficulty import difficulty, difficulty_label
+from penstock.envs.factory.difficulty import difficulty, difficulty_label
 from penstock.envs.tasks.source import Candidate
 from penstock.messages.task import Split
 
 if TYPE_CHECKING:
-    from penstock.envs.tasks.factory import Yield
+    from penstock.envs.factory.factory import Yield
 
 
 def statistics(
