@@ -10,10 +10,10 @@ from typing import Any
 from penstock.envs.sandbox import Backend, BackendUnavailable, Capability
 
 backends: dict[str, str] = {
-    "firecracker": "penstock.envs.microvm.firecracker:FirecrackerBackend",
-    "qemu-kvm": "penstock.envs.microvm.qemu:QemuKvmBackend",
+    "firecracker": "penstock.envs.microvm.firecracker.backend:FirecrackerBackend",
+    "qemu-kvm": "penstock.envs.microvm.qemu.backend:QemuKvmBackend",
     "uml": "penstock.envs.microvm.uml:UmlBackend",
-    "qemu-tcg": "penstock.envs.microvm.qemu:QemuTcgBackend",
+    "qemu-tcg": "penstock.envs.microvm.qemu.backend:QemuTcgBackend",
     "process": "penstock.envs.microvm.process:ProcessBackend",
 }
 """Name -> "module:class", in the order of choice; imported when opened, so listing is free."""

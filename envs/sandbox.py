@@ -77,7 +77,7 @@ class Capability(StrEnum):
     """A running machine can be saved, and goes on."""
     MULTI_VCPU = "multi_vcpu"
     LAYERS = "layers"
-    """Machines may have an image layer above the base image (`envs/microvm/layers.py`)."""
+    """Machines may have an image layer above the base image (`envs/microvm/images/layers.py`)."""
     NETWORK = "network"
     """Allowed hosts can be reached through an audited proxy (`envs/egress`); nothing else can."""
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.envs.microvm.assets import load_assets, vm_cache_dir
-from penstock.envs.microvm.layers import layer_folder, list_layers, remove_unnamed
+from penstock.envs.microvm.images.assets import load_assets, vm_cache_dir
+from penstock.envs.microvm.images.layers import layer_folder, list_layers, remove_unnamed
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.microvm.recipe.steps import build_lock
 

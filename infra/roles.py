@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.actors.generator.torch_engine import TorchEngine
     from penstock.actors.policy.snapshot import SnapshotPublisher
     from penstock.actors.policy.tokenizer import Tokenizer
-    from penstock.envs.microvm.pool import Pool
+    from penstock.envs.microvm.pool.pool import Pool
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,8 @@ async def _sandbox(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
 
 def _pool(config: RunConfig, host: str) -> "Pool":
     from penstock.envs.backends import open_backend
-    from penstock.envs.microvm.images import images_of
-    from penstock.envs.microvm.pool import Pool
+    from penstock.envs.microvm.images.images import images_of
+    from penstock.envs.microvm.pool.pool import Pool
 
     settings, sandbox = config.pool, config.sandbox
     backend = open_backend(settings.backend, allow_process=settings.allow_process)

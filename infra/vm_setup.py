@@ -9,7 +9,7 @@ import argparse
 import sys
 import time
 
-from penstock.envs.microvm.assets import vm_cache_dir
+from penstock.envs.microvm.images.assets import vm_cache_dir
 from penstock.envs.microvm.recipe.assets import build_assets
 from penstock.envs.microvm.recipe.qemu import build_qemu_assets
 from penstock.envs.microvm.recipe.steps import BuildError

@@ -18,9 +18,9 @@ from penstock.actors.judge.compose import Findings
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.runtime.context import Context
-from penstock.envs.remote.asking import SandboxBusyError
+from penstock.envs.remote.client import SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.terms import GroupTerms, LeaseTerms
+from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
 from penstock.envs.sandbox import ImageAbsent, Sandbox, SandboxError
 from penstock.envs.tasks.report import read_report
 from penstock.messages.errors import DeadlineError

@@ -3,7 +3,7 @@
 import msgspec
 
 from penstock.actors.rollout_worker.sampling import RetryPolicy
-from penstock.envs.remote.terms import GroupTerms, LeaseTerms, SavedSandbox
+from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms, SavedSandbox
 from penstock.messages.rollout import EpisodeSaved
 from penstock.messages.task import Purpose, StartRollout, image_of
 

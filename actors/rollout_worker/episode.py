@@ -29,7 +29,7 @@ from penstock.actors.runtime.context import Context
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.versions import open_tools
 from penstock.envs.harness.wording import tools_prompt
-from penstock.envs.remote.asking import SandboxBusyError
+from penstock.envs.remote.client import SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.sandbox import ImageAbsent, SandboxError

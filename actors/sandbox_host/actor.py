@@ -22,8 +22,8 @@ from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.actors.sandbox_host.groups import Groups
 from penstock.actors.sandbox_host.lost import LostRecords
 from penstock.actors.sandbox_host.operations import Operation, operate
-from penstock.envs.microvm.pool import Pool
-from penstock.envs.remote.asking import (
+from penstock.envs.microvm.pool.pool import Pool
+from penstock.envs.remote.client import (
     ACQUIRE_SERVICE,
     FLEET_SERVICE,
     SandboxBusyError,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import cast
 
 from penstock.actors.runtime.context import Context
-from penstock.envs.microvm.lease import Lease
-from penstock.envs.microvm.pool import Pool
+from penstock.envs.microvm.pool.lease import Lease
+from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import (
     Capability,
     SandboxFileError,

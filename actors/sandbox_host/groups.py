@@ -5,8 +5,8 @@ from collections import Counter
 
 import msgspec
 
-from penstock.envs.microvm.lease import Lease
-from penstock.envs.microvm.pool import Pool
+from penstock.envs.microvm.pool.lease import Lease
+from penstock.envs.microvm.pool.pool import Pool
 from penstock.messages.fleet import AcquireGroup, HeldGroup
 from penstock.messages.machine import AcquireSandbox
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.scheduler.fleet import Fleet, FleetFullError
-from penstock.envs.remote.asking import FLEET_SERVICE, SandboxBusyError, to_remote_error
+from penstock.envs.remote.client import FLEET_SERVICE, SandboxBusyError, to_remote_error
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.generation import Ack, RemoteError, RemoteErrorKind

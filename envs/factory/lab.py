@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from penstock.envs.microvm.pool import Pool
+from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import ExecResult, Sandbox, SandboxError
 from penstock.envs.tasks.report import SuiteReport, read_report
 from penstock.envs.tasks.source import Rejection, TaskRejectedError

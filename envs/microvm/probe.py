@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 
 from penstock.envs.backends import backends, open_backend
-from penstock.envs.microvm import assets, qemu_assets
+from penstock.envs.microvm.images import assets
+from penstock.envs.microvm.qemu import assets
 from penstock.envs.sandbox import SandboxError
 
 EXECS = 5

@@ -6,7 +6,7 @@ The same guest agent is PID 1 of the namespace, so requests behave as in a machi
 import platform
 from pathlib import Path
 
-from penstock.envs.microvm.assets import digest_bytes, find_bubblewrap, load_assets
+from penstock.envs.microvm.images.assets import digest_bytes, find_bubblewrap, load_assets
 from penstock.envs.microvm.machine import GuestSandbox, start_machine
 from penstock.envs.sandbox import Capability, IsolationClass
 from penstock.messages.rollout import SandboxRecord

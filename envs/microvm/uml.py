@@ -7,8 +7,8 @@ network, no capabilities, nothing of the host's files but the kernel and the ima
 
 from pathlib import Path
 
-from penstock.envs.microvm.assets import find_bubblewrap, load_assets
-from penstock.envs.microvm.layers import check_there, image_digest, layered
+from penstock.envs.microvm.images.assets import find_bubblewrap, load_assets
+from penstock.envs.microvm.images.layers import check_there, image_digest, layered
 from penstock.envs.microvm.machine import GuestSandbox, start_machine
 from penstock.envs.sandbox import Capability, IsolationClass, SandboxDied
 from penstock.messages.rollout import SandboxRecord

@@ -14,11 +14,11 @@ from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 
-from penstock.envs.remote.asking import FLEET_SERVICE, Asker, ask, host_service
+from penstock.envs.remote.client import FLEET_SERVICE, Asker, ask, host_service
 from penstock.envs.remote.lease import keep_renewed
+from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
 from penstock.envs.remote.placing import lease_where_placed, place_group
 from penstock.envs.remote.sandbox import RemoteSandbox
-from penstock.envs.remote.terms import GroupTerms, LeaseTerms
 from penstock.envs.sandbox import SandboxDied, SandboxError
 from penstock.messages.fleet import AcquireGroup, GroupLeased, GroupsRenewed, RenewGroups
 from penstock.messages.generation import Ack

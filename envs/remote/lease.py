@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from penstock.envs.remote.asking import FLEET_SERVICE, Asker, ask
+from penstock.envs.remote.client import FLEET_SERVICE, Asker, ask
+from penstock.envs.remote.lease_spec import LeaseTerms
 from penstock.envs.remote.placing import lease_where_placed, place_sandbox
 from penstock.envs.remote.sandbox import RemoteSandbox
-from penstock.envs.remote.terms import LeaseTerms
 from penstock.envs.sandbox import ImageAbsent, SandboxDied, SandboxError
 from penstock.messages.generation import Ack
 from penstock.messages.machine import AcquireSandbox, ReleaseGroup, SandboxLeased

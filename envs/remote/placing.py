@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
-from penstock.envs.remote.asking import (
+from penstock.envs.remote.client import (
     ACQUIRE_SERVICE,
     FLEET_SERVICE,
     Asker,
@@ -11,7 +11,7 @@ from penstock.envs.remote.asking import (
     ask,
     host_service,
 )
-from penstock.envs.remote.terms import GroupTerms, LeaseTerms
+from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
 from penstock.envs.sandbox import SandboxTimeout
 from penstock.messages.base import Message
 from penstock.messages.machine import GroupPlaced, PlaceGroup

@@ -5,8 +5,8 @@ import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 
-from penstock.envs.remote.asking import Asker, M, ask, host_service
-from penstock.envs.remote.terms import LeaseTerms, SavedSandbox
+from penstock.envs.remote.client import Asker, M, ask, host_service
+from penstock.envs.remote.lease_spec import LeaseTerms, SavedSandbox
 from penstock.envs.sandbox import WORK_DIR, ExecResult, SandboxError
 from penstock.messages.base import Message
 from penstock.messages.generation import Ack

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.envs.factory.difficulty import difficulty, difficulty_label
-from penstock.envs.microvm.layers import DIGEST
+from penstock.envs.microvm.images.layers import DIGEST
 from penstock.envs.tasks.harbor_foreign import foreign_files, verifier_env
 from penstock.envs.tasks.source import Candidate
 from penstock.messages.task import HiddenTests, Split

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.envs.egress.rules import EgressRuleError, parse_rules
-from penstock.envs.microvm.layers import pinned
+from penstock.envs.microvm.images.layers import pinned
 from penstock.envs.tasks.harbor import (
     EXPECTED_FILE,
     INSTRUCTION_FILE,

@@ -14,9 +14,9 @@ from typing import Any, cast
 from penstock.envs.backends import open_backend
 from penstock.envs.microvm.host_process import process_tree
 from penstock.envs.microvm.machine import GuestSandbox
-from penstock.envs.microvm.pool import Pool
+from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.microvm.probe import probe
-from penstock.envs.microvm.qemu import QemuTcgBackend
+from penstock.envs.microvm.qemu.backend import QemuTcgBackend
 from penstock.envs.sandbox import Backend
 from penstock.infra.bench.measuring import percentile, times_ms
 from penstock.infra.bench.sandbox_live import bench_live

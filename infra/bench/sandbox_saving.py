@@ -10,7 +10,7 @@ from typing import cast
 import msgspec
 
 from penstock.envs.microvm.checkpoint import MANIFEST, Checkpoint
-from penstock.envs.microvm.qemu import QemuTcgBackend
+from penstock.envs.microvm.qemu.backend import QemuTcgBackend
 from penstock.envs.sandbox import Backend
 from penstock.infra.bench.measuring import percentile
 

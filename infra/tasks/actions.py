@@ -19,8 +19,8 @@ from penstock.envs.factory.splits import SplitBy, check_no_leak, split_tasks
 from penstock.envs.factory.statistics import statistics
 from penstock.envs.ladder.generate import Selection
 from penstock.envs.ladder.source import LadderSource
-from penstock.envs.microvm.images import images_of
-from penstock.envs.microvm.pool import Pool
+from penstock.envs.microvm.images.images import images_of
+from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.harbor import write_harbor
 from penstock.envs.tasks.harbor_read import read_harbor_set

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from penstock.envs.backends import open_backend
-from penstock.envs.microvm.assets import MANIFEST, vm_cache_dir
 from penstock.envs.microvm.connection import GuestConnection
+from penstock.envs.microvm.images.assets import MANIFEST, vm_cache_dir
 from penstock.envs.microvm.protocol import Request
 from penstock.envs.sandbox import BackendUnavailable, SandboxDied, SandboxError, SandboxFileError
 from penstock.infra.cli import main

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.envs.microvm import firecracker
-from penstock.envs.microvm.assets import VmAssets
-from penstock.envs.microvm.qemu_assets import QemuAssets
+from penstock.envs.microvm.firecracker import backend
+from penstock.envs.microvm.images.assets import VmAssets
+from penstock.envs.microvm.qemu.assets import QemuAssets
 from penstock.envs.sandbox import (
     BackendUnavailable,
     Capability,
@@ -37,11 +37,11 @@ def backend(tmp_path, monkeypatch):
     )  # fmt: skip
     monkeypatch.setattr(firecracker, "load_assets", lambda cache: (tmp_path, base))
     monkeypatch.setattr(firecracker, "load_qemu_assets", lambda cache: (tmp_path, kernel))
-    monkeypatch.setattr(firecracker.os, "chown", lambda path, uid, gid: None)
+    monkeypatch.setattr(backend.os, "chown", lambda path, uid, gid: None)
     jailer = (sys.executable, str(SERVER))
     with tempfile.TemporaryDirectory(prefix="jails") as short:  # as a socket's path must be
-        monkeypatch.setattr(firecracker.os, "link", shutil.copy)
-        yield firecracker.FirecrackerBackend(jails=Path(short), jailer=jailer)
+        monkeypatch.setattr(backend.os, "link", shutil.copy)
+        yield backend.FirecrackerBackend(jails=Path(short), jailer=jailer)
 
 
 def jails(backend) -> list[Path]:
@@ -79,6 +79,6 @@ async def test_what_the_api_refuses_is_said_and_leaves_nothing(backend):
 
 
 def test_without_the_program_it_says_so(backend, monkeypatch):
-    monkeypatch.setattr(firecracker.shutil, "which", lambda name: None)
+    monkeypatch.setattr(backend.shutil, "which", lambda name: None)
     with pytest.raises(BackendUnavailable, match="jailer is missing"):
-        firecracker.FirecrackerBackend()
+        backend.FirecrackerBackend()

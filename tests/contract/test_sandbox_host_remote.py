@@ -12,10 +12,10 @@ from penstock.actors.runtime.host_context import HostContext, Identity
 from penstock.actors.sandbox_host.actor import SandboxHost
 from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.envs.backends import open_backend
-from penstock.envs.microvm.pool import Pool
+from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.remote.lease import lease_sandbox
+from penstock.envs.remote.lease_spec import LeaseTerms
 from penstock.envs.remote.sandbox import RemoteSandbox
-from penstock.envs.remote.terms import LeaseTerms
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import MemoryServer

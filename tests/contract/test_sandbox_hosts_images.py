@@ -16,12 +16,12 @@ from penstock.actors.sandbox_host.actor import SandboxHost
 from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.actors.scheduler.actor import FleetScheduler
 from penstock.envs.backends import open_backend
-from penstock.envs.microvm.images import Images
-from penstock.envs.microvm.layers import image_digest, layer_path
-from penstock.envs.microvm.pool import Pool
+from penstock.envs.microvm.images.images import Images
+from penstock.envs.microvm.images.layers import image_digest, layer_path
+from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.terms import GroupTerms, LeaseTerms
+from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
 from penstock.envs.sandbox import ImageAbsent
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import MemoryServer

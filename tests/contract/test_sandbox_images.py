@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from penstock.envs.backends import open_backend
-from penstock.envs.microvm.assets import vm_cache_dir
-from penstock.envs.microvm.layers import (
+from penstock.envs.microvm.images.assets import vm_cache_dir
+from penstock.envs.microvm.images.layers import (
     layer_folder,
     layer_path,
     list_layers,

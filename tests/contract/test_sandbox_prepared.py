@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.envs.backends import open_backend
-from penstock.envs.microvm.qemu import PREPARED_MAX
+from penstock.envs.microvm.qemu.backend import PREPARED_MAX
 from penstock.envs.sandbox import BackendUnavailable
 
 from .check_sandbox import sh

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.envs.backends import open_backend
-from penstock.envs.microvm.assets import vm_cache_dir
+from penstock.envs.microvm.images.assets import vm_cache_dir
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.sandbox import BackendUnavailable
 

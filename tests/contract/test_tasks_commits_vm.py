@@ -9,7 +9,7 @@ import pytest
 
 from penstock.envs.backends import open_backend
 from penstock.envs.factory.lab import MachineLab
-from penstock.envs.microvm.pool import Pool
+from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.harbor_read import read_harbor_set

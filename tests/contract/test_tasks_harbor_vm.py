@@ -7,7 +7,7 @@ from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.rollout_worker.changes import read_changes
 from penstock.envs.backends import open_backend
 from penstock.envs.factory.lab import MachineLab
-from penstock.envs.microvm.pool import Pool
+from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.harbor import write_harbor

@@ -16,8 +16,8 @@ from tests.needs import need_layers
 
 from penstock.envs.harness.result import ToolResult
 from penstock.envs.ladder.transcripts import DemonstratedTurn, Transcript
-from penstock.envs.microvm.assets import load_assets, vm_cache_dir
-from penstock.envs.microvm.layers import image_digest, layer_path
+from penstock.envs.microvm.images.assets import load_assets, vm_cache_dir
+from penstock.envs.microvm.images.layers import image_digest, layer_path
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.infra import midtrain_data
 from penstock.infra.config import apply_overrides, parse_config, read_toml

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from penstock.envs.backends import open_backend
-from penstock.envs.microvm.pool import Pool
+from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import BackendUnavailable, SandboxDied, SandboxTimeout
 
 from .boots.processes import children_of, left_of, num_descriptors
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.vm
 
 OWNER = """
 import asyncio
-from penstock.envs.microvm.pool import Pool
+from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.backends import open_backend
 
 async def main():

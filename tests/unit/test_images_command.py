@@ -7,7 +7,7 @@ import threading
 import msgspec
 import pytest
 
-from penstock.envs.microvm.layers import Layer, entry_path, layer_folder, layer_path
+from penstock.envs.microvm.images.layers import Layer, entry_path, layer_folder, layer_path
 from penstock.infra.cli import main
 
 

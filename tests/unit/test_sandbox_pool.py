@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.envs.microvm.pool import Pool
+from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import Capability, SandboxDied, SandboxError, SandboxTimeout
 from penstock.messages.errors import DeadlineError, NotFoundError, QueueFullError
 from penstock.messages.rollout import SandboxRecord

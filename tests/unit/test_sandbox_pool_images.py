@@ -5,9 +5,9 @@ import hashlib
 
 import pytest
 
-from penstock.envs.microvm.images import Images
-from penstock.envs.microvm.layers import layer_path
-from penstock.envs.microvm.pool import Pool
+from penstock.envs.microvm.images.images import Images
+from penstock.envs.microvm.images.layers import layer_path
+from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import ImageAbsent, SandboxDied, SandboxError
 from penstock.messages.errors import DeadlineError
 from penstock.messages.rollout import SandboxRecord

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.envs.microvm.assets import find_bubblewrap
-from penstock.envs.microvm.qemu_assets import FOLDER, QemuAssets, find_qemu, load_qemu_assets
-from penstock.envs.microvm.qemu_command import QemuCommand
+from penstock.envs.microvm.images.assets import find_bubblewrap
+from penstock.envs.microvm.qemu.assets import FOLDER, QemuAssets, find_qemu, load_qemu_assets
+from penstock.envs.microvm.qemu.command import QemuCommand
 from penstock.envs.sandbox import BackendUnavailable
 
 BOOTED = {name: Path(f"/cache/{name}") for name in ("kernel", "initramfs", "image")}

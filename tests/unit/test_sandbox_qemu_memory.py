@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from penstock.envs.microvm.protocol import LineState
-from penstock.envs.microvm.qemu_memory import Memory, copy_data, copy_own_pages, find_mapping
-from penstock.envs.microvm.qemu_saved import Saved, load_saved
+from penstock.envs.microvm.qemu.memory import Memory, copy_data, copy_own_pages, find_mapping
+from penstock.envs.microvm.qemu.saved import Saved, load_saved
 from penstock.envs.sandbox import SandboxDied, SandboxFileError
 
 PAGE = mmap.PAGESIZE

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from penstock.envs.backends import backends
-from penstock.envs.microvm.assets import load_assets
+from penstock.envs.microvm.images.assets import load_assets
 from penstock.envs.microvm.probe import probe
 from penstock.envs.microvm.recipe import assets as build
 from penstock.envs.microvm.recipe.kernel import SourceUnavailable, choose_source

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.envs.microvm.assets import (
+from penstock.envs.microvm.images.assets import (
     MANIFEST,
     VmAssets,
     digest_bytes,

@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from penstock.envs.microvm.assets import digest_bytes, digest_file
-from penstock.envs.microvm.layers import Layer, entry_path, layer_folder, layer_path
+from penstock.envs.microvm.images.assets import digest_bytes, digest_file
+from penstock.envs.microvm.images.layers import Layer, entry_path, layer_folder, layer_path
 from penstock.envs.microvm.recipe.apt import MIRROR
 from penstock.envs.microvm.recipe.image import LEFT_OUT, SUITE, UUID, WORK_ALIAS
 from penstock.envs.microvm.recipe.steps import (

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.envs.microvm.assets import MANIFEST, digest_bytes, digest_file
-from penstock.envs.microvm.qemu_assets import FOLDER, QemuAssets, load_qemu_assets
+from penstock.envs.microvm.images.assets import MANIFEST, digest_bytes, digest_file
+from penstock.envs.microvm.qemu.assets import FOLDER, QemuAssets, load_qemu_assets
 from penstock.envs.microvm.recipe.qemu_program import build_program, program_inputs
 from penstock.envs.microvm.recipe.steps import (
     BuildError,

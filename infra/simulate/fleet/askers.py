@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.envs.microvm.lease import percentile
+from penstock.envs.microvm.pool.lease import percentile
 from penstock.envs.remote.group import acquire_group, renew_groups
 from penstock.envs.remote.lease import keep_renewed
-from penstock.envs.remote.terms import GroupTerms, LeaseTerms
+from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
 from penstock.infra.simulate.fleet.settings import FleetScenario
 from penstock.messages.base import Message
 from penstock.messages.bus import Bus

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from penstock.envs.remote.asking import (
+from penstock.envs.remote.client import (
     FLEET_SERVICE,
     SandboxBusyError,
     host_service,

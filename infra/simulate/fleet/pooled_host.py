@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.sandbox_host.groups import Groups
-from penstock.envs.microvm.pool import Pool
+from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import Capability, IsolationClass
 from penstock.infra.simulate.fleet.settings import FleetScenario
 from penstock.messages.rollout import SandboxRecord

@@ -16,8 +16,8 @@ from typing import Any
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.scheduler.actor import LEARN_S
-from penstock.envs.microvm.lease import percentile
-from penstock.envs.remote.asking import FLEET_SERVICE
+from penstock.envs.microvm.pool.lease import percentile
+from penstock.envs.remote.client import FLEET_SERVICE
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import Faults, MemoryServer
 from penstock.infra.simulate.fleet.policies import SCHEDULERS

@@ -6,9 +6,9 @@ from collections import Counter
 
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host_context import HostContext, Identity
-from penstock.envs.remote.asking import ACQUIRE_SERVICE
+from penstock.envs.remote.client import ACQUIRE_SERVICE
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.terms import GroupTerms, LeaseTerms
+from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
 from penstock.envs.sandbox import ExecResult, Sandbox, SandboxError, SandboxTimeout
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.stores.memory import MemoryStore

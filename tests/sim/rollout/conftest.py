@@ -34,7 +34,7 @@ from penstock.actors.sandbox_host.actor import SandboxHost
 from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.envs.ladder.dry_run import DryRunSandbox
 from penstock.envs.ladder.execute import run_program
-from penstock.envs.microvm.pool import Pool
+from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import (
     Capability,
     ExecResult,

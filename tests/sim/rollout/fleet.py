@@ -8,9 +8,9 @@ from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.sandbox_host.actor import SandboxHost
 from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.actors.scheduler.actor import FleetScheduler
-from penstock.envs.microvm.pool import Pool
+from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.terms import GroupTerms, LeaseTerms
+from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
 from penstock.messages.machine import GroupPlaced, PlaceGroup
 
 

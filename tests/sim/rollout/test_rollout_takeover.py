@@ -3,9 +3,9 @@
 import pytest
 from tests.sim.rollout.conftest import World, make_command
 
-from penstock.envs.remote.asking import SandboxBusyError
+from penstock.envs.remote.client import SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.terms import LeaseTerms
+from penstock.envs.remote.lease_spec import LeaseTerms
 from penstock.messages.machine import AcquireSandbox
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished
 

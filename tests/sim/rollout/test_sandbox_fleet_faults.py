@@ -8,10 +8,10 @@ from tests.sim.rollout.fleet import Fleet
 
 from penstock.actors.trainer.batcher import Batcher
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.envs.microvm import pool
-from penstock.envs.remote.asking import SandboxBusyError
+from penstock.envs.microvm.pool import pool
+from penstock.envs.remote.client import SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.terms import LeaseTerms
+from penstock.envs.remote.lease_spec import LeaseTerms
 from penstock.envs.sandbox import SandboxDied, SandboxTimeout
 from penstock.messages.machine import AcquireSandbox, ReleaseSandbox
 from penstock.messages.pacing import CreditsChanged

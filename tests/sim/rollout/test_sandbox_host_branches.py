@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from tests.sim.rollout.conftest import FakeBackend, World
 
-from penstock.envs.remote.asking import SandboxBusyError
+from penstock.envs.remote.client import SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.terms import LeaseTerms
+from penstock.envs.remote.lease_spec import LeaseTerms
 from penstock.envs.sandbox import Capability, SandboxError, SandboxRequestError
 
 TERMS = LeaseTerms(holder="test", lease_s=10.0, acquire_wait_s=5.0)

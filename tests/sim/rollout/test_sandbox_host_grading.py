@@ -11,10 +11,10 @@ from tests.sim.rollout.conftest import World
 from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.scheduler.actor import FleetScheduler
 from penstock.actors.scheduler.fleet import Fleet, FleetFullError
-from penstock.envs.microvm.pool import Pool
-from penstock.envs.remote.asking import SandboxBusyError
+from penstock.envs.microvm.pool.pool import Pool
+from penstock.envs.remote.client import SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.terms import GroupTerms, LeaseTerms
+from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
 from penstock.envs.sandbox import SandboxError
 from penstock.messages.errors import DeadlineError
 

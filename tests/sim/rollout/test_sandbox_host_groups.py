@@ -7,10 +7,10 @@ from tests.sim.rollout.conftest import World, make_command
 from tests.sim.rollout.fleet import Fleet
 
 from penstock.actors.scheduler.actor import FleetScheduler
-from penstock.envs.remote.asking import SandboxBusyError
+from penstock.envs.remote.client import SandboxBusyError
 from penstock.envs.remote.group import acquire_group, lease_group, renew_groups
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.terms import LeaseTerms
+from penstock.envs.remote.lease_spec import LeaseTerms
 from penstock.messages.errors import RemoteCallError
 from penstock.messages.machine import ReleaseGroup
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from tests.sim.rollout.conftest import World
 
-from penstock.envs.remote.asking import SandboxBusyError
+from penstock.envs.remote.client import SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
+from penstock.envs.remote.lease_spec import LeaseTerms
 from penstock.envs.remote.sandbox import RemoteSandbox
-from penstock.envs.remote.terms import LeaseTerms
 from penstock.envs.sandbox import SandboxDied, SandboxError, SandboxFileError, SandboxTimeout
 from penstock.messages.errors import DeadlineError, RemoteCallError
 from penstock.messages.machine import AcquireSandbox, SandboxLeased

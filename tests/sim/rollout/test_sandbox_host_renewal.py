@@ -9,7 +9,7 @@ from tests.sim.rollout.fleet import Fleet
 
 from penstock.envs.remote.group import lease_group
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.terms import LeaseTerms
+from penstock.envs.remote.lease_spec import LeaseTerms
 from penstock.envs.sandbox import SandboxDied
 from penstock.messages.base import Message
 from penstock.messages.errors import DeadlineError

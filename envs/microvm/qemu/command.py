@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.envs.microvm.assets import find_bubblewrap
-from penstock.envs.microvm.qemu_assets import find_qemu
+from penstock.envs.microvm.images.assets import find_bubblewrap
+from penstock.envs.microvm.qemu.assets import find_qemu
 from penstock.envs.sandbox import BackendUnavailable
 
 MACHINE = (

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from penstock.envs.backends import open_backend
-from penstock.envs.microvm.assets import digest_file
-from penstock.envs.microvm.layers import DIGEST, SUFFIX, layer_folder, layer_path
+from penstock.envs.microvm.images.assets import digest_file
+from penstock.envs.microvm.images.layers import DIGEST, SUFFIX, layer_folder, layer_path
 from penstock.envs.sandbox import Backend, Capability, ImageAbsent, SandboxError
 
 IMAGES_MAX = 8

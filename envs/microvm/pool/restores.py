@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 from typing import cast
 
-from penstock.envs.microvm.lease import Lease, Leases
-from penstock.envs.microvm.machines import Machines
-from penstock.envs.microvm.stock import Stock
+from penstock.envs.microvm.pool.image_pool import Stock
+from penstock.envs.microvm.pool.lease import Lease, Leases
+from penstock.envs.microvm.pool.machines import Machines
 from penstock.envs.sandbox import Machine, SavingBackend
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.envs.microvm.assets import MANIFEST, vm_cache_dir
+from penstock.envs.microvm.images.assets import MANIFEST, vm_cache_dir
 from penstock.envs.sandbox import BackendUnavailable
 
 HOW_TO_GET = "run `make vm-qemu` or `python -m penstock.infra.vm_setup --qemu`"

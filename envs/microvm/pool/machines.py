@@ -9,9 +9,9 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
-from penstock.envs.microvm.cpus import Cpus
-from penstock.envs.microvm.stock import Stock
-from penstock.envs.microvm.stocks import Stocks
+from penstock.envs.microvm.pool.cpus import Cpus
+from penstock.envs.microvm.pool.image_pool import Stock
+from penstock.envs.microvm.pool.image_pools import Stocks
 from penstock.envs.sandbox import Machine, SandboxError
 from penstock.messages.errors import QueueFullError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.envs.microvm.checkpoint import STATE, Checkpoint, save_manifest
 from penstock.envs.microvm.connection import GuestConnection
-from penstock.envs.microvm.firecracker_api import FirecrackerApi
+from penstock.envs.microvm.firecracker.api import FirecrackerApi
 from penstock.envs.microvm.host_process import HostProcess
 from penstock.envs.microvm.machine import GuestSandbox
 from penstock.envs.microvm.protocol import Identity, LineState

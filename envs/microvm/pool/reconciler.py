@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from penstock.envs.microvm.lease import Leases
-from penstock.envs.microvm.machines import Machines
-from penstock.envs.microvm.stock import Stock
-from penstock.envs.microvm.stocks import Stocks
+from penstock.envs.microvm.pool.image_pool import Stock
+from penstock.envs.microvm.pool.image_pools import Stocks
+from penstock.envs.microvm.pool.lease import Leases
+from penstock.envs.microvm.pool.machines import Machines
 
 TICK_S_MAX = 1.0
 

@@ -7,7 +7,7 @@ ended. A boot that fails is told to the oldest waiter, and the next one waits a 
 import math
 from collections import deque
 
-from penstock.envs.microvm.lease import Want
+from penstock.envs.microvm.pool.lease import Want
 from penstock.envs.sandbox import Backend, ImageAbsent, Machine, SandboxError
 
 BACKOFF_S_MAX = 5.0

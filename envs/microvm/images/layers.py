@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from penstock.envs.microvm.assets import digest_bytes, vm_cache_dir
+from penstock.envs.microvm.images.assets import digest_bytes, vm_cache_dir
 from penstock.envs.sandbox import BackendUnavailable, ImageAbsent
 
 FOLDER = "images"

@@ -20,19 +20,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from penstock.envs.microvm.assets import digest_bytes, load_assets
 from penstock.envs.microvm.checkpoint import STATE, load_checkpoint
 from penstock.envs.microvm.connection import GuestConnection
-from penstock.envs.microvm.firecracker_api import (
+from penstock.envs.microvm.firecracker.api import (
     VSOCK_PORT,
     FirecrackerApi,
     await_socket,
     connect_vsock,
 )
-from penstock.envs.microvm.firecracker_machine import MEMORY, FirecrackerMachine
+from penstock.envs.microvm.firecracker.machine import MEMORY, FirecrackerMachine
 from penstock.envs.microvm.host_process import HostProcess
+from penstock.envs.microvm.images.assets import digest_bytes, load_assets
 from penstock.envs.microvm.protocol import Identity, LineState
-from penstock.envs.microvm.qemu_assets import load_qemu_assets
+from penstock.envs.microvm.qemu.assets import load_qemu_assets
 from penstock.envs.sandbox import (
     BackendUnavailable,
     Capability,

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Iterator
 
-from penstock.envs.microvm.images import Images
-from penstock.envs.microvm.stock import Stock
+from penstock.envs.microvm.images.images import Images
+from penstock.envs.microvm.pool.image_pool import Stock
 from penstock.envs.sandbox import Backend, ImageAbsent, Machine
 
 NUM_READY = 1

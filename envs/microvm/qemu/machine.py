@@ -13,16 +13,16 @@ from penstock.envs.microvm.checkpoint import Checkpoint, save_manifest
 from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.machine import GuestSandbox
 from penstock.envs.microvm.protocol import Identity, LineState
-from penstock.envs.microvm.qemu_launch import CommandLine, Launched
-from penstock.envs.microvm.qemu_memory import (
+from penstock.envs.microvm.qemu.launch import CommandLine, Launched
+from penstock.envs.microvm.qemu.memory import (
     Mapping,
     Memory,
     copy_data,
     copy_own_pages,
     find_mapping,
 )
-from penstock.envs.microvm.qemu_saved import Saved
-from penstock.envs.microvm.qmp import Qmp
+from penstock.envs.microvm.qemu.qmp import Qmp
+from penstock.envs.microvm.qemu.saved import Saved
 from penstock.envs.sandbox import SandboxDied, SandboxFileError, SandboxTimeout
 from penstock.messages.rollout import SandboxRecord
 

@@ -14,13 +14,13 @@ import time
 from collections import deque
 from pathlib import Path
 
-from penstock.envs.microvm.assets import digest_bytes, load_assets
 from penstock.envs.microvm.checkpoint import load_checkpoint
-from penstock.envs.microvm.layers import check_there, image_digest, layered
-from penstock.envs.microvm.qemu_assets import load_qemu_assets
-from penstock.envs.microvm.qemu_command import MACHINE, QemuCommand
-from penstock.envs.microvm.qemu_machine import QemuMachine, make_template, resume
-from penstock.envs.microvm.qemu_saved import Saved, load_saved
+from penstock.envs.microvm.images.assets import digest_bytes, load_assets
+from penstock.envs.microvm.images.layers import check_there, image_digest, layered
+from penstock.envs.microvm.qemu.assets import load_qemu_assets
+from penstock.envs.microvm.qemu.command import MACHINE, QemuCommand
+from penstock.envs.microvm.qemu.machine import QemuMachine, make_template, resume
+from penstock.envs.microvm.qemu.saved import Saved, load_saved
 from penstock.envs.sandbox import BackendUnavailable, Capability, IsolationClass
 from penstock.messages.rollout import SandboxRecord
 

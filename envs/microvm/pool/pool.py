@@ -19,12 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from penstock.envs.microvm.images import Images
-from penstock.envs.microvm.keeper import Keeper
-from penstock.envs.microvm.lease import Lease, Leases, PoolCounters, percentile
-from penstock.envs.microvm.restores import Restores
-from penstock.envs.microvm.stock import Stock
-from penstock.envs.microvm.stocks import Stocks
+from penstock.envs.microvm.images.images import Images
+from penstock.envs.microvm.pool.image_pool import Stock
+from penstock.envs.microvm.pool.image_pools import Stocks
+from penstock.envs.microvm.pool.lease import Lease, Leases, PoolCounters, percentile
+from penstock.envs.microvm.pool.reconciler import Keeper
+from penstock.envs.microvm.pool.restores import Restores
 from penstock.envs.sandbox import (
     Backend,
     Capability,

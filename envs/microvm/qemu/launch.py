@@ -5,7 +5,7 @@ import socket
 from typing import Protocol
 
 from penstock.envs.microvm.host_process import start_process
-from penstock.envs.microvm.qemu_memory import Memory
+from penstock.envs.microvm.qemu.memory import Memory
 from penstock.envs.sandbox import SandboxDied
 
 DEVICES_BYTES_MAX = 1 << 20

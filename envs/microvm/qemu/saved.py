@@ -5,7 +5,7 @@ from pathlib import Path
 
 from penstock.envs.microvm.checkpoint import STATE
 from penstock.envs.microvm.protocol import LineState
-from penstock.envs.microvm.qemu_memory import Memory, copy_data
+from penstock.envs.microvm.qemu.memory import Memory, copy_data
 from penstock.envs.sandbox import SandboxFileError
 
 MEMORY = "memory"

@@ -1,0 +1,1 @@
+"""The Firecracker backend: microVMs driven over its HTTP API on a Unix socket."""

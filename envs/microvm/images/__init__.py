@@ -1,0 +1,1 @@
+"""What lies above the base image: layers, where they are cached, and which of them a host has."""
