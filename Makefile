@@ -26,11 +26,11 @@ lint: $(VENV)/.installed
 	$(BIN)/pyright
 
 setup: .cache/apt.done $(VENV)/.installed  ## Packages, virtual environment, VM kernel and image; cached
-	@$(BIN)/python -m penstock.infra.vm_setup
+	@$(BIN)/python -m penstock.infra.commands.vm_setup
 
 vm-qemu: setup  ## Also QEMU: machines that can be copied and saved while they run
 	@sh infra/install-apt.sh infra/apt-packages-qemu.txt
-	@$(BIN)/python -m penstock.infra.vm_setup --qemu
+	@$(BIN)/python -m penstock.infra.commands.vm_setup --qemu
 
 .cache/apt.done: infra/apt-packages.txt infra/install-apt.sh
 	@sh infra/install-apt.sh infra/apt-packages.txt

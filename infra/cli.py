@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock.infra.images_command import add_images
+from penstock.infra.commands.images_command import add_images
 from penstock.infra.simulate.arguments import add_simulation
 from penstock.infra.tasks.command import add_sandbox_commands
 from penstock.infra.weights.command import add_actions
@@ -36,15 +36,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from penstock.infra.run import run
+    from penstock.infra.run.command import run
 
     return run(arguments)
 
 
 def _actor(arguments: argparse.Namespace) -> int:
-    from penstock.infra import process
-    from penstock.infra.config import load_config
-    from penstock.infra.runs import find_run
+    from penstock.infra.run import process
+    from penstock.infra.run.config import load_config
+    from penstock.infra.run.runs import find_run
 
     run = find_run(arguments.run, arguments.runs_dir)
     config = load_config(run.config)
@@ -56,31 +56,31 @@ def _actor(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from penstock.infra.replay import replay_command
+    from penstock.infra.run.replay import replay_command
 
     return asyncio.run(replay_command(arguments.run, arguments.runs_dir, as_json=arguments.json))
 
 
 def _log(arguments: argparse.Namespace) -> int:
-    from penstock.infra import log_command
+    from penstock.infra.commands import log_command
 
     return asyncio.run(log_command.run(arguments))
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from penstock.infra.status import status_command
+    from penstock.infra.commands.status import status_command
 
     return asyncio.run(status_command(arguments.run, arguments.runs_dir, as_json=arguments.json))
 
 
 def _top(arguments: argparse.Namespace) -> int:
-    from penstock.infra.status import top_command
+    from penstock.infra.commands.status import top_command
 
     return asyncio.run(top_command(arguments.run, arguments.runs_dir))
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from penstock.infra.doctor import doctor
+    from penstock.infra.commands.doctor import doctor
 
     return asyncio.run(doctor(as_json=arguments.json))
 
@@ -92,7 +92,7 @@ def _weights(arguments: argparse.Namespace) -> int:
 
 
 def _images(arguments: argparse.Namespace) -> int:
-    from penstock.infra.images_command import run
+    from penstock.infra.commands.images_command import run
 
     return run(arguments)
 

@@ -16,8 +16,8 @@ from penstock.envs.factory.modules import package_modules
 from penstock.envs.factory.targets import find_targets
 from penstock.envs.harness.retrieval.ranking import WordIndex, cosine_scores, fused_scores
 from penstock.envs.tasks.source import TaskRejectedError
-from penstock.infra.policy_embedder import open_policy_embedder
-from penstock.infra.runs import find_run
+from penstock.infra.commands.policy_embedder import open_policy_embedder
+from penstock.infra.run.runs import find_run
 from penstock.messages.errors import NotFoundError
 
 PACKAGES = ("networkx", "rich", "markdown_it", "packaging", "mpmath", "fsspec", "click", "anyio")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from penstock.infra.config import RunConfig, load_config
-from penstock.infra.runs import find_run, open_log
+from penstock.infra.run.config import RunConfig, load_config
+from penstock.infra.run.runs import find_run, open_log
 from penstock.messages.errors import ConfigError, NotFoundError
 from penstock.messages.rollout import RolloutFinished
 

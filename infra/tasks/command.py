@@ -104,13 +104,13 @@ def _add_fidelity(commands: Any) -> None:
 
 
 def _agent(arguments: argparse.Namespace) -> int:
-    from penstock.infra.agent import run
+    from penstock.infra.commands.agent import run
 
     return run(arguments)
 
 
 def _fidelity(arguments: argparse.Namespace) -> int:
-    from penstock.infra.fidelity import run
+    from penstock.infra.commands.fidelity import run
 
     return run(arguments)
 

@@ -13,9 +13,9 @@ import msgspec
 import nats
 import pytest
 
-from penstock.infra.config import load_config
-from penstock.infra.prepare import TRAIN_KEY, build
-from penstock.infra.runs import RunDir
+from penstock.infra.run.config import load_config
+from penstock.infra.run.prepare import TRAIN_KEY, build
+from penstock.infra.run.runs import RunDir
 from penstock.messages.task import TaskSet
 
 from .launched import PENSTOCK, TINY, Launched, penstock

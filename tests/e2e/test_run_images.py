@@ -19,11 +19,11 @@ from penstock.envs.ladder.transcripts import DemonstratedTurn, Transcript
 from penstock.envs.microvm.images.assets import load_assets, vm_cache_dir
 from penstock.envs.microvm.images.layers import image_digest, layer_path
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
-from penstock.infra import midtrain_data
-from penstock.infra.config import apply_overrides, parse_config, read_toml
-from penstock.infra.prepare import build
-from penstock.infra.runs import RunDir
-from penstock.infra.toml_writer import to_toml
+from penstock.infra.run import midtrain_data
+from penstock.infra.run.config import apply_overrides, parse_config, read_toml
+from penstock.infra.run.prepare import build
+from penstock.infra.run.runs import RunDir
+from penstock.infra.run.toml_writer import to_toml
 from penstock.messages.rollout import ToolCall
 
 from .launched import TINY, Launched, gone, machines, penstock

@@ -9,8 +9,8 @@ from aiohttp.test_utils import TestServer
 from penstock.envs.harness.session import Session
 from penstock.envs.harness.versions import open_tools
 from penstock.envs.sandbox import BackendUnavailable, SandboxError
-from penstock.infra.agent import AgentError, Model, to_call, work
-from penstock.infra.agent_checkout import CheckoutBackend, open_checkout
+from penstock.infra.commands.agent import AgentError, Model, to_call, work
+from penstock.infra.commands.agent_checkout import CheckoutBackend, open_checkout
 from penstock.messages.errors import NotFoundError
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Limits

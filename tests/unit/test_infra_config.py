@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.infra.config import load_config, parse_config, read_toml
-from penstock.infra.toml_writer import to_toml
+from penstock.infra.run.config import load_config, parse_config, read_toml
+from penstock.infra.run.toml_writer import to_toml
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Purpose
 
@@ -84,7 +84,7 @@ def test_the_written_configuration_reads_back_the_same() -> None:
 def test_reading_a_configuration_imports_no_torch() -> None:
     code = (
         "import sys; from pathlib import Path;"
-        "from penstock.infra.config import load_config;"
+        "from penstock.infra.run.config import load_config;"
         f"load_config(Path({str(QUICKSTART)!r}));"
         "sys.exit('torch' in sys.modules)"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.actors.runtime.files import write_atomic
-from penstock.infra.runs import RunDir, find_run
+from penstock.infra.run.runs import RunDir, find_run
 from penstock.messages.errors import BusError, NotFoundError
 
 

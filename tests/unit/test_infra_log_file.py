@@ -7,7 +7,13 @@ import pytest
 from penstock.actors.runtime.clock import SystemClock
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import MemoryServer
-from penstock.infra.log_file import export_log, import_log, log_types, read_entries, read_header
+from penstock.infra.commands.log_file import (
+    export_log,
+    import_log,
+    log_types,
+    read_entries,
+    read_header,
+)
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.control import RunFinished

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from penstock.infra.closing import closing_table
-from penstock.infra.config import load_config
-from penstock.infra.summary import Summary
+from penstock.infra.run.closing import closing_table
+from penstock.infra.run.config import load_config
+from penstock.infra.run.summary import Summary
 from penstock.messages.bus import Delivery
 from penstock.messages.control import RunFinished
 from penstock.messages.telemetry import ActorReported

@@ -12,8 +12,8 @@ from penstock import infra
 from penstock.actors.trainer.config import MidtrainConfig
 from penstock.actors.trainer.corpus import Corpus
 from penstock.infra.cli import main
-from penstock.infra.config import load_config
 from penstock.infra.mismatch.formats import compare_formats
+from penstock.infra.run.config import load_config
 from penstock.kernels import native
 from penstock.messages.errors import ConfigError
 

@@ -17,9 +17,9 @@ from penstock.envs.harness.result import ToolResult
 from penstock.envs.harness.wording import tools_prompt
 from penstock.envs.ladder.generate import LADDER, Selection, draw_repositories
 from penstock.envs.ladder.transcripts import DemonstratedTurn, Habits, Transcript
-from penstock.infra import prepare as preparing
-from penstock.infra.midtrain_data import CorpusBuilder, attempts
-from penstock.infra.prepare import PrepareConfig
+from penstock.infra.run import prepare as preparing
+from penstock.infra.run.midtrain_data import CorpusBuilder, attempts
+from penstock.infra.run.prepare import PrepareConfig
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Split, TaskSet
 
@@ -186,7 +186,7 @@ def test_wrong_settings_are_told():
 
 
 def test_settings_import_no_torch():
-    code = "import sys, penstock.infra.prepare; assert 'torch' not in sys.modules"
+    code = "import sys, penstock.infra.run.prepare; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 

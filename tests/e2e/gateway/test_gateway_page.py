@@ -5,8 +5,8 @@ import shutil
 import pytest
 from tests.unit.monitor.story import finished, report, story
 
-from penstock.infra.report import write_report
-from penstock.infra.runs import RunDir
+from penstock.infra.run.report import write_report
+from penstock.infra.run.runs import RunDir
 from penstock.messages.telemetry import Wait
 
 from .browser import chromium

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.bus.server import EmbeddedServer
-from penstock.infra.orphans import die_with_parent
-from penstock.infra.runs import RunDir
+from penstock.infra.run.orphans import die_with_parent
+from penstock.infra.run.runs import RunDir
 from penstock.messages.telemetry import ActorReported
 
 from .processes import children_of

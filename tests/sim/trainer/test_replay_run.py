@@ -11,9 +11,9 @@ from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.bus.server import EmbeddedServer
-from penstock.infra.replay import replay_command
-from penstock.infra.runs import RunDir
-from penstock.infra.toml_writer import to_toml
+from penstock.infra.run.replay import replay_command
+from penstock.infra.run.runs import RunDir
+from penstock.infra.run.toml_writer import to_toml
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import NotFoundError
 from penstock.messages.training import StepCompleted

@@ -10,9 +10,9 @@ from penstock.actors.runtime.clock import SystemClock
 from penstock.gateway.live_page import render_page
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import MemoryServer
-from penstock.infra.report import fold_log, write_report
-from penstock.infra.runs import RunDir
-from penstock.infra.status import read_state, render
+from penstock.infra.commands.status import read_state, render
+from penstock.infra.run.report import fold_log, write_report
+from penstock.infra.run.runs import RunDir
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.control import ActorFailed
 from penstock.messages.telemetry import Wait

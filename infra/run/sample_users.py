@@ -16,8 +16,8 @@ from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.lookup import LINES_DEFAULT, numbered_lines
 from penstock.envs.harness.registry import tool_schemas
 from penstock.envs.harness.session import tool_schemas_2
-from penstock.infra.config import RunConfig
-from penstock.infra.runs import RunDir
+from penstock.infra.run.config import RunConfig
+from penstock.infra.run.runs import RunDir
 from penstock.messages.bus import Bus
 from penstock.messages.task import HiddenTests, Task, TaskSet
 from penstock.messages.weights import WeightsApplied

@@ -15,10 +15,10 @@ import msgspec
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.nats_bus import NatsBus
-from penstock.infra.config import RunConfig
-from penstock.infra.fleet_checks import check_host_name
-from penstock.infra.prepare import TOKENIZER_KEY
-from penstock.infra.runs import RunDir
+from penstock.infra.run.config import RunConfig
+from penstock.infra.run.fleet_checks import check_host_name
+from penstock.infra.run.prepare import TOKENIZER_KEY
+from penstock.infra.run.runs import RunDir
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import ConfigError

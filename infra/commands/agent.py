@@ -19,8 +19,8 @@ from penstock.envs.harness.result import ToolResult
 from penstock.envs.harness.retrieval.embeddings import HttpEmbedder
 from penstock.envs.harness.session import Session, tool_schemas_2
 from penstock.envs.sandbox import Sandbox
-from penstock.infra.agent_checkout import open_checkout
-from penstock.infra.runs import find_run
+from penstock.infra.commands.agent_checkout import open_checkout
+from penstock.infra.run.runs import find_run
 from penstock.messages.errors import PenstockError
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Limits

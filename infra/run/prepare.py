@@ -157,7 +157,7 @@ def _midtrain_objects(
 ) -> dict[str, bytes]:
     from penstock.actors.policy.tokenizer import train_tokenizer
     from penstock.actors.trainer.corpus import encode_corpus
-    from penstock.infra.midtrain_data import (
+    from penstock.infra.run.midtrain_data import (
         CorpusBuilder,
         attempts,
         standard_library,

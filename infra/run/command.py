@@ -16,22 +16,22 @@ from penstock.actors.runtime.files import write_atomic
 from penstock.envs.backends import open_backend
 from penstock.gateway.keys import create_key
 from penstock.infra.bus.nats_bus import NatsBus
-from penstock.infra.closing import close_run
-from penstock.infra.config import (
+from penstock.infra.run.closing import close_run
+from penstock.infra.run.config import (
     RunConfig,
     apply_overrides,
     load_config,
     parse_config,
     read_toml,
 )
-from penstock.infra.launcher import Processes, event_server
-from penstock.infra.prepare import prepare
-from penstock.infra.progress import Progress
-from penstock.infra.runs import RunDir, check_space, find_run, remove_needless
-from penstock.infra.sample_users import run_sample_users
+from penstock.infra.run.launcher import Processes, event_server
+from penstock.infra.run.prepare import prepare
+from penstock.infra.run.progress import Progress
+from penstock.infra.run.runs import RunDir, check_space, find_run, remove_needless
+from penstock.infra.run.sample_users import run_sample_users
+from penstock.infra.run.toml_writer import to_toml
+from penstock.infra.run.versions import environment_versions
 from penstock.infra.stores.check import check_store
-from penstock.infra.toml_writer import to_toml
-from penstock.infra.versions import environment_versions
 from penstock.messages.control import RunStarted
 from penstock.messages.errors import ConfigError, DeadlineError
 

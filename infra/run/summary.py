@@ -8,7 +8,7 @@ from typing import Any
 from penstock.actors.monitor.regions import Regions
 from penstock.actors.monitor.state import RegionView
 from penstock.actors.runtime.ledger import Ledger
-from penstock.infra.config import RunConfig
+from penstock.infra.run.config import RunConfig
 from penstock.messages.base import Event
 from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import RunFinished

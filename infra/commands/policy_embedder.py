@@ -10,9 +10,9 @@ from safetensors.torch import load
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.trainer.checkpoint import newest_checkpoint
-from penstock.infra.config import load_config
-from penstock.infra.prepare import TOKENIZER_KEY
-from penstock.infra.runs import RunDir
+from penstock.infra.run.config import load_config
+from penstock.infra.run.prepare import TOKENIZER_KEY
+from penstock.infra.run.runs import RunDir
 from penstock.messages.errors import NotFoundError
 
 TOKENS_MAX = 192

@@ -18,11 +18,11 @@ from pathlib import Path
 from penstock.actors.runtime.supervisor import Decision, RestartPolicy
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.bus.server import EmbeddedServer
-from penstock.infra.config import RunConfig
-from penstock.infra.orphans import adopt_orphans, die_with_parent, end_orphans, reap_ended
 from penstock.infra.regions.emulation import Emulation, Linked
 from penstock.infra.regions.settings import RegionPlace
-from penstock.infra.runs import RunDir, check_space
+from penstock.infra.run.config import RunConfig
+from penstock.infra.run.orphans import adopt_orphans, die_with_parent, end_orphans, reap_ended
+from penstock.infra.run.runs import RunDir, check_space
 from penstock.messages.control import ActorFailed
 from penstock.messages.errors import BusError, DeadlineError, PenstockError
 

@@ -8,11 +8,11 @@ import msgspec
 
 from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.nats_bus import NatsBus
-from penstock.infra.config import RunConfig
-from penstock.infra.replay import replay_run
-from penstock.infra.report import write_report
-from penstock.infra.runs import RunDir
-from penstock.infra.summary import Summary
+from penstock.infra.run.config import RunConfig
+from penstock.infra.run.replay import replay_run
+from penstock.infra.run.report import write_report
+from penstock.infra.run.runs import RunDir
+from penstock.infra.run.summary import Summary
 
 Say = Callable[[str], None]
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from penstock.actors.runtime.host import ActorHost
 from penstock.infra.bus.nats_bus import NatsBus
-from penstock.infra.config import RunConfig
-from penstock.infra.roles import Assembly, build_actors
-from penstock.infra.runs import RunDir
+from penstock.infra.run.config import RunConfig
+from penstock.infra.run.roles import Assembly, build_actors
+from penstock.infra.run.runs import RunDir
 
 
 async def run_actors(run: RunDir, config: RunConfig, specs: Sequence[str], url: str) -> None:

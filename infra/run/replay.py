@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.infra.config import RunConfig, load_config
-from penstock.infra.runs import RunDir, find_run, open_log
-from penstock.infra.versions import environment_versions
+from penstock.infra.run.config import RunConfig, load_config
+from penstock.infra.run.runs import RunDir, find_run, open_log
+from penstock.infra.run.versions import environment_versions
 from penstock.messages.bus import Bus
 from penstock.messages.control import RunStarted
 from penstock.messages.training import BatchManifest

@@ -19,8 +19,8 @@ from penstock.actors.monitor.state import (
     decode_state,
     encode_state,
 )
-from penstock.infra.report import fold_log
-from penstock.infra.runs import find_run, open_log
+from penstock.infra.run.report import fold_log
+from penstock.infra.run.runs import find_run, open_log
 from penstock.messages.bus import Bus
 from penstock.messages.errors import BusError, DeadlineError
 from penstock.messages.telemetry import MonitorSnapshot, ReadMonitor
