@@ -112,10 +112,10 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 def _simulate(arguments: argparse.Namespace) -> int:
     if arguments.what == "sandboxes":
-        from penstock.infra.simulate.fleet.command import run as run_fleet
+        from penstock.infra.simulate.sandboxes.command import run as run_fleet
 
         return run_fleet(arguments)
-    from penstock.infra.simulate.command import run
+    from penstock.infra.simulate.weights.command import run
 
     return run(arguments)
 

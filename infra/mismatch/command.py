@@ -44,8 +44,8 @@ def mismatch_command(arguments: argparse.Namespace) -> int:
     """
     import torch
 
+    from penstock.infra.mismatch.formatting import shortened, told
     from penstock.infra.mismatch.report import report
-    from penstock.infra.mismatch.telling import shortened, told
 
     if arguments.tokens < 1:
         raise ConfigError(f"--tokens: expected 1 or more, got {arguments.tokens}")
@@ -116,7 +116,7 @@ async def _formats(arguments: argparse.Namespace, subject: Subject) -> list[dict
     """
     from penstock.actors.trainer.corpus import decode_corpus
     from penstock.infra.mismatch.formats import compare_formats
-    from penstock.infra.mismatch.telling import format_line
+    from penstock.infra.mismatch.formatting import format_line
 
     if arguments.config:
         raise ConfigError("--format-tokens: expected a run, whose corpus it takes, not --config")

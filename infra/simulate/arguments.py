@@ -2,8 +2,8 @@
 
 import argparse
 
-from penstock.infra.simulate.fleet.command import add_fleet_simulation
-from penstock.infra.simulate.settings import Scenario
+from penstock.infra.simulate.sandboxes.command import add_fleet_simulation
+from penstock.infra.simulate.weights.settings import Scenario
 
 
 def add_simulation(parser: argparse.ArgumentParser) -> None:

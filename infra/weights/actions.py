@@ -7,13 +7,13 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.infra.weights.apply import apply_delta
-from penstock.infra.weights.checkpoint import Checkpoint
-from penstock.infra.weights.delta_file import DeltaFile, is_delta
 from penstock.infra.weights.diff import Summary, write_delta
+from penstock.infra.weights.files.checkpoint import Checkpoint
+from penstock.infra.weights.files.delta_file import DeltaFile, is_delta
+from penstock.infra.weights.files.paths import printable, require_apart
+from penstock.infra.weights.files.tensors import Weights
 from penstock.infra.weights.fold import fold_deltas
-from penstock.infra.weights.paths import printable, require_apart
 from penstock.infra.weights.progress_bar import progress_bar
-from penstock.infra.weights.tensors import Weights
 from penstock.infra.weights.verify import verify
 from penstock.messages.errors import ConfigError
 

@@ -12,13 +12,13 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from penstock.infra.weights.delta_file import DeltaFile
 from penstock.infra.weights.diff import Advance
-from penstock.infra.weights.manifest import Manifest, Piece
-from penstock.infra.weights.output import new_file, new_folder
+from penstock.infra.weights.files.delta_file import DeltaFile
+from penstock.infra.weights.files.manifest import Manifest, Piece
+from penstock.infra.weights.files.output import new_file, new_folder
+from penstock.infra.weights.files.patched import Patched
+from penstock.infra.weights.files.tensors import TensorHasher, Weights
 from penstock.infra.weights.parallel import ordered_map
-from penstock.infra.weights.patched import Patched
-from penstock.infra.weights.tensors import TensorHasher, Weights
 from penstock.messages.errors import CorruptDataError
 
 Places = list[tuple[int, int]]

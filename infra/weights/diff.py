@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from penstock.infra.weights.coding import encode_words
-from penstock.infra.weights.delta_file import DeltaWriter
-from penstock.infra.weights.manifest import (
+from penstock.infra.weights.files.delta_file import DeltaWriter
+from penstock.infra.weights.files.manifest import (
     Extent,
     File,
     Manifest,
@@ -20,9 +20,9 @@ from penstock.infra.weights.manifest import (
     Row,
     TargetRow,
 )
-from penstock.infra.weights.output import new_file
+from penstock.infra.weights.files.output import new_file
+from penstock.infra.weights.files.tensors import Key, Tensor, TensorHasher, Weights
 from penstock.infra.weights.parallel import ordered_map
-from penstock.infra.weights.tensors import Key, Tensor, TensorHasher, Weights
 from penstock.kernels import delta
 
 EXTENT_WORDS = 1 << 21

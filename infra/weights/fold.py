@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
-from penstock.infra.weights.delta_file import DeltaFile
 from penstock.infra.weights.diff import Advance, Summary, write_delta
-from penstock.infra.weights.manifest import Row
-from penstock.infra.weights.patched import Patched
-from penstock.infra.weights.tensors import Key, Weights
+from penstock.infra.weights.files.delta_file import DeltaFile
+from penstock.infra.weights.files.manifest import Row
+from penstock.infra.weights.files.patched import Patched
+from penstock.infra.weights.files.tensors import Key, Weights
 from penstock.messages.errors import CorruptDataError
 
 

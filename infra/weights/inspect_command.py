@@ -9,11 +9,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.infra.weights.checkpoint import Checkpoint
-from penstock.infra.weights.delta_file import DeltaFile
+from penstock.infra.weights.files.checkpoint import Checkpoint
+from penstock.infra.weights.files.delta_file import DeltaFile
+from penstock.infra.weights.files.output import new_file
+from penstock.infra.weights.files.paths import printable, require_apart
 from penstock.infra.weights.inspection import Inspection, Share, TensorChange, inspect
-from penstock.infra.weights.output import new_file
-from penstock.infra.weights.paths import printable, require_apart
 from penstock.infra.weights.plot import draw
 
 _GROUPS: dict[str, Callable[[TensorChange], str | None]] = {

@@ -11,13 +11,13 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from penstock.infra.weights.delta_file import DeltaFile
 from penstock.infra.weights.diff import joined, read_base
-from penstock.infra.weights.dtypes import exponents
-from penstock.infra.weights.manifest import Manifest, Row, TargetRow, is_plain_bytes
+from penstock.infra.weights.files.delta_file import DeltaFile
+from penstock.infra.weights.files.dtypes import exponents
+from penstock.infra.weights.files.manifest import Manifest, Row, TargetRow, is_plain_bytes
+from penstock.infra.weights.files.patched import Patched
+from penstock.infra.weights.files.tensors import Weights
 from penstock.infra.weights.parallel import ordered_map
-from penstock.infra.weights.patched import Patched
-from penstock.infra.weights.tensors import Weights
 from penstock.kernels import delta
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")

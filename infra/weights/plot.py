@@ -2,8 +2,8 @@
 
 from html import escape
 
+from penstock.infra.weights.files.paths import printable
 from penstock.infra.weights.inspection import Inspection, Share
-from penstock.infra.weights.paths import printable
 
 _CELL_PX = 18
 _LABEL_PX = 330

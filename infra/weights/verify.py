@@ -2,11 +2,11 @@
 
 import msgspec
 
-from penstock.infra.weights.delta_file import DeltaFile
 from penstock.infra.weights.diff import Advance, hash_whole
-from penstock.infra.weights.manifest import Row
+from penstock.infra.weights.files.delta_file import DeltaFile
+from penstock.infra.weights.files.manifest import Row
+from penstock.infra.weights.files.tensors import Tensor, TensorHasher, Weights
 from penstock.infra.weights.parallel import ordered_map
-from penstock.infra.weights.tensors import Tensor, TensorHasher, Weights
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from penstock.infra.weights.apply import apply_delta
-from penstock.infra.weights.checkpoint import Checkpoint
-from penstock.infra.weights.delta_file import DeltaFile
 from penstock.infra.weights.diff import write_delta
-from penstock.infra.weights.manifest import decode_manifest
-from penstock.infra.weights.safetensors_file import read_head
+from penstock.infra.weights.files.checkpoint import Checkpoint
+from penstock.infra.weights.files.delta_file import DeltaFile
+from penstock.infra.weights.files.manifest import decode_manifest
+from penstock.infra.weights.files.safetensors_file import read_head
 from penstock.messages.errors import CorruptDataError
 
 DTYPES = [np.uint8, np.int16, np.float16, np.float32, np.int64, np.bool_]

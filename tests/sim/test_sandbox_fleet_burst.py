@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from penstock.infra.simulate.fleet.nats import place_over_nats
-from penstock.infra.simulate.fleet.settings import FleetScenario
-from penstock.infra.simulate.fleet.simulation import simulate_fleet
+from penstock.infra.simulate.sandboxes.nats import place_over_nats
+from penstock.infra.simulate.sandboxes.settings import FleetScenario
+from penstock.infra.simulate.sandboxes.simulation import simulate_fleet
 from penstock.messages.errors import ConfigError
 
 SMALL = FleetScenario(num_machines=480, num_hosts=6, num_images=20, num_failures=1, num_asked=16)

@@ -8,10 +8,10 @@ from penstock.actors.runtime.host import ActorHost
 from penstock.actors.scheduler.actor import LEARN_S, FleetScheduler
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import MemoryServer
-from penstock.infra.simulate.fleet.askers import SETTLE_S, Askers
-from penstock.infra.simulate.fleet.hosts import Hosts
-from penstock.infra.simulate.fleet.nats import audit
-from penstock.infra.simulate.fleet.settings import FleetScenario
+from penstock.infra.simulate.sandboxes.clients import SETTLE_S, Askers
+from penstock.infra.simulate.sandboxes.hosts import Hosts
+from penstock.infra.simulate.sandboxes.nats import audit
+from penstock.infra.simulate.sandboxes.settings import FleetScenario
 from penstock.infra.stores.memory import MemoryStore
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.infra.simulate.fleet.settings import FleetScenario
+from penstock.infra.simulate.sandboxes.settings import FleetScenario
 from penstock.messages.errors import ConfigError
 
 

@@ -14,7 +14,7 @@ from blake3 import blake3
 from safetensors.numpy import save_file
 
 from penstock.infra.cli import main
-from penstock.infra.weights.delta_file import END_MAGIC, MAGIC, DeltaFile
+from penstock.infra.weights.files.delta_file import END_MAGIC, MAGIC, DeltaFile
 
 
 def weights(*arguments):
@@ -255,7 +255,7 @@ def test_a_killed_writer_leaves_no_output_and_the_next_takes_over(paths):
     partial = paths / ".out.partial"
     script = (
         "import time, sys\nfrom pathlib import Path\n"
-        "from penstock.infra.weights.output import new_file\n"
+        "from penstock.infra.weights.files.output import new_file\n"
         "with new_file(Path(sys.argv[1])) as file:\n"
         "    file.write(b'half'); file.flush(); print('there', flush=True); time.sleep(50)\n"
     )

@@ -7,9 +7,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from penstock.infra.cli import main
-from penstock.infra.weights.checkpoint import Checkpoint
-from penstock.infra.weights.delta_file import DeltaFile
-from penstock.infra.weights.tensors import TensorHasher
+from penstock.infra.weights.files.checkpoint import Checkpoint
+from penstock.infra.weights.files.delta_file import DeltaFile
+from penstock.infra.weights.files.tensors import TensorHasher
 from penstock.kernels.digest import tensor_digest
 
 LAYERS = 3

@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from penstock.infra.cli import main
-from penstock.infra.weights.dtypes import num_bytes_of
-from penstock.infra.weights.output import new_file, new_folder
+from penstock.infra.weights.files.dtypes import num_bytes_of
+from penstock.infra.weights.files.output import new_file, new_folder
 from penstock.kernels import delta
 from penstock.messages.errors import CorruptDataError
 

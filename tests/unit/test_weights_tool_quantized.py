@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tests.golden.weights_reader import apply_to_file
 
 from penstock.infra.cli import main
-from penstock.infra.weights.delta_file import DeltaFile
+from penstock.infra.weights.files.delta_file import DeltaFile
 from penstock.kernels import delta
 
 BLOCK = 128

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
-from penstock.infra.weights.checkpoint import Checkpoint
 from penstock.infra.weights.diff import plan_runs
-from penstock.infra.weights.dtypes import DTYPES
-from penstock.infra.weights.tensors import Tensor
+from penstock.infra.weights.files.checkpoint import Checkpoint
+from penstock.infra.weights.files.dtypes import DTYPES
+from penstock.infra.weights.files.tensors import Tensor
 from penstock.kernels.delta import Dtype as Kind
 from penstock.messages.errors import ConfigError
 

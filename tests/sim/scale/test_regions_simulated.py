@@ -8,11 +8,11 @@ import pytest
 
 from penstock.actors.runtime.clock import run_virtual
 from penstock.infra.cli import main
-from penstock.infra.simulate.settings import Mishap, RegionSettings, Scenario
-from penstock.infra.simulate.simulation import simulate
-from penstock.infra.simulate.sized_store import Site, SizedBytes, SizedStore
-from penstock.infra.simulate.sizes import MEASURED_FOLD_FRACTION, Sizes
-from penstock.infra.simulate.wires import Wire, carry
+from penstock.infra.simulate.weights.settings import Mishap, RegionSettings, Scenario
+from penstock.infra.simulate.weights.simulation import simulate
+from penstock.infra.simulate.weights.sized_store import Site, SizedBytes, SizedStore
+from penstock.infra.simulate.weights.sizes import MEASURED_FOLD_FRACTION, Sizes
+from penstock.infra.simulate.weights.wires import Wire, carry
 from penstock.messages.errors import CorruptDataError, NotFoundError
 
 NEAR = RegionSettings(name="near", wire_gbit_s=100.0, round_trip_s=0.002)

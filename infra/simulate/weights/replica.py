@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog, num_bytes
 from penstock.actors.sync_relay.core.leases import leased_way
-from penstock.infra.simulate.settings import GB, Scenario
-from penstock.infra.simulate.sized_store import SizedStore
-from penstock.infra.simulate.wires import Wire, carry
+from penstock.infra.simulate.weights.settings import GB, Scenario
+from penstock.infra.simulate.weights.sized_store import SizedStore
+from penstock.infra.simulate.weights.wires import Wire, carry
 from penstock.messages.weights import WeightsPublished
 
 OnApplied = Callable[["SizedReplica", int], None]

@@ -9,7 +9,7 @@ import random
 
 import msgspec
 
-from penstock.infra.simulate.fleet.settings import FleetScenario
+from penstock.infra.simulate.sandboxes.settings import FleetScenario
 from penstock.messages.fleet import AcquireGroup, HeldGroup
 from penstock.messages.machine import ReportHost
 from penstock.messages.rollout import SandboxRecord

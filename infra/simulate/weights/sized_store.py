@@ -4,7 +4,7 @@ import asyncio
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-from penstock.infra.simulate.wires import Wire, carry
+from penstock.infra.simulate.weights.wires import Wire, carry
 from penstock.messages.errors import CorruptDataError, NotFoundError
 
 

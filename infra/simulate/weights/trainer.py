@@ -8,12 +8,12 @@ from penstock.actors.sync_relay.publish.committer import Committer
 from penstock.actors.sync_relay.publish.publisher_rank import VERSION_S_MAX
 from penstock.actors.sync_relay.publish.ranks import RankPublisher
 from penstock.actors.sync_relay.publish.verifier import Prover
-from penstock.infra.simulate.settings import GBIT, Scenario
-from penstock.infra.simulate.sized_store import Site, SizedStore
-from penstock.infra.simulate.sizes import Sizes
-from penstock.infra.simulate.stand_in import StandIn
-from penstock.infra.simulate.wires import Wire
-from penstock.infra.simulate.work import ProverWork, RankWork
+from penstock.infra.simulate.weights.settings import GBIT, Scenario
+from penstock.infra.simulate.weights.sized_store import Site, SizedStore
+from penstock.infra.simulate.weights.sizes import Sizes
+from penstock.infra.simulate.weights.stand_in import StandIn
+from penstock.infra.simulate.weights.wires import Wire
+from penstock.infra.simulate.weights.work import ProverWork, RankWork
 from penstock.messages import codec
 from penstock.messages.bus import Bus
 

@@ -8,7 +8,7 @@ from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.sandbox_host.groups import Groups
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import Capability, IsolationClass
-from penstock.infra.simulate.fleet.settings import FleetScenario
+from penstock.infra.simulate.sandboxes.settings import FleetScenario
 from penstock.messages.rollout import SandboxRecord
 
 

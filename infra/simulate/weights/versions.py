@@ -6,7 +6,7 @@ from blake3 import blake3
 
 from penstock.actors.sync_relay.core.objects import folder_key
 from penstock.actors.sync_relay.region.retention import Piece
-from penstock.infra.simulate.sized_store import SizedBytes
+from penstock.infra.simulate.weights.sized_store import SizedBytes
 from penstock.messages.weights import ShardRef, WeightsPublished
 
 

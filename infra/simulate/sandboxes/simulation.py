@@ -20,9 +20,9 @@ from penstock.envs.microvm.pool.lease import percentile
 from penstock.envs.remote.client import FLEET_SERVICE
 from penstock.infra.bus.memory_bus import MemoryBus
 from penstock.infra.bus.memory_server import Faults, MemoryServer
-from penstock.infra.simulate.fleet.policies import SCHEDULERS
-from penstock.infra.simulate.fleet.pooled_host import PooledHost, SimulatedMachine
-from penstock.infra.simulate.fleet.settings import FleetScenario
+from penstock.infra.simulate.sandboxes.policies import SCHEDULERS
+from penstock.infra.simulate.sandboxes.pooled_host import PooledHost, SimulatedMachine
+from penstock.infra.simulate.sandboxes.settings import FleetScenario
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import RemoteCallError
 from penstock.messages.fleet import AcquireGroup

@@ -8,9 +8,9 @@ from penstock.actors.sync_relay.region.compactor import Keeper
 from penstock.actors.sync_relay.region.consolidation import Consolidation
 from penstock.actors.sync_relay.region.relay import Relay
 from penstock.actors.sync_relay.region.retention import Piece
-from penstock.infra.simulate.settings import GB, Scenario
-from penstock.infra.simulate.sizes import Sizes
-from penstock.infra.simulate.versions import make_version
+from penstock.infra.simulate.weights.settings import GB, Scenario
+from penstock.infra.simulate.weights.sizes import Sizes
+from penstock.infra.simulate.weights.versions import make_version
 from penstock.messages.bus import ObjectStore
 from penstock.messages.weights import SnapshotKind, WeightsPublished
 

@@ -20,7 +20,7 @@ from penstock.envs.microvm.pool.lease import percentile
 from penstock.envs.remote.group import acquire_group, renew_groups
 from penstock.envs.remote.lease import keep_renewed
 from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
-from penstock.infra.simulate.fleet.settings import FleetScenario
+from penstock.infra.simulate.sandboxes.settings import FleetScenario
 from penstock.messages.base import Message
 from penstock.messages.bus import Bus
 

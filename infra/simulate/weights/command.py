@@ -9,8 +9,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.infra.simulate.settings import Mishap, Scenario
-from penstock.infra.simulate.simulation import simulate
+from penstock.infra.simulate.weights.settings import Mishap, Scenario
+from penstock.infra.simulate.weights.simulation import simulate
 
 
 def scenarios(base: Scenario) -> dict[str, Scenario]:

@@ -25,8 +25,8 @@ import zstandard
 from blake3 import blake3
 
 from penstock.infra.weights.coding import num_bytes_coded
-from penstock.infra.weights.manifest import Extent, Manifest, decode_manifest
-from penstock.infra.weights.paths import require_file
+from penstock.infra.weights.files.manifest import Extent, Manifest, decode_manifest
+from penstock.infra.weights.files.paths import require_file
 from penstock.kernels import delta
 from penstock.messages.errors import CorruptDataError
 

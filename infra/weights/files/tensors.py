@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from penstock.infra.weights.dtypes import BYTES, DTYPES, WORD_DTYPES, num_bytes_of
+from penstock.infra.weights.files.dtypes import BYTES, DTYPES, WORD_DTYPES, num_bytes_of
 from penstock.kernels.delta import Dtype as Kind
 
 Key = tuple[bool, str]

@@ -7,11 +7,11 @@ from itertools import accumulate
 import numpy as np
 
 from penstock.infra.weights.coding import apply_words
-from penstock.infra.weights.delta_file import DeltaFile
 from penstock.infra.weights.diff import joined, read_base
-from penstock.infra.weights.manifest import Piece
-from penstock.infra.weights.paths import printable
-from penstock.infra.weights.tensors import FileLayout, Key, Tensor, Weights
+from penstock.infra.weights.files.delta_file import DeltaFile
+from penstock.infra.weights.files.manifest import Piece
+from penstock.infra.weights.files.paths import printable
+from penstock.infra.weights.files.tensors import FileLayout, Key, Tensor, Weights
 from penstock.messages.errors import CorruptDataError
 
 _NAMED_MAX = 5

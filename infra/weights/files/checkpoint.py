@@ -12,10 +12,10 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from penstock.infra.weights.dtypes import BYTES
-from penstock.infra.weights.paths import FILES_MAX, is_portable
-from penstock.infra.weights.safetensors_file import read_head
-from penstock.infra.weights.tensors import FileLayout, Key, Tensor
+from penstock.infra.weights.files.dtypes import BYTES
+from penstock.infra.weights.files.paths import FILES_MAX, is_portable
+from penstock.infra.weights.files.safetensors_file import read_head
+from penstock.infra.weights.files.tensors import FileLayout, Key, Tensor
 from penstock.messages.errors import ConfigError, CorruptDataError, NotFoundError
 
 SINGLE_NAME = "model.safetensors"

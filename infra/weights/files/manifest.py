@@ -9,9 +9,9 @@ from typing import Annotated
 
 import msgspec
 
-from penstock.infra.weights.dtypes import BYTES
-from penstock.infra.weights.paths import FILES_MAX, is_portable
-from penstock.infra.weights.tensors import Key, Tensor
+from penstock.infra.weights.files.dtypes import BYTES
+from penstock.infra.weights.files.paths import FILES_MAX, is_portable
+from penstock.infra.weights.files.tensors import Key, Tensor
 from penstock.messages.errors import CorruptDataError
 
 EXTENT_WORDS_MAX = 1 << 22

@@ -7,10 +7,10 @@ import msgspec
 
 from penstock.actors.sync_relay.core.objects import encode_shard
 from penstock.actors.sync_relay.publish.verifier import prove_tensor, write_over
-from penstock.infra.simulate.settings import GB, Scenario
-from penstock.infra.simulate.sized_store import SizedBytes
-from penstock.infra.simulate.stand_in import ROW_ELEMENTS
-from penstock.infra.simulate.wires import Wire, carry
+from penstock.infra.simulate.weights.settings import GB, Scenario
+from penstock.infra.simulate.weights.sized_store import SizedBytes
+from penstock.infra.simulate.weights.stand_in import ROW_ELEMENTS
+from penstock.infra.simulate.weights.wires import Wire, carry
 
 _ITEM_BYTES = 2
 

@@ -9,13 +9,13 @@ from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.core.catalog import NOTHING
 from penstock.infra.bus.memory_server import Faults, MemoryServer
-from penstock.infra.simulate.quiet_bus import QuietBus
-from penstock.infra.simulate.region import Region
-from penstock.infra.simulate.relay import SizedKeeper
-from penstock.infra.simulate.replica import SizedReplica
-from penstock.infra.simulate.settings import GB, Scenario
-from penstock.infra.simulate.sized_store import Site, SizedStore
-from penstock.infra.simulate.trainer import RankedTrainer
+from penstock.infra.simulate.weights.quiet_bus import QuietBus
+from penstock.infra.simulate.weights.region import Region
+from penstock.infra.simulate.weights.relay import SizedKeeper
+from penstock.infra.simulate.weights.replica import SizedReplica
+from penstock.infra.simulate.weights.settings import GB, Scenario
+from penstock.infra.simulate.weights.sized_store import Site, SizedStore
+from penstock.infra.simulate.weights.trainer import RankedTrainer
 
 SETTLE_S_MAX = 4 * 3600.0
 """For everyone to come to one version."""

@@ -6,12 +6,12 @@ from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.core.catalog import Catalog, Rates
 from penstock.infra.bus.memory_server import MemoryServer
-from penstock.infra.simulate.quiet_bus import QuietBus
-from penstock.infra.simulate.relay import SizedRelay
-from penstock.infra.simulate.replica import OnApplied, Reach, SizedReplica, Updates
-from penstock.infra.simulate.settings import GB, GBIT, RegionSettings, Scenario
-from penstock.infra.simulate.sized_store import Site, SizedStore
-from penstock.infra.simulate.wires import Wire
+from penstock.infra.simulate.weights.quiet_bus import QuietBus
+from penstock.infra.simulate.weights.relay import SizedRelay
+from penstock.infra.simulate.weights.replica import OnApplied, Reach, SizedReplica, Updates
+from penstock.infra.simulate.weights.settings import GB, GBIT, RegionSettings, Scenario
+from penstock.infra.simulate.weights.sized_store import Site, SizedStore
+from penstock.infra.simulate.weights.wires import Wire
 from penstock.messages.weights import WeightsRelayed
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.actors.scheduler.fleet import Fleet
-from penstock.infra.simulate.fleet.settings import FleetScenario
+from penstock.infra.simulate.sandboxes.settings import FleetScenario
 
 ROWS = (
     "machines_per_s", "ready_s_p50", "ready_s_p95", "ready_s_p99", "all_live_s", "fetched_tb",
@@ -56,8 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _parts(only: str | None) -> dict[str, Callable[[FleetScenario, str], dict[str, Any]]]:
-    from penstock.infra.simulate.fleet.nats import place_over_nats
-    from penstock.infra.simulate.fleet.simulation import simulate_fleet
+    from penstock.infra.simulate.sandboxes.nats import place_over_nats
+    from penstock.infra.simulate.sandboxes.simulation import simulate_fleet
 
     def over_nats(scenario: FleetScenario, policy: str) -> dict[str, Any]:
         return asyncio.run(place_over_nats(scenario, policy))

@@ -15,8 +15,8 @@ from penstock.envs.remote.client import (
     host_service,
     to_remote_error,
 )
-from penstock.infra.simulate.fleet.host import SimulatedHost
-from penstock.infra.simulate.fleet.settings import FleetScenario
+from penstock.infra.simulate.sandboxes.host import SimulatedHost
+from penstock.infra.simulate.sandboxes.settings import FleetScenario
 from penstock.messages.base import Message
 from penstock.messages.bus import Bus
 from penstock.messages.errors import DeadlineError

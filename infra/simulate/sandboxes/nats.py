@@ -19,10 +19,10 @@ from penstock.actors.runtime.host import ActorHost
 from penstock.actors.scheduler.actor import LEARN_S
 from penstock.infra.bus.nats_bus import NatsBus
 from penstock.infra.bus.server import EmbeddedServer
-from penstock.infra.simulate.fleet.askers import SETTLE_S, Askers
-from penstock.infra.simulate.fleet.hosts import Hosts
-from penstock.infra.simulate.fleet.policies import SCHEDULERS
-from penstock.infra.simulate.fleet.settings import FleetScenario
+from penstock.infra.simulate.sandboxes.clients import SETTLE_S, Askers
+from penstock.infra.simulate.sandboxes.hosts import Hosts
+from penstock.infra.simulate.sandboxes.policies import SCHEDULERS
+from penstock.infra.simulate.sandboxes.settings import FleetScenario
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import DeadlineError
 
