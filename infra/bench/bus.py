@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.infra.bus.nats_bus import NatsBus
-from penstock.infra.bus.server import EmbeddedServer
+from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.base import Event, Message
 from penstock.messages.generation import Ack

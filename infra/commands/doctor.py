@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.envs.microvm.probe import probe
-from penstock.infra.bus.server_binary import find_server
+from penstock.infra.bus.server.binary import find_server
 from penstock.infra.regions.probe import HOW_TO_GET, probe_namespaces
 from penstock.messages.errors import PenstockError
 

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 from penstock.actors.runtime.files import write_atomic
-from penstock.infra.bus.nats_bus import NatsBus
-from penstock.infra.bus.server import EmbeddedServer
+from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.commands.log_file import cat_log, export_log, import_log, log_types, read_header
 from penstock.infra.run.runs import RunDir, find_run, open_log
 from penstock.messages.base import Event

@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from penstock.actors.runtime.files import write_atomic
-from penstock.infra.bus import deathsig
-from penstock.infra.bus.server import HUB_DOMAIN, LEAF_USER, MAX_PAYLOAD_BYTES
+from penstock.infra.bus.server import deathsig
+from penstock.infra.bus.server.server import HUB_DOMAIN, LEAF_USER, MAX_PAYLOAD_BYTES
 from penstock.infra.regions.links import Link, LinkError, free_port
 from penstock.infra.regions.settings import RegionPlace
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 
-from penstock.infra.bus import deathsig
+from penstock.infra.bus.server import deathsig
 from penstock.infra.regions import proxy, tunnel
 from penstock.infra.regions.settings import LinkSection
 from penstock.messages.errors import PenstockError

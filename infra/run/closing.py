@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 import msgspec
 
 from penstock.actors.runtime.files import write_atomic
-from penstock.infra.bus.nats_bus import NatsBus
+from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.replay import replay_run
 from penstock.infra.run.report import write_report

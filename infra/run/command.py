@@ -15,7 +15,7 @@ from typing import Any
 from penstock.actors.runtime.files import write_atomic
 from penstock.envs.backends import open_backend
 from penstock.gateway.keys import create_key
-from penstock.infra.bus.nats_bus import NatsBus
+from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.run.closing import close_run
 from penstock.infra.run.config import (
     RunConfig,

@@ -16,8 +16,8 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from penstock.actors.runtime.supervisor import Decision, RestartPolicy
-from penstock.infra.bus.nats_bus import NatsBus
-from penstock.infra.bus.server import EmbeddedServer
+from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.regions.emulation import Emulation, Linked
 from penstock.infra.regions.settings import RegionPlace
 from penstock.infra.run.config import RunConfig

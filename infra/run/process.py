@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 
 from penstock.actors.runtime.host import ActorHost
-from penstock.infra.bus.nats_bus import NatsBus
+from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.roles import Assembly, build_actors
 from penstock.infra.run.runs import RunDir

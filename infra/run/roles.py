@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.files import write_atomic
-from penstock.infra.bus.nats_bus import NatsBus
+from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.fleet_checks import check_host_name
 from penstock.infra.run.prepare import TOKENIZER_KEY

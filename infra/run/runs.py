@@ -23,8 +23,8 @@ from pathlib import Path
 import msgspec
 
 from penstock.actors.runtime.files import write_atomic
-from penstock.infra.bus.nats_bus import NatsBus
-from penstock.infra.bus.server import EmbeddedServer
+from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.regions.settings import RegionPlace, region_of
 from penstock.infra.stores.lazy import LazyJetStreamStore
 from penstock.infra.stores.open import open_store

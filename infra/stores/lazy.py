@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from penstock.infra.bus.object_store import JetStreamStore
+from penstock.infra.bus.object_store.store import JetStreamStore
 
 
 class LazyJetStreamStore:

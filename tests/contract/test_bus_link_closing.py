@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from penstock.infra.bus.link import Link
-from penstock.infra.bus.server import EmbeddedServer
+from penstock.infra.bus.jetstream.link import Link
+from penstock.infra.bus.server.server import EmbeddedServer
 
 NUM_LINKS = 60
 """About every third one leaves its task behind, where nothing sees to it."""

@@ -6,9 +6,9 @@ import pytest
 from tests.contract.check_bus import CHECKS
 
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
-from penstock.infra.bus.memory_bus import MemoryBus
-from penstock.infra.bus.memory_log import Stored
-from penstock.infra.bus.memory_server import Faults, MemoryServer
+from penstock.infra.bus.memory.bus import MemoryBus
+from penstock.infra.bus.memory.log import Stored
+from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.base import Stream
 

@@ -10,8 +10,8 @@ import nats
 import pytest
 from tests.contract.check_bus import CHECKS
 
-from penstock.infra.bus.nats_bus import NatsBus
-from penstock.infra.bus.server import EmbeddedServer
+from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.base import Message, Stream
 from penstock.messages.errors import DeadlineError

@@ -10,8 +10,8 @@ import pytest
 from tests.contract.bus_world import saved, step, task
 from tests.contract.test_bus_nats import NatsWorld
 
-from penstock.infra.bus import puller
-from penstock.infra.bus.nats_bus import NatsBus
+from penstock.infra.bus.jetstream import puller
+from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.messages.errors import BusError
 from penstock.messages.task import StartRollout
 from penstock.messages.training import CheckpointSaved, StepCompleted

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.infra.bus.server import EmbeddedServer
-from penstock.infra.bus.server_binary import find_server
+from penstock.infra.bus.server.binary import find_server
+from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.messages.errors import BusError, NotFoundError
 
 DEADLINE_S = 20.0
@@ -79,7 +79,7 @@ async def test_a_pid_file_of_another_program_is_left_alone(tmp_path):
 async def test_it_dies_with_its_process(tmp_path):
     script = (
         "import asyncio, sys; from pathlib import Path\n"
-        "from penstock.infra.bus.server import EmbeddedServer\n"
+        "from penstock.infra.bus.server.server import EmbeddedServer\n"
         "async def main():\n"
         "    server = EmbeddedServer(store_dir=Path(sys.argv[1]))\n"
         "    await server.start()\n"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.infra.bus.nats_bus import NatsBus
-from penstock.infra.bus.object_store import JetStreamStore
-from penstock.infra.bus.server import EmbeddedServer
-from penstock.infra.bus.server_binary import find_server
+from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.object_store.store import JetStreamStore
+from penstock.infra.bus.server.binary import find_server
+from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.regions.emulation import Emulation, Linked
 from penstock.infra.regions.leaf import leaf_node
 from penstock.infra.regions.links import LinkError, free_port, free_subnet, open_proxy, open_tunnel
@@ -43,8 +43,8 @@ import asyncio, sys
 from pathlib import Path
 from penstock.infra.regions.emulation import Emulation, Linked
 from penstock.infra.regions.settings import LinkSection
-from penstock.infra.bus.object_store import JetStreamStore
-from penstock.infra.bus.server import EmbeddedServer
+from penstock.infra.bus.object_store.store import JetStreamStore
+from penstock.infra.bus.server.server import EmbeddedServer
 
 async def main(folder):
     link = LinkSection(bandwidth_mbit_s=100.0, rtt_ms=1.0)

@@ -17,8 +17,8 @@ from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.remote.lease_spec import LeaseTerms
 from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.sandbox import BackendUnavailable
-from penstock.infra.bus.memory_bus import MemoryBus
-from penstock.infra.bus.memory_server import MemoryServer
+from penstock.infra.bus.memory.bus import MemoryBus
+from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 
 from .check_sandbox import (

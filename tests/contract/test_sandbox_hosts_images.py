@@ -23,8 +23,8 @@ from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
 from penstock.envs.sandbox import ImageAbsent
-from penstock.infra.bus.memory_bus import MemoryBus
-from penstock.infra.bus.memory_server import MemoryServer
+from penstock.infra.bus.memory.bus import MemoryBus
+from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.machine import PlaceGroup
 from penstock.messages.reward import Outcome

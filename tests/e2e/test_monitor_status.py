@@ -5,8 +5,8 @@ import pytest
 from tests.unit.monitor.story import finished, story
 
 from penstock.actors.monitor.state import MonitorState
-from penstock.infra.bus.nats_bus import NatsBus
-from penstock.infra.bus.server import EmbeddedServer
+from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.commands.status import status_command, top_command
 from penstock.infra.run.runs import RunDir
 

@@ -19,9 +19,9 @@ from tests.contract.bus_world import task
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
-from penstock.infra.bus.memory_bus import MemoryBus
-from penstock.infra.bus.memory_log import Stored
-from penstock.infra.bus.memory_server import Faults, MemoryServer
+from penstock.infra.bus.memory.bus import MemoryBus
+from penstock.infra.bus.memory.log import Stored
+from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.base import Array, Message
 from penstock.messages.codec import decode

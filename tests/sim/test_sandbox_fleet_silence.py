@@ -6,8 +6,8 @@ from typing import Any
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.scheduler.actor import LEARN_S, FleetScheduler
-from penstock.infra.bus.memory_bus import MemoryBus
-from penstock.infra.bus.memory_server import MemoryServer
+from penstock.infra.bus.memory.bus import MemoryBus
+from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.simulate.sandboxes.clients import SETTLE_S, Askers
 from penstock.infra.simulate.sandboxes.hosts import Hosts
 from penstock.infra.simulate.sandboxes.nats import audit

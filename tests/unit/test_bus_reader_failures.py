@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.infra.bus.log_reader import live
-from penstock.infra.bus.puller import Puller
+from penstock.infra.bus.jetstream.log_reader import live
+from penstock.infra.bus.jetstream.puller import Puller
 
 
 class Reader:

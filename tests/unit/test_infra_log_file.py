@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from penstock.actors.runtime.clock import SystemClock
-from penstock.infra.bus.memory_bus import MemoryBus
-from penstock.infra.bus.memory_server import MemoryServer
+from penstock.infra.bus.memory.bus import MemoryBus
+from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.commands.log_file import (
     export_log,
     import_log,

@@ -11,8 +11,8 @@ from tests.contract.bus_world import saved, step, task
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
-from penstock.infra.bus.memory_bus import MemoryBus
-from penstock.infra.bus.memory_server import Faults, MemoryServer
+from penstock.infra.bus.memory.bus import MemoryBus
+from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.control import ActorFailed, ActorStarted, MessageRejected
 from penstock.messages.errors import ConfigError, CorruptDataError, DeadlineError

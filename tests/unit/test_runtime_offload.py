@@ -7,8 +7,8 @@ import pytest
 from penstock.actors.runtime import host_context
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host_context import HostContext, Identity
-from penstock.infra.bus.memory_bus import MemoryBus
-from penstock.infra.bus.memory_server import MemoryServer
+from penstock.infra.bus.memory.bus import MemoryBus
+from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import DeadlineError
 

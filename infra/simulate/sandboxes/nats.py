@@ -17,8 +17,8 @@ from typing import Any
 
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.scheduler.actor import LEARN_S
-from penstock.infra.bus.nats_bus import NatsBus
-from penstock.infra.bus.server import EmbeddedServer
+from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.simulate.sandboxes.clients import SETTLE_S, Askers
 from penstock.infra.simulate.sandboxes.hosts import Hosts
 from penstock.infra.simulate.sandboxes.policies import SCHEDULERS

@@ -18,8 +18,8 @@ from penstock.actors.runtime.host import ActorHost
 from penstock.actors.scheduler.actor import LEARN_S
 from penstock.envs.microvm.pool.lease import percentile
 from penstock.envs.remote.client import FLEET_SERVICE
-from penstock.infra.bus.memory_bus import MemoryBus
-from penstock.infra.bus.memory_server import Faults, MemoryServer
+from penstock.infra.bus.memory.bus import MemoryBus
+from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.simulate.sandboxes.policies import SCHEDULERS
 from penstock.infra.simulate.sandboxes.pooled_host import PooledHost, SimulatedMachine
 from penstock.infra.simulate.sandboxes.settings import FleetScenario

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from penstock.infra.bus.memory_bus import MemoryBus
+from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.messages.base import Event
 from penstock.messages.bus import Receipt
 from penstock.messages.telemetry import ActorReported

@@ -5,7 +5,7 @@ import asyncio
 from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.core.catalog import Catalog, Rates
-from penstock.infra.bus.memory_server import MemoryServer
+from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.simulate.weights.quiet_bus import QuietBus
 from penstock.infra.simulate.weights.relay import SizedRelay
 from penstock.infra.simulate.weights.replica import OnApplied, Reach, SizedReplica, Updates

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.core.catalog import NOTHING
-from penstock.infra.bus.memory_server import Faults, MemoryServer
+from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.simulate.weights.quiet_bus import QuietBus
 from penstock.infra.simulate.weights.region import Region
 from penstock.infra.simulate.weights.relay import SizedKeeper

@@ -19,10 +19,10 @@ from penstock.actors.runtime.host import ActorHost
 from penstock.gateway.actor import Gateway
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.keys import KeySpec, hash_key
-from penstock.infra.bus.memory_bus import MemoryBus
-from penstock.infra.bus.memory_server import MemoryServer
-from penstock.infra.bus.nats_bus import NatsBus
-from penstock.infra.bus.server import EmbeddedServer
+from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.memory.bus import MemoryBus
+from penstock.infra.bus.memory.server import MemoryServer
+from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.base import Array, Event, Message
 from penstock.messages.bus import Bus, Serve

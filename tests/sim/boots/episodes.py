@@ -10,7 +10,7 @@ from penstock.envs.remote.client import ACQUIRE_SERVICE
 from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
 from penstock.envs.sandbox import ExecResult, Sandbox, SandboxError, SandboxTimeout
-from penstock.infra.bus.nats_bus import NatsBus
+from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import DeadlineError, RemoteCallError
 from penstock.messages.machine import AcquireSandbox

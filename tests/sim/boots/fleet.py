@@ -9,8 +9,8 @@ from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from penstock.infra.bus.nats_bus import NatsBus
-from penstock.infra.bus.server import EmbeddedServer
+from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.run.orphans import die_with_parent
 from penstock.infra.run.runs import RunDir
 from penstock.messages.telemetry import ActorReported

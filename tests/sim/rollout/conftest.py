@@ -42,8 +42,8 @@ from penstock.envs.sandbox import (
     SandboxDied,
     SandboxError,
 )
-from penstock.infra.bus.memory_bus import MemoryBus
-from penstock.infra.bus.memory_server import Faults, MemoryServer
+from penstock.infra.bus.memory.bus import MemoryBus
+from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.routes import seal_routes
 from penstock.messages.base import Array, Event, Message, Stream

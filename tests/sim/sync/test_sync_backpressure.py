@@ -20,8 +20,8 @@ from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.region.relay import Relay
 from penstock.actors.sync_relay.replica.receiver import Receiver
-from penstock.infra.bus.memory_bus import MemoryBus
-from penstock.infra.bus.memory_server import MemoryServer
+from penstock.infra.bus.memory.bus import MemoryBus
+from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.pacing import CreditsChanged
 from penstock.messages.task import Limits, Split, Task, TaskSet

@@ -19,8 +19,8 @@ from penstock.actors.sync_relay.publish.spans import cut_spans, share_out
 from penstock.actors.sync_relay.publish.verifier import Prover
 from penstock.actors.sync_relay.region.relay import Relay
 from penstock.actors.sync_relay.replica.receiver import Receiver
-from penstock.infra.bus.memory_bus import MemoryBus
-from penstock.infra.bus.memory_server import Faults, MemoryServer
+from penstock.infra.bus.memory.bus import MemoryBus
+from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.weights import SnapshotKind, WeightsApplied, WeightsPublished
 

@@ -9,8 +9,8 @@ import pytest
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
-from penstock.infra.bus.nats_bus import NatsBus
-from penstock.infra.bus.server import EmbeddedServer
+from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.run.replay import replay_command
 from penstock.infra.run.runs import RunDir
 from penstock.infra.run.toml_writer import to_toml

@@ -8,8 +8,8 @@ from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.replay import REPLAY_TYPES, replay
-from penstock.infra.bus.memory_bus import MemoryBus
-from penstock.infra.bus.memory_server import MemoryServer
+from penstock.infra.bus.memory.bus import MemoryBus
+from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.control import RunFinished
 from penstock.messages.training import BatchManifest, CheckpointSaved, StepCompleted

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from penstock.actors.runtime.clock import SystemClock
 from penstock.gateway.live_page import render_page
-from penstock.infra.bus.memory_bus import MemoryBus
-from penstock.infra.bus.memory_server import MemoryServer
+from penstock.infra.bus.memory.bus import MemoryBus
+from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.commands.status import read_state, render
 from penstock.infra.run.report import fold_log, write_report
 from penstock.infra.run.runs import RunDir

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from penstock.infra.bus.memory_server import MemoryServer
-from penstock.infra.bus.memory_work import MemoryDurable
+from penstock.infra.bus.memory.server import MemoryServer
+from penstock.infra.bus.memory.work import MemoryDurable
 from penstock.messages.bus import Delivery
 
 

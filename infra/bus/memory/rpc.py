@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from penstock.infra.bus.faults import to_error, to_remote
-from penstock.infra.bus.memory_server import MemoryServer, Served
+from penstock.infra.bus.memory.server import MemoryServer, Served
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.codec import decode, encode

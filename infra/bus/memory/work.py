@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 
-from penstock.infra.bus.memory_log import MemoryLog, Stored
+from penstock.infra.bus.memory.log import MemoryLog, Stored
 from penstock.messages.streams import STREAMS, Retention
 
 

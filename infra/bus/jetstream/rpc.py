@@ -19,10 +19,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import nats.errors
 from nats.aio.msg import Msg
 
-from penstock.infra.bus.answers import NO_RESPONDERS, RETRY_S, LinkBrokenError, status
-from penstock.infra.bus.claims import Claims
 from penstock.infra.bus.faults import to_error, to_remote
-from penstock.infra.bus.link import Link
+from penstock.infra.bus.jetstream.answers import NO_RESPONDERS, RETRY_S, LinkBrokenError, status
+from penstock.infra.bus.jetstream.claims import Claims
+from penstock.infra.bus.jetstream.link import Link
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.errors import BusError, DeadlineError, PenstockError, QueueFullError

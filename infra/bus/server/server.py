@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from penstock.actors.runtime.files import write_atomic
-from penstock.infra.bus import deathsig
-from penstock.infra.bus.server_binary import find_server
+from penstock.infra.bus.server import deathsig
+from penstock.infra.bus.server.binary import find_server
 from penstock.messages.errors import BusError, ConfigError, DeadlineError
 
 log = logging.getLogger(__name__)

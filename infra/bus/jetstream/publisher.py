@@ -11,10 +11,16 @@ from typing import Any
 import msgspec
 from nats.aio.msg import Msg
 
-from penstock.infra.bus.answers import NO_RESPONDERS, RETRY_S, ApiError, LinkBrokenError, status
-from penstock.infra.bus.claims import Claims
-from penstock.infra.bus.link import Link
-from penstock.infra.bus.provision import stream_name
+from penstock.infra.bus.jetstream.answers import (
+    NO_RESPONDERS,
+    RETRY_S,
+    ApiError,
+    LinkBrokenError,
+    status,
+)
+from penstock.infra.bus.jetstream.claims import Claims
+from penstock.infra.bus.jetstream.link import Link
+from penstock.infra.bus.jetstream.provision import stream_name
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Receipt
 from penstock.messages.errors import BusError

@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from penstock.infra.bus.answers import (
+from penstock.infra.bus.jetstream.answers import (
     NO_RESPONDERS,
     RETRY_S,
     ApiError,

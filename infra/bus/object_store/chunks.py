@@ -6,8 +6,8 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from penstock.infra.bus.answers import ApiError, LinkBrokenError, status
-from penstock.infra.bus.link import Link
+from penstock.infra.bus.jetstream.answers import ApiError, LinkBrokenError, status
+from penstock.infra.bus.jetstream.link import Link
 
 CHUNK_BYTES = 256 << 10
 WINDOW = 32

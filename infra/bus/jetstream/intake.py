@@ -6,9 +6,9 @@ import logging
 import msgspec
 from nats.aio.msg import Msg
 
-from penstock.infra.bus.claims import Claims
-from penstock.infra.bus.link import Link
-from penstock.infra.bus.publisher import Publisher
+from penstock.infra.bus.jetstream.claims import Claims
+from penstock.infra.bus.jetstream.link import Link
+from penstock.infra.bus.jetstream.publisher import Publisher
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Delivery
 from penstock.messages.control import MessageRejected

@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from nats.aio.msg import Msg
 
-from penstock.infra.bus.answers import RETRY_S, ApiError, status
-from penstock.infra.bus.link import Link
+from penstock.infra.bus.jetstream.answers import RETRY_S, ApiError, status
+from penstock.infra.bus.jetstream.link import Link
 from penstock.messages.errors import BusError
 
 log = logging.getLogger(__name__)

@@ -8,15 +8,15 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from penstock.infra.bus import log_reader, rpc
-from penstock.infra.bus.answers import ApiError
-from penstock.infra.bus.claims import CLAIM_HEADER, Claims
-from penstock.infra.bus.intake import Intake
-from penstock.infra.bus.link import Link
-from penstock.infra.bus.provision import provision, restore, stream_name
-from penstock.infra.bus.publisher import Publisher
-from penstock.infra.bus.puller import Puller
-from penstock.infra.bus.work import NatsWorkItem, WorkQueue
+from penstock.infra.bus.jetstream import log_reader, rpc
+from penstock.infra.bus.jetstream.answers import ApiError
+from penstock.infra.bus.jetstream.claims import CLAIM_HEADER, Claims
+from penstock.infra.bus.jetstream.intake import Intake
+from penstock.infra.bus.jetstream.link import Link
+from penstock.infra.bus.jetstream.provision import provision, restore, stream_name
+from penstock.infra.bus.jetstream.publisher import Publisher
+from penstock.infra.bus.jetstream.puller import Puller
+from penstock.infra.bus.jetstream.work import NatsWorkItem, WorkQueue
 from penstock.messages.base import Event, Message, Stream
 from penstock.messages.bus import Delivery, ObjectStore, Receipt, Serve
 from penstock.messages.errors import BusError, DeadlineError

@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 import msgspec
 
-from penstock.infra.bus.claims import CLAIM_HEADER, Claims
-from penstock.infra.bus.memory_log import Stored
-from penstock.infra.bus.memory_rpc import MemoryAsker, serve
-from penstock.infra.bus.memory_server import MemoryServer
-from penstock.infra.bus.memory_work import MemoryDurable
-from penstock.infra.bus.memory_work_item import MemoryWorkItem
+from penstock.infra.bus.jetstream.claims import CLAIM_HEADER, Claims
+from penstock.infra.bus.memory.log import Stored
+from penstock.infra.bus.memory.rpc import MemoryAsker, serve
+from penstock.infra.bus.memory.server import MemoryServer
+from penstock.infra.bus.memory.work import MemoryDurable
+from penstock.infra.bus.memory.work_item import MemoryWorkItem
 from penstock.messages.base import Event, Message, Stream
 from penstock.messages.bus import Delivery, ObjectStore, Receipt, Serve
 from penstock.messages.control import MessageRejected

@@ -5,10 +5,10 @@ from collections.abc import AsyncGenerator, Sequence
 
 from nats.aio.msg import Msg
 
-from penstock.infra.bus.intake import Intake, position
-from penstock.infra.bus.link import Link
-from penstock.infra.bus.provision import stream_name
-from penstock.infra.bus.puller import Puller
+from penstock.infra.bus.jetstream.intake import Intake, position
+from penstock.infra.bus.jetstream.link import Link
+from penstock.infra.bus.jetstream.provision import stream_name
+from penstock.infra.bus.jetstream.puller import Puller
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Delivery
 from penstock.messages.streams import NUM_DELIVERIES_MAX

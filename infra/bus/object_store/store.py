@@ -15,16 +15,16 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from penstock.infra.bus.answers import (
+from penstock.infra.bus.jetstream.answers import (
     NO_RESPONDERS,
     RETRY_S,
     ApiError,
     LinkBrokenError,
     status,
 )
-from penstock.infra.bus.chunks import CHUNK_BYTES, IDLE_S, Window, read_batch, receipt
-from penstock.infra.bus.link import Link
-from penstock.infra.bus.object_info import (
+from penstock.infra.bus.jetstream.link import Link
+from penstock.infra.bus.object_store.chunks import CHUNK_BYTES, IDLE_S, Window, read_batch, receipt
+from penstock.infra.bus.object_store.info import (
     ObjectInfo,
     decode_info,
     decode_name,

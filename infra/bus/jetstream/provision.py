@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from penstock.infra.bus.answers import ApiError
-from penstock.infra.bus.link import Link
+from penstock.infra.bus.jetstream.answers import ApiError
+from penstock.infra.bus.jetstream.link import Link
 from penstock.messages.base import Stream
 from penstock.messages.streams import STREAMS, Dedup, Retention, StreamSpec
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.actors.runtime.clock import Clock
-from penstock.infra.bus.memory_log import MemoryLog, Stored
-from penstock.infra.bus.memory_work import MemoryDurable
+from penstock.infra.bus.memory.log import MemoryLog, Stored
+from penstock.infra.bus.memory.work import MemoryDurable
 from penstock.messages.base import Stream
 from penstock.messages.errors import BusError
 

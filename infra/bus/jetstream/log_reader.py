@@ -5,10 +5,10 @@ import heapq
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 
-from penstock.infra.bus.answers import ApiError
-from penstock.infra.bus.intake import Intake, position
-from penstock.infra.bus.provision import stream_name
-from penstock.infra.bus.puller import Puller
+from penstock.infra.bus.jetstream.answers import ApiError
+from penstock.infra.bus.jetstream.intake import Intake, position
+from penstock.infra.bus.jetstream.provision import stream_name
+from penstock.infra.bus.jetstream.puller import Puller
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Delivery
 from penstock.messages.streams import STREAMS

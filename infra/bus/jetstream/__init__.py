@@ -1,0 +1,1 @@
+"""The bus on NATS JetStream; the only code that speaks the NATS protocol to a server."""

@@ -1,0 +1,1 @@
+"""The bus in memory: a seeded simulation of JetStream, with faults, for tests and tools."""

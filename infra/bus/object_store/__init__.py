@@ -1,0 +1,1 @@
+"""Objects in a JetStream bucket, with many chunks in flight in both directions."""
