@@ -14,9 +14,11 @@ from penstock.messages.feedback import (
     InferenceRecorded,
     LiveSampleJoined,
 )
-from penstock.messages.fleet import AcquireGroup, GroupLeased, GroupsRenewed, RenewGroups
 from penstock.messages.generation import AbortGeneration, Ack, Generate, RemoteError, TokensSampled
-from penstock.messages.machine import (
+from penstock.messages.pacing import CreditsChanged, EvalCompleted, EvalRequested
+from penstock.messages.reward import Verdict
+from penstock.messages.rollout import EpisodeSaved, RolloutFinished, TurnSampled
+from penstock.messages.sandbox import (
     AcquireSandbox,
     AllowEgress,
     CommandFinished,
@@ -37,9 +39,7 @@ from penstock.messages.machine import (
     SaveSandbox,
     WriteFiles,
 )
-from penstock.messages.pacing import CreditsChanged, EvalCompleted, EvalRequested
-from penstock.messages.reward import Verdict
-from penstock.messages.rollout import EpisodeSaved, RolloutFinished, TurnSampled
+from penstock.messages.scheduler import AcquireGroup, GroupLeased, GroupsRenewed, RenewGroups
 from penstock.messages.task import StartRollout
 from penstock.messages.telemetry import (
     ActorReported,

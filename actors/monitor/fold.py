@@ -12,7 +12,6 @@ from penstock.actors.monitor.fleet import Fleet
 from penstock.actors.monitor.learning import Learning
 from penstock.actors.monitor.regions import Regions
 from penstock.actors.monitor.state import LedgerView, MonitorState
-from penstock.actors.runtime.ledger import Ledger
 from penstock.messages.base import Event
 from penstock.messages.control import MessageRejected, RunFinished, RunStarted
 from penstock.messages.feedback import (
@@ -21,6 +20,7 @@ from penstock.messages.feedback import (
     InferenceRecorded,
     LiveSampleJoined,
 )
+from penstock.messages.ledger import Ledger
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished, SandboxRecord, TurnSampled
 from penstock.messages.task import Purpose

@@ -40,9 +40,8 @@ from penstock.envs.sandbox import (
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.errors import DeadlineError, NotFoundError, QueueFullError
-from penstock.messages.fleet import AcquireGroup, GroupLeased, GroupsRenewed, RenewGroups
 from penstock.messages.generation import Ack, RemoteError, RemoteErrorKind
-from penstock.messages.machine import (
+from penstock.messages.sandbox import (
     AcquireSandbox,
     EgressRead,
     ReadEgress,
@@ -53,6 +52,7 @@ from penstock.messages.machine import (
     SandboxSaved,
     SaveSandbox,
 )
+from penstock.messages.scheduler import AcquireGroup, GroupLeased, GroupsRenewed, RenewGroups
 
 
 class SandboxHost(Actor):

@@ -5,7 +5,7 @@ from typing import cast
 from penstock.envs.sandbox import NetworkedMachine, Sandbox, networked
 from penstock.messages.base import Message
 from penstock.messages.generation import Ack
-from penstock.messages.machine import (
+from penstock.messages.sandbox import (
     AllowEgress,
     CommandFinished,
     EgressRead,

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock.actors.scheduler.placement import Host, Placement
 from penstock.messages.errors import QueueFullError
-from penstock.messages.fleet import HeldGroup
+from penstock.messages.scheduler import HeldGroup
 
 SOFT_CAP = 1.08
 """A holder is preferred as long as its load is at most this multiple of its share of the whole."""

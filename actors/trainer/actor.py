@@ -19,10 +19,10 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.snapshot import SnapshotPublisher
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
-from penstock.actors.trainer.batcher import Batcher
+from penstock.actors.trainer.batching.batcher import Batcher
 from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.rl_phase import StageTwo
 from penstock.actors.trainer.sequences import check_trajectory
-from penstock.actors.trainer.stage_two import StageTwo
 from penstock.messages.base import Event
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
 from penstock.messages.pacing import CreditsChanged, EvalCompleted

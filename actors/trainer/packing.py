@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from penstock.actors.trainer.config import MidtrainConfig
-from penstock.actors.trainer.corpus import Corpus, segments
+from penstock.actors.trainer.midtraining.corpus import Corpus, segments
 
 
 @dataclass(frozen=True)

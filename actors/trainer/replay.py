@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 import msgspec
 
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.trainer.audit import ManifestAudit
+from penstock.actors.trainer.batching.audit import ManifestAudit
 from penstock.actors.trainer.checkpoint import first_checkpoint, load_checkpoint
 from penstock.actors.trainer.config import LossConfig, TrainerConfig
 from penstock.actors.trainer.learner import Learner

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from penstock.actors.trainer.manifests import trained_samples
+from penstock.actors.trainer.batching.manifests import trained_samples
 from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest, SampleEntry
 

@@ -20,9 +20,9 @@ from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
 from penstock.envs.remote.placing import lease_where_placed, place_group
 from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.sandbox import SandboxDied, SandboxError
-from penstock.messages.fleet import AcquireGroup, GroupLeased, GroupsRenewed, RenewGroups
 from penstock.messages.generation import Ack
-from penstock.messages.machine import ReleaseGroup, SandboxLeased
+from penstock.messages.sandbox import ReleaseGroup, SandboxLeased
+from penstock.messages.scheduler import AcquireGroup, GroupLeased, GroupsRenewed, RenewGroups
 
 
 async def acquire_group(

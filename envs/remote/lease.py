@@ -10,7 +10,7 @@ from penstock.envs.remote.placing import lease_where_placed, place_sandbox
 from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.sandbox import ImageAbsent, SandboxDied, SandboxError
 from penstock.messages.generation import Ack
-from penstock.messages.machine import AcquireSandbox, ReleaseGroup, SandboxLeased
+from penstock.messages.sandbox import AcquireSandbox, ReleaseGroup, SandboxLeased
 
 
 @contextlib.asynccontextmanager

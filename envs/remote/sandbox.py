@@ -10,7 +10,8 @@ from penstock.envs.remote.lease_spec import LeaseTerms, SavedSandbox
 from penstock.envs.sandbox import WORK_DIR, ExecResult, SandboxError
 from penstock.messages.base import Message
 from penstock.messages.generation import Ack
-from penstock.messages.machine import (
+from penstock.messages.rollout import EgressAttempt, SandboxRecord
+from penstock.messages.sandbox import (
     AcquireSandbox,
     AllowEgress,
     CommandFinished,
@@ -27,7 +28,6 @@ from penstock.messages.machine import (
     SaveSandbox,
     WriteFiles,
 )
-from penstock.messages.rollout import EgressAttempt, SandboxRecord
 
 SAVE_S_MAX = 60.0
 

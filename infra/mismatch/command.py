@@ -114,7 +114,7 @@ async def _formats(arguments: argparse.Namespace, subject: Subject) -> list[dict
         ConfigError: There is no run.
 
     """
-    from penstock.actors.trainer.corpus import decode_corpus
+    from penstock.actors.trainer.midtraining.corpus import decode_corpus
     from penstock.infra.mismatch.formats import compare_formats
     from penstock.infra.mismatch.formatting import format_line
 

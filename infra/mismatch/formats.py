@@ -12,9 +12,9 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.numerics import EXPERT_FORMATS, NumericsConfig
 from penstock.actors.trainer.config import MidtrainConfig
-from penstock.actors.trainer.corpus import Corpus
 from penstock.actors.trainer.forward import SequenceForward
-from penstock.actors.trainer.midtrain import Midtrainer
+from penstock.actors.trainer.midtraining.corpus import Corpus
+from penstock.actors.trainer.midtraining.midtrain import Midtrainer
 from penstock.infra.mismatch.figures import measure
 from penstock.infra.mismatch.rollouts import sample_rollouts
 from penstock.infra.mismatch.trainers import Trainer

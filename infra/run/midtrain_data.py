@@ -16,7 +16,7 @@ from penstock.actors.policy.chat import (
 )
 from penstock.actors.policy.marks import ALL_MARKS
 from penstock.actors.policy.tokenizer import Tokenizer
-from penstock.actors.trainer.corpus import Corpus
+from penstock.actors.trainer.midtraining.corpus import Corpus
 from penstock.envs.harness.wording import tools_prompt
 from penstock.envs.ladder.repository import Repository
 from penstock.envs.ladder.transcripts import Habits, Transcript, demonstrate

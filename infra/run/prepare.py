@@ -156,7 +156,7 @@ def _midtrain_objects(
     config: PrepareConfig, policy: PolicyConfig, seed: int, stopped: threading.Event
 ) -> dict[str, bytes]:
     from penstock.actors.policy.tokenizer import train_tokenizer
-    from penstock.actors.trainer.corpus import encode_corpus
+    from penstock.actors.trainer.midtraining.corpus import encode_corpus
     from penstock.infra.run.midtrain_data import (
         CorpusBuilder,
         attempts,

@@ -7,12 +7,12 @@ from typing import Any
 
 from penstock.actors.monitor.regions import Regions
 from penstock.actors.monitor.state import RegionView
-from penstock.actors.runtime.ledger import Ledger
 from penstock.infra.run.config import RunConfig
 from penstock.messages.base import Event
 from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import RunFinished
 from penstock.messages.feedback import FeedbackReceived, InferenceRecorded, LiveSampleJoined
+from penstock.messages.ledger import Ledger
 from penstock.messages.pacing import EvalCompleted
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished, SandboxRecord, TurnSampled

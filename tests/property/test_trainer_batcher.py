@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.actors.trainer.batcher import Batcher
+from penstock.actors.trainer.batching.batcher import Batcher
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.kernels.arrays import to_array
 from penstock.messages.pacing import CreditsChanged

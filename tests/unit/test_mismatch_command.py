@@ -10,7 +10,7 @@ from msgspec import structs
 
 from penstock import infra
 from penstock.actors.trainer.config import MidtrainConfig
-from penstock.actors.trainer.corpus import Corpus
+from penstock.actors.trainer.midtraining.corpus import Corpus
 from penstock.infra.cli import main
 from penstock.infra.mismatch.formats import compare_formats
 from penstock.infra.run.config import load_config

@@ -12,7 +12,7 @@ from penstock.actors.policy import marks
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.parse import ParsedTurn, parse_turn
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
-from penstock.actors.trainer.corpus import decode_corpus
+from penstock.actors.trainer.midtraining.corpus import decode_corpus
 from penstock.envs.harness.result import ToolResult
 from penstock.envs.harness.wording import tools_prompt
 from penstock.envs.ladder.generate import LADDER, Selection, draw_repositories

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from penstock.actors.scheduler.fleet import HOST_SILENCE_S, SOFT_CAP, Fleet, FleetFullError
-from penstock.messages.fleet import HeldGroup
+from penstock.messages.scheduler import HeldGroup
 
 
 def fleet_of(num_hosts, num_slots=64, **options):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from penstock.actors.trainer.batcher import Batcher
+from penstock.actors.trainer.batching.batcher import Batcher
+from penstock.actors.trainer.batching.deadlines import Candidate, Room, earliest, must_wait_for
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.deadlines import Candidate, Room, earliest, must_wait_for
 from penstock.kernels.arrays import to_array
 from penstock.messages.pacing import CreditsChanged
 from penstock.messages.reward import Outcome, Verdict

@@ -4,7 +4,7 @@ import sys
 import msgspec
 import pytest
 
-from penstock.actors.trainer import advantages, config, corrections, losses
+from penstock.actors.trainer import config
 from penstock.actors.trainer.config import (
     LossConfig,
     MidtrainConfig,
@@ -12,6 +12,7 @@ from penstock.actors.trainer.config import (
     TrainerConfig,
 )
 from penstock.actors.trainer.learner import rate
+from penstock.actors.trainer.objective import advantages, corrections, losses
 from penstock.messages.errors import ConfigError
 
 
@@ -47,7 +48,7 @@ def test_an_unknown_key_is_refused_with_its_path():
 
 def test_settings_and_pure_parts_import_no_torch():
     code = (
-        "import sys; import penstock.actors.trainer.config, penstock.actors.trainer.batcher;"
+        "import sys; import penstock.actors.trainer.config, penstock.actors.trainer.batching.batcher;"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

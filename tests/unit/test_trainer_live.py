@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from penstock.actors.trainer.batching.live import LivePool
 from penstock.actors.trainer.config import LiveConfig, TrainerConfig
-from penstock.actors.trainer.live import LivePool
 from penstock.kernels.arrays import to_array
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
 from penstock.messages.reward import Outcome

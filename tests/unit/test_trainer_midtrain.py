@@ -7,8 +7,13 @@ import torch
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import MidtrainConfig
-from penstock.actors.trainer.corpus import Corpus, decode_corpus, encode_corpus, segments
-from penstock.actors.trainer.midtrain import Midtrainer, rate
+from penstock.actors.trainer.midtraining.corpus import (
+    Corpus,
+    decode_corpus,
+    encode_corpus,
+    segments,
+)
+from penstock.actors.trainer.midtraining.midtrain import Midtrainer, rate
 from penstock.messages.errors import CorruptDataError
 
 POLICY = PolicyConfig(

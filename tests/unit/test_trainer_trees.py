@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.actors.trainer.audit import ManifestAudit
-from penstock.actors.trainer.batcher import Batcher
+from penstock.actors.trainer.batching.audit import ManifestAudit
+from penstock.actors.trainer.batching.batcher import Batcher
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.sequences import training_sequence
 from penstock.kernels.arrays import to_array

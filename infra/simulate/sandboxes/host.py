@@ -10,9 +10,9 @@ import random
 import msgspec
 
 from penstock.infra.simulate.sandboxes.settings import FleetScenario
-from penstock.messages.fleet import AcquireGroup, HeldGroup
-from penstock.messages.machine import ReportHost
 from penstock.messages.rollout import SandboxRecord
+from penstock.messages.sandbox import ReportHost
+from penstock.messages.scheduler import AcquireGroup, HeldGroup
 
 
 class Held(msgspec.Struct):

@@ -13,7 +13,7 @@ from penstock.envs.sandbox import ExecResult, Sandbox, SandboxError, SandboxTime
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import DeadlineError, RemoteCallError
-from penstock.messages.machine import AcquireSandbox
+from penstock.messages.sandbox import AcquireSandbox
 
 GROUP_SIZE = 2
 NUM_GROUPS = 6

@@ -8,9 +8,9 @@ from penstock.actors.judge.actor import JudgeActor
 from penstock.actors.judge.config import JudgeConfig
 from penstock.messages.codec import encode
 from penstock.messages.control import MessageRejected
-from penstock.messages.machine import AcquireSandbox
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished
+from penstock.messages.sandbox import AcquireSandbox
 from penstock.messages.task import Purpose, TaskSet
 
 

@@ -15,13 +15,13 @@ from penstock.actors.judge.length_penalty import LengthPenaltyConfig
 from penstock.actors.pacer.config import TreeConfig
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
-from penstock.actors.runtime.ledger import Ledger
-from penstock.actors.trainer.audit import ManifestAudit
-from penstock.actors.trainer.batcher import Batcher
+from penstock.actors.trainer.batching.audit import ManifestAudit
+from penstock.actors.trainer.batching.batcher import Batcher
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.messages.base import Event
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import ConfigError
+from penstock.messages.ledger import Ledger
 from penstock.messages.pacing import CreditsChanged, EvalCompleted, EvalRequested
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished, TurnSampled

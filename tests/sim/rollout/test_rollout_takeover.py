@@ -6,8 +6,8 @@ from tests.sim.rollout.conftest import World, make_command
 from penstock.envs.remote.client import SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.remote.lease_spec import LeaseTerms
-from penstock.messages.machine import AcquireSandbox
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished
+from penstock.messages.sandbox import AcquireSandbox
 
 ROLLOUT = "g0-m0"
 LEFT = AcquireSandbox(lease_id="of-a-dead-worker", holder=ROLLOUT, lease_s=60.0)

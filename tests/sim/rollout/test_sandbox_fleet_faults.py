@@ -6,17 +6,17 @@ import pytest
 from tests.sim.rollout.conftest import FINISH, FIX, LOOK, World, make_command
 from tests.sim.rollout.fleet import Fleet
 
-from penstock.actors.trainer.batcher import Batcher
+from penstock.actors.trainer.batching.batcher import Batcher
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.envs.microvm.pool import pool
 from penstock.envs.remote.client import SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.remote.lease_spec import LeaseTerms
 from penstock.envs.sandbox import SandboxDied, SandboxTimeout
-from penstock.messages.machine import AcquireSandbox, ReleaseSandbox
 from penstock.messages.pacing import CreditsChanged
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished, TurnSampled
+from penstock.messages.sandbox import AcquireSandbox, ReleaseSandbox
 
 NUM_GROUPS, GROUP_SIZE = 4, 4
 TERMS = LeaseTerms(holder="test", lease_s=10.0, acquire_wait_s=5.0, margin_s=2.0)

@@ -12,8 +12,8 @@ from penstock.envs.remote.group import acquire_group, lease_group, renew_groups
 from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.remote.lease_spec import LeaseTerms
 from penstock.messages.errors import RemoteCallError
-from penstock.messages.machine import ReleaseGroup
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished
+from penstock.messages.sandbox import ReleaseGroup
 from penstock.messages.task import Purpose
 
 

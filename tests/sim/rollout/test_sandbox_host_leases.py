@@ -11,8 +11,8 @@ from penstock.envs.remote.lease_spec import LeaseTerms
 from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.sandbox import SandboxDied, SandboxError, SandboxFileError, SandboxTimeout
 from penstock.messages.errors import DeadlineError, RemoteCallError
-from penstock.messages.machine import AcquireSandbox, SandboxLeased
 from penstock.messages.rollout import SandboxRecord
+from penstock.messages.sandbox import AcquireSandbox, SandboxLeased
 
 TERMS = LeaseTerms(holder="test", lease_s=10.0, acquire_wait_s=5.0)
 CHECK = ["python3", "check.py"]

@@ -13,8 +13,8 @@ from penstock.envs.remote.lease_spec import LeaseTerms
 from penstock.envs.sandbox import SandboxDied
 from penstock.messages.base import Message
 from penstock.messages.errors import DeadlineError
-from penstock.messages.fleet import RenewGroups
-from penstock.messages.machine import AcquireSandbox
+from penstock.messages.sandbox import AcquireSandbox
+from penstock.messages.scheduler import RenewGroups
 
 TERMS = LeaseTerms(holder="test", lease_s=9.0, acquire_wait_s=5.0, margin_s=2.0)
 

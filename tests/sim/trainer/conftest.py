@@ -14,7 +14,7 @@ from penstock.actors.runtime.waits import Waits
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.config import MidtrainConfig, OptimizerConfig, TrainerConfig
-from penstock.actors.trainer.corpus import Corpus, encode_corpus
+from penstock.actors.trainer.midtraining.corpus import Corpus, encode_corpus
 from penstock.kernels.arrays import to_array
 from penstock.messages.base import Event
 from penstock.messages.bus import Delivery, Receipt

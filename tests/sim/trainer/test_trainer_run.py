@@ -4,14 +4,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.actors.runtime.ledger import Ledger
 from penstock.actors.trainer.config import LossConfig, MidtrainConfig
 from penstock.actors.trainer.replay import replay
-from penstock.actors.trainer.stage_two import NondeterminismError
+from penstock.actors.trainer.rl_phase import NondeterminismError
 from penstock.kernels.arrays import to_array
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import NotFoundError
 from penstock.messages.feedback import LiveSampleJoined
+from penstock.messages.ledger import Ledger
 from penstock.messages.pacing import EvalCompleted
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import RolloutFinished, SandboxRecord, TurnSampled

@@ -6,8 +6,8 @@ Pure.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from penstock.actors.trainer.advantages import RunningBaseline, estimator, trunk_advantage
 from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.objective.advantages import RunningBaseline, estimator, trunk_advantage
 from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished, Trunk

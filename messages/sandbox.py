@@ -1,8 +1,8 @@
 """Requests to sandbox hosts: request and reply, not kept on a stream."""
 
 from penstock.messages.base import Message
-from penstock.messages.fleet import HeldGroup
 from penstock.messages.rollout import EgressAttempt, SandboxRecord
+from penstock.messages.scheduler import HeldGroup
 
 
 class AcquireSandbox(Message, frozen=True, kw_only=True):

@@ -2,9 +2,9 @@
 
 from penstock.actors.runtime.context import Context
 from penstock.actors.trainer.config import MidtrainConfig, TrainerConfig
-from penstock.actors.trainer.corpus import decode_corpus
 from penstock.actors.trainer.learner import Learner
-from penstock.actors.trainer.midtrain import Midtrainer, MidtrainReport
+from penstock.actors.trainer.midtraining.corpus import decode_corpus
+from penstock.actors.trainer.midtraining.midtrain import Midtrainer, MidtrainReport
 from penstock.messages.telemetry import MidtrainProgressed
 from penstock.messages.training import MidtrainCompleted
 

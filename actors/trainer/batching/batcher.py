@@ -23,11 +23,11 @@ batch can come, a smaller one is taken; later steps may take as many more.
 
 import msgspec
 
-from penstock.actors.trainer.advantages import RunningBaseline, estimator
+from penstock.actors.trainer.batching.deadlines import Candidate, Room, earliest, must_wait_for
+from penstock.actors.trainer.batching.live import LivePool
+from penstock.actors.trainer.batching.pool import Group
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.deadlines import Candidate, Room, earliest, must_wait_for
-from penstock.actors.trainer.live import LivePool
-from penstock.actors.trainer.pool import Group
+from penstock.actors.trainer.objective.advantages import RunningBaseline, estimator
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
 from penstock.messages.pacing import CreditsChanged
 from penstock.messages.reward import Outcome, Verdict

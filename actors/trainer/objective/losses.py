@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from penstock.actors.trainer.config import LossConfig
-from penstock.actors.trainer.corrections import LOG_RATIO_MAX
+from penstock.actors.trainer.objective.corrections import LOG_RATIO_MAX
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, LossConfig], torch.Tensor]
 """(current logprobs [N], behavior logprobs [N], advantages [N], weights [N], config) -> [N]."""

@@ -10,7 +10,6 @@ from penstock.actors.policy.model import Policy
 from penstock.actors.policy.snapshot import SnapshotPublisher
 from penstock.actors.runtime.actor import Effects
 from penstock.actors.runtime.context import Context
-from penstock.actors.runtime.ledger import Ledger
 from penstock.actors.trainer.checkpoint import (
     drop_old_checkpoints,
     load_checkpoint,
@@ -19,12 +18,13 @@ from penstock.actors.trainer.checkpoint import (
 )
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.learner import Learner
-from penstock.actors.trainer.stage_one import run_stage_one
+from penstock.actors.trainer.midtraining.phase import run_stage_one
 from penstock.actors.trainer.step import train_step
 from penstock.actors.trainer.turns import TurnStore
 from penstock.messages.base import Event
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import PenstockError
+from penstock.messages.ledger import Ledger
 from penstock.messages.training import (
     BatchManifest,
     CheckpointSaved,

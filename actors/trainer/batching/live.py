@@ -2,9 +2,9 @@
 
 import msgspec
 
-from penstock.actors.trainer.advantages import RunningBaseline
+from penstock.actors.trainer.batching.pool import merge_spans
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.pool import merge_spans
+from penstock.actors.trainer.objective.advantages import RunningBaseline
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
 from penstock.messages.reward import Outcome
 from penstock.messages.training import BatchManifest, SampleEntry

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from penstock.actors.trainer.advantages import trunk_advantage
+from penstock.actors.trainer.objective.advantages import trunk_advantage
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import (
     EpisodeEnd,

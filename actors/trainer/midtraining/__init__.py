@@ -1,0 +1,1 @@
+"""Mid-training: next-token prediction on code and transcripts, before reinforcement learning."""
