@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.actors.policy import marks
+from penstock.actors.policy import special_tokens
 from penstock.actors.policy.chat import render_turn
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.envs.harness.wording import prompt_for
@@ -21,11 +21,11 @@ from penstock.messages.rollout import ToolCall
 
 NUM_REMEMBERED_MAX = 4096
 _ROLE_MARKS = {
-    "system": marks.SYSTEM,
-    "developer": marks.SYSTEM,
-    "user": marks.USER,
-    "assistant": marks.ASSISTANT,
-    "tool": marks.TOOL,
+    "system": special_tokens.SYSTEM,
+    "developer": special_tokens.SYSTEM,
+    "user": special_tokens.USER,
+    "assistant": special_tokens.ASSISTANT,
+    "tool": special_tokens.TOOL,
 }
 _TYPES: dict[str, Any] = {
     "integer": int,
@@ -80,7 +80,7 @@ def render_context(
         if message.role == "assistant":
             remembered = memory.get(session_id, message.text, calls)
         ids += remembered or render_turn(tokenizer, message.text, calls)
-    ids.append(tokenizer.mark_id(marks.ASSISTANT))
+    ids.append(tokenizer.mark_id(special_tokens.ASSISTANT))
     return ids
 
 
@@ -124,7 +124,7 @@ def _describe(tool: Tool) -> str:
 
 
 def _is_built_in(tool: Tool) -> bool:
-    return tool.function.name in marks.TOOL_NAMES
+    return tool.function.name in special_tokens.TOOL_NAMES
 
 
 def _calls_of(message: RequestMessage, index: int) -> tuple[ToolCall, ...]:

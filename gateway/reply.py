@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from penstock.actors.policy import marks
+from penstock.actors.policy import special_tokens
 from penstock.actors.policy.parse import ParsedTurn, parse_turn
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.gateway.schema import Tool
@@ -62,13 +62,13 @@ class ReplyAssembler:
         if self._is_ended:
             return
         mark = self._tokenizer.mark_of(token_id)
-        if mark == marks.END:
+        if mark == special_tokens.END:
             self._is_ended = True
         elif self._is_literal or (mark is None and not self._call_ids and not self.calls):
             yield from self._content([token_id])
         else:
             self._call_ids.append(token_id)
-            if mark == marks.CALL_CLOSE:
+            if mark == special_tokens.CALL_CLOSE:
                 yield from self._close_call()
 
     def _close_call(self) -> Iterator[Delta]:

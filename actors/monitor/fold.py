@@ -5,10 +5,10 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+from penstock.actors.monitor.actor_views import Fleet
 from penstock.actors.monitor.backpressure import hold_up
 from penstock.actors.monitor.chronicle import describe
 from penstock.actors.monitor.curves import append_tail
-from penstock.actors.monitor.fleet import Fleet
 from penstock.actors.monitor.learning import Learning
 from penstock.actors.monitor.regions import Regions
 from penstock.actors.monitor.state import LedgerView, MonitorState

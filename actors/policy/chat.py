@@ -5,7 +5,7 @@ then any number of calls:
 
     <call name="edit_file"><path>a.py</path><old>x < y</old><new>x <= y</new></call><|end|>
 
-All structure is marks (`marks.py`), one token each, so arguments need no escaping. What the policy
+All structure is marks (`special_tokens.py`), one token each, so arguments need no escaping. What the policy
 sampled is never tokenized again: a multi-turn context is the concatenation of `render_prompt`,
 sampled ids, `render_observation`, sampled ids, and so on.
 """
@@ -15,7 +15,7 @@ from enum import StrEnum
 
 import msgspec
 
-from penstock.actors.policy import marks
+from penstock.actors.policy import special_tokens
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.messages.rollout import ToolCall
 
@@ -30,10 +30,10 @@ class Role(StrEnum):
 
 
 _ROLE_MARKS = {
-    Role.SYSTEM: marks.SYSTEM,
-    Role.USER: marks.USER,
-    Role.ASSISTANT: marks.ASSISTANT,
-    Role.TOOL: marks.TOOL,
+    Role.SYSTEM: special_tokens.SYSTEM,
+    Role.USER: special_tokens.USER,
+    Role.ASSISTANT: special_tokens.ASSISTANT,
+    Role.TOOL: special_tokens.TOOL,
 }
 
 
@@ -58,7 +58,7 @@ def render_prompt(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> list
     for message in messages:
         ids.append(tokenizer.mark_id(_ROLE_MARKS[message.role]))
         ids += render_turn(tokenizer, message.content, message.calls)
-    ids.append(tokenizer.mark_id(marks.ASSISTANT))
+    ids.append(tokenizer.mark_id(special_tokens.ASSISTANT))
     return ids
 
 
@@ -79,14 +79,14 @@ def render_turn(tokenizer: Tokenizer, text: str, calls: Sequence[ToolCall] = ())
 
 def _render_call(tokenizer: Tokenizer, call: ToolCall) -> list[int]:
     mark = tokenizer.mark_id
-    known = marks.call_open(call.name)
-    ids = _opening(tokenizer, known, marks.CALL_OPEN, call.name)
+    known = special_tokens.call_open(call.name)
+    ids = _opening(tokenizer, known, special_tokens.CALL_OPEN, call.name)
     for name, value in call.arguments.items():
-        opening, closing = marks.argument_open(name), marks.argument_close(name)
-        ids += _opening(tokenizer, opening, marks.ARGUMENT_OPEN, name)
+        opening, closing = special_tokens.argument_open(name), special_tokens.argument_close(name)
+        ids += _opening(tokenizer, opening, special_tokens.ARGUMENT_OPEN, name)
         ids += tokenizer.encode(value)
-        ids.append(mark(closing if tokenizer.has_mark(opening) else marks.ARGUMENT_CLOSE))
-    ids.append(mark(marks.CALL_CLOSE))
+        ids.append(mark(closing if tokenizer.has_mark(opening) else special_tokens.ARGUMENT_CLOSE))
+    ids.append(mark(special_tokens.CALL_CLOSE))
     return ids
 
 
@@ -94,4 +94,4 @@ def _opening(tokenizer: Tokenizer, known: str, generic: str, name: str) -> list[
     if tokenizer.has_mark(known):
         return [tokenizer.mark_id(known)]
     spelled = tokenizer.encode(name)
-    return [tokenizer.mark_id(generic), *spelled, tokenizer.mark_id(marks.NAME_CLOSE)]
+    return [tokenizer.mark_id(generic), *spelled, tokenizer.mark_id(special_tokens.NAME_CLOSE)]

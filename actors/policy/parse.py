@@ -6,13 +6,15 @@ from enum import StrEnum
 
 import msgspec
 
-from penstock.actors.policy import marks
+from penstock.actors.policy import special_tokens
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.messages.rollout import ToolCall
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-_CALL_NAMES = {marks.call_open(name): name for name in marks.TOOL_NAMES}
-_ARGUMENT_NAMES = {marks.argument_open(name): name for name in marks.ARGUMENT_NAMES}
+_CALL_NAMES = {special_tokens.call_open(name): name for name in special_tokens.TOOL_NAMES}
+_ARGUMENT_NAMES = {
+    special_tokens.argument_open(name): name for name in special_tokens.ARGUMENT_NAMES
+}
 
 
 class ParseFailureReason(StrEnum):
@@ -69,7 +71,7 @@ class _Parser:
     def turn(self) -> ParsedTurn:
         text = self._text()
         calls = []
-        while (mark := self._mark()) != marks.END:
+        while (mark := self._mark()) != special_tokens.END:
             calls.append(self._call(mark))
         if self._position != len(self._ids):
             raise self._unexpected("a token after the end mark", self._position)
@@ -78,9 +80,9 @@ class _Parser:
     def _call(self, opening: str) -> ToolCall:
         name = _CALL_NAMES.get(opening)
         if name is None:
-            name = self._spelled(opening, marks.CALL_OPEN)
+            name = self._spelled(opening, special_tokens.CALL_OPEN)
         arguments: dict[str, str] = {}
-        while (mark := self._mark()) != marks.CALL_CLOSE:
+        while (mark := self._mark()) != special_tokens.CALL_CLOSE:
             start = self._position - 1
             argument, value = self._argument(mark)
             if argument in arguments:
@@ -91,9 +93,11 @@ class _Parser:
 
     def _argument(self, opening: str) -> tuple[str, str]:
         name = _ARGUMENT_NAMES.get(opening)
-        closing = marks.ARGUMENT_CLOSE if name is None else marks.argument_close(name)
+        closing = (
+            special_tokens.ARGUMENT_CLOSE if name is None else special_tokens.argument_close(name)
+        )
         if name is None:
-            name = self._spelled(opening, marks.ARGUMENT_OPEN)
+            name = self._spelled(opening, special_tokens.ARGUMENT_OPEN)
         value = self._text()
         self._expect(closing)
         return name, value
@@ -104,7 +108,7 @@ class _Parser:
         if opening != expected:
             raise self._unexpected(f"{opening!r}, not a {expected!r}", start)
         name = self._text()
-        self._expect(marks.NAME_CLOSE)
+        self._expect(special_tokens.NAME_CLOSE)
         if not _NAME.fullmatch(name):
             raise _Malformed(ParseFailureReason.BAD_NAME, f"{name!r} is no name", start)
         return name
@@ -119,7 +123,7 @@ class _Parser:
     def _mark(self) -> str:
         """Read one token that must be a mark."""
         if self._position >= len(self._ids):
-            detail = f"no {marks.END} after {len(self._ids)} tokens"
+            detail = f"no {special_tokens.END} after {len(self._ids)} tokens"
             raise _Malformed(ParseFailureReason.UNFINISHED, detail, len(self._ids))
         mark = self._mark_at(self._position)
         if mark is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as BpeTokenizer
 
-from penstock.actors.policy.marks import ALL_MARKS, END, PAD
+from penstock.actors.policy.special_tokens import ALL_MARKS, END, PAD
 from penstock.actors.runtime.files import write_atomic
 
 _PIECES = (

@@ -18,13 +18,13 @@ import contextlib
 import msgspec
 
 from penstock.actors.policy.tokenizer import Tokenizer
-from penstock.actors.rollout_worker.account import Tally, close_account, open_tally
 from penstock.actors.rollout_worker.changes import Changes, ChangesError, list_work, read_changes
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.conversation import Conversation, int32_array
+from penstock.actors.rollout_worker.episode_runner import Stage
+from penstock.actors.rollout_worker.episode_stats import Tally, close_account, open_tally
 from penstock.actors.rollout_worker.journal import Journal
 from penstock.actors.rollout_worker.sampling import GenerationError, sample_turn, turn_sampling
-from penstock.actors.rollout_worker.stage import Stage
 from penstock.actors.runtime.context import Context
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.versions import open_tools

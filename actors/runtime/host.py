@@ -18,13 +18,13 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from penstock.actors.runtime.actor import Actor
-from penstock.actors.runtime.applier import Applier
 from penstock.actors.runtime.clock import Clock, SystemClock
+from penstock.actors.runtime.consumer import Workbench
 from penstock.actors.runtime.dispatch import find_handlers
+from penstock.actors.runtime.event_dispatcher import Applier
 from penstock.actors.runtime.host_context import HostContext, Identity
 from penstock.actors.runtime.iteration import closing
 from penstock.actors.runtime.tasks import Tasks
-from penstock.actors.runtime.workbench import Workbench
 from penstock.messages.base import Event
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.control import ActorFailed, ActorStarted

@@ -14,7 +14,7 @@ from penstock.actors.policy.chat import (
     render_prompt,
     render_turn,
 )
-from penstock.actors.policy.marks import ALL_MARKS
+from penstock.actors.policy.special_tokens import ALL_MARKS
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.trainer.midtraining.corpus import Corpus
 from penstock.envs.harness.wording import tools_prompt

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.actors.judge.audit import audit
 from penstock.actors.judge.tasks import GradedTask
-from penstock.actors.rollout_worker.account import Tally, open_tally
+from penstock.actors.rollout_worker.episode_stats import Tally, open_tally
 from penstock.envs.backends import open_backend
 from penstock.envs.egress.record import num_attempts
 from penstock.envs.sandbox import BackendUnavailable, NetworkedSandbox, SandboxRequestError

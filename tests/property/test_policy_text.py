@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.actors.policy import marks
+from penstock.actors.policy import special_tokens
 from penstock.actors.policy.chat import (
     ChatMessage,
     Role,
@@ -21,8 +21,8 @@ from penstock.messages.rollout import ToolCall
 TEXTS = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
 TOKENIZER = train_tokenizer(TEXTS, vocab_size=600)
 PLAIN = st.text(max_size=60) | st.sampled_from(["<|end|>", "</path>", "a < b\n", '<call name="x">'])
-NAMES = st.sampled_from([*marks.TOOL_NAMES, "other_tool", "x.y-z"])
-ARGUMENTS = st.sampled_from([*marks.ARGUMENT_NAMES, "count", "odd_name"])
+NAMES = st.sampled_from([*special_tokens.TOOL_NAMES, "other_tool", "x.y-z"])
+ARGUMENTS = st.sampled_from([*special_tokens.ARGUMENT_NAMES, "count", "odd_name"])
 CALLS = st.builds(ToolCall, name=NAMES, arguments=st.dictionaries(ARGUMENTS, PLAIN, max_size=3))
 
 

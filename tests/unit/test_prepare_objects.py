@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.actors.policy import marks
+from penstock.actors.policy import special_tokens
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.parse import ParsedTurn, parse_turn
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
@@ -73,7 +73,7 @@ def documents(objects):
 def test_what_the_actor_says_weighs_most_and_parses_as_turns(objects, tokenizer):
     transcripts = documents(objects)[-NUM_DEMONSTRATIONS:]
     for tokens, weights in transcripts:
-        starts = np.flatnonzero(tokens == tokenizer.mark_id(marks.ASSISTANT)) + 1
+        starts = np.flatnonzero(tokens == tokenizer.mark_id(special_tokens.ASSISTANT)) + 1
         assert starts.size >= 1
         for start in starts:
             end = start + int(np.argmax(tokens[start:] == tokenizer.end_id)) + 1
@@ -205,4 +205,4 @@ def test_demonstrations_use_the_tools_of_their_version():
     documents = CorpusBuilder(train_tokenizer([tools_prompt("2")], 400))
     documents.add_transcript(transcript, 0.5)
     first = documents.build().tokens[0]
-    assert documents._tokenizer.mark_of(int(first)) == marks.SYSTEM
+    assert documents._tokenizer.mark_of(int(first)) == special_tokens.SYSTEM

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from penstock.actors.runtime.applier import Applier
+from penstock.actors.runtime.event_dispatcher import Applier
 from penstock.actors.runtime.iteration import closing
 from penstock.actors.runtime.tasks import Tasks
 from penstock.messages.base import Event

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from penstock.actors.rollout_worker.account import Tally
 from penstock.actors.rollout_worker.conversation import Conversation
+from penstock.actors.rollout_worker.episode_stats import Tally
 from penstock.actors.runtime.context import Context
 from penstock.envs.harness.result import ToolResult
 from penstock.envs.harness.versions import Tools
