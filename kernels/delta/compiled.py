@@ -30,7 +30,7 @@ from penstock.kernels.delta.structs import (
 )
 from penstock.kernels.native import load_library
 
-_SOURCE = Path(__file__).with_name("delta.c")
+_SOURCE = Path(__file__).parent / "c" / "delta.c"
 _SLACK_BYTES = 2048
 """Room that the writer of a string wants beyond what it fills."""
 _GROUP_ELEMENTS = 1024

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "../../kernels/delta/delta.c"
+#include "../../kernels/delta/c/delta.c"
 
 static uint64_t state;
 
