@@ -6,12 +6,12 @@ from functools import partial
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from penstock.gateway.completions import chat_completions
+from penstock.gateway.chat.completions import chat_completions
 from penstock.gateway.errors import ApiError, error_response
 from penstock.gateway.feedback import delete_feedback, patch_feedback, post_feedback
 from penstock.gateway.health import healthz, metrics, models, readyz
-from penstock.gateway.live_page import live_page
-from penstock.gateway.monitor_feed import MonitorFeed, monitor_events, monitor_state
+from penstock.gateway.page.live_page import live_page
+from penstock.gateway.page.monitor_feed import MonitorFeed, monitor_events, monitor_state
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, Services
 from penstock.messages.errors import PenstockError
 

@@ -5,9 +5,9 @@ import math
 import msgspec
 from aiohttp import web
 
+from penstock.gateway.chat.schema import decode_body
 from penstock.gateway.errors import ApiError, invalid
 from penstock.gateway.keys import KeySpec
-from penstock.gateway.schema import decode_body
 from penstock.gateway.services import Services
 from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted
 from penstock.messages.subjects import check_token

@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from penstock.gateway.errors import ApiError
-from penstock.gateway.monitor_feed import MonitorFeed
+from penstock.gateway.page.monitor_feed import MonitorFeed
 from penstock.gateway.services import Services
 from penstock.messages.errors import PenstockError
 

@@ -6,12 +6,12 @@ from aiohttp import web
 
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.runtime.context import Context
+from penstock.gateway.chat.prompt import ReplyMemory
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
 from penstock.gateway.keys import KeyRing, KeySpec
 from penstock.gateway.limits import RateLimiter
 from penstock.gateway.metrics import GatewayMetrics
-from penstock.gateway.prompt import ReplyMemory
 from penstock.messages.feedback import InferenceRecorded
 
 NUM_REQUESTS_KNOWN_MAX = 100_000

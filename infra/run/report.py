@@ -3,7 +3,7 @@
 from penstock.actors.monitor.fold import Fold
 from penstock.actors.monitor.state import MonitorState, encode_state
 from penstock.actors.runtime.files import write_atomic
-from penstock.gateway.live_page import render_page
+from penstock.gateway.page.live_page import render_page
 from penstock.infra.run.runs import RunDir
 from penstock.messages.bus import Bus
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from penstock.actors.policy import special_tokens
 from penstock.actors.policy.chat import render_turn
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
-from penstock.gateway.reply import CallDelta, ReplyAssembler, TextDelta
-from penstock.gateway.schema import Tool, ToolFunction
+from penstock.gateway.chat.reply import CallDelta, ReplyAssembler, TextDelta
+from penstock.gateway.chat.schema import Tool, ToolFunction
 from penstock.messages.rollout import ToolCall
 
 TOOLS = {

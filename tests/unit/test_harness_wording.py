@@ -12,8 +12,8 @@ from penstock.envs.harness.registry import tool_schemas
 from penstock.envs.harness.session import tool_schemas_2
 from penstock.envs.harness.tools import TOOLS_2
 from penstock.envs.harness.wording import prompt_for, tools_prompt
-from penstock.gateway.prompt import ReplyMemory, render_context
-from penstock.gateway.schema import ChatRequest
+from penstock.gateway.chat.prompt import ReplyMemory, render_context
+from penstock.gateway.chat.schema import ChatRequest
 from penstock.messages.errors import NotFoundError
 from penstock.messages.task import Split, Task
 

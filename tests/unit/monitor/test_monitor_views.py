@@ -7,7 +7,7 @@ import re
 from rich.console import Console
 
 from penstock.actors.runtime.clock import SystemClock
-from penstock.gateway.live_page import render_page
+from penstock.gateway.page.live_page import render_page
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.commands.status import read_state, render

@@ -4,7 +4,7 @@ import numpy as np
 
 from penstock.actors.policy.parse import ParseFailure, parse_turn
 from penstock.actors.policy.tokenizer import Tokenizer
-from penstock.gateway.generation import Generation
+from penstock.gateway.chat.generation import Generation
 from penstock.gateway.keys import KeySpec
 from penstock.kernels.arrays import to_array
 from penstock.messages.feedback import InferenceRecorded

@@ -6,14 +6,14 @@ from collections.abc import AsyncGenerator
 
 from aiohttp import web
 
-from penstock.gateway.chunks import ReplyWriter
+from penstock.gateway.chat.chunks import ReplyWriter
+from penstock.gateway.chat.generation import Generation
+from penstock.gateway.chat.prompt import offered_tools
+from penstock.gateway.chat.record import inference_record
+from penstock.gateway.chat.reply import ReplyAssembler
+from penstock.gateway.chat.schema import ChatRequest
 from penstock.gateway.errors import ApiError, error_body
-from penstock.gateway.generation import Generation
 from penstock.gateway.keys import KeySpec
-from penstock.gateway.prompt import offered_tools
-from penstock.gateway.record import inference_record
-from penstock.gateway.reply import ReplyAssembler
-from penstock.gateway.schema import ChatRequest
 from penstock.gateway.services import EXTRA_HEADERS, Services
 from penstock.messages.errors import PenstockError
 

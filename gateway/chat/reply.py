@@ -16,7 +16,7 @@ import msgspec
 from penstock.actors.policy import special_tokens
 from penstock.actors.policy.parse import ParsedTurn, parse_turn
 from penstock.actors.policy.tokenizer import Tokenizer
-from penstock.gateway.schema import Tool
+from penstock.gateway.chat.schema import Tool
 from penstock.messages.rollout import ToolCall
 
 

@@ -6,11 +6,11 @@ from collections.abc import Generator
 from aiohttp import web
 
 from penstock.actors.policy import special_tokens
+from penstock.gateway.chat.exchange import Exchange
+from penstock.gateway.chat.generation import Generation
+from penstock.gateway.chat.prompt import check_length, offered_tools, render_context
+from penstock.gateway.chat.schema import ChatRequest, parse_chat
 from penstock.gateway.errors import ApiError
-from penstock.gateway.exchange import Exchange
-from penstock.gateway.generation import Generation
-from penstock.gateway.prompt import check_length, offered_tools, render_context
-from penstock.gateway.schema import ChatRequest, parse_chat
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, Services
 from penstock.messages.task import Sampling
 

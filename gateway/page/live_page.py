@@ -28,7 +28,7 @@ async def live_page(services: Services, request: web.Request) -> web.Response:
 
 @cache
 def _template() -> str:
-    folder = files("penstock.gateway") / "page"
+    folder = files("penstock.gateway.page")
     parts = {
         "/*STYLE*/": "page.css",
         "/*CHARTS*/": "charts.js",

@@ -15,8 +15,8 @@ from penstock.actors.policy import special_tokens
 from penstock.actors.policy.chat import render_turn
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.envs.harness.wording import prompt_for
+from penstock.gateway.chat.schema import ChatRequest, RequestedCall, RequestMessage, Tool
 from penstock.gateway.errors import ApiError, invalid
-from penstock.gateway.schema import ChatRequest, RequestedCall, RequestMessage, Tool
 from penstock.messages.rollout import ToolCall
 
 NUM_REMEMBERED_MAX = 4096

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 
 from penstock.actors.policy.tokenizer import Tokenizer
-from penstock.gateway.generation import Generation
-from penstock.gateway.prompt import arguments_json
-from penstock.gateway.reply import Delta, ReplyAssembler, TextDelta
-from penstock.gateway.schema import ChatRequest, Tool
+from penstock.gateway.chat.generation import Generation
+from penstock.gateway.chat.prompt import arguments_json
+from penstock.gateway.chat.reply import Delta, ReplyAssembler, TextDelta
+from penstock.gateway.chat.schema import ChatRequest, Tool
 from penstock.messages.rollout import StopReason, ToolCall
 
 _LOGPROB_MIN = -9999.0

@@ -1,0 +1,1 @@
+"""`POST /v1/chat/completions`: request, prompt, generation, reply, record."""

@@ -1,0 +1,1 @@
+"""The live page and the feed of monitor state behind it."""
