@@ -5,9 +5,9 @@ then any number of calls:
 
     <call name="edit_file"><path>a.py</path><old>x < y</old><new>x <= y</new></call><|end|>
 
-All structure is marks (`special_tokens.py`), one token each, so arguments need no escaping. What the policy
-sampled is never tokenized again: a multi-turn context is the concatenation of `render_prompt`,
-sampled ids, `render_observation`, sampled ids, and so on.
+All structure is special tokens (`special_tokens.py`), one id each, so arguments need no escaping.
+What the policy sampled is never tokenized again: a multi-turn context is the concatenation of
+`render_prompt`, sampled ids, `render_observation`, sampled ids, and so on.
 """
 
 from collections.abc import Sequence

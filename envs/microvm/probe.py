@@ -7,7 +7,7 @@ import msgspec
 
 from penstock.envs.backends import backends, open_backend
 from penstock.envs.microvm.images import assets
-from penstock.envs.microvm.qemu import assets
+from penstock.envs.microvm.qemu import assets as qemu_assets
 from penstock.envs.sandbox import SandboxError
 
 EXECS = 5

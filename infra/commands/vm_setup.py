@@ -1,4 +1,4 @@
-"""`python -m penstock.infra.commands.vm_setup`: build the VM kernel, image and agent into the cache.
+"""`python -m penstock.infra.commands.vm_setup`: builds kernel, image and agent into the cache.
 
 Idempotent and safe to run twice at once; only what changed is built. Takes about five minutes on
 two cores the first time, mostly the kernel's compilation. With `--qemu` also what QEMU boots,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.envs.microvm.firecracker import backend
+from penstock.envs.microvm.firecracker import backend as firecracker
 from penstock.envs.microvm.images.assets import VmAssets
 from penstock.envs.microvm.qemu.assets import QemuAssets
 from penstock.envs.sandbox import (
@@ -37,11 +37,11 @@ def backend(tmp_path, monkeypatch):
     )  # fmt: skip
     monkeypatch.setattr(firecracker, "load_assets", lambda cache: (tmp_path, base))
     monkeypatch.setattr(firecracker, "load_qemu_assets", lambda cache: (tmp_path, kernel))
-    monkeypatch.setattr(backend.os, "chown", lambda path, uid, gid: None)
+    monkeypatch.setattr(firecracker.os, "chown", lambda path, uid, gid: None)
     jailer = (sys.executable, str(SERVER))
     with tempfile.TemporaryDirectory(prefix="jails") as short:  # as a socket's path must be
-        monkeypatch.setattr(backend.os, "link", shutil.copy)
-        yield backend.FirecrackerBackend(jails=Path(short), jailer=jailer)
+        monkeypatch.setattr(firecracker.os, "link", shutil.copy)
+        yield firecracker.FirecrackerBackend(jails=Path(short), jailer=jailer)
 
 
 def jails(backend) -> list[Path]:

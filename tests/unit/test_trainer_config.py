@@ -48,7 +48,7 @@ def test_an_unknown_key_is_refused_with_its_path():
 
 def test_settings_and_pure_parts_import_no_torch():
     code = (
-        "import sys; import penstock.actors.trainer.config, penstock.actors.trainer.batching.batcher;"
+        "import sys, penstock.actors.trainer.config, penstock.actors.trainer.batching.batcher;"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
