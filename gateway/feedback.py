@@ -10,7 +10,7 @@ from penstock.gateway.errors import ApiError, invalid
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.services import Services
 from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted
-from penstock.messages.subjects import check_token
+from penstock.messages.streams import check_token
 
 TEXT_CHARS_MAX = 16_384
 ID_CHARS_MAX = 128

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.messages.base import Event, Message, Stream
-from penstock.messages.catalog import EVENTS, MESSAGES, REQUESTS
+from penstock.messages.codec import EVENTS, MESSAGES, REQUESTS
 from penstock.messages.streams import STREAMS
 
 _SCHEMAS = "#/components/schemas/{name}"

@@ -1,20 +1,100 @@
-"""Messages to and from msgpack maps, readable by any msgpack reader."""
+"""Every message there is, to and from msgpack maps, readable by any msgpack reader."""
 
 from functools import reduce
+from operator import or_
 from typing import Any
 
 import msgspec
 
 from penstock.messages.base import Message
-from penstock.messages.catalog import MESSAGES
+from penstock.messages.control import (
+    ActorFailed,
+    ActorStarted,
+    MessageRejected,
+    RunFinished,
+    RunStarted,
+)
 from penstock.messages.errors import CodecError
+from penstock.messages.feedback import (
+    FeedbackReceived,
+    FeedbackRetracted,
+    InferenceRecorded,
+    LiveSampleJoined,
+)
+from penstock.messages.generation import AbortGeneration, Generate, TokensSampled
+from penstock.messages.pacing import CreditsChanged, EvalCompleted, EvalRequested
+from penstock.messages.reward import Verdict
+from penstock.messages.rollout import EpisodeSaved, RolloutFinished, TurnSampled
+from penstock.messages.rpc import Ack, RemoteError
+from penstock.messages.sandbox import (
+    AcquireGroup,
+    AcquireSandbox,
+    AllowEgress,
+    CommandFinished,
+    EgressRead,
+    ExecCommand,
+    FileRead,
+    FilesListed,
+    GroupLeased,
+    GroupsRenewed,
+    ListFiles,
+    ReadEgress,
+    ReadFile,
+    ReleaseSandbox,
+    RenewGroups,
+    SandboxLeased,
+    SandboxSaved,
+    SaveSandbox,
+    WriteFiles,
+)
+from penstock.messages.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup, ReportHost
+from penstock.messages.task import StartRollout
+from penstock.messages.telemetry import (
+    ActorReported,
+    MidtrainProgressed,
+    MonitorSnapshot,
+    ReadMonitor,
+)
+from penstock.messages.training import (
+    BatchManifest,
+    CheckpointSaved,
+    MidtrainCompleted,
+    StepCompleted,
+)
+from penstock.messages.weights import (
+    ReadTiles,
+    ShipWeights,
+    TileRead,
+    WeightsApplied,
+    WeightsPublished,
+    WeightsRelayed,
+)
+
+EVENTS = (
+    StartRollout, TurnSampled, EpisodeSaved, RolloutFinished, Verdict,
+    WeightsPublished, WeightsRelayed, WeightsApplied, CreditsChanged,
+    InferenceRecorded, FeedbackReceived, FeedbackRetracted, LiveSampleJoined,
+    BatchManifest, StepCompleted, MidtrainCompleted, CheckpointSaved,
+    RunStarted, RunFinished, ActorStarted, ActorFailed, EvalRequested, EvalCompleted,
+    MessageRejected, ActorReported, MidtrainProgressed,
+)  # fmt: skip
+"""Kept on streams."""
+
+REQUESTS = (
+    Generate, TokensSampled, AbortGeneration, RemoteError, Ack,
+    AcquireSandbox, SandboxLeased, ExecCommand, CommandFinished, ReadFile, FileRead,
+    WriteFiles, ListFiles, FilesListed, ReleaseSandbox, ReadMonitor, MonitorSnapshot,
+    ReadTiles, TileRead, ShipWeights, PlaceGroup, GroupPlaced, ReleaseGroup, ReportHost,
+    SaveSandbox, SandboxSaved, AcquireGroup, GroupLeased, RenewGroups, GroupsRenewed,
+    AllowEgress, ReadEgress, EgressRead,
+)  # fmt: skip
+"""Requests and replies, not kept."""
+
+MESSAGES: tuple[type[Message], ...] = EVENTS + REQUESTS
+"""The codec decodes these and no others."""
 
 
-def _either(a: Any, b: Any) -> Any:
-    return a | b
-
-
-_UNION: Any = reduce(_either, MESSAGES)
+_UNION: Any = reduce(or_, MESSAGES)
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(_UNION)
 
@@ -25,7 +105,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Message:
-    """Decode any message of the catalog.
+    """Decode any of `MESSAGES`.
 
     Raises:
         CodecError: Not msgpack, an unknown `type`, or a field of a wrong type (with its path).

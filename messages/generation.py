@@ -1,7 +1,5 @@
 """Requests to generators: request and streamed replies, not kept on a stream."""
 
-from enum import StrEnum
-
 from penstock.messages.base import Array, Message
 from penstock.messages.rollout import StopReason
 from penstock.messages.task import Purpose, Sampling
@@ -49,23 +47,3 @@ class AbortGeneration(Message, frozen=True, kw_only=True):
     """Requester -> generators: stop sampling this request."""
 
     request_id: str
-
-
-class RemoteErrorKind(StrEnum):
-    """How a remote failure is to be treated."""
-
-    INVALID = "invalid"
-    BUSY = "busy"
-    FAILED = "failed"
-    GONE = "gone"
-
-
-class RemoteError(Message, frozen=True, kw_only=True):
-    """Any server -> its requester: the request failed, and how."""
-
-    kind: RemoteErrorKind
-    error: str
-
-
-class Ack(Message, frozen=True, kw_only=True):
-    """Done, with nothing to tell."""

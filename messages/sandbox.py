@@ -2,7 +2,6 @@
 
 from penstock.messages.base import Message
 from penstock.messages.rollout import EgressAttempt, SandboxRecord
-from penstock.messages.scheduler import HeldGroup
 
 
 class AcquireSandbox(Message, frozen=True, kw_only=True):
@@ -120,56 +119,6 @@ class ReleaseSandbox(Message, frozen=True, kw_only=True):
     lease_id: str
 
 
-class PlaceGroup(Message, frozen=True, kw_only=True):
-    """Whoever needs machines -> the fleet's scheduler: choose one host for all of a group."""
-
-    group_id: str
-    """Asking again gives the same host, as long as it lives, and renews the placement."""
-    holder: str
-    """Whose quota it counts against."""
-    num_machines: int
-    image_digest: str = ""
-    """As in `AcquireSandbox`: hosts that have it ready come first."""
-    lease_s: float = 60.0
-    """The room is kept this long after the last request that names the group, and as long as
-    the host reports machines of it."""
-    avoid_host: str = ""
-    """A host that did not answer: a group placed there is placed anew, elsewhere."""
-    is_grading: bool = False
-    """As in `AcquireSandbox`."""
-
-
-class GroupPlaced(Message, frozen=True, kw_only=True):
-    """The scheduler's answer."""
-
-    group_id: str
-    host: str
-    """Acquire from this host's own service, with `is_placed`."""
-    has_image: bool
-    """Whether the host was chosen for holding the image already."""
-
-
-class ReleaseGroup(Message, frozen=True, kw_only=True):
-    """To the scheduler: the group needs no room any more. To a host: end all machines of it."""
-
-    group_id: str
-
-
-class ReportHost(Message, frozen=True, kw_only=True):
-    """Sandbox host -> scheduler, periodically; a host that falls silent gets nothing more."""
-
-    host: str
-    num_slots: int
-    num_live: int
-    """Machines in use or on the way; ready ones that nobody has yet do not count."""
-    image_digests: list[str] = []
-    """Layers that it has ready: those asked for last."""
-    groups: list[HeldGroup] = []
-    """Placed groups that have machines here: a scheduler that was started again adopts them."""
-    num_spared: int = 0
-    """Slots that only grading may have."""
-
-
 class SaveSandbox(Message, frozen=True, kw_only=True):
     """Save a leased machine while it runs; it goes on."""
 
@@ -183,3 +132,38 @@ class SandboxSaved(Message, frozen=True, kw_only=True):
 
     checkpoint_id: str
     host: str
+
+
+class AcquireGroup(Message, frozen=True, kw_only=True):
+    """Asker -> the host that a placement named: lease all of a group's machines, or none."""
+
+    group_id: str
+    holder: str
+    lease_ids: list[str]
+    """Chosen by the asker: asking again gives the same machines, and renews them."""
+    lease_s: float
+    """Reaped this long after the last request that names them or their group."""
+    image_digest: str = ""
+    """As in `AcquireSandbox`."""
+
+
+class GroupLeased(Message, frozen=True, kw_only=True):
+    """The host's answer."""
+
+    group_id: str
+    host: str
+    sandboxes: list[SandboxRecord]
+    """In the order of the lease ids."""
+
+
+class RenewGroups(Message, frozen=True, kw_only=True):
+    """Asker -> a host: all that it holds there is still held; one message for all of it."""
+
+    group_ids: list[str]
+
+
+class GroupsRenewed(Message, frozen=True, kw_only=True):
+    """The host's answer."""
+
+    gone: list[str] = []
+    """Groups that have no machine here: released, expired, or lost with the host's last start."""

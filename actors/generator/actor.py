@@ -23,14 +23,8 @@ from penstock.kernels.routes import seal_routes
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.errors import QueueFullError
-from penstock.messages.generation import (
-    AbortGeneration,
-    Ack,
-    Generate,
-    RemoteError,
-    RemoteErrorKind,
-    TokensSampled,
-)
+from penstock.messages.generation import AbortGeneration, Generate, TokensSampled
+from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.task import Purpose
 
 

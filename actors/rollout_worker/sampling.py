@@ -13,8 +13,9 @@ import numpy as np
 from penstock.actors.runtime.context import Context
 from penstock.messages.base import Array
 from penstock.messages.errors import BusError, DeadlineError, PenstockError, RemoteCallError
-from penstock.messages.generation import Generate, RemoteErrorKind, TokensSampled
+from penstock.messages.generation import Generate, TokensSampled
 from penstock.messages.rollout import StopReason, VersionSpan
+from penstock.messages.rpc import RemoteErrorKind
 from penstock.messages.task import Sampling
 
 

@@ -44,7 +44,7 @@ class Actor:
         return {}
 
     def services(self) -> Mapping[str, Serve]:
-        """Return the request services, by service name (see `subjects.service_subject`)."""
+        """Return the request services, by service name (see `streams.service_subject`)."""
         return {}
 
     async def start(self, ctx: Context) -> Effects:

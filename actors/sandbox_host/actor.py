@@ -40,19 +40,21 @@ from penstock.envs.sandbox import (
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.errors import DeadlineError, NotFoundError, QueueFullError
-from penstock.messages.generation import Ack, RemoteError, RemoteErrorKind
+from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.sandbox import (
+    AcquireGroup,
     AcquireSandbox,
     EgressRead,
+    GroupLeased,
+    GroupsRenewed,
     ReadEgress,
-    ReleaseGroup,
     ReleaseSandbox,
-    ReportHost,
+    RenewGroups,
     SandboxLeased,
     SandboxSaved,
     SaveSandbox,
 )
-from penstock.messages.scheduler import AcquireGroup, GroupLeased, GroupsRenewed, RenewGroups
+from penstock.messages.scheduler import ReleaseGroup, ReportHost
 
 
 class SandboxHost(Actor):

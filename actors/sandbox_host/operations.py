@@ -4,7 +4,7 @@ from typing import cast
 
 from penstock.envs.sandbox import NetworkedMachine, Sandbox, networked
 from penstock.messages.base import Message
-from penstock.messages.generation import Ack
+from penstock.messages.rpc import Ack
 from penstock.messages.sandbox import (
     AllowEgress,
     CommandFinished,

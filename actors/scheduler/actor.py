@@ -12,8 +12,8 @@ from penstock.actors.scheduler.fleet import Fleet, FleetFullError
 from penstock.envs.remote.client import FLEET_SERVICE, SandboxBusyError, to_remote_error
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
-from penstock.messages.generation import Ack, RemoteError, RemoteErrorKind
-from penstock.messages.sandbox import GroupPlaced, PlaceGroup, ReleaseGroup, ReportHost
+from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind
+from penstock.messages.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup, ReportHost
 
 LEARN_S = 2.5
 """So long after a start only groups that hosts report have a place: others might get a second."""

@@ -12,7 +12,7 @@ from penstock.envs.sandbox import (
 )
 from penstock.messages.base import Message
 from penstock.messages.errors import BusError, DeadlineError, RemoteCallError
-from penstock.messages.generation import RemoteError, RemoteErrorKind
+from penstock.messages.rpc import RemoteError, RemoteErrorKind
 
 ACQUIRE_SERVICE = "sandbox.acquire"
 FLEET_SERVICE = "fleet"

@@ -20,9 +20,15 @@ from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
 from penstock.envs.remote.placing import lease_where_placed, place_group
 from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.sandbox import SandboxDied, SandboxError
-from penstock.messages.generation import Ack
-from penstock.messages.sandbox import ReleaseGroup, SandboxLeased
-from penstock.messages.scheduler import AcquireGroup, GroupLeased, GroupsRenewed, RenewGroups
+from penstock.messages.rpc import Ack
+from penstock.messages.sandbox import (
+    AcquireGroup,
+    GroupLeased,
+    GroupsRenewed,
+    RenewGroups,
+    SandboxLeased,
+)
+from penstock.messages.scheduler import ReleaseGroup
 
 
 async def acquire_group(

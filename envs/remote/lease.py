@@ -9,8 +9,9 @@ from penstock.envs.remote.lease_spec import LeaseTerms
 from penstock.envs.remote.placing import lease_where_placed, place_sandbox
 from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.sandbox import ImageAbsent, SandboxDied, SandboxError
-from penstock.messages.generation import Ack
-from penstock.messages.sandbox import AcquireSandbox, ReleaseGroup, SandboxLeased
+from penstock.messages.rpc import Ack
+from penstock.messages.sandbox import AcquireSandbox, SandboxLeased
+from penstock.messages.scheduler import ReleaseGroup
 
 
 @contextlib.asynccontextmanager

@@ -14,7 +14,7 @@ from penstock.envs.remote.client import (
 from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
 from penstock.envs.sandbox import SandboxTimeout
 from penstock.messages.base import Message
-from penstock.messages.sandbox import GroupPlaced, PlaceGroup
+from penstock.messages.scheduler import GroupPlaced, PlaceGroup
 
 AVOID_S = 6.0
 """A host that did not answer is avoided so long; the scheduler forgets dead ones sooner."""

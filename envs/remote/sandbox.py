@@ -9,8 +9,8 @@ from penstock.envs.remote.client import Asker, M, ask, host_service
 from penstock.envs.remote.lease_spec import LeaseTerms, SavedSandbox
 from penstock.envs.sandbox import WORK_DIR, ExecResult, SandboxError
 from penstock.messages.base import Message
-from penstock.messages.generation import Ack
 from penstock.messages.rollout import EgressAttempt, SandboxRecord
+from penstock.messages.rpc import Ack
 from penstock.messages.sandbox import (
     AcquireSandbox,
     AllowEgress,

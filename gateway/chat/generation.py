@@ -16,8 +16,9 @@ from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
 from penstock.kernels.arrays import from_array, to_array
 from penstock.messages.errors import BusError, DeadlineError, PenstockError, RemoteCallError
-from penstock.messages.generation import AbortGeneration, Generate, RemoteErrorKind, TokensSampled
+from penstock.messages.generation import AbortGeneration, Generate, TokensSampled
 from penstock.messages.rollout import StopReason, VersionSpan
+from penstock.messages.rpc import RemoteErrorKind
 from penstock.messages.task import Purpose, Sampling
 
 SERVICE = "generate.live"

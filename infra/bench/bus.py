@@ -11,7 +11,7 @@ from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.base import Event, Message
-from penstock.messages.generation import Ack
+from penstock.messages.rpc import Ack
 from penstock.messages.training import CheckpointSaved
 
 BATCH = 500

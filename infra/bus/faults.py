@@ -3,7 +3,7 @@
 import asyncio
 
 from penstock.messages.errors import NotFoundError, QueueFullError, RemoteCallError
-from penstock.messages.generation import RemoteError, RemoteErrorKind
+from penstock.messages.rpc import RemoteError, RemoteErrorKind
 
 
 def to_remote(error: Exception) -> RemoteError:

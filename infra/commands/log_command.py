@@ -11,7 +11,7 @@ from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.commands.log_file import cat_log, export_log, import_log, log_types, read_header
 from penstock.infra.run.runs import RunDir, find_run, open_log
 from penstock.messages.base import Event
-from penstock.messages.catalog import EVENTS
+from penstock.messages.codec import EVENTS
 from penstock.messages.control import RunStarted
 from penstock.messages.errors import CorruptDataError, NotFoundError
 

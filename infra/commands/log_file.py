@@ -16,8 +16,7 @@ import zstandard
 
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Bus, ObjectStore
-from penstock.messages.catalog import EVENTS
-from penstock.messages.codec import decode, encode
+from penstock.messages.codec import EVENTS, decode, encode
 from penstock.messages.errors import CorruptDataError
 
 FORMAT_VERSION = 1

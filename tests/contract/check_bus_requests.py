@@ -19,7 +19,8 @@ from penstock.messages.errors import (
     QueueFullError,
     RemoteCallError,
 )
-from penstock.messages.generation import AbortGeneration, Ack
+from penstock.messages.generation import AbortGeneration
+from penstock.messages.rpc import Ack
 
 
 async def a_request_gets_the_first_reply(world: World) -> None:

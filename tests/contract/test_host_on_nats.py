@@ -8,7 +8,7 @@ from tests.contract.test_bus_nats import NatsWorld
 
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.host import ActorHost
-from penstock.messages.generation import Ack
+from penstock.messages.rpc import Ack
 from penstock.messages.task import StartRollout
 from penstock.messages.telemetry import ActorReported
 from penstock.messages.training import StepCompleted

@@ -28,7 +28,7 @@ from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished
-from penstock.messages.sandbox import PlaceGroup
+from penstock.messages.scheduler import PlaceGroup
 from penstock.messages.task import HiddenTests, Purpose, Split, Task, image_of
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(200)]

@@ -4,8 +4,7 @@ import msgpack
 import pytest
 from tests.golden.write import FOLDER
 
-from penstock.messages.catalog import MESSAGES
-from penstock.messages.codec import decode, encode
+from penstock.messages.codec import MESSAGES, decode, encode
 from penstock.messages.errors import CodecError
 
 

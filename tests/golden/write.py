@@ -8,8 +8,7 @@ from pathlib import Path
 
 from tests.golden.examples import example
 
-from penstock.messages.catalog import MESSAGES
-from penstock.messages.codec import encode
+from penstock.messages.codec import MESSAGES, encode
 
 FOLDER = Path(__file__).parent / "v1"
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.messages.catalog import MESSAGES
-from penstock.messages.codec import decode, encode
+from penstock.messages.codec import MESSAGES, decode, encode
 from penstock.messages.errors import CodecError
 
 _info = msgspec.inspect

@@ -4,7 +4,7 @@ import json
 
 from penstock.messages.asyncapi import document
 from penstock.messages.base import Stream
-from penstock.messages.catalog import MESSAGES
+from penstock.messages.codec import MESSAGES
 
 
 def references(node):

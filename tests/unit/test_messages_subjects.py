@@ -4,7 +4,7 @@ import pytest
 from tests.contract.bus_world import saved, step
 
 from penstock.messages.errors import ConfigError
-from penstock.messages.subjects import (
+from penstock.messages.streams import (
     check_run_id,
     check_token,
     event_subject,

@@ -16,7 +16,7 @@ from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.control import ActorFailed, ActorStarted, MessageRejected
 from penstock.messages.errors import ConfigError, CorruptDataError, DeadlineError
-from penstock.messages.generation import Ack
+from penstock.messages.rpc import Ack
 from penstock.messages.task import StartRollout
 from penstock.messages.telemetry import ActorReported
 from penstock.messages.training import CheckpointSaved, StepCompleted

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.infra.simulate.sandboxes.host import SimulatedHost
 from penstock.infra.simulate.sandboxes.settings import FleetScenario
-from penstock.messages.scheduler import AcquireGroup
+from penstock.messages.sandbox import AcquireGroup
 
 SCENARIO = FleetScenario(num_machines=64, num_hosts=2, num_slots=40, num_failures=0, num_cores=8)
 

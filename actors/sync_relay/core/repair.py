@@ -23,7 +23,7 @@ from penstock.messages.errors import (
     PenstockError,
     RemoteCallError,
 )
-from penstock.messages.generation import RemoteError, RemoteErrorKind
+from penstock.messages.rpc import RemoteError, RemoteErrorKind
 from penstock.messages.weights import ReadTiles, TileRead, TileRef
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from penstock.actors.sync_relay.publish.spans import Layout, cut_spans, share_ou
 from penstock.actors.sync_relay.publish.verifier import Prover
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
-from penstock.messages.generation import Ack, RemoteError, RemoteErrorKind
+from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.weights import ShipWeights
 
 VERSION_S_MAX = 6 * 3600.0

@@ -20,8 +20,13 @@ from penstock.infra.bus.jetstream.work import NatsWorkItem, WorkQueue
 from penstock.messages.base import Event, Message, Stream
 from penstock.messages.bus import Delivery, ObjectStore, Receipt, Serve
 from penstock.messages.errors import BusError, DeadlineError
-from penstock.messages.streams import check_followed
-from penstock.messages.subjects import check_run_id, check_token, service_subject, type_filter
+from penstock.messages.streams import (
+    check_followed,
+    check_run_id,
+    check_token,
+    service_subject,
+    type_filter,
+)
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ from penstock.infra.bus.jetstream.provision import stream_name
 from penstock.infra.bus.jetstream.puller import Puller
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Delivery
-from penstock.messages.streams import STREAMS
-from penstock.messages.subjects import type_filter
+from penstock.messages.streams import STREAMS, type_filter
 
 READ_AHEAD = 128
 """Events on their way to one reader of one stream; at most 64 MiB."""

@@ -24,8 +24,7 @@ from penstock.infra.bus.jetstream.provision import stream_name
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Receipt
 from penstock.messages.errors import BusError
-from penstock.messages.streams import STREAMS, Dedup
-from penstock.messages.subjects import event_subject
+from penstock.messages.streams import STREAMS, Dedup, event_subject
 
 PUBLISH_S_MAX = 60.0
 """A server gone for longer is an error."""

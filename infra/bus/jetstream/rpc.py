@@ -26,8 +26,8 @@ from penstock.infra.bus.jetstream.link import Link
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.errors import BusError, DeadlineError, PenstockError, QueueFullError
-from penstock.messages.generation import RemoteError
-from penstock.messages.subjects import service_subject
+from penstock.messages.rpc import RemoteError
+from penstock.messages.streams import service_subject
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ from penstock.infra.bus.jetstream.provision import stream_name
 from penstock.infra.bus.jetstream.puller import Puller
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Delivery
-from penstock.messages.streams import NUM_DELIVERIES_MAX
-from penstock.messages.subjects import type_filter
+from penstock.messages.streams import NUM_DELIVERIES_MAX, type_filter
 
 UNSETTLED_MAX = 4096
 """Over all readers of one name; each reader has its own, smaller bound."""

@@ -15,8 +15,10 @@ from penstock.messages.base import Event, Message, Stream
 from penstock.messages.bus import Delivery, ObjectStore, Receipt, Serve
 from penstock.messages.control import MessageRejected
 from penstock.messages.errors import BusClosedError, CodecError, NotFoundError
-from penstock.messages.streams import NUM_DELIVERIES_MAX, STREAMS, check_followed
-from penstock.messages.subjects import (
+from penstock.messages.streams import (
+    NUM_DELIVERIES_MAX,
+    STREAMS,
+    check_followed,
     check_run_id,
     check_token,
     event_subject,

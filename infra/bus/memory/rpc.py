@@ -10,7 +10,7 @@ from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.codec import decode, encode
 from penstock.messages.errors import BusError, DeadlineError
-from penstock.messages.generation import RemoteError
+from penstock.messages.rpc import RemoteError
 
 RETRY_S = 0.1
 RESEND_S = 5.0

@@ -11,8 +11,8 @@ import msgspec
 
 from penstock.infra.simulate.sandboxes.settings import FleetScenario
 from penstock.messages.rollout import SandboxRecord
-from penstock.messages.sandbox import ReportHost
-from penstock.messages.scheduler import AcquireGroup, HeldGroup
+from penstock.messages.sandbox import AcquireGroup
+from penstock.messages.scheduler import HeldGroup, ReportHost
 
 
 class Held(msgspec.Struct):

@@ -25,8 +25,8 @@ from penstock.infra.simulate.sandboxes.pooled_host import PooledHost, SimulatedM
 from penstock.infra.simulate.sandboxes.settings import FleetScenario
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import RemoteCallError
-from penstock.messages.sandbox import GroupPlaced, PlaceGroup, ReportHost
-from penstock.messages.scheduler import AcquireGroup
+from penstock.messages.sandbox import AcquireGroup
+from penstock.messages.scheduler import GroupPlaced, PlaceGroup, ReportHost
 
 DEADLINE_S = 600.0
 REPORT_PERIOD_S = 1.0

@@ -26,8 +26,9 @@ from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.base import Array, Event, Message
 from penstock.messages.bus import Bus, Serve
-from penstock.messages.generation import AbortGeneration, Ack, Generate, TokensSampled
+from penstock.messages.generation import AbortGeneration, Generate, TokensSampled
 from penstock.messages.rollout import StopReason
+from penstock.messages.rpc import Ack
 from penstock.messages.weights import WeightsApplied
 
 SECRET = "psk-test"

@@ -11,7 +11,7 @@ from penstock.actors.scheduler.actor import FleetScheduler
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
-from penstock.messages.sandbox import GroupPlaced, PlaceGroup
+from penstock.messages.scheduler import GroupPlaced, PlaceGroup
 
 
 class Fleet:

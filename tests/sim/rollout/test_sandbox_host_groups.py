@@ -13,7 +13,7 @@ from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.remote.lease_spec import LeaseTerms
 from penstock.messages.errors import RemoteCallError
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished
-from penstock.messages.sandbox import ReleaseGroup
+from penstock.messages.scheduler import ReleaseGroup
 from penstock.messages.task import Purpose
 
 

@@ -13,8 +13,7 @@ from penstock.envs.remote.lease_spec import LeaseTerms
 from penstock.envs.sandbox import SandboxDied
 from penstock.messages.base import Message
 from penstock.messages.errors import DeadlineError
-from penstock.messages.sandbox import AcquireSandbox
-from penstock.messages.scheduler import RenewGroups
+from penstock.messages.sandbox import AcquireSandbox, RenewGroups
 
 TERMS = LeaseTerms(holder="test", lease_s=9.0, acquire_wait_s=5.0, margin_s=2.0)
 

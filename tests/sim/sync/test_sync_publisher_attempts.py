@@ -17,7 +17,7 @@ from penstock.actors.sync_relay.publish.handover import Handover
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest
 from penstock.messages.errors import DeadlineError
-from penstock.messages.generation import Ack, RemoteError, RemoteErrorKind
+from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.weights import ShipWeights
 
 

@@ -22,7 +22,7 @@ from penstock.infra.run.config import parse_config, read_toml
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest
 from penstock.messages.errors import ConfigError, DeadlineError, NotFoundError, RemoteCallError
-from penstock.messages.generation import Ack, RemoteError
+from penstock.messages.rpc import Ack, RemoteError
 from penstock.messages.weights import ShipWeights
 
 NUM_RANKS = 2

@@ -10,7 +10,7 @@ from penstock.actors.sync_relay.replica.receiver import Receiver
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest
 from penstock.messages.errors import CorruptDataError
-from penstock.messages.generation import RemoteError
+from penstock.messages.rpc import RemoteError
 from penstock.messages.weights import ReadTiles, TileRef
 
 TILE_BYTES = 2 * TILE_ELEMENTS

@@ -14,7 +14,7 @@ from penstock.messages.errors import (
     RemoteCallError,
     StoreFullError,
 )
-from penstock.messages.generation import RemoteError
+from penstock.messages.rpc import RemoteError
 from penstock.messages.weights import WeightsPublished, WeightsRelayed
 
 SHAPES = {

@@ -31,7 +31,7 @@ from penstock.messages.rollout import (
     TurnSampled,
     VersionSpan,
 )
-from penstock.messages.subjects import event_subject
+from penstock.messages.streams import event_subject
 from penstock.messages.task import Purpose
 from penstock.messages.training import BatchManifest, StepCompleted
 
