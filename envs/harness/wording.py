@@ -1,7 +1,7 @@
 """What an episode's prompt says of its tools, by version of the harness.
 
 The wording is part of a version: what a policy learned under it, and every logged context, depend
-on each byte. `tests/unit/test_harness_wording.py` holds its digest.
+on each byte. `tests/unit/harness/test_harness_wording.py` holds its digest.
 """
 
 from collections.abc import Collection

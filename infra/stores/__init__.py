@@ -1,1 +1,3 @@
-"""Object stores: the claim check's other half. A new one passes `tests/contract/check_store.py`."""
+"""Object stores: the claim check's other half.
+
+A new one passes `tests/contract/stores/check_store.py`."""

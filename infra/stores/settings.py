@@ -10,7 +10,7 @@ _ENDPOINT = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+(/[A-Za-z0-9._~/-]*)?")
 
 
 class StoreKind(StrEnum):
-    """What there is; each passes `tests/contract/check_store.py`."""
+    """What there is; each passes `tests/contract/stores/check_store.py`."""
 
     DIRECTORY = "directory"
     """The run's own folder, on this machine or a shared file system."""

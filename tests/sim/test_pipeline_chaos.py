@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 import pytest
-from tests.contract.bus_world import task
+from tests.contract.bus.bus_world import task
 
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.clock import VirtualClock, run_virtual

@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 import pytest
-from tests.contract.egress_world import Program, echo, get, page, proxy_to, serving
+from tests.contract.egress.egress_world import Program, echo, get, page, proxy_to, serving
 
 from penstock.actors.judge.audit import audit
 from penstock.actors.judge.tasks import GradedTask

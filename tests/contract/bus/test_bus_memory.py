@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.contract.check_bus import CHECKS
+from tests.contract.bus.check_bus import CHECKS
 
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.infra.bus.memory.bus import MemoryBus

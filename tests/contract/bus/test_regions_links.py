@@ -121,7 +121,7 @@ async def test_an_actor_behind_a_link_has_the_whole_bus(link, tmp_path):
         await objects.put("weights/near", bytes(NUM_BYTES))
         script = (
             "import asyncio, sys\n"
-            "from tests.contract.test_regions_links import far_side\n"
+            "from tests.contract.bus.test_regions_links import far_side\n"
             "asyncio.run(far_side(sys.stdin.read()))\n"
         )
         process = await asyncio.create_subprocess_exec(

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.contract.egress_world import PAGE, Program, echo, get, page, proxy_to, serving
+from tests.contract.egress.egress_world import PAGE, Program, echo, get, page, proxy_to, serving
 
 from penstock.envs.egress.streams import PIECE_BYTES_MAX, GuestStreams, StreamLie
 from penstock.envs.sandbox import SandboxError

@@ -7,8 +7,8 @@ import random
 import signal
 
 import pytest
-from tests.contract.bus_world import saved, step, task
-from tests.contract.test_bus_nats import NatsWorld
+from tests.contract.bus.bus_world import saved, step, task
+from tests.contract.bus.test_bus_nats import NatsWorld
 
 from penstock.infra.bus.jetstream import puller
 from penstock.infra.bus.jetstream.bus import NatsBus

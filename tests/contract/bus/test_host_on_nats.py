@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from tests.contract.bus_world import step, task
-from tests.contract.test_bus_nats import NatsWorld
+from tests.contract.bus.bus_world import step, task
+from tests.contract.bus.test_bus_nats import NatsWorld
 
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.host import ActorHost

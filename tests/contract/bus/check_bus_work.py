@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.contract.bus_world import (
+from tests.contract.bus.bus_world import (
     DEADLINE_S,
     Check,
     World,

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
-from tests.contract.bus_world import (
+from tests.contract.bus.bus_world import (
     DEADLINE_S,
     Check,
     World,

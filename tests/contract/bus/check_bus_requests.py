@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from tests.contract.bus_world import (
+from tests.contract.bus.bus_world import (
     DEADLINE_S,
     Check,
     World,

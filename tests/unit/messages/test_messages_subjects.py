@@ -1,7 +1,7 @@
 """Subjects name an event once and for all, and let nothing else in."""
 
 import pytest
-from tests.contract.bus_world import saved, step
+from tests.contract.bus.bus_world import saved, step
 
 from penstock.messages.errors import ConfigError
 from penstock.messages.streams import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nats
 import pytest
-from tests.contract.check_bus import CHECKS
+from tests.contract.bus.check_bus import CHECKS
 
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer

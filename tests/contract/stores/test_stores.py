@@ -6,7 +6,7 @@ import itertools
 from functools import partial
 
 import pytest
-from tests.contract.check_store import CHECKS
+from tests.contract.stores.check_store import CHECKS
 from tests.s3_server import serving_bucket
 
 from penstock.infra.bus.object_store.info import SMALL_BYTES

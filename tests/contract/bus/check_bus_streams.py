@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.contract.bus_world import (
+from tests.contract.bus.bus_world import (
     Check,
     World,
     credits,
