@@ -45,7 +45,7 @@ class EvalCompleted(Event, frozen=True, kw_only=True):
     num_tasks: int
     """Counted tasks: masked outcomes are left out."""
     num_masked: int = 0
-    pass_rate_by_rung: dict[str, float] = {}
+    pass_rate_by_category: dict[str, float] = {}
 
     def key(self) -> str:
         """One an evaluation."""

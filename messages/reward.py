@@ -89,7 +89,7 @@ class Verdict(Event, frozen=True, kw_only=True):
     num_tests: int = 0
     policy_version: int = 0
     """Oldest version that drew a token of the rollout."""
-    rung: str = ""
+    category: str = ""
     sandbox: SandboxRecord | None = None
     duration_ms: float = 0.0
     detail: str = ""

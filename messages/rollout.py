@@ -168,7 +168,7 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     member: int
     purpose: Purpose
     task_id: str
-    rung: str
+    category: str
     end: EpisodeEnd
     turns: list[Turn]
     files: dict[str, bytes]

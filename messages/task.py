@@ -40,7 +40,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent may see of a task."""
 
     task_id: str
-    rung: str
+    category: str
     """The step of the difficulty ladder, e.g. `operator`."""
     split: Split
     instruction: str

@@ -1,4 +1,4 @@
-"""The book of evaluations: verdicts counted by evaluation and by rung. Pure.
+"""The book of evaluations: verdicts counted by evaluation and by category. Pure.
 
 Verdicts may come before the request (the two are on different streams) and more than once.
 """
@@ -64,14 +64,16 @@ def _close_if_full(evaluation: _Evaluation) -> EvalCompleted | None:
 def _close(evaluation: _Evaluation, request: EvalRequested) -> EvalCompleted:
     evaluation.is_closed = True
     counted = [v for v in evaluation.verdicts.values() if not v.outcome.is_masked]
-    by_rung: dict[str, list[bool]] = defaultdict(list)
+    by_category: dict[str, list[bool]] = defaultdict(list)
     for verdict in counted:
-        by_rung[verdict.rung].append(verdict.outcome is Outcome.SOLVED)
+        by_category[verdict.category].append(verdict.outcome is Outcome.SOLVED)
     return EvalCompleted(
         eval_id=request.eval_id,
         policy_version=request.policy_version,
-        num_solved=sum(map(sum, by_rung.values())),
+        num_solved=sum(map(sum, by_category.values())),
         num_tasks=len(counted),
         num_masked=request.num_tasks - len(counted),
-        pass_rate_by_rung={rung: sum(of) / len(of) for rung, of in sorted(by_rung.items())},
+        pass_rate_by_category={
+            category: sum(of) / len(of) for category, of in sorted(by_category.items())
+        },
     )

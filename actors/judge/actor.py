@@ -78,7 +78,7 @@ class JudgeActor(Actor):
             num_tests_passed=findings.num_tests_passed,
             num_tests=findings.num_tests,
             policy_version=rollout.min_policy_version,
-            rung=rollout.rung,
+            category=rollout.category,
             sandbox=findings.sandbox,
             duration_ms=1e3 * elapsed_s,
             detail=findings.detail,

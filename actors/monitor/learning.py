@@ -81,7 +81,7 @@ class Learning:
             num_solved=event.num_solved,
             num_tasks=event.num_tasks,
             num_masked=event.num_masked,
-            by_rung=event.pass_rate_by_rung,
+            by_category=event.pass_rate_by_category,
         )
         append_thinned(self._state.evals, point)
 

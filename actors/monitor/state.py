@@ -66,7 +66,7 @@ class EvalPoint(msgspec.Struct, kw_only=True):
     num_solved: int
     num_tasks: int
     num_masked: int
-    by_rung: dict[str, float] = {}
+    by_category: dict[str, float] = {}
 
 
 class StalenessView(msgspec.Struct, kw_only=True):

@@ -58,7 +58,7 @@ class Pacer(Actor):
         """Load the tasks, and take up the count of grants where an earlier incarnation left it.
 
         Raises:
-            ConfigError: The settings name a rung that no training task has.
+            ConfigError: The settings name a category that no training task has.
             NotFoundError: The run's store has no task sets.
 
         """
@@ -67,7 +67,7 @@ class Pacer(Actor):
             config.curriculum,
             config.seed,
             await _load_tasks(ctx, Split.TRAIN),
-            config.rung_weights,
+            config.category_weights,
         )
         self._heldout = await _load_tasks(ctx, Split.HELDOUT)
         self._published = await ctx.last(CreditsChanged)

@@ -63,11 +63,11 @@ def eval_commands(
 ) -> list[StartRollout]:
     """Return one command for each chosen held-out task: `e<eval_id>-<i>` in group `<eval_id>`.
 
-    Tasks are taken at even distances, sorted by rung: fewer than all still cover all rungs, and
-    every evaluation of a run meets the same ones.
+    Tasks are taken at even distances, sorted by category: fewer than all still cover every
+    category, and each evaluation of a run attempts the same ones.
     """
     num_tasks = min(request.num_tasks, len(tasks))
-    by_rung = sorted(tasks, key=lambda task: task.rung)
+    by_category = sorted(tasks, key=lambda task: task.category)
     return [
         StartRollout(
             rollout_id=(rollout_id := f"e{request.eval_id}-{index}"),
@@ -76,7 +76,7 @@ def eval_commands(
             group_size=num_tasks,
             member=index,
             purpose=Purpose.EVAL,
-            task=(task := by_rung[index * len(tasks) // num_tasks]),
+            task=(task := by_category[index * len(tasks) // num_tasks]),
             sampling=Sampling(
                 temperature=config.eval_temperature,
                 num_tokens_max=task.limits.turn_tokens_max,

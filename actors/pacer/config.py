@@ -42,8 +42,8 @@ class PacerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     await_baseline: bool = True
     """Hold training grants until version 0 is evaluated."""
     curriculum: str = "weighted"
-    rung_weights: dict[str, float] = {}
-    """Rung -> weight of its share of the groups; empty: all alike. An unnamed rung weighs 0."""
+    category_weights: dict[str, float] = {}
+    """Category -> weight of its share of the groups; empty: all alike. Others weigh 0."""
     temperature: float = 1.0
     top_p: float = 1.0
     eval_temperature: float = 0.0
@@ -68,8 +68,8 @@ class PacerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             )
         if self.staleness_max < 0:
             raise ValueError(f"pacer.staleness_max: expected >= 0, got {self.staleness_max}")
-        if any(weight < 0 for weight in self.rung_weights.values()):
-            raise ValueError(f"pacer.rung_weights: expected >= 0, got {self.rung_weights}")
+        if any(weight < 0 for weight in self.category_weights.values()):
+            raise ValueError(f"pacer.category_weights: expected >= 0, got {self.category_weights}")
 
     @property
     def staleness_granted(self) -> int:

@@ -18,33 +18,37 @@ class Curriculum(Protocol):
 
 
 class WeightedCurriculum:
-    """Draws a rung by its weight, then one of the rung's tasks."""
+    """Draws a category by its weight, then one of the category's tasks."""
 
     def __init__(self, seed: int, tasks: Sequence[Task], weights: Mapping[str, float]) -> None:
-        """Sort tasks by rung.
+        """Sort tasks by category.
 
         Raises:
-            ConfigError: A weight for a rung that has no task, or no task with a weight.
+            ConfigError: A weight for a category that has no task, or no task with a weight.
 
         """
         self._seed = seed
         self._tasks: dict[str, list[Task]] = defaultdict(list)
         for task in tasks:
-            self._tasks[task.rung].append(task)
+            self._tasks[task.category].append(task)
         unknown = sorted(set(weights) - set(self._tasks))
         if unknown:
             known = ", ".join(sorted(self._tasks))
-            raise ConfigError(f"pacer.rung_weights: unknown rungs {unknown}; there are: {known}")
+            raise ConfigError(
+                f"pacer.category_weights: unknown categories {unknown}; there are: {known}"
+            )
         self._weights = dict(weights) or dict.fromkeys(sorted(self._tasks), 1.0)
         if sum(self._weights.values()) <= 0:
-            raise ConfigError("pacer.rung_weights: expected a task and a weight above 0")
+            raise ConfigError("pacer.category_weights: expected a task and a weight above 0")
 
     def pick(self, group_index: int) -> Task:
         """Return the task of a group."""
         generator = random.Random(f"curriculum.{self._seed}.{group_index}")
-        rungs = sorted(self._weights)
-        rung = generator.choices(rungs, [self._weights[rung] for rung in rungs])[0]
-        return generator.choice(self._tasks[rung])
+        categories = sorted(self._weights)
+        category = generator.choices(
+            categories, [self._weights[category] for category in categories]
+        )[0]
+        return generator.choice(self._tasks[category])
 
 
 CURRICULA: dict[str, Callable[[int, Sequence[Task], Mapping[str, float]], Curriculum]] = {

@@ -4,8 +4,7 @@ from typing import ClassVar
 
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
-from penstock.actors.rollout_worker.slots import Slots
-from penstock.actors.rollout_worker.tree import Tree
+from penstock.actors.rollout_worker.rollout_runner import RolloutRunner, Slots
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.messages.base import Event, Stream
@@ -35,7 +34,7 @@ class RolloutWorker(Actor):
 
     async def on_start_rollout(self, command: StartRollout, ctx: Context) -> Effects:
         """Attempt a task once, or as a tree, as far as that was not done already."""
-        return await self._tree(command, ctx).run()
+        return await self._runner(command, ctx).run()
 
     async def on_message_rejected(self, event: MessageRejected, ctx: Context) -> Effects:
         """Account for a command that nobody will carry out: its group must not wait for ever."""
@@ -47,7 +46,7 @@ class RolloutWorker(Actor):
             return ()
         if not isinstance(command, StartRollout):
             return ()
-        return await self._tree(command, ctx).abandon(f"rejected: {event.cause}")
+        return await self._runner(command, ctx).abandon(f"rejected: {event.cause}")
 
-    def _tree(self, command: StartRollout, ctx: Context) -> Tree:
-        return Tree(command, self._tokenizer, self._config, ctx, self._slots)
+    def _runner(self, command: StartRollout, ctx: Context) -> RolloutRunner:
+        return RolloutRunner(command, self._tokenizer, self._config, ctx, self._slots)

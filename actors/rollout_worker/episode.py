@@ -21,8 +21,7 @@ from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.rollout_worker.changes import Changes, ChangesError, list_work, read_changes
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.conversation import Conversation, int32_array
-from penstock.actors.rollout_worker.episode_runner import Stage
-from penstock.actors.rollout_worker.episode_stats import Tally, close_account, open_tally
+from penstock.actors.rollout_worker.episode_runner import EpisodeRunner, EpisodeStats
 from penstock.actors.rollout_worker.journal import Journal
 from penstock.actors.rollout_worker.sampling import GenerationError, sample_turn, turn_sampling
 from penstock.actors.runtime.context import Context
@@ -72,7 +71,7 @@ class Episode:
         self._journal = Journal(ctx, command, trunk)
         self._turns: list[Turn] = []
         """Those stored."""
-        self._tally = Tally()
+        self._stats = EpisodeStats()
         self._layer_files: list[str] = []
         """What the image brought, once a fresh machine was seen: a copy cannot tell any more."""
         self.forked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -90,7 +89,7 @@ class Episode:
         """Close the account of an episode that nobody will carry on."""
         self._turns = await self._journal.turns()
         saved = await self._journal.newest_saved(len(self._turns), above=0)
-        self._tally.egress = saved.egress if saved else []
+        self._stats.egress = saved.egress if saved else []
         return self._finished(EpisodeEnd.INFRASTRUCTURE_ERROR, Changes(), cause)
 
     async def _in_machines(self) -> RolloutFinished:
@@ -123,21 +122,21 @@ class Episode:
         self, sandbox: RemoteSandbox, saved: EpisodeSaved | None
     ) -> RolloutFinished:
         """Run in one machine; of one that is lost, its host may still tell what it tried."""
-        lost = self._tally.egress
-        self._tally = open_tally(sandbox.info, saved, self._ctx.monotonic())
+        lost = self._stats.egress
+        self._stats = EpisodeStats.resumed(sandbox.info, saved, self._ctx.monotonic())
         if lost:  # It has all that was saved meanwhile, and more.
-            self._tally.egress_before = self._tally.egress = lost
+            self._stats.egress_before = self._stats.egress = lost
         try:
             return await self._run_in(sandbox, saved)
         except SandboxError:
             with contextlib.suppress(SandboxError, DeadlineError):
-                self._tally.add_egress(await read_egress(sandbox, self._command.task))
+                self._stats.add_egress(await read_egress(sandbox, self._command.task))
             raise
 
     async def _run_in(self, sandbox: RemoteSandbox, saved: EpisodeSaved | None) -> RolloutFinished:
         """Go through the turns, from the beginning or from a saved state; stored ones first."""
-        stage = await self._open(sandbox, saved)
-        conversation = stage.conversation
+        runner = await self._open(sandbox, saved)
+        conversation = runner.conversation
         if saved is not None and saved.num_turns >= self._fork_at:
             self._set_forked(went_on=True)
         while conversation.end is None or len(conversation.turns) < len(self._turns):
@@ -147,11 +146,11 @@ class Episode:
                     return await self._leave(sandbox, EpisodeEnd.TIME_LIMIT)
                 turn = await self._sample(conversation, num_played)
                 self._turns += await self._journal.add(num_played, turn)
-            await stage.play(self._turns[num_played])
-            await self._save_if_due(stage)
+            await runner.play(self._turns[num_played])
+            await self._save_if_due(runner)
         return await self._leave(sandbox, conversation.end)
 
-    async def _open(self, sandbox: RemoteSandbox, saved: EpisodeSaved | None) -> Stage:
+    async def _open(self, sandbox: RemoteSandbox, saved: EpisodeSaved | None) -> EpisodeRunner:
         """Give a fresh machine its files; of a copy take up the conversation."""
         command, task = self._command, self._command.task
         conversation = Conversation(
@@ -169,7 +168,7 @@ class Episode:
             await open_egress(sandbox, task)
             conversation.resume(self._turns[: saved.num_turns], saved.observation_ids)
         tools = open_tools(command.harness, sandbox, task.limits)
-        return Stage(sandbox, conversation, tools, self._tally, self._ctx)
+        return EpisodeRunner(sandbox, conversation, tools, self._stats, self._ctx)
 
     async def _sample(self, conversation: Conversation, index: int) -> Turn:
         command = self._command
@@ -185,41 +184,41 @@ class Episode:
             routes_from=0 if is_first else conversation.routes_from,
         )
         sampled, lost_s = await sample_turn(self._ctx, request, self._config.retry)
-        self._tally.lost_s += lost_s
+        self._stats.lost_s += lost_s
         return conversation.make_turn(sampled)
 
-    async def _save_if_due(self, stage: Stage) -> None:
+    async def _save_if_due(self, runner: EpisodeRunner) -> None:
         """Save the state after a turn where the settings or the tree ask for it."""
-        count = len(stage.conversation.turns)
-        goes_on = stage.conversation.end is None or count < len(self._turns)
+        count = len(runner.conversation.turns)
+        goes_on = runner.conversation.end is None or count < len(self._turns)
         if not goes_on or count <= self._journal.num_trunk_turns:
             return
         is_fork = count == self._fork_at
         is_due = is_fork or self._config.is_save_due(count)
         if is_due and await self._journal.saved_after(count) is None:
-            await self._save(stage, count)
+            await self._save(runner, count)
         if is_fork:
             self._set_forked(went_on=True)
 
-    async def _save(self, stage: Stage, num_turns: int) -> None:
+    async def _save(self, runner: EpisodeRunner, num_turns: int) -> None:
         """Save the machine and say so; an episode that cannot be saved goes on without."""
         checkpoint_id = self._ctx.new_id(f"{self._command.rollout_id}-{num_turns}")
         try:
-            saved = await stage.sandbox.save(checkpoint_id)
-            self._tally.add_egress(await read_egress(stage.sandbox, self._command.task))
+            saved = await runner.sandbox.save(checkpoint_id)
+            self._stats.add_egress(await read_egress(runner.sandbox, self._command.task))
         except SandboxError:
             self._ctx.set_gauge("unsaved_turns", num_turns)
             return
-        observation_ids = int32_array(stage.conversation.observation_ids)
+        observation_ids = int32_array(runner.conversation.observation_ids)
         now = self._ctx.monotonic()
-        event = self._tally.saved(self._command, num_turns, observation_ids, now)
+        event = self._stats.saved(self._command, num_turns, observation_ids, now)
         event = msgspec.structs.replace(event, checkpoint_id=saved.checkpoint_id, host=saved.host)
         await self._ctx.publish(event)
 
     async def _leave(self, sandbox: RemoteSandbox, end: EpisodeEnd) -> RolloutFinished:
         """Read what the episode changed, and close its account."""
         config, task = self._config, self._command.task
-        self._tally.add_egress(await read_egress(sandbox, task))
+        self._stats.add_egress(await read_egress(sandbox, task))
         try:
             changes = await read_changes(
                 sandbox,
@@ -234,20 +233,33 @@ class Episode:
         return self._finished(end, changes)
 
     def _finished(self, end: EpisodeEnd, changes: Changes, error: str = "") -> RolloutFinished:
-        return close_account(
-            self._command,
-            self._tally,
-            self._turns,
-            self._trunk,
+        command, stats = self._command, self._stats
+        return RolloutFinished(
+            rollout_id=command.rollout_id,
+            group_id=command.group_id,
+            group_index=command.group_index,
+            group_size=command.group_size,
+            member=command.member,
+            purpose=command.purpose,
+            task_id=command.task.task_id,
+            category=command.task.category,
             end=end,
-            changes=changes,
+            turns=self._turns,
+            files=changes.files,
+            deleted=changes.deleted,
+            sandbox=stats.sandbox,
+            num_calls=stats.num_calls,
+            num_invalid_calls=stats.num_invalid_calls,
+            wall_s=self._ctx.monotonic() - stats.started_at if stats.sandbox else 0.0,
+            tool_s=stats.tool_s,
             error=error,
-            now=self._ctx.monotonic(),
+            egress=stats.egress,
+            trunk=self._trunk,
         )
 
     def _is_late(self) -> bool:
         """Tell whether the episode's own time is up."""
-        return self._tally.elapsed_s(self._ctx.monotonic()) > self._command.task.limits.wall_s_max
+        return self._stats.elapsed_s(self._ctx.monotonic()) > self._command.task.limits.wall_s_max
 
     def _set_forked(self, *, went_on: bool) -> None:
         if not self.forked.done():

@@ -1,25 +1,89 @@
-"""A machine and the conversation about it: plays turns that are stored."""
+"""One attempt at an episode in one machine: plays stored turns there and counts what they cost."""
 
 from collections.abc import Sequence
 
+import msgspec
+
 from penstock.actors.rollout_worker.conversation import Conversation
-from penstock.actors.rollout_worker.episode_stats import Tally
 from penstock.actors.runtime.context import Context
+from penstock.envs.egress.record import EgressRecord
 from penstock.envs.harness.result import ToolResult
 from penstock.envs.harness.versions import Tools
 from penstock.envs.remote.sandbox import RemoteSandbox
-from penstock.messages.rollout import Turn
+from penstock.messages.base import Array
+from penstock.messages.rollout import EgressAttempt, EpisodeSaved, SandboxRecord, Turn
+from penstock.messages.task import StartRollout
 
 
-class Stage:
-    """Where one attempt at an episode takes place.
+class EpisodeStats(msgspec.Struct, kw_only=True):
+    """Counts of an episode, from its first turn or from a saved state."""
+
+    started_at: float = 0.0
+    """Start of the episode, as if it had never been interrupted; monotonic seconds."""
+    sandbox: SandboxRecord | None = None
+    num_calls: int = 0
+    num_invalid_calls: int = 0
+    tool_s: float = 0.0
+    lost_s: float = 0.0
+    """Seconds without a generator, which the episode's time limit does not count."""
+    egress_before: list[EgressAttempt] = []
+    """Attempts to reach the network up to where the machine was saved."""
+    egress: list[EgressAttempt] = []
+    """The same, and those in this machine as far as they were read."""
+
+    @classmethod
+    def resumed(
+        cls, sandbox: SandboxRecord, saved: EpisodeSaved | None, now: float
+    ) -> "EpisodeStats":
+        """Return the counts of an episode that begins in a machine, or resumes in it."""
+        if saved is None:
+            return cls(started_at=now, sandbox=sandbox)
+        return cls(
+            started_at=now - saved.elapsed_s,
+            sandbox=sandbox,
+            num_calls=saved.num_calls,
+            num_invalid_calls=saved.num_invalid_calls,
+            tool_s=saved.tool_s,
+            egress_before=saved.egress,
+            egress=saved.egress,
+        )
+
+    def add_egress(self, attempts: list[EgressAttempt]) -> None:
+        """Add all attempts that this machine has on record."""
+        self.egress = EgressRecord([*self.egress_before, *attempts]).lines
+
+    def elapsed_s(self, now: float) -> float:
+        """Return the episode's own time so far."""
+        return now - self.started_at - self.lost_s
+
+    def saved(
+        self, command: StartRollout, num_turns: int, observation_ids: Array, now: float
+    ) -> EpisodeSaved:
+        """Return the counts so far; the caller fills in the checkpoint and its host."""
+        return EpisodeSaved(
+            rollout_id=command.rollout_id,
+            group_id=command.group_id,
+            num_turns=num_turns,
+            checkpoint_id="",
+            host="",
+            observation_ids=observation_ids,
+            num_calls=self.num_calls,
+            num_invalid_calls=self.num_invalid_calls,
+            tool_s=self.tool_s,
+            elapsed_s=self.elapsed_s(now),
+            egress=self.egress,
+        )
+
+
+class EpisodeRunner:
+    """Runs an episode's turns in one machine.
 
     Args:
-        sandbox: Its machine.
-        conversation: As far as it was played there.
-        tools: Of that machine.
-        tally: Counts what is played.
-        ctx: For the time.
+        sandbox: The machine.
+        conversation: The episode's tokens, up to the turns played in this machine.
+        tools: The harness over that machine.
+        stats: Counts what is played.
+        ctx: The worker's context, for the time.
 
     """
 
@@ -28,40 +92,40 @@ class Stage:
         sandbox: RemoteSandbox,
         conversation: Conversation,
         tools: Tools,
-        tally: Tally,
+        stats: EpisodeStats,
         ctx: Context,
     ) -> None:
         self.sandbox = sandbox
         self.conversation = conversation
         self._tools = tools
-        self._tally = tally
+        self._stats = stats
         self._ctx = ctx
 
     async def play(self, turn: Turn) -> None:
-        """Take a stored turn: run its calls, and let the policy see what they returned.
+        """Run a stored turn's calls, and append what they returned to the context.
 
         Raises:
             SandboxError: The machine failed.
             DeadlineError: It did not answer in time.
 
         """
-        conversation, tally = self.conversation, self._tally
+        conversation, stats = self.conversation, self._stats
         conversation.append(turn)
-        tally.num_calls += len(turn.calls)
+        stats.num_calls += len(turn.calls)
         if turn.parse_error:
-            tally.num_invalid_calls += 1
+            stats.num_invalid_calls += 1
         if conversation.end is not None:
             return
         if turn.parse_error:
             conversation.observe([f"error: {turn.parse_error}"], is_finished=False)
             return
         results = await self._call_tools(turn)
-        tally.num_invalid_calls += sum(not result.is_valid for result in results)
+        stats.num_invalid_calls += sum(not result.is_valid for result in results)
         is_finished = any(result.is_finish for result in results)
         conversation.observe([result.text for result in results], is_finished=is_finished)
 
     async def _call_tools(self, turn: Turn) -> Sequence[ToolResult]:
         started_at = self._ctx.monotonic()
         results = await self._tools(turn.calls)
-        self._tally.tool_s += self._ctx.monotonic() - started_at
+        self._stats.tool_s += self._ctx.monotonic() - started_at
         return results

@@ -1,4 +1,4 @@
-"""One bug at a time: small edits of a function's syntax tree, named by rung and place."""
+"""One bug at a time: small edits of a function's syntax tree, named by category and place."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -44,14 +44,14 @@ _NAMES: dict[str, tuple[str, ...]] = {
 }
 BODY = "body"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-RUNGS = ("operator", "comparison", "constant", "call", "argument", BODY)
+BUG_CATEGORIES = ("operator", "comparison", "constant", "call", "argument", BODY)
 
 
 @dataclass(frozen=True)
 class Mutation:
     """A function with one bug."""
 
-    rung: str
+    category: str
     site: str
     """Stable name of the place and the change, the same whatever the variables are called."""
     source: str
@@ -61,13 +61,13 @@ class Mutation:
 class Edit:
     """Fields of a tree's nodes that change together."""
 
-    rung: str
+    category: str
     changes: tuple[tuple[ast.AST, str, object], ...]
     """(node, field, new value), made together."""
 
 
-def _edit(rung: str, node: ast.AST, field: str, value: object) -> Edit:
-    return Edit(rung, ((node, field, value),))
+def _edit(category: str, node: ast.AST, field: str, value: object) -> Edit:
+    return Edit(category, ((node, field, value),))
 
 
 def mutations(source: str) -> list[Mutation]:
@@ -82,7 +82,7 @@ def mutations(source: str) -> list[Mutation]:
     for index, edit in enumerate(_edits(tree)):
         originals = [(node, field, getattr(node, field)) for node, field, _ in edit.changes]
         apply(edit.changes)
-        found.append(Mutation(edit.rung, f"{edit.rung}{index}", ast.unparse(tree)))
+        found.append(Mutation(edit.category, f"{edit.category}{index}", ast.unparse(tree)))
         apply(originals)
     return [*found, Mutation(BODY, BODY, _without_body(tree))]
 
@@ -100,7 +100,7 @@ def mutate(source: str, site: str) -> str:
 def sites(source: str) -> list[str]:
     """Return the sites of all bugs but the missing body."""
     edits = enumerate(_edits(ast.parse(source)))
-    return [f"{edit.rung}{index}" for index, edit in edits]
+    return [f"{edit.category}{index}" for index, edit in edits]
 
 
 def apply(changes: Iterable[tuple[ast.AST, str, object]]) -> None:

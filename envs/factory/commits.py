@@ -13,11 +13,11 @@ from penstock.envs.factory.drafting import LIMITS
 from penstock.envs.factory.git import Commit, git, read_commit, read_tree, show
 from penstock.envs.factory.wording import commit_instruction
 from penstock.envs.tasks.source import (
-    Candidate,
     Lab,
-    Origin,
-    Plan,
     Rejection,
+    TaskCandidate,
+    TaskOrigin,
+    TaskPlan,
     TaskRejectedError,
 )
 from penstock.messages.errors import NotFoundError
@@ -83,7 +83,7 @@ class CommitSource:
             raise NotFoundError(f"{folder}: expected a git repository")
         self._folder = folder
 
-    def plans(self) -> Iterator[Plan]:
+    def plans(self) -> Iterator[TaskPlan]:
         """Yield a plan for each commit that qualifies."""
         log = git(self._folder, "log", "--no-merges", f"-n{COMMITS_MAX}", "--format=%H")
         for digest in log.split():
@@ -99,7 +99,7 @@ class CommitPlan:
         self.name = f"{folder.resolve().name}.{commit.digest[:12]}"
         self._folder, self._commit = folder, commit
 
-    async def draft(self, lab: Lab) -> list[Candidate]:
+    async def draft(self, lab: Lab) -> list[TaskCandidate]:
         """Run the commit's tests before and after, and keep what tells."""
         commit = self._commit
         before = read_tree(self._folder, f"{commit.digest}~1")
@@ -122,11 +122,11 @@ class CommitPlan:
         gold: dict[str, str],
         passing: list[str],
         num_turned: int,
-    ) -> Candidate:
+    ) -> TaskCandidate:
         commit = self._commit
         task = Task(
             task_id=self.name,
-            rung="commit",
+            category="commit",
             split=Split.TRAIN,
             instruction=commit_instruction(commit.subject, sorted(tests)),
             files=files,
@@ -140,7 +140,7 @@ class CommitPlan:
             gold_files=gold,
             timeout_s=60.0,
         )
-        origin = Origin(
+        origin = TaskOrigin(
             source=CommitSource.name,
             repository=self._folder.resolve().name,
             kind="commit",
@@ -153,7 +153,7 @@ class CommitPlan:
             num_cases=len(passing),
             hint="symptom",
         )
-        return Candidate(task=task, hidden=hidden, origin=origin)
+        return TaskCandidate(task=task, hidden=hidden, origin=origin)
 
 
 def _runner(tests: dict[str, str], wanted: list[str]) -> str:

@@ -6,7 +6,7 @@ probability. Once solve rates are measured, trust those.
 
 import math
 
-from penstock.envs.tasks.source import Origin
+from penstock.envs.tasks.source import TaskOrigin
 
 EASY_BELOW = 0.35
 HARD_FROM = 0.6
@@ -14,7 +14,7 @@ _HINTS = {"function": 0.0, "module": 0.5, "symptom": 1.0}
 _WEIGHTS = {"places": 0.25, "length": 0.25, "subtlety": 0.25, "hint": 0.25}
 
 
-def difficulty_terms(origin: Origin) -> dict[str, float]:
+def difficulty_terms(origin: TaskOrigin) -> dict[str, float]:
     """Return the terms: files to search, lines to read, how seldom it shows, what is named."""
     cases = max(1, origin.num_cases)
     is_known = origin.kind != "feature" and origin.num_cases_failed > 0
@@ -26,13 +26,13 @@ def difficulty_terms(origin: Origin) -> dict[str, float]:
     }
 
 
-def difficulty(origin: Origin) -> float:
+def difficulty(origin: TaskOrigin) -> float:
     """Return the estimate, 0 to 1."""
     terms = difficulty_terms(origin)
     return sum(weight * terms[name] for name, weight in _WEIGHTS.items())
 
 
-def difficulty_label(origin: Origin) -> str:
+def difficulty_label(origin: TaskOrigin) -> str:
     """Return easy, medium or hard."""
     value = difficulty(origin)
     return "easy" if value < EASY_BELOW else "hard" if value >= HARD_FROM else "medium"

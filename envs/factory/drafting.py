@@ -7,7 +7,7 @@ from penstock.envs.factory.modules import Module
 from penstock.envs.factory.recording import Recording, Tried
 from penstock.envs.factory.targets import Target
 from penstock.envs.factory.wording import HINTS, bug_instruction, feature_instruction
-from penstock.envs.tasks.source import Candidate, Origin
+from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
 from penstock.messages.task import HiddenTests, Limits, Split, Task
 
 FEATURE = "feature"
@@ -30,7 +30,7 @@ def write_candidate(  # noqa: PLR0913 - all that a task is made of
     recording: Recording,
     tried: Tried,
     rng: random.Random,
-) -> Candidate:
+) -> TaskCandidate:
     """Return the task of one change.
 
     Args:
@@ -51,7 +51,7 @@ def write_candidate(  # noqa: PLR0913 - all that a task is made of
     task_id = f"{module.name}.{target.qualname}.{tried.kind}"
     task = Task(
         task_id=task_id,
-        rung=kind,
+        category=kind,
         split=Split.TRAIN,
         instruction=write(target, module.file, hint, examples),
         files=files | {module.file: tried.source},
@@ -67,7 +67,7 @@ def write_candidate(  # noqa: PLR0913 - all that a task is made of
         timeout_s=_GRADE_S_MAX,
         sealed_modules=_sealed(module),
     )
-    origin = Origin(
+    origin = TaskOrigin(
         source=source_name,
         repository=module.repository,
         kind=kind,
@@ -81,7 +81,7 @@ def write_candidate(  # noqa: PLR0913 - all that a task is made of
         num_cases=len(hidden),
         hint=hint,
     )
-    return Candidate(task=task, hidden=tests, origin=origin)
+    return TaskCandidate(task=task, hidden=tests, origin=origin)
 
 
 def _sealed(module: Module) -> list[str]:

@@ -15,9 +15,9 @@ from penstock.envs.factory.lab import MachineLab
 from penstock.envs.factory.modules import folder_modules, library_modules, package_modules
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.source import (
-    Candidate,
-    Plan,
     Rejection,
+    TaskCandidate,
+    TaskPlan,
     TaskRejectedError,
     TaskSource,
 )
@@ -67,12 +67,12 @@ class Factory:
     def __init__(self, lab: MachineLab, bounds: Bounds, say: Progress) -> None:
         self._lab, self._bounds, self._say = lab, bounds, say
         self._started = 0.0
-        self.tasks: list[Candidate] = []
+        self.tasks: list[TaskCandidate] = []
         self.counts = Yield()
         self._seen: set[tuple[str, str]] = set()
         self._rejected: Counter[str] = Counter()
 
-    async def make(self, sources: list[TaskSource]) -> list[Candidate]:
+    async def make(self, sources: list[TaskSource]) -> list[TaskCandidate]:
         """Draft and gate until the plans, the number or the time run out; return tasks by name."""
         self._started = time.monotonic()
         plans = _in_turns(sources)
@@ -85,7 +85,7 @@ class Factory:
         self.counts.wall_s = time.monotonic() - self._started
         return sorted(self.tasks, key=lambda one: one.task.task_id)
 
-    async def _work(self, plans: Iterator[Plan]) -> None:
+    async def _work(self, plans: Iterator[TaskPlan]) -> None:
         for plan in plans:
             if self._is_full() or time.monotonic() - self._started > self._bounds.wall_s_max:
                 return
@@ -105,7 +105,7 @@ class Factory:
     def _is_full(self) -> bool:
         return len(self.tasks) >= self._bounds.num_tasks_max
 
-    async def _gate(self, candidate: Candidate) -> None:
+    async def _gate(self, candidate: TaskCandidate) -> None:
         self.counts.num_candidates += 1
         key = (candidate.origin.digest, candidate.origin.change)
         if key in self._seen:
@@ -161,7 +161,7 @@ async def _again(work: Callable[[], Awaitable[T]]) -> T:
     return await work()
 
 
-def _in_turns(sources: list[TaskSource]) -> Iterator[Plan]:
+def _in_turns(sources: list[TaskSource]) -> Iterator[TaskPlan]:
     """Yield a plan of each source, then the next of each."""
     waiting = [source.plans() for source in sources]
     while waiting:

@@ -19,7 +19,7 @@ from penstock.envs.factory.modules import Module
 from penstock.envs.factory.mutations import draw_bugs, without_body
 from penstock.envs.factory.recording import Tried, record, try_changes
 from penstock.envs.factory.targets import Target, find_targets, promise
-from penstock.envs.tasks.source import Candidate, Lab, Plan, Rejection, TaskRejectedError
+from penstock.envs.tasks.source import Lab, Rejection, TaskCandidate, TaskPlan, TaskRejectedError
 
 _CALLS_DRAWN = 48
 _POINTS_MIN = 3
@@ -47,7 +47,7 @@ class InjectedSource:
         self._modules, self._config = list(modules), config
         random.Random(f"{name}/{config.seed}").shuffle(self._modules)
 
-    def plans(self) -> Iterator[Plan]:
+    def plans(self) -> Iterator[TaskPlan]:
         """Yield one plan a function, the promising ones of each handful of modules first."""
         for start in range(0, len(self._modules), _HANDFUL):
             plans = [
@@ -105,7 +105,7 @@ class FunctionPlan:
         self._qualname = qualname
         self._rng = random.Random(f"{config.seed}/{self.name}")
 
-    async def draft(self, lab: Lab) -> list[Candidate]:
+    async def draft(self, lab: Lab) -> list[TaskCandidate]:
         """Record, try bugs, and make a task of each that shows."""
         module, tree = self._module, parsed(self._module)
         target = next(one for one in find_targets(tree) if one.qualname == self._qualname)

@@ -22,7 +22,7 @@ class Bug:
     """A module with one bug."""
 
     kind: str
-    """Rung of the edit, e.g. `comparison`, or `condition`, `statement`."""
+    """Category of the edit, e.g. `comparison`, or `condition`, `statement`."""
     source: str
 
 
@@ -107,7 +107,7 @@ def _all_bugs(module: ModuleText, target: Target) -> Iterator[tuple[str, Callabl
     """
     body = body_of(target.node)
     for edit in edits(body, variables(target.node)):
-        yield edit.rung, partial(_written_in_place, module, edit)
+        yield edit.category, partial(_written_in_place, module, edit)
     for node in ast.walk(ast.Module(body=body, type_ignores=[])):
         if isinstance(node, ast.If | ast.While | ast.IfExp):
             yield (

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
-from penstock.envs.tasks.source import Candidate
+from penstock.envs.tasks.source import TaskCandidate
 from penstock.messages.errors import PenstockError
 from penstock.messages.task import Split
 
@@ -26,7 +26,7 @@ class SplitLeakError(PenstockError, ValueError):
 
 
 def split_tasks(
-    candidates: Sequence[Candidate], by: SplitBy, heldout_share: float
+    candidates: Sequence[TaskCandidate], by: SplitBy, heldout_share: float
 ) -> dict[str, Split]:
     """Return the split of each task by its id.
 
@@ -51,7 +51,9 @@ def split_tasks(
     return splits
 
 
-def check_no_leak(candidates: Iterable[Candidate], splits: dict[str, Split], by: SplitBy) -> None:
+def check_no_leak(
+    candidates: Iterable[TaskCandidate], splits: dict[str, Split], by: SplitBy
+) -> None:
     """Demand that nothing lies on both sides.
 
     Raises:
@@ -66,7 +68,7 @@ def check_no_leak(candidates: Iterable[Candidate], splits: dict[str, Split], by:
                 raise SplitLeakError(f"{tie} is in both splits, e.g. by {one.task.task_id}")
 
 
-def _ties(candidate: Candidate, by: SplitBy) -> list[str]:
+def _ties(candidate: TaskCandidate, by: SplitBy) -> list[str]:
     origin = candidate.origin
     function = f"function {origin.digest or candidate.task.task_id}"
     return [function, f"repository {origin.repository}"] if by is SplitBy.REPOSITORY else [function]

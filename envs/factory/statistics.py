@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.envs.factory.difficulty import difficulty, difficulty_label
-from penstock.envs.tasks.source import Candidate
+from penstock.envs.tasks.source import TaskCandidate
 from penstock.messages.task import Split
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def statistics(
-    candidates: Sequence[Candidate], splits: dict[str, Split], counts: "Yield"
+    candidates: Sequence[TaskCandidate], splits: dict[str, Split], counts: "Yield"
 ) -> dict[str, Any]:
     """Return counts by split, source, kind, change, difficulty, and the yield with its reasons."""
     origins = [one.origin for one in candidates]

@@ -10,7 +10,7 @@ from penstock.envs.harness.result import InvalidCallError
 _TRUTHS = {"true": True, "false": False}
 
 
-class Kind(StrEnum):
+class ArgumentType(StrEnum):
     """JSON's names of the types."""
 
     TEXT = "string"
@@ -23,7 +23,7 @@ class Argument:
     """One argument of a tool."""
 
     description: str
-    kind: Kind = Kind.TEXT
+    kind: ArgumentType = ArgumentType.TEXT
     default: str | int | bool | None = None
     """None: the call must give it."""
     bound_min: int = 0
@@ -38,9 +38,9 @@ class Argument:
     def schema(self) -> dict[str, object]:
         """Return its JSON schema."""
         schema: dict[str, object] = {"type": self.kind.value, "description": self.description}
-        if self.kind is Kind.INTEGER:
+        if self.kind is ArgumentType.INTEGER:
             schema |= {"minimum": self.bound_min, "maximum": self.bound_max}
-        elif self.kind is Kind.TEXT:
+        elif self.kind is ArgumentType.TEXT:
             schema |= {"minLength": self.bound_min, "maxLength": self.bound_max}
         return schema if self.is_required else schema | {"default": self.default}
 
@@ -51,11 +51,11 @@ class Argument:
             InvalidCallError: Not of the type, or out of bounds.
 
         """
-        if self.kind is Kind.FLAG:
+        if self.kind is ArgumentType.FLAG:
             if text not in _TRUTHS:
                 raise InvalidCallError(f"{name} must be true or false")
             return _TRUTHS[text]
-        if self.kind is Kind.INTEGER:
+        if self.kind is ArgumentType.INTEGER:
             return self._integer(name, text)
         if not self.bound_min <= len(text) <= self.bound_max or "\0" in text:
             bounds = f"{self.bound_min} to {self.bound_max}"

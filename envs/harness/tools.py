@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.envs.harness import files, lookup
-from penstock.envs.harness.arguments import Argument, Kind
+from penstock.envs.harness.arguments import Argument, ArgumentType
 from penstock.envs.harness.paths import checked_path
 
 if TYPE_CHECKING:
@@ -70,8 +70,10 @@ TOOLS_2: dict[str, Tool2] = {
         "Read lines of a text file, with their numbers.",
         {
             "path": _path(),
-            "offset": Argument("first line, from 1", Kind.INTEGER, 1, 1, 1_000_000),
-            "limit": Argument("number of lines", Kind.INTEGER, lookup.LINES_DEFAULT, 1, 10_000),
+            "offset": Argument("first line, from 1", ArgumentType.INTEGER, 1, 1, 1_000_000),
+            "limit": Argument(
+                "number of lines", ArgumentType.INTEGER, lookup.LINES_DEFAULT, 1, 10_000
+            ),
         },
     ),
     "write_file": Tool2(
@@ -94,7 +96,7 @@ TOOLS_2: dict[str, Tool2] = {
     "list_dir": Tool2(
         lookup.list_dir,
         "List a directory.",
-        {"path": _path("."), "depth": Argument("levels to show", Kind.INTEGER, 1, 1, 8)},
+        {"path": _path("."), "depth": Argument("levels to show", ArgumentType.INTEGER, 1, 1, 8)},
     ),
     "glob": Tool2(
         lookup.glob,
@@ -108,8 +110,8 @@ TOOLS_2: dict[str, Tool2] = {
             "pattern": Argument("the expression", bound_min=1, bound_max=512),
             "path": _path(".", "file or directory to search"),
             "include": Argument("only files of this name pattern", default="", bound_max=128),
-            "ignore_case": Argument("match any case", Kind.FLAG, default=False),
-            "context": Argument("lines to show around each match", Kind.INTEGER, 0, 0, 20),
+            "ignore_case": Argument("match any case", ArgumentType.FLAG, default=False),
+            "context": Argument("lines to show around each match", ArgumentType.INTEGER, 0, 0, 20),
         },
     ),
     "codebase_search": Tool2(
@@ -118,7 +120,7 @@ TOOLS_2: dict[str, Tool2] = {
         {
             "query": Argument("what you look for", bound_min=2, bound_max=512),
             "path": _path(".", "directory to search"),
-            "num": Argument("number of results", Kind.INTEGER, 8, 1, 50),
+            "num": Argument("number of results", ArgumentType.INTEGER, 8, 1, 50),
         },
     ),
     "read_lints": Tool2(
@@ -131,7 +133,9 @@ TOOLS_2: dict[str, Tool2] = {
         "Run a bash command; directory and exported variables last from one to the next.",
         {
             "command": Argument("the command", bound_min=1, bound_max=8_000),
-            "background": Argument("start it as a job and return", Kind.FLAG, default=False),
+            "background": Argument(
+                "start it as a job and return", ArgumentType.FLAG, default=False
+            ),
         },
         is_terminal=True,
     ),
@@ -139,10 +143,10 @@ TOOLS_2: dict[str, Tool2] = {
         _terminal_io,
         "Read a job's new output; write to it, wait for it, or stop it.",
         {
-            "job": Argument("its number", Kind.INTEGER, None, 1, 1_000),
+            "job": Argument("its number", ArgumentType.INTEGER, None, 1, 1_000),
             "input": Argument("text for its input", default="", bound_max=4_000),
-            "wait_s": Argument("longest wait for new output", Kind.INTEGER, 0, 0, 60),
-            "stop": Argument("end the job", Kind.FLAG, default=False),
+            "wait_s": Argument("longest wait for new output", ArgumentType.INTEGER, 0, 0, 60),
+            "stop": Argument("end the job", ArgumentType.FLAG, default=False),
         },
     ),
     "finish": Tool2(

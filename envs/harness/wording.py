@@ -7,7 +7,7 @@ on each byte. `tests/unit/harness/test_harness_wording.py` holds its digest.
 from collections.abc import Collection
 
 from penstock.envs.harness import HARNESS_VERSION, HARNESS_VERSION_2, HARNESS_VERSIONS
-from penstock.envs.harness.arguments import Argument, Kind
+from penstock.envs.harness.arguments import Argument, ArgumentType
 from penstock.envs.harness.registry import TOOLS
 from penstock.envs.harness.tools import TOOLS_2
 from penstock.messages.errors import NotFoundError
@@ -46,5 +46,5 @@ def _shown(name: str, argument: Argument) -> str:
     if argument.is_required:
         return name
     default = argument.default
-    shown = str(default).lower() if argument.kind is Kind.FLAG else str(default)
+    shown = str(default).lower() if argument.kind is ArgumentType.FLAG else str(default)
     return f"{name}={shown}"

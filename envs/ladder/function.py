@@ -17,7 +17,7 @@ _NUM_CASES_MIN = 6
 
 
 @dataclass(frozen=True)
-class Case:
+class CallCase:
     """One call and what it must return."""
 
     arguments: tuple[Any, ...]
@@ -62,16 +62,16 @@ class Function:
         return function_name, draw_variables(rng, self._slots, self.template.params)
 
     @cached_property
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[CallCase]:
         """Distinct calls with what the right function returns; always the same."""
         rng = random.Random(self.name)
         function = load(self.canonical, "f")
-        found: dict[str, Case] = {}
+        found: dict[str, CallCase] = {}
         for _ in range(_NUM_CANDIDATES):
             arguments = tuple(KINDS[kind](rng) for kind in self.template.params.values())
             is_value, result = outcome(function, arguments)
             if is_value:
-                found.setdefault(repr(arguments), Case(arguments, result))
+                found.setdefault(repr(arguments), CallCase(arguments, result))
         return list(found.values())
 
     @cached_property
@@ -96,7 +96,7 @@ class Function:
             if result != (True, case.expected)
         ]
 
-    def hidden_cases(self, rng: random.Random) -> list[Case]:
+    def hidden_cases(self, rng: random.Random) -> list[CallCase]:
         """Return cases that together fail every known bug of this function."""
         chosen: list[int] = []
         for failed in self.killers.values():

@@ -5,8 +5,8 @@ What is held out, exactly (nothing of it occurs in training tasks or in demonstr
 - by name: the (verb, noun) pairs that make a held-out task's function name, a fifth of all pairs,
   chosen by a hash, whatever the run's seed;
 - by bug: a fifth of all (function, variant, bug) triples, again by a hash. No training task has
-  one; the held-out rung `unseen` has no others;
-- by family: every function of the families in `NOVEL_FAMILIES`, the held-out rung `novel`.
+  one; the held-out category `unseen` has no others;
+- by family: every function of the families in `NOVEL_FAMILIES`, the held-out category `novel`.
 
 Each further one is harder: a new repository with a known kind of bug, a known function with a bug
 never met, a function never met.
@@ -18,14 +18,14 @@ from functools import cache
 
 import msgspec
 
-from penstock.envs.factory.ast_edits import BODY, RUNGS
+from penstock.envs.factory.ast_edits import BODY, BUG_CATEGORIES
 from penstock.envs.ladder.function import Function
 from penstock.envs.ladder.names import is_kept_out
 from penstock.envs.ladder.numbers import NUMBERS
 from penstock.envs.ladder.repository import (
     SEARCH,
-    Draft,
     Repository,
+    RepositorySpec,
     build_repository,
 )
 from penstock.envs.ladder.sequences import SEQUENCES
@@ -35,10 +35,10 @@ from penstock.messages.task import Split
 
 NOVEL = "novel"
 UNSEEN = "unseen"
-HELDOUT_RUNGS = (UNSEEN, NOVEL)
+HELDOUT_CATEGORIES = (UNSEEN, NOVEL)
 """Never trained on: for measuring only."""
 NOVEL_FAMILIES = frozenset({"area", "dot", "quote", "spread", "without"})
-LADDER = (*RUNGS, SEARCH)
+LADDER = (*BUG_CATEGORIES, SEARCH)
 _ATTEMPTS_MAX = 200
 
 
@@ -49,26 +49,26 @@ class BrokenTaskError(PenstockError, ValueError):
 class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which part of the ladder."""
 
-    rungs: tuple[str, ...] = LADDER
-    """In equal shares; in the held-out split also those of `HELDOUT_RUNGS`."""
+    categories: tuple[str, ...] = LADDER
+    """In equal shares; in the held-out split also those of `HELDOUT_CATEGORIES`."""
     families: tuple[str, ...] = ()
     """Of function templates; empty: all but the novel ones."""
 
     def __post_init__(self) -> None:
         """Refuse unknown names."""
-        _check_known("rungs", self.rungs, (*LADDER, *HELDOUT_RUNGS))
+        _check_known("categories", self.categories, (*LADDER, *HELDOUT_CATEGORIES))
         _check_known("families", self.families, [f.template.family for f in functions()])
 
 
 def draw_repositories(
     split: Split, num: int, selection: Selection, rng: random.Random, prefix: str
 ) -> Iterator[Repository]:
-    """Yield distinct tasks of a split, the rungs taking turns.
+    """Yield distinct tasks of a split, the categories taking turns.
 
     Args:
         split: training or held out.
         num: how many.
-        selection: from which rungs and families.
+        selection: from which categories and families.
         rng: decides everything.
         prefix: of the task ids, e.g. `train`.
 
@@ -76,21 +76,21 @@ def draw_repositories(
         BrokenTaskError: no fitting task was found in many attempts.
 
     """
-    rungs = selection.rungs
-    pools = {rung: _sites(split, rung, selection.families) for rung in rungs}
+    categories = selection.categories
+    pools = {category: _sites(split, category, selection.families) for category in categories}
     others = functions(selection.families)
     seen: set[str] = set()
     for index in range(num):
-        rung = rungs[index % len(rungs)]
+        category = categories[index % len(categories)]
         for _ in range(_ATTEMPTS_MAX):
-            function, site = rng.choice(pools[rung])
-            draft = Draft(function, site, split, rung)
+            function, site = rng.choice(pools[category])
+            draft = RepositorySpec(function, site, split, category)
             around = rng.sample(others, rng.randint(1, 3))
             found = build_repository(draft, around, f"{prefix}-{index:05d}", rng)
             if found and found.task.files[found.path] not in seen:
                 break
         else:
-            raise BrokenTaskError(f"no new {rung} task of {split} in {_ATTEMPTS_MAX} attempts")
+            raise BrokenTaskError(f"no new {category} task of {split} in {_ATTEMPTS_MAX} attempts")
         seen.add(found.task.files[found.path])
         yield found
 
@@ -106,25 +106,27 @@ def functions(families: tuple[str, ...] = ()) -> list[Function]:
     ]
 
 
-def _sites(split: Split, rung: str, families: tuple[str, ...]) -> list[tuple[Function, str]]:
-    """Return the (function, bug) pairs of a split and rung."""
-    if split is not Split.HELDOUT and (rung in HELDOUT_RUNGS or NOVEL_FAMILIES & set(families)):
-        raise BrokenTaskError(f"rung {rung} or its families are never trained on")
+def _sites(split: Split, category: str, families: tuple[str, ...]) -> list[tuple[Function, str]]:
+    """Return the (function, bug) pairs of a split and category."""
+    if split is not Split.HELDOUT and (
+        category in HELDOUT_CATEGORIES or NOVEL_FAMILIES & set(families)
+    ):
+        raise BrokenTaskError(f"category {category} or its families are never trained on")
     found = []
-    for function in functions(tuple(NOVEL_FAMILIES) if rung == NOVEL else families):
+    for function in functions(tuple(NOVEL_FAMILIES) if category == NOVEL else families):
         for site in function.killers:
-            fits = is_kept_out(function.name, site) == (rung == UNSEEN)
-            if (site == BODY or rung == NOVEL or fits) and _is_on_rung(site, rung):
+            fits = is_kept_out(function.name, site) == (category == UNSEEN)
+            if (site == BODY or category == NOVEL or fits) and _is_of_category(site, category):
                 found.append((function, site))
     if not found:
-        raise BrokenTaskError(f"no function of the {split} split has a bug of rung {rung}")
+        raise BrokenTaskError(f"no function of the {split} split has a bug of category {category}")
     return found
 
 
-def _is_on_rung(site: str, rung: str) -> bool:
-    if rung in {SEARCH, *HELDOUT_RUNGS}:
+def _is_of_category(site: str, category: str) -> bool:
+    if category in {SEARCH, *HELDOUT_CATEGORIES}:
         return site != BODY
-    return site.rstrip("0123456789") == rung
+    return site.rstrip("0123456789") == category
 
 
 def _check_known(field: str, given: Iterable[str], known: Collection[str]) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.envs.factory.ast_edits import BODY, mutate, sites
-from penstock.envs.ladder.function import Case, Function
+from penstock.envs.ladder.function import CallCase, Function
 from penstock.envs.ladder.names import NOUNS
 from penstock.messages.task import HiddenTests, Limits, Split, Task
 
 SEARCH = "search"
-"""The rung on which the instruction does not name the file."""
+"""The category on which the instruction does not name the file."""
 CHECK_FILE = "check.py"
 CHECK_COMMAND = f"python3 {CHECK_FILE}"
 HIDDEN_FILE = "_hidden.py"
@@ -55,13 +55,13 @@ print("\\n".join(results))
 
 
 @dataclass(frozen=True)
-class Draft:
+class RepositorySpec:
     """What the generator decided: a function, its bug and its place."""
 
     function: Function
     site: str
     split: Split
-    rung: str
+    category: str
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Repository:
 
 
 def build_repository(
-    draft: Draft, others: list[Function], task_id: str, rng: random.Random
+    draft: RepositorySpec, others: list[Function], task_id: str, rng: random.Random
 ) -> Repository | None:
     """Write the files of a task.
 
@@ -142,7 +142,7 @@ def build_repository(
     return Repository(
         task=Task(
             task_id=task_id,
-            rung=draft.rung,
+            category=draft.category,
             split=draft.split,
             instruction=_instruction(function_name, path, draft),
             files=dict(sorted(files.items())),
@@ -187,19 +187,19 @@ def _num_common(left: list[str], right: list[str]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _instruction(function_name: str, path: str, draft: Draft) -> str:
+def _instruction(function_name: str, path: str, draft: RepositorySpec) -> str:
     verb = "Write" if draft.site == BODY else "Fix"
-    where = "" if draft.rung == SEARCH else f" in {path}"
+    where = "" if draft.category == SEARCH else f" in {path}"
     return f"{verb} {function_name}{where}"
 
 
-def _visible_cases(draft: Draft, rng: random.Random) -> list[Case]:
+def _visible_cases(draft: RepositorySpec, rng: random.Random) -> list[CallCase]:
     cases = draft.function.cases
     return [cases[rng.choice(draft.function.killers[draft.site])], rng.choice(cases)]
 
 
 def _hidden_tests(
-    task_id: str, path: str, function_name: str, cases: list[Case], gold_text: str
+    task_id: str, path: str, function_name: str, cases: list[CallCase], gold_text: str
 ) -> HiddenTests:
     return HiddenTests(
         task_id=task_id,
@@ -210,7 +210,7 @@ def _hidden_tests(
     )
 
 
-def hidden_program(path: str, function_name: str, cases: Sequence[Case]) -> str:
+def hidden_program(path: str, function_name: str, cases: Sequence[CallCase]) -> str:
     """Return the program that prints the result of each call, one a line at its end.
 
     It has the calls and not what they must return: that only the judge knows.

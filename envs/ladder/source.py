@@ -9,7 +9,7 @@ from penstock.envs.ladder.repository import HIDDEN_FILE, Repository
 from penstock.envs.sandbox import ExecResult
 from penstock.envs.tasks.gates import REPEATS, check_reports
 from penstock.envs.tasks.report import SuiteReport, read_report
-from penstock.envs.tasks.source import Candidate, Lab, Origin, Plan
+from penstock.envs.tasks.source import Lab, TaskCandidate, TaskOrigin, TaskPlan
 from penstock.messages.task import HiddenTests, Split
 
 
@@ -19,7 +19,7 @@ class LadderSource:
     Args:
         split: training or held out.
         num: how many.
-        selection: rungs and families.
+        selection: categories and families.
         rng: decides everything.
         prefix: of the task ids.
 
@@ -32,12 +32,12 @@ class LadderSource:
     ) -> None:
         self._repositories = draw_repositories(split, num, selection, rng, prefix)
 
-    def plans(self) -> Iterator[Plan]:
+    def plans(self) -> Iterator[TaskPlan]:
         """Yield one plan a task."""
         for repository in self._repositories:
             yield LadderPlan(repository)
 
-    def candidates(self) -> Iterator[Candidate]:
+    def candidates(self) -> Iterator[TaskCandidate]:
         """Yield the tasks that a run starts from, each through the factory's gates.
 
         They are run in this process: nobody but this project wrote their files.
@@ -62,7 +62,7 @@ class LadderPlan:
         self.name = repository.task.task_id
         self._repository = repository
 
-    async def draft(self, lab: Lab) -> list[Candidate]:
+    async def draft(self, lab: Lab) -> list[TaskCandidate]:
         """Return it."""
         return [to_candidate(self._repository)]
 
@@ -73,20 +73,20 @@ def grade_here(files: dict[str, str], hidden: HiddenTests) -> SuiteReport:
     return read_report(ExecResult(exit_code=exit_code, stdout=output.encode()), hidden.expected)
 
 
-def to_candidate(repository: Repository) -> Candidate:
+def to_candidate(repository: Repository) -> TaskCandidate:
     """Say of a ladder task where it comes from."""
     task = repository.task
-    origin = Origin(
+    origin = TaskOrigin(
         source=LadderSource.name,
         repository=f"ladder/{task.task_id}",
-        kind="feature" if task.rung == "body" else "bug",
+        kind="feature" if task.category == "body" else "bug",
         function=repository.function_name,
         path=repository.path,
         digest=repository.function_name,
-        change=task.rung,
+        change=task.category,
         num_lines=len(repository.gold.splitlines()),
         num_files=len(task.files),
         num_cases=len(repository.hidden.expected),
-        hint="symptom" if task.rung == "search" else "function",
+        hint="symptom" if task.category == "search" else "function",
     )
-    return Candidate(task=task, hidden=repository.hidden, origin=origin)
+    return TaskCandidate(task=task, hidden=repository.hidden, origin=origin)

@@ -83,7 +83,7 @@ class _Attempt:
     async def run(self) -> Transcript:
         repository, habits = self._repository, self._habits
         if self._flip(habits.looks):
-            if repository.task.rung == SEARCH:
+            if repository.task.category == SEARCH:
                 await self._turn("grep", pattern=f"def {repository.function_name}")
             await self._turn("read_file", path=repository.path)
             if self._flip(habits.edits):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.envs.tasks.report import SuiteReport
-from penstock.envs.tasks.source import Candidate, Rejection, TaskRejectedError
+from penstock.envs.tasks.source import Rejection, TaskCandidate, TaskRejectedError
 from penstock.messages.task import HiddenTests, Task
 
 REPEATS = 2
@@ -18,7 +18,7 @@ class Grader(Protocol):
         ...
 
 
-async def check_candidate(candidate: Candidate, grader: Grader, repeats: int = REPEATS) -> None:
+async def check_candidate(candidate: TaskCandidate, grader: Grader, repeats: int = REPEATS) -> None:
     """Demand that the null patch fails and the known solution passes, each time.
 
     Each run is a fresh machine with a hash seed and a clock of its own.

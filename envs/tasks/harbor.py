@@ -21,7 +21,7 @@ import msgspec
 from penstock.envs.factory.difficulty import difficulty, difficulty_label
 from penstock.envs.microvm.images.layers import DIGEST
 from penstock.envs.tasks.harbor_foreign import foreign_files, verifier_env
-from penstock.envs.tasks.source import Candidate
+from penstock.envs.tasks.source import TaskCandidate
 from penstock.messages.task import HiddenTests, Split
 
 VERSION = "1.0"
@@ -58,7 +58,7 @@ def folder_name(task_id: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "_", task_id).strip(".") or "task"
 
 
-def harbor_files(candidate: Candidate, split: Split) -> dict[str, str]:
+def harbor_files(candidate: TaskCandidate, split: Split) -> dict[str, str]:
     """Return every file of a task's folder by its path in it."""
     task = candidate.task
     files = {
@@ -86,7 +86,7 @@ def _own_files(hidden: HiddenTests) -> dict[str, str]:
     return files | _below(SOLUTION_FOLDER, hidden.gold_files)
 
 
-def write_harbor(candidate: Candidate, split: Split, root: Path) -> Path:
+def write_harbor(candidate: TaskCandidate, split: Split, root: Path) -> Path:
     """Write a task's folder below `root` and return it; an earlier one must not be there.
 
     Raises:
@@ -104,11 +104,11 @@ def write_harbor(candidate: Candidate, split: Split, root: Path) -> Path:
     return folder
 
 
-def _task_toml(candidate: Candidate, split: Split) -> str:
+def _task_toml(candidate: TaskCandidate, split: Split) -> str:
     task, origin = candidate.task, candidate.origin
     limits = {name: getattr(task.limits, name) for name in task.limits.__struct_fields__}
     penstock: dict[str, object] = {
-        "task_id": task.task_id, "rung": task.rung, "split": split.value
+        "task_id": task.task_id, "category": task.category, "split": split.value
     }  # fmt: skip
     if task.egress is not msgspec.UNSET:
         penstock["egress"] = task.egress

@@ -26,7 +26,7 @@ from penstock.envs.tasks.harbor_foreign import (
     start_files,
     verify_argv,
 )
-from penstock.envs.tasks.source import Candidate, Origin
+from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
 from penstock.messages.errors import PenstockError
 from penstock.messages.task import HiddenTests, Limits, Split, Task
 
@@ -40,7 +40,7 @@ class MalformedTaskError(PenstockError, ValueError):
     """A task's folder is not as the format asks; the text names the file and what was expected."""
 
 
-def read_harbor(folder: Path, *, egress_addresses: bool = False) -> Candidate:
+def read_harbor(folder: Path, *, egress_addresses: bool = False) -> TaskCandidate:
     """Read one task.
 
     Args:
@@ -64,7 +64,7 @@ def read_harbor(folder: Path, *, egress_addresses: bool = False) -> Candidate:
     task_id = str(own.get("task_id", folder.name))
     task = Task(
         task_id=task_id,
-        rung=str(own.get("rung", "harbor")),
+        category=str(own.get("category", "harbor")),
         split=_converted(folder, own.get("split", "train"), Split, "metadata.penstock.split"),
         instruction=instruction.removesuffix("\n"),
         files=_start(folder),
@@ -78,13 +78,13 @@ def read_harbor(folder: Path, *, egress_addresses: bool = False) -> Candidate:
     origin = _converted(
         folder,
         own.get("origin", {"source": "harbor", "repository": folder.name, "kind": "harbor"}),
-        Origin,
+        TaskOrigin,
         "metadata.penstock.origin",
     )
-    return Candidate(task=task, hidden=hidden, origin=origin)
+    return TaskCandidate(task=task, hidden=hidden, origin=origin)
 
 
-def read_harbor_set(root: Path, *, egress_addresses: bool = False) -> list[Candidate]:
+def read_harbor_set(root: Path, *, egress_addresses: bool = False) -> list[TaskCandidate]:
     """Read every task folder below a root, by name.
 
     Args:
@@ -98,7 +98,7 @@ def read_harbor_set(root: Path, *, egress_addresses: bool = False) -> list[Candi
     folders = sorted(path.parent for path in root.glob(f"*/{TASK_FILE}"))
     if not folders:
         raise MalformedTaskError(f"{root}: expected task folders, each with a {TASK_FILE}")
-    candidates: dict[str, Candidate] = {}
+    candidates: dict[str, TaskCandidate] = {}
     for folder in folders:
         candidate = read_harbor(folder, egress_addresses=egress_addresses)
         if candidates.setdefault(candidate.task.task_id, candidate) is not candidate:

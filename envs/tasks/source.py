@@ -36,7 +36,7 @@ class TaskRejectedError(PenstockError, ValueError):
         self.detail = detail
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
+class TaskOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """Where a task comes from: what splits and statistics go by."""
 
     source: str
@@ -64,15 +64,15 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """What the instruction names: function, module or symptom."""
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class TaskCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """A task before its gates."""
 
     task: Task
     hidden: HiddenTests
-    origin: Origin
+    origin: TaskOrigin
 
 
-def to_task_set(candidates: Iterable[Candidate]) -> TaskSet:
+def to_task_set(candidates: Iterable[TaskCandidate]) -> TaskSet:
     """Return tasks with their hidden tests, as a run loads them."""
     chosen = list(candidates)
     return TaskSet(tasks=[one.task for one in chosen], hidden=[one.hidden for one in chosen])
@@ -101,12 +101,12 @@ class Lab(Protocol):
         ...
 
 
-class Plan(Protocol):
+class TaskPlan(Protocol):
     """Something that may become tasks; cheap until it is drafted."""
 
     name: str
 
-    async def draft(self, lab: Lab) -> list[Candidate]:
+    async def draft(self, lab: Lab) -> list[TaskCandidate]:
         """Make candidates.
 
         Raises:
@@ -121,6 +121,6 @@ class TaskSource(Protocol):
 
     name: str
 
-    def plans(self) -> Iterator[Plan]:
+    def plans(self) -> Iterator[TaskPlan]:
         """Yield plans in an order that the source's seed decides."""
         ...

@@ -46,7 +46,7 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How much of everything."""
 
     selection: Selection = Selection()
-    """Rungs and families of all tasks, trained, held out and demonstrated."""
+    """Categories and families of all tasks, trained, held out and demonstrated."""
     tasks: str = ""
     """Folder of Harbor tasks (`penstock tasks make`, or others'), in place of the ladder's.
     Demonstrations are the ladder's all the same."""

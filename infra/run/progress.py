@@ -87,8 +87,10 @@ class Progress:
 
 def _eval_line(event: EvalCompleted) -> str:
     rate = event.num_solved / max(event.num_tasks, 1)
-    rungs = ", ".join(f"{rung} {share:.2f}" for rung, share in event.pass_rate_by_rung.items())
+    categories = ", ".join(
+        f"{category} {share:.2f}" for category, share in event.pass_rate_by_category.items()
+    )
     return (
         f"held-out pass rate of version {event.policy_version}: {rate:.3f}"
-        f" ({event.num_solved}/{event.num_tasks}; {rungs})"
+        f" ({event.num_solved}/{event.num_tasks}; {categories})"
     )

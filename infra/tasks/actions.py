@@ -24,7 +24,7 @@ from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.harbor import write_harbor
 from penstock.envs.tasks.harbor_read import read_harbor_set
-from penstock.envs.tasks.source import Candidate, TaskRejectedError, TaskSource
+from penstock.envs.tasks.source import TaskCandidate, TaskRejectedError, TaskSource
 from penstock.infra.tasks.page import tasks_page
 from penstock.messages.errors import PenstockError
 from penstock.messages.task import Split, TaskSet
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def write_set(
-    root: Path, candidates: list[Candidate], splits: dict[str, Split], counts: Yield
+    root: Path, candidates: list[TaskCandidate], splits: dict[str, Split], counts: Yield
 ) -> None:
     """Write Harbor folders, the task sets that a run loads, the yield and the page."""
     for candidate in candidates:
@@ -112,7 +112,7 @@ async def _check(arguments: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _read(arguments: argparse.Namespace) -> list[Candidate]:
+def _read(arguments: argparse.Namespace) -> list[TaskCandidate]:
     return read_harbor_set(arguments.folder, egress_addresses=arguments.egress_addresses)
 
 

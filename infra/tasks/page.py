@@ -10,7 +10,7 @@ import msgspec
 from penstock.envs.factory.difficulty import difficulty, difficulty_label, difficulty_terms
 from penstock.envs.factory.factory import Yield
 from penstock.envs.factory.statistics import statistics
-from penstock.envs.tasks.source import Candidate
+from penstock.envs.tasks.source import TaskCandidate
 from penstock.messages.task import Split
 
 DIFF_LINES_MAX = 400
@@ -19,7 +19,7 @@ _PAGE = Path(__file__).with_name("page.html")
 _DATA_MARK = "/*DATA*/null"
 
 
-def tasks_page(candidates: Sequence[Candidate], splits: dict[str, Split], counts: Yield) -> str:
+def tasks_page(candidates: Sequence[TaskCandidate], splits: dict[str, Split], counts: Yield) -> str:
     """Return the page: statistics, filters, a table, and one task's details on a click."""
     data = {
         "statistics": statistics(candidates, splits, counts),
@@ -30,7 +30,7 @@ def tasks_page(candidates: Sequence[Candidate], splits: dict[str, Split], counts
     return _PAGE.read_text().replace(_DATA_MARK, encoded)
 
 
-def _row(candidate: Candidate, split: Split) -> dict[str, Any]:
+def _row(candidate: TaskCandidate, split: Split) -> dict[str, Any]:
     origin = candidate.origin
     return {
         "id": candidate.task.task_id,
@@ -52,7 +52,7 @@ def _row(candidate: Candidate, split: Split) -> dict[str, Any]:
     }
 
 
-def _diff(candidate: Candidate) -> str:
+def _diff(candidate: TaskCandidate) -> str:
     lines: list[str] = []
     for path, text in sorted(candidate.hidden.gold_files.items()):
         before = candidate.task.files.get(path, "").splitlines()

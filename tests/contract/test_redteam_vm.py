@@ -32,7 +32,7 @@ GOLD = "def largest(n, xs):\n    return sorted(xs, reverse=True)[:n]\n"
 CALLS = ["largest(2, [3, 1, 2])", "largest(1, [5, 9])", "largest(0, [1])", "largest(3, [])"]
 EXPECTED = ["[3, 2]", "[9]", "[]", "[]"]
 TASK = Task(
-    task_id="t", rung="bug", split=Split.TRAIN, instruction="Fix largest in pick.py",
+    task_id="t", category="bug", split=Split.TRAIN, instruction="Fix largest in pick.py",
     files={"pick.py": BUG, "README": "pick\n"},
     limits=Limits(tool_s_max=5.0, output_bytes_max=4096),
 )  # fmt: skip
@@ -253,7 +253,7 @@ async def judged(cheat):
     )  # fmt: skip
     rollout = RolloutFinished(
         rollout_id="r", group_id="g", group_index=0, group_size=1, member=0,
-        purpose=Purpose.TRAIN, task_id="t", rung="bug", end=EpisodeEnd.FINISHED, turns=[turn],
+        purpose=Purpose.TRAIN, task_id="t", category="bug", end=EpisodeEnd.FINISHED, turns=[turn],
         files=changes.files, deleted=changes.deleted, egress=attempts,
     )  # fmt: skip
     findings = settle(rollout, GRADED)

@@ -90,7 +90,7 @@ async def graded(pool, candidate, files):
     """Grade what an episode left behind in a machine of its own."""
     rollout = RolloutFinished(
         rollout_id="r", group_id="g", group_index=0, group_size=1, member=0,
-        purpose=Purpose.TRAIN, task_id=candidate.task.task_id, rung="harbor",
+        purpose=Purpose.TRAIN, task_id=candidate.task.task_id, category="harbor",
         end=EpisodeEnd.FINISHED, turns=[], files=files,
     )  # fmt: skip
     task = GradedTask(task=candidate.task, hidden=candidate.hidden)

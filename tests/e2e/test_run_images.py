@@ -36,7 +36,7 @@ TRY = ToolCall(name="run_terminal", arguments={"command": "sh try.sh"})
 TOML = """\
 version = "1.0"
 [metadata.penstock]
-rung = "{name}"
+category = "{name}"
 split = "{split}"
 limits = {{ num_turns_max = 3, num_tokens_max = 900, turn_tokens_max = 64, tool_s_max = 60.0 }}
 {egress}
@@ -197,8 +197,8 @@ def test_tasks_run_and_are_graded_on_their_images(tmp_path, cache, port, monkeyp
     solved = defaultdict(list)
     for verdict in verdicts:
         if verdict["outcome"] == "solved":
-            solved[verdict["rung"]].append((verdict, rollouts[verdict["rollout_id"]]))
-    assert {"alpha", "beta", "web"} <= set(solved), {v["rung"]: v["outcome"] for v in verdicts}
+            solved[verdict["category"]].append((verdict, rollouts[verdict["rollout_id"]]))
+    assert {"alpha", "beta", "web"} <= set(solved), {v["category"]: v["outcome"] for v in verdicts}
     base = load_assets(cache)[1].image_digest
     for name, pairs in solved.items():
         layer = layer_of(cache, "alpha" if name == "heldout" else name) if name != "web" else None

@@ -23,8 +23,10 @@ EVENTS = st.lists(
 )
 
 
-def make_task(task_id: str, rung: str = "easy") -> Task:
-    return Task(task_id=task_id, rung=rung, split=Split.TRAIN, instruction=task_id, files={})
+def make_task(task_id: str, category: str = "easy") -> Task:
+    return Task(
+        task_id=task_id, category=category, split=Split.TRAIN, instruction=task_id, files={}
+    )
 
 
 @given(EVENTS, st.integers(1, 4), st.integers(0, 3), st.integers(1, 10))
@@ -108,7 +110,7 @@ def test_curriculum_is_a_function_of_seed_and_index(seed: int, index: int) -> No
     weights = {"hard": 1.0, "easy": 0.0}
     first = WeightedCurriculum(seed, tasks, weights).pick(index)
     assert first == WeightedCurriculum(seed, tasks, weights).pick(index)
-    assert first.rung == "hard"
+    assert first.category == "hard"
 
 
 def test_unknown_names_list_the_choices() -> None:
@@ -128,7 +130,7 @@ def test_commands_have_the_same_ids_and_seeds_each_time() -> None:
     assert {command.policy_version for command in group} == {2}
 
 
-def test_evaluation_spreads_over_the_rungs() -> None:
+def test_evaluation_spreads_over_the_categories() -> None:
     tasks = [make_task(f"t{n}", "ab"[n % 2]) for n in range(10)]
     request = EvalRequested(eval_id="v0", policy_version=0, num_tasks=5)
     commands = eval_commands(PacerConfig(), request, tasks)

@@ -114,7 +114,7 @@ class Schedule:
             member=member,
             purpose=Purpose.TRAIN,
             task_id="t",
-            rung="r",
+            category="r",
             end=EpisodeEnd.FINISHED,
             turns=self.turns[index, member],
             files={},

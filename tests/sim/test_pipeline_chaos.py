@@ -79,7 +79,7 @@ class Worker(Actor):
         turns = [await self.turn(event.rollout_id, n, ctx) for n in range(NUM_TURNS)]
         finished = RolloutFinished(
             rollout_id=event.rollout_id, group_id="g", group_index=0, group_size=1, member=0,
-            purpose=Purpose.TRAIN, task_id="t", rung="a", end=EpisodeEnd.FINISHED, turns=turns,
+            purpose=Purpose.TRAIN, task_id="t", category="a", end=EpisodeEnd.FINISHED, turns=turns,
             files={},
         )  # fmt: skip
         return [finished]

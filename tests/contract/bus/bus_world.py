@@ -71,7 +71,7 @@ def task(n: int, text: str = "fix it") -> StartRollout:
         group_size=1,
         member=0,
         purpose=Purpose.TRAIN,
-        task=Task(task_id="t", rung="a", split=Split.TRAIN, instruction=text, files={}),
+        task=Task(task_id="t", category="a", split=Split.TRAIN, instruction=text, files={}),
         sampling=Sampling(),
         policy_version=0,
     )

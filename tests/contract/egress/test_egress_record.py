@@ -15,7 +15,7 @@ from penstock.messages.rollout import EgressAttempt, EpisodeEnd, RolloutFinished
 from penstock.messages.task import HiddenTests, Purpose, Split, Task
 
 TASK = GradedTask(
-    task=Task(task_id="t", rung="bug", split=Split.TRAIN, instruction="", files={}),
+    task=Task(task_id="t", category="bug", split=Split.TRAIN, instruction="", files={}),
     hidden=HiddenTests(task_id="t", files={}, argv=["true"], expected=["1"]),
 )
 
@@ -23,7 +23,7 @@ TASK = GradedTask(
 def findings(attempts):
     rollout = RolloutFinished(
         rollout_id="r", group_id="g", group_index=0, group_size=1, member=0,
-        purpose=Purpose.TRAIN, task_id="t", rung="bug", end=EpisodeEnd.FINISHED, turns=[],
+        purpose=Purpose.TRAIN, task_id="t", category="bug", end=EpisodeEnd.FINISHED, turns=[],
         files={}, egress=attempts,
     )  # fmt: skip
     return audit(rollout, TASK)

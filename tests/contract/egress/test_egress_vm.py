@@ -7,7 +7,7 @@ import pytest
 
 from penstock.actors.judge.audit import audit
 from penstock.actors.judge.tasks import GradedTask
-from penstock.actors.rollout_worker.episode_stats import Tally, open_tally
+from penstock.actors.rollout_worker.episode_runner import EpisodeStats
 from penstock.envs.backends import open_backend
 from penstock.envs.egress.record import num_attempts
 from penstock.envs.sandbox import BackendUnavailable, NetworkedSandbox, SandboxRequestError
@@ -76,7 +76,8 @@ async def fetch(sandbox, *urls):
 
 def task_for(port):
     return Task(
-        task_id="t", rung="bug", split=Split.TRAIN, instruction="Fetch it", files={"a.py": "1\n"},
+        task_id="t", category="bug", split=Split.TRAIN, instruction="Fetch it",
+        files={"a.py": "1\n"},
         egress=[f"good.test:{port}@127.0.0.1", "name.invalid:80"],
     )  # fmt: skip
 
@@ -166,9 +167,9 @@ async def test_a_copy_has_no_way_out_until_its_own_host_opens_one(tmp_path):
         await prepare(first, task)
         assert (await fetch(first, "http://evil.test/"))[0].startswith("403 ")
         await first.checkpoint(tmp_path / "saved")
-        tally = Tally(sandbox=first.info)
-        tally.add_egress(await read_egress(first, task))
-        saved = tally.saved(start_of(task), 1, EMPTY, 0.0)
+        stats = EpisodeStats(sandbox=first.info)
+        stats.add_egress(await read_egress(first, task))
+        saved = stats.saved(start_of(task), 1, EMPTY, 0.0)
         copy = await open_backend("qemu-tcg").restore(tmp_path / "saved", timeout_s=200.0)
         try:
             closed = await copy.exec(["python3", "-c", knock], timeout_s=100.0)
@@ -176,10 +177,10 @@ async def test_a_copy_has_no_way_out_until_its_own_host_opens_one(tmp_path):
             await copy.allow_egress(task.egress, allows_addresses=True)
             assert await fetch(copy, url) == await fetch(first, url) == [f"200 {url} 5"]
             assert [one.is_allowed for one in await read_egress(copy, task)] == [True]
-            tally = open_tally(copy.info, saved, 0.0)
-            tally.add_egress(await read_egress(copy, task))
-            assert [one.target for one in tally.egress] == ["evil.test:80", f"good.test:{port}"]
-            assert tally.egress == await read_egress(first, task)
+            stats = EpisodeStats.resumed(copy.info, saved, 0.0)
+            stats.add_egress(await read_egress(copy, task))
+            assert [one.target for one in stats.egress] == ["evil.test:80", f"good.test:{port}"]
+            assert stats.egress == await read_egress(first, task)
         finally:
             await copy.close()
 
@@ -199,6 +200,6 @@ def graded(task):
 def finished(attempts):
     return RolloutFinished(
         rollout_id="r", group_id="g", group_index=0, group_size=1, member=0,
-        purpose=Purpose.TRAIN, task_id="t", rung="bug", end=EpisodeEnd.FINISHED, turns=[],
+        purpose=Purpose.TRAIN, task_id="t", category="bug", end=EpisodeEnd.FINISHED, turns=[],
         files={}, egress=attempts,
     )  # fmt: skip

@@ -120,7 +120,7 @@ def task_of(image, name):
         timeout_s=60.0,
     )
     task = Task(
-        task_id=hidden.task_id, rung="image", split=Split.TRAIN, image=image,
+        task_id=hidden.task_id, category="image", split=Split.TRAIN, image=image,
         instruction="Say who", files={"answer.py": "SAID = ''\n"},
     )  # fmt: skip
     return GradedTask(task=task, hidden=hidden)
@@ -142,7 +142,7 @@ async def attempt(fleet, group_id, graded):
         host, record = sandbox._leased.host, sandbox.info
     rollout = RolloutFinished(
         rollout_id=f"r-{group_id}", group_id=group_id, group_index=0, group_size=1, member=0,
-        purpose=Purpose.TRAIN, task_id=graded.task.task_id, rung="image",
+        purpose=Purpose.TRAIN, task_id=graded.task.task_id, category="image",
         end=EpisodeEnd.FINISHED, turns=[], files=files, sandbox=record,
     )  # fmt: skip
     return host, rollout
@@ -189,7 +189,7 @@ async def test_an_image_that_no_host_can_get_is_absent_and_masks_the_episode(fle
     graded = task_of("0" * 64, "alpha")
     rollout = RolloutFinished(
         rollout_id="r", group_id="g", group_index=0, group_size=1, member=0,
-        purpose=Purpose.TRAIN, task_id="t", rung="image",
+        purpose=Purpose.TRAIN, task_id="t", category="image",
         end=EpisodeEnd.FINISHED, turns=[], files={"answer.py": b"SAID = 1\n"},
     )  # fmt: skip
     judge = HiddenTestsJudge(JudgeConfig(places_machines=True))

@@ -74,14 +74,16 @@ async def test_what_a_layer_brought_is_no_change_and_what_became_of_it_is(machin
     told = {path: f"A = {number}\n".encode() for path, number in left.items()}
     assert changes.files == told | {"given.txt": b"said\n"}
     assert changes.deleted == ["src/m1.py", "src/m4.py"]
-    task = Task(task_id="t", rung="r", split=Split.TRAIN, instruction="", files={"given.txt": ""})
+    task = Task(
+        task_id="t", category="r", split=Split.TRAIN, instruction="", files={"given.txt": ""}
+    )
     hidden = HiddenTests(
         task_id="t", files={"_check.py": CHECK}, argv=["python3", "_check.py"], timeout_s=START_S,
         expected=[f"{NUM_FILES} False False True"],
     )  # fmt: skip
     rollout = RolloutFinished(
         rollout_id="r", group_id="g", group_index=0, group_size=1, member=0,
-        purpose=Purpose.TRAIN, task_id="t", rung="r", end=EpisodeEnd.FINISHED, turns=[],
+        purpose=Purpose.TRAIN, task_id="t", category="r", end=EpisodeEnd.FINISHED, turns=[],
         files=changes.files, deleted=changes.deleted,
     )  # fmt: skip
     fresh = await backend.start(timeout_s=START_S)

@@ -82,7 +82,7 @@ GOOD_SCRIPT: list[list[Call]] = [[LOOK], [FIX], [FINISH]]
 def make_task(task_id: str = "t0", split: Split = Split.TRAIN, **limits: float) -> Task:
     return Task(
         task_id=task_id,
-        rung="operator",
+        category="operator",
         split=split,
         instruction="Fix double in m.py",
         files={"m.py": BUGGY, "other.py": "x = 1\n"},

@@ -17,7 +17,7 @@ from penstock.messages.task import Purpose, TaskSet
 def make_rollout(rollout_id: str = "g0-m0", **changes: object) -> RolloutFinished:
     fields: dict = {
         "rollout_id": rollout_id, "group_id": "g0", "group_index": 0, "group_size": 1, "member": 0,
-        "purpose": Purpose.TRAIN, "task_id": "train-0", "rung": "operator",
+        "purpose": Purpose.TRAIN, "task_id": "train-0", "category": "operator",
         "end": EpisodeEnd.FINISHED, "turns": [], "files": {"m.py": FIXED.encode()},
     }  # fmt: skip
     return RolloutFinished(**{**fields, **changes})
@@ -40,7 +40,7 @@ def test_a_fixed_file_passes_the_hidden_tests_of_a_fresh_machine(simulate) -> No
         assert (verdict.num_tests_passed, verdict.num_tests) == (2, 2)
         assert verdict.components["tests"] == 1.0
         assert verdict.sandbox is not None
-        assert (verdict.judge, verdict.rung) == ("hidden_tests", "operator")
+        assert (verdict.judge, verdict.category) == ("hidden_tests", "operator")
         [machine] = world.backend.machines
         assert not machine.alive
 

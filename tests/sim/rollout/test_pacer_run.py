@@ -291,10 +291,10 @@ def test_no_grant_after_the_end_and_the_final_evaluation_still_runs(simulate) ->
     simulate(scenario)
 
 
-def test_a_rung_that_does_not_exist_stops_the_pacer_with_the_choices(simulate) -> None:
+def test_a_category_that_does_not_exist_stops_the_pacer_with_the_choices(simulate) -> None:
     async def scenario(world: World) -> None:
         await world.put_tasks()
-        pacer = world.host_pacer(await_baseline=False, rung_weights={"expert": 1.0})
+        pacer = world.host_pacer(await_baseline=False, category_weights={"expert": 1.0})
         await world.publish(midtrained())
         with pytest.raises(ConfigError, match=r"expert.*operator"):
             await asyncio.wait_for(pacer.task, 10.0)

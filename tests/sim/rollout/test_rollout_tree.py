@@ -9,8 +9,7 @@ from tests.sim.rollout.saving import SavingBackend
 from penstock.actors.pacer.commands import group_commands
 from penstock.actors.pacer.config import PacerConfig, TreeConfig
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
-from penstock.actors.rollout_worker.slots import Slots
-from penstock.actors.rollout_worker.tree import Tree
+from penstock.actors.rollout_worker.rollout_runner import RolloutRunner, Slots
 from penstock.messages.base import Stream
 from penstock.messages.codec import encode
 from penstock.messages.control import MessageRejected
@@ -231,7 +230,7 @@ def test_ends_that_a_crash_left_unsaid_are_made_up_for(simulate, tmp_path, kept)
     async def scenario(world: World) -> None:
         start(world, tmp_path)
         command = tree_command()
-        tree = Tree(
+        tree = RolloutRunner(
             command, world.tokenizer, RolloutWorkerConfig(), world.asker("killed"), Slots(4)
         )
         ends = await tree.run()

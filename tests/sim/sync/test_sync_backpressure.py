@@ -98,7 +98,7 @@ class Run:
         return MemoryBus(self.server, run_id="r", store=self.world.origin, name=name)
 
     async def start(self) -> list[asyncio.Task]:
-        task = Task(task_id="t", rung="r", split=Split.TRAIN, instruction="", files={},
+        task = Task(task_id="t", category="r", split=Split.TRAIN, instruction="", files={},
                     limits=Limits())  # fmt: skip
         tasks = msgspec.msgpack.encode(TaskSet(tasks=[task], hidden=[]))
         for split in (Split.TRAIN, Split.HELDOUT):

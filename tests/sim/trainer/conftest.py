@@ -267,7 +267,7 @@ class World:
             member=member,
             purpose=Purpose.TRAIN,
             task_id=f"t{index}",
-            rung="operator",
+            category="operator",
             end=EpisodeEnd.FINISHED,
             turns=turns,
             files={},

@@ -4,7 +4,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from penstock.envs.harness import HARNESS_VERSION
-from penstock.envs.harness.arguments import Argument, Kind, checked_arguments
+from penstock.envs.harness.arguments import Argument, ArgumentType, checked_arguments
 from penstock.envs.harness.registry import TOOLS, tool_schemas
 from penstock.envs.harness.result import InvalidCallError
 from penstock.envs.harness.retrieval.chunks import LINES_MAX, cut
@@ -20,8 +20,8 @@ from penstock.envs.harness.tools import TOOLS_2
 
 DECLARED = {
     "text": Argument("t", bound_min=1, bound_max=5),
-    "count": Argument("c", Kind.INTEGER, 2, 1, 9),
-    "flag": Argument("f", Kind.FLAG, default=False),
+    "count": Argument("c", ArgumentType.INTEGER, 2, 1, 9),
+    "flag": Argument("f", ArgumentType.FLAG, default=False),
 }
 
 

@@ -22,7 +22,7 @@ FROZEN = "2eb7a296bea40d56"
 
 
 def task() -> Task:
-    return Task(task_id="t", rung="r", split=Split.TRAIN, instruction="Fix f", files={})
+    return Task(task_id="t", category="r", split=Split.TRAIN, instruction="Fix f", files={})
 
 
 def test_the_words_of_a_version_never_change():

@@ -55,7 +55,7 @@ def test_task_sets_are_of_their_split_and_every_task_has_hidden_tests(objects):
     heldout = tasks(objects, preparing.HELDOUT_KEY)
     assert {task.split for task in train.tasks} == {Split.TRAIN}
     assert {task.split for task in heldout.tasks} == {Split.HELDOUT}
-    assert {task.rung for task in heldout.tasks} == set(LADDER)
+    assert {task.category for task in heldout.tasks} == set(LADDER)
     for one in (train, heldout):
         assert [task.task_id for task in one.tasks] == [hidden.task_id for hidden in one.hidden]
 
@@ -88,7 +88,7 @@ def test_what_the_actor_says_weighs_most_and_parses_as_turns(objects, tokenizer)
 def test_a_slip_is_refused_and_read_but_not_imitated():
     habits = Habits(looks=1.0, edits=1.0, edits_rightly=1.0, slips=1.0, checks=0.0)
     rng = random.Random(5)
-    selection = Selection(rungs=("operator", "call"))
+    selection = Selection(categories=("operator", "call"))
     repositories = list(draw_repositories(Split.TRAIN, 8, selection, rng, "slip"))
     for transcript in attempts(repositories, habits, rng, "1"):
         slips = [turn for turn in transcript.turns if turn.is_slip]
@@ -177,8 +177,8 @@ async def test_a_cancelled_preparation_ends_its_thread_and_puts_nothing(monkeypa
 
 
 def test_wrong_settings_are_told():
-    with pytest.raises(ValueError, match="rungs"):
-        Selection(rungs=("stairs",))
+    with pytest.raises(ValueError, match="categories"):
+        Selection(categories=("stairs",))
     with pytest.raises(ValueError, match="num_train_tasks"):
         PrepareConfig(num_train_tasks=0)
     with pytest.raises(msgspec.ValidationError, match=r"habits\.edits"):

@@ -9,7 +9,7 @@ from penstock.messages.task import Purpose
 REQUEST = EvalRequested(eval_id="v0", policy_version=0, num_tasks=4)
 
 
-def make_verdict(index: int, outcome: Outcome, rung: str = "easy") -> Verdict:
+def make_verdict(index: int, outcome: Outcome, category: str = "easy") -> Verdict:
     return Verdict(
         rollout_id=f"ev0-{index}",
         group_id="v0",
@@ -19,7 +19,7 @@ def make_verdict(index: int, outcome: Outcome, rung: str = "easy") -> Verdict:
         judge_version="1",
         outcome=outcome,
         reward=0.0,
-        rung=rung,
+        category=category,
     )
 
 
@@ -64,10 +64,10 @@ def test_masked_verdicts_are_left_out_of_the_rate() -> None:
     assert book.add(make_verdict(0, Outcome.FAILED)) is None  # a second verdict changes nothing
     assert book.add(make_verdict(1, Outcome.FAILED)) is None
     assert book.add(make_verdict(2, Outcome.INFRASTRUCTURE_ERROR)) is None
-    completed = book.add(make_verdict(3, Outcome.TIMEOUT, rung="hard"))
+    completed = book.add(make_verdict(3, Outcome.TIMEOUT, category="hard"))
     assert completed is not None
     assert (completed.num_solved, completed.num_tasks, completed.num_masked) == (1, 3, 1)
-    assert completed.pass_rate_by_rung == {"easy": 0.5, "hard": 0.0}
+    assert completed.pass_rate_by_category == {"easy": 0.5, "hard": 0.0}
     assert book.add(make_verdict(4, Outcome.SOLVED)) is None
 
 

@@ -14,7 +14,7 @@ from penstock.messages.task import HiddenTests, Purpose, Split, Task
 EMPTY = Array(dtype="int32", shape=(0,), data=b"")
 BUG, GOLD = "def f(x):\n    return x - 1\n", "import re\n\n\ndef f(x):\n    return eval('x + 1')\n"
 TASK = GradedTask(
-    task=Task(task_id="t", rung="bug", split=Split.TRAIN, instruction="", files={"m.py": BUG}),
+    task=Task(task_id="t", category="bug", split=Split.TRAIN, instruction="", files={"m.py": BUG}),
     hidden=HiddenTests(
         task_id="t", files={"_hidden.py": "print(1)"}, argv=["python3", "_hidden.py"],
         expected=["1"], gold_files={"m.py": GOLD}, sealed_modules=["heapq"],
@@ -29,7 +29,7 @@ def rollout(*calls, **files):
     )  # fmt: skip
     return RolloutFinished(
         rollout_id="r", group_id="g", group_index=0, group_size=1, member=0,
-        purpose=Purpose.TRAIN, task_id="t", rung="bug", end=EpisodeEnd.FINISHED, turns=[turn],
+        purpose=Purpose.TRAIN, task_id="t", category="bug", end=EpisodeEnd.FINISHED, turns=[turn],
         files={path.replace("__", "."): text.encode() for path, text in files.items()},
     )  # fmt: skip
 

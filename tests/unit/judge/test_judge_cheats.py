@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.envs.ladder.function import Case
+from penstock.envs.ladder.function import CallCase
 from penstock.envs.ladder.repository import hidden_program
 from penstock.envs.sandbox import ExecResult
 from penstock.envs.tasks.report import SuiteReport, read_report
 
-CASES = [Case(([3, 1],), "[1, 3]"), Case(([],), "[]"), Case(([2, 2],), "[2, 2]")]
+CASES = [CallCase(([3, 1],), "[1, 3]"), CallCase(([],), "[]"), CallCase(([2, 2],), "[2, 2]")]
 EXPECTED = [case.expected for case in CASES]
 CHEATS = {
     "says that it passed and ends": """
@@ -76,5 +76,5 @@ def test_a_cheat_is_not_solved(tmp_path: Path, cheat: str) -> None:
 
 
 def test_nothing_in_the_program_tells_a_result() -> None:
-    other = [Case(case.arguments, "other") for case in CASES]
+    other = [CallCase(case.arguments, "other") for case in CASES]
     assert hidden_program("m.py", "f", CASES) == hidden_program("m.py", "f", other)

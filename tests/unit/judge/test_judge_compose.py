@@ -18,7 +18,7 @@ CONFIG = JudgeConfig()
 TASK = GradedTask(
     task=Task(
         task_id="t",
-        rung="r",
+        category="r",
         split=Split.TRAIN,
         instruction="Fix f",
         files={"m.py": "", "n/k.py": ""},
@@ -30,7 +30,7 @@ TASK = GradedTask(
 def make_rollout(**changes: object) -> RolloutFinished:
     fields: dict = {
         "rollout_id": "g0-m0", "group_id": "g0", "group_index": 0, "group_size": 1, "member": 0,
-        "purpose": Purpose.TRAIN, "task_id": "t", "rung": "r", "end": EpisodeEnd.FINISHED,
+        "purpose": Purpose.TRAIN, "task_id": "t", "category": "r", "end": EpisodeEnd.FINISHED,
         "turns": [], "files": {},
     }  # fmt: skip
     return RolloutFinished(**{**fields, **changes})

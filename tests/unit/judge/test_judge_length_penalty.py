@@ -34,7 +34,7 @@ def make_rollout(turns: list[Turn], num_calls: int) -> RolloutFinished:
         member=0,
         purpose=Purpose.TRAIN,
         task_id="t",
-        rung="r",
+        category="r",
         end=EpisodeEnd.FINISHED,
         turns=turns,
         files={},

@@ -71,7 +71,7 @@ def rollout(name: str, policy_version: int, outcome: Outcome) -> list[Event]:
             group_size=2,
             member=0,
             task_id="t",
-            rung="operator",
+            category="operator",
             end=EpisodeEnd.FINISHED,
             turns=turns,
             files={},

@@ -17,9 +17,11 @@ from penstock.envs.ladder.source import grade_here
 from penstock.messages.task import Split
 
 
-def draw(split, num, rungs=LADDER, seed=0):
+def draw(split, num, categories=LADDER, seed=0):
     return list(
-        draw_repositories(split, num, Selection(rungs=rungs), random.Random(seed), split.value)
+        draw_repositories(
+            split, num, Selection(categories=categories), random.Random(seed), split.value
+        )
     )
 
 
@@ -38,8 +40,8 @@ def test_the_same_seed_gives_the_same_tasks(train):
     assert draw(Split.TRAIN, 70, seed=1) != train
 
 
-def test_rungs_take_turns_and_ids_and_files_are_distinct(train):
-    assert [one.task.rung for one in train] == [*LADDER] * 10
+def test_categories_take_turns_and_ids_and_files_are_distinct(train):
+    assert [one.task.category for one in train] == [*LADDER] * 10
     assert len({one.task.task_id for one in train}) == 70
     assert len({one.task.files[one.path] for one in train}) == 70
 
@@ -49,7 +51,7 @@ def test_repositories_are_small_and_the_instruction_names_the_function(train):
         assert 2 <= len(one.task.files) <= 5
         assert max(len(text.splitlines()) for text in one.task.files.values()) <= 24
         assert one.function_name in one.task.instruction
-        assert (one.path in one.task.instruction) == (one.task.rung != SEARCH)
+        assert (one.path in one.task.instruction) == (one.task.category != SEARCH)
 
 
 def test_the_gold_edit_solves_and_no_wrong_edit_does(train):

@@ -5,12 +5,12 @@ SOURCE = '''def f(a, b):
     return max(a, b) if a > 0 else b + 1'''
 
 
-def rungs(source):
-    return {mutation.rung for mutation in mutations(source)}
+def categories(source):
+    return {mutation.category for mutation in mutations(source)}
 
 
-def test_every_kind_of_place_gives_its_rung():
-    assert rungs(SOURCE) == {"operator", "comparison", "constant", "call", "argument", BODY}
+def test_every_kind_of_place_gives_its_category():
+    assert categories(SOURCE) == {"operator", "comparison", "constant", "call", "argument", BODY}
 
 
 def test_each_mutation_changes_one_line_of_the_body_and_never_the_docstring():
@@ -38,7 +38,7 @@ def test_sites_do_not_depend_on_names():
 
 def test_the_last_one_has_no_body():
     last = mutations(SOURCE)[-1]
-    assert last.rung == last.site == BODY
+    assert last.category == last.site == BODY
     assert last.source.splitlines()[2:] == ["    raise NotImplementedError"]
 
 

@@ -49,7 +49,7 @@ class SlowTests:
 
 
 async def test_a_machine_is_kept_for_as_long_as_tests_may_take():
-    task = Task(task_id="t", rung="r", split=Split.TRAIN, instruction="", files={})
+    task = Task(task_id="t", category="r", split=Split.TRAIN, instruction="", files={})
     hidden = HiddenTests(
         task_id="t", files={}, argv=["true"], expected=["1"], timeout_s=3 * LEASE_S
     )

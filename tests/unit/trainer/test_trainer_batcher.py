@@ -69,7 +69,7 @@ class Feed:
                     member=member,
                     purpose=purpose,
                     task_id="t",
-                    rung="r",
+                    category="r",
                     end=end or EpisodeEnd.FINISHED,
                     turns=[turn(version)],
                     files={},

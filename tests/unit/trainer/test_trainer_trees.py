@@ -43,7 +43,7 @@ BRANCH_OWN = turn([6], [8, 9, 10], 8, version=1)
 def finished(member: int, turns: list[Turn], trunk: Trunk | None = None) -> RolloutFinished:
     return RolloutFinished(
         rollout_id=f"r{member}", group_id="g0", group_index=0, group_size=4, member=member,
-        purpose=Purpose.TRAIN, task_id="t", rung="r", end=EpisodeEnd.FINISHED, turns=turns,
+        purpose=Purpose.TRAIN, task_id="t", category="r", end=EpisodeEnd.FINISHED, turns=turns,
         files={}, trunk=trunk,
     )  # fmt: skip
 
@@ -60,7 +60,7 @@ def proposed(outcomes: dict[int, tuple[Outcome, float]]):
         verdict = Verdict(
             rollout_id=f"r{member}", group_id="g0", group_index=0, purpose=Purpose.TRAIN,
             judge="tests", judge_version="1", outcome=outcome, reward=reward,
-            policy_version=0, rung="r", components={},
+            policy_version=0, category="r", components={},
         )  # fmt: skip
         for each in (batcher, audit):
             each.add_rollout(end)

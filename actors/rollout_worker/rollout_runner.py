@@ -15,7 +15,8 @@ one whose first stored turn comes after the trunk's is a branch.
 """
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
 import msgspec
@@ -23,13 +24,35 @@ import msgspec
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.episode import Episode
-from penstock.actors.rollout_worker.slots import Slots
 from penstock.actors.runtime.context import Context
 from penstock.messages.rollout import RolloutFinished, Trunk, TurnSampled
 from penstock.messages.task import StartRollout
 
 
-class Tree:
+class Slots:
+    """Room for some episodes; who comes first is served first."""
+
+    def __init__(self, num_max: int) -> None:
+        """Begin with all of them free."""
+        self._free = asyncio.Semaphore(num_max)
+        self._num_held = 0
+
+    @contextlib.asynccontextmanager
+    async def hold(self, ctx: Context) -> AsyncGenerator[None]:
+        """Wait for a slot and hold it for the time of the block; the gauge `episodes` tells."""
+        async with self._free:
+            self._count(ctx, 1)
+            try:
+                yield
+            finally:
+                self._count(ctx, -1)
+
+    def _count(self, ctx: Context, change: int) -> None:
+        self._num_held += change
+        ctx.set_gauge("episodes", self._num_held)
+
+
+class RolloutRunner:
     """Carries out one command; without branches it is one episode.
 
     Args:
