@@ -20,7 +20,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     num_delivered: int = 1
 
 
-class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+class PublishReceipt(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to one durable publish."""
 
     stream: Stream
@@ -70,7 +70,7 @@ class Bus(Protocol):
         """The run whose subjects this bus speaks."""
         ...
 
-    async def publish(self, events: Sequence[Event]) -> list[Receipt]:
+    async def publish(self, events: Sequence[Event]) -> list[PublishReceipt]:
         """Store events durably, in order; returns when all are synced to disk.
 
         An event whose key is on its stream already is not stored again: its receipt says

@@ -1,8 +1,6 @@
 """Every message there is, to and from msgpack maps, readable by any msgpack reader."""
 
-from functools import reduce
-from operator import or_
-from typing import Any
+from typing import Union
 
 import msgspec
 
@@ -94,9 +92,10 @@ MESSAGES: tuple[type[Message], ...] = EVENTS + REQUESTS
 """The codec decodes these and no others."""
 
 
-_UNION: Any = reduce(or_, MESSAGES)
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(_UNION)
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(
+    Union[MESSAGES]  # noqa: UP007
+)
 
 
 def encode(message: Message) -> bytes:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from penstock.actors.runtime.event_dispatcher import Applier
+from penstock.actors.runtime.event_dispatcher import EventDispatcher
 from penstock.actors.runtime.iteration import closing
 from penstock.actors.runtime.tasks import Tasks
 from penstock.messages.base import Event
@@ -21,17 +21,17 @@ OUTSIDE_ERRORS = (TimeoutError, ConnectionError, BlockingIOError, RemoteCallErro
 """Not the event's fault nor the actor's: the event is delivered again, to anyone."""
 
 
-class Workbench:
+class Consumer:
     """The consumed events of one actor.
 
     The bus delivers at most `num_concurrent` unsettled events: every one has its handler at once,
     so the mailbox is the set of running handlers.
     """
 
-    def __init__(self, name: str, bus: Bus, applier: Applier) -> None:
+    def __init__(self, name: str, bus: Bus, dispatcher: EventDispatcher) -> None:
         self._name = name
         self._bus = bus
-        self._applier = applier
+        self._dispatcher = dispatcher
         self._intake = Tasks()
         self._running = Tasks()
         self.failures = (self._intake.failed, self._running.failed)
@@ -67,7 +67,7 @@ class Workbench:
     async def _work(self, item: WorkItem) -> None:
         heartbeat = asyncio.create_task(_keep(item))
         try:
-            if await self._applier.handle(item.delivery):
+            if await self._dispatcher.handle(item.delivery):
                 await item.ack()
             else:
                 await item.term()

@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from penstock.messages.base import Event, Message
-from penstock.messages.bus import ObjectStore, Receipt
+from penstock.messages.bus import ObjectStore, PublishReceipt
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,7 +52,7 @@ class Context(Protocol):
         """Sleep on the actor's clock."""
         ...
 
-    async def publish(self, *events: Event) -> list[Receipt]:
+    async def publish(self, *events: Event) -> list[PublishReceipt]:
         """Publish durably in the middle of a handler (e.g. a turn of a long episode)."""
         ...
 

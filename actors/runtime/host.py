@@ -19,10 +19,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.clock import Clock, SystemClock
-from penstock.actors.runtime.consumer import Workbench
-from penstock.actors.runtime.dispatch import find_handlers
-from penstock.actors.runtime.event_dispatcher import Applier
-from penstock.actors.runtime.host_context import HostContext, Identity
+from penstock.actors.runtime.consumer import Consumer
+from penstock.actors.runtime.event_dispatcher import EventDispatcher, find_handlers
+from penstock.actors.runtime.host_context import ActorIdentity, HostContext
 from penstock.actors.runtime.iteration import closing
 from penstock.actors.runtime.tasks import Tasks
 from penstock.messages.base import Event
@@ -76,13 +75,13 @@ class ActorHost:
         self._incarnation = incarnation or f"{int(self._clock.now() * 1000):x}-{os.getpid():x}"
         self._drain_s = drain_s
         self._ctx = HostContext(
-            Identity(name=name, seed=seed, incarnation=self._incarnation),
+            ActorIdentity(name=name, seed=seed, incarnation=self._incarnation),
             bus=bus,
             store=store,
             clock=self._clock,
         )
-        self._applier = Applier(self._ctx, bus, find_handlers(actor))
-        self._bench = Workbench(name, bus, self._applier)
+        self._dispatcher = EventDispatcher(self._ctx, bus, find_handlers(actor))
+        self._consumer = Consumer(name, bus, self._dispatcher)
         self._loops = Tasks()
         self._state = asyncio.Lock()
         """Held while a followed event or a tick changes the actor's state."""
@@ -103,7 +102,7 @@ class ActorHost:
             await self._announce(self._failure(error))
             raise
         finally:
-            await self._bench.close()
+            await self._consumer.close()
             await self._loops.cancel()
             self._loops.close()
             await self._ctx.close()
@@ -118,11 +117,11 @@ class ActorHost:
             self._start_loops()
             await self._until(stop)
             await self._rest()
-            await self._applier.apply(self._actor.stop(self._ctx))
+            await self._dispatcher.apply(self._actor.stop(self._ctx))
 
     async def _begin(self, stop: asyncio.Event) -> bool:
         """Run `actor.start`; False where a stop cut it short, and there is nothing to save."""
-        starting = asyncio.create_task(self._applier.apply(self._actor.start(self._ctx)))
+        starting = asyncio.create_task(self._dispatcher.apply(self._actor.start(self._ctx)))
         stopped = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -140,7 +139,7 @@ class ActorHost:
         if actor.follows:
             self._loops.start(f"{self._name}: follow", self._follow())
         if actor.consumes:
-            self._bench.start(actor.role, actor.consumes, actor.num_concurrent)
+            self._consumer.start(actor.role, actor.consumes, actor.num_concurrent)
         if actor.tick_s > 0:
             self._loops.start(f"{self._name}: tick", self._tick())
 
@@ -158,7 +157,7 @@ class ActorHost:
     async def _until(self, stop: asyncio.Event) -> None:
         """Wait for `stop`, or raise the first failure of any task."""
         stopped = asyncio.create_task(stop.wait())
-        failures = [self._ctx.tasks.failed, self._loops.failed, *self._bench.failures]
+        failures = [self._ctx.tasks.failed, self._loops.failed, *self._consumer.failures]
         try:
             await asyncio.wait([stopped, *failures], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -169,7 +168,7 @@ class ActorHost:
 
     async def _rest(self) -> None:
         """Let work in hand end, then stop the followers between two events."""
-        await self._bench.drain(self._drain_s)
+        await self._consumer.drain(self._drain_s)
         try:
             async with asyncio.timeout(REST_S_MAX):
                 await self._state.acquire()
@@ -185,13 +184,13 @@ class ActorHost:
         async with closing(self._bus.follow(self._actor.follows, after=after)) as deliveries:
             async for delivery in deliveries:
                 async with self._state:
-                    await self._applier.handle(delivery)
+                    await self._dispatcher.handle(delivery)
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._actor.tick_s)
             async with self._state:
-                await self._applier.apply(self._actor.on_tick(self._ctx))
+                await self._dispatcher.apply(self._actor.on_tick(self._ctx))
 
     async def _report(self) -> None:
         while True:
@@ -205,8 +204,8 @@ class ActorHost:
             at=self._clock.now(),
             busy_s=self._ctx.meter.busy_s,
             uptime_s=self._clock.monotonic() - self._started_at,
-            num_handled=self._applier.num_handled,
-            num_queued=len(self._bench),
+            num_handled=self._dispatcher.num_handled,
+            num_queued=len(self._consumer),
             gauges=dict(self._ctx.gauges),
             waits=self._ctx.waits.current(),
         )

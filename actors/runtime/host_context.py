@@ -17,7 +17,7 @@ from penstock.actors.runtime.meter import Meter
 from penstock.actors.runtime.tasks import Tasks
 from penstock.actors.runtime.waits import Waits
 from penstock.messages.base import Event, Message
-from penstock.messages.bus import Bus, ObjectStore, Receipt
+from penstock.messages.bus import Bus, ObjectStore, PublishReceipt
 from penstock.messages.errors import DeadlineError
 
 OFFLOAD_S_MAX = 1800.0
@@ -28,7 +28,7 @@ R = TypeVar("R")
 E = TypeVar("E", bound=Event)
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
+class ActorIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """Who an actor is."""
 
     name: str
@@ -41,7 +41,9 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 class HostContext:
     """A `Context` over a bus, a store and a clock."""
 
-    def __init__(self, identity: Identity, *, bus: Bus, store: ObjectStore, clock: Clock) -> None:
+    def __init__(
+        self, identity: ActorIdentity, *, bus: Bus, store: ObjectStore, clock: Clock
+    ) -> None:
         self._bus = bus
         self._store = store
         self._name = identity.name
@@ -92,7 +94,7 @@ class HostContext:
         """Sleep on the actor's clock."""
         await asyncio.sleep(duration_s)
 
-    async def publish(self, *events: Event) -> list[Receipt]:
+    async def publish(self, *events: Event) -> list[PublishReceipt]:
         """Publish durably."""
         return await self._bus.publish(events) if events else []
 

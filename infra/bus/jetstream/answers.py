@@ -9,11 +9,11 @@ RETRY_S = 0.1
 """Between two attempts."""
 
 
-class LinkBrokenError(BusError):
+class ConnectionLostError(BusError):
     """The connection broke while something was outstanding; it may have been done or not."""
 
 
-class ApiError(BusError):
+class JetStreamError(BusError):
     """JetStream refused a call; `code` is its err_code."""
 
     def __init__(self, code: int, text: str) -> None:

@@ -9,16 +9,16 @@ from itertools import groupby
 from typing import Any
 
 from penstock.infra.bus.jetstream import log_reader, rpc
-from penstock.infra.bus.jetstream.answers import ApiError
+from penstock.infra.bus.jetstream.answers import JetStreamError
 from penstock.infra.bus.jetstream.claims import CLAIM_HEADER, Claims
+from penstock.infra.bus.jetstream.connection import NatsConnection
+from penstock.infra.bus.jetstream.event_publisher import EventPublisher
 from penstock.infra.bus.jetstream.intake import Intake
-from penstock.infra.bus.jetstream.link import Link
 from penstock.infra.bus.jetstream.provision import provision, restore, stream_name
-from penstock.infra.bus.jetstream.publisher import Publisher
 from penstock.infra.bus.jetstream.puller import Puller
 from penstock.infra.bus.jetstream.work import NatsWorkItem, WorkQueue
 from penstock.messages.base import Event, Message, Stream
-from penstock.messages.bus import Delivery, ObjectStore, Receipt, Serve
+from penstock.messages.bus import Delivery, ObjectStore, PublishReceipt, Serve
 from penstock.messages.errors import BusError, DeadlineError
 from penstock.messages.streams import (
     check_followed,
@@ -36,16 +36,18 @@ NO_MESSAGE = 10037
 class NatsBus:
     """A `Bus` over one connection. Make it with `connect`."""
 
-    def __init__(self, link: Link, run_id: str, store: ObjectStore, name: str) -> None:
-        self._link = link
-        link.restore = self._restore
+    def __init__(
+        self, connection: NatsConnection, run_id: str, store: ObjectStore, name: str
+    ) -> None:
+        self._connection = connection
+        connection.restore = self._restore
         self._run_id = check_run_id(run_id)
         self._claims = Claims(store)
-        self._publisher = Publisher(link, self._claims, run_id)
+        self._publisher = EventPublisher(connection, self._claims, run_id)
         self._intake = Intake(
-            link, self._claims, self._publisher, run_id=run_id, name=check_token(name, "name")
+            connection, self._claims, self._publisher, run_id=run_id, name=check_token(name, "name")
         )
-        self._asker = rpc.Asker(link, self._claims, run_id)
+        self._rpc = rpc.RpcClient(connection, self._claims, run_id)
         self._pullers: set[Puller] = set()
         self._stops: list[Callable[[], Awaitable[None]]] = []
 
@@ -57,7 +59,7 @@ class NatsBus:
             BusError: No server at `url`, or it refused us.
 
         """
-        return cls(await Link.connect(url, name), run_id, store, name)
+        return cls(await NatsConnection.connect(url, name), run_id, store, name)
 
     @property
     def run_id(self) -> str:
@@ -67,19 +69,19 @@ class NatsBus:
     @property
     def num_breaks(self) -> int:
         """How often the connection broke."""
-        return self._link.num_breaks
+        return self._connection.num_breaks
 
     async def provision(self) -> None:
         """Create all streams, or bring them up to date; idempotent."""
-        await provision(self._link)
+        await provision(self._connection)
 
     async def _restore(self) -> None:
         try:
-            await restore(self._link)
+            await restore(self._connection)
         except (BusError, DeadlineError) as error:
             log.warning("streams in memory were not made again: %s", error)
 
-    async def publish(self, events: Sequence[Event]) -> list[Receipt]:
+    async def publish(self, events: Sequence[Event]) -> list[PublishReceipt]:
         """See `Bus.publish`."""
         return await self._publisher.publish(events)
 
@@ -143,8 +145,8 @@ class NatsBus:
         subject = prefix + (">" if key is None else check_token(key, "key"))
         call = f"STREAM.MSG.GET.{stream_name(event_type.stream)}"
         try:
-            answer = await self._link.api(call, {"last_by_subj": subject})
-        except ApiError as error:
+            answer = await self._connection.api(call, {"last_by_subj": subject})
+        except JetStreamError as error:
             if error.code != NO_MESSAGE:
                 raise
             return None
@@ -164,19 +166,19 @@ class NatsBus:
 
     async def request(self, service: str, message: Message, *, deadline_s: float) -> Message:
         """See `Bus.request`."""
-        return await self._asker.request(service, message, deadline_s=deadline_s)
+        return await self._rpc.request(service, message, deadline_s=deadline_s)
 
     def stream_request(
         self, service: str, message: Message, *, idle_s: float
     ) -> AsyncGenerator[Message, None]:
         """See `Bus.stream_request`."""
-        return self._asker.stream(service, message, idle_s=idle_s)
+        return self._rpc.stream(service, message, idle_s=idle_s)
 
     async def serve(
         self, service: str, handler: Serve, *, shared: bool = True
     ) -> Callable[[], Awaitable[None]]:
         """See `Bus.serve`."""
-        server = rpc.Server(self._link, self._claims, service, handler)
+        server = rpc.Server(self._connection, self._claims, service, handler)
         subject = service_subject(self._run_id, service)
         stop = await server.start(subject, "servers" if shared else "")
         self._stops.append(stop)
@@ -184,7 +186,7 @@ class NatsBus:
 
     async def flush(self) -> None:
         """Wait until the server has read all that was sent."""
-        await self._link.flush()
+        await self._connection.flush()
 
     async def close(self) -> None:
         """Stop all iterators and services, then disconnect; idempotent."""
@@ -192,4 +194,4 @@ class NatsBus:
             puller.close()
         await asyncio.gather(*(stop() for stop in self._stops))
         self._stops.clear()
-        await self._link.close()
+        await self._connection.close()

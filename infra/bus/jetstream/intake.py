@@ -7,8 +7,8 @@ import msgspec
 from nats.aio.msg import Msg
 
 from penstock.infra.bus.jetstream.claims import Claims
-from penstock.infra.bus.jetstream.link import Link
-from penstock.infra.bus.jetstream.publisher import Publisher
+from penstock.infra.bus.jetstream.connection import NatsConnection
+from penstock.infra.bus.jetstream.event_publisher import EventPublisher
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Delivery
 from penstock.messages.control import MessageRejected
@@ -49,9 +49,15 @@ class Intake:
     """Decodes what comes from the server, for one run and one reader."""
 
     def __init__(
-        self, link: Link, claims: Claims, publisher: Publisher, *, run_id: str, name: str
+        self,
+        connection: NatsConnection,
+        claims: Claims,
+        publisher: EventPublisher,
+        *,
+        run_id: str,
+        name: str,
     ) -> None:
-        self.link = link
+        self.connection = connection
         self.run_id = run_id
         self._claims = claims
         self._publisher = publisher

@@ -5,7 +5,7 @@ import heapq
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 
-from penstock.infra.bus.jetstream.answers import ApiError
+from penstock.infra.bus.jetstream.answers import JetStreamError
 from penstock.infra.bus.jetstream.intake import Intake, position
 from penstock.infra.bus.jetstream.provision import stream_name
 from penstock.infra.bus.jetstream.puller import Puller
@@ -33,7 +33,7 @@ class LogReader:
         after: int,
         stop_at_end: bool,
     ) -> None:
-        self._link = intake.link
+        self._connection = intake.connection
         self._intake = intake
         self._stream: Stream = types[0].stream
         self._filters = [type_filter(intake.run_id, kind) for kind in types]
@@ -43,7 +43,7 @@ class LogReader:
         self._made_at = ""
         self._name = ""
         self._expected = 1
-        self.puller = Puller(intake.link, stream_name(self._stream), self._ensure, READ_AHEAD)
+        self.puller = Puller(intake.connection, stream_name(self._stream), self._ensure, READ_AHEAD)
 
     async def deliveries(self) -> AsyncGenerator[Delivery, None]:
         """Iterate in stream order; ends only with `stop_at_end` or when the puller is closed."""
@@ -81,7 +81,7 @@ class LogReader:
             "mem_storage": True,
             "num_replicas": 1,
         }
-        answer = await self._link.api(
+        answer = await self._connection.api(
             f"CONSUMER.CREATE.{stream}.{self._name}",
             {"stream_name": stream, "config": config, "action": ""},
         )
@@ -92,7 +92,7 @@ class LogReader:
 
     async def _look(self, stream: str) -> None:
         """Find the end to stop at; start over where a restarted server made the stream again."""
-        info = await self._link.api(f"STREAM.INFO.{stream}", {})
+        info = await self._connection.api(f"STREAM.INFO.{stream}", {})
         if self._made_at not in {"", info["created"]}:
             self._last = 0
         self._made_at = info["created"]
@@ -102,10 +102,10 @@ class LogReader:
     async def _drop(self) -> None:
         if self._name:
             try:
-                await self._link.api(
+                await self._connection.api(
                     f"CONSUMER.DELETE.{stream_name(self._stream)}.{self._name}", {}
                 )
-            except ApiError:  # The server forgot it already.
+            except JetStreamError:  # The server forgot it already.
                 return
 
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from penstock.infra.bus.jetstream.answers import ApiError
-from penstock.infra.bus.jetstream.link import Link
+from penstock.infra.bus.jetstream.answers import JetStreamError
+from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.messages.base import Stream
 from penstock.messages.streams import STREAMS, Dedup, Retention, StreamSpec
 
@@ -15,24 +15,26 @@ def stream_name(stream: Stream) -> str:
     return f"PS_{stream.upper()}"
 
 
-async def provision(link: Link) -> None:
+async def provision(connection: NatsConnection) -> None:
     """Create every stream, or bring it up to its specification; idempotent."""
     for stream, spec in STREAMS.items():
         name = stream_name(stream)
         config = stream_config(stream, spec)
         try:
-            await link.api(f"STREAM.CREATE.{name}", config)
-        except ApiError as error:
+            await connection.api(f"STREAM.CREATE.{name}", config)
+        except JetStreamError as error:
             if error.code != NAME_IN_USE:
                 raise
-            await link.api(f"STREAM.UPDATE.{name}", config)
+            await connection.api(f"STREAM.UPDATE.{name}", config)
 
 
-async def restore(link: Link) -> None:
+async def restore(connection: NatsConnection) -> None:
     """Create again what a restarted server has forgotten: the streams in memory."""
     for stream, spec in STREAMS.items():
         if spec.in_memory:
-            await link.api(f"STREAM.CREATE.{stream_name(stream)}", stream_config(stream, spec))
+            await connection.api(
+                f"STREAM.CREATE.{stream_name(stream)}", stream_config(stream, spec)
+            )
 
 
 def stream_config(stream: Stream, spec: StreamSpec) -> dict[str, Any]:

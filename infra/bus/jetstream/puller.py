@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from nats.aio.msg import Msg
 
-from penstock.infra.bus.jetstream.answers import RETRY_S, ApiError, status
-from penstock.infra.bus.jetstream.link import Link
+from penstock.infra.bus.jetstream.answers import RETRY_S, JetStreamError, status
+from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.messages.errors import BusError
 
 log = logging.getLogger(__name__)
@@ -35,9 +35,13 @@ class Puller:
     """
 
     def __init__(
-        self, link: Link, stream: str, ensure: Callable[[], Awaitable[str]], num_max: int
+        self,
+        connection: NatsConnection,
+        stream: str,
+        ensure: Callable[[], Awaitable[str]],
+        num_max: int,
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._stream = stream
         self._ensure = ensure
         self._num_max = num_max
@@ -97,7 +101,7 @@ class Puller:
         try:
             while True:
                 async with asyncio.timeout(AWAY_S_MAX):
-                    await self._link.until_up()
+                    await self._connection.wait_connected()
                 await self._pull(await self._until_ensured())
         except TimeoutError:
             self._queue.put_nowait(
@@ -112,7 +116,7 @@ class Puller:
             while True:
                 try:
                     return await self._ensure()
-                except ApiError as error:
+                except JetStreamError as error:
                     if error.code != STREAM_NOT_FOUND:
                         raise
                 await asyncio.sleep(RETRY_S)
@@ -122,7 +126,7 @@ class Puller:
         self._asked.clear()
         self._is_broken = False
         self._seen_at = asyncio.get_running_loop().time()
-        async with self._link.inbox(self._on_message, self._on_break) as inbox:
+        async with self._connection.inbox(self._on_message, self._on_break) as inbox:
             while not self._is_broken:
                 self._wake.clear()
                 await self._top_up(name, inbox)
@@ -144,7 +148,7 @@ class Puller:
             "idle_heartbeat": int(HEARTBEAT_S * 1e9),
         }
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{name}"
-        await self._link.send(subject, json.dumps(body).encode(), reply=f"{inbox}.{pull}")
+        await self._connection.send(subject, json.dumps(body).encode(), reply=f"{inbox}.{pull}")
 
     def _on_message(self, message: Msg) -> None:
         self._seen_at = asyncio.get_running_loop().time()

@@ -19,10 +19,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import nats.errors
 from nats.aio.msg import Msg
 
-from penstock.infra.bus.faults import to_error, to_remote
-from penstock.infra.bus.jetstream.answers import NO_RESPONDERS, RETRY_S, LinkBrokenError, status
+from penstock.infra.bus.jetstream.answers import NO_RESPONDERS, RETRY_S, ConnectionLostError, status
 from penstock.infra.bus.jetstream.claims import Claims
-from penstock.infra.bus.jetstream.link import Link
+from penstock.infra.bus.jetstream.connection import NatsConnection
+from penstock.infra.bus.remote_errors import to_error, to_remote
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.errors import BusError, DeadlineError, PenstockError, QueueFullError
@@ -40,11 +40,11 @@ FIRST_ALONE = "-first"
 """Ends the inbox of an asker who takes one reply."""
 
 
-class Asker:
+class RpcClient:
     """The requesting side."""
 
-    def __init__(self, link: Link, claims: Claims, run_id: str) -> None:
-        self._link = link
+    def __init__(self, connection: NatsConnection, claims: Claims, run_id: str) -> None:
+        self._connection = connection
         self._claims = claims
         self._run_id = run_id
 
@@ -57,8 +57,8 @@ class Asker:
         async with _within(service, deadline_s):
             data, headers = await self._claims.pack(message, PAYLOAD_BYTES_MAX)
             while True:
-                with contextlib.suppress(LinkBrokenError, DeadlineError):
-                    reply = await self._link.ask(
+                with contextlib.suppress(ConnectionLostError, DeadlineError):
+                    reply = await self._connection.ask(
                         subject, data, deadline_s=deadline_s, headers=headers, suffix=FIRST_ALONE
                     )
                     if status(reply) != NO_RESPONDERS:
@@ -81,16 +81,16 @@ class Asker:
         async with _within(service, idle_s):
             data, headers = await self._claims.pack(message, PAYLOAD_BYTES_MAX)
         queue: asyncio.Queue[Msg | None] = asyncio.Queue()
-        with self._link.replies(queue.put_nowait, lambda: queue.put_nowait(None)) as inbox:
+        with self._connection.replies(queue.put_nowait, lambda: queue.put_nowait(None)) as inbox:
 
             async def next_reply(num_before: int) -> Msg:
                 while True:
                     if num_before == 0:
-                        await self._link.until_up()
-                        await self._link.send(subject, data, reply=inbox, headers=headers)
+                        await self._connection.wait_connected()
+                        await self._connection.send(subject, data, reply=inbox, headers=headers)
                     reply = await queue.get()
                     if reply is None:
-                        raise LinkBrokenError(f"{service}: connection broke before the end")
+                        raise ConnectionLostError(f"{service}: connection broke before the end")
                     if status(reply) != NO_RESPONDERS:
                         return reply
                     await asyncio.sleep(RETRY_S)
@@ -111,8 +111,10 @@ class Asker:
 class Server:
     """The answering side of one service."""
 
-    def __init__(self, link: Link, claims: Claims, service: str, handler: Serve) -> None:
-        self._link = link
+    def __init__(
+        self, connection: NatsConnection, claims: Claims, service: str, handler: Serve
+    ) -> None:
+        self._connection = connection
         self._claims = claims
         self._service = service
         self._handler = handler
@@ -120,8 +122,8 @@ class Server:
 
     async def start(self, subject: str, queue: str) -> Callable[[], Awaitable[None]]:
         """Subscribe; return the function that stops."""
-        subscription = await self._link.subscribe(subject, queue, self._on_request)
-        await self._link.flush()
+        subscription = await self._connection.subscribe(subject, queue, self._on_request)
+        await self._connection.flush()
 
         async def stop() -> None:
             with contextlib.suppress(nats.errors.Error):  # Stopped before, or disconnected.
@@ -147,11 +149,11 @@ class Server:
                 data, headers = await self._claims.pack(reply, PAYLOAD_BYTES_MAX)
                 if not takes_one:
                     headers[REPLY_HEADER] = str(num_replies)
-                await self._link.send(message.reply, data, headers=headers)
+                await self._connection.send(message.reply, data, headers=headers)
                 num_replies += 1
             if not takes_one or not num_replies:
                 end = {END_HEADER: str(num_replies)}
-                await self._link.send(message.reply, b"", headers=end)
+                await self._connection.send(message.reply, b"", headers=end)
         except BusError as error:  # The asker sees a missing number, or no reply in time.
             log.warning("%s: reply not sent: %s", self._service, error)
 

@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, Sequence
 
 from nats.aio.msg import Msg
 
+from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.infra.bus.jetstream.intake import Intake, position
-from penstock.infra.bus.jetstream.link import Link
 from penstock.infra.bus.jetstream.provision import stream_name
 from penstock.infra.bus.jetstream.puller import Puller
 from penstock.messages.base import Event, Stream
@@ -20,10 +20,12 @@ UNSETTLED_MAX = 4096
 class NatsWorkItem:
     """One delivery, to be settled once; settling again does nothing."""
 
-    def __init__(self, delivery: Delivery, reply: str, link: Link, puller: Puller) -> None:
+    def __init__(
+        self, delivery: Delivery, reply: str, connection: NatsConnection, puller: Puller
+    ) -> None:
         self._delivery = delivery
         self._reply = reply
-        self._link = link
+        self._connection = connection
         self._puller = puller
         self._is_settled = False
 
@@ -43,7 +45,7 @@ class NatsWorkItem:
     async def in_progress(self) -> None:
         """Reset the redelivery timer."""
         if not self._is_settled:
-            await self._link.send(self._reply, b"+WPI")
+            await self._connection.send(self._reply, b"+WPI")
 
     async def term(self) -> None:
         """Never deliver again."""
@@ -54,7 +56,7 @@ class NatsWorkItem:
             return
         self._is_settled = True
         self._puller.settle()
-        await self._link.send(self._reply, how)
+        await self._connection.send(self._reply, how)
 
 
 class WorkQueue:
@@ -69,7 +71,7 @@ class WorkQueue:
         num_pending_max: int,
         ack_wait_s: float,
     ) -> None:
-        self._link = intake.link
+        self._connection = intake.connection
         self._intake = intake
         self._stream: Stream = types[0].stream
         self._name = f"{intake.run_id}-{durable}".replace(".", "-")
@@ -82,7 +84,9 @@ class WorkQueue:
             "deliver_policy": "all",
             "filter_subjects": [type_filter(intake.run_id, kind) for kind in types],
         }
-        self.puller = Puller(intake.link, stream_name(self._stream), self._ensure, num_pending_max)
+        self.puller = Puller(
+            intake.connection, stream_name(self._stream), self._ensure, num_pending_max
+        )
 
     async def items(self) -> AsyncGenerator[NatsWorkItem, None]:
         """Iterate until the puller is closed."""
@@ -90,9 +94,9 @@ class WorkQueue:
             delivery = await self._accept(message)
             if delivery is None:
                 self.puller.settle()
-                await self._link.send(message.reply, b"+TERM")
+                await self._connection.send(message.reply, b"+TERM")
             else:
-                yield NatsWorkItem(delivery, message.reply, self._link, self.puller)
+                yield NatsWorkItem(delivery, message.reply, self._connection, self.puller)
 
     async def _accept(self, message: Msg) -> Delivery | None:
         num_delivered = position(message).num_delivered
@@ -104,7 +108,7 @@ class WorkQueue:
 
     async def _ensure(self) -> str:
         stream = stream_name(self._stream)
-        await self._link.api(
+        await self._connection.api(
             f"CONSUMER.DURABLE.CREATE.{stream}.{self._name}",
             {"stream_name": stream, "config": self._config, "action": ""},
         )

@@ -12,7 +12,7 @@ from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.bus.memory.work import MemoryDurable
 from penstock.infra.bus.memory.work_item import MemoryWorkItem
 from penstock.messages.base import Event, Message, Stream
-from penstock.messages.bus import Delivery, ObjectStore, Receipt, Serve
+from penstock.messages.bus import Delivery, ObjectStore, PublishReceipt, Serve
 from penstock.messages.control import MessageRejected
 from penstock.messages.errors import BusClosedError, CodecError, NotFoundError
 from penstock.messages.streams import (
@@ -45,12 +45,12 @@ class MemoryBus:
         """The run whose subjects this bus speaks."""
         return self._run_id
 
-    async def publish(self, events: Sequence[Event]) -> list[Receipt]:
+    async def publish(self, events: Sequence[Event]) -> list[PublishReceipt]:
         """See `Bus.publish`."""
         self._check_open()
         outgoing = [await self._pack(event) for event in events]
         await self._server.travel()
-        receipts: list[Receipt] = []
+        receipts: list[PublishReceipt] = []
         for stream, packed in outgoing:
             log = self._server.logs[stream]
             message = msgspec.structs.replace(packed, stored_at=self._server.clock.now())

@@ -3,7 +3,7 @@
 import msgspec
 
 from penstock.messages.base import Stream
-from penstock.messages.bus import Receipt
+from penstock.messages.bus import PublishReceipt
 from penstock.messages.errors import BusError
 from penstock.messages.streams import STREAMS, Dedup, Retention
 
@@ -32,13 +32,13 @@ class MemoryLog:
         self._seen: dict[str, tuple[float, int, str]] = {}
         """Message id -> when, sequence, publish id."""
 
-    def store(self, message: Stored) -> Receipt:
+    def store(self, message: Stored) -> PublishReceipt:
         """Append, unless the key is there; our own earlier copy counts as stored now."""
         earlier = self._earlier(message)
         if earlier is not None:
             sequence, publish_id = earlier
             is_own = publish_id == message.publish_id
-            return Receipt(
+            return PublishReceipt(
                 stream=self.stream, sequence=sequence if is_own else 0, is_duplicate=not is_own
             )
         self._make_room(message)
@@ -49,7 +49,7 @@ class MemoryLog:
         self._num_bytes += len(message.data)
         self._newest[message.subject] = self.last_sequence
         self._seen[message.subject] = (message.stored_at, self.last_sequence, message.publish_id)
-        return Receipt(stream=self.stream, sequence=self.last_sequence, is_duplicate=False)
+        return PublishReceipt(stream=self.stream, sequence=self.last_sequence, is_duplicate=False)
 
     def get(self, sequence: int) -> Stored | None:
         """Return what is stored there still."""

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from penstock.infra.bus.faults import to_error, to_remote
 from penstock.infra.bus.memory.server import MemoryServer, Served
+from penstock.infra.bus.remote_errors import to_error, to_remote
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.codec import decode, encode

@@ -18,11 +18,11 @@ from nats.aio.msg import Msg
 from penstock.infra.bus.jetstream.answers import (
     NO_RESPONDERS,
     RETRY_S,
-    ApiError,
-    LinkBrokenError,
+    ConnectionLostError,
+    JetStreamError,
     status,
 )
-from penstock.infra.bus.jetstream.link import Link
+from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.infra.bus.object_store.chunks import CHUNK_BYTES, IDLE_S, Window, read_batch, receipt
 from penstock.infra.bus.object_store.info import (
     ObjectInfo,
@@ -52,8 +52,8 @@ _SUBJECTS_PER_PAGE = 100_000
 class JetStreamStore:
     """An `ObjectStore` over a connection of its own. Make it with `connect`."""
 
-    def __init__(self, link: Link, bucket: str) -> None:
-        self._link = link
+    def __init__(self, connection: NatsConnection, bucket: str) -> None:
+        self._connection = connection
         self._bucket = bucket
         self._stream = f"OBJ_{bucket}"
 
@@ -70,7 +70,7 @@ class JetStreamStore:
             BusError: no server there, or it refuses us.
 
         """
-        store = cls(await Link.connect(url, f"objects-{bucket}"), bucket)
+        store = cls(await NatsConnection.connect(url, f"objects-{bucket}"), bucket)
         config = {
             "name": store._stream,
             "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
@@ -90,14 +90,14 @@ class JetStreamStore:
 
     async def _make(self, config: dict[str, Any]) -> None:
         try:
-            await self._link.api(f"STREAM.CREATE.{self._stream}", config)
-        except ApiError as error:
+            await self._connection.api(f"STREAM.CREATE.{self._stream}", config)
+        except JetStreamError as error:
             if error.code != _NAME_IN_USE:
                 raise
 
     async def close(self) -> None:
         """Disconnect; idempotent."""
-        await self._link.close()
+        await self._connection.close()
 
     async def put(self, key: str, data: bytes | memoryview) -> None:
         """Store unless it is there; see `ObjectStore.put`."""
@@ -162,7 +162,7 @@ class JetStreamStore:
                 is_stored = await self._publish(subject, info)
         except TimeoutError as error:
             raise StoreUnreachableError(f"object {key!r}: not stored in time") from error
-        except ApiError as error:
+        except JetStreamError as error:
             raise _translated(key, error) from error
         finally:
             if not is_stored:
@@ -170,15 +170,15 @@ class JetStreamStore:
         return info if is_stored else (await self._info(subject)) or info
 
     async def _send(self, subject: str, pieces: list[bytes]) -> None:
-        """Send in order, with at most WINDOW receipts missing; all over where the link broke."""
+        """Send in order, with at most WINDOW unacknowledged; a break starts over."""
         while True:
-            await self._link.until_up()
+            await self._connection.wait_connected()
             try:
-                window = Window(self._link)
+                window = Window(self._connection)
                 for piece in pieces:
                     await window.send(subject, piece)
                 return await window.end()
-            except (LinkBrokenError, DeadlineError):
+            except (ConnectionLostError, DeadlineError):
                 await self._purge(subject)
                 await asyncio.sleep(RETRY_S)
 
@@ -187,13 +187,13 @@ class JetStreamStore:
         expected = {"Nats-Expected-Last-Subject-Sequence": "0"}
         while True:
             try:
-                reply = await receipt(self._link, subject, info.encode(), expected)
-            except (LinkBrokenError, DeadlineError):
+                reply = await receipt(self._connection, subject, info.encode(), expected)
+            except (ConnectionLostError, DeadlineError):
                 continue
             if (error := reply.get("error")) is None:
                 return True
             if error.get("err_code") not in _WRONG_LAST_SEQUENCE:
-                raise ApiError(error.get("err_code", 0), error.get("description", ""))
+                raise JetStreamError(error.get("err_code", 0), error.get("description", ""))
             return await self._info(subject) == info
 
     async def _info(self, subject: str) -> ObjectInfo | None:
@@ -209,9 +209,9 @@ class JetStreamStore:
         while len(chunks) < num_chunks:
             try:
                 batch = await read_batch(
-                    self._link, self._stream, subject, sequence + 1, num_chunks - len(chunks)
+                    self._connection, self._stream, subject, sequence + 1, num_chunks - len(chunks)
                 )
-            except (LinkBrokenError, DeadlineError):
+            except (ConnectionLostError, DeadlineError):
                 continue
             if not batch:
                 raise CorruptDataError(f"{subject}: {len(chunks)} of {num_chunks} chunks are there")
@@ -226,8 +226,8 @@ class JetStreamStore:
             async with asyncio.timeout(OPERATION_S_MAX):
                 while True:
                     try:
-                        reply = await self._link.ask(subject, data, deadline_s=IDLE_S)
-                    except (LinkBrokenError, DeadlineError):
+                        reply = await self._connection.ask(subject, data, deadline_s=IDLE_S)
+                    except (ConnectionLostError, DeadlineError):
                         continue
                     if status(reply) != NO_RESPONDERS:
                         return reply
@@ -240,7 +240,7 @@ class JetStreamStore:
 
     async def _api(self, call: str, body: dict[str, Any]) -> dict[str, Any]:
         try:
-            return await self._link.api(call, body)
+            return await self._connection.api(call, body)
         except (BusError, DeadlineError) as error:
             raise StoreUnreachableError(f"bucket {self._bucket}: {error}") from error
 
@@ -248,6 +248,6 @@ class JetStreamStore:
         return f"$O.{self._bucket}.M.{encode_name(check_key(key))}"
 
 
-def _translated(key: str, error: ApiError) -> Exception:
+def _translated(key: str, error: JetStreamError) -> Exception:
     kind = StoreFullError if error.code in _FULL else StoreUnreachableError
     return kind(f"object {key!r}: {error}")

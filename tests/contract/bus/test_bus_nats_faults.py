@@ -160,7 +160,7 @@ async def test_a_full_stream_refuses_and_forgets_nothing(world):
     full = {"name": "PS_TRAINING", "subjects": ["ps.*.training.>"], "max_bytes": 2000,
             "discard": "new", "allow_direct": True, "allow_atomic": True,
             "duplicate_window": 600_000_000_000}  # fmt: skip
-    await bus._link.api("STREAM.UPDATE.PS_TRAINING", full)
+    await bus._connection.api("STREAM.UPDATE.PS_TRAINING", full)
     with pytest.raises(BusError, match="maximum bytes"):
         await bus.publish([saved(n) for n in range(100)])
     assert [d.event async for d in bus.follow([StepCompleted], stop_at_end=True)] == [step(1)]

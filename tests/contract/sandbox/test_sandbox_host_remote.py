@@ -8,7 +8,7 @@ import pytest
 
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.runtime.host_context import HostContext, Identity
+from penstock.actors.runtime.host_context import ActorIdentity, HostContext
 from penstock.actors.sandbox_host.actor import SandboxHost
 from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.envs.backends import open_backend
@@ -54,7 +54,7 @@ async def remote_machine() -> AsyncIterator[RemoteSandbox]:
     running = asyncio.create_task(
         ActorHost(host, host_bus, store, name="sandbox-0", seed=0).run(stop)
     )
-    identity = Identity(name="test", seed=0, incarnation="i")
+    identity = ActorIdentity(name="test", seed=0, incarnation="i")
     ctx = HostContext(identity, bus=bus, store=store, clock=clock)
     try:
         async with lease_sandbox(ctx, "lease-1", LeaseTerms(holder="test")) as sandbox:

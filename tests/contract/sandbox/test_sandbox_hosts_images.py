@@ -11,7 +11,7 @@ from penstock.actors.judge.hidden_tests import HiddenTestsJudge
 from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.runtime.host_context import HostContext, Identity
+from penstock.actors.runtime.host_context import ActorIdentity, HostContext
 from penstock.actors.sandbox_host.actor import SandboxHost
 from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.actors.scheduler.actor import FleetScheduler
@@ -53,7 +53,7 @@ class TwoHosts:
         self.own = {name: tmp_path / name for name in HOSTS}
         self.store, self.stop = MemoryStore(), asyncio.Event()
         self.server = MemoryServer(seed=0, clock=SystemClock())
-        identity = Identity(name="test", seed=0, incarnation="i")
+        identity = ActorIdentity(name="test", seed=0, incarnation="i")
         self.ctx = HostContext(
             identity, bus=self._bus("test"), store=self.store, clock=SystemClock()
         )

@@ -116,7 +116,7 @@ async def test_a_damaged_chunk_in_a_bucket_is_told(nats_url):
     store = await JetStreamStore.connect(nats_url, next(names))
     try:
         await store.put("a", bytes(700_000))
-        await store._link.api(f"STREAM.MSG.DELETE.{store._stream}", {"seq": 2})
+        await store._connection.api(f"STREAM.MSG.DELETE.{store._stream}", {"seq": 2})
         with pytest.raises(CorruptDataError, match="chunks"):
             await store.get("a")
     finally:

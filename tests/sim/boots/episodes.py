@@ -5,7 +5,7 @@ import random
 from collections import Counter
 
 from penstock.actors.runtime.clock import SystemClock
-from penstock.actors.runtime.host_context import HostContext, Identity
+from penstock.actors.runtime.host_context import ActorIdentity, HostContext
 from penstock.envs.remote.client import ACQUIRE_SERVICE
 from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
@@ -36,7 +36,7 @@ class Episodes:
     """Runs episodes, group by group, and counts how they end."""
 
     def __init__(self, bus: NatsBus, rng: random.Random, prefix: str) -> None:
-        identity = Identity(name="boots", seed=0, incarnation=prefix)
+        identity = ActorIdentity(name="boots", seed=0, incarnation=prefix)
         self._ctx = HostContext(identity, bus=bus, store=MemoryStore(), clock=SystemClock())
         self._rng = rng
         self._prefix = prefix

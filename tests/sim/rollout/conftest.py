@@ -29,7 +29,7 @@ from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.runtime.host_context import HostContext, Identity
+from penstock.actors.runtime.host_context import ActorIdentity, HostContext
 from penstock.actors.sandbox_host.actor import SandboxHost
 from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.envs.ladder.dry_run import DryRunSandbox
@@ -310,7 +310,7 @@ class World:
 
     def asker(self, name: str = "test") -> HostContext:
         """Return a context of the test's own."""
-        identity = Identity(name=name, incarnation="i", seed=0)
+        identity = ActorIdentity(name=name, incarnation="i", seed=0)
         return HostContext(identity, bus=self._bus, store=self.store, clock=VirtualClock())
 
     async def sleep(self, duration_s: float) -> None:

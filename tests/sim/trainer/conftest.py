@@ -17,7 +17,7 @@ from penstock.actors.trainer.config import MidtrainConfig, OptimizerConfig, Trai
 from penstock.actors.trainer.midtraining.corpus import Corpus, encode_corpus
 from penstock.kernels.arrays import to_array
 from penstock.messages.base import Event
-from penstock.messages.bus import Delivery, Receipt
+from penstock.messages.bus import Delivery, PublishReceipt
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import CorruptDataError, NotFoundError
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
@@ -86,13 +86,13 @@ class Log:
         self.subjects: set[str] = set()
         self.num_until_kill: float = float("inf")
 
-    async def publish(self, *events: Event) -> list[Receipt]:
+    async def publish(self, *events: Event) -> list[PublishReceipt]:
         receipts = []
         for event in events:
             subject = event_subject("run", event)
             is_duplicate = subject in self.subjects and not isinstance(event, CreditsChanged)
             receipts.append(
-                Receipt(
+                PublishReceipt(
                     stream=event.stream, sequence=len(self.deliveries), is_duplicate=is_duplicate
                 )
             )

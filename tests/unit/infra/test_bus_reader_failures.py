@@ -32,13 +32,13 @@ async def test_a_log_reader_that_fails_ends_the_merge():
 
 
 async def test_a_pull_that_fails_ends_the_messages():
-    async def until_up() -> None:
+    async def wait_connected() -> None:
         pass
 
     async def ensure() -> str:
         raise KeyError("num_pending")
 
-    puller = Puller(SimpleNamespace(until_up=until_up), "LOG", ensure, num_max=4)
+    puller = Puller(SimpleNamespace(wait_connected=wait_connected), "LOG", ensure, num_max=4)
     with pytest.raises(KeyError, match="num_pending"):
         async with asyncio.timeout(5):
             async for _ in puller.messages():

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.actors.runtime import host_context
 from penstock.actors.runtime.clock import SystemClock
-from penstock.actors.runtime.host_context import HostContext, Identity
+from penstock.actors.runtime.host_context import ActorIdentity, HostContext
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
@@ -18,7 +18,7 @@ async def ctx():
     clock, store = SystemClock(), MemoryStore()
     bus = MemoryBus(MemoryServer(seed=1, clock=clock), run_id="r", store=store, name="test")
     ctx = HostContext(
-        Identity(name="a", seed=1, incarnation="i"), bus=bus, store=store, clock=clock
+        ActorIdentity(name="a", seed=1, incarnation="i"), bus=bus, store=store, clock=clock
     )
     yield ctx
     await ctx.close()

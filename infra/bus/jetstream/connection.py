@@ -17,8 +17,8 @@ from nats.aio.subscription import Subscription
 from penstock.infra.bus.jetstream.answers import (
     NO_RESPONDERS,
     RETRY_S,
-    ApiError,
-    LinkBrokenError,
+    ConnectionLostError,
+    JetStreamError,
     status,
 )
 from penstock.messages.errors import BusClosedError, BusError, DeadlineError
@@ -35,7 +35,7 @@ _NUM_CANCELS_MAX = 100
 OnReply = Callable[[Msg], None]
 
 
-class Link:
+class NatsConnection:
     """A connection that comes back by itself.
 
     Every request has its own reply subject under one subscription: a reply to an earlier attempt
@@ -58,7 +58,7 @@ class Link:
         self.num_breaks = 0
 
     @classmethod
-    async def connect(cls, url: str, name: str) -> "Link":
+    async def connect(cls, url: str, name: str) -> "NatsConnection":
         """Connect.
 
         Raises:
@@ -66,13 +66,13 @@ class Link:
 
         """
         client = Client()
-        link = cls(client, client.new_inbox())
+        connection = cls(client, client.new_inbox())
         connecting = client.connect(
             url,
             name=name,
-            error_cb=link._on_error,
-            disconnected_cb=link._on_break,
-            reconnected_cb=link._on_back,
+            error_cb=connection._on_error,
+            disconnected_cb=connection._on_break,
+            reconnected_cb=connection._on_back,
             reconnect_time_wait=RECONNECT_WAIT_S,  # pyright: ignore[reportArgumentType]
             max_reconnect_attempts=-1,
             pending_size=PENDING_BYTES_MAX,
@@ -80,13 +80,13 @@ class Link:
             skip_subject_validation=True,
         )
         try:
-            await _first_of(asyncio.create_task(connecting), link._refused, CONNECT_S_MAX)
+            await _first_of(asyncio.create_task(connecting), connection._refused, CONNECT_S_MAX)
         except (TimeoutError, OSError, nats.errors.Error) as error:
             await client.close()
             place = url.rsplit("@", 1)[-1]
             raise BusError(f"no NATS server at {place}: {error or type(error).__name__}") from error
-        await link.subscribe(f"{link._inbox}.*", "", link._on_reply)
-        return link
+        await connection.subscribe(f"{connection._inbox}.*", "", connection._on_reply)
+        return connection
 
     async def close(self) -> None:
         """Send what is pending, then disconnect; idempotent."""
@@ -129,7 +129,7 @@ class Link:
             subject, queue, cb=on_message
         )
 
-    async def until_up(self) -> None:
+    async def wait_connected(self) -> None:
         """Wait for the connection; the caller bounds it."""
         await self._is_up.wait()
         if self.is_closed:
@@ -197,7 +197,7 @@ class Link:
         """Send and return the first reply, to a subject that ends in `suffix`.
 
         Raises:
-            LinkBrokenError: The connection broke before the reply.
+            ConnectionLostError: The connection broke before the reply.
             DeadlineError: No reply in time.
 
         """
@@ -209,12 +209,12 @@ class Link:
 
         def on_break() -> None:
             if not future.done():
-                future.set_exception(LinkBrokenError(f"{subject}: connection broke"))
+                future.set_exception(ConnectionLostError(f"{subject}: connection broke"))
 
         with self.replies(on_reply, on_break, suffix=suffix) as inbox:
             try:
                 async with asyncio.timeout(deadline_s):
-                    await self.until_up()
+                    await self.wait_connected()
                     await self.send(subject, data, reply=inbox, headers=headers)
                     return await future
             except TimeoutError as error:
@@ -228,7 +228,7 @@ class Link:
         Only for calls that may be made twice.
 
         Raises:
-            ApiError: The server refused.
+            JetStreamError: The server refused.
             DeadlineError: No answer within `deadline_s`.
 
         """
@@ -245,13 +245,15 @@ class Link:
         answer: dict[str, Any] = json.loads(reply.data)
         if "error" in answer:
             error = answer["error"]
-            raise ApiError(error.get("err_code", 0), f"{call}: {error.get('description', '')}")
+            raise JetStreamError(
+                error.get("err_code", 0), f"{call}: {error.get('description', '')}"
+            )
         return answer
 
     async def _try_ask(self, subject: str, data: bytes) -> Msg | None:
         try:
             reply = await self.ask(subject, data, deadline_s=2.0)
-        except (LinkBrokenError, DeadlineError):
+        except (ConnectionLostError, DeadlineError):
             return None
         return None if status(reply) == NO_RESPONDERS else reply
 

@@ -14,15 +14,15 @@ from nats.aio.msg import Msg
 from penstock.infra.bus.jetstream.answers import (
     NO_RESPONDERS,
     RETRY_S,
-    ApiError,
-    LinkBrokenError,
+    ConnectionLostError,
+    JetStreamError,
     status,
 )
 from penstock.infra.bus.jetstream.claims import Claims
-from penstock.infra.bus.jetstream.link import Link
+from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.infra.bus.jetstream.provision import stream_name
 from penstock.messages.base import Event, Stream
-from penstock.messages.bus import Receipt
+from penstock.messages.bus import PublishReceipt
 from penstock.messages.errors import BusError
 from penstock.messages.streams import STREAMS, Dedup, event_subject
 
@@ -47,19 +47,19 @@ class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str]
 
 
-class Publisher:
+class EventPublisher:
     """Stores events; each once."""
 
-    def __init__(self, link: Link, claims: Claims, run_id: str) -> None:
-        self._link = link
+    def __init__(self, connection: NatsConnection, claims: Claims, run_id: str) -> None:
+        self._connection = connection
         self._claims = claims
         self._run_id = run_id
         self._ids = (f"{secrets.token_hex(6)}-{n}" for n in itertools.count())
 
-    async def publish(self, events: Sequence[Event]) -> list[Receipt]:
+    async def publish(self, events: Sequence[Event]) -> list[PublishReceipt]:
         """See `Bus.publish`."""
         outgoing = [await self._pack(event) for event in events]
-        receipts: list[Receipt] = []
+        receipts: list[PublishReceipt] = []
         try:
             async with asyncio.timeout(PUBLISH_S_MAX):
                 for batch in _batches(outgoing):
@@ -83,37 +83,39 @@ class Publisher:
             headers["Nats-Msg-Id"] = subject
         return Outgoing(stream=event.stream, subject=subject, data=data, headers=headers)
 
-    async def _publish_batch(self, batch: list[Outgoing]) -> list[Receipt]:
+    async def _publish_batch(self, batch: list[Outgoing]) -> list[PublishReceipt]:
         """Publish atomically; where something in it is stored already, one by one."""
         if len(batch) > 1 and STREAMS[batch[0].stream].dedup is Dedup.SUBJECT:
-            await self._link.until_up()
+            await self._connection.wait_connected()
             try:
                 return await self._commit(batch)
-            except (ApiError, LinkBrokenError, TimeoutError):
+            except (JetStreamError, ConnectionLostError, TimeoutError):
                 pass
         return await self._publish_window(batch)
 
-    async def _commit(self, batch: list[Outgoing]) -> list[Receipt]:
+    async def _commit(self, batch: list[Outgoing]) -> list[PublishReceipt]:
         batch_id = next(self._ids)
         for n, item in enumerate(batch[:-1], start=1):
-            await self._link.send(item.subject, item.data, headers=_batched(item, batch_id, n))
+            await self._connection.send(
+                item.subject, item.data, headers=_batched(item, batch_id, n)
+            )
         last = batch[-1]
         headers = {**_batched(last, batch_id, len(batch)), "Nats-Batch-Commit": "1"}
-        answer = await _Attempt(self._link, last).answer(headers)
+        answer = await _Attempt(self._connection, last).answer(headers)
         first = answer["seq"] - len(batch) + 1
         return [_receipt(item, first + n, False) for n, item in enumerate(batch)]
 
-    async def _publish_window(self, batch: list[Outgoing]) -> list[Receipt]:
-        receipts: dict[int, Receipt] = {}
+    async def _publish_window(self, batch: list[Outgoing]) -> list[PublishReceipt]:
+        receipts: dict[int, PublishReceipt] = {}
         is_retry = len(batch) > 1
         while True:
             missing = [n for n in range(len(batch)) if n not in receipts]
             if not missing:
                 return [receipts[n] for n in range(len(batch))]
-            await self._link.until_up()
+            await self._connection.wait_connected()
             answers = await self._send_window([batch[n] for n in missing])
             for n, answer in zip(missing, answers, strict=True):
-                if not isinstance(answer, LinkBrokenError | TimeoutError):
+                if not isinstance(answer, ConnectionLostError | TimeoutError):
                     receipts[n] = await self._judge(batch[n], answer, is_retry)
             if len(receipts) < len(batch):
                 await asyncio.sleep(RETRY_S)
@@ -125,7 +127,7 @@ class Publisher:
         tasks: list[asyncio.Task[dict[str, Any] | Exception]] = []
         for item in items:
             await room.acquire()
-            attempt = _Attempt(self._link, item)
+            attempt = _Attempt(self._connection, item)
             await attempt.send(item.headers)
             task = asyncio.create_task(attempt.outcome())
             task.add_done_callback(lambda _: room.release())
@@ -134,12 +136,12 @@ class Publisher:
 
     async def _judge(
         self, item: Outgoing, answer: dict[str, Any] | Exception, is_retry: bool
-    ) -> Receipt:
+    ) -> PublishReceipt:
         """Tell stored, stored before by us (a lost ack), and a duplicate of another's."""
         if isinstance(answer, dict):
             if not answer.get("duplicate"):
                 return _receipt(item, answer["seq"], False)
-        elif not (isinstance(answer, ApiError) and answer.code in WRONG_LAST_SEQUENCE):
+        elif not (isinstance(answer, JetStreamError) and answer.code in WRONG_LAST_SEQUENCE):
             raise answer
         sequence = await self._own_copy(item) if is_retry else 0
         return _receipt(item, sequence, sequence == 0)
@@ -148,8 +150,8 @@ class Publisher:
         """Return the sequence of the stored event if it is this very publish, else 0."""
         call = f"STREAM.MSG.GET.{stream_name(item.stream)}"
         try:
-            stored = (await self._link.api(call, {"last_by_subj": item.subject}))["message"]
-        except ApiError:  # Done and removed from its work queue meanwhile.
+            stored = (await self._connection.api(call, {"last_by_subj": item.subject}))["message"]
+        except JetStreamError:  # Done and removed from its work queue meanwhile.
             return 0
         return int(stored["seq"]) if item.headers[PUBLISH_HEADER] in _header_text(stored) else 0
 
@@ -157,21 +159,21 @@ class Publisher:
 class _Attempt:
     """One message and its acknowledgement."""
 
-    def __init__(self, link: Link, item: Outgoing) -> None:
-        self._link = link
+    def __init__(self, connection: NatsConnection, item: Outgoing) -> None:
+        self._connection = connection
         self._item = item
         self._future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._replies = link.replies(self._on_reply, self._on_break)
+        self._replies = connection.replies(self._on_reply, self._on_break)
         self._inbox = self._replies.__enter__()
 
     async def send(self, headers: dict[str, str]) -> None:
         """Send, or buffer."""
-        await self._link.send(
+        await self._connection.send(
             self._item.subject, self._item.data, reply=self._inbox, headers=headers
         )
 
     async def answer(self, headers: dict[str, str]) -> dict[str, Any]:
-        """Send and return the ack; raises ApiError, LinkBrokenError, TimeoutError."""
+        """Send and return the ack; raises JetStreamError, ConnectionLostError, TimeoutError."""
         await self.send(headers)
         outcome = await self.outcome()
         if isinstance(outcome, Exception):
@@ -183,16 +185,16 @@ class _Attempt:
         try:
             async with asyncio.timeout(ATTEMPT_S):
                 message = await self._future
-        except (LinkBrokenError, TimeoutError) as error:
+        except (ConnectionLostError, TimeoutError) as error:
             return error
         finally:
             self._replies.__exit__(None, None, None)
         if status(message) == NO_RESPONDERS:
-            return LinkBrokenError(f"{self._item.subject}: no stream takes it yet")
+            return ConnectionLostError(f"{self._item.subject}: no stream takes it yet")
         answer: dict[str, Any] = json.loads(message.data)
         if "error" in answer:
             error = answer["error"]
-            return ApiError(
+            return JetStreamError(
                 error.get("err_code", 0), f"{self._item.subject}: {error.get('description', '')}"
             )
         return answer
@@ -203,7 +205,9 @@ class _Attempt:
 
     def _on_break(self) -> None:
         if not self._future.done():
-            self._future.set_exception(LinkBrokenError(f"{self._item.subject}: connection broke"))
+            self._future.set_exception(
+                ConnectionLostError(f"{self._item.subject}: connection broke")
+            )
 
 
 def _batches(outgoing: list[Outgoing]) -> list[list[Outgoing]]:
@@ -228,8 +232,8 @@ def _batched(item: Outgoing, batch_id: str, n: int) -> dict[str, str]:
     return {**item.headers, "Nats-Batch-Id": batch_id, "Nats-Batch-Sequence": str(n)}
 
 
-def _receipt(item: Outgoing, sequence: int, is_duplicate: bool) -> Receipt:
-    return Receipt(stream=item.stream, sequence=sequence, is_duplicate=is_duplicate)
+def _receipt(item: Outgoing, sequence: int, is_duplicate: bool) -> PublishReceipt:
+    return PublishReceipt(stream=item.stream, sequence=sequence, is_duplicate=is_duplicate)
 
 
 def _header_text(stored: dict[str, Any]) -> str:

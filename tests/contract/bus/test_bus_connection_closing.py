@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from penstock.infra.bus.jetstream.link import Link
+from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.infra.bus.server.server import EmbeddedServer
 
 NUM_LINKS = 60
@@ -14,7 +14,7 @@ SPREAD_S = 1.5
 async def test_closing_after_the_server_has_gone_ends_every_reconnection(tmp_path: Path) -> None:
     server = EmbeddedServer(store_dir=tmp_path)
     await server.start()
-    links = [await Link.connect(server.url, "test") for _ in range(NUM_LINKS)]
+    links = [await NatsConnection.connect(server.url, "test") for _ in range(NUM_LINKS)]
     await server.stop()
 
     async def close(index: int) -> None:
@@ -30,7 +30,7 @@ async def test_closing_after_the_server_has_gone_ends_every_reconnection(tmp_pat
 async def test_a_reconnection_that_misses_cancellations_is_canceled_again(tmp_path: Path) -> None:
     server = EmbeddedServer(store_dir=tmp_path)
     await server.start()
-    link = await Link.connect(server.url, "test")
+    connection = await NatsConnection.connect(server.url, "test")
     num_missed = 0
 
     async def reconnect() -> None:
@@ -41,8 +41,8 @@ async def test_a_reconnection_that_misses_cancellations_is_canceled_again(tmp_pa
             except asyncio.CancelledError:
                 num_missed += 1
 
-    link._client._reconnection_task = task = asyncio.create_task(reconnect())
+    connection._client._reconnection_task = task = asyncio.create_task(reconnect())
     await asyncio.sleep(0)
-    await link.close()
+    await connection.close()
     assert task.done()
     await server.stop()
