@@ -1,8 +1,11 @@
 """What a gateway can be told."""
 
 import ipaddress
+from typing import Annotated
 
 import msgspec
+
+from penstock.messages.settings import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -11,34 +14,34 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     host: str = "127.0.0.1"
     """Where it listens. Beyond loopback the live page, its state and the metrics need a key, too,
     and TLS is a proxy's work."""
-    port: int = 8080
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8080
     """0 takes a free one."""
     model: str = "policy"
     """The one model name that requests may give."""
-    context_tokens_max: int = 1024
+    context_tokens_max: PositiveInt = 1024
     """Prompt and reply together."""
-    reply_tokens_max: int = 256
+    reply_tokens_max: PositiveInt = 256
     """Bound of one reply, and its length where the request names none."""
     keys_file: str = ""
     """TOML file of further bearer keys (see `keys.py`), besides those that the run makes."""
-    body_bytes_max: int = 2 << 20
-    num_requests_max: int = 64
+    body_bytes_max: PositiveInt = 2 << 20
+    num_requests_max: PositiveInt = 64
     """Chat requests in progress over all keys; one more is answered 503."""
-    num_viewers_max: int = 16
+    num_viewers_max: PositiveInt = 16
     """Open live pages."""
-    request_s_max: float = 120.0
+    request_s_max: PositiveFloat = 120.0
     """Longest chat request, retries included."""
-    idle_s_max: float = 30.0
+    idle_s_max: PositiveFloat = 30.0
     """Longest silence of a generator before another is tried."""
-    write_s_max: float = 30.0
+    write_s_max: PositiveFloat = 30.0
     """Longest that a client may take to read one chunk."""
-    record_s_max: float = 10.0
+    record_s_max: PositiveFloat = 10.0
     """Longest wait for the log before a reply goes out unrecorded."""
-    num_attempts_max: int = 8
+    num_attempts_max: PositiveInt = 8
     """Generators tried for one request."""
-    retry_s: float = 0.25
+    retry_s: PositiveFloat = 0.25
     """Pause before the second attempt; doubles, up to 4 s."""
-    drain_s_max: float = 10.0
+    drain_s_max: NonNegativeFloat = 10.0
     """Open requests may go on for this long after the order to stop."""
 
     @property

@@ -6,11 +6,13 @@ import secrets
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from penstock.actors.runtime.files import write_atomic
 from penstock.messages.errors import ConfigError
+from penstock.messages.settings import PositiveInt
 
 
 class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,15 +20,15 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     key_id: str
     """Stands in events and metrics."""
-    key_hash: str
+    key_hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     """SHA-256 of the key, in lower-case hex."""
     training_consent: bool = False
     """Whether requests and feedback of this key may become training data."""
-    rpm_limit: int = 600
+    rpm_limit: PositiveInt = 600
     """Requests a minute."""
-    tpm_limit: int = 600_000
+    tpm_limit: PositiveInt = 600_000
     """Prompt and reply tokens a minute."""
-    max_parallel_requests: int = 16
+    max_parallel_requests: PositiveInt = 16
     is_trusted: bool = False
     """May give feedback on requests of other keys."""
 
@@ -35,19 +37,15 @@ class KeyRing:
     """Finds the key of an `Authorization` header."""
 
     def __init__(self, keys: Iterable[KeySpec]) -> None:
-        """Check and index the keys.
+        """Index the keys.
 
         Raises:
-            ConfigError: Two keys share an id or a hash, or a hash is no SHA-256.
+            ConfigError: Two keys share an id or a hash.
 
         """
         self._by_hash: dict[str, KeySpec] = {}
         ids: set[str] = set()
         for key in keys:
-            if len(key.key_hash) != 64 or not set(key.key_hash) <= set("0123456789abcdef"):
-                raise ConfigError(f"keys.{key.key_id}.key_hash: expected 64 lower-case hex digits")
-            if min(key.rpm_limit, key.tpm_limit, key.max_parallel_requests) < 1:
-                raise ConfigError(f"keys.{key.key_id}: expected limits of at least 1")
             if key.key_id in ids or key.key_hash in self._by_hash:
                 raise ConfigError(f"keys.{key.key_id}: id or hash is given twice")
             ids.add(key.key_id)

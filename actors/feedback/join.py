@@ -15,12 +15,14 @@ from collections.abc import Iterator
 import msgspec
 
 from penstock.actors.feedback.signals import DEFAULT_WEIGHTS, Signal, is_known, reward_of
+from penstock.messages.errors import ConfigError
 from penstock.messages.feedback import (
     FeedbackReceived,
     FeedbackRetracted,
     InferenceRecorded,
     LiveSampleJoined,
 )
+from penstock.messages.settings import NonNegativeFloat, PositiveInt
 
 NUM_SIGNALS_MAX = 64
 """Pieces of feedback on one request; more are passed over."""
@@ -29,13 +31,13 @@ NUM_SIGNALS_MAX = 64
 class JoinConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How feedback becomes a reward."""
 
-    reward_wait_s: float = 5.0
+    reward_wait_s: NonNegativeFloat = 5.0
     """A request is joined no sooner, so that several signals can come together."""
     default_reward: float | None = None
     """Reward of a request that got no feedback in time; None leaves it out of training."""
     late_s_max: float = 7 * 86_400.0
     """Without feedback for this long, a request is dropped."""
-    num_open_max: int = 10_000
+    num_open_max: PositiveInt = 10_000
     """Requests that wait; then the oldest is dropped. As many orphaned signals are kept."""
     weights: dict[str, float] = msgspec.field(default_factory=lambda: dict(DEFAULT_WEIGHTS))
     """Signal name -> weight in the mean."""
@@ -43,14 +45,13 @@ class JoinConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Key ids whose feedback counts on requests of other keys."""
 
     def __post_init__(self) -> None:
-        """Refuse impossible values."""
+        """Check fields against each other."""
         for name in self.weights:
             if not is_known(name):
-                raise ValueError(f"feedback.weights.{name}: no such signal")
-        if self.reward_wait_s < 0 or self.late_s_max < self.reward_wait_s:
-            raise ValueError("feedback.reward_wait_s: expected 0 <= reward_wait_s <= late_s_max")
-        if self.num_open_max < 1:
-            raise ValueError(f"feedback.num_open_max: expected >= 1, got {self.num_open_max}")
+                raise ConfigError(f"feedback_join.weights.{name}: no such signal")
+        if self.late_s_max < self.reward_wait_s:
+            text = f"expected at least reward_wait_s {self.reward_wait_s}, got {self.late_s_max}"
+            raise ConfigError(f"feedback_join.late_s_max: {text}")
 
 
 class JoinCounts(msgspec.Struct, kw_only=True):

@@ -3,37 +3,37 @@
 import msgspec
 
 from penstock.actors.judge.length_penalty import LengthPenaltyConfig
+from penstock.messages.errors import ConfigError
+from penstock.messages.settings import PositiveFloat, PositiveInt
 
 
 class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which judge, what an outcome is worth, and how long grading may take."""
 
     judge: str = "hidden_tests"
-    num_concurrent: int = 4
+    num_concurrent: PositiveInt = 4
     """Rollouts graded at once, each in a machine of its own."""
     reward_solved: float = 1.0
     reward_failed: float = 0.0
     reward_min: float = -0.25
     """Of the policy's own faults (a broken turn, a timeout), whatever the tests would say."""
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
-    num_attempts_max: int = 3
+    num_attempts_max: PositiveInt = 3
     """Machines tried before a rollout is masked as an infrastructure error."""
     places_machines: bool = False
     """Ask the fleet's scheduler for a host, one that has the task's image first; by default as
     `rollout_worker.places_groups`."""
-    acquire_wait_s: float = 120.0
-    retry_delay_s: float = 0.5
-    lease_s: float = 60.0
-    output_bytes_max: int = 65536
+    acquire_wait_s: PositiveFloat = 120.0
+    retry_delay_s: PositiveFloat = 0.5
+    lease_s: PositiveFloat = 60.0
+    output_bytes_max: PositiveInt = 65536
 
     def __post_init__(self) -> None:
         """Refuse rewards that would pay for failing."""
         floor = self.reward_failed - self.length_penalty.penalty_max
         if not self.reward_min <= floor < self.reward_solved - self.length_penalty.penalty_max:
-            raise ValueError(
+            raise ConfigError(
                 "judge: expected reward_min <= reward_failed - length_penalty.penalty_max and "
                 f"reward_failed < reward_solved, got {self.reward_min}, {floor}, "
                 f"{self.reward_solved}"
             )
-        if self.num_concurrent < 1 or self.num_attempts_max < 1:
-            raise ValueError("judge.num_concurrent, .num_attempts_max: expected >= 1")

@@ -11,6 +11,7 @@ import math
 import msgspec
 
 from penstock.messages.rollout import RolloutFinished
+from penstock.messages.settings import NonNegativeFloat
 
 _NEAR_ONE = 1e-9
 
@@ -18,26 +19,18 @@ _NEAR_ONE = 1e-9
 class LengthPenaltyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Weights and form of the penalty; defaults keep it well below the value of a solved task."""
 
-    scale: float = 0.02
+    scale: NonNegativeFloat = 0.02
     """Reward lost for each unit of C; 0 turns the penalty off."""
-    penalty_max: float = 0.2
+    penalty_max: NonNegativeFloat = 0.2
     """Bound of the whole penalty."""
-    k: float = 0.5
-    q: float = 1.0
-    sampled_token: float = 0.002
+    k: NonNegativeFloat = 0.5
+    q: NonNegativeFloat = 1.0
+    sampled_token: NonNegativeFloat = 0.002
     """Weight of one token that the policy drew; thinking, calls and answer alike."""
-    observed_token: float = 0.0005
+    observed_token: NonNegativeFloat = 0.0005
     """Weight of one token that a tool returned."""
-    call: float = 0.1
-    turn: float = 0.1
-
-    def __post_init__(self) -> None:
-        """Refuse values for which the form is not defined or not a penalty."""
-        for field in ("scale", "penalty_max", "k", "q", "sampled_token", "observed_token"):
-            if getattr(self, field) < 0:
-                raise ValueError(f"length_penalty.{field}: expected >= 0")
-        if self.call < 0 or self.turn < 0:
-            raise ValueError("length_penalty.call, .turn: expected >= 0")
+    call: NonNegativeFloat = 0.1
+    turn: NonNegativeFloat = 0.1
 
 
 def penalty_curve(x: float, k: float, q: float) -> float:

@@ -7,9 +7,12 @@
 docs/numerics.md has the price of each, and what it removes.
 """
 
+from typing import Annotated
+
 import msgspec
 
 from penstock.messages.errors import ConfigError, PenstockError
+from penstock.messages.settings import one_of
 
 MODES = ("off", "fast", "exact")
 EXPERT_FORMATS = ("bf16", "mxfp8", "nvfp4")
@@ -28,32 +31,21 @@ class ForeignArithmeticError(PenstockError, ValueError):
 class NumericsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The remedies against mismatch."""
 
-    mode: str = "fast"
-    plausible: float = 0.0
+    mode: Annotated[str, one_of(MODES)] = "fast"
+    plausible: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     """A replayed expert whose probability here is lower gives way to the router's own best; 0 keeps
     them all (Composer 2, arXiv 2603.24477)."""
 
-    expert_format: str = "bf16"
+    expert_format: Annotated[str, one_of(EXPERT_FORMATS)] = "bf16"
     """Of the operands of the experts' matmuls, in training and in sampling alike; bf16 rounds the
     published weights and nothing else. mxfp8 and nvfp4 are emulated exactly (`precision.py`)."""
 
     def __post_init__(self) -> None:
-        """Refuse unknown names and impossible values."""
-        for field, choices in (("mode", MODES), ("expert_format", EXPERT_FORMATS)):
-            value = getattr(self, field)
-            if value not in choices:
-                names = ", ".join(choices)
-                raise ConfigError(
-                    f"policy.numerics.{field}: expected one of {names}, got {value!r}"
-                )
+        """Check fields against each other."""
         if self.is_exact and self.expert_format == "nvfp4":
             raise ConfigError(
                 "policy.numerics.expert_format: expected bf16 or mxfp8 in exact mode, got 'nvfp4', "
                 "which the compiled step does not compute"
-            )
-        if not 0.0 <= self.plausible < 1.0:
-            raise ConfigError(
-                f"policy.numerics.plausible: expected 0 to 1, without 1, got {self.plausible}"
             )
 
     def check_sampler(self, arithmetic: str) -> None:

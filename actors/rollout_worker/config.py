@@ -5,47 +5,40 @@ import msgspec
 from penstock.actors.rollout_worker.sampling import RetryPolicy
 from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms, SavedSandbox
 from penstock.messages.rollout import EpisodeSaved
+from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from penstock.messages.task import Purpose, StartRollout, image_of
 
 
 class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds of everything that an episode waits for; what the policy may do is the task's."""
 
-    num_concurrent: int = 16
+    num_concurrent: PositiveInt = 16
     """Episodes at once, and so machines; each branch of a tree is one."""
-    generate_idle_s: float = 20.0
+    generate_idle_s: PositiveFloat = 20.0
     """Longest silence of a generator before the turn is sampled again."""
-    generate_wait_s: float = 180.0
+    generate_wait_s: PositiveFloat = 180.0
     """Longest time that one turn is tried before the episode is an infrastructure error."""
-    acquire_wait_s: float = 120.0
+    acquire_wait_s: PositiveFloat = 120.0
     """Longest wait for a sandbox host with room."""
-    retry_delay_s: float = 0.2
+    retry_delay_s: PositiveFloat = 0.2
     """First pause before asking again; doubles up to `retry_delay_s_max`."""
-    retry_delay_s_max: float = 5.0
+    retry_delay_s_max: PositiveFloat = 5.0
     places_groups: bool = False
     """Ask the fleet's scheduler for one host for each group; else any host with room answers."""
-    lease_s: float = 60.0
+    lease_s: PositiveFloat = 60.0
     """A machine is reaped this long after its worker's last request."""
-    num_machines_max: int = 3
+    num_machines_max: PositiveInt = 3
     """Machines tried for one episode; each goes on from a saved state or the stored turns."""
-    checkpoint_turns: int = 0
+    checkpoint_turns: NonNegativeInt = 0
     """Save an episode's machine every so many turns, so that a crash costs no more than these;
     needs machines that can be saved. 0: never, the stored turns' calls are run again."""
-    restore_wait_s: float = 20.0
+    restore_wait_s: PositiveFloat = 20.0
     """Longest wait for the host of a saved state, before the machine is rebuilt from the turns."""
     ends_on_parse_error: bool = False
     """Whether a turn that does not parse ends the episode, or is told to the policy."""
-    num_files_max: int = 256
+    num_files_max: PositiveInt = 256
     """Bound on the files that an episode may leave changed."""
-    files_bytes_max: int = 256 << 10
-
-    def __post_init__(self) -> None:
-        """Refuse values that bound nothing."""
-        for field in self.__struct_fields__:
-            value = getattr(self, field)
-            least, expected = (0, ">= 0") if field == "checkpoint_turns" else (1e-9, "> 0")
-            if not isinstance(value, bool) and value < least:
-                raise ValueError(f"rollout_worker.{field}: expected {expected}, got {value}")
+    files_bytes_max: PositiveInt = 256 << 10
 
     @property
     def retry(self) -> RetryPolicy:

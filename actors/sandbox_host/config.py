@@ -1,7 +1,15 @@
 """Settings of a sandbox host."""
 
+from typing import Annotated
+
 import msgspec
 
+from penstock.messages.settings import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    one_of,
+)
 from penstock.messages.task import Purpose
 
 
@@ -10,15 +18,15 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     host: str = "local"
     """Its name in the fleet: one subject token, no two hosts alike."""
-    lease_s_max: float = 600.0
+    lease_s_max: PositiveFloat = 600.0
     """Longest lease that an asker may name."""
-    acquire_s_max: float = 5.0
+    acquire_s_max: PositiveFloat = 5.0
     """Longest wait for a free machine, before the asker hears that this host is busy."""
 
     checkpoints: str = ""
     """Folder of saved machines, of a run: one below it for each run and host. By default in the
     run's folder. Of a host: its own, which no other one shares."""
-    checkpoints_max: int = 64
+    checkpoints_max: PositiveInt = 64
     """Kept; the oldest goes first. Each has the memory that its machine used."""
     reports_to_fleet: bool = False
     """Whether a scheduler places groups on this host (`actors/scheduler/actor.py`)."""
@@ -26,30 +34,17 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     images: str = ""
     """Folder of image layers, one below it for each host: a layer that a task names is copied there
     from the shared cache (`penstock images`). By default machines use those of the cache."""
-    images_max: int = 8
+    images_max: PositiveInt = 8
     """Images ready at once besides the one that all machines have by default, each with a machine
     that waits; the one that nobody asked for for longest goes first."""
 
-    grading_slots: int = 1
+    grading_slots: NonNegativeInt = 1
     """Of a host's machines, those that only grading may have: rollouts that want more machines than
     there are leave room for it. A host of one machine keeps none."""
-    quota: int = 0
+    quota: NonNegativeInt = 0
     """Of the scheduler: most machines that one holder may have placed; 0 for no bound."""
-    quotas: dict[str, int] = {}
+    quotas: dict[Annotated[str, one_of(Purpose)], NonNegativeInt] = {}
     """Of the scheduler: a purpose's own quota (train, eval), in place of `quota`."""
 
     egress_addresses: bool = False
     """Whether a task's rule may name an address (`name:port@address`), private ones included."""
-
-    def __post_init__(self) -> None:
-        """Refuse values that bound nothing."""
-        for field in ("lease_s_max", "acquire_s_max", "checkpoints_max", "images_max"):
-            if getattr(self, field) <= 0:
-                raise ValueError(f"sandbox.{field}: expected > 0, got {getattr(self, field)}")
-        for field in ("grading_slots", "quota"):
-            if getattr(self, field) < 0:
-                raise ValueError(f"sandbox.{field}: expected >= 0, got {getattr(self, field)}")
-        for purpose, quota in self.quotas.items():
-            if purpose not in set(Purpose) or quota < 0:
-                expected = f"one of {', '.join(Purpose)}, and >= 0"
-                raise ValueError(f"sandbox.quotas: expected {expected}, got {purpose} = {quota}")

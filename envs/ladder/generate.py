@@ -30,7 +30,7 @@ from penstock.envs.ladder.repository import (
 )
 from penstock.envs.ladder.sequences import SEQUENCES
 from penstock.envs.ladder.text import TEXT
-from penstock.messages.errors import PenstockError
+from penstock.messages.errors import ConfigError, PenstockError
 from penstock.messages.task import Split
 
 NOVEL = "novel"
@@ -133,7 +133,7 @@ def _check_known(field: str, given: Iterable[str], known: Collection[str]) -> No
     unknown = sorted(set(given) - set(known))
     if unknown:
         choices = ", ".join(dict.fromkeys(known))
-        raise ValueError(f"{field}: expected some of {choices}, got {unknown}")
+        raise ConfigError(f"prepare.selection.{field}: expected some of {choices}, got {unknown}")
 
 
 _FUNCTIONS = tuple(

@@ -17,30 +17,25 @@ from penstock.envs.harness.versions import open_tools
 from penstock.envs.ladder.dry_run import DryRunSandbox
 from penstock.envs.ladder.repository import CHECK_COMMAND, SEARCH, Repository, ShortEdit
 from penstock.messages.rollout import ToolCall
+from penstock.messages.settings import UnitInterval
 
 
 class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the demonstrating actor behaves: probabilities at each choice."""
 
-    looks: float = 0.95
+    looks: UnitInterval = 0.95
     """Reads the file before it edits; else it gives up at once."""
-    edits: float = 0.8
+    edits: UnitInterval = 0.8
     """Tries an edit after looking; else it gives up."""
-    edits_rightly: float = 0.45
+    edits_rightly: UnitInterval = 0.45
     """Of the edits."""
-    slips: float = 0.0
+    slips: UnitInterval = 0.0
     """Before an edit, tries one that is refused: the wrong file, or text that is not there just
     once. The policy reads the slip and does not imitate it: what it learns is how to go on."""
-    checks: float = 0.7
+    checks: UnitInterval = 0.7
     """Runs the visible check after an edit."""
-    repairs: float = 0.4
+    repairs: UnitInterval = 0.4
     """After a failed check takes its own edit back and tries another; else it ends."""
-
-    def __post_init__(self) -> None:
-        """Refuse what is no probability."""
-        for name in self.__struct_fields__:
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"habits.{name}: expected 0 to 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from penstock.infra.run.fleet_checks import check_fleet, check_group_fits
 from penstock.infra.run.prepare import PrepareConfig
 from penstock.infra.stores.settings import StoreKind, StoreSection
 from penstock.messages.errors import ConfigError
+from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from penstock.messages.task import Purpose
 
 
@@ -36,10 +37,10 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The run itself."""
 
     seed: int = 0
-    restarts_max: int = 10
+    restarts_max: NonNegativeInt = 10
     """Deaths of one process within `restart_period_s` before the run gives up."""
-    restart_period_s: float = 300.0
-    wall_s_max: float = 3600.0
+    restart_period_s: PositiveFloat = 300.0
+    wall_s_max: PositiveFloat = 3600.0
     """The run is stopped in order, and fails, when it takes longer."""
 
 
@@ -67,17 +68,17 @@ class PoolSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     backend: str = "uml"
     allow_process: bool = False
     """Accept the `process` backend, which isolates less, and train what ran in it."""
-    size: int = 4
+    size: NonNegativeInt = 4
     """Idle machines kept ready."""
-    live_max: int = 40
+    live_max: PositiveInt = 40
     """All machines that exist; bounds memory."""
 
 
 class UsersSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sample users who send real requests and feedback to the gateway during the run."""
 
-    num_requests: int = 0
-    period_s: float = 5.0
+    num_requests: NonNegativeInt = 0
+    period_s: PositiveFloat = 5.0
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

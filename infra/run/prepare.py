@@ -26,6 +26,7 @@ from penstock.envs.tasks.harbor_read import MalformedTaskError, read_harbor_set
 from penstock.envs.tasks.source import to_task_set
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import PenstockError
+from penstock.messages.settings import PositiveInt
 from penstock.messages.task import Limits, Split
 
 TOKENIZER_KEY = "tokenizer.json"
@@ -52,11 +53,11 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Demonstrations are the ladder's all the same."""
     egress_addresses: bool = False
     """Whether these tasks' rules may name addresses; as `sandbox.egress_addresses`."""
-    num_train_tasks: int = 1024
-    num_heldout_tasks: int = 128
-    num_demonstrations: int = 8000
+    num_train_tasks: PositiveInt = 1024
+    num_heldout_tasks: PositiveInt = 128
+    num_demonstrations: PositiveInt = 8000
     """Episodes of mid-training, each on a task of its own."""
-    code_tokens: int = 500_000
+    code_tokens: PositiveInt = 500_000
     """Standard-library tokens of mid-training."""
     code_weight: float = 0.3
     """Of a code token as a target, next to 1 for what the demonstrating actor says."""
@@ -71,12 +72,6 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Of an episode of any of these tasks."""
     harness: str = HARNESS_VERSION
     """Version of the tools that demonstrations use; by default the one of `pacer.harness`."""
-
-    def __post_init__(self) -> None:
-        """Refuse impossible counts."""
-        for name in ("num_train_tasks", "num_heldout_tasks", "num_demonstrations", "code_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
 
 
 async def prepare(

@@ -1,12 +1,14 @@
 """Which object store a run keeps its objects in: the table `[store]` of its configuration."""
 
-import re
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
-_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
-_ENDPOINT = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+(/[A-Za-z0-9._~/-]*)?")
+from penstock.messages.errors import ConfigError
+
+_BUCKET = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62})?$"
+_ENDPOINT = r"^(https?://[A-Za-z0-9.\-\[\]:]+(/[A-Za-z0-9._~/-]*)?)?$"
 
 
 class StoreKind(StrEnum):
@@ -24,9 +26,9 @@ class StoreSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The origin store. Each region's own is a directory beside its relay."""
 
     kind: StoreKind = StoreKind.DIRECTORY
-    bucket: str = ""
+    bucket: Annotated[str, msgspec.Meta(pattern=_BUCKET)] = ""
     """S3: the bucket, which must exist. JetStream: empty for one named after the run."""
-    endpoint: str = ""
+    endpoint: Annotated[str, msgspec.Meta(pattern=_ENDPOINT)] = ""
     """S3: a server other than Amazon's. Credentials come from the environment."""
     retain_for_replay: bool = True
     """Keep every version for ever. Replaying needs none of them: it starts from the checkpoint of
@@ -34,13 +36,8 @@ class StoreSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Otherwise the origin is folded and collected as regions are, as far back as the checkpoints."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Check fields against each other."""
         if self.kind is StoreKind.S3 and not self.bucket:
-            raise ValueError("store.bucket: kind s3 needs one")
-        if self.kind is StoreKind.S3 and not _BUCKET.fullmatch(self.bucket):
-            raise ValueError(f"store.bucket: expected a bucket's name, got {self.bucket!r}")
-        if self.endpoint and not _ENDPOINT.fullmatch(self.endpoint):
-            text = f"expected http://HOST[:PORT] or https://HOST[:PORT], got {self.endpoint!r}"
-            raise ValueError(f"store.endpoint: {text}")
+            raise ConfigError("store.bucket: kind s3 needs one")
         if self.kind is StoreKind.DIRECTORY and (self.bucket or self.endpoint):
-            raise ValueError("store: bucket and endpoint are for kinds jetstream and s3")
+            raise ConfigError("store: bucket and endpoint are for kinds jetstream and s3")

@@ -1,5 +1,7 @@
 """How the trainer's weights are published: the table `[weights]` of a run's configuration."""
 
+from typing import Annotated
+
 import msgspec
 
 NUM_PUBLISHER_RANKS_MAX = 64
@@ -9,17 +11,9 @@ NUM_PUBLISHER_RANKS_MAX = 64
 class WeightsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who uploads a version."""
 
-    num_publisher_ranks: int = 1
+    num_publisher_ranks: Annotated[int, msgspec.Meta(ge=1, le=NUM_PUBLISHER_RANKS_MAX)] = 1
     """1: the trainer's own process. Above, a version is cut into as many equal parts, and as many
     processes upload theirs and prove each other's."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot work."""
-        if not 1 <= self.num_publisher_ranks <= NUM_PUBLISHER_RANKS_MAX:
-            raise ValueError(
-                f"weights.num_publisher_ranks: expected 1 to {NUM_PUBLISHER_RANKS_MAX},"
-                f" got {self.num_publisher_ranks}"
-            )
 
 
 def publisher_ranks(num_publisher_ranks: object) -> range:

@@ -91,9 +91,9 @@ def test_missing_credentials_are_named(monkeypatch):
     ("fields", "words"),
     [
         ({}, "store.bucket: kind s3 needs one"),
-        ({"bucket": "a/b"}, "store.bucket: expected a bucket's name, got 'a/b'"),
-        ({"bucket": "weights", "endpoint": "minio:9000"}, "store.endpoint: expected http://HOST"),
-        ({"bucket": "weights", "endpoint": "http://"}, "store.endpoint: expected http://HOST"),
+        ({"bucket": "a/b"}, r"A-Za-z0-9.*\$\.bucket"),
+        ({"bucket": "weights", "endpoint": "minio:9000"}, r"https\?://.*\$\.endpoint"),
+        ({"bucket": "weights", "endpoint": "http://"}, r"https\?://.*\$\.endpoint"),
     ],
 )
 def test_malformed_settings_are_named(fields, words):

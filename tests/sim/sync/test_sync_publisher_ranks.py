@@ -162,7 +162,7 @@ def test_a_run_has_a_process_for_each_rank_if_there_are_several():
         [f"publisher:{n}"] for n in range(3)
     ]
     for wrong in (0, -1, 65):
-        with pytest.raises(ConfigError, match=r"num_publisher_ranks: expected 1 to 64"):
+        with pytest.raises(ConfigError, match=r"(>= 1|<= 64) .*num_publisher_ranks"):
             parse_config(read_toml(TINY) | {"weights": {"num_publisher_ranks": wrong}}, "tiny")
     for wrong in (3, {"num_publisher_ranks": 2.0}, {"num_publisher_ranks": "2"}):
         with pytest.raises(ConfigError, match=r"Expected `(object|int)`"):

@@ -67,10 +67,12 @@ def test_keys_come_from_a_file_whose_faults_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"keys.toml.*\$\.keys\[0\]\.key_hash|\$\.keys"):
         load_keys(path)
     for bad in ("short", hash_key("x").upper()):
-        with pytest.raises(ConfigError, match=r"keys\.a\.key_hash"):
-            KeyRing([KeySpec(key_id="a", key_hash=bad)])
-    with pytest.raises(ConfigError, match="limits of at least 1"):
-        KeyRing([KeySpec(key_id="a", key_hash=hash_key("x"), rpm_limit=0)])
+        path.write_text(f'[[keys]]\nkey_id = "a"\nkey_hash = "{bad}"\n')
+        with pytest.raises(ConfigError, match=r"keys.toml: .*\$\.keys\[.*\]\.key_hash"):
+            load_keys(path)
+    path.write_text(f'[[keys]]\nkey_id = "a"\nkey_hash = "{hash_key("x")}"\nrpm_limit = 0\n')
+    with pytest.raises(ConfigError, match=r">= 1 .*rpm_limit"):
+        load_keys(path)
 
 
 def test_a_created_key_is_private_and_kept(tmp_path):

@@ -179,8 +179,8 @@ async def test_a_cancelled_preparation_ends_its_thread_and_puts_nothing(monkeypa
 def test_wrong_settings_are_told():
     with pytest.raises(ValueError, match="categories"):
         Selection(categories=("stairs",))
-    with pytest.raises(ValueError, match="num_train_tasks"):
-        PrepareConfig(num_train_tasks=0)
+    with pytest.raises(msgspec.ValidationError, match="num_train_tasks"):
+        msgspec.convert({"num_train_tasks": 0}, PrepareConfig)
     with pytest.raises(msgspec.ValidationError, match=r"habits\.edits"):
         msgspec.convert({"habits": {"edits": 2.0}}, PrepareConfig)
 

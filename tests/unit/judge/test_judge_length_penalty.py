@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import msgspec
 import pytest
 
 from penstock.actors.judge.length_penalty import LengthPenaltyConfig, length_penalty, penalty_curve
@@ -88,5 +89,5 @@ def test_penalty_is_bounded() -> None:
 
 
 def test_negative_weights_are_refused() -> None:
-    with pytest.raises(ValueError, match="observed_token"):
-        LengthPenaltyConfig(observed_token=-1.0)
+    with pytest.raises(msgspec.ValidationError, match="observed_token"):
+        msgspec.convert({"observed_token": -1.0}, LengthPenaltyConfig)
