@@ -79,6 +79,6 @@ async def test_what_the_api_refuses_is_said_and_leaves_nothing(backend):
 
 
 def test_without_the_program_it_says_so(backend, monkeypatch):
-    monkeypatch.setattr(backend.shutil, "which", lambda name: None)
+    monkeypatch.setattr(firecracker.shutil, "which", lambda name: None)
     with pytest.raises(BackendUnavailable, match="jailer is missing"):
-        backend.FirecrackerBackend()
+        firecracker.FirecrackerBackend()
