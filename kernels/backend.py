@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 NAMES = ("reference", "cpu", "simt", "cuda")
 
 
-class Backend(Protocol):
+class KernelBackend(Protocol):
     """Fills `out` tensors that `ops` allocated; shapes stand at the functions of `ops`."""
 
     def mxfp8_quantize(self, x: Tensor, rows: "Mxfp8 | None", columns: "Mxfp8 | None") -> None:
@@ -79,7 +79,7 @@ class Backend(Protocol):
         ...
 
 
-def backend_for(tensor: Tensor, name: str | None) -> Backend:
+def backend_for(tensor: Tensor, name: str | None) -> KernelBackend:
     """Return the named backend, or the one of the tensor's device.
 
     Raises:
@@ -99,7 +99,7 @@ def backend_for(tensor: Tensor, name: str | None) -> Backend:
 
 
 @cache
-def _load(name: str) -> Backend:
+def _load(name: str) -> KernelBackend:
     """Import late: nothing of CUDA is needed until it is asked for."""
     if name in {"cuda", "simt"}:
         from penstock.kernels.cuda.backend import CudaBackend

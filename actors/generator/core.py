@@ -18,19 +18,19 @@ from penstock.actors.generator.decoder import Decoder, PrefillChunk, StepBatch
 from penstock.actors.generator.engine import EngineMetrics, TokenChunk
 from penstock.actors.generator.kv_cache import SlotCache
 from penstock.actors.generator.native_decoder import NativeDecoder
-from penstock.actors.generator.request import Request
+from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.generator.sampler import SamplingBatch
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.numerics import ExactModeError
 from penstock.kernels.decode import DecodeWeights
-from penstock.kernels.ops import finish_checks
+from penstock.kernels.ops import raise_deferred_errors
 from penstock.messages.rollout import StopReason
 
 _SHARED_PREFIX_WORTH = 16
 """Wait for a prompt in prefill if it saves computing at least this many tokens."""
 
-Output = tuple[Request, TokenChunk]
+Output = tuple[GenerationRequest, TokenChunk]
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,9 +61,9 @@ class EngineCore:
         self.policy_version = -1
         num_rows = options.num_running_max + options.num_parked_max
         self.cache = SlotCache(config, num_rows, options.num_tokens_max)
-        self.waiting: deque[Request] = deque()
-        self.prefilling: list[Request] = []
-        self.decoding: list[Request] = []
+        self.waiting: deque[GenerationRequest] = deque()
+        self.prefilling: list[GenerationRequest] = []
+        self.decoding: list[GenerationRequest] = []
         """Request i runs in row i."""
         native = NativeDecoder.load(config, self.cache, options.num_threads)
         self._recomputes = config.numerics.is_exact
@@ -77,7 +77,7 @@ class EngineCore:
         """Requests that hold a row."""
         return len(self.prefilling) + len(self.decoding)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: GenerationRequest) -> None:
         """Queue a request."""
         self.metrics.num_requests += 1
         self.waiting.append(request)
@@ -129,14 +129,14 @@ class EngineCore:
         logits = self.decoder.step(self.model, batch)
         self._advance(batch)
         outputs = self._sample(sampled, logits) if sampled else []
-        finish_checks()  # Before anybody is given what a bad value gave.
+        raise_deferred_errors()  # Before anybody is given what a bad value gave.
         self.metrics.num_steps += 1
         self.metrics.busy_s += time.perf_counter() - started
         return outputs
 
     def _admit(self) -> None:
         """Give rows to waiting requests, in order, passing over those worth deferring."""
-        deferred: list[Request] = []
+        deferred: list[GenerationRequest] = []
         while self.waiting and self.num_running < self.options.num_running_max:
             request = self.waiting.popleft()
             if self._is_better_later(request):
@@ -151,7 +151,7 @@ class EngineCore:
             self.prefilling.append(request)
         self.waiting.extendleft(reversed(deferred))
 
-    def _is_better_later(self, request: Request) -> bool:
+    def _is_better_later(self, request: GenerationRequest) -> bool:
         """Tell whether a prompt that is being computed will share more than the cache does."""
         if not self.prefilling:
             return False
@@ -159,7 +159,7 @@ class EngineCore:
         coming = max(shared_prefix(other.prompt, request.prompt) for other in self.prefilling)
         return min(coming, len(request.prompt) - 1) - cached >= _SHARED_PREFIX_WORTH
 
-    def _plan(self) -> tuple[StepBatch, list[Request]]:
+    def _plan(self) -> tuple[StepBatch, list[GenerationRequest]]:
         """Choose the tokens of the next step, and who gets a token sampled from it."""
         token_ids = [request.last_token for request in self.decoding]
         positions = [self.cache.rows[i].length for i in range(len(self.decoding))]
@@ -192,7 +192,7 @@ class EngineCore:
             self.cache.rows[chunk.row].length += chunk.num_tokens
             self.metrics.num_prefill_tokens += chunk.num_tokens
 
-    def _sample(self, requests: list[Request], logits: Any) -> list[Output]:
+    def _sample(self, requests: list[GenerationRequest], logits: Any) -> list[Output]:
         values = SamplingBatch(
             temperatures=[request.sampling.temperature for request in requests],
             top_ps=[request.sampling.top_p for request in requests],
@@ -213,14 +213,14 @@ class EngineCore:
                 outputs.append((request, request.flush(self.policy_version)))
         return outputs
 
-    def _promote(self, request: Request) -> None:
+    def _promote(self, request: GenerationRequest) -> None:
         assert request.row is not None
         request.is_decoding = True
         self.prefilling.remove(request)
         self.cache.swap(request.row, len(self.decoding))
         self.decoding.append(request)
 
-    def _finish(self, request: Request, reason: StopReason) -> TokenChunk:
+    def _finish(self, request: GenerationRequest, reason: StopReason) -> TokenChunk:
         """Take a request out, wherever it is; its row stays cached."""
         row, routes, spans = request.row, None, []
         if row is None:

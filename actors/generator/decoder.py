@@ -14,7 +14,7 @@ from penstock.actors.generator.kv_cache import SlotCache
 from penstock.actors.generator.sampler import SamplingBatch, sample
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.experts import combine, run_experts, sort_by_expert
-from penstock.actors.policy.layers import Layer
+from penstock.actors.policy.layers import TransformerLayer
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.precision import round_to
 
@@ -86,7 +86,7 @@ class Decoder:
             return policy
         rounded = copy.deepcopy(policy)
         for layer in rounded.layers:
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, TransformerLayer)
             for weights in (layer.experts.gate_up, layer.experts.down):
                 weights.detach().copy_(round_to(weights.detach(), expert_format))
         return rounded
@@ -107,7 +107,7 @@ class Decoder:
         x = F.embedding(torch.tensor(batch.token_ids), policy.embedding)
         routes = []
         for index, layer in enumerate(policy.layers):
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, TransformerLayer)
             normed = F.rms_norm(x, (x.shape[1],), layer.attention_norm, layer.eps)
             x = x + self._attention(index, layer, normed, batch, places)
             normed = F.rms_norm(x, (x.shape[1],), layer.expert_norm, layer.eps)
@@ -150,7 +150,12 @@ class Decoder:
         )
 
     def _attention(
-        self, index: int, layer: Layer, x: torch.Tensor, batch: StepBatch, places: _Places
+        self,
+        index: int,
+        layer: TransformerLayer,
+        x: torch.Tensor,
+        batch: StepBatch,
+        places: _Places,
     ) -> torch.Tensor:
         config, kv = self.config, self.cache.kv[index]
         query, key, value = layer.attention.project(x, places.cos, places.sin)

@@ -15,7 +15,7 @@ from penstock.kernels.memory import huge_zeros
 from penstock.messages.rollout import VersionSpan
 
 
-class Row:
+class CacheRow:
     """One row's bookkeeping; it moves with its contents when rows are swapped."""
 
     def __init__(self, index: int) -> None:
@@ -68,7 +68,7 @@ class SlotCache:
         shape = (num_rows, num_tokens_max, layers, config.num_experts_per_tok)
         self.routes = torch.zeros(shape, dtype=route_dtype)
         self.tokens = np.zeros((num_rows, num_tokens_max), dtype=np.int32)
-        self.rows = [Row(index) for index in range(num_rows)]
+        self.rows = [CacheRow(index) for index in range(num_rows)]
         """Indexed by the row's place."""
         self.policy_version = -1
         """Of the weights that fill the rows from now on."""
@@ -79,7 +79,7 @@ class SlotCache:
         rows = (row for row in self.rows if session_id and row.session_id == session_id)
         return any(row.is_fresh for row in rows)
 
-    def match(self, token_ids: np.ndarray, session_id: str) -> tuple[Row | None, int]:
+    def match(self, token_ids: np.ndarray, session_id: str) -> tuple[CacheRow | None, int]:
         """Find the row that shares the longest prefix, short of the last token.
 
         A session may continue on its own row even if that is older than the weights in use;
@@ -96,11 +96,11 @@ class SlotCache:
         return (self.rows[best], int(shared[best])) if shared[best] else (None, 0)
 
     @staticmethod
-    def _usable(row: Row, session_id: str) -> int:
+    def _usable(row: CacheRow, session_id: str) -> int:
         own = bool(session_id) and row.session_id == session_id
         return row.length if row.is_fresh or (own and not row.is_pinned) else 0
 
-    def acquire(self, token_ids: np.ndarray, session_id: str) -> Row | None:
+    def acquire(self, token_ids: np.ndarray, session_id: str) -> CacheRow | None:
         """Pin a row for a request and fill it with the longest prefix at hand.
 
         Returns:
@@ -124,7 +124,7 @@ class SlotCache:
         self.tokens[target.index, : len(token_ids)] = token_ids
         return target
 
-    def _target(self, donor: Row | None, session_id: str) -> Row | None:
+    def _target(self, donor: CacheRow | None, session_id: str) -> CacheRow | None:
         """Choose the row to run in: the session's own, else an empty one, else the oldest."""
         parked = [row for row in self.rows if not row.is_pinned]
         if not parked:
@@ -135,19 +135,19 @@ class SlotCache:
         spare = [row for row in parked if row is not donor]
         return min(spare or parked, key=lambda row: (row.length > 0, row.last_used, row.index))
 
-    def release(self, row: Row) -> None:
+    def release(self, row: CacheRow) -> None:
         """Unpin a row; its contents stay until another request needs the place."""
         self._clock += 1
         row.is_pinned = False
         row.last_used = self._clock
 
-    def _copy_prefix(self, source: Row, target: Row, num_tokens: int) -> None:
+    def _copy_prefix(self, source: CacheRow, target: CacheRow, num_tokens: int) -> None:
         a, b, n = source.index, target.index, round_up(num_tokens)
         self.kv[:, b, :, :n] = self.kv[:, a, :, :n]
         self.routes[b, :n] = self.routes[a, :n]
         target.is_fresh = source.is_fresh
 
-    def swap(self, row: Row, index: int) -> None:
+    def swap(self, row: CacheRow, index: int) -> None:
         """Exchange the contents of a row with those at another place."""
         other = self.rows[index]
         if other is row:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.actors.generator.engine import TokenChunk
-from penstock.actors.generator.kv_cache import Row
+from penstock.actors.generator.kv_cache import CacheRow
 from penstock.actors.generator.sampler import uniforms_for
 from penstock.messages.rollout import StopReason, VersionSpan
 from penstock.messages.task import Sampling
 
 
-class Request:
+class GenerationRequest:
     """Belongs to the engine's worker thread once it is added."""
 
     def __init__(
@@ -35,14 +35,14 @@ class Request:
         self.is_decoding = False
         """Whether all of its prompt is computed."""
         self.last_token = -1
-        self.row: Row | None = None
+        self.row: CacheRow | None = None
         self._created = time.perf_counter()
         self._queue_ms = 0.0
         self._num_cached = 0
         self._token_ids: list[int] = []
         self._logprobs: list[float] = []
 
-    def start(self, row: Row) -> None:
+    def start(self, row: CacheRow) -> None:
         """Take a row whose first `length` tokens are cached."""
         self.row = row
         self._num_cached = row.length

@@ -17,7 +17,7 @@ from penstock.actors.generator.engine import (
     PauseMode,
     TokenChunk,
 )
-from penstock.actors.generator.request import Request
+from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.generator.staging import StagedWeights
 from penstock.actors.generator.worker import EngineWorker
 from penstock.actors.policy.config import PolicyConfig
@@ -82,7 +82,7 @@ class TorchEngine:
         self._check_ready(request_id)
         self._check_prompt(token_ids, routes_from)
         _check_sampling(sampling)
-        request = Request(token_ids, sampling, request_id, session_id, routes_from)
+        request = GenerationRequest(token_ids, sampling, request_id, session_id, routes_from)
         stream: asyncio.Queue[TokenChunk] = asyncio.Queue(sampling.num_tokens_max + 2)
         self._streams[request_id] = stream
         self._worker.post(lambda: self._core.add(request))

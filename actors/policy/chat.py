@@ -29,7 +29,7 @@ class Role(StrEnum):
     TOOL = "tool"
 
 
-_ROLE_MARKS = {
+_ROLE_TOKENS = {
     Role.SYSTEM: special_tokens.SYSTEM,
     Role.USER: special_tokens.USER,
     Role.ASSISTANT: special_tokens.ASSISTANT,
@@ -48,17 +48,17 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 def opening_messages(tools: str, instruction: str) -> list[ChatMessage]:
     """Return what an episode begins with: its tools, where the prompt names them, and the task."""
-    told = [ChatMessage(role=Role.SYSTEM, content=tools)] if tools else []
-    return [*told, ChatMessage(role=Role.USER, content=instruction)]
+    system = [ChatMessage(role=Role.SYSTEM, content=tools)] if tools else []
+    return [*system, ChatMessage(role=Role.USER, content=instruction)]
 
 
 def render_prompt(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> list[int]:
     """Render a conversation and the mark after which the assistant's next turn is sampled."""
     ids: list[int] = []
     for message in messages:
-        ids.append(tokenizer.mark_id(_ROLE_MARKS[message.role]))
+        ids.append(tokenizer.special_id(_ROLE_TOKENS[message.role]))
         ids += render_turn(tokenizer, message.content, message.calls)
-    ids.append(tokenizer.mark_id(special_tokens.ASSISTANT))
+    ids.append(tokenizer.special_id(special_tokens.ASSISTANT))
     return ids
 
 
@@ -78,20 +78,26 @@ def render_turn(tokenizer: Tokenizer, text: str, calls: Sequence[ToolCall] = ())
 
 
 def _render_call(tokenizer: Tokenizer, call: ToolCall) -> list[int]:
-    mark = tokenizer.mark_id
+    mark = tokenizer.special_id
     known = special_tokens.call_open(call.name)
     ids = _opening(tokenizer, known, special_tokens.CALL_OPEN, call.name)
     for name, value in call.arguments.items():
         opening, closing = special_tokens.argument_open(name), special_tokens.argument_close(name)
         ids += _opening(tokenizer, opening, special_tokens.ARGUMENT_OPEN, name)
         ids += tokenizer.encode(value)
-        ids.append(mark(closing if tokenizer.has_mark(opening) else special_tokens.ARGUMENT_CLOSE))
+        ids.append(
+            mark(closing if tokenizer.has_special(opening) else special_tokens.ARGUMENT_CLOSE)
+        )
     ids.append(mark(special_tokens.CALL_CLOSE))
     return ids
 
 
 def _opening(tokenizer: Tokenizer, known: str, generic: str, name: str) -> list[int]:
-    if tokenizer.has_mark(known):
-        return [tokenizer.mark_id(known)]
+    if tokenizer.has_special(known):
+        return [tokenizer.special_id(known)]
     spelled = tokenizer.encode(name)
-    return [tokenizer.mark_id(generic), *spelled, tokenizer.mark_id(special_tokens.NAME_CLOSE)]
+    return [
+        tokenizer.special_id(generic),
+        *spelled,
+        tokenizer.special_id(special_tokens.NAME_CLOSE),
+    ]

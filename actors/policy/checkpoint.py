@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.layers import Layer
+from penstock.actors.policy.layers import TransformerLayer
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.snapshot import E8M0, FP8_E4M3
 from penstock.actors.runtime.files import write_atomic
@@ -52,13 +52,13 @@ def hf_views(policy: Policy) -> dict[str, torch.Tensor]:
     if not policy.config.tie_word_embeddings:
         views["lm_head.weight"] = policy.head
     for index, layer in enumerate(policy.layers):
-        assert isinstance(layer, Layer)
+        assert isinstance(layer, TransformerLayer)
         prefix = f"model.layers.{index}."
         views |= {prefix + name: view for name, view in _layer_views(layer, policy.config).items()}
     return {name: view.detach() for name, view in views.items()}
 
 
-def _layer_views(layer: Layer, config: PolicyConfig) -> dict[str, torch.Tensor]:
+def _layer_views(layer: TransformerLayer, config: PolicyConfig) -> dict[str, torch.Tensor]:
     attention, experts = layer.attention, layer.experts
     widths = (config.query_dim, config.key_value_dim, config.key_value_dim)
     query, key, value = attention.qkv.split(widths)

@@ -145,7 +145,7 @@ class Experts(nn.Module):
         return ExpertMlp.apply(x, ids, weights.to(x.dtype), gate_up, down, self.expert_format)
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     """One transformer block: attention, then experts, each after a norm and around a skip."""
 
     def __init__(self, config: PolicyConfig) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.layers import Layer, Segments, causal_mask, rotary_table
+from penstock.actors.policy.layers import Segments, TransformerLayer, causal_mask, rotary_table
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,9 @@ class Policy(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            TransformerLayer(config) for _ in range(config.num_hidden_layers)
+        )
         self.final_norm = nn.Parameter(torch.ones(config.hidden_size))
         if not config.tie_word_embeddings:
             self.head = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.layers import Layer
+from penstock.actors.policy.layers import TransformerLayer
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.precision import round_to
 from penstock.kernels.decode import DecodeShape, DecodeWeights, LayerWeights, pack
@@ -40,7 +40,9 @@ def pack_policy(policy: Policy) -> DecodeWeights:
     """Lay a policy's weights out for the kernel: a copy."""
     head = policy.embedding if policy.config.tie_word_embeddings else policy.head
     return DecodeWeights(
-        layers=[_pack_layer(layer) for layer in policy.layers if isinstance(layer, Layer)],
+        layers=[
+            _pack_layer(layer) for layer in policy.layers if isinstance(layer, TransformerLayer)
+        ],
         embedding=_numpy(policy.embedding),
         head=pack(_numpy(head)),
         final_norm=_numpy(policy.final_norm),
@@ -48,7 +50,7 @@ def pack_policy(policy: Policy) -> DecodeWeights:
     )
 
 
-def _pack_layer(layer: Layer) -> LayerWeights:
+def _pack_layer(layer: TransformerLayer) -> LayerWeights:
     attention = layer.attention
     return LayerWeights(
         attention_norm=_numpy(layer.attention_norm),

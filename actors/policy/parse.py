@@ -137,7 +137,7 @@ class _Parser:
             raise self._unexpected(f"{mark!r}, not {expected!r}", self._position - 1)
 
     def _mark_at(self, position: int) -> str | None:
-        return self._tokenizer.mark_of(self._ids[position])
+        return self._tokenizer.special_of(self._ids[position])
 
     @staticmethod
     def _unexpected(detail: str, position: int) -> _Malformed:

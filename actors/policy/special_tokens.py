@@ -47,7 +47,7 @@ def argument_close(name: str) -> str:
     return f"</{name}>"
 
 
-ALL_MARKS = (
+ALL_SPECIAL_TOKENS = (
     PAD,
     END,
     SYSTEM,

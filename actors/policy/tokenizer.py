@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as BpeTokenizer
 
-from penstock.actors.policy.special_tokens import ALL_MARKS, END, PAD
+from penstock.actors.policy.special_tokens import ALL_SPECIAL_TOKENS, END, PAD
 from penstock.actors.runtime.files import write_atomic
 
 _PIECES = (
@@ -43,12 +43,12 @@ class Tokenizer:
         self._bpe = bpe
         self._bytes = _bytes_by_id(bpe)
         self._byte_ids = {data: index for index, data in enumerate(self._bytes)}
-        self._mark_ids = {
+        self._special_ids = {
             token.content: index for index, token in bpe.get_added_tokens_decoder().items()
         }
-        self._mark_names = {index: mark for mark, index in self._mark_ids.items()}
-        self.end_id = self._mark_ids[END]
-        self.pad_id = self._mark_ids[PAD]
+        self._special_names = {index: mark for mark, index in self._special_ids.items()}
+        self.end_id = self._special_ids[END]
+        self.pad_id = self._special_ids[PAD]
 
     @property
     def vocab_size(self) -> int:
@@ -77,22 +77,22 @@ class Tokenizer:
         """Decode to text; bytes that are no UTF-8 become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
-    def mark_id(self, mark: str) -> int:
+    def special_id(self, mark: str) -> int:
         """Return the token id of a mark of the chat format.
 
         Raises:
             KeyError: this tokenizer has no such mark.
 
         """
-        return self._mark_ids[mark]
+        return self._special_ids[mark]
 
-    def has_mark(self, mark: str) -> bool:
+    def has_special(self, mark: str) -> bool:
         """Tell whether a mark has a token of its own."""
-        return mark in self._mark_ids
+        return mark in self._special_ids
 
-    def mark_of(self, token_id: int) -> str | None:
+    def special_of(self, token_id: int) -> str | None:
         """Return the mark that a token id stands for, or None if it is plain."""
-        return self._mark_names.get(token_id)
+        return self._special_names.get(token_id)
 
     def save(self, path: Path) -> None:
         """Write a `tokenizer.json` that the tokenizers library and transformers read."""
@@ -134,7 +134,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
         ValueError: `vocab_size` leaves no room for the bytes and marks.
 
     """
-    smallest = 256 + len(ALL_MARKS)
+    smallest = 256 + len(ALL_SPECIAL_TOKENS)
     if vocab_size < smallest:
         raise ValueError(f"vocab_size must be at least {smallest}, not {vocab_size}")
     bpe = BpeTokenizer(models.BPE())
@@ -144,7 +144,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
     bpe.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(ALL_MARKS),
+        special_tokens=list(ALL_SPECIAL_TOKENS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

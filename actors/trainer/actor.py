@@ -1,4 +1,4 @@
-"""The trainer: stage one, then one step for each stored batch manifest.
+"""The trainer: mid-training, then one step for each stored batch manifest.
 
 ```
  facts ──▶ Batcher ──propose──▶ BatchManifest ──▶ log ──▶ on_batch_manifest
@@ -21,7 +21,7 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.trainer.batching.batcher import Batcher
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.rl_phase import StageTwo
+from penstock.actors.trainer.rl_phase import RlPhase
 from penstock.actors.trainer.sequences import check_trajectory
 from penstock.messages.base import Event
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
@@ -61,22 +61,22 @@ class Trainer(Actor):
         self._policy_config = policy_config
         self._seed = seed
         self._batcher = Batcher(config)
-        self._stage = StageTwo(config, policy_config, publisher)
+        self._phase = RlPhase(config, policy_config, publisher)
         self._step_proposed = 0
 
     async def start(self, ctx: Context) -> Effects:
         """Take up the newest checkpoint, or make version 0."""
-        effects = await self._stage.start(ctx, self._seed)
+        effects = await self._phase.start(ctx, self._seed)
         ctx.spawn("watch", self._watch(ctx))
         return effects
 
     async def stop(self, ctx: Context) -> Effects:
         """Save where training stands."""
-        return await self._stage.save(ctx)
+        return await self._phase.save(ctx)
 
     async def on_turn_sampled(self, event: TurnSampled, ctx: Context) -> Effects:
         """See that a group runs."""
-        self._stage.ledger.add_turn(event)
+        self._phase.ledger.add_turn(event)
         self._batcher.add_turn(event)
         return ()
 
@@ -84,8 +84,8 @@ class Trainer(Actor):
         """Keep the turns; a rollout that cannot be trained counts as an infrastructure failure."""
         if event.purpose is not Purpose.TRAIN:
             return ()
-        fault = self._weakness(event) or self._fault(event.rollout_id, event.own_turns)
-        self._stage.turns.add(event.rollout_id, event.own_turns)
+        fault = self._isolation_fault(event) or self._fault(event.rollout_id, event.own_turns)
+        self._phase.turns.add(event.rollout_id, event.own_turns)
         self._batcher.add_rollout(event, fault)
         return await self._advance(ctx)
 
@@ -96,9 +96,9 @@ class Trainer(Actor):
 
     async def on_live_sample_joined(self, event: LiveSampleJoined, ctx: Context) -> Effects:
         """See a user's sample; it joins the next batch."""
-        self._stage.ledger.add_live(event)
+        self._phase.ledger.add_live(event)
         self._batcher.add_live(event, self._fault(event.request_id, [event.turn]))
-        self._stage.turns.add(event.request_id, [event.turn])
+        self._phase.turns.add(event.request_id, [event.turn])
         return await self._advance(ctx)
 
     async def on_feedback_retracted(self, event: FeedbackRetracted, ctx: Context) -> Effects:
@@ -114,12 +114,12 @@ class Trainer(Actor):
     async def on_batch_manifest(self, event: BatchManifest, ctx: Context) -> Effects:
         """Account for its samples, and train it if it is the next one."""
         self._batcher.commit(event)
-        self._stage.add_manifest(event)
+        self._phase.add_manifest(event)
         return await self._advance(ctx)
 
     async def on_step_completed(self, event: StepCompleted, ctx: Context) -> Effects:
         """Remember what a step must give."""
-        self._stage.check_digest(event.step, event.weights_digest)
+        self._phase.check_digest(event.step, event.weights_digest)
         return ()
 
     async def on_eval_completed(self, event: EvalCompleted, ctx: Context) -> Effects:
@@ -128,9 +128,9 @@ class Trainer(Actor):
         is_trained_version = event.policy_version > 0 and event.num_tasks > 0
         if not target or not is_trained_version or event.num_solved < target * event.num_tasks:
             return ()
-        return await self._stage.end_after(self._step_proposed, "pass_rate", ctx)
+        return await self._phase.end_after(self._step_proposed, "pass_rate", ctx)
 
-    def _weakness(self, event: RolloutFinished) -> str:
+    def _isolation_fault(self, event: RolloutFinished) -> str:
         """Return why a rollout's sandbox is not good enough, or an empty string."""
         allowed = self._config.isolation_classes
         if event.sandbox is None or event.sandbox.isolation_class in allowed:
@@ -150,17 +150,17 @@ class Trainer(Actor):
 
     async def _advance(self, ctx: Context) -> Effects:
         """Train what the log has ready, then propose the next batch if there is one."""
-        effects = await self._stage.take_ready(ctx)
+        effects = await self._phase.take_ready(ctx)
         ctx.set_gauge("pool_groups", self._batcher.num_groups)
-        ctx.set_gauge("pool_samples", len(self._stage.turns))
+        ctx.set_gauge("pool_samples", len(self._phase.turns))
         return [*effects, *self._propose()]
 
     def _propose(self) -> Effects:
         """Return a new manifest, only when all manifests up to the current step were read."""
-        step = self._stage.step + 1
-        if self._stage.is_finished or self._step_proposed >= step:
+        step = self._phase.step + 1
+        if self._phase.is_finished or self._step_proposed >= step:
             return ()
-        if self._batcher.last_step != self._stage.step:
+        if self._batcher.last_step != self._phase.step:
             return ()
         manifest = self._batcher.propose(step)
         if manifest is None:
@@ -171,13 +171,13 @@ class Trainer(Actor):
     async def _watch(self, ctx: Context) -> None:
         """Show what the next step waits for, and fail when it does not come."""
         while True:
-            await self._stage.is_idle.wait()
-            if self._stage.is_finished:
+            await self._phase.is_idle.wait()
+            if self._phase.is_finished:
                 return
             async with ctx.waiting(
                 "rollouts",
-                f"step {self._stage.step + 1}: {self._batcher.waits_for}",
+                f"step {self._phase.step + 1}: {self._batcher.waits_for}",
                 deadline_s=self._config.batch_wait_s_max,
-                policy_version=self._stage.step,
+                policy_version=self._phase.step,
             ):
-                await self._stage.is_training.wait()
+                await self._phase.is_training.wait()

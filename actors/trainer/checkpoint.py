@@ -1,7 +1,7 @@
 """Checkpoints of training: all of the learner, and the facts of its step, in one object.
 
 The object is a safetensors file whose metadata hold a `CheckpointHead`. Stores put atomically, so a
-checkpoint is there whole or not at all, and all digests are checked on loading. Stage two draws no
+checkpoint is there whole or not at all, and all digests are checked on loading. RL draws no
 random numbers, and the pool of groups is folded again from the log, so that neither is kept: the
 step is the whole position.
 """
@@ -31,7 +31,7 @@ class CheckpointHead(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint knows of itself."""
 
     step: int
-    """= policy version; 0 after stage one."""
+    """= policy version; 0 after mid-training."""
     weights_digest: str
     optimizer_digest: str
     completed: MidtrainCompleted | StepCompleted

@@ -23,10 +23,10 @@ STALENESS_POLICIES = ("pace", "drop")
 
 
 class MidtrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Stage one: next-token and multi-token prediction."""
+    """Mid-training: next-token and multi-token prediction."""
 
     num_tokens: NonNegativeInt = 600_000
-    """Budget; the same budget gives the same bits. 0 leaves stage one out."""
+    """Budget; the same budget gives the same bits. 0 skips mid-training."""
     seconds: float = 0.0
     """Budget by the clock instead of tokens, if > 0: as far as the machine gets."""
     sequence_tokens: Annotated[int, Meta(ge=3)] = 256
@@ -61,7 +61,7 @@ class MidtrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Stage two: what a step minimizes."""
+    """What an RL step minimizes."""
 
     name: Annotated[str, one_of(LOSSES)] = "policy_gradient"
     correction: Annotated[str, one_of(CORRECTIONS)] = "token_tis"
@@ -89,7 +89,7 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """AdamW of stage two."""
+    """AdamW of RL."""
 
     learning_rate: NonNegativeFloat = 5e-4
     warmup_steps: NonNegativeInt = 10

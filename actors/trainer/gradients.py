@@ -11,18 +11,18 @@ from typing import TypeVar
 
 import torch
 
-Figures = TypeVar("Figures")
-Pass = Callable[[], tuple[torch.Tensor, Figures]]
+PassFigures = TypeVar("PassFigures")
+Pass = Callable[[], tuple[torch.Tensor, PassFigures]]
 """Computes a 0-dim loss, and whatever the caller wants to know of the pass."""
 
 
 def accumulate(
     parameters: Sequence[torch.Tensor],
-    passes: Sequence[Pass[Figures]],
+    passes: Sequence[Pass[PassFigures]],
     *,
     num_workers: int,
     num_threads: int,
-) -> list[Figures]:
+) -> list[PassFigures]:
     """Set the parameters' gradients to the sum over all passes; parameters not used keep none.
 
     Args:
@@ -36,7 +36,7 @@ def accumulate(
 
     """
 
-    def run(one: Pass[Figures]) -> tuple[tuple[torch.Tensor | None, ...], Figures]:
+    def run(one: Pass[PassFigures]) -> tuple[tuple[torch.Tensor | None, ...], PassFigures]:
         torch.set_num_threads(num_threads)
         loss, figures = one()
         return torch.autograd.grad(loss, parameters, allow_unused=True), figures

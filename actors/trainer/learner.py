@@ -20,7 +20,7 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 class Learner:
     """What a checkpoint keeps and a step changes.
 
-    The multi-token-prediction head is a part of the weights, but of stage one only.
+    The multi-token-prediction head is a part of the weights, but only mid-training uses it.
     """
 
     def __init__(self, policy_config: PolicyConfig, config: OptimizerConfig, seed: int) -> None:

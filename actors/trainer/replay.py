@@ -52,7 +52,7 @@ class ReplayReport(msgspec.Struct, kw_only=True):
     wall_s: float = 0.0
     """Of the steps taken again, log reading included."""
     live_midtrain_s: float = 0.0
-    """Of stage one in the run itself, as the run's events tell: an imported log tells the same."""
+    """Wall clock of the mid-training in the run itself, from its events."""
     live_rl_s: float = 0.0
     """Of its recorded steps: waiting and training, and not the time that a run lay stopped."""
     losses: list[float] = []
@@ -61,7 +61,7 @@ class ReplayReport(msgspec.Struct, kw_only=True):
 
     @property
     def live_s(self) -> float:
-        """Wall clock of the run itself, both stages."""
+        """Wall clock of the run itself, mid-training and RL."""
         return self.live_midtrain_s + self.live_rl_s
 
     @property
@@ -71,7 +71,7 @@ class ReplayReport(msgspec.Struct, kw_only=True):
 
     @property
     def speedup_rl(self) -> float:
-        """How many times faster than stage two alone, whose steps it takes again."""
+        """How many times faster than RL alone, whose steps it takes again."""
         return self.live_rl_s / self.wall_s if self.wall_s > 0 else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Stage two: takes the steps of stored manifests, in order, and ships each version."""
+"""The RL phase: takes the steps of stored manifests, in order, and ships each version."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ from penstock.actors.trainer.checkpoint import (
 )
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.learner import Learner
-from penstock.actors.trainer.midtraining.phase import run_stage_one
+from penstock.actors.trainer.midtraining.phase import run_midtraining
 from penstock.actors.trainer.step import train_step
 from penstock.actors.trainer.turns import TurnStore
 from penstock.messages.base import Event
@@ -42,7 +42,7 @@ class NondeterminismError(TrainingError):
     """A step trained again gave other weights than the log records for it."""
 
 
-class StageTwo:
+class RlPhase:
     """The learner, the manifests that wait for it, and what each step made."""
 
     def __init__(
@@ -69,7 +69,7 @@ class StageTwo:
         self._learner = Learner(self._policy_config, self._config.optimizer, seed)
         key = await newest_checkpoint(ctx.store)
         if key is None:
-            self._completed = await run_stage_one(ctx, self._learner, self._config, seed)
+            self._completed = await run_midtraining(ctx, self._learner, self._config, seed)
             saved: Effects = await self.save(ctx)
         else:
             head = await load_checkpoint(ctx.store, key, self._learner)

@@ -27,7 +27,7 @@ from penstock.actors.trainer.objective.losses import normalizer, token_losses
 from penstock.actors.trainer.objective.mismatch import MismatchSums, mismatch_sums
 from penstock.actors.trainer.routes import route_bytes
 from penstock.actors.trainer.sequences import TrainingSequence, micro_batches, training_sequence
-from penstock.kernels.ops import finish_checks
+from penstock.kernels.ops import raise_deferred_errors
 from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest
 
@@ -82,7 +82,7 @@ def train_step(
     sums, norm = _Sums(), 0.0
     if sequences:
         sums = _accumulate(learner, sequences, config)
-        finish_checks()  # Before the weights take what a bad value gave.
+        raise_deferred_errors()  # Before the weights take what a bad value gave.
         norm = learner.apply(manifest.step, config.steps_max)
     return StepResult(
         weights_digest=learner.weights_digest(),

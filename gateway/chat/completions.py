@@ -56,7 +56,7 @@ def plan(chat: ChatRequest, services: Services, request_id: str, session_id: str
     check_length(len(context), num_reply, config.context_tokens_max)
     stops = [tokenizer.end_id]
     if not chat.parallel_tool_calls and offered_tools(chat):
-        stops.append(tokenizer.mark_id(special_tokens.CALL_CLOSE))
+        stops.append(tokenizer.special_id(special_tokens.CALL_CLOSE))
     sampling = Sampling(
         temperature=1.0 if chat.temperature is None else chat.temperature,
         top_p=1.0 if chat.top_p is None else chat.top_p,

@@ -20,7 +20,7 @@ from penstock.gateway.errors import ApiError, invalid
 from penstock.messages.rollout import ToolCall
 
 NUM_REMEMBERED_MAX = 4096
-_ROLE_MARKS = {
+_ROLE_TOKENS = {
     "system": special_tokens.SYSTEM,
     "developer": special_tokens.SYSTEM,
     "user": special_tokens.USER,
@@ -74,13 +74,13 @@ def render_context(
     """
     ids: list[int] = []
     for index, message in enumerate(with_tools(request)):
-        ids.append(tokenizer.mark_id(_ROLE_MARKS[message.role]))
+        ids.append(tokenizer.special_id(_ROLE_TOKENS[message.role]))
         calls = _calls_of(message, index)
         remembered = None
         if message.role == "assistant":
             remembered = memory.get(session_id, message.text, calls)
         ids += remembered or render_turn(tokenizer, message.text, calls)
-    ids.append(tokenizer.mark_id(special_tokens.ASSISTANT))
+    ids.append(tokenizer.special_id(special_tokens.ASSISTANT))
     return ids
 
 

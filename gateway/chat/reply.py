@@ -61,7 +61,7 @@ class ReplyAssembler:
     def _push_one(self, token_id: int) -> Iterator[Delta]:
         if self._is_ended:
             return
-        mark = self._tokenizer.mark_of(token_id)
+        mark = self._tokenizer.special_of(token_id)
         if mark == special_tokens.END:
             self._is_ended = True
         elif self._is_literal or (mark is None and not self._call_ids and not self.calls):

@@ -13,7 +13,7 @@ from penstock.kernels.ops import Mxfp8
 Run = Callable[[], object]
 
 
-class Case(NamedTuple):
+class KernelCase(NamedTuple):
     """One measurement."""
 
     shape: str
@@ -26,7 +26,7 @@ class Case(NamedTuple):
     """Of a product: 2 M N K; else 0."""
 
 
-def list_cases(device: str) -> list[tuple[str, Case]]:
+def list_cases(device: str) -> list[tuple[str, KernelCase]]:
     """Return each kernel by name: a large model's sizes on a GPU, a small part of them on a CPU."""
     tokens = 131072 if device == "cuda" else 512
     make = partial(torch.randn, device=device)
@@ -39,7 +39,7 @@ def list_cases(device: str) -> list[tuple[str, Case]]:
     ]
 
 
-def _quantize_cases(x: torch.Tensor) -> list[tuple[str, Case]]:
+def _quantize_cases(x: torch.Tensor) -> list[tuple[str, KernelCase]]:
     shape = "x".join(map(str, x.shape))
     bytes_in, codes = 2 * x.numel(), x.numel() + x.numel() // 32
     rows = ops.mxfp8_quantize_rows(x)
@@ -52,17 +52,20 @@ def _quantize_cases(x: torch.Tensor) -> list[tuple[str, Case]]:
 
     one = bytes_in + codes
     return [
-        ("mxfp8_quantize_rows", Case(shape, lambda: ops.mxfp8_quantize_rows(x), cast, one)),
-        ("mxfp8_quantize_columns", Case(shape, lambda: ops.mxfp8_quantize_columns(x), cast, one)),
+        ("mxfp8_quantize_rows", KernelCase(shape, lambda: ops.mxfp8_quantize_rows(x), cast, one)),
+        (
+            "mxfp8_quantize_columns",
+            KernelCase(shape, lambda: ops.mxfp8_quantize_columns(x), cast, one),
+        ),
         (
             "mxfp8_quantize_both",
-            Case(shape, lambda: ops.mxfp8_quantize_both(x), cast, one + codes),
+            KernelCase(shape, lambda: ops.mxfp8_quantize_both(x), cast, one + codes),
         ),
-        ("mxfp8_dequantize", Case(shape, lambda: ops.mxfp8_dequantize(rows), widen, one)),
+        ("mxfp8_dequantize", KernelCase(shape, lambda: ops.mxfp8_dequantize(rows), widen, one)),
     ]
 
 
-def _routing_cases(logits: torch.Tensor) -> list[tuple[str, Case]]:
+def _routing_cases(logits: torch.Tensor) -> list[tuple[str, KernelCase]]:
     tokens = len(logits)
     chosen = ops.router_topk(logits, 8)
     routes = chosen.ids[: tokens // 8, None].expand(-1, 60, -1).contiguous()
@@ -77,23 +80,26 @@ def _routing_cases(logits: torch.Tensor) -> list[tuple[str, Case]]:
     return [
         (
             "router_topk",
-            Case(f"{tokens}x384", lambda: ops.router_topk(logits, 8), topk, num_bytes),
+            KernelCase(f"{tokens}x384", lambda: ops.router_topk(logits, 8), topk, num_bytes),
         ),
         (
             "router_topk replay",
-            Case(
+            KernelCase(
                 f"{tokens}x384",
                 lambda: ops.router_topk(logits, 8, recorded=chosen.ids),
                 topk,
                 num_bytes + 2 * chosen.ids.numel(),
             ),
         ),
-        ("routes_pack", Case(shape, lambda: ops.routes_pack(routes, 384), None, moved)),
-        ("routes_unpack", Case(shape, lambda: ops.routes_unpack(packed, 60, 8, 384), None, moved)),
+        ("routes_pack", KernelCase(shape, lambda: ops.routes_pack(routes, 384), None, moved)),
+        (
+            "routes_unpack",
+            KernelCase(shape, lambda: ops.routes_unpack(packed, 60, 8, 384), None, moved),
+        ),
     ]
 
 
-def _row_cases(make: Callable[..., torch.Tensor], rows: int) -> list[tuple[str, Case]]:
+def _row_cases(make: Callable[..., torch.Tensor], rows: int) -> list[tuple[str, KernelCase]]:
     x, weight = make(rows, 7168).bfloat16(), make(7168).bfloat16()
     logits = make(max(1, rows // 16), 163840)
     targets = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
@@ -105,7 +111,7 @@ def _row_cases(make: Callable[..., torch.Tensor], rows: int) -> list[tuple[str, 
     return [
         (
             "rms_norm",
-            Case(
+            KernelCase(
                 f"{rows}x7168",
                 lambda: ops.rms_norm(x, weight, 1e-6),
                 lambda: F.rms_norm(x, (7168,), weight, 1e-6),
@@ -114,7 +120,7 @@ def _row_cases(make: Callable[..., torch.Tensor], rows: int) -> list[tuple[str, 
         ),
         (
             "token_logprobs",
-            Case(
+            KernelCase(
                 f"{len(logits)}x163840",
                 lambda: ops.token_logprobs(logits, targets),
                 lambda: F.cross_entropy(logits, targets, reduction="none"),
@@ -123,7 +129,7 @@ def _row_cases(make: Callable[..., torch.Tensor], rows: int) -> list[tuple[str, 
         ),
         (
             "moe_combine",
-            Case(
+            KernelCase(
                 f"{rows}x8x7168",
                 lambda: ops.moe_combine(slots, weights),
                 combine,
@@ -133,16 +139,16 @@ def _row_cases(make: Callable[..., torch.Tensor], rows: int) -> list[tuple[str, 
     ]
 
 
-def _product_cases(make: Callable[..., torch.Tensor], device: str) -> list[tuple[str, Case]]:
+def _product_cases(make: Callable[..., torch.Tensor], device: str) -> list[tuple[str, KernelCase]]:
     """Few rows, as in decoding; and experts with an eighth of the rows each."""
     depth, columns = (7168, 2048) if device == "cuda" else (1024, 512)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     weight = make(columns, depth).to(dtype)
-    cases: list[tuple[str, Case]] = []
+    cases: list[tuple[str, KernelCase]] = []
     for rows in (1, 16, 64):
         x = make(rows, depth).to(dtype)
         num_bytes = weight.element_size() * (x.numel() + weight.numel() + rows * columns)
-        case = Case(
+        case = KernelCase(
             f"{rows}x{columns}x{depth}",
             partial(ops.matmul, x, weight),
             partial(F.linear, x, weight),
@@ -155,7 +161,7 @@ def _product_cases(make: Callable[..., torch.Tensor], device: str) -> list[tuple
     return [*cases, ("mxfp8_grouped_matmul", _grouped_case(make(rows, depth), weight, experts))]
 
 
-def _grouped_case(x: torch.Tensor, weight: torch.Tensor, experts: int) -> Case:
+def _grouped_case(x: torch.Tensor, weight: torch.Tensor, experts: int) -> KernelCase:
     x = x.to(weight.dtype)
     stacked = weight.expand(experts, -1, -1).contiguous()
     quantized: Mxfp8 = ops.mxfp8_quantize_rows(stacked)
@@ -167,7 +173,7 @@ def _grouped_case(x: torch.Tensor, weight: torch.Tensor, experts: int) -> Case:
 
     codes = quantized.codes.numel() + quantized.scales.numel()
     rows, columns, depth = len(x), weight.shape[0], x.shape[1]
-    return Case(
+    return KernelCase(
         f"{experts} experts, {rows}x{columns}x{depth}",
         lambda: ops.mxfp8_grouped_matmul(x, quantized, offsets),
         library,
@@ -176,7 +182,7 @@ def _grouped_case(x: torch.Tensor, weight: torch.Tensor, experts: int) -> Case:
     )
 
 
-def _delta_cases(base: torch.Tensor) -> list[tuple[str, Case]]:
+def _delta_cases(base: torch.Tensor) -> list[tuple[str, KernelCase]]:
     is_changed = torch.rand(len(base), device=base.device) < 0.03
     target = torch.where(is_changed, -base, base)
     positions, values = ops.delta_changes(base, target)
@@ -192,7 +198,7 @@ def _delta_cases(base: torch.Tensor) -> list[tuple[str, Case]]:
     return [
         (
             "delta_changes",
-            Case(shape, lambda: ops.delta_changes(base, target), changes, num_bytes),
+            KernelCase(shape, lambda: ops.delta_changes(base, target), changes, num_bytes),
         ),
-        ("delta_apply", Case(shape, apply, library, 8 * len(positions))),
+        ("delta_apply", KernelCase(shape, apply, library, 8 * len(positions))),
     ]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from penstock.infra.bench.kernel_cases import Case, Run, list_cases
+from penstock.infra.bench.kernel_cases import KernelCase, Run, list_cases
 
 _NUM_ROUNDS = 7
 _COPY_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}
@@ -58,7 +58,7 @@ def _measure_machine(device: str) -> _Machine:
     return _Machine(2 * source.numel() / copy_s / 1e9, 2 * size**3 / product_s / 1e9)
 
 
-def _measure(case: Case, machine: _Machine, device: str) -> dict[str, float]:
+def _measure(case: KernelCase, machine: _Machine, device: str) -> dict[str, float]:
     library_s: list[float] = []
     kernel_s: list[float] = []
     for _ in range(_NUM_ROUNDS):

@@ -12,12 +12,12 @@ from penstock.actors.policy.model import Policy
 from penstock.actors.policy.packing import pack_tree
 from penstock.actors.trainer.sequences import micro_batches
 from penstock.infra.mismatch.rollouts import Rollouts
-from penstock.infra.mismatch.trainers import Trainer
+from penstock.infra.mismatch.trainers import TrainerForward
 
 _PASS_TOKENS = 2048
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
+class MismatchFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The mismatch of one trainer with the sampler, over tokens that the sampler drew."""
 
     tokens: int
@@ -36,7 +36,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @torch.no_grad()
-def measure(trainer: Trainer, rollouts: Rollouts, policy_version: int) -> Figures:
+def measure(trainer: TrainerForward, rollouts: Rollouts, policy_version: int) -> MismatchFigures:
     """Measure a trainer that has the weights of `policy_version`, on the tokens drawn by it."""
     differences: list[np.ndarray] = []
     flips: list[np.ndarray] = []
@@ -55,7 +55,7 @@ def measure(trainer: Trainer, rollouts: Rollouts, policy_version: int) -> Figure
         slots += forwarded.recorded[:, 0].size
     log_ratio = np.concatenate(differences)
     size = np.abs(log_ratio)
-    return Figures(
+    return MismatchFigures(
         tokens=log_ratio.size,
         kl_k1=float(0.0 - log_ratio.mean()),
         kl_k3=float((np.expm1(log_ratio) - log_ratio).mean()),

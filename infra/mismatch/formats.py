@@ -17,7 +17,7 @@ from penstock.actors.trainer.midtraining.corpus import Corpus
 from penstock.actors.trainer.midtraining.midtrain import Midtrainer
 from penstock.infra.mismatch.figures import measure
 from penstock.infra.mismatch.rollouts import sample_rollouts
-from penstock.infra.mismatch.trainers import Trainer
+from penstock.infra.mismatch.trainers import TrainerForward
 
 _NUM_POINTS = 10
 
@@ -82,7 +82,7 @@ def _sample(policy: Policy, prompts: Sequence[np.ndarray], num_tokens: int) -> d
     return {"mismatch": found.pop(own), "unmatched": found}
 
 
-def _trainer(policy: Policy, expert_format: str) -> Trainer:
+def _trainer(policy: Policy, expert_format: str) -> TrainerForward:
     """Return a trainer in fast mode whose experts compute in a format, not always the sampler's."""
     numerics = NumericsConfig(expert_format=expert_format)
     other = Policy(msgspec.structs.replace(policy.config, numerics=numerics))

@@ -1,4 +1,4 @@
-"""How `penstock mismatch` tells its figures: lines for people, and the short object."""
+"""Formats what `penstock mismatch` measured: lines for people, and the short object."""
 
 from typing import Any
 
@@ -7,13 +7,13 @@ from penstock.infra.mismatch.report import MODES
 _SHORT = ("tokens", "kl_k1", "kl_k3", "logprob_abs_diff_max")
 
 
-def shortened(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what a script asks first: four figures a mode."""
+def short_report(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what a script asks first: four figures per mode."""
     return {mode: {name: figures[mode][name] for name in _SHORT} for mode in MODES}
 
 
-def told(figures: dict[str, Any]) -> str:
-    """Tell a report in lines."""
+def format_report(figures: dict[str, Any]) -> str:
+    """Return a report as lines."""
     layers = len(figures["off"]["flips_per_layer"])
     lines = [
         f"{figures['source']}: {figures['exact']['tokens']} tokens, "
@@ -64,7 +64,7 @@ def _recording(batch: str, row: dict[str, float]) -> str:
 
 
 def format_line(row: dict[str, Any]) -> str:
-    """Tell one format of the experts."""
+    """Return a line about one format of the experts."""
     losses = " ".join(f"{loss:.2f}" for loss in row["losses"])
     refused = ", ".join(f"{name} {found['kl_k3']:.1e}" for name, found in row["unmatched"].items())
     return (

@@ -1,6 +1,6 @@
 """Everything that `penstock mismatch` measures."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -9,21 +9,19 @@ from penstock.infra.bench.recording import measure_recording
 from penstock.infra.mismatch.figures import first_difference, measure
 from penstock.infra.mismatch.prices import REMEDIES, route_bytes, time_training
 from penstock.infra.mismatch.rollouts import Rollouts, sample_rollouts
+from penstock.infra.mismatch.subject import MismatchSubject
 from penstock.infra.mismatch.trainers import KERNELS, perturbed, trainer, with_mode
-
-if TYPE_CHECKING:
-    from penstock.infra.mismatch.command import Subject
 
 MODES = ("exact", "fast", "off")
 _RECORDING_PAIRS = {64: 100}
 """A look; `penstock bench recording` takes many more."""
 
 
-def report(subject: "Subject", num_tokens: int) -> dict[str, Any]:
+def report(subject: MismatchSubject, num_tokens: int) -> dict[str, Any]:
     """Sample with the compiled step, then measure every mode and every remedy on the same tokens.
 
     Returns:
-        `exact`, `fast`, `off` (see `Figures`; `kl_removed`, the share of k3 that is gone;
+        `exact`, `fast`, `off` (see `MismatchFigures`; `kl_removed`, the share of k3 that is gone;
         `train_ratio`, the time of forward and backward over that of `off`; `first_layer` that
         differs), `remedies`, `routes` (bytes a token) and `recording` (see `measure_recording`).
 

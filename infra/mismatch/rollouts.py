@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.actors.generator.core import EngineCore, EngineOptions, Output
 from penstock.actors.generator.engine import TokenChunk
-from penstock.actors.generator.request import Request
+from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.sequences import TrainingSequence
 from penstock.messages.task import Sampling
@@ -52,7 +52,7 @@ class Sampler:
         self.core = EngineCore(policy.config, options)
         self._temperature = temperature
         self._chunks: dict[str, list[TokenChunk]] = {}
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, GenerationRequest] = {}
 
     def use(self, policy: Policy, policy_version: int) -> None:
         """Swap weights in, between two steps."""
@@ -62,7 +62,7 @@ class Sampler:
         """Queue a request of a session of its own name."""
         seed = len(self._requests)
         sampling = Sampling(temperature=self._temperature, num_tokens_max=num_tokens, seed=seed)
-        request = Request(token_ids, sampling, f"{name}.{seed}", name, 0)
+        request = GenerationRequest(token_ids, sampling, f"{name}.{seed}", name, 0)
         self._requests[name], self._chunks[name] = request, []
         self.core.add(request)
 

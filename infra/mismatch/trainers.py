@@ -5,23 +5,23 @@ from collections.abc import Callable, Sequence
 import msgspec
 import torch
 
-from penstock.actors.policy.layers import Layer
+from penstock.actors.policy.layers import TransformerLayer
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.numerics import NumericsConfig
 from penstock.actors.trainer.forward import Forwarded, SequenceForward
 from penstock.actors.trainer.sequences import TrainingSequence
 
-Trainer = Callable[[Sequence[TrainingSequence]], Forwarded]
+TrainerForward = Callable[[Sequence[TrainingSequence]], Forwarded]
 
 
-def trainer(policy: Policy, mode: str, temperature: float) -> Trainer:
+def trainer(policy: Policy, mode: str, temperature: float) -> TrainerForward:
     """Return the forward pass that a run's trainer has in a mode."""
     return SequenceForward(with_mode(policy, mode), temperature).run
 
 
 def perturbed(
     policy: Policy, kernels: str, *, gate: bool, replay: bool, temperature: float
-) -> Trainer:
+) -> TrainerForward:
     """Return a trainer with other kernels, and some remedies.
 
     Args:
@@ -61,7 +61,7 @@ def _other_order(policy: Policy) -> None:
         table.copy_(table[:, order].clone())
     policy.final_norm.copy_(policy.final_norm[order].clone())
     for layer in policy.layers:
-        assert isinstance(layer, Layer)
+        assert isinstance(layer, TransformerLayer)
         attention, experts = layer.attention, layer.experts
         for norm in (layer.attention_norm, layer.expert_norm):
             norm.copy_(norm[order].clone())

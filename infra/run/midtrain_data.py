@@ -14,7 +14,7 @@ from penstock.actors.policy.chat import (
     render_prompt,
     render_turn,
 )
-from penstock.actors.policy.special_tokens import ALL_MARKS
+from penstock.actors.policy.special_tokens import ALL_SPECIAL_TOKENS
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.trainer.midtraining.corpus import Corpus
 from penstock.envs.harness.wording import tools_prompt
@@ -101,7 +101,7 @@ class CorpusBuilder:
         Looking up what followed earlier (induction heads, arXiv 2209.11895) is learned from these
         in a tenth of the tokens that transcripts alone need, and edits are made of it.
         """
-        first = max(self._tokenizer.mark_id(mark) for mark in ALL_MARKS) + 1
+        first = max(self._tokenizer.special_id(mark) for mark in ALL_SPECIAL_TOKENS) + 1
         weights = [0.0] * (half_tokens + 1) + [1.0] * (half_tokens - 1)
         for _ in range(num_tokens // (2 * half_tokens)):
             row = rng.integers(first, self._tokenizer.vocab_size, half_tokens).tolist()

@@ -36,14 +36,14 @@ class CpuBackend(ReferenceBackend):
         return cls(found) if len(found) == len(_SOURCES) else None
 
     def mxfp8_quantize(self, x: Tensor, rows: Mxfp8 | None, columns: Mxfp8 | None) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         if rows is not None:
             self._call("quantize.mxfp8_rows", x, _dtype(x), *x.shape, *rows)
         if columns is not None:
             self._call("quantize.mxfp8_columns", x, _dtype(x), *x.shape, *columns)
 
     def mxfp8_dequantize(self, quantized: Mxfp8, out: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         by_rows = int(quantized.scales.shape[0] == out.shape[0])
         self._call("quantize.mxfp8_dequantize", *quantized, by_rows, _dtype(out), *out.shape, out)
 
@@ -55,34 +55,34 @@ class CpuBackend(ReferenceBackend):
         normalize: bool,
         plausibility_min: float,
     ) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         sizes = (*logits.shape, routing.ids.shape[1], int(normalize))
         arguments = (logits, recorded, *sizes, plausibility_min, *routing)
         self._call("routing.router_topk", *arguments)
 
     def routes_pack(self, ids: Tensor, width: int, packed: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         self._call("routing.routes_pack", ids, *ids.shape, width, packed.shape[1], packed)
 
     def routes_unpack(self, packed: Tensor, width: int, ids: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         self._call("routing.routes_unpack", packed, *ids.shape, width, packed.shape[1], ids)
 
     def moe_combine(self, per_slot: Tensor, weights: Tensor, out: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         arguments = (per_slot, weights, _dtype(out), *per_slot.shape, out)
         self._call("routing.moe_combine", *arguments)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         self._call("rows.rms_norm", x, weight, _dtype(x), eps, *x.shape, out)
 
     def token_logprobs(self, logits: Tensor, targets: Tensor, out: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         self._call("rows.token_logprobs", logits, _dtype(logits), targets, *logits.shape, out)
 
     def matmul(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
-        """See `Backend`; bfloat16 is widened first, which is exact."""
+        """See `KernelBackend`; bfloat16 is widened first, which is exact."""
         wide = out if out.dtype == torch.float32 else torch.empty(out.shape)
         sizes = (len(x), len(weight), x.shape[1])
         self._call("rows.matmul", x.float(), weight.float(), *sizes, wide)
@@ -90,7 +90,7 @@ class CpuBackend(ReferenceBackend):
             out.copy_(wide)
 
     def mxfp8_grouped_matmul(self, x: Tensor, weight: Mxfp8, offsets: Tensor, out: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         bounds = offsets.tolist()
         for expert, (start, end) in enumerate(pairwise(bounds)):
             if end > start:

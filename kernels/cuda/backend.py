@@ -25,7 +25,7 @@ class CudaBackend:
         self._launch = launch
 
     def mxfp8_quantize(self, x: Tensor, rows: Mxfp8 | None, columns: Mxfp8 | None) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         num_rows, width = x.shape
         if columns is None:
             assert rows is not None
@@ -39,7 +39,7 @@ class CudaBackend:
         self._launch(name, grid, _THREADS, x, *(rows or (None, None)), *columns, np.int64(width))
 
     def mxfp8_dequantize(self, quantized: Mxfp8, out: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         by_rows = quantized.scales.shape[0] == out.shape[0]
         name = f"quantize.mxfp8_dequantize_{'rows' if by_rows else 'columns'}_{_dtype(out)}"
         num_groups = out.numel() // 16
@@ -54,7 +54,7 @@ class CudaBackend:
         normalize: bool,
         plausibility_min: float,
     ) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         num_tokens, num_experts = logits.shape
         rounds = next(r for r in (1, 2, 4, 8) if num_experts <= r * 128)
         self._launch(
@@ -67,19 +67,19 @@ class CudaBackend:
         )
 
     def routes_pack(self, ids: Tensor, width: int, packed: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         grid = (_ceil(len(ids) * _ceil(packed.shape[1], 4), _THREADS), 1)
         sizes = _route_sizes(ids, packed, width)
         self._launch("routing.routes_pack", grid, _THREADS, ids, packed, *sizes)
 
     def routes_unpack(self, packed: Tensor, width: int, ids: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         grid = (_ceil(ids.numel(), _THREADS), 1)
         sizes = _route_sizes(ids, packed, width)
         self._launch("routing.routes_unpack", grid, _THREADS, packed, ids, *sizes)
 
     def moe_combine(self, per_slot: Tensor, weights: Tensor, out: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         num_tokens, num_chosen, width = per_slot.shape
         grid = (_ceil(num_tokens * _ceil(width, 4), _THREADS), 1)
         sizes = (np.int64(num_tokens), np.int32(num_chosen), np.int64(width))
@@ -87,21 +87,21 @@ class CudaBackend:
         self._launch(name, grid, _THREADS, per_slot, weights, out, *sizes)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         grid = (_ceil(x.shape[0], _NORM_WARPS), 1)
         sizes = (np.int64(x.shape[0]), np.int64(x.shape[1]))
         name = f"rows.rms_norm_{_dtype(x)}"
         self._launch(name, grid, 32 * _NORM_WARPS, x, weight, np.float32(eps), out, *sizes)
 
     def token_logprobs(self, logits: Tensor, targets: Tensor, out: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         num_rows, width = logits.shape
         name = f"rows.token_logprobs_{_dtype(logits)}"
         arguments = (logits, targets, out, np.int64(width))
         self._launch(name, (num_rows, 1), _LOGIT_THREADS, *arguments)
 
     def matmul(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
-        """See `Backend`; float32 as on the CPU, bfloat16 on tensor cores."""
+        """See `KernelBackend`; float32 as on the CPU, bfloat16 on tensor cores."""
         num_rows, depth = x.shape
         num_columns = len(weight)
         sizes = (np.int64(num_rows), np.int64(num_columns), np.int64(depth))
@@ -120,7 +120,7 @@ class CudaBackend:
         self._launch("sm90_matmul.matmul_join", grid, _THREADS, partial, out, *counts)
 
     def mxfp8_grouped_matmul(self, x: Tensor, weight: Mxfp8, offsets: Tensor, out: Tensor) -> None:
-        """See `Backend`; bfloat16 only."""
+        """See `KernelBackend`; bfloat16 only."""
         if x.dtype != torch.bfloat16:
             raise KernelArgumentError(f"x: tensor cores take bfloat16, got {x.dtype}")
         num_experts, num_columns, depth = weight.codes.shape
@@ -137,7 +137,7 @@ class CudaBackend:
         )
 
     def delta_changes(self, base: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Backend`: count by tile, add up the counts, write in order."""
+        """See `KernelBackend`: count by tile, add up the counts, write in order."""
         count, size = base.numel(), base.element_size()
         grid = (_ceil(count, _CHANGES_TILE), 1)
         counts = torch.empty(grid[0], dtype=torch.int32, device=base.device)
@@ -152,7 +152,7 @@ class CudaBackend:
         return positions, values
 
     def delta_apply(self, bits: Tensor, positions: Tensor, values: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         grid = (_ceil(len(positions), _THREADS), 1)
         name = f"changes.changes_apply_{bits.element_size()}"
         sizes = (np.int64(len(positions)), np.int64(bits.numel()))

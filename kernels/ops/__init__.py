@@ -7,10 +7,10 @@ tensor-core kernels are the same bits on every backend: `kernels/reference` is t
 arithmetic.
 
 All functions are forward only and allocate their results; none keeps its arguments. A CUDA call
-does not wait: what lies in its tensors is checked behind it, see `finish_checks`.
+does not wait: what lies in its tensors is checked behind it, see `raise_deferred_errors`.
 
-To add a kernel: a function in `kernels/reference`, a method of `kernels.backend.Backend` in each
-backend, a function here that checks and allocates, and a line in the table of docs/kernels.md.
+To add a kernel: a function in `kernels/reference`, a method of `KernelBackend` in each backend, a
+function here that checks and allocates, and a line in the table of docs/kernels.md.
 """
 
 from penstock.kernels.ops.delta import delta_apply, delta_changes
@@ -33,7 +33,7 @@ from penstock.kernels.ops.routing import (
     routes_unpack,
 )
 from penstock.kernels.ops.rows import rms_norm, token_logprobs
-from penstock.kernels.ops.values import finish_checks
+from penstock.kernels.ops.values import raise_deferred_errors
 
 __all__ = [
     "Mxfp8",
@@ -41,7 +41,6 @@ __all__ = [
     "Routing",
     "delta_apply",
     "delta_changes",
-    "finish_checks",
     "matmul",
     "moe_combine",
     "mxfp8_dequantize",
@@ -51,6 +50,7 @@ __all__ = [
     "mxfp8_quantize_rows",
     "nvfp4_dequantize",
     "nvfp4_quantize",
+    "raise_deferred_errors",
     "rms_norm",
     "router_topk",
     "routes_pack",

@@ -54,7 +54,7 @@ def delta_apply(
     Raises:
         KernelArgumentError: weights not contiguous, other dtypes, or a position outside 0..N-1;
             nothing is written then. On a GPU a position is checked without waiting (see
-            `finish_checks`): those outside are left out, the others are written.
+            `raise_deferred_errors`): those outside are left out, the others are written.
 
     """
     if not weights.is_contiguous():

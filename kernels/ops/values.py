@@ -2,7 +2,8 @@
 
 To read a value of a CUDA tensor the host waits for everything queued before it. So there a check
 only queues its two figures for copying; the kernel leaves out what would lie outside its arrays.
-What was wrong is raised by the next check that finds the figures there, or by `finish_checks`.
+What was wrong is raised by the next check that finds the figures there, or by
+`raise_deferred_errors`.
 """
 
 import threading
@@ -91,7 +92,7 @@ def check_values(
         _Check(name, low, high, found).compare()
 
 
-def finish_checks() -> None:
+def raise_deferred_errors() -> None:
     """Wait for every check of values on a GPU.
 
     Raises:

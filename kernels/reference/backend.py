@@ -14,7 +14,7 @@ class ReferenceBackend:
     """Slow and plain; float32 throughout, rounded once on the way out."""
 
     def mxfp8_quantize(self, x: Tensor, rows: Mxfp8 | None, columns: Mxfp8 | None) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         values = _float(x)
         if rows is not None:
             _fill(rows, quantize.mxfp8_rows(values))
@@ -22,7 +22,7 @@ class ReferenceBackend:
             _fill(columns, quantize.mxfp8_columns(values))
 
     def mxfp8_dequantize(self, quantized: Mxfp8, out: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         _fill((out,), (quantize.mxfp8_dequantize(*(t.numpy() for t in quantized)),))
 
     def router_topk(
@@ -33,7 +33,7 @@ class ReferenceBackend:
         normalize: bool,
         plausibility_min: float,
     ) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         routed = routing.router_topk(
             logits.numpy(),
             routing_.ids.shape[1],
@@ -44,43 +44,43 @@ class ReferenceBackend:
         _fill(routing_, routed)
 
     def routes_pack(self, ids: Tensor, width: int, packed: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         _fill((packed,), (routes.pack_routes(ids.numpy(), 1 << width),))
 
     def routes_unpack(self, packed: Tensor, width: int, ids: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         unpacked = routes.unpack_routes(packed.numpy(), 1, ids.shape[1], 1 << width)
         _fill((ids,), (unpacked[:, 0],))
 
     def moe_combine(self, per_slot: Tensor, weights: Tensor, out: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         _fill((out,), (routing.moe_combine(_float(per_slot), weights.numpy()),))
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         _fill((out,), (rows.rms_norm(_float(x), _float(weight), eps),))
 
     def token_logprobs(self, logits: Tensor, targets: Tensor, out: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         _fill((out,), (rows.token_logprobs(_float(logits), targets.numpy()),))
 
     def matmul(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         _fill((out,), (rows.matmul(_float(x), _float(weight)),))
 
     def mxfp8_grouped_matmul(self, x: Tensor, weight: Mxfp8, offsets: Tensor, out: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         codes, scales = (t.flatten(0, 1).numpy() for t in weight)
         dense = quantize.mxfp8_dequantize(codes, scales).reshape(weight.codes.shape)
         _fill((out,), (rows.grouped_matmul(_float(x), dense, offsets.numpy()),))
 
     def delta_changes(self, base: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         positions, values = changes.find_changes(base.numpy(), target.numpy())
         return torch.from_numpy(positions), torch.from_numpy(values)
 
     def delta_apply(self, bits: Tensor, positions: Tensor, values: Tensor) -> None:
-        """See `Backend`."""
+        """See `KernelBackend`."""
         changes.write_changes(bits.numpy(), positions.numpy(), values.numpy())
 
 

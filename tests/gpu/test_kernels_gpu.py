@@ -171,7 +171,7 @@ def test_no_call_waits_for_the_device():
         calls()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    ops.finish_checks()
+    ops.raise_deferred_errors()
 
 
 def test_wrong_values_are_raised_late_and_harm_nothing():
@@ -179,5 +179,5 @@ def test_wrong_values_are_raised_late_and_harm_nothing():
     positions = torch.tensor([1, -1, 1 << 30], dtype=torch.int32).cuda()
     ops.delta_apply(weights, positions, torch.ones(3).cuda())
     with pytest.raises(KernelArgumentError, match="positions"):
-        ops.finish_checks()
+        ops.raise_deferred_errors()
     assert weights.tolist() == [0.0, 1.0, 0.0, 0.0]

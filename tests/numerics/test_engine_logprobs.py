@@ -8,7 +8,7 @@ import torch
 
 from penstock.actors.generator.core import EngineCore, EngineOptions
 from penstock.actors.generator.decoder import Decoder
-from penstock.actors.generator.request import Request
+from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.generator.sampler import SamplingBatch, sample
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy, token_logprobs
@@ -74,7 +74,7 @@ def run(policy, requests, *, step="native", num_threads=1, prefill_tokens_max=51
 def request(index, session="", **sampling):
     token_ids = np.random.default_rng(index).integers(0, CONFIG.vocab_size, 10 + 5 * index)
     values = {"seed": index, "num_tokens_max": 40} | sampling
-    return Request(token_ids, Sampling(**values), f"r{index}", session, 0)
+    return GenerationRequest(token_ids, Sampling(**values), f"r{index}", session, 0)
 
 
 def test_a_value_that_a_gpu_found_wrong_late_is_raised_by_the_step():

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from penstock.actors.generator.actor import seal_chunk
 from penstock.actors.generator.core import EngineCore, EngineOptions
-from penstock.actors.generator.request import Request
+from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.policy.checkpoint import state_digest
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.exact import ExactForward
@@ -97,7 +97,7 @@ def sequence(request, chunks):
 def requests_for(ids):
     sampling = {"temperature": TEMPERATURE, "num_tokens_max": NUM_TOKENS}
     return [
-        Request(token_ids, Sampling(seed=i, **sampling), f"r{i}", "", 0)
+        GenerationRequest(token_ids, Sampling(seed=i, **sampling), f"r{i}", "", 0)
         for i, token_ids in enumerate(ids)
     ]
 
@@ -191,7 +191,7 @@ def test_turns_of_a_session_agree_over_a_change_of_version():
         sampling = Sampling(seed=index, temperature=TEMPERATURE, num_tokens_max=12)
         routes_from = max(len(context) - 1, 0)
         context = np.concatenate([context, ids])
-        request = Request(context, sampling, f"t{index}", "session", routes_from)
+        request = GenerationRequest(context, sampling, f"t{index}", "session", routes_from)
         core.add(request)
         chunks = []
         while core.waiting or core.num_running:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from penstock.actors.generator.core import EngineCore, EngineOptions
-from penstock.actors.generator.request import Request
+from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.experts import ExpertMlp
 from penstock.actors.policy.model import Policy, token_logprobs
@@ -71,7 +71,7 @@ def test_sampler_and_trainer_round_alike(expert_format):
     assert core.decoder.name == "torch" or expert_format == "mxfp8"
     core.swap_model(core.decoder.prepare(policy), 0)
     prompt = np.random.default_rng(1).integers(0, 120, 30)
-    core.add(Request(prompt, Sampling(seed=1, num_tokens_max=40), "r", "", 0))
+    core.add(GenerationRequest(prompt, Sampling(seed=1, num_tokens_max=40), "r", "", 0))
     chunks = []
     while core.waiting or core.num_running:
         chunks += [chunk for _, chunk in core.step()]

@@ -76,7 +76,7 @@ def test_calls_of_tools_that_were_not_offered_are_shown_as_text(text, call):
 
 def test_a_call_that_was_cut_off_is_shown_as_text():
     ids = render_turn(tokenizer(), "x", [ToolCall(name="edit_file", arguments={"path": "a"})])
-    cut = ids[: ids.index(tokenizer().mark_id(special_tokens.CALL_CLOSE))]
+    cut = ids[: ids.index(tokenizer().special_id(special_tokens.CALL_CLOSE))]
     reply, _ = assembled(cut, [])
     assert reply.calls == []
     assert reply.text == 'x<call name="edit_file"><path>a</path>'

@@ -40,7 +40,7 @@ def test_any_text_round_trips_without_marks(text):
     text = drop_surrogates(text)
     ids = TOKENIZER.encode(text)
     assert TOKENIZER.decode(ids) == text
-    assert [index for index in ids if TOKENIZER.mark_of(index)] == []
+    assert [index for index in ids if TOKENIZER.special_of(index)] == []
 
 
 @given(PLAIN, st.lists(CALLS, max_size=3))
@@ -63,7 +63,7 @@ def test_any_ids_parse_or_fail_with_a_reason(ids):
 def test_a_known_call_costs_one_token_a_tag():
     call = ToolCall(name="edit_file", arguments={"path": "a", "old": "x", "new": "y"})
     ids = render_turn(TOKENIZER, "", [call])
-    assert [TOKENIZER.mark_of(index) for index in ids if TOKENIZER.mark_of(index)] == [
+    assert [TOKENIZER.special_of(index) for index in ids if TOKENIZER.special_of(index)] == [
         '<call name="edit_file">',
         *["<path>", "</path>", "<old>", "</old>", "<new>", "</new>"],
         "</call>",
@@ -92,14 +92,14 @@ def test_a_known_call_costs_one_token_a_tag():
     ],
 )
 def test_malformed_turns_say_what_and_where(ids, reason, position):
-    failure = parse_turn(TOKENIZER, [TOKENIZER.mark_id(mark) for mark in ids])
+    failure = parse_turn(TOKENIZER, [TOKENIZER.special_id(mark) for mark in ids])
     assert isinstance(failure, ParseFailure)
     assert (failure.reason, failure.position) == (reason, position)
 
 
 def test_text_between_arguments_is_refused():
-    ids = [TOKENIZER.mark_id('<call name="finish">'), *TOKENIZER.encode("x")]
-    failure = parse_turn(TOKENIZER, [*ids, TOKENIZER.mark_id("</call>"), TOKENIZER.end_id])
+    ids = [TOKENIZER.special_id('<call name="finish">'), *TOKENIZER.encode("x")]
+    failure = parse_turn(TOKENIZER, [*ids, TOKENIZER.special_id("</call>"), TOKENIZER.end_id])
     assert isinstance(failure, ParseFailure)
     assert failure.position == 1
 

@@ -23,9 +23,9 @@ batch can come, a smaller one is taken; later steps may take as many more.
 
 import msgspec
 
-from penstock.actors.trainer.batching.deadlines import Candidate, Room, earliest, must_wait_for
-from penstock.actors.trainer.batching.live import LivePool
-from penstock.actors.trainer.batching.pool import Group
+from penstock.actors.trainer.batching.deadlines import BatchCandidate, Room, earliest, must_wait_for
+from penstock.actors.trainer.batching.groups import PendingGroup
+from penstock.actors.trainer.batching.live import LiveSamples
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.objective.advantages import RunningBaseline, estimator
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
@@ -41,14 +41,14 @@ class Batcher:
 
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, PendingGroup] = {}
         self._settled: set[str] = set()
         self._num_trained = 0
         self._num_discarded = 0
         self.last_step = 0
         """Step of the last manifest committed."""
         self._credits: CreditsChanged | None = None
-        self._live = LivePool(config)
+        self._live = LiveSamples(config)
         self.waits_for: str = "the first group"
         """Why the last `propose` gave nothing."""
 
@@ -120,12 +120,12 @@ class Batcher:
         """Groups in the pool, running and complete."""
         return len(self._groups)
 
-    def _group(self, group_id: str, purpose: Purpose) -> Group | None:
+    def _group(self, group_id: str, purpose: Purpose) -> PendingGroup | None:
         if purpose is not Purpose.TRAIN or group_id in self._settled:
             return None
-        return self._groups.setdefault(group_id, Group(group_id=group_id))
+        return self._groups.setdefault(group_id, PendingGroup(group_id=group_id))
 
-    def _take(self, version: int, gone: set[str]) -> list[Candidate] | None:
+    def _take(self, version: int, gone: set[str]) -> list[BatchCandidate] | None:
         room = Room(
             version=version,
             groups_per_batch=self._config.groups_per_batch,
@@ -143,7 +143,7 @@ class Batcher:
                 return None
         return taken
 
-    def _candidates(self, version: int, gone: set[str]) -> list[Candidate]:
+    def _candidates(self, version: int, gone: set[str]) -> list[BatchCandidate]:
         found = []
         for group in self._groups.values():
             oldest = group.min_version
@@ -152,7 +152,7 @@ class Batcher:
             deadline = oldest + self._config.staleness_max
             if deadline >= version:
                 found.append(
-                    Candidate(
+                    BatchCandidate(
                         group_id=group.group_id,
                         group_index=group.group_index,
                         deadline=deadline,
@@ -173,7 +173,7 @@ class Batcher:
         num_open = credits.num_groups_granted - self._num_trained - self._num_discarded
         return 0 < num_open <= num_complete
 
-    def _discard(self, group: Group, version: int) -> GroupEntry | None:
+    def _discard(self, group: PendingGroup, version: int) -> GroupEntry | None:
         """Return the entry of a complete group that will not be trained, else None."""
         oldest = group.min_version
         if oldest is None:
@@ -185,7 +185,7 @@ class Batcher:
             return _entry(group, Outcome.FILTERED)
         return None
 
-    def _trained_entry(self, group: Group) -> GroupEntry:
+    def _trained_entry(self, group: PendingGroup) -> GroupEntry:
         unmasked = group.unmasked
         values = estimator(self._config.estimator)([attempt.reward for attempt in unmasked])
         advantages = {
@@ -201,7 +201,7 @@ class Batcher:
 
 
 def _entry(
-    group: Group, fate: Outcome | None, advantages: dict[str, float] | None = None
+    group: PendingGroup, fate: Outcome | None, advantages: dict[str, float] | None = None
 ) -> GroupEntry:
     """Record a group; `fate` replaces the outcome of what would have been trained."""
     samples = []

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import msgspec
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class BatchCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """A group as the scheduler sees it."""
 
     group_id: str
@@ -48,7 +48,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
         return (deadline + 1) * self.groups_per_batch - self.num_trained
 
 
-def earliest(candidates: Sequence[Candidate], room: Room) -> list[Candidate]:
+def earliest(candidates: Sequence[BatchCandidate], room: Room) -> list[BatchCandidate]:
     """Return the complete groups that the next step takes, by deadline, then by index."""
     complete = [candidate for candidate in candidates if candidate.is_complete]
     complete.sort(key=lambda candidate: (candidate.deadline, candidate.group_index))
@@ -56,7 +56,7 @@ def earliest(candidates: Sequence[Candidate], room: Room) -> list[Candidate]:
 
 
 def must_wait_for(
-    candidates: Sequence[Candidate], taken: Sequence[Candidate], room: Room
+    candidates: Sequence[BatchCandidate], taken: Sequence[BatchCandidate], room: Room
 ) -> list[str]:
     """Return the running groups that could no longer be trained in time after taking `taken`.
 

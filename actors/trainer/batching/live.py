@@ -2,7 +2,7 @@
 
 import msgspec
 
-from penstock.actors.trainer.batching.pool import merge_spans
+from penstock.actors.trainer.batching.groups import merge_spans
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.objective.advantages import RunningBaseline
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
@@ -10,7 +10,7 @@ from penstock.messages.reward import Outcome
 from penstock.messages.training import BatchManifest, SampleEntry
 
 
-class LivePool:
+class LiveSamples:
     """Joined samples by request, in the order they came, and the baseline."""
 
     def __init__(self, config: TrainerConfig) -> None:

@@ -1,4 +1,4 @@
-"""Stage one: next-token and multi-token prediction on packed tokens."""
+"""Mid-training: next-token and multi-token prediction on packed tokens."""
 
 import math
 from functools import partial
@@ -22,7 +22,7 @@ from penstock.actors.trainer.packing import (
 
 
 class MidtrainReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of stage one; losses are nats a token."""
+    """Figures of mid-training; losses are nats a token."""
 
     num_tokens: int = 0
     loss_first: float = 0.0

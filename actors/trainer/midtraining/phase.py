@@ -9,10 +9,10 @@ from penstock.messages.telemetry import MidtrainProgressed
 from penstock.messages.training import MidtrainCompleted
 
 
-async def run_stage_one(
+async def run_midtraining(
     ctx: Context, learner: Learner, config: TrainerConfig, seed: int
 ) -> MidtrainCompleted:
-    """Mid-train the learner's policy, if there is a budget; return the fact that ends stage one.
+    """Mid-train the learner's policy, if there is a budget; return the event that ends it.
 
     Raises:
         NotFoundError: The store holds no token arrays under the configured keys.

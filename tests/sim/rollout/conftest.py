@@ -242,7 +242,7 @@ class ScriptedPolicy(Actor):
 
     def _turn_index(self, request: Generate) -> int:
         """Count the assistant's marks in the context."""
-        mark = self._tokenizer.mark_id("<|assistant|>")
+        mark = self._tokenizer.special_id("<|assistant|>")
         ids = struct.unpack(f"<{request.token_ids.shape[0]}i", request.token_ids.data)
         return ids.count(mark) - 1
 

@@ -240,7 +240,7 @@ async def test_a_rollout_that_cannot_be_trained_is_masked_not_fatal(make_world):
     assert (await replayed(world)).identical
 
 
-async def test_stage_one_is_left_out_without_a_budget(make_world):
+async def test_midtraining_is_left_out_without_a_budget(make_world):
     world = make_world(steps_max=1, midtrain=MidtrainConfig(num_tokens=0))
     del world.store.objects["midtrain/tokens"]
     await world.run()

@@ -1,4 +1,4 @@
-"""`penstock mismatch`: what it measures, and how it tells it."""
+"""`penstock mismatch`: what it measures and how it prints that."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def config(tmp_path):
     return path
 
 
-def test_modes_and_remedies_are_told_in_two_objects(config, capsys):
+def test_modes_and_remedies_are_reported_in_two_objects(config, capsys):
     assert main(["mismatch", "--config", str(config), "--tokens", "200", "--json"]) == 0
     figures, short = map(json.loads, capsys.readouterr().out.splitlines()[-2:])
     exact, fast, off = (figures[mode] for mode in ("exact", "fast", "off"))

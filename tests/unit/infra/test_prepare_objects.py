@@ -73,7 +73,7 @@ def documents(objects):
 def test_what_the_actor_says_weighs_most_and_parses_as_turns(objects, tokenizer):
     transcripts = documents(objects)[-NUM_DEMONSTRATIONS:]
     for tokens, weights in transcripts:
-        starts = np.flatnonzero(tokens == tokenizer.mark_id(special_tokens.ASSISTANT)) + 1
+        starts = np.flatnonzero(tokens == tokenizer.special_id(special_tokens.ASSISTANT)) + 1
         assert starts.size >= 1
         for start in starts:
             end = start + int(np.argmax(tokens[start:] == tokenizer.end_id)) + 1
@@ -122,7 +122,7 @@ def test_drills_say_plain_tokens_twice_and_count_the_second_time(objects, tokeni
     for tokens, weights in drills:
         first, second = np.split(tokens, 2)
         assert (first == second).all() and first.size == CONFIG.drill_half_tokens
-        assert all(tokenizer.mark_of(int(token)) is None for token in first)
+        assert all(tokenizer.special_of(int(token)) is None for token in first)
         assert weights.tolist() == [0.0] * 21 + [1.0] * 19
 
 
@@ -205,4 +205,4 @@ def test_demonstrations_use_the_tools_of_their_version():
     documents = CorpusBuilder(train_tokenizer([tools_prompt("2")], 400))
     documents.add_transcript(transcript, 0.5)
     first = documents.build().tokens[0]
-    assert documents._tokenizer.mark_of(int(first)) == special_tokens.SYSTEM
+    assert documents._tokenizer.special_of(int(first)) == special_tokens.SYSTEM

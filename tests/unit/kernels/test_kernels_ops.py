@@ -71,7 +71,7 @@ def test_a_gpu_is_not_waited_for_and_leaves_out_what_lies_outside():
     found = ops.token_logprobs(logits, torch.tensor([1, 8, -1]), backend="simt")
     assert found.isnan().tolist() == [False, True, True]
     with pytest.raises(KernelArgumentError, match=r"targets: expected 0\.\.7, got -1\.\.8"):
-        ops.finish_checks()
+        ops.raise_deferred_errors()
     weights = torch.zeros(4)
     positions = torch.tensor([1, -1, 4], dtype=INT32)
     ops.delta_apply(weights, positions, torch.ones(3), backend="simt")
@@ -79,7 +79,7 @@ def test_a_gpu_is_not_waited_for_and_leaves_out_what_lies_outside():
     with pytest.raises(KernelArgumentError, match="positions"):
         ops.rms_norm(torch.ones(1, 4), torch.ones(4), 0.0, backend="simt")
         ops.delta_apply(weights, positions[:1], torch.ones(1), backend="simt")
-    ops.finish_checks()
+    ops.raise_deferred_errors()
 
 
 @pytest.mark.parametrize("missing", [99, -1])
@@ -95,7 +95,7 @@ def test_a_gpu_takes_no_expert_that_is_none(missing):
     assert routing.num_replaced.tolist() == [1, 0]
     with pytest.raises(KernelArgumentError, match=r"expert ids|recorded"):
         ops.router_topk(logits, 2, recorded=recorded, backend="simt")
-        ops.finish_checks()
+        ops.raise_deferred_errors()
 
 
 @pytest.mark.parametrize("offsets", [[0, -70, 64], [0, 70, 64], [-64, 0, 64], [0, 1000, 2000]])
@@ -107,7 +107,7 @@ def test_a_gpu_reads_no_rows_that_are_not_there(offsets):
     assert ((out == 0) | (out == 64)).all()
     with pytest.raises(KernelArgumentError, match="offsets"):
         ops.mxfp8_grouped_matmul(rows, weight, wrong, backend="simt")
-        ops.finish_checks()
+        ops.raise_deferred_errors()
 
 
 def test_empty_tensors_go_through():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.actors.trainer.batching.batcher import Batcher
-from penstock.actors.trainer.batching.deadlines import Candidate, Room, earliest, must_wait_for
+from penstock.actors.trainer.batching.deadlines import BatchCandidate, Room, earliest, must_wait_for
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.kernels.arrays import to_array
 from penstock.messages.pacing import CreditsChanged
@@ -250,7 +250,7 @@ def test_manifests_are_committed_in_order():
 
 def candidates(*specs):
     return [
-        Candidate(group_id=name, group_index=i, deadline=deadline, is_complete=name.isupper())
+        BatchCandidate(group_id=name, group_index=i, deadline=deadline, is_complete=name.isupper())
         for i, (name, deadline) in enumerate(specs)
     ]
 

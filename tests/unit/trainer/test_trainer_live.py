@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from penstock.actors.trainer.batching.live import LivePool
+from penstock.actors.trainer.batching.live import LiveSamples
 from penstock.actors.trainer.config import LiveConfig, TrainerConfig
 from penstock.kernels.arrays import to_array
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
@@ -39,7 +39,7 @@ def retracted(name):
 @pytest.fixture
 def pool():
     live = LiveConfig(num_samples_max=2, baseline_momentum=0.5)
-    return LivePool(TrainerConfig(live=live, staleness_max=1))
+    return LiveSamples(TrainerConfig(live=live, staleness_max=1))
 
 
 def take(pool, version):

@@ -58,7 +58,7 @@ class Attempt:
 
 
 @dataclass(kw_only=True)
-class Group:
+class PendingGroup:
     """The rollouts of one task."""
 
     group_id: str

@@ -1,0 +1,118 @@
+"""What `penstock mismatch` measures: two policies and prompts, of a run or of fresh weights."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from penstock.actors.policy.checkpoint import load_published, publishable_state
+from penstock.actors.policy.model import Policy
+from penstock.actors.trainer.checkpoint import first_checkpoint, load_checkpoint, newest_checkpoint
+from penstock.actors.trainer.learner import Learner
+from penstock.infra.run.config import RunConfig, load_config
+from penstock.infra.run.runs import find_run, open_log
+from penstock.kernels.arrays import from_array
+from penstock.messages.bus import Bus, ObjectStore
+from penstock.messages.errors import NotFoundError
+from penstock.messages.rollout import RolloutFinished
+
+_NUM_PROMPTS = 64
+_PROMPT_TOKENS = 120
+_SHARPNESS = 3.0
+"""Fresh weights are near uniform: this makes routers and heads decide, as trained ones do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MismatchSubject:
+    """Policies and prompts that mismatch is measured on."""
+
+    source: str
+    """Run or configuration file that they come from."""
+    old: Policy
+    """Samples first; swapped out with requests in flight."""
+    new: Policy
+    prompts: Sequence[np.ndarray]
+    temperature: float
+
+
+async def load_subject(arguments: argparse.Namespace) -> MismatchSubject:
+    """Load what the command line names.
+
+    Raises:
+        NotFoundError: The run has no checkpoint or no rollout yet.
+
+    """
+    return _of_config(arguments.config) if arguments.config else await _of_run(arguments)
+
+
+def _of_config(path: Path) -> MismatchSubject:
+    """Take fresh, sharpened weights and random prompts."""
+    config = load_config(path)
+    seed = config.run.seed
+    old, new = (_published(Policy(config.policy, seed=seed + k), _SHARPNESS) for k in range(2))
+    rng = np.random.default_rng(seed)
+    prompts = [
+        rng.integers(0, config.policy.vocab_size, _PROMPT_TOKENS - index % 40)
+        for index in range(_NUM_PROMPTS)
+    ]
+    return MismatchSubject(
+        source=str(path),
+        old=old,
+        new=new,
+        prompts=prompts,
+        temperature=config.trainer.loss.temperature,
+    )
+
+
+async def _of_run(arguments: argparse.Namespace) -> MismatchSubject:
+    """Take a run's first and newest checkpoint, and the prompts of its rollouts."""
+    run = find_run(arguments.run, arguments.runs_dir)
+    config = load_config(run.config)
+    keys = [await first_checkpoint(run.store()), await newest_checkpoint(run.store())]
+    if None in keys:
+        raise NotFoundError(f"run {run.run_id}: it has no checkpoint yet")
+    old, new = [await _of_checkpoint(run.store(), key, config) for key in keys if key]
+    async with open_log(run, "mismatch") as bus:
+        prompts = await _prompts(bus)
+    if not prompts:
+        raise NotFoundError(f"run {run.run_id}: its log has no rollout yet")
+    temperature = config.trainer.loss.temperature
+    return MismatchSubject(
+        source=run.run_id, old=old, new=new, prompts=prompts, temperature=temperature
+    )
+
+
+async def _of_checkpoint(store: ObjectStore, key: str, config: RunConfig) -> Policy:
+    learner = Learner(config.policy, config.trainer.optimizer, seed=0)
+    await load_checkpoint(store, key, learner)
+    return _published(learner.policy, 1.0)
+
+
+def _published(policy: Policy, sharpness: float) -> Policy:
+    """Round to what generators are given."""
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(sharpness)
+    load_published(policy, publishable_state(policy))
+    return policy
+
+
+async def _prompts(bus: Bus) -> list[np.ndarray]:
+    """Return the contexts that the run's first rollouts were sampled from, turn by turn."""
+    prompts: list[np.ndarray] = []
+    async for delivery in bus.follow((RolloutFinished,), stop_at_end=True):
+        event = delivery.event
+        if not isinstance(event, RolloutFinished) or not event.turns:
+            continue
+        context = np.zeros(0, np.int32)
+        for turn in event.turns:
+            context = np.concatenate([context, from_array(turn.context_ids)])
+            prompts.append(context)
+            context = np.concatenate([context, from_array(turn.token_ids)])
+        if len(prompts) >= _NUM_PROMPTS:
+            break
+    return prompts[:_NUM_PROMPTS]
