@@ -77,13 +77,6 @@ class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):
     """Modules of the machine that hold the right answer: a solution must not import them."""
 
 
-class TaskSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Tasks with their hidden tests, kept as one object; only the pacer and judges load it."""
-
-    tasks: list[Task]
-    hidden: list[HiddenTests]
-
-
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are drawn."""
 

@@ -6,22 +6,19 @@ they stop nothing. Shadowing, canaries, promotion and rollback are not there.
 
 from typing import ClassVar
 
-import msgspec
-
 from penstock.actors.evaluator.config import GatekeeperConfig
 from penstock.actors.evaluator.evaluation import EvalBook
 from penstock.actors.evaluator.schedule import EvalSchedule
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
+from penstock.envs.tasks.storage import load_tasks
 from penstock.messages.base import Event
 from penstock.messages.control import RunFinished
 from penstock.messages.pacing import EvalCompleted, EvalRequested
 from penstock.messages.reward import Verdict
-from penstock.messages.task import Purpose, Split, TaskSet
+from penstock.messages.task import Purpose, Split
 from penstock.messages.training import MidtrainCompleted, StepCompleted
 from penstock.messages.weights import WeightsApplied
-
-_task_sets = msgspec.msgpack.Decoder(TaskSet)
 
 
 class Gatekeeper(Actor):
@@ -88,8 +85,8 @@ class Gatekeeper(Actor):
         versions = self._schedule.take_due()
         if not versions:
             return ()
-        held_out = _task_sets.decode(await ctx.store.get(f"tasks/{Split.HELDOUT}")).tasks
-        num_tasks = min(self._config.num_eval_tasks, len(held_out))
+        heldout = await load_tasks(ctx.store, Split.HELDOUT)
+        num_tasks = min(self._config.num_eval_tasks, len(heldout))
         return [
             EvalRequested(eval_id=f"v{version}", policy_version=version, num_tasks=num_tasks)
             for version in versions

@@ -3,22 +3,19 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-import msgspec
-
 from penstock.actors.pacer.budget import Budget
 from penstock.actors.pacer.commands import eval_commands, group_commands
 from penstock.actors.pacer.config import PacerConfig
 from penstock.actors.pacer.curriculum import Curriculum, make_curriculum
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
+from penstock.envs.tasks.storage import load_tasks
 from penstock.messages.base import Event
 from penstock.messages.control import RunFinished
 from penstock.messages.pacing import CreditsChanged, EvalCompleted, EvalRequested
-from penstock.messages.task import Split, Task, TaskSet
+from penstock.messages.task import Split, Task
 from penstock.messages.training import BatchManifest, MidtrainCompleted, StepCompleted
 from penstock.messages.weights import WeightsApplied
-
-_task_sets = msgspec.msgpack.Decoder(TaskSet)
 
 
 class Pacer(Actor):
@@ -66,10 +63,10 @@ class Pacer(Actor):
         self._curriculum = make_curriculum(
             config.curriculum,
             config.seed,
-            await _load_tasks(ctx, Split.TRAIN),
+            await load_tasks(ctx.store, Split.TRAIN),
             config.category_weights,
         )
-        self._heldout = await _load_tasks(ctx, Split.HELDOUT)
+        self._heldout = await load_tasks(ctx.store, Split.HELDOUT)
         self._published = await ctx.last(CreditsChanged)
         if self._published is not None:
             self._budget = self._budget.resumed_at(self._published.num_groups_granted)
@@ -140,16 +137,6 @@ class Pacer(Actor):
             return ()
         self._published = credits
         return (credits,)
-
-
-async def _load_tasks(ctx: Context, split: Split) -> Sequence[Task]:
-    """Return the tasks of a split.
-
-    Raises:
-        NotFoundError: The run's store has no such task set.
-
-    """
-    return _task_sets.decode(await ctx.store.get(f"tasks/{split}")).tasks
 
 
 def _credits(budget: Budget) -> CreditsChanged:

@@ -8,14 +8,14 @@ the chat format itself can write marks.
 
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as BpeTokenizer
 
 from penstock.actors.policy.special_tokens import ALL_SPECIAL_TOKENS, END, PAD
-from penstock.actors.runtime.files import write_atomic
 
+TOKENIZER_KEY = "tokenizer.json"
+"""Key of a run's tokenizer in its object store."""
 _PIECES = (
     r"\r?\n[ \t]*"  # a line break with the indentation after it
     r"| ?(?:\*\*=|//=|>>=|<<=|\.\.\.|==|!=|<=|>=|->|:=|\+=|-=|\*=|/=|%=|&=|\|=|\^=|//|\*\*|<<|>>)"
@@ -94,24 +94,13 @@ class Tokenizer:
         """Return the mark that a token id stands for, or None if it is plain."""
         return self._special_names.get(token_id)
 
-    def save(self, path: Path) -> None:
-        """Write a `tokenizer.json` that the tokenizers library and transformers read."""
-        write_atomic(path, self._bpe.to_str(pretty=True).encode())
-
-    @classmethod
-    def load(cls, path: Path) -> "Tokenizer":
-        """Read what `save` wrote.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: it is no tokenizer of ours.
-
-        """
-        return cls.from_json(path.read_text(encoding="utf-8"), str(path))
+    def to_json(self) -> str:
+        """Return the text of a `tokenizer.json`, as transformers reads it."""
+        return self._bpe.to_str(pretty=True)
 
     @classmethod
     def from_json(cls, text: str, source: str) -> "Tokenizer":
-        """Read the text that `save` wrote to its file.
+        """Read what `to_json` returned.
 
         Raises:
             ValueError: it is no tokenizer of ours; names `source`.

@@ -1,6 +1,6 @@
 """What a source of tasks is, and what it gives to the gates."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from typing import Protocol
@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.messages.errors import PenstockError
-from penstock.messages.task import HiddenTests, Task, TaskSet
+from penstock.messages.task import HiddenTests, Task
 
 
 class Rejection(StrEnum):
@@ -70,12 +70,6 @@ class TaskCandidate(msgspec.Struct, frozen=True, kw_only=True):
     task: Task
     hidden: HiddenTests
     origin: TaskOrigin
-
-
-def to_task_set(candidates: Iterable[TaskCandidate]) -> TaskSet:
-    """Return tasks with their hidden tests, as a run loads them."""
-    chosen = list(candidates)
-    return TaskSet(tasks=[one.task for one in chosen], hidden=[one.hidden for one in chosen])
 
 
 class Bench(Protocol):

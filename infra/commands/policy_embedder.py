@@ -8,10 +8,9 @@ import torch
 from safetensors.torch import load
 
 from penstock.actors.policy.model import Policy
-from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
 from penstock.actors.trainer.checkpoint import newest_checkpoint
 from penstock.infra.run.config import load_config
-from penstock.infra.run.prepare import TOKENIZER_KEY
 from penstock.infra.run.runs import RunDir
 from penstock.messages.errors import NotFoundError
 

@@ -16,6 +16,7 @@ from penstock.actors.runtime.files import write_atomic
 from penstock.envs.backends import open_backend
 from penstock.gateway.keys import create_key
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.quickstart.sample_users import run_sample_users
 from penstock.infra.run.closing import close_run
 from penstock.infra.run.config import (
     RunConfig,
@@ -28,7 +29,6 @@ from penstock.infra.run.launcher import Processes, event_server
 from penstock.infra.run.prepare import prepare
 from penstock.infra.run.progress import Progress
 from penstock.infra.run.runs import RunDir, check_space, find_run, remove_needless
-from penstock.infra.run.sample_users import run_sample_users
 from penstock.infra.run.toml_writer import to_toml
 from penstock.infra.run.versions import environment_versions
 from penstock.infra.stores.check import check_store

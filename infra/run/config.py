@@ -24,9 +24,9 @@ from penstock.envs.backends import backend_class, backends
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.sandbox import Capability
 from penstock.gateway.config import GatewayConfig
+from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.regions.settings import LinkSection, check_processes
 from penstock.infra.run.fleet_checks import check_fleet, check_group_fits
-from penstock.infra.run.prepare import PrepareConfig
 from penstock.infra.stores.settings import StoreKind, StoreSection
 from penstock.messages.errors import ConfigError
 from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveInt

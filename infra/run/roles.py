@@ -17,7 +17,6 @@ from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.fleet_checks import check_host_name
-from penstock.infra.run.prepare import TOKENIZER_KEY
 from penstock.infra.run.runs import RunDir
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.bus import ObjectStore
@@ -42,7 +41,7 @@ class Assembly:
 
     async def tokenizer(self) -> "Tokenizer":
         """Load the run's tokenizer."""
-        from penstock.actors.policy.tokenizer import Tokenizer
+        from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
 
         text = (await self.store.get(TOKENIZER_KEY)).decode()
         return Tokenizer.from_json(text, TOKENIZER_KEY)

@@ -27,9 +27,9 @@ from penstock.envs.tasks.harbor_read import read_harbor_set
 from penstock.envs.tasks.source import TaskCandidate, TaskRejectedError, TaskSource
 from penstock.infra.tasks.page import tasks_page
 from penstock.messages.errors import PenstockError
-from penstock.messages.task import Split, TaskSet
+from penstock.messages.task import Split
 
-SET_FILE, YIELD_FILE, PAGE_FILE = "tasks.msgpack", "yield.json", "index.html"
+YIELD_FILE, PAGE_FILE = "yield.json", "index.html"
 LADDER = "ladder"
 
 
@@ -49,16 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
 def write_set(
     root: Path, candidates: list[TaskCandidate], splits: dict[str, Split], counts: Yield
 ) -> None:
-    """Write Harbor folders, the task sets that a run loads, the yield and the page."""
+    """Write Harbor folders, the yield and the page."""
     for candidate in candidates:
         write_harbor(candidate, splits[candidate.task.task_id], root)
-    for split in Split:
-        chosen = [one for one in candidates if splits[one.task.task_id] is split]
-        task_set = TaskSet(
-            tasks=[msgspec.structs.replace(one.task, split=split) for one in chosen],
-            hidden=[one.hidden for one in chosen],
-        )
-        write_atomic(root / f"{split.value}.{SET_FILE}", msgspec.msgpack.encode(task_set))
     write_atomic(root / YIELD_FILE, msgspec.json.format(msgspec.json.encode(counts), indent=2))
     write_atomic(root / PAGE_FILE, tasks_page(candidates, splits, counts).encode())
 

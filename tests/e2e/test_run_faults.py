@@ -13,10 +13,11 @@ import msgspec
 import nats
 import pytest
 
+from penstock.envs.tasks.storage import hidden_tests_key
 from penstock.infra.run.config import load_config
-from penstock.infra.run.prepare import TRAIN_KEY, build
+from penstock.infra.run.prepare import build
 from penstock.infra.run.runs import RunDir
-from penstock.messages.task import TaskSet
+from penstock.messages.task import HiddenTests, Split
 
 from .launched import PENSTOCK, TINY, Launched, penstock
 
@@ -112,10 +113,10 @@ def test_a_broken_task_is_the_judges_error_and_the_run_goes_on(launch, tmp_path)
     folder.path.mkdir()
     folder.config.write_bytes(TINY.read_bytes())
     objects = build(config.prepare, config.policy, config.run.seed, threading.Event())
-    tasks = msgspec.msgpack.decode(objects[TRAIN_KEY], type=TaskSet)
-    broken = [msgspec.structs.replace(h, files={"_hidden.py": "def ("}) for h in tasks.hidden[::2]]
-    mixed = msgspec.structs.replace(tasks, hidden=[*broken, *tasks.hidden[1::2]])
-    objects[TRAIN_KEY] = msgspec.msgpack.encode(mixed)
+    key = hidden_tests_key(Split.TRAIN)
+    tests = msgspec.msgpack.decode(objects[key], type=list[HiddenTests])
+    broken = [msgspec.structs.replace(h, files={"_hidden.py": "def ("}) for h in tests[::2]]
+    objects[key] = msgspec.msgpack.encode([*broken, *tests[1::2]])
     for key, data in objects.items():
         asyncio.run(folder.store().put(key, data))
     run = launch(resume=True)

@@ -19,7 +19,7 @@ from penstock.envs.ladder.transcripts import DemonstratedTurn, Transcript
 from penstock.envs.microvm.images.assets import load_assets, vm_cache_dir
 from penstock.envs.microvm.images.layers import image_digest, layer_path
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
-from penstock.infra.run import midtrain_data
+from penstock.infra.quickstart import midtrain_data
 from penstock.infra.run.config import apply_overrides, parse_config, read_toml
 from penstock.infra.run.prepare import build
 from penstock.infra.run.runs import RunDir

@@ -15,7 +15,7 @@ from penstock.actors.policy.chat import (
     render_turn,
 )
 from penstock.actors.policy.parse import ParsedTurn, ParseFailure, ParseFailureReason, parse_turn
-from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
+from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer, train_tokenizer
 from penstock.messages.rollout import ToolCall
 
 TEXTS = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
@@ -119,13 +119,10 @@ def test_prompts_end_where_the_assistant_begins():
     assert observed == "<|tool|>a<|end|><|tool|>b<|end|><|assistant|>"
 
 
-def test_training_is_deterministic_and_survives_a_save(tmp_path):
-    path = tmp_path / "tokenizer.json"
-    train_tokenizer(TEXTS, vocab_size=600).save(path)
-    other = tmp_path / "other.json"
-    TOKENIZER.save(other)
-    assert path.read_bytes() == other.read_bytes()
-    loaded = Tokenizer.load(path)
+def test_training_is_deterministic_and_survives_a_save():
+    text = train_tokenizer(TEXTS, vocab_size=600).to_json()
+    assert text == TOKENIZER.to_json()
+    loaded = Tokenizer.from_json(text, TOKENIZER_KEY)
     assert loaded.encode("def f(x): <|end|> 42") == TOKENIZER.encode("def f(x): <|end|> 42")
     assert loaded.end_id == TOKENIZER.end_id
 
@@ -136,10 +133,8 @@ def test_digits_and_operators_stand_alone():
     assert "<=" in pieces or pieces[-5:-3] == ["<", "="]
 
 
-def test_bad_tokenizer_files_and_sizes_are_refused(tmp_path):
-    bad = tmp_path / "tokenizer.json"
-    bad.write_text("{}")
+def test_bad_tokenizer_files_and_sizes_are_refused():
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
-        Tokenizer.load(bad)
+        Tokenizer.from_json("{}", TOKENIZER_KEY)
     with pytest.raises(ValueError, match="vocab_size"):
         train_tokenizer([], vocab_size=256)

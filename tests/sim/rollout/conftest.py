@@ -42,6 +42,7 @@ from penstock.envs.sandbox import (
     SandboxDied,
     SandboxError,
 )
+from penstock.envs.tasks.storage import hidden_tests_key, tasks_key
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
@@ -60,7 +61,6 @@ from penstock.messages.task import (
     Split,
     StartRollout,
     Task,
-    TaskSet,
 )
 
 BUGGY = "def double(x):\n    return x + 1\n"
@@ -351,9 +351,12 @@ class World:
     async def put_tasks(self, num_train: int = 4, num_heldout: int = 4) -> None:
         for split, count in ((Split.TRAIN, num_train), (Split.HELDOUT, num_heldout)):
             tasks = [make_task(f"{split}-{n}", split) for n in range(count)]
-            hidden = [make_hidden(task.task_id) for task in tasks]
-            data = msgspec.msgpack.encode(TaskSet(tasks=tasks, hidden=hidden))
-            await self.store.put(f"tasks/{split}", data)
+            await self.put_split(tasks, [make_hidden(task.task_id) for task in tasks])
+
+    async def put_split(self, tasks: list[Task], hidden: list[HiddenTests]) -> None:
+        split = tasks[0].split
+        await self.store.put(tasks_key(split), msgspec.msgpack.encode(tasks))
+        await self.store.put(hidden_tests_key(split), msgspec.msgpack.encode(hidden))
 
     async def publish(self, *events: Event) -> None:
         await self._bus.publish(events)

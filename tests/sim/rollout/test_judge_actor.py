@@ -11,7 +11,7 @@ from penstock.messages.control import MessageRejected
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished
 from penstock.messages.sandbox import AcquireSandbox
-from penstock.messages.task import Purpose, TaskSet
+from penstock.messages.task import Purpose
 
 
 def make_rollout(rollout_id: str = "g0-m0", **changes: object) -> RolloutFinished:
@@ -76,8 +76,7 @@ def test_a_tests_visible_copy_is_replaced_by_the_hidden_one(simulate) -> None:
     async def scenario(world: World) -> None:
         task = make_task("train-0")
         task.files["_hidden.py"] = "print('0')\n"
-        tasks = TaskSet(tasks=[task], hidden=[make_hidden("train-0")])
-        await world.store.put("tasks/train", msgspec.msgpack.encode(tasks))
+        await world.put_split([task], [make_hidden("train-0")])
         world.host_machines()
         world.host_judge()
         files = {"m.py": BUGGY.encode(), "_hidden.py": b"print('4\\n6')\n"}
@@ -92,8 +91,7 @@ def test_a_tests_visible_copy_is_replaced_by_the_hidden_one(simulate) -> None:
 def test_hidden_tests_that_do_not_parse_are_the_judges_error(simulate, files) -> None:
     async def scenario(world: World) -> None:
         hidden = msgspec.structs.replace(make_hidden("train-0"), files={"_hidden.py": "def ("})
-        tasks = TaskSet(tasks=[make_task("train-0")], hidden=[hidden])
-        await world.store.put("tasks/train", msgspec.msgpack.encode(tasks))
+        await world.put_split([make_task("train-0")], [hidden])
         world.host_machines()
         world.host_judge()
         await world.publish(make_rollout(files=files))

@@ -18,6 +18,7 @@ from penstock.actors.runtime.context import Context
 from penstock.actors.trainer.batching.audit import ManifestAudit
 from penstock.actors.trainer.batching.batcher import Batcher
 from penstock.actors.trainer.config import TrainerConfig
+from penstock.envs.tasks.storage import hidden_tests_key
 from penstock.messages.base import Event
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import ConfigError
@@ -25,7 +26,7 @@ from penstock.messages.ledger import Ledger
 from penstock.messages.pacing import CreditsChanged, EvalCompleted, EvalRequested
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished, TurnSampled
-from penstock.messages.task import Purpose
+from penstock.messages.task import Purpose, Split
 from penstock.messages.training import BatchManifest, GroupEntry, MidtrainCompleted, StepCompleted
 from penstock.messages.weights import WeightsApplied
 
@@ -332,5 +333,22 @@ def test_faults_of_the_bus_change_no_account(simulate) -> None:
         await world.check_ledger()
         verdicts = await world.read(Verdict)
         assert len({verdict.rollout_id for verdict in verdicts}) == len(verdicts)
+
+    simulate(scenario)
+
+
+def test_pacer_and_evaluator_work_without_the_hidden_tests(simulate) -> None:
+    async def scenario(world: World) -> None:
+        await world.put_tasks()
+        for split in Split:
+            await world.store.delete(hidden_tests_key(split))
+        world.host_pacer(await_baseline=False, groups_per_batch=2, group_size=2)
+        world.host_gatekeeper(num_eval_tasks=3)
+        await world.publish(midtrained(), applied(0))
+        [requested] = await world.wait_for(EvalRequested, 1)
+        assert requested.num_tasks == 3
+        await world.wait_for(CreditsChanged, 1)
+        purposes = [command.purpose for command in world.commands()]
+        assert purposes.count(Purpose.EVAL) == 3 and Purpose.TRAIN in purposes
 
     simulate(scenario)

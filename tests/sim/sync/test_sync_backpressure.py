@@ -20,11 +20,12 @@ from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.region.relay import Relay
 from penstock.actors.sync_relay.replica.receiver import Receiver
+from penstock.envs.tasks.storage import tasks_key
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.pacing import CreditsChanged
-from penstock.messages.task import Limits, Split, Task, TaskSet
+from penstock.messages.task import Limits, Split, Task
 from penstock.messages.training import BatchManifest, GroupEntry, MidtrainCompleted, StepCompleted
 
 REGIONS = ("near", "far")
@@ -100,9 +101,9 @@ class Run:
     async def start(self) -> list[asyncio.Task]:
         task = Task(task_id="t", category="r", split=Split.TRAIN, instruction="", files={},
                     limits=Limits())  # fmt: skip
-        tasks = msgspec.msgpack.encode(TaskSet(tasks=[task], hidden=[]))
+        tasks = msgspec.msgpack.encode([task])
         for split in (Split.TRAIN, Split.HELDOUT):
-            await self.world.origin.put(f"tasks/{split}", tasks)
+            await self.world.origin.put(tasks_key(split), tasks)
         midtrained = MidtrainCompleted(
             num_tokens=1, loss_first=2.0, loss_last=1.0, heldout_loss=1.0,
             heldout_perplexity=3.0, weights_digest="d", wall_s=1.0,

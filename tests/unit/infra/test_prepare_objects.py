@@ -11,17 +11,19 @@ import pytest
 from penstock.actors.policy import special_tokens
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.parse import ParsedTurn, parse_turn
-from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
+from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer, train_tokenizer
 from penstock.actors.trainer.midtraining.corpus import decode_corpus
 from penstock.envs.harness.result import ToolResult
 from penstock.envs.harness.wording import tools_prompt
 from penstock.envs.ladder.generate import LADDER, Selection, draw_repositories
+from penstock.envs.ladder.repository import HIDDEN_FILE
 from penstock.envs.ladder.transcripts import DemonstratedTurn, Habits, Transcript
+from penstock.envs.tasks.storage import load_hidden_tests, load_tasks, tasks_key
+from penstock.infra.quickstart.config import PrepareConfig
+from penstock.infra.quickstart.midtrain_data import MIDTRAIN_KEY, CorpusBuilder, attempts
 from penstock.infra.run import prepare as preparing
-from penstock.infra.run.midtrain_data import CorpusBuilder, attempts
-from penstock.infra.run.prepare import PrepareConfig
 from penstock.messages.rollout import ToolCall
-from penstock.messages.task import Split, TaskSet
+from penstock.messages.task import Split, Task
 
 NUM_DEMONSTRATIONS = 14
 CONFIG = PrepareConfig(
@@ -40,24 +42,32 @@ def objects():
 
 
 @pytest.fixture(scope="module")
-def tokenizer(objects, tmp_path_factory):
-    path = tmp_path_factory.mktemp("prepare") / "tokenizer.json"
-    path.write_bytes(objects[preparing.TOKENIZER_KEY])
-    return Tokenizer.load(path)
+def tokenizer(objects):
+    return Tokenizer.from_json(objects[TOKENIZER_KEY].decode(), TOKENIZER_KEY)
 
 
-def tasks(objects, key):
-    return msgspec.msgpack.decode(objects[key], type=TaskSet)
+async def test_tasks_are_of_their_split_and_every_task_has_hidden_tests(objects):
+    store = MemoryStore()
+    store.objects = objects
+    for split in Split:
+        tasks = await load_tasks(store, split)
+        assert {task.split for task in tasks} == {split}
+        hidden = await load_hidden_tests(store, split)
+        assert [task.task_id for task in tasks] == list(hidden)
+    assert {task.category for task in await load_tasks(store, Split.HELDOUT)} == set(LADDER)
 
 
-def test_task_sets_are_of_their_split_and_every_task_has_hidden_tests(objects):
-    train = tasks(objects, preparing.TRAIN_KEY)
-    heldout = tasks(objects, preparing.HELDOUT_KEY)
-    assert {task.split for task in train.tasks} == {Split.TRAIN}
-    assert {task.split for task in heldout.tasks} == {Split.HELDOUT}
-    assert {task.category for task in heldout.tasks} == set(LADDER)
-    for one in (train, heldout):
-        assert [task.task_id for task in one.tasks] == [hidden.task_id for hidden in one.hidden]
+async def test_what_pacer_and_evaluator_read_holds_no_hidden_tests(objects):
+    store = MemoryStore()
+    store.objects = objects
+    for split in Split:
+        data = objects[tasks_key(split)]
+        assert set(msgspec.msgpack.decode(data)[0]) <= set(Task.__struct_fields__)
+        assert HIDDEN_FILE.encode() not in data
+        for task in await load_tasks(store, split):
+            hidden = (await load_hidden_tests(store, split))[task.task_id]
+            [(path, gold)] = hidden.gold_files.items()
+            assert task.files[path] != gold and gold.encode() not in data
 
 
 def test_the_tokenizer_has_the_policys_vocabulary(tokenizer):
@@ -65,7 +75,7 @@ def test_the_tokenizer_has_the_policys_vocabulary(tokenizer):
 
 
 def documents(objects):
-    corpus = decode_corpus(objects[preparing.MIDTRAIN_KEY])
+    corpus = decode_corpus(objects[MIDTRAIN_KEY])
     ends = np.cumsum(corpus.lengths)[:-1]
     return list(zip(np.split(corpus.tokens, ends), np.split(corpus.weights, ends), strict=True))
 
@@ -139,6 +149,9 @@ class MemoryStore:
 
     async def put(self, key, data):
         self.objects[key] = bytes(data)
+
+    async def get(self, key):
+        return self.objects[key]
 
     async def exists(self, key):
         return key in self.objects

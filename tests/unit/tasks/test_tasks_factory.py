@@ -24,7 +24,7 @@ from penstock.envs.ladder.source import LadderSource
 from penstock.envs.sandbox import ExecResult
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.report import SuiteReport, read_report
-from penstock.envs.tasks.source import Rejection, TaskRejectedError, to_task_set
+from penstock.envs.tasks.source import Rejection, TaskRejectedError
 from penstock.messages.errors import NotFoundError
 from penstock.messages.task import Split
 
@@ -165,9 +165,9 @@ def ladder(num, seed="train/0"):
 
 def test_the_ladder_is_the_same_through_the_factory():
     drawn = list(draw_repositories(Split.TRAIN, 12, Selection(), random.Random("train/0"), "train"))
-    made = to_task_set(ladder(12).candidates())
-    assert made.tasks == [one.task for one in drawn]
-    assert made.hidden == [one.hidden for one in drawn]
+    made = list(ladder(12).candidates())
+    assert [one.task for one in made] == [one.task for one in drawn]
+    assert [one.hidden for one in made] == [one.hidden for one in drawn]
 
 
 def drawn_with(monkeypatch, **changed):

@@ -3,8 +3,10 @@
 import asyncio
 import random
 import sysconfig
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,18 +16,78 @@ from penstock.actors.policy.chat import (
     render_prompt,
     render_turn,
 )
+from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.special_tokens import ALL_SPECIAL_TOKENS
-from penstock.actors.policy.tokenizer import Tokenizer
-from penstock.actors.trainer.midtraining.corpus import Corpus
+from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer, train_tokenizer
+from penstock.actors.trainer.midtraining.corpus import Corpus, encode_corpus
 from penstock.envs.harness.wording import tools_prompt
+from penstock.envs.ladder.generate import draw_repositories
 from penstock.envs.ladder.repository import Repository
 from penstock.envs.ladder.transcripts import Habits, Transcript, demonstrate
+from penstock.infra.quickstart.config import PrepareConfig
+from penstock.messages.errors import PenstockError
+from penstock.messages.task import Split
 
+MIDTRAIN_KEY = "midtrain/tokens"
+MIDTRAIN_HELDOUT_KEY = "midtrain/heldout"
+T = TypeVar("T")
 _SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 )
 _FILE_BYTES_MAX = 200_000
 _HELDOUT_EVERY = 20
+
+
+class PreparationStoppedError(PenstockError, RuntimeError):
+    """Nobody waits for the objects any more."""
+
+
+def midtrain_objects(
+    config: PrepareConfig, policy: PolicyConfig, seed: int, stopped: threading.Event
+) -> dict[str, bytes]:
+    """Return the tokenizer and both corpora by their keys; equal arguments give equal bytes.
+
+    Raises:
+        PreparationStoppedError: `stopped` was set meanwhile.
+
+    """
+    rng = random.Random(f"midtrain/{seed}")
+    code, heldout_code = standard_library(rng)
+    tasks = draw_repositories(Split.TRAIN, config.num_demonstrations, config.selection, rng, "demo")
+    transcripts = attempts(until(stopped, tasks), config.habits, rng, config.harness)
+    tokenizer = train_tokenizer(
+        [*(transcript_text(one) for one in transcripts[:2000]), *code[:40]], policy.vocab_size
+    )
+    train, heldout = CorpusBuilder(tokenizer), CorpusBuilder(tokenizer)
+    num_code = 0
+    for text in until(stopped, code):
+        num_code += train.add_code(text, config.code_weight, config.piece_tokens)
+        if num_code >= config.code_tokens:
+            break
+    drills = np.random.default_rng([seed, config.drill_tokens])
+    train.add_drills(drills, config.drill_tokens, config.drill_half_tokens)
+    for transcript in until(stopped, transcripts):
+        train.add_transcript(transcript, config.context_weight)
+    for text in until(stopped, heldout_code):
+        heldout.add_code(text, 1.0, config.piece_tokens)
+    return {
+        TOKENIZER_KEY: tokenizer.to_json().encode(),
+        MIDTRAIN_KEY: encode_corpus(train.build()),
+        MIDTRAIN_HELDOUT_KEY: encode_corpus(heldout.build()),
+    }
+
+
+def until(stopped: threading.Event, items: Iterable[T]) -> Iterator[T]:
+    """Iterate until the event is set.
+
+    Raises:
+        PreparationStoppedError: It was set.
+
+    """
+    for item in items:
+        if stopped.is_set():
+            raise PreparationStoppedError("the preparation was stopped")
+        yield item
 
 
 def standard_library(rng: random.Random) -> tuple[list[str], list[str]]:

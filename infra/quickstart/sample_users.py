@@ -16,10 +16,11 @@ from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.lookup import LINES_DEFAULT, numbered_lines
 from penstock.envs.harness.registry import tool_schemas
 from penstock.envs.harness.session import tool_schemas_2
+from penstock.envs.tasks.storage import load_hidden_tests, load_tasks
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.runs import RunDir
 from penstock.messages.bus import Bus
-from penstock.messages.task import HiddenTests, Task, TaskSet
+from penstock.messages.task import HiddenTests, Split, Task
 from penstock.messages.weights import WeightsApplied
 
 REQUEST_S_MAX = 60.0
@@ -33,8 +34,9 @@ async def run_sample_users(run: RunDir, config: RunConfig, bus: Bus) -> None:
     if config.users.num_requests == 0:
         return
     await _until_served(bus, config)
-    tasks = msgspec.msgpack.decode(await run.store().get("tasks/train"), type=TaskSet)
-    users = _Users(tasks, config.run.seed, config.pacer.harness)
+    tasks = await load_tasks(run.store(), Split.TRAIN)
+    solutions = await load_hidden_tests(run.store(), Split.TRAIN)
+    users = _Users(tasks, solutions, config.run.seed, config.pacer.harness)
     headers = {"Authorization": f"Bearer {run.gateway_key.read_text().strip()}"}
     timeout = aiohttp.ClientTimeout(total=REQUEST_S_MAX)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
@@ -51,14 +53,15 @@ async def _until_served(bus: Bus, config: RunConfig) -> None:
 
 
 class _Users:
-    def __init__(self, tasks: TaskSet, seed: int, harness: str) -> None:
+    def __init__(
+        self, tasks: list[Task], solutions: dict[str, HiddenTests], seed: int, harness: str
+    ) -> None:
         self._random = random.Random(seed)
         self._harness = harness
-        hidden = {tests.task_id: tests for tests in tasks.hidden}
         self._cases = [
-            (task, hidden[task.task_id], path)
-            for task in tasks.tasks
-            for path, text in hidden[task.task_id].gold_files.items()
+            (task, solutions[task.task_id], path)
+            for task in tasks
+            for path, text in solutions[task.task_id].gold_files.items()
             if task.files.get(path, text) != text
         ]
 

@@ -1,0 +1,59 @@
+"""A run's tasks in its object store, apart from the tests that grade them.
+
+```
+ tasks/<split>          list[Task]         what an agent may see: pacer, evaluator, judge
+ hidden_tests/<split>   list[HiddenTests]  what grades it, with known solutions: the judge alone
+```
+Both are msgpack. A role that never reads the second object cannot leak what is in it.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock.envs.tasks.source import TaskCandidate
+from penstock.messages.bus import ObjectStore
+from penstock.messages.task import HiddenTests, Split, Task
+
+_tasks = msgspec.msgpack.Decoder(list[Task])
+_hidden_tests = msgspec.msgpack.Decoder(list[HiddenTests])
+
+
+def tasks_key(split: Split) -> str:
+    """Return the key of a split's tasks."""
+    return f"tasks/{split}"
+
+
+def hidden_tests_key(split: Split) -> str:
+    """Return the key of a split's hidden tests."""
+    return f"hidden_tests/{split}"
+
+
+def task_objects(candidates: Iterable[TaskCandidate], split: Split) -> dict[str, bytes]:
+    """Return both objects of a split by their keys."""
+    chosen = list(candidates)
+    return {
+        tasks_key(split): msgspec.msgpack.encode([one.task for one in chosen]),
+        hidden_tests_key(split): msgspec.msgpack.encode([one.hidden for one in chosen]),
+    }
+
+
+async def load_tasks(store: ObjectStore, split: Split) -> list[Task]:
+    """Return the tasks of a split.
+
+    Raises:
+        NotFoundError: The store has none.
+
+    """
+    return _tasks.decode(await store.get(tasks_key(split)))
+
+
+async def load_hidden_tests(store: ObjectStore, split: Split) -> dict[str, HiddenTests]:
+    """Return the hidden tests of a split by task id; only who grades may call this.
+
+    Raises:
+        NotFoundError: The store has none.
+
+    """
+    tests = _hidden_tests.decode(await store.get(hidden_tests_key(split)))
+    return {one.task_id: one for one in tests}

@@ -1,0 +1,41 @@
+"""The `[prepare]` section: how much a run starts from."""
+
+import msgspec
+
+from penstock.envs.harness import HARNESS_VERSION
+from penstock.envs.ladder.generate import Selection
+from penstock.envs.ladder.repository import LIMITS
+from penstock.envs.ladder.transcripts import Habits
+from penstock.messages.settings import PositiveInt
+from penstock.messages.task import Limits
+
+
+class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of everything."""
+
+    selection: Selection = Selection()
+    """Categories and families of all tasks, trained, held out and demonstrated."""
+    tasks: str = ""
+    """Folder of Harbor tasks (`penstock tasks make`, or others'), in place of the ladder's.
+    Demonstrations are the ladder's all the same."""
+    egress_addresses: bool = False
+    """Whether these tasks' rules may name addresses; as `sandbox.egress_addresses`."""
+    num_train_tasks: PositiveInt = 1024
+    num_heldout_tasks: PositiveInt = 128
+    num_demonstrations: PositiveInt = 8000
+    """Episodes of mid-training, each on a task of its own."""
+    code_tokens: PositiveInt = 500_000
+    """Standard-library tokens of mid-training."""
+    code_weight: float = 0.3
+    """Of a code token as a target, next to 1 for what the demonstrating actor says."""
+    context_weight: float = 0.1
+    """Of a token that the demonstrating actor reads."""
+    drill_tokens: int = 160_000
+    """Tokens of rows said twice, from which copying is learned."""
+    drill_half_tokens: int = 20
+    piece_tokens: int = 256
+    habits: Habits = Habits()
+    limits: Limits = LIMITS
+    """Of an episode of any of these tasks."""
+    harness: str = HARNESS_VERSION
+    """Version of the tools that demonstrations use; by default the one of `pacer.harness`."""
