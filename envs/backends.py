@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Container, Iterable
 from typing import Any
 
-from penstock.envs.sandbox import Backend, BackendUnavailable, Capability
+from penstock.envs.sandbox import BackendUnavailable, Capability, SandboxBackend
 
 backends: dict[str, str] = {
     "firecracker": "penstock.envs.microvm.firecracker.backend:FirecrackerBackend",
@@ -19,7 +19,7 @@ backends: dict[str, str] = {
 """Name -> "module:class", in the order of choice; imported when opened, so listing is free."""
 
 
-def open_backend(name: str, *, allow_process: bool = False, **options: Any) -> Backend:
+def open_backend(name: str, *, allow_process: bool = False, **options: Any) -> SandboxBackend:
     """Return the backend called `name`.
 
     Args:
@@ -38,7 +38,7 @@ def open_backend(name: str, *, allow_process: bool = False, **options: Any) -> B
             "sandbox backend 'process' shares the host's kernel with the guest's code; "
             "allow it explicitly (allow_process=True), or use 'uml'"
         )
-    backend: Backend = backend_class(name)(**options)
+    backend: SandboxBackend = backend_class(name)(**options)
     return backend
 
 
@@ -50,7 +50,7 @@ def backend_class(name: str) -> Any:
 
 def choose_backend(
     wanted: Iterable[Capability], available: Container[str], **options: Any
-) -> Backend:
+) -> SandboxBackend:
     """Return the first backend, in the order of `backends`, that has all of `wanted`.
 
     Args:

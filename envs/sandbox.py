@@ -192,7 +192,7 @@ class Machine(Sandbox, Protocol):
         ...
 
 
-class Backend(Protocol):
+class SandboxBackend(Protocol):
     """A way to start sandboxes."""
 
     name: str
@@ -217,11 +217,11 @@ class SavingMachine(Machine, Protocol):
         ...
 
 
-class SavingBackend(Backend, Protocol):
+class SavingBackend(SandboxBackend, Protocol):
     """A backend that declares `CHECKPOINT`, and `FORK` if `restore` may be called repeatedly."""
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> SavingMachine:
-        """See `Backend.start`."""
+        """See `SandboxBackend.start`."""
         ...
 
     async def restore(
@@ -239,7 +239,7 @@ class SavingBackend(Backend, Protocol):
         ...
 
 
-def require(backend: Backend, wanted: Iterable[Capability]) -> None:
+def require(backend: SandboxBackend, wanted: Iterable[Capability]) -> None:
     """Raise `CapabilityMissing` unless `backend` declares all of `wanted`."""
     missing = sorted(set(wanted) - backend.capabilities)
     if missing:

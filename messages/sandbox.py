@@ -8,7 +8,7 @@ class AcquireSandbox(Message, frozen=True, kw_only=True):
     """Rollout worker or judge -> any sandbox host with room."""
 
     lease_id: str
-    """Chosen by the asker: asking twice gives the same machine."""
+    """Chosen by the client: asking twice gives the same machine."""
     holder: str
     lease_s: float
     """Reaped this long after the last request that names the lease."""
@@ -21,13 +21,13 @@ class AcquireSandbox(Message, frozen=True, kw_only=True):
     image_digest: str = ""
     """Image layer above the base image; empty: the host's own choice for all."""
     is_grading: bool = False
-    """It may have a machine that hosts keep from rollouts, so that what they did is graded."""
+    """It may use the slots that hosts reserve for grading, so that finished rollouts are graded."""
     takes_over: bool = False
     """End what the holder leased from this host before: who did so may be gone."""
 
 
 class SandboxLeased(Message, frozen=True, kw_only=True):
-    """Sandbox host -> asker."""
+    """Sandbox host -> client."""
 
     lease_id: str
     host: str
@@ -124,7 +124,7 @@ class SaveSandbox(Message, frozen=True, kw_only=True):
 
     lease_id: str
     checkpoint_id: str
-    """Chosen by the asker: asking twice saves once."""
+    """Chosen by the client: asking twice saves once."""
 
 
 class SandboxSaved(Message, frozen=True, kw_only=True):
@@ -140,7 +140,7 @@ class AcquireGroup(Message, frozen=True, kw_only=True):
     group_id: str
     holder: str
     lease_ids: list[str]
-    """Chosen by the asker: asking again gives the same machines, and renews them."""
+    """Chosen by the client: asking again gives the same machines, and renews them."""
     lease_s: float
     """Reaped this long after the last request that names them or their group."""
     image_digest: str = ""

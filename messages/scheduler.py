@@ -1,8 +1,8 @@
 """Groups of machines on sandbox hosts: leased, released and reported as one. Not kept on a stream.
 
 ```
-client ──PlaceGroup──▶ scheduler ──GroupPlaced (a host)──▶ asker
- asker ──AcquireGroup (all lease ids)──▶ that host ──GroupLeased (all machines)──▶ asker
+ client ──PlaceGroup──▶ scheduler ──GroupPlaced (a host)──▶ client
+ client ──AcquireGroup (all lease ids)──▶ that host ──GroupLeased (all machines)──▶ client
  hosts ──ReportHost (groups held)──▶ scheduler, each second
 ```
 """
@@ -18,11 +18,11 @@ class HeldGroup(msgspec.Struct, frozen=True, kw_only=True):
     group_id: str
     holder: str
     num_machines: int
-    """0: it had some since the last report, and needs its room no more."""
+    """0: it had some since the last report, and needs no room any more."""
 
 
 class PlaceGroup(Message, frozen=True, kw_only=True):
-    """Whoever needs machines -> the fleet's scheduler: choose one host for all of a group."""
+    """Rollout worker or judge -> scheduler: choose one host for all of a group."""
 
     group_id: str
     """Asking again gives the same host, as long as it lives, and renews the placement."""
@@ -35,7 +35,7 @@ class PlaceGroup(Message, frozen=True, kw_only=True):
     """The room is kept this long after the last request that names the group, and as long as
     the host reports machines of it."""
     avoid_host: str = ""
-    """A host that did not answer: a group placed there is placed anew, elsewhere."""
+    """A host that did not answer: a group placed there is placed elsewhere."""
     is_grading: bool = False
     """As in `AcquireSandbox`."""
 
@@ -67,5 +67,5 @@ class ReportHost(Message, frozen=True, kw_only=True):
     """Layers that it has ready: those asked for last."""
     groups: list[HeldGroup] = []
     """Placed groups that have machines here: a scheduler that was started again adopts them."""
-    num_spared: int = 0
+    reserved_slots: int = 0
     """Slots that only grading may have."""

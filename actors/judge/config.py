@@ -21,7 +21,7 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     num_attempts_max: PositiveInt = 3
     """Machines tried before a rollout is masked as an infrastructure error."""
     places_machines: bool = False
-    """Ask the fleet's scheduler for a host, one that has the task's image first; by default as
+    """Ask the scheduler for a host, one that has the task's image first; by default as
     `rollout_worker.places_groups`."""
     acquire_wait_s: PositiveFloat = 120.0
     retry_delay_s: PositiveFloat = 0.5

@@ -20,7 +20,7 @@ from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.runtime.context import Context
 from penstock.envs.remote.client import SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
+from penstock.envs.remote.lease_spec import GroupSpec, LeaseSpec
 from penstock.envs.sandbox import ImageAbsent, Sandbox, SandboxError
 from penstock.envs.tasks.report import read_report
 from penstock.messages.errors import DeadlineError
@@ -53,9 +53,9 @@ class HiddenTestsJudge:
         for num_tried in range(self._config.num_attempts_max):
             try:
                 lease_id = ctx.new_id("grade")
-                terms = self._terms(rollout, image_of(task.task), lease_id)
-                terms = msgspec.structs.replace(terms, takes_over=num_tried == 0)
-                async with lease_sandbox(ctx, lease_id, terms) as sandbox:
+                spec = self._spec(rollout, image_of(task.task), lease_id)
+                spec = msgspec.structs.replace(spec, takes_over=num_tried == 0)
+                async with lease_sandbox(ctx, lease_id, spec) as sandbox:
                     return await grade(rollout, task, sandbox, self._config.output_bytes_max)
             except (SandboxBusyError, ImageAbsent) as failure:
                 error = str(failure)
@@ -65,10 +65,10 @@ class HiddenTestsJudge:
             await ctx.sleep(self._config.retry_delay_s)
         return Findings(outcome=Outcome.INFRASTRUCTURE_ERROR, detail=error)
 
-    def _terms(self, rollout: RolloutFinished, image: str, lease_id: str) -> LeaseTerms:
+    def _spec(self, rollout: RolloutFinished, image: str, lease_id: str) -> LeaseSpec:
         """Return how a machine of the task's own image is asked for."""
-        group = GroupTerms(group_id=lease_id, num_machines=1)
-        return LeaseTerms(
+        group = GroupSpec(group_id=lease_id, num_machines=1)
+        return LeaseSpec(
             holder=f"judge.{rollout.rollout_id}",
             lease_s=self._config.lease_s,
             acquire_wait_s=self._config.acquire_wait_s,

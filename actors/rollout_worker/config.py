@@ -3,7 +3,7 @@
 import msgspec
 
 from penstock.actors.rollout_worker.sampling import RetryPolicy
-from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms, SavedSandbox
+from penstock.envs.remote.lease_spec import GroupSpec, LeaseSpec, SavedSandbox
 from penstock.messages.rollout import EpisodeSaved
 from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from penstock.messages.task import Purpose, StartRollout, image_of
@@ -24,7 +24,7 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """First pause before asking again; doubles up to `retry_delay_s_max`."""
     retry_delay_s_max: PositiveFloat = 5.0
     places_groups: bool = False
-    """Ask the fleet's scheduler for one host for each group; else any host with room answers."""
+    """Ask the scheduler for one host for each group; else any host with room answers."""
     lease_s: PositiveFloat = 60.0
     """A machine is reaped this long after its worker's last request."""
     num_machines_max: PositiveInt = 3
@@ -54,16 +54,16 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         """Tell whether an episode is saved after its n-th turn."""
         return self.checkpoint_turns > 0 and num_turns % self.checkpoint_turns == 0
 
-    def lease_terms(
+    def lease_spec(
         self, command: StartRollout, saved: EpisodeSaved | None, *, takes_over: bool
-    ) -> LeaseTerms:
+    ) -> LeaseSpec:
         """Return how an episode asks for its machine, or for a copy of a saved one.
 
         An evaluation's rollouts are of many tasks and images, and more than a host may hold: each
         is placed by itself.
         """
         is_alone = command.purpose is Purpose.EVAL
-        group = GroupTerms(
+        group = GroupSpec(
             group_id=command.rollout_id if is_alone else command.group_id,
             num_machines=1 if is_alone else command.group_size,
             holder=command.purpose,
@@ -71,7 +71,7 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         branch_of = None
         if saved is not None:
             branch_of = SavedSandbox(checkpoint_id=saved.checkpoint_id, host=saved.host)
-        return LeaseTerms(
+        return LeaseSpec(
             holder=command.rollout_id,
             lease_s=self.lease_s,
             acquire_wait_s=self.restore_wait_s if saved else self.acquire_wait_s,

@@ -103,9 +103,9 @@ class Episode:
             saved = await self._journal.newest_saved(len(self._turns), above=tried)
             tried = saved.num_turns if saved else tried
             lease_id = self._ctx.new_id("lease")
-            terms = self._config.lease_terms(self._command, saved, takes_over=num_tried == 0)
+            spec = self._config.lease_spec(self._command, saved, takes_over=num_tried == 0)
             try:
-                async with lease_sandbox(self._ctx, lease_id, terms) as sandbox:
+                async with lease_sandbox(self._ctx, lease_id, spec) as sandbox:
                     return await self._run_or_lose(sandbox, saved)
             except (GenerationError, ImageAbsent) as failure:
                 error = str(failure)

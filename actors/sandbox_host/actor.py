@@ -25,7 +25,7 @@ from penstock.actors.sandbox_host.operations import Operation, operate
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.remote.client import (
     ACQUIRE_SERVICE,
-    FLEET_SERVICE,
+    SCHEDULER_SERVICE,
     SandboxBusyError,
     to_remote_error,
 )
@@ -70,7 +70,7 @@ class SandboxHost(Actor):
         self._host = host_name
         self._config = config
         self._lost = LostRecords()
-        self._num_spared = min(config.grading_slots, pool.live_max - 1)
+        self._reserved_slots = min(config.reserved_slots, pool.live_max - 1)
         self._checkpoints: Checkpoints | None = None
         self._newest: dict[str, str] = {}
         """Holder -> the lease that it asked for last."""
@@ -89,10 +89,10 @@ class SandboxHost(Actor):
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:
-        """Show the fleet."""
+        """Show the pool's counters and report to the scheduler."""
         for name, value in msgspec.structs.asdict(self._pool.counters()).items():
             ctx.set_gauge(name, value)
-        if self._config.reports_to_fleet:
+        if self._config.reports_to_scheduler:
             await self._report(ctx)
         live = self._pool.lease_ids()
         self._newest = {k: lease_id for k, lease_id in self._newest.items() if lease_id in live}
@@ -107,12 +107,10 @@ class SandboxHost(Actor):
             num_live=counters.live - counters.idle,
             image_digests=self._pool.ready_images(),
             groups=self._groups.held(),
-            num_spared=self._num_spared,
+            reserved_slots=self._reserved_slots,
         )
         with contextlib.suppress(DeadlineError):
-            await ctx.request(
-                FLEET_SERVICE, report, deadline_s=self.tick_s, reason="fleet's scheduler"
-            )
+            await ctx.request(SCHEDULER_SERVICE, report, deadline_s=self.tick_s, reason="scheduler")
 
     async def stop(self, ctx: Context) -> Effects:
         """Destroy all machines."""
@@ -136,15 +134,15 @@ class SandboxHost(Actor):
             await self._pool.release(earlier)
         try:
             if message.checkpoint_id:
-                num_spared = self._left_by(message)
-                lease = await self._saved().restore(message, lease_s, num_spared)
+                reserved_slots = self._left_by(message)
+                lease = await self._saved().restore(message, lease_s, reserved_slots)
             else:
                 lease = await self._pool.acquire(
                     lease_s,
                     lease_id=lease_id,
                     timeout_s=self._config.acquire_s_max,
                     image=message.image_digest,
-                    num_spared=self._left_by(message),
+                    reserved_slots=self._left_by(message),
                 )
         except (DeadlineError, QueueFullError) as error:
             raise SandboxBusyError(str(error)) from error
@@ -160,7 +158,7 @@ class SandboxHost(Actor):
 
     def _left_by(self, wanted: AcquireSandbox) -> int:
         """Return how many machines it leaves for grading; for groups the scheduler sees to it."""
-        return 0 if wanted.is_grading or wanted.group_id else self._num_spared
+        return 0 if wanted.is_grading or wanted.group_id else self._reserved_slots
 
     async def _operate_on_groups(
         self, message: AcquireGroup | RenewGroups | ReleaseGroup

@@ -80,14 +80,14 @@ class Checkpoints:
                 await machine.checkpoint(folder)
             await self._ctx.offload(self._trim)
 
-    async def restore(self, wanted: AcquireSandbox, lease_s: float, num_spared: int) -> Lease:
+    async def restore(self, wanted: AcquireSandbox, lease_s: float, reserved_slots: int) -> Lease:
         """Lend a machine that goes on from a checkpoint; raises as `Pool.restore`."""
         return await self._pool.restore(
             self._path(wanted.checkpoint_id),
             lease_s,
             lease_id=wanted.lease_id,
             image=wanted.image_digest,
-            num_spared=num_spared,
+            reserved_slots=reserved_slots,
         )
 
     def _path(self, checkpoint_id: str) -> Path:

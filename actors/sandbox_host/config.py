@@ -19,16 +19,16 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     host: str = "local"
     """Its name in the fleet: one subject token, no two hosts alike."""
     lease_s_max: PositiveFloat = 600.0
-    """Longest lease that an asker may name."""
+    """Longest lease that a client may name."""
     acquire_s_max: PositiveFloat = 5.0
-    """Longest wait for a free machine, before the asker hears that this host is busy."""
+    """Longest wait for a free machine, before the client hears that this host is busy."""
 
     checkpoints: str = ""
     """Folder of saved machines, of a run: one below it for each run and host. By default in the
     run's folder. Of a host: its own, which no other one shares."""
     checkpoints_max: PositiveInt = 64
     """Kept; the oldest goes first. Each has the memory that its machine used."""
-    reports_to_fleet: bool = False
+    reports_to_scheduler: bool = False
     """Whether a scheduler places groups on this host (`actors/scheduler/actor.py`)."""
 
     images: str = ""
@@ -38,7 +38,7 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Images ready at once besides the one that all machines have by default, each with a machine
     that waits; the one that nobody asked for for longest goes first."""
 
-    grading_slots: NonNegativeInt = 1
+    reserved_slots: NonNegativeInt = 1
     """Of a host's machines, those that only grading may have: rollouts that want more machines than
     there are leave room for it. A host of one machine keeps none."""
     quota: NonNegativeInt = 0

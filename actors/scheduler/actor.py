@@ -1,4 +1,4 @@
-"""The fleet's scheduler: hosts report to it, and it says where a group's machines go.
+"""The sandbox scheduler: hosts report to it, and it decides where a group's machines go.
 
 It keeps nothing on disk: after a restart the hosts report within a second, with the groups that
 they hold, and those are adopted. Hosts bound themselves, so a wrong guess costs a wait and no more.
@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Mapping
 
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
-from penstock.actors.scheduler.fleet import Fleet, FleetFullError
-from penstock.envs.remote.client import FLEET_SERVICE, SandboxBusyError, to_remote_error
+from penstock.actors.scheduler.host_registry import HostRegistry, HostsFullError
+from penstock.envs.remote.client import SCHEDULER_SERVICE, SandboxBusyError, to_remote_error
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind
@@ -19,8 +19,8 @@ LEARN_S = 2.5
 """So long after a start only groups that hosts report have a place: others might get a second."""
 
 
-class FleetScheduler(Actor):
-    """Places groups; one of them serves a fleet.
+class SandboxScheduler(Actor):
+    """Places groups on sandbox hosts; a run has at most one.
 
     Args:
         quota: Most machines that one holder may have placed; 0 for no bound.
@@ -28,7 +28,7 @@ class FleetScheduler(Actor):
 
     """
 
-    role = "fleet"
+    role = "scheduler"
     tick_s = 1.0
 
     def __init__(self, quota: int = 0, quotas: Mapping[str, int] | None = None) -> None:
@@ -38,22 +38,22 @@ class FleetScheduler(Actor):
 
     def services(self) -> Mapping[str, Serve]:
         """Return the one service."""
-        return {FLEET_SERVICE: self._answer}
+        return {SCHEDULER_SERVICE: self._answer}
 
     async def start(self, ctx: Context) -> Effects:
         """Begin without any host."""
         self._ctx = ctx
-        self._fleet = Fleet(ctx.random, quota=self._quota, quotas=self._quotas)
+        self._hosts = HostRegistry(ctx.random, quota=self._quota, quotas=self._quotas)
         self._learns_until = ctx.monotonic() + LEARN_S
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:
         """Forget the silent and the late; show the rest."""
-        self._tally["expired"] += self._fleet.expire(ctx.monotonic())
+        self._tally["expired"] += self._hosts.expire(ctx.monotonic())
         for name, value in self._tally.items():
             ctx.set_gauge(name, value)
-        ctx.set_gauge("hosts", self._fleet.num_hosts)
-        ctx.set_gauge("machines", self._fleet.num_placed)
+        ctx.set_gauge("hosts", self._hosts.num_hosts)
+        ctx.set_gauge("machines", self._hosts.num_placed)
         return ()
 
     async def _answer(self, message: Message) -> AsyncIterator[Message]:
@@ -61,28 +61,28 @@ class FleetScheduler(Actor):
             case PlaceGroup():
                 yield self._place(message)
             case ReleaseGroup():
-                self._fleet.release(message.group_id)
+                self._hosts.release(message.group_id)
                 yield Ack()
             case ReportHost():
-                self._fleet.report(
+                self._hosts.report(
                     message.host,
                     num_slots=message.num_slots,
                     num_live=message.num_live,
-                    num_spared=message.num_spared,
+                    reserved_slots=message.reserved_slots,
                     images=message.image_digests,
                     groups=message.groups,
                     now=self._ctx.monotonic(),
                 )
                 yield Ack()
             case _:
-                yield _refused(f"{type(message).__name__} is no request to a fleet")
+                yield _refused(f"{type(message).__name__} is no request to a scheduler")
 
     def _place(self, wanted: PlaceGroup) -> Message:
         now = self._ctx.monotonic()
-        if now < self._learns_until and not self._fleet.knows(wanted.group_id):
+        if now < self._learns_until and not self._hosts.knows(wanted.group_id):
             return self._busy("the scheduler has just started and waits for hosts' reports")
         try:
-            placement = self._fleet.place(
+            placement = self._hosts.place(
                 wanted.group_id,
                 num_machines=wanted.num_machines,
                 image=wanted.image_digest,
@@ -92,7 +92,7 @@ class FleetScheduler(Actor):
                 avoid=wanted.avoid_host,
                 is_grading=wanted.is_grading,
             )
-        except FleetFullError as error:
+        except HostsFullError as error:
             return self._busy(str(error))
         except ValueError as error:
             return _refused(str(error))

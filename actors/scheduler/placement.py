@@ -8,7 +8,7 @@ class Host(msgspec.Struct):
 
     name: str
     num_slots: int = 0
-    num_spared: int = 0
+    reserved_slots: int = 0
     """Of the slots, those that only grading may have."""
     num_others: int = 0
     """Machines of no group that is placed here, as it last reported: a judge's, say."""
@@ -33,8 +33,8 @@ class Host(msgspec.Struct):
 
     def has_room(self, num_machines: int, *, is_grading: bool) -> bool:
         """Tell whether a group fits; what is not grading may fill an empty host alone."""
-        spared = 0 if is_grading or not self.load else self.num_spared
-        return not self.is_silent and self.load + num_machines + spared <= self.num_slots
+        reserved = 0 if is_grading or not self.load else self.reserved_slots
+        return not self.is_silent and self.load + num_machines + reserved <= self.num_slots
 
 
 class Placement(msgspec.Struct):

@@ -28,7 +28,7 @@ class EgressLimitError(PenstockError, RuntimeError):
     """A bound is reached; the text names it."""
 
 
-class Entry(msgspec.Struct):
+class EgressEntry(msgspec.Struct):
     """A connection's line of the record, while it is written; see `EgressAttempt`."""
 
     method: str = ""
@@ -48,7 +48,7 @@ class EgressAccount:
         """Begin with nothing."""
         self.limits = limits
         self._record = EgressRecord(lines_max=limits.lines_max)
-        self._open: dict[int, Entry] = {}
+        self._open: dict[int, EgressEntry] = {}
         self._num_admitted = 0
         self._num_bytes = 0
 
@@ -62,9 +62,9 @@ class EgressAccount:
                 record.add(_attempt(line))
         return record.lines
 
-    def open(self) -> Entry:
+    def open(self) -> EgressEntry:
         """Begin a connection; `close` ends it."""
-        entry = Entry()
+        entry = EgressEntry()
         self._open[id(entry)] = entry
         return entry
 
@@ -81,17 +81,17 @@ class EgressAccount:
             raise EgressLimitError(f"more than {self.limits.connections_max} connections at once")
         self._num_admitted += 1
 
-    def sent(self, entry: Entry, num_bytes: int) -> None:
+    def sent(self, entry: EgressEntry, num_bytes: int) -> None:
         """Count what goes out; raises EgressLimitError."""
         entry.num_bytes_sent += num_bytes
         self._count(num_bytes)
 
-    def received(self, entry: Entry, num_bytes: int) -> None:
+    def received(self, entry: EgressEntry, num_bytes: int) -> None:
         """Count what comes in; raises EgressLimitError."""
         entry.num_bytes_received += num_bytes
         self._count(num_bytes)
 
-    def close(self, entry: Entry) -> None:
+    def close(self, entry: EgressEntry) -> None:
         """Put a connection on record; one that asked for nothing leaves no line."""
         del self._open[id(entry)]
         if entry.method or entry.reason:
@@ -103,5 +103,5 @@ class EgressAccount:
             raise EgressLimitError(f"more than {self.limits.bytes_max} bytes")
 
 
-def _attempt(entry: Entry) -> EgressAttempt:
+def _attempt(entry: EgressEntry) -> EgressAttempt:
     return msgspec.convert(entry, EgressAttempt, from_attributes=True)

@@ -7,8 +7,8 @@ from typing import Protocol
 from penstock.envs.egress.account import EgressLimits
 from penstock.envs.egress.proxy import EgressProxy, Resolve
 from penstock.envs.egress.rules import EgressRuleError, parse_rules
-from penstock.envs.egress.streams import GuestStreams, Line
-from penstock.envs.microvm.protocol import PieceHandler, Request
+from penstock.envs.egress.streams import GuestLine, GuestStreams
+from penstock.envs.microvm.protocol import GuestRequest, PieceHandler
 from penstock.envs.sandbox import SandboxRequestError
 from penstock.messages.rollout import EgressAttempt
 
@@ -23,7 +23,7 @@ ENVIRONMENT = {
 """Of programs in a machine whose task may reach hosts; most programs heed it."""
 
 
-class PieceLine(Line, Protocol):
+class PieceLine(GuestLine, Protocol):
     """A line that hands out the pieces of streams."""
 
     on_piece: PieceHandler | None
@@ -82,7 +82,7 @@ class EgressOutlet:
         streams = GuestStreams(self._line, proxy.serve)
         self._line.on_piece = streams.take  # a program may be faster than the agent's answer
         try:
-            await self._line.call(Request(op="listen", target=PORT), timeout_s=OPEN_S_MAX)
+            await self._line.call(GuestRequest(op="listen", target=PORT), timeout_s=OPEN_S_MAX)
         except BaseException:
             self._line.on_piece = None
             await streams.close()

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 import h11
 
-from penstock.envs.egress.account import EgressAccount, EgressLimitError, EgressLimits, Entry
+from penstock.envs.egress.account import EgressAccount, EgressEntry, EgressLimitError, EgressLimits
 from penstock.envs.egress.http import TUNNEL_OPEN, asked_target, passed_on, refusal
 from penstock.envs.egress.rules import EgressDeniedError, EgressRule, check_addresses, find_rule
 from penstock.envs.egress.streams import GuestStream
@@ -69,7 +69,7 @@ class EgressProxy:
         finally:
             self.account.close(entry)
 
-    async def _answer(self, client: GuestStream, entry: Entry) -> None:
+    async def _answer(self, client: GuestStream, entry: EgressEntry) -> None:
         head = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
         request = await _next_event(client, head)
         if not isinstance(request, h11.Request):
@@ -122,7 +122,7 @@ class EgressProxy:
         head: h11.Connection,
         request: h11.Request,
         writer: asyncio.StreamWriter,
-        entry: Entry,
+        entry: EgressEntry,
     ) -> None:
         """Send one request on, its body with it, and not a byte more."""
         onward = h11.Connection(h11.CLIENT)
@@ -133,19 +133,21 @@ class EgressProxy:
                 return
             event = await _next_event(client, head)
 
-    async def _out(self, data: bytes, writer: asyncio.StreamWriter, entry: Entry) -> None:
+    async def _out(self, data: bytes, writer: asyncio.StreamWriter, entry: EgressEntry) -> None:
         self.account.sent(entry, len(data))
         writer.write(data)
         await writer.drain()
 
-    async def _back(self, client: GuestStream, reader: asyncio.StreamReader, entry: Entry) -> None:
+    async def _back(
+        self, client: GuestStream, reader: asyncio.StreamReader, entry: EgressEntry
+    ) -> None:
         while data := await reader.read(HEAD_BYTES_MAX):
             self.account.received(entry, len(data))
             entry.is_answered = True
             await client.send(data)
 
     async def _there(
-        self, client: GuestStream, data: bytes, writer: asyncio.StreamWriter, entry: Entry
+        self, client: GuestStream, data: bytes, writer: asyncio.StreamWriter, entry: EgressEntry
     ) -> None:
         await self._out(data, writer, entry)
         while data := await client.receive():
@@ -158,7 +160,7 @@ class EgressProxy:
         first: bytes,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        entry: Entry,
+        entry: EgressEntry,
     ) -> None:
         """Carry bytes both ways until the host outside ends it."""
         there = asyncio.ensure_future(self._there(client, first, writer, entry))

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from penstock.envs.microvm.protocol import Request
+from penstock.envs.microvm.protocol import GuestRequest
 from penstock.envs.sandbox import SandboxError
 
 PIECE_BYTES_MAX = 1 << 14
@@ -19,14 +19,14 @@ ENDED_MAX = 4096
 """Streams that may end while one opened before them says nothing; after these it is given up."""
 
 
-class Line(Protocol):
+class GuestLine(Protocol):
     """What is needed of a connection to a guest agent."""
 
-    async def call(self, request: Request, *, timeout_s: float) -> object:
+    async def call(self, request: GuestRequest, *, timeout_s: float) -> object:
         """Ask and wait for the answer."""
         ...
 
-    def post(self, request: Request) -> None:
+    def post(self, request: GuestRequest) -> None:
         """Ask and wait for nothing."""
         ...
 
@@ -38,7 +38,7 @@ class StreamLie(SandboxError, ValueError):
 class GuestStream:
     """One connection of a program in the guest."""
 
-    def __init__(self, line: Line, stream_id: int) -> None:
+    def __init__(self, line: GuestLine, stream_id: int) -> None:
         self._line, self._id = line, stream_id
         self._pieces: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
         self._is_ended = False
@@ -61,7 +61,7 @@ class GuestStream:
             return b""
         piece = await self._pieces.get()
         if piece:
-            self._line.post(Request(op="took", target=self._id))
+            self._line.post(GuestRequest(op="took", target=self._id))
         return piece
 
     async def send(self, data: bytes) -> None:
@@ -73,12 +73,12 @@ class GuestStream:
         """
         for start in range(0, len(data), PIECE_BYTES_MAX):
             piece = data[start : start + PIECE_BYTES_MAX]
-            request = Request(op="send", target=self._id, data=piece)
+            request = GuestRequest(op="send", target=self._id, data=piece)
             await self._line.call(request, timeout_s=SEND_S_MAX)
 
     async def close(self) -> None:
         """End the connection; one that is gone already stays so."""
-        await self._line.call(Request(op="send", target=self._id), timeout_s=SEND_S_MAX)
+        await self._line.call(GuestRequest(op="send", target=self._id), timeout_s=SEND_S_MAX)
 
 
 class GuestStreams:
@@ -90,7 +90,7 @@ class GuestStreams:
 
     """
 
-    def __init__(self, line: Line, serve: Callable[[GuestStream], Awaitable[None]]) -> None:
+    def __init__(self, line: GuestLine, serve: Callable[[GuestStream], Awaitable[None]]) -> None:
         self._line, self._serve = line, serve
         self._streams: dict[int, GuestStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()

@@ -15,5 +15,5 @@
 
 To add a backend: a class with `name`, `isolation_class`, `capabilities` and `start`, which gives
 `start_machine` a command line; a line in `envs/backends.py`; `check_sandbox` green. To add a
-guest operation: a field in `guest/request.h` and `protocol.Request`, a line in `guest/main.c`.
+guest operation: a field in `guest/request.h` and `protocol.GuestRequest`, a line in `guest/main.c`.
 """

@@ -19,7 +19,7 @@ STATE = "state"
 MANIFEST = "checkpoint.json"
 
 
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+class MachineCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """What a saved machine needs to go on."""
 
     backend: str
@@ -33,14 +33,14 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Names this one among all, for who keeps its memory at hand."""
 
 
-def save_manifest(folder: Path, checkpoint: Checkpoint) -> None:
+def save_manifest(folder: Path, checkpoint: MachineCheckpoint) -> None:
     """Write the manifest of a complete state file, durably and at once."""
     fresh = folder / f"{MANIFEST}.new"
     fresh.write_bytes(msgspec.json.encode(checkpoint))
     install(fresh, folder / MANIFEST, 0o600)
 
 
-def load_checkpoint(folder: Path, *, backend: str, machine_digest: str) -> Checkpoint:
+def load_checkpoint(folder: Path, *, backend: str, machine_digest: str) -> MachineCheckpoint:
     """Return a complete checkpoint that `backend` can go on from.
 
     Raises:
@@ -48,7 +48,7 @@ def load_checkpoint(folder: Path, *, backend: str, machine_digest: str) -> Check
 
     """
     try:
-        found = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Checkpoint)
+        found = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=MachineCheckpoint)
         num_bytes = (folder / STATE).stat().st_size
     except (OSError, msgspec.DecodeError) as error:
         raise SandboxFileError(f"checkpoint {folder}: {error}") from error

@@ -19,11 +19,11 @@ from penstock.envs.microvm.protocol import (
     REQUESTS_MAX,
     VERSION,
     WINDOW_BYTES,
-    Identity,
+    GuestIdentity,
+    GuestReply,
+    GuestRequest,
     LineState,
     PieceHandler,
-    Reply,
-    Request,
 )
 from penstock.envs.sandbox import (
     SandboxDied,
@@ -36,7 +36,7 @@ from penstock.envs.sandbox import (
 _FILE_ERRORS = {"not_found", "disk_full", "file_error"}
 
 
-def _error(reply: Reply) -> Exception:
+def _error(reply: GuestReply) -> Exception:
     text = reply.text.decode(errors="replace")
     if reply.error in _FILE_ERRORS:
         return SandboxFileError(text)
@@ -61,7 +61,7 @@ class GuestConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._next_id = state.next_id
         self._epoch = state.epoch
-        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._waiting: dict[int, asyncio.Future[GuestReply]] = {}
         self._inbox = bytearray()
         self._outbox = bytearray()
         self._backlog: bytearray | None = None
@@ -70,9 +70,9 @@ class GuestConnection(asyncio.Protocol):
         self._confirmed = state.sent
         self._death: SandboxDied | None = None
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(Reply)
+        self._decoder = msgspec.msgpack.Decoder(GuestReply)
 
-    async def call(self, request: Request, *, timeout_s: float) -> Reply:
+    async def call(self, request: GuestRequest, *, timeout_s: float) -> GuestReply:
         """Send a request and wait for its reply.
 
         Raises:
@@ -93,13 +93,13 @@ class GuestConnection(asyncio.Protocol):
             raise _error(reply)
         return reply
 
-    def post(self, request: Request) -> None:
+    def post(self, request: GuestRequest) -> None:
         """Send a request whose reply nobody waits for."""
         future = self._begin(request)
         reply_id = request.id
         future.add_done_callback(lambda _: self._waiting.pop(reply_id, None))
 
-    def _begin(self, request: Request) -> asyncio.Future[Reply]:
+    def _begin(self, request: GuestRequest) -> asyncio.Future[GuestReply]:
         if self._death is not None:
             raise self._death
         if len(self._waiting) >= REQUESTS_MAX:
@@ -141,17 +141,17 @@ class GuestConnection(asyncio.Protocol):
         """
         if self._backlog is not None:
             raise SandboxRequestError("the machine is being copied already")
-        frozen = self.call(Request(op="freeze"), timeout_s=timeout_s)
+        frozen = self.call(GuestRequest(op="freeze"), timeout_s=timeout_s)
         asking = asyncio.ensure_future(frozen)
         await asyncio.sleep(0)  # its frame is in the outbox now: what comes next must wait
         self._backlog = bytearray()
         await asking
         return LineState(sent=self._sent, next_id=self._next_id, epoch=self._epoch)
 
-    async def thaw(self, identity: Identity, *, timeout_s: float) -> None:
+    async def thaw(self, identity: GuestIdentity, *, timeout_s: float) -> None:
         """Let a frozen guest go on, as the machine it was or as a new one."""
         self._epoch = identity.epoch
-        request = Request(
+        request = GuestRequest(
             op="thaw",
             clock_ns=time.time_ns() if identity.entropy else 0,
             entropy=identity.entropy,
@@ -199,7 +199,7 @@ class GuestConnection(asyncio.Protocol):
             waiting.set_result(reply)
         self._pump()
 
-    def _take_piece(self, reply: Reply) -> None:
+    def _take_piece(self, reply: GuestReply) -> None:
         if self.on_piece is None:
             return self._fail("the guest sent a piece of a stream, unasked")
         try:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from penstock.envs.egress.outlet import EgressOutlet
 from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.host_process import HANG_GRACE_S, HostProcess, start_process
-from penstock.envs.microvm.protocol import FilePiece, Request
+from penstock.envs.microvm.protocol import FilePiece, GuestRequest
 from penstock.envs.sandbox import WORK_DIR, ExecResult, SandboxDied, SandboxTimeout
 from penstock.messages.rollout import EgressAttempt, SandboxRecord
 
@@ -58,7 +58,7 @@ class GuestSandbox:
         op_key: str = "",
     ) -> ExecResult:
         """See `Sandbox.exec`; a cancelled call kills the program."""
-        request = Request(
+        request = GuestRequest(
             op="exec",
             op_key=op_key,
             argv=list(argv),
@@ -94,22 +94,24 @@ class GuestSandbox:
 
     def _cancel(self, target: int) -> None:
         with contextlib.suppress(SandboxDied):
-            self._connection.post(Request(op="cancel", target=target))
+            self._connection.post(GuestRequest(op="cancel", target=target))
 
     async def ping(self) -> None:
         """Return when the guest agent has answered."""
-        await self._connection.call(Request(op="ping"), timeout_s=self.hang_grace_s)
+        await self._connection.call(GuestRequest(op="ping"), timeout_s=self.hang_grace_s)
 
     async def shutdown(self) -> None:
         """Ask the guest to power off; raises `SandboxDied` when it has."""
-        await self._connection.call(Request(op="shutdown"), timeout_s=self.hang_grace_s)
+        await self._connection.call(GuestRequest(op="shutdown"), timeout_s=self.hang_grace_s)
 
     async def read_file(self, path: str, bytes_max: int) -> bytes:
         """See `Sandbox.read_file`."""
         content = bytearray()
         while len(content) < bytes_max:
             piece = min(READ_PIECE_BYTES, bytes_max - len(content))
-            request = Request(op="read", path=_absolute(path), offset=len(content), bytes_max=piece)
+            request = GuestRequest(
+                op="read", path=_absolute(path), offset=len(content), bytes_max=piece
+            )
             reply = await self._connection.call(request, timeout_s=self.hang_grace_s)
             content += reply.data
             if len(reply.data) < piece:
@@ -132,12 +134,14 @@ class GuestSandbox:
             await self._write(batch)
 
     async def _write(self, pieces: list[FilePiece]) -> None:
-        await self._connection.call(Request(op="write", files=pieces), timeout_s=self.hang_grace_s)
+        await self._connection.call(
+            GuestRequest(op="write", files=pieces), timeout_s=self.hang_grace_s
+        )
 
     async def list_files(self, root: str) -> list[str]:
         """See `Sandbox.list_files`."""
         base = _absolute(root).rstrip("/") + "/"
-        request = Request(op="list", path=base, bytes_max=FILES_MAX)
+        request = GuestRequest(op="list", path=base, bytes_max=FILES_MAX)
         reply = await self._connection.call(request, timeout_s=self.hang_grace_s)
         return sorted(os.fsdecode(e.path)[len(base) :] for e in reply.files if e.kind == "file")
 

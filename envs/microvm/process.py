@@ -60,5 +60,5 @@ class ProcessBackend:
         )
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> GuestSandbox:
-        """See `Backend.start`."""
+        """See `SandboxBackend.start`."""
         return await start_machine(self._command, self._record, cpu=cpu, timeout_s=timeout_s)

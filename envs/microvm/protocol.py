@@ -1,6 +1,6 @@
 """What travels between the host and a guest's agent, and the bounds of it.
 
-A frame is u32 little-endian length + a msgpack map: a `Request`, or a `Reply`.
+A frame is u32 little-endian length + a msgpack map: a `GuestRequest`, or a `GuestReply`.
 """
 
 import secrets
@@ -28,7 +28,7 @@ class FilePiece(msgspec.Struct, array_like=True, frozen=True):
     data: bytes
 
 
-class Request(msgspec.Struct, kw_only=True, omit_defaults=True):
+class GuestRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Host -> guest agent (`guest/request.h` has the same fields)."""
 
     v: int = 0
@@ -62,7 +62,7 @@ class LineState(msgspec.Struct, frozen=True, kw_only=True):
     """Which of the copies is meant; the guest refuses requests for an earlier one."""
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
+class GuestIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """What tells a copy from the machine it was copied from; empty fields leave things be."""
 
     epoch: int
@@ -77,7 +77,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         return cls(epoch=epoch, entropy=token[:32], hostname=hostname, machine_id=token[32:].hex())
 
 
-class Entry(msgspec.Struct, array_like=True, frozen=True):
+class FileEntry(msgspec.Struct, array_like=True, frozen=True):
     """One item of a listing."""
 
     path: bytes
@@ -86,7 +86,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True):
     mode: int
 
 
-class Reply(msgspec.Struct, kw_only=True):
+class GuestReply(msgspec.Struct, kw_only=True):
     """Guest agent -> host; each operation fills its own fields."""
 
     v: int
@@ -105,6 +105,6 @@ class Reply(msgspec.Struct, kw_only=True):
     size: int = 0
     data: bytes = b""
     written: int = 0
-    files: list[Entry] = []
+    files: list[FileEntry] = []
     stream: int = 0
     """Sent unasked: `data` are the next bytes of this stream, and none are its end."""

@@ -98,7 +98,7 @@ class UmlBackend:
         )
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> GuestSandbox:
-        """See `Backend.start`; raises `ImageAbsent` where the layer is gone."""
+        """See `SandboxBackend.start`; raises `ImageAbsent` where the layer is gone."""
         try:
             return await start_machine(self._command, self._record, cpu=cpu, timeout_s=timeout_s)
         except SandboxDied:

@@ -5,6 +5,6 @@
                                                                                │ exec, read...
                   sandbox.<host>  ◀──────── every further request ─────────────┘ + renewal
 ```
-`terms.py` says how a machine is asked for, `placing.py` finds its host, `lease.py` holds one and
+`spec.py` says how a machine is asked for, `placing.py` finds its host, `lease.py` holds one and
 `group.py` a whole group's; `sandbox.py` speaks to one; `asking.py` is one request.
 """

@@ -1,4 +1,4 @@
-"""One request to a sandbox host or the fleet's scheduler, and the errors that come back."""
+"""One request to a sandbox host or the scheduler, and the errors that come back."""
 
 from typing import Protocol, TypeVar
 
@@ -15,7 +15,7 @@ from penstock.messages.errors import BusError, DeadlineError, RemoteCallError
 from penstock.messages.rpc import RemoteError, RemoteErrorKind
 
 ACQUIRE_SERVICE = "sandbox.acquire"
-FLEET_SERVICE = "fleet"
+SCHEDULER_SERVICE = "scheduler"
 
 
 class SandboxBusyError(SandboxError, BlockingIOError):
@@ -35,7 +35,7 @@ _BY_NAME = {error_type.__name__: error_type for error_type in _KINDS}
 M = TypeVar("M", bound=Message)
 
 
-class Asker(Protocol):
+class SandboxClient(Protocol):
     """What a remote sandbox needs of its user's `Context`."""
 
     async def request(
@@ -59,7 +59,7 @@ def host_service(host: str) -> str:
 
 
 async def ask(
-    asker: Asker, service: str, message: Message, expected: type[M], deadline_s: float
+    client: SandboxClient, service: str, message: Message, expected: type[M], deadline_s: float
 ) -> M:
     """Ask once and return an answer of the expected type.
 
@@ -70,7 +70,7 @@ async def ask(
     """
     reason = type(message).__name__
     try:
-        reply = await asker.request(service, message, deadline_s=deadline_s, reason=reason)
+        reply = await client.request(service, message, deadline_s=deadline_s, reason=reason)
     except RemoteCallError as error:
         raise _from_remote(service, error) from error
     except (DeadlineError, BusError) as error:

@@ -1,7 +1,7 @@
 """Machines of one group on one host: placed, leased, renewed and given back by one message each.
 
 ```
- lease_group ──PlaceGroup──▶ the fleet's scheduler: which host
+ lease_group ──PlaceGroup──▶ the scheduler: which host
      ├──AcquireGroup──▶ that host: all machines or none; no answer: placed anew, elsewhere
      ├──RenewGroups───▶ as long as the block runs
      └──ReleaseGroup──▶ host and scheduler
@@ -14,9 +14,9 @@ from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 
-from penstock.envs.remote.client import FLEET_SERVICE, Asker, ask, host_service
+from penstock.envs.remote.client import SCHEDULER_SERVICE, SandboxClient, ask, host_service
 from penstock.envs.remote.lease import keep_renewed
-from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
+from penstock.envs.remote.lease_spec import GroupSpec, LeaseSpec
 from penstock.envs.remote.placing import lease_where_placed, place_group
 from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.sandbox import SandboxDied, SandboxError
@@ -32,32 +32,32 @@ from penstock.messages.scheduler import ReleaseGroup
 
 
 async def acquire_group(
-    asker: Asker, group: GroupTerms, lease_ids: Sequence[str], terms: LeaseTerms
+    client: SandboxClient, group: GroupSpec, lease_ids: Sequence[str], spec: LeaseSpec
 ) -> GroupLeased:
     """Lease all machines of a group; nothing renews them.
 
     Raises:
-        SandboxBusyError: No host had room for `terms.acquire_wait_s`.
+        SandboxBusyError: No host had room for `spec.acquire_wait_s`.
         SandboxError: The host failed.
 
     """
     wanted = AcquireGroup(
         group_id=group.group_id,
-        holder=group.holder or terms.holder,
+        holder=group.holder or spec.holder,
         lease_ids=list(lease_ids),
-        lease_s=terms.lease_s,
-        image_digest=terms.image_digest,
+        lease_s=spec.lease_s,
+        image_digest=spec.image_digest,
     )
 
     async def place(avoid_host: str) -> str:
-        return await place_group(asker, group, terms, avoid_host=avoid_host)
+        return await place_group(client, group, spec, avoid_host=avoid_host)
 
     what = f"room for {group.group_id}"
-    return await lease_where_placed(asker, terms, place, wanted, GroupLeased, what)
+    return await lease_where_placed(client, spec, place, wanted, GroupLeased, what)
 
 
 async def renew_groups(
-    asker: Asker, host: str, group_ids: Sequence[str], terms: LeaseTerms
+    client: SandboxClient, host: str, group_ids: Sequence[str], spec: LeaseSpec
 ) -> list[str]:
     """Renew all that is held on a host; return the groups that are gone.
 
@@ -66,21 +66,21 @@ async def renew_groups(
 
     """
     message = RenewGroups(group_ids=list(group_ids))
-    renewed = await ask(asker, host_service(host), message, GroupsRenewed, terms.margin_s)
+    renewed = await ask(client, host_service(host), message, GroupsRenewed, spec.margin_s)
     return renewed.gone
 
 
-async def release_group(asker: Asker, host: str, group_id: str, terms: LeaseTerms) -> None:
+async def release_group(client: SandboxClient, host: str, group_id: str, spec: LeaseSpec) -> None:
     """Give all machines of a group back; who cannot be told finds out by itself."""
     message = ReleaseGroup(group_id=group_id)
-    for service in (host_service(host), FLEET_SERVICE):
+    for service in (host_service(host), SCHEDULER_SERVICE):
         with contextlib.suppress(SandboxError):
-            await ask(asker, service, message, Ack, terms.margin_s)
+            await ask(client, service, message, Ack, spec.margin_s)
 
 
 @contextlib.asynccontextmanager
 async def lease_group(
-    asker: Asker, group: GroupTerms, lease_ids: Sequence[str], terms: LeaseTerms
+    client: SandboxClient, group: GroupSpec, lease_ids: Sequence[str], spec: LeaseSpec
 ) -> AsyncGenerator[list[RemoteSandbox]]:
     """Hold a group's machines for the time of the block; they are destroyed after it.
 
@@ -89,21 +89,21 @@ async def lease_group(
         SandboxError: The host failed.
 
     """
-    leased = await acquire_group(asker, group, lease_ids, terms)
+    leased = await acquire_group(client, group, lease_ids, spec)
     machines = [
         SandboxLeased(lease_id=lease_id, host=leased.host, sandbox=record)
         for lease_id, record in zip(lease_ids, leased.sandboxes, strict=True)
     ]
 
     async def renew(deadline_s: float) -> None:
-        held = msgspec.structs.replace(terms, margin_s=deadline_s)
-        if await renew_groups(asker, leased.host, [group.group_id], held):
+        held = msgspec.structs.replace(spec, margin_s=deadline_s)
+        if await renew_groups(client, leased.host, [group.group_id], held):
             raise SandboxDied(f"{leased.host} holds no machine of {group.group_id}")
 
-    renewal = asyncio.create_task(keep_renewed(asker, renew, terms))
+    renewal = asyncio.create_task(keep_renewed(client, renew, spec))
     try:
-        yield [RemoteSandbox(asker, machine, terms) for machine in machines]
+        yield [RemoteSandbox(client, machine, spec) for machine in machines]
     finally:
         renewal.cancel()
         await asyncio.gather(renewal, return_exceptions=True)
-        await release_group(asker, leased.host, group.group_id, terms)
+        await release_group(client, leased.host, group.group_id, spec)

@@ -10,7 +10,7 @@ class SavedSandbox(msgspec.Struct, frozen=True, kw_only=True):
     host: str
 
 
-class GroupTerms(msgspec.Struct, frozen=True, kw_only=True):
+class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The group that a machine belongs to: all of its machines are placed on one host."""
 
     group_id: str
@@ -19,7 +19,7 @@ class GroupTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Whose quota it counts against; empty: the machine's own holder."""
 
 
-class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How a machine is asked for and held."""
 
     holder: str
@@ -32,10 +32,10 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
     retry_delay_s: float = 0.2
     margin_s: float = 10.0
     """Time that a host has to answer, on top of what the operation itself may take."""
-    group: GroupTerms | None = None
-    """Ask the fleet's scheduler for a host; else any host with room answers."""
+    group: GroupSpec | None = None
+    """Ask the scheduler for a host; else any host with room answers."""
     is_grading: bool = False
-    """It may have a machine that hosts keep from rollouts."""
+    """It may use the slots that hosts reserve for grading."""
     takes_over: bool = False
     """End the machine that the same holder leased before."""
     branch_of: SavedSandbox | None = None

@@ -4,14 +4,14 @@ from collections.abc import Awaitable, Callable
 
 from penstock.envs.remote.client import (
     ACQUIRE_SERVICE,
-    FLEET_SERVICE,
-    Asker,
+    SCHEDULER_SERVICE,
     M,
     SandboxBusyError,
+    SandboxClient,
     ask,
     host_service,
 )
-from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
+from penstock.envs.remote.lease_spec import GroupSpec, LeaseSpec
 from penstock.envs.sandbox import SandboxTimeout
 from penstock.messages.base import Message
 from penstock.messages.scheduler import GroupPlaced, PlaceGroup
@@ -21,8 +21,8 @@ AVOID_S = 6.0
 
 
 async def lease_where_placed(  # noqa: PLR0913, PLR0917 - a request, and where it goes
-    asker: Asker,
-    terms: LeaseTerms,
+    client: SandboxClient,
+    spec: LeaseSpec,
     place: Callable[[str], Awaitable[str]],
     wanted: Message,
     expected: type[M],
@@ -31,47 +31,47 @@ async def lease_where_placed(  # noqa: PLR0913, PLR0917 - a request, and where i
     """Ask the host that a placement names, as often as it takes, and return its answer.
 
     Args:
-        asker: Who asks.
-        terms: How long, how often.
+        client: Who asks.
+        spec: How long, how often.
         place: Takes a host to avoid, returns the one to ask; "" for any with room.
         wanted: The request.
         expected: Its answer's type.
         what: For the error.
 
     Raises:
-        SandboxBusyError: No host gave one for `terms.acquire_wait_s`.
+        SandboxBusyError: No host gave one for `spec.acquire_wait_s`.
         SandboxError: The host failed.
 
     """
-    give_up_at = asker.monotonic() + terms.acquire_wait_s
+    give_up_at = client.monotonic() + spec.acquire_wait_s
     avoid, avoid_until = "", 0.0
     while True:
         host = ""
         try:
-            host = await place(avoid if asker.monotonic() < avoid_until else "")
+            host = await place(avoid if client.monotonic() < avoid_until else "")
             service = host_service(host) if host else ACQUIRE_SERVICE
-            return await ask(asker, service, wanted, expected, terms.margin_s)
+            return await ask(client, service, wanted, expected, spec.margin_s)
         except (SandboxBusyError, SandboxTimeout) as error:
-            now = asker.monotonic()
+            now = client.monotonic()
             if host and isinstance(error, SandboxTimeout):
                 avoid, avoid_until = host, now + AVOID_S
-            if now + terms.retry_delay_s > give_up_at:
-                words = f"no {what} within {terms.acquire_wait_s:g} s: {error}"
+            if now + spec.retry_delay_s > give_up_at:
+                words = f"no {what} within {spec.acquire_wait_s:g} s: {error}"
                 raise SandboxBusyError(words) from error
-        await asker.sleep(terms.retry_delay_s)
+        await client.sleep(spec.retry_delay_s)
 
 
-async def place_sandbox(asker: Asker, terms: LeaseTerms, avoid_host: str) -> str:
+async def place_sandbox(client: SandboxClient, spec: LeaseSpec, avoid_host: str) -> str:
     """Return the host to acquire from; empty: whichever has room answers."""
-    if terms.branch_of is not None:
-        return terms.branch_of.host
-    if terms.group is None:
+    if spec.branch_of is not None:
+        return spec.branch_of.host
+    if spec.group is None:
         return ""
-    return await place_group(asker, terms.group, terms, avoid_host=avoid_host)
+    return await place_group(client, spec.group, spec, avoid_host=avoid_host)
 
 
 async def place_group(
-    asker: Asker, group: GroupTerms, terms: LeaseTerms, *, avoid_host: str = ""
+    client: SandboxClient, group: GroupSpec, spec: LeaseSpec, *, avoid_host: str = ""
 ) -> str:
     """Return the host that has room for a group: the same one to all of its machines.
 
@@ -82,11 +82,11 @@ async def place_group(
     """
     wanted = PlaceGroup(
         group_id=group.group_id,
-        holder=group.holder or terms.holder,
+        holder=group.holder or spec.holder,
         num_machines=group.num_machines,
-        image_digest=terms.image_digest,
-        lease_s=terms.lease_s,
+        image_digest=spec.image_digest,
+        lease_s=spec.lease_s,
         avoid_host=avoid_host,
-        is_grading=terms.is_grading,
+        is_grading=spec.is_grading,
     )
-    return (await ask(asker, FLEET_SERVICE, wanted, GroupPlaced, terms.margin_s)).host
+    return (await ask(client, SCHEDULER_SERVICE, wanted, GroupPlaced, spec.margin_s)).host

@@ -5,8 +5,8 @@ import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 
-from penstock.envs.remote.client import Asker, M, ask, host_service
-from penstock.envs.remote.lease_spec import LeaseTerms, SavedSandbox
+from penstock.envs.remote.client import M, SandboxClient, ask, host_service
+from penstock.envs.remote.lease_spec import LeaseSpec, SavedSandbox
 from penstock.envs.sandbox import WORK_DIR, ExecResult, SandboxError
 from penstock.messages.base import Message
 from penstock.messages.rollout import EgressAttempt, SandboxRecord
@@ -35,12 +35,12 @@ SAVE_S_MAX = 60.0
 class RemoteSandbox:
     """The `Sandbox` protocol over requests; an answer that does not come means a lost machine."""
 
-    def __init__(self, asker: Asker, leased: SandboxLeased, terms: LeaseTerms) -> None:
+    def __init__(self, client: SandboxClient, leased: SandboxLeased, spec: LeaseSpec) -> None:
         """Speak to the host that leased the machine."""
         self.info: SandboxRecord = leased.sandbox
-        self._asker = asker
+        self._client = client
         self._leased = leased
-        self._terms = terms
+        self._spec = spec
         self._op_numbers = itertools.count()
         self._op_prefix = hashlib.blake2s(leased.lease_id.encode(), digest_size=8).hexdigest()
         """A copy of a machine remembers the keys of the one it was: each lease has its own."""
@@ -99,7 +99,7 @@ class RemoteSandbox:
         return (await self._ask(ReadEgress(lease_id=self._leased.lease_id), EgressRead)).attempts
 
     async def save(self, checkpoint_id: str) -> SavedSandbox:
-        """Save the machine while it runs; `LeaseTerms.branch_of` goes on from there.
+        """Save the machine while it runs; `LeaseSpec.branch_of` goes on from there.
 
         Raises:
             SandboxError: Its backend cannot, or failed; the machine goes on.
@@ -118,13 +118,13 @@ class RemoteSandbox:
         """Tell the host that the lease is still held; raises `SandboxDied` where it is not."""
         message = AcquireSandbox(
             lease_id=self._leased.lease_id,
-            holder=self._terms.holder,
-            lease_s=self._terms.lease_s,
+            holder=self._spec.holder,
+            lease_s=self._spec.lease_s,
         )
         service = host_service(self._leased.host)
-        await ask(self._asker, service, message, SandboxLeased, deadline_s)
+        await ask(self._client, service, message, SandboxLeased, deadline_s)
 
     async def _ask(self, message: Message, expected: type[M], *, within_s: float = 0.0) -> M:
         service = host_service(self._leased.host)
-        deadline_s = within_s + self._terms.margin_s
-        return await ask(self._asker, service, message, expected, deadline_s)
+        deadline_s = within_s + self._spec.margin_s
+        return await ask(self._client, service, message, expected, deadline_s)

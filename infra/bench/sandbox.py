@@ -17,7 +17,7 @@ from penstock.envs.microvm.machine import GuestSandbox
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.microvm.probe import probe
 from penstock.envs.microvm.qemu.backend import QemuTcgBackend
-from penstock.envs.sandbox import Backend
+from penstock.envs.sandbox import SandboxBackend
 from penstock.infra.bench.measuring import percentile, times_ms
 from penstock.infra.bench.sandbox_live import bench_live
 from penstock.infra.bench.sandbox_saving import bench_saving
@@ -53,7 +53,7 @@ async def bench_sandbox() -> dict[str, Any]:
     return found
 
 
-async def _bench_backend(backend: Backend) -> dict[str, float]:
+async def _bench_backend(backend: SandboxBackend) -> dict[str, float]:
     figures = await _boots(backend)
     figures |= await _rate(backend)
     figures |= await bench_live(backend)
@@ -64,15 +64,15 @@ async def _bench_backend(backend: Backend) -> dict[str, float]:
     return {name: round(value, 3) for name, value in figures.items()}
 
 
-def _count(table: dict[str, int], backend: Backend, default: int) -> int:
+def _count(table: dict[str, int], backend: SandboxBackend, default: int) -> int:
     return table.get(backend.name, default)
 
 
-async def _start(backend: Backend, cpu: int | None = None) -> GuestSandbox:
+async def _start(backend: SandboxBackend, cpu: int | None = None) -> GuestSandbox:
     return cast(GuestSandbox, await backend.start(cpu=cpu, timeout_s=TIMEOUT_S))
 
 
-async def _boots(backend: Backend) -> dict[str, float]:
+async def _boots(backend: SandboxBackend) -> dict[str, float]:
     cpus = sorted(os.sched_getaffinity(0))
     await (await _start(backend)).close()  # a template is made once, and is no boot
     ready_ms: list[float] = []
@@ -97,7 +97,7 @@ def _cpu_ms(pid: int) -> float:
     return sum(int(stat.split()[0]) for stat in stats) / 1e6
 
 
-async def _rate(backend: Backend) -> dict[str, float]:
+async def _rate(backend: SandboxBackend) -> dict[str, float]:
     num_machines = _count(NUM_BOOTS, backend, NUM_BOOTS_DEFAULT) * 2
 
     async def episode(pool: Pool) -> None:
@@ -115,7 +115,7 @@ async def _rate(backend: Backend) -> dict[str, float]:
     return {"vms_per_s": num_machines / (time.perf_counter() - began)}
 
 
-async def _requests(backend: Backend) -> dict[str, float]:
+async def _requests(backend: SandboxBackend) -> dict[str, float]:
     machine = await _start(backend)
     try:
         pings = await times_ms(machine.ping, 200)

@@ -8,7 +8,7 @@ from typing import cast
 
 from penstock.envs.microvm.host_process import process_tree
 from penstock.envs.microvm.machine import GuestSandbox
-from penstock.envs.sandbox import Backend
+from penstock.envs.sandbox import SandboxBackend
 
 TIMEOUT_S = 120.0
 NUM_LIVE = {"qemu-tcg": 8, "qemu-kvm": 8, "process": 100}
@@ -19,7 +19,7 @@ AT_ONCE = 2
 GONE_WITHIN_S = 10.0
 
 
-async def bench_live(backend: Backend) -> dict[str, float]:
+async def bench_live(backend: SandboxBackend) -> dict[str, float]:
     """Hold machines at once, ask each for an answer, end them all.
 
     Returns:
@@ -50,7 +50,7 @@ async def bench_live(backend: Backend) -> dict[str, float]:
     }
 
 
-async def _fill(backend: Backend, machines: list[GuestSandbox], wanted: int) -> None:
+async def _fill(backend: SandboxBackend, machines: list[GuestSandbox], wanted: int) -> None:
     cpus = sorted(os.sched_getaffinity(0))
 
     async def one_after_the_other(first: int) -> None:

@@ -9,9 +9,9 @@ from typing import cast
 
 import msgspec
 
-from penstock.envs.microvm.checkpoint import MANIFEST, Checkpoint
+from penstock.envs.microvm.checkpoint import MANIFEST, MachineCheckpoint
 from penstock.envs.microvm.qemu.backend import QemuTcgBackend
-from penstock.envs.sandbox import Backend
+from penstock.envs.sandbox import SandboxBackend
 from penstock.infra.bench.measuring import percentile
 
 TIMEOUT_S = 300.0
@@ -19,7 +19,7 @@ REPEATS = 8
 NUM_BRANCHES = 16
 
 
-async def bench_saving(opened: Backend) -> dict[str, float]:
+async def bench_saving(opened: SandboxBackend) -> dict[str, float]:
     """Copy machines and save them; the template exists already.
 
     Returns:
@@ -64,7 +64,7 @@ async def _once(backend: QemuTcgBackend, saved: Path, times: dict[str, list[floa
 
 
 def _pause_ms(folder: Path) -> float:
-    return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Checkpoint).pause_ms
+    return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=MachineCheckpoint).pause_ms
 
 
 async def _branches_s(backend: QemuTcgBackend, saved: Path) -> float:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from penstock.envs.sandbox import Backend, Sandbox
+from penstock.envs.sandbox import Sandbox, SandboxBackend
 from penstock.infra.bench.measuring import percentile
 
 Step = Callable[[int], Awaitable[None]]
@@ -36,7 +36,7 @@ STEP = (
 )
 
 
-async def steps_per_s(backend: Backend) -> float:
+async def steps_per_s(backend: SandboxBackend) -> float:
     """Return how many steps a second `NUM_AGENTS` agents take together."""
     machines: list[Sandbox] = []
     try:

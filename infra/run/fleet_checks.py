@@ -38,15 +38,15 @@ def check_fleet(
     seen: dict[str, str] = {}
     for process, specs in processes.items():
         for spec in specs:
-            if spec.partition(":")[0] not in {"sandbox", "fleet"}:
+            if spec.partition(":")[0] not in {"sandbox", "scheduler"}:
                 continue
             actor = _actor(spec, sandbox.host, f"processes.{process}")
             if actor in seen:
                 text = f"{spec!r} is in processes.{seen[actor]} already, as {actor}"
                 raise ConfigError(f"processes.{process}: {text}")
             seen[actor] = process
-    if places_groups and not ("fleet" in seen and sandbox.reports_to_fleet):
-        needed = 'the role "fleet" in a process, and sandbox.reports_to_fleet = true'
+    if places_groups and not ("scheduler" in seen and sandbox.reports_to_scheduler):
+        needed = 'the role "scheduler" in a process, and sandbox.reports_to_scheduler = true'
         raise ConfigError(f"rollout_worker.places_groups: expected with it {needed}")
 
 
@@ -66,11 +66,11 @@ def check_group_fits(sandbox: SandboxHostConfig, *, group_size: int, live_max: i
 
 
 def _actor(spec: str, host: str, field: str) -> str:
-    """Return the name of the actor that `sandbox`, `sandbox:NAME` or `fleet` stands for."""
+    """Return the name of the actor that `sandbox`, `sandbox:NAME` or `scheduler` stands for."""
     role, colon, name = spec.partition(":")
-    if role == "fleet":
+    if role == "scheduler":
         if colon:
-            raise ConfigError(f"{field}: expected 'fleet', got {spec!r}")
+            raise ConfigError(f"{field}: expected 'scheduler', got {spec!r}")
         return role
     if colon:
         check_host_name(name, f"{field}: {spec!r}")

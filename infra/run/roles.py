@@ -181,11 +181,11 @@ def _pool(config: RunConfig, host: str) -> "Pool":
     return Pool(backend, size=settings.size, live_max=settings.live_max, images=images)
 
 
-async def _fleet(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
-    from penstock.actors.scheduler.actor import FleetScheduler
+async def _scheduler(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    from penstock.actors.scheduler.actor import SandboxScheduler
 
     config = assembly.config.sandbox
-    return [("fleet", FleetScheduler(config.quota, config.quotas))]
+    return [("scheduler", SandboxScheduler(config.quota, config.quotas))]
 
 
 async def _pacer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
@@ -244,7 +244,7 @@ ROLES: dict[str, Build] = {
     "keeper": _keeper,
     "rollout_worker": _rollout_worker,
     "sandbox": _sandbox,
-    "fleet": _fleet,
+    "scheduler": _scheduler,
     "judge": _plain("penstock.actors.judge.actor", "JudgeActor", "judge"),
     "pacer": _pacer,
     "gatekeeper": _gatekeeper,

@@ -2,7 +2,7 @@
 
 import argparse
 
-from penstock.infra.simulate.sandboxes.command import add_fleet_simulation
+from penstock.infra.simulate.sandboxes.command import add_sandbox_simulation
 from penstock.infra.simulate.weights.settings import Scenario
 
 
@@ -10,7 +10,7 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
     """Declare what can be simulated, and what each takes."""
     what = parser.add_subparsers(required=True, dest="what", metavar="WHAT")
     _add_weights(what.add_parser("weights", help="versions to replicas over the world"))
-    add_fleet_simulation(what.add_parser("sandboxes", help="a fleet's burst of machines"))
+    add_sandbox_simulation(what.add_parser("sandboxes", help="a fleet's burst of machines"))
 
 
 def _add_weights(parser: argparse.ArgumentParser) -> None:

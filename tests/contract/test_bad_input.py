@@ -10,7 +10,7 @@ import pytest
 from penstock.envs.backends import open_backend
 from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.images.assets import MANIFEST, vm_cache_dir
-from penstock.envs.microvm.protocol import Request
+from penstock.envs.microvm.protocol import GuestRequest
 from penstock.envs.sandbox import BackendUnavailable, SandboxDied, SandboxError, SandboxFileError
 from penstock.infra.cli import main
 
@@ -86,7 +86,7 @@ async def test_a_guest_that_announces_an_oversized_frame_is_cut_off(line):
 )
 async def test_a_guest_that_lies_is_cut_off(line, lie, words):
     connection, say, _ = line
-    waiting = asyncio.create_task(connection.call(Request(op="ping"), timeout_s=10.0))
+    waiting = asyncio.create_task(connection.call(GuestRequest(op="ping"), timeout_s=10.0))
     await asyncio.sleep(0)
     say(**lie)
     with pytest.raises(SandboxDied, match=words):
@@ -95,7 +95,7 @@ async def test_a_guest_that_lies_is_cut_off(line, lie, words):
 
 async def test_a_guest_that_answers_for_another_request_is_not_believed(line):
     connection, say, _ = line
-    waiting = asyncio.create_task(connection.call(Request(op="ping"), timeout_s=10.0))
+    waiting = asyncio.create_task(connection.call(GuestRequest(op="ping"), timeout_s=10.0))
     await asyncio.sleep(0)
     say(id=77, exit_code=0, stdout=b"forged")
     say(id=1, stdout=b"mine")

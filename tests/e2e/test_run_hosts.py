@@ -17,8 +17,8 @@ TWO_HOSTS = (
     "trainer.filter_zero_variance=false",
     'processes.machines=["sandbox:a", "judge"]',
     'processes.machines-b=["sandbox:b"]',
-    'processes.fleet=["fleet"]',
-    "sandbox.reports_to_fleet=true",
+    'processes.scheduler=["scheduler"]',
+    "sandbox.reports_to_scheduler=true",
     f"pool.size={NUM_READY}",
     "rollout_worker.places_groups=true",
     "rollout_worker.num_machines_max=1",  # A lost machine is not made up for: it shows.
@@ -38,7 +38,7 @@ def until_in_use(run: Launched, host: str) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("victim", ["sandbox:b", "fleet"])
+@pytest.mark.parametrize("victim", ["sandbox:b", "scheduler"])
 def test_a_killed_hosts_episodes_are_masked_and_the_run_goes_on(tmp_path, victim):
     before = machines()
     run = Launched(tmp_path, *TWO_HOSTS)
@@ -56,7 +56,7 @@ def test_a_killed_hosts_episodes_are_masked_and_the_run_goes_on(tmp_path, victim
     run.check_sound(steps=STEPS)
     rollouts = logged(run, "RolloutFinished")
     lost = {r["rollout_id"] for r in rollouts if r["end"] == "infrastructure_error"}
-    assert lost or victim == "fleet"
+    assert lost or victim == "scheduler"
     entries = [entry for manifest in logged(run, "BatchManifest") for entry in manifest["groups"]]
     samples = [sample for entry in entries for sample in entry["samples"]]
     trained = {s["rollout_id"] for s in samples if s["outcome"] != "infrastructure_error"}

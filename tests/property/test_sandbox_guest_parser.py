@@ -7,25 +7,25 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.envs.microvm.protocol import FilePiece, Request
+from penstock.envs.microvm.protocol import FilePiece, GuestRequest
 
 HERE = Path(__file__).resolve().parent
 GUEST = HERE.parents[1] / "envs/microvm/guest"
 VALID = [
-    Request(v=1, id=7, op="ping"),
-    Request(
+    GuestRequest(v=1, id=7, op="ping"),
+    GuestRequest(
         v=1, id=1 << 40, op="exec", op_key="turn-3.call-1", deadline_ms=10_000, bytes_max=65536,
         path="/work", argv=["sh", "-c", "x" * 300], env=["PATH=/bin", "A="],
     ),
-    Request(
+    GuestRequest(
         v=1, id=2, op="write", path="", offset=3, target=4,
         files=[FilePiece("/w/a", 0o644, False, bytes(range(256))), FilePiece("/b", 0, True, b"")],
     ),
-    Request(
+    GuestRequest(
         v=1, id=3, op="thaw", epoch=1 << 33, clock_ns=1 << 60, entropy=bytes(range(32)),
         hostname=b"vm", machine_id=b"0" * 32,
     ),
-    Request(v=1, id=9, op="send", target=1 << 20, data=bytes(range(256)) * 4),
+    GuestRequest(v=1, id=9, op="send", target=1 << 20, data=bytes(range(256)) * 4),
 ]  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from penstock.envs.microvm.firecracker.api import (
 from penstock.envs.microvm.firecracker.machine import MEMORY, FirecrackerMachine
 from penstock.envs.microvm.host_process import HostProcess
 from penstock.envs.microvm.images.assets import digest_bytes, load_assets
-from penstock.envs.microvm.protocol import Identity, LineState
+from penstock.envs.microvm.protocol import GuestIdentity, LineState
 from penstock.envs.microvm.qemu.assets import load_qemu_assets
 from penstock.envs.sandbox import (
     BackendUnavailable,
@@ -113,7 +113,7 @@ class FirecrackerBackend:
         )
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> FirecrackerMachine:
-        """See `Backend.start`; the first call also boots the template, beyond `timeout_s`."""
+        """See `SandboxBackend.start`; the first call also boots the template."""
         async with self._making:
             if self._template is None:
                 self._template = await self._make_template()
@@ -192,7 +192,7 @@ class FirecrackerBackend:
             if line is None:
                 await connection.ready
             else:
-                await connection.thaw(Identity.new(line.epoch + 1), timeout_s=timeout_s)
+                await connection.thaw(GuestIdentity.new(line.epoch + 1), timeout_s=timeout_s)
         except BaseException:
             connection.abort()
             raise

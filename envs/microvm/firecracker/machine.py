@@ -5,12 +5,12 @@ import shutil
 import time
 from pathlib import Path
 
-from penstock.envs.microvm.checkpoint import STATE, Checkpoint, save_manifest
+from penstock.envs.microvm.checkpoint import STATE, MachineCheckpoint, save_manifest
 from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.firecracker.api import FirecrackerApi
 from penstock.envs.microvm.host_process import HostProcess
 from penstock.envs.microvm.machine import GuestSandbox
-from penstock.envs.microvm.protocol import Identity, LineState
+from penstock.envs.microvm.protocol import GuestIdentity, LineState
 from penstock.envs.sandbox import SandboxFileError
 from penstock.messages.rollout import SandboxRecord
 
@@ -55,14 +55,16 @@ class FirecrackerMachine(GuestSandbox):
                 )
             finally:
                 await self._api.patch("/vm", state="Resumed")
-                await self._connection.thaw(Identity(epoch=line.epoch), timeout_s=self.hang_grace_s)
+                await self._connection.thaw(
+                    GuestIdentity(epoch=line.epoch), timeout_s=self.hang_grace_s
+                )
             pause_ms = (time.perf_counter() - started) * 1000
         await asyncio.to_thread(self._move_out, folder, line, pause_ms)
 
     def _move_out(self, folder: Path, line: LineState, pause_ms: float) -> None:
         shutil.move(self._jail / "root" / "saved", folder / STATE)
         shutil.move(self._jail / "root" / "mem", folder / MEMORY)
-        checkpoint = Checkpoint(
+        checkpoint = MachineCheckpoint(
             backend=self.info.backend,
             machine_digest=self._machine_digest,
             line=line,

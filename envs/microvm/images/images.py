@@ -17,7 +17,7 @@ from pathlib import Path
 from penstock.envs.backends import open_backend
 from penstock.envs.microvm.images.assets import digest_file
 from penstock.envs.microvm.images.layers import DIGEST, SUFFIX, layer_folder, layer_path
-from penstock.envs.sandbox import Backend, Capability, ImageAbsent, SandboxError
+from penstock.envs.sandbox import Capability, ImageAbsent, SandboxBackend, SandboxError
 
 IMAGES_MAX = 8
 """Images that a host has ready, besides the one of its backend: those asked for last."""
@@ -37,7 +37,7 @@ class Images:
 
     def __init__(
         self,
-        open_backend: Callable[[Path], Backend],
+        open_backend: Callable[[Path], SandboxBackend],
         *,
         own: Path | None = None,
         shared: Path | None = None,
@@ -50,7 +50,7 @@ class Images:
         self._shared = shared or layer_folder()
         self.num_max = num_max
 
-    async def open(self, digest: str, ready: Collection[str]) -> Backend:
+    async def open(self, digest: str, ready: Collection[str]) -> SandboxBackend:
         """Return a backend whose machines have a layer.
 
         Args:
@@ -115,7 +115,7 @@ def _check(path: Path, source: Path, digest: str) -> None:
 
 
 def images_of(
-    backend: Backend, own: Path | None = None, num_max: int = IMAGES_MAX
+    backend: SandboxBackend, own: Path | None = None, num_max: int = IMAGES_MAX
 ) -> Images | None:
     """Return what opens a backend on other images; None where its machines have no layers.
 
@@ -128,7 +128,7 @@ def images_of(
     if Capability.LAYERS not in backend.capabilities:
         return None
 
-    def open_image(layer: Path) -> Backend:
+    def open_image(layer: Path) -> SandboxBackend:
         return open_backend(backend.name, layer=layer)
 
     return Images(open_image, own=own, num_max=num_max)

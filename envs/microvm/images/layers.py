@@ -24,7 +24,7 @@ SUFFIX = ".erofs"
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class Layer(msgspec.Struct, frozen=True, kw_only=True):
+class ImageLayer(msgspec.Struct, frozen=True, kw_only=True):
     """What a name means."""
 
     name: str
@@ -55,7 +55,7 @@ def entry_path(folder: Path, name: str) -> Path:
     return folder / f"{quote(name, safe='')}.json"
 
 
-def load_layer(name: str, cache: Path | None = None) -> tuple[Path, Layer]:
+def load_layer(name: str, cache: Path | None = None) -> tuple[Path, ImageLayer]:
     """Return a layer's file and what is known of it.
 
     Raises:
@@ -64,7 +64,7 @@ def load_layer(name: str, cache: Path | None = None) -> tuple[Path, Layer]:
     """
     folder = layer_folder(cache)
     try:
-        layer = msgspec.json.decode(entry_path(folder, name).read_bytes(), type=Layer)
+        layer = msgspec.json.decode(entry_path(folder, name).read_bytes(), type=ImageLayer)
     except (OSError, msgspec.DecodeError) as error:
         known = ", ".join(layer.name for layer in list_layers(cache)) or "none"
         raise BackendUnavailable(
@@ -94,12 +94,12 @@ def pinned(reference: str, cache: Path | None = None) -> str:
         return reference
 
 
-def list_layers(cache: Path | None = None) -> list[Layer]:
+def list_layers(cache: Path | None = None) -> list[ImageLayer]:
     """Return every layer that has a name, by name; broken entries are left out."""
-    found: list[Layer] = []
+    found: list[ImageLayer] = []
     for path in sorted(layer_folder(cache).glob("*.json")):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Layer))
+            found.append(msgspec.json.decode(path.read_bytes(), type=ImageLayer))
         except msgspec.DecodeError:
             continue
     return found

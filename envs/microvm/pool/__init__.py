@@ -1,7 +1,7 @@
 """Pre-warmed machines, leased for a time.
 
-`pool.py` leases; an `image_pool.py` per image holds idle machines and who waits, `image_pools.py`
-opens and closes them; `machines.py` boots and ends machines within one bound; `reconciler.py` does
-what happens without a request; `restores.py` starts copies of saved machines; `cpus.py` assigns
-processors.
+`pool.py` grants leases (`lease.py`); an `image_pool.py` per image holds idle machines and pending
+leases, `image_pools.py` opens and evicts them; `reconciler.py` boots and ends machines within one
+bound, pinned to processors by `cpus.py`. To add a bound: a parameter of `Pool`, enforced in the
+reconciler, and a counter in `lease.py`.
 """

@@ -1,4 +1,4 @@
-"""Which processor each machine of a host runs on: the one with the fewest."""
+"""Pins each machine to the processor with the fewest machines."""
 
 import os
 from collections import Counter
@@ -21,7 +21,7 @@ class Cpus:
         return len(self._cpu_of)
 
     def __contains__(self, machine: Machine) -> bool:
-        """Tell whether a machine exists."""
+        """Report whether a machine exists."""
         return machine in self._cpu_of
 
     def machines(self) -> list[Machine]:
@@ -30,7 +30,7 @@ class Cpus:
 
     @contextmanager
     def starting(self) -> Generator[int]:
-        """Yield the processor for a machine that starts; it is given back if that fails."""
+        """Yield the processor for a machine that starts; a failed start returns it."""
         cpu = min(self._cpus, key=lambda c: self._load[c])
         self._load[cpu] += 1
         try:
@@ -40,9 +40,9 @@ class Cpus:
             raise
 
     def take(self, machine: Machine, cpu: int) -> None:
-        """Note that a machine exists."""
+        """Record a started machine."""
         self._cpu_of[machine] = cpu
 
     def free(self, machine: Machine) -> None:
-        """Note that a machine is no more."""
+        """Record an ended machine."""
         self._load[self._cpu_of.pop(machine)] -= 1

@@ -1,107 +1,107 @@
-"""Machines of one image that nobody has yet, and who waits for one.
+"""Idle machines of one image, and the leases that wait for one.
 
-A stock boots nothing by itself: the pool asks how many are missing, boots them, and says how that
-ended. A boot that fails is told to the oldest waiter, and the next one waits a little.
+An image pool boots nothing itself: the reconciler asks how many machines are missing, boots them
+and reports the result. A failed boot fails the oldest pending lease, and delays the next boot.
 """
 
 import math
 from collections import deque
 
-from penstock.envs.microvm.pool.lease import Want
-from penstock.envs.sandbox import Backend, ImageAbsent, Machine, SandboxError
+from penstock.envs.microvm.pool.lease import PendingLease
+from penstock.envs.sandbox import ImageAbsent, Machine, SandboxBackend, SandboxError
 
 BACKOFF_S_MAX = 5.0
 
 
-class Stock:
-    """One image's.
+class ImagePool:
+    """The machines of one image.
 
     Args:
         backend: Boots its machines.
-        size: Idle machines to keep.
+        size: Idle machines to keep ready.
 
     """
 
-    def __init__(self, backend: Backend, size: int) -> None:
+    def __init__(self, backend: SandboxBackend, size: int) -> None:
         self.backend = backend
         self.size = size
         self.idle: deque[Machine] = deque()
         self.num_booting = 0
         self.retry_at = 0.0
         self.is_absent = False
-        """Its image is gone: it is opened anew for whoever asks next."""
-        self._wants: dict[str, Want] = {}
-        """Those that were neither granted nor withdrawn, in the order of asking."""
+        """Its image is gone: the next request opens it again."""
+        self._pending: dict[str, PendingLease] = {}
+        """Neither granted nor withdrawn, oldest first."""
         self._backoff_s = 0.0
 
     @property
     def in_use(self) -> bool:
-        """Whether a machine is on the way, or somebody waits for one."""
-        return self.num_booting > 0 or self.num_waiting > 0
+        """Whether a machine is booting or a lease is pending."""
+        return self.num_booting > 0 or self.num_pending > 0
 
     @property
-    def num_waiting(self) -> int:
-        """Leases that were asked for and not given."""
-        return len(self._wants)
+    def num_pending(self) -> int:
+        """Leases that were requested and not granted."""
+        return len(self._pending)
 
     @property
     def num_unmet(self) -> int:
-        """Leases that were asked for and that no machine here, or on the way, is for."""
-        return max(0, self.num_waiting - len(self.idle) - self.num_booting)
+        """Pending leases without an idle or booting machine."""
+        return max(0, self.num_pending - len(self.idle) - self.num_booting)
 
     @property
     def num_missing(self) -> int:
-        """Machines to boot: those unmet, and those to keep ready."""
-        return max(0, self.size + self.num_waiting - len(self.idle) - self.num_booting)
+        """Machines to boot: for unmet leases, and to keep ready."""
+        return max(0, self.size + self.num_pending - len(self.idle) - self.num_booting)
 
     @property
-    def waits_since(self) -> float:
-        """When the oldest wish came, of the event loop's time; infinite if there is none."""
-        return next((want.asked_at for want in self._wants.values()), math.inf)
+    def pending_since(self) -> float:
+        """Event-loop time of the oldest pending lease; infinite if there is none."""
+        return next((pending.requested_at for pending in self._pending.values()), math.inf)
 
-    def want(self, lease_id: str, lease_s: float) -> Want:
-        """Return the wish for a lease, made once however often it is asked for."""
-        if lease_id not in self._wants:
-            self._wants[lease_id] = Want(lease_id, lease_s)
-        return self._wants[lease_id]
+    def request(self, lease_id: str, lease_s: float) -> PendingLease:
+        """Return the pending lease of an id; repeated requests share one."""
+        if lease_id not in self._pending:
+            self._pending[lease_id] = PendingLease(lease_id, lease_s)
+        return self._pending[lease_id]
 
-    def withdraw(self, want: Want) -> None:
-        """Drop a wish that its last asker has given up."""
-        if want.given.done() and self._wants.get(want.lease_id) is want:
-            del self._wants[want.lease_id]
+    def withdraw(self, pending: PendingLease) -> None:
+        """Drop a pending lease that its last client has given up."""
+        if pending.granted.done() and self._pending.get(pending.lease_id) is pending:
+            del self._pending[pending.lease_id]
 
-    def take_want(self) -> Want | None:
-        """Take the oldest wish out, to be granted or refused."""
-        for lease_id in self._wants:
-            return self._wants.pop(lease_id)
+    def pop_pending(self) -> PendingLease | None:
+        """Remove and return the oldest pending lease, to be granted or refused."""
+        for lease_id in self._pending:
+            return self._pending.pop(lease_id)
         return None
 
-    def opened(self, backend: Backend) -> None:
-        """Take in the backend of an image that is there again."""
+    def opened(self, backend: SandboxBackend) -> None:
+        """Use a new backend: the image is available again."""
         self.backend, self.is_absent, self.retry_at = backend, False, 0.0
 
     def booted(self, machine: Machine) -> None:
-        """Take in a machine."""
+        """Add a machine."""
         self._backoff_s = 0.0
         self.idle.append(machine)
 
     def boot_failed(self, error: SandboxError, now: float) -> None:
-        """Tell the oldest waiter, all where the image is gone, and wait before the next boot."""
+        """Fail the oldest pending lease, or all if the image is gone; delay the next boot."""
         if isinstance(error, ImageAbsent):
             self.is_absent = True
             self.refuse(error)
         self._backoff_s = min(BACKOFF_S_MAX, self._backoff_s * 2 or 0.1)
         self.retry_at = now + self._backoff_s
-        if (want := self.take_want()) is not None:
-            want.given.set_exception(error)
+        if (pending := self.pop_pending()) is not None:
+            pending.granted.set_exception(error)
 
     def refuse(self, error: SandboxError) -> None:
-        """Tell everybody who waits."""
-        while (want := self.take_want()) is not None:
-            want.given.set_exception(error)
+        """Fail all pending leases."""
+        while (pending := self.pop_pending()) is not None:
+            pending.granted.set_exception(error)
 
     def take_dead(self) -> list[Machine]:
-        """Give up the idle machines that ended by themselves."""
+        """Remove and return the idle machines that ended by themselves."""
         dead = [machine for machine in self.idle if not machine.alive]
         for machine in dead:
             self.idle.remove(machine)

@@ -1,4 +1,4 @@
-"""Leases on machines, and what a pool counts."""
+"""Leases on machines, and a pool's counters."""
 
 import asyncio
 import math
@@ -10,16 +10,16 @@ from penstock.envs.sandbox import Machine
 
 
 class PoolCounters(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pool has done and holds now."""
+    """What a pool has done so far, and what it holds now."""
 
     booted: int
     boot_failures: int
     deaths: int
     """Machines that ended by themselves, idle or leased."""
     expired: int
-    """Leases that were reaped because nobody renewed them."""
+    """Leases that ended because nobody renewed them."""
     close_failures: int
-    """Machines that the host did not take away after SIGKILL."""
+    """Machines that survived SIGKILL."""
     live: int
     idle: int
     leased: int
@@ -27,7 +27,7 @@ class PoolCounters(msgspec.Struct, frozen=True, kw_only=True):
     boot_ms_p50: float
     boot_ms_p99: float
     restored: int = 0
-    """Machines that went on from a checkpoint."""
+    """Machines that resumed from a checkpoint."""
 
 
 class Lease:
@@ -40,15 +40,15 @@ class Lease:
         self.expires_at = 0.0
 
     def renew(self, now: float) -> None:
-        """Start the lease's time again."""
+        """Restart the lease's time."""
         self.expires_at = now + self.lease_s
 
 
 class Leases:
-    """Those that are held now.
+    """The leases that are held now.
 
     Args:
-        monotonic: The time that they run by.
+        monotonic: Clock that they expire by.
 
     """
 
@@ -61,8 +61,8 @@ class Leases:
         """Return how many there are."""
         return len(self._leases)
 
-    def lend(self, lease_id: str, machine: Machine, lease_s: float) -> Lease:
-        """Begin a lease."""
+    def grant(self, lease_id: str, machine: Machine, lease_s: float) -> Lease:
+        """Start a lease."""
         lease = self._leases[lease_id] = Lease(lease_id, machine, lease_s)
         lease.renew(self._monotonic())
         return lease
@@ -75,7 +75,7 @@ class Leases:
         return lease
 
     def ids(self) -> set[str]:
-        """Return the ids of all."""
+        """Return the ids of all leases."""
         return set(self._leases)
 
     def end(self, lease_id: str) -> Machine | None:
@@ -83,49 +83,49 @@ class Leases:
         lease = self._leases.pop(lease_id, None)
         return lease.sandbox if lease else None
 
-    def end_late(self) -> list[Machine]:
-        """End the leases that nobody renewed; return their machines."""
+    def end_expired(self) -> list[Machine]:
+        """End expired leases; return their machines."""
         now = self._monotonic()
-        late = [lease for lease in self._leases.values() if lease.expires_at <= now]
-        for lease in late:
+        expired = [lease for lease in self._leases.values() if lease.expires_at <= now]
+        for lease in expired:
             del self._leases[lease.lease_id]
-        self.num_expired += len(late)
-        return [lease.sandbox for lease in late]
+        self.num_expired += len(expired)
+        return [lease.sandbox for lease in expired]
 
-    def expire_from(self) -> float:
-        """Return when the first of them would end; infinite if there is none."""
+    def next_expiry(self) -> float:
+        """Return when the first of them expires; infinite if there is none."""
         return min((lease.expires_at for lease in self._leases.values()), default=math.inf)
 
 
-class Want:
-    """A lease that was asked for and not given yet; several askers may share one.
+class PendingLease:
+    """A lease that was requested and not granted yet; several clients may share one.
 
-    The lease exists from the moment a machine is handed to it, so that a machine whose askers
+    The lease exists from the moment a machine is assigned to it, so that a machine whose clients
     have all gone meanwhile expires like any other.
     """
 
     def __init__(self, lease_id: str, lease_s: float) -> None:
         self.lease_id = lease_id
         self.lease_s = lease_s
-        self.askers = 0
+        self.num_clients = 0
         loop = asyncio.get_running_loop()
-        self.asked_at = loop.time()
-        self.given: asyncio.Future[Lease] = loop.create_future()
+        self.requested_at = loop.time()
+        self.granted: asyncio.Future[Lease] = loop.create_future()
 
     async def wait(self) -> Lease:
-        """Wait for the lease; the last asker to leave withdraws the wish.
+        """Wait for the lease; the last client to leave withdraws the request.
 
         Raises:
             SandboxError: Booting failed.
 
         """
-        self.askers += 1
+        self.num_clients += 1
         try:
-            return await asyncio.shield(self.given)
+            return await asyncio.shield(self.granted)
         finally:
-            self.askers -= 1
-            if self.askers == 0:
-                self.given.cancel()
+            self.num_clients -= 1
+            if self.num_clients == 0:
+                self.granted.cancel()
 
 
 def percentile(values: list[float], percent: int) -> float:

@@ -1,14 +1,12 @@
-"""A pool of pre-warmed machines, lent by lease.
+"""A pool of pre-warmed machines, leased for a time.
 
 A machine's life, each arrow taken once:
 
     booting -> idle -> leased -> closed       (single use: never back to idle)
        |         `-- died ---------^
-       `-- failed: the oldest waiter gets the error, the next boot waits a little
+       `-- failed: the oldest pending lease fails, the next boot is delayed
 
-`live_max` bounds booting + idle + leased + closing, so memory is bounded whatever is asked for.
-Idle machines wait in stocks, one an image (`stocks.py`); `machines.py` boots and ends them, and
-`keeper.py` does what goes on by itself.
+`live_max` bounds booting + idle + leased + closing, so memory is bounded whatever is requested.
 """
 
 import asyncio
@@ -16,20 +14,20 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from penstock.envs.microvm.images.images import Images
-from penstock.envs.microvm.pool.image_pool import Stock
-from penstock.envs.microvm.pool.image_pools import Stocks
+from penstock.envs.microvm.pool.image_pool import ImagePool
+from penstock.envs.microvm.pool.image_pools import ImagePools
 from penstock.envs.microvm.pool.lease import Lease, Leases, PoolCounters, percentile
-from penstock.envs.microvm.pool.reconciler import Keeper
-from penstock.envs.microvm.pool.restores import Restores
+from penstock.envs.microvm.pool.reconciler import PoolReconciler
 from penstock.envs.sandbox import (
-    Backend,
     Capability,
+    Machine,
+    SandboxBackend,
     SandboxError,
     SandboxTimeout,
+    SavingBackend,
     require,
 )
 from penstock.messages.errors import DeadlineError, NotFoundError, QueueFullError
@@ -37,20 +35,20 @@ from penstock.messages.errors import DeadlineError, NotFoundError, QueueFullErro
 BOOTS_AT_ONCE = 2
 WAITERS_MAX = 4096
 CLOSE_S_MAX = 30.0
-"""Above what one machine takes that the host is slow to end (`HANG_GRACE_S`)."""
+"""Longer than one machine takes that the host is slow to end (`HANG_GRACE_S`)."""
 
 
 class Pool:
-    """Keeps `size` machines ready and lends them.
+    """Keeps `size` machines ready and leases them.
 
     Args:
         backend: Boots the machines.
-        size: Idle machines to keep.
+        size: Idle machines to keep ready.
         live_max: Bound on all machines that exist.
-        images: Other images that machines may have; None: there are no others.
+        images: Source of other images; None: there are no others.
         boots_at_once: Bound on concurrent boots.
         boot_timeout_s: Deadline of one boot.
-        monotonic: The time that leases run by; a simulation has its own.
+        monotonic: Clock that leases expire by; a simulation has its own.
 
     Example:
         async with Pool(open_backend("uml"), size=4, live_max=16) as pool:
@@ -62,7 +60,7 @@ class Pool:
 
     def __init__(  # noqa: PLR0913
         self,
-        backend: Backend,
+        backend: SandboxBackend,
         *,
         size: int,
         live_max: int,
@@ -75,38 +73,35 @@ class Pool:
             raise ValueError(f"pool: expected 0 <= size <= live_max >= 1, got {size}, {live_max}")
         self.backend = backend
         self.live_max = live_max
-        self._stocks = Stocks(backend, size, images)
+        self._boot_timeout_s = boot_timeout_s
+        self._image_pools = ImagePools(backend, size, images)
         self._leases = Leases(monotonic)
-        self._keeper = Keeper(
-            self._stocks,
+        self._reconciler = PoolReconciler(
+            self._image_pools,
             self._leases,
             monotonic,
             live_max=live_max,
             boots_at_once=boots_at_once,
             boot_timeout_s=boot_timeout_s,
         )
-        self._machines = self._keeper.machines
-        self._restores = Restores(self._machines, self._leases, boot_timeout_s)
-        self._closed = False
+        self._restores: dict[str, asyncio.Task[Lease]] = {}
+        """Lease id -> the copy of a saved machine that starts for it."""
+        self._num_restored = 0
         self._num_held_back = 0
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         """Start warming machines."""
-        self._keeper.start()
+        self._reconciler.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """End every machine."""
         await self.close()
 
     def ready_images(self) -> list[str]:
-        """Return the images that are ready, besides the pool's own."""
-        return self._stocks.ready()
+        """Return the images that are ready, besides the default one."""
+        return self._image_pools.ready()
 
     async def acquire(
         self,
@@ -115,22 +110,22 @@ class Pool:
         lease_id: str | None = None,
         timeout_s: float = 60.0,
         image: str = "",
-        num_spared: int = 0,
+        reserved_slots: int = 0,
     ) -> Lease:
-        """Lend a machine.
+        """Lease a machine.
 
         Args:
             lease_s: The machine is reaped this long after the lease's last renewal.
-            lease_id: Asking twice with one id gives the same machine; by default a new one.
+            lease_id: Repeated requests with one id get the same machine; by default a new id.
             timeout_s: Bound on the wait for the image and a free machine.
-            image: Digest of its layer; empty: the pool's own image.
-            num_spared: Machines that must be left for others: it waits until so many more than its
-                own may be lent.
+            image: Digest of its layer; empty: the default image.
+            reserved_slots: Machines that stay available to others: the call waits until it would
+                leave that many.
 
         Raises:
             DeadlineError: No machine came free in time.
             QueueFullError: `WAITERS_MAX` wait already.
-            ImageAbsent: The image is not to be had.
+            ImageAbsent: The image is not available.
             SandboxError: Booting failed.
 
         """
@@ -139,56 +134,58 @@ class Pool:
             return lease
         try:
             async with asyncio.timeout(timeout_s):
-                stock = await self._stock(image)
-                while await self._held_back(lease_id, num_spared):
-                    stock = await self._stock(image)  # It may have made way meanwhile.
+                image_pool = await self._image_pool(image)
+                while await self._held_back(lease_id, reserved_slots):
+                    image_pool = await self._image_pool(image)  # It may have been evicted.
                 if lease := self._leases.renewed(lease_id):
                     return lease
-                return await self._granted(stock, lease_id, lease_s)
+                return await self._granted(image_pool, lease_id, lease_s)
         except TimeoutError:
             raise DeadlineError(
                 f"sandbox pool: no machine within {timeout_s:g} s "
                 f"({len(self._leases)} leased of at most {self.live_max})"
             ) from None
 
-    async def _stock(self, image: str) -> Stock:
+    async def _image_pool(self, image: str) -> ImagePool:
         try:
-            return await self._stocks.get(image)
+            return await self._image_pools.get(image)
         except asyncio.CancelledError:
             self._refuse_if_closed()
             raise
 
-    async def _held_back(self, lease_id: str, num_spared: int) -> bool:
-        """Wait for a look if one more leaves too few machines for others; tell whether it did."""
-        has_room = not num_spared or self._num_wanted() + num_spared < self.live_max
+    async def _held_back(self, lease_id: str, reserved_slots: int) -> bool:
+        """Wait for one pass if this lease would take a reserved slot; return whether it would."""
+        has_room = not reserved_slots or self._num_requested() + reserved_slots < self.live_max
         if has_room or lease_id in self._leases.ids():
             return False
         self._refuse_if_closed()
         self._refuse_if_many_wait()
         self._num_held_back += 1
         try:
-            await self._keeper.look()
+            await self._reconciler.next_pass()
         finally:
             self._num_held_back -= 1
         return True
 
-    def _num_wanted(self) -> int:
-        """Return how many machines are lent, or will be as soon as they are there."""
-        waiting = sum(stock.num_waiting for stock in self._stocks)
-        return len(self._leases) + len(self._restores.tasks) + waiting
+    def _num_pending(self) -> int:
+        return sum(image_pool.num_pending for image_pool in self._image_pools)
 
-    async def _granted(self, stock: Stock, lease_id: str, lease_s: float) -> Lease:
+    def _num_requested(self) -> int:
+        """Return how many machines are leased, or will be as soon as they are up."""
+        return len(self._leases) + len(self._restores) + self._num_pending()
+
+    async def _granted(self, image_pool: ImagePool, lease_id: str, lease_s: float) -> Lease:
         self._refuse_if_closed()
         self._refuse_if_many_wait()
-        want = stock.want(lease_id, lease_s)
-        self._keeper.hand_out(stock)
+        pending = image_pool.request(lease_id, lease_s)
+        self._reconciler.grant(image_pool)
         try:
-            return await want.wait()
+            return await pending.wait()
         finally:
-            stock.withdraw(want)
+            image_pool.withdraw(pending)
 
     def _refuse_if_many_wait(self) -> None:
-        if self._waiting() >= WAITERS_MAX:
+        if self._num_held_back + self._num_pending() >= WAITERS_MAX:
             raise QueueFullError(f"sandbox pool: {WAITERS_MAX} wait for a machine already")
 
     def _refuse_if_closed(self) -> None:
@@ -196,33 +193,41 @@ class Pool:
             raise SandboxError("the sandbox pool is closed")
 
     async def restore(
-        self, folder: Path, lease_s: float, *, lease_id: str, image: str = "", num_spared: int = 0
+        self,
+        folder: Path,
+        lease_s: float,
+        *,
+        lease_id: str,
+        image: str = "",
+        reserved_slots: int = 0,
     ) -> Lease:
-        """Lend a machine that goes on from a checkpoint; idle machines make room for it.
+        """Lease a machine that resumes from a checkpoint; an idle machine ends to make room.
 
         Args:
             folder: The checkpoint.
             lease_s: As in `acquire`.
-            lease_id: Asking twice with one id gives the same machine.
-            image: That of the saved machine.
-            num_spared: As in `acquire`, but nothing is waited for.
+            lease_id: Repeated requests with one id get the same machine.
+            image: Of the saved machine.
+            reserved_slots: As in `acquire`, but the call does not wait.
 
         Raises:
-            CapabilityMissing: The backend cannot.
-            QueueFullError: `live_max` machines exist and none is idle, or only as many as are
-                spared may be lent.
-            SandboxError: The checkpoint is broken, or the machine did not come up.
+            CapabilityMissing: The backend has no checkpoints.
+            QueueFullError: `live_max` machines exist and none is idle, or the rest is reserved.
+            SandboxError: The checkpoint is broken, or the machine did not start.
 
         """
         require(self.backend, [Capability.CHECKPOINT])
         if lease := self._leases.renewed(lease_id):
             return lease
-        stock = await self._stock(image)
-        restoring = self._restores.find(lease_id)
+        image_pool = await self._image_pool(image)
+        restoring = self._restores.get(lease_id)
         if restoring is None:
-            if self._closed or self._num_wanted() + num_spared >= self.live_max:
+            if self._closed or self._num_requested() + reserved_slots >= self.live_max:
                 raise QueueFullError(f"sandbox pool: {self.live_max} machines exist already")
-            restoring = self._restores.begin(stock, folder, lease_id, lease_s)
+            ended_first = self._reconciler.make_room()
+            image_pool.num_booting += 1
+            work = self._restore(image_pool, folder, lease_id, lease_s, ended_first)
+            restoring = self._restores[lease_id] = asyncio.create_task(work)
         try:
             return await asyncio.shield(restoring)
         except asyncio.CancelledError:
@@ -230,52 +235,71 @@ class Pool:
                 self._refuse_if_closed()
             raise
 
+    async def _restore(
+        self,
+        image_pool: ImagePool,
+        folder: Path,
+        lease_id: str,
+        lease_s: float,
+        ended_first: list[Machine],
+    ) -> Lease:
+        backend = cast(SavingBackend, image_pool.backend)
+
+        async def start(cpu: int) -> Machine:
+            for machine in ended_first:
+                await self._reconciler.end(machine)
+            return await backend.restore(folder, cpu=cpu, timeout_s=self._boot_timeout_s)
+
+        try:
+            machine = await self._reconciler.start_machine(image_pool, start)
+        finally:
+            self._restores.pop(lease_id, None)
+        self._num_restored += 1
+        return self._leases.grant(lease_id, machine, lease_s)
+
     def lease(self, lease_id: str) -> Lease:
         """Return a lease and renew it.
 
         Raises:
-            NotFoundError: It was never given, or has expired, or was released.
+            NotFoundError: It was never granted, has expired, or was released.
 
         """
         lease = self._leases.renewed(lease_id)
         if lease is None:
-            raise NotFoundError(f"sandbox lease {lease_id!r}: expired, released or never given")
+            raise NotFoundError(f"sandbox lease {lease_id!r}: expired, released or never granted")
         return lease
 
     def lease_ids(self) -> set[str]:
-        """Return the leases that are held now; asking renews none."""
+        """Return the leases that are held now; this renews none."""
         return self._leases.ids()
 
     async def release(self, lease_id: str) -> None:
-        """End a lease and its machine; releasing twice does nothing."""
+        """End a lease and its machine; repeating it does nothing."""
         machine = self._leases.end(lease_id)
         if machine is not None:
-            await self._machines.end(machine)
+            await self._reconciler.end(machine)
 
     def counters(self) -> PoolCounters:
         """Return what the pool has done and holds now."""
-        machines = self._machines
-        times = sorted(machines.boot_ms)
+        tally = self._reconciler.tally
+        boot_ms = sorted(self._reconciler.boot_ms)
         return PoolCounters(
-            booted=machines.tally["booted"],
-            boot_failures=machines.tally["boot_failures"],
-            deaths=machines.tally["deaths"],
+            booted=tally["booted"],
+            boot_failures=tally["boot_failures"],
+            deaths=tally["deaths"],
             expired=self._leases.num_expired,
-            close_failures=machines.tally["close_failures"],
-            restored=self._restores.num_done,
-            live=machines.num_live,
-            idle=sum(len(stock.idle) for stock in self._stocks),
+            close_failures=tally["close_failures"],
+            restored=self._num_restored,
+            live=self._reconciler.num_live,
+            idle=sum(len(image_pool.idle) for image_pool in self._image_pools),
             leased=len(self._leases),
-            waiting=self._waiting(),
-            boot_ms_p50=percentile(times, 50),
-            boot_ms_p99=percentile(times, 99),
+            waiting=self._num_held_back + self._num_pending(),
+            boot_ms_p50=percentile(boot_ms, 50),
+            boot_ms_p99=percentile(boot_ms, 99),
         )
 
-    def _waiting(self) -> int:
-        return self._num_held_back + sum(stock.num_waiting for stock in self._stocks)
-
     async def close(self, *, deadline_s: float = CLOSE_S_MAX) -> None:
-        """End every machine and refuse further requests; who waits gets an error.
+        """End every machine and refuse further requests; pending leases fail.
 
         Raises:
             SandboxTimeout: Some still start or end at the deadline; the kernel ends them with
@@ -284,11 +308,11 @@ class Pool:
         """
         give_up_at = time.monotonic() + deadline_s
         self._closed = True
-        await self._keeper.stop()
-        for stock in self._stocks:
-            stock.refuse(SandboxError("the sandbox pool is closed"))
-        starts = (*self._restores.tasks, *self._stocks.opening)
-        late = await self._machines.close(give_up_at, starts)
+        await self._reconciler.stop()
+        for image_pool in self._image_pools:
+            image_pool.refuse(SandboxError("the sandbox pool is closed"))
+        starts = (*self._restores.values(), *self._image_pools.opening)
+        late = await self._reconciler.close(give_up_at, starts)
         for lease_id in self._leases.ids():
             self._leases.end(lease_id)
         if late:

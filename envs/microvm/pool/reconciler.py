@@ -1,25 +1,38 @@
-"""What goes on in a pool by itself: late leases end, what is missing boots, who waits is served."""
+"""Brings a pool's machines to what is requested: boots, grants, ends; never more than `live_max`.
+
+```
+ each pass: expired leases end ─▶ dead and evicted machines end ─▶ missing machines boot
+ a pass follows each boot, end and grant, and each expiry or retry that falls due
+```
+Where all room is taken, an idle machine of one image is ended for a pending lease of another.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any
 
-from penstock.envs.microvm.pool.image_pool import Stock
-from penstock.envs.microvm.pool.image_pools import Stocks
+from penstock.envs.microvm.pool.cpus import Cpus
+from penstock.envs.microvm.pool.image_pool import ImagePool
+from penstock.envs.microvm.pool.image_pools import ImagePools
 from penstock.envs.microvm.pool.lease import Leases
-from penstock.envs.microvm.pool.machines import Machines
+from penstock.envs.sandbox import Machine, SandboxError
+from penstock.messages.errors import QueueFullError
 
 TICK_S_MAX = 1.0
+BOOT_MS_KEPT = 4096
 
 
-class Keeper:
-    """Keeps a pool, from `start` to `stop`.
+class PoolReconciler:
+    """Owns all machines of a pool, from `start` to `stop` and `close`.
 
     Args:
-        stocks: Idle machines, and who waits for one.
-        leases: Of the pool.
-        monotonic: The time that leases run by.
-        live_max: Bound on all machines.
+        pools: Idle machines and pending leases.
+        leases: Granted leases.
+        monotonic: Clock of leases and retries.
+        live_max: Bound on all machines that exist, booting and ending ones included.
         boots_at_once: Bound on concurrent boots.
         boot_timeout_s: Deadline of one boot.
 
@@ -27,7 +40,7 @@ class Keeper:
 
     def __init__(  # noqa: PLR0913
         self,
-        stocks: Stocks,
+        pools: ImagePools,
         leases: Leases,
         monotonic: Callable[[], float],
         *,
@@ -35,69 +48,193 @@ class Keeper:
         boots_at_once: int,
         boot_timeout_s: float,
     ) -> None:
-        self._stocks = stocks
+        self._pools = pools
         self._leases = leases
         self._monotonic = monotonic
-        self.machines = Machines(
-            stocks,
-            live_max=live_max,
-            boots_at_once=boots_at_once,
-            boot_timeout_s=boot_timeout_s,
-            on_change=self._changed,
-            monotonic=monotonic,
-        )
+        self.live_max = live_max
+        self._boots_at_once = boots_at_once
+        self._boot_timeout_s = boot_timeout_s
+        self._cpus = Cpus()
+        """Of every machine that exists."""
+        self._boots: set[asyncio.Task[None]] = set()
+        self._ends: set[asyncio.Task[None]] = set()
+        self.tally: Counter[str] = Counter()
+        self.boot_ms: deque[float] = deque(maxlen=BOOT_MS_KEPT)
         self._wake = asyncio.Event()
-        self._looked = asyncio.Event()
-        """Set for a moment, after each look."""
-        self._keeping: asyncio.Task[None] | None = None
+        self._passed = asyncio.Event()
+        """Set for a moment after each pass."""
+        self._loop: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin."""
-        self._keeping = asyncio.create_task(self._keep())
+        """Start reconciling."""
+        self._loop = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """End; whoever waits for a look has it."""
-        if self._keeping is not None:
-            self._keeping.cancel()
+        """Stop reconciling; machines stay, and those who wait for a pass return."""
+        if self._loop is not None:
+            self._loop.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._keeping
-        self._tell()
+                await self._loop
+        self._announce_pass()
 
-    async def look(self) -> None:
-        """Wait for the next look at what the pool holds."""
-        await self._looked.wait()
+    async def next_pass(self) -> None:
+        """Wait for the end of the next pass."""
+        await self._passed.wait()
 
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         while True:
-            self.machines.end_all(self._leases.end_late())
-            self.machines.end_all(self._stocks.take_useless())
-            self.machines.boot_missing()
-            self._tell()
+            self.end_all(self._leases.end_expired())
+            self.end_all(self._pools.take_useless())
+            self._boot_missing()
+            self._announce_pass()
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._tick_s()):
+                async with asyncio.timeout(self._next_pass_s()):
                     await self._wake.wait()
 
-    def _tell(self) -> None:
-        self._looked.set()
-        self._looked.clear()
+    def _announce_pass(self) -> None:
+        self._passed.set()
+        self._passed.clear()
 
-    def _tick_s(self) -> float:
+    def _next_pass_s(self) -> float:
         now = self._monotonic()
-        retries = [stock.retry_at for stock in self._stocks if stock.retry_at > now]
-        soonest = min(self._leases.expire_from(), *retries, now + TICK_S_MAX)
+        retries = [pool.retry_at for pool in self._pools if pool.retry_at > now]
+        soonest = min(self._leases.next_expiry(), *retries, now + TICK_S_MAX)
         return max(0.001, soonest - now)
 
-    def _changed(self, stock: Stock | None) -> None:
-        """Lend a new machine; look again at what is missing."""
-        if stock is not None:
-            self.hand_out(stock)
+    def grant(self, pool: ImagePool) -> None:
+        """Grant an image's idle machines to its pending leases, oldest first."""
+        self.end_all(pool.take_dead())
+        while pool.idle and (pending := pool.pop_pending()) is not None:
+            machine = pool.idle.popleft()
+            lease = self._leases.grant(pending.lease_id, machine, pending.lease_s)
+            pending.granted.set_result(lease)
         self._wake.set()
 
-    def hand_out(self, stock: Stock) -> None:
-        """Lend the machines of a stock that are ready to those who wait, the oldest first."""
-        self.machines.end_all(stock.take_dead())
-        while stock.idle and (want := stock.take_want()) is not None:
-            machine = stock.idle.popleft()
-            want.given.set_result(self._leases.lend(want.lease_id, machine, want.lease_s))
-        self._wake.set()
+    @property
+    def num_live(self) -> int:
+        """Machines that exist or are booting."""
+        return self._num_booting + len(self._cpus)
+
+    @property
+    def _num_booting(self) -> int:
+        return sum(pool.num_booting for pool in self._pools)
+
+    def _boot_missing(self) -> None:
+        """Boot for pending leases, then for those to keep ready; make room for the former."""
+        now = self._monotonic()
+        pools = [pool for pool in self._pools if now >= pool.retry_at and not pool.is_absent]
+        pools.sort(key=lambda pool: pool.pending_since)
+        for pool in pools:
+            self._boot_some(pool, pool.num_unmet)
+        for pool in pools:
+            self._boot_some(pool, pool.num_missing)
+        if self.num_live - len(self._ends) >= self.live_max:
+            self.end_all(self._pools.take_idle(sum(pool.num_unmet for pool in pools)))
+
+    def _boot_some(self, pool: ImagePool, num_machines: int) -> None:
+        room = min(self.live_max - self.num_live, self._boots_at_once - self._num_booting)
+        for _ in range(min(num_machines, room)):
+            pool.num_booting += 1
+            _spawn(self._boot(pool), self._boots)
+
+    async def _boot(self, pool: ImagePool) -> None:
+        try:
+            with self._cpus.starting() as cpu:
+                machine = await pool.backend.start(cpu=cpu, timeout_s=self._boot_timeout_s)
+        except SandboxError as error:
+            self.tally["boot_failures"] += 1
+            pool.boot_failed(error, self._monotonic())
+        else:
+            self._cpus.take(machine, cpu)
+            self.tally["booted"] += 1
+            self.boot_ms.append(machine.info.boot_ms)
+            pool.booted(machine)
+        finally:
+            pool.num_booting -= 1
+            self.grant(pool)
+
+    def make_room(self) -> list[Machine]:
+        """Take an idle machine, for the caller to end, if one more would exceed `live_max`.
+
+        Raises:
+            QueueFullError: No machine is idle.
+
+        """
+        if self.num_live < self.live_max:
+            return []
+        if taken := self._pools.take_idle(1):
+            return taken
+        raise QueueFullError(f"sandbox pool: {self.live_max} machines exist already")
+
+    async def start_machine(
+        self, pool: ImagePool, start: Callable[[int], Awaitable[Machine]]
+    ) -> Machine:
+        """Start a machine that is leased at once.
+
+        Args:
+            pool: Of its image; the caller has counted the machine as booting, which reserves room.
+            start: Starts it on a processor.
+
+        Raises:
+            SandboxError: It did not start.
+
+        """
+        try:
+            with self._cpus.starting() as cpu:
+                machine = await start(cpu)
+            self._cpus.take(machine, cpu)
+        finally:
+            pool.num_booting -= 1
+            self._wake.set()
+        return machine
+
+    def end_all(self, machines: Iterable[Machine]) -> None:
+        """End machines in the background."""
+        for machine in machines:
+            _spawn(self.end(machine), self._ends)
+
+    async def end(self, machine: Machine) -> None:
+        """End a machine; repeating it does nothing."""
+        if machine not in self._cpus:
+            return
+        self.tally["deaths"] += not machine.alive
+        try:
+            await machine.close()
+        except SandboxError:
+            self.tally["close_failures"] += 1
+        finally:
+            self._cpus.free(machine)
+            self._wake.set()
+
+    async def close(self, give_up_at: float, starts: Iterable[asyncio.Task[Any]]) -> int:
+        """Cancel starting machines, then end all; return how many had not ended in time.
+
+        Args:
+            give_up_at: Deadline by `time.monotonic`.
+            starts: Tasks that start machines besides boots.
+
+        """
+        starting = {*self._boots, *starts}
+        for start in starting:
+            start.cancel()
+        late = await _wait_until(give_up_at, {*starting, *self._ends})
+        self.end_all(self._cpus.machines())
+        late |= await _wait_until(give_up_at, set(self._ends))
+        return len(late)
+
+
+def _spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
+async def _wait_until(give_up_at: float, tasks: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
+    """Return the tasks that still run at a time of `time.monotonic`; they are cancelled."""
+    if not tasks:
+        return set()
+    _, late = await asyncio.wait(tasks, timeout=max(0.0, give_up_at - time.monotonic()))
+    for task in late:
+        task.cancel()
+    return late

@@ -95,7 +95,7 @@ class QemuTcgBackend:
         )
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> QemuMachine:
-        """See `Backend.start`; the first call also boots the template, beyond `timeout_s`.
+        """See `SandboxBackend.start`; the first call also boots the template, beyond `timeout_s`.
 
         Raises `ImageAbsent` where the layer is gone.
         """

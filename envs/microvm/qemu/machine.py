@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Protocol
 
-from penstock.envs.microvm.checkpoint import Checkpoint, save_manifest
+from penstock.envs.microvm.checkpoint import MachineCheckpoint, save_manifest
 from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.machine import GuestSandbox
-from penstock.envs.microvm.protocol import Identity, LineState
+from penstock.envs.microvm.protocol import GuestIdentity, LineState
 from penstock.envs.microvm.qemu.launch import CommandLine, Launched
 from penstock.envs.microvm.qemu.memory import (
     Mapping,
@@ -67,7 +67,7 @@ class QemuMachine(GuestSandbox):
         """Wait for the hello of a guest that boots."""
         await self._connection.ready
 
-    async def become(self, identity: Identity, *, timeout_s: float) -> None:
+    async def become(self, identity: GuestIdentity, *, timeout_s: float) -> None:
         """Let a frozen guest go on."""
         await self._connection.thaw(identity, timeout_s=timeout_s)
 
@@ -103,7 +103,9 @@ class QemuMachine(GuestSandbox):
             devices, _ = await asyncio.gather(self.monitor.save_devices(), copying)
         finally:
             await self.monitor.run("cont")
-            await self.become(Identity(epoch=self._connection.epoch), timeout_s=self.hang_grace_s)
+            await self.become(
+                GuestIdentity(epoch=self._connection.epoch), timeout_s=self.hang_grace_s
+            )
         pause_ms = (time.perf_counter() - started) * 1000
         return Saved(memory, devices, line), pause_ms
 
@@ -123,7 +125,7 @@ class QemuMachine(GuestSandbox):
             async with self._saving:
                 saved, pause_ms = await self._save()
             await asyncio.to_thread(saved.write_out, folder)
-            checkpoint = Checkpoint(
+            checkpoint = MachineCheckpoint(
                 backend=self._builder.name,
                 machine_digest=self._builder.machine_digest,
                 line=saved.line,
@@ -143,9 +145,9 @@ class QemuMachine(GuestSandbox):
         await super().close()
 
 
-def _copys_identity(epoch: int) -> Identity:
+def _copys_identity(epoch: int) -> GuestIdentity:
     """Return who a copy is; its host name the template had already."""
-    return Identity.new(epoch, hostname="")
+    return GuestIdentity.new(epoch, hostname="")
 
 
 @contextlib.asynccontextmanager
@@ -199,7 +201,7 @@ async def make_template(builder: Builder, *, deadline_s: float) -> Saved:
     launched = Launched(builder.command, memory, boots=True, cpu=None)
     async with _connected(builder, launched, memory, None, deadline_s) as machine:
         await machine.connected()
-        await machine.become(Identity.new(0), timeout_s=deadline_s)
+        await machine.become(GuestIdentity.new(0), timeout_s=deadline_s)
     try:
         line = await machine.stand_by(settle_s=SETTLE_S)
         devices = await machine.monitor.save_devices()

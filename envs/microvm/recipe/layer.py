@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from penstock.envs.microvm.images.assets import digest_bytes, digest_file
-from penstock.envs.microvm.images.layers import Layer, entry_path, layer_folder, layer_path
+from penstock.envs.microvm.images.layers import ImageLayer, entry_path, layer_folder, layer_path
 from penstock.envs.microvm.recipe.apt import MIRROR
 from penstock.envs.microvm.recipe.image import LEFT_OUT, SUITE, UUID, WORK_ALIAS
 from penstock.envs.microvm.recipe.steps import (
@@ -46,7 +46,7 @@ class LayerSources(msgspec.Struct, frozen=True, kw_only=True):
     """Where the folder's content is in the machine."""
 
 
-def build_layer(name: str, sources: LayerSources, cache: Path, say: Say) -> Layer:
+def build_layer(name: str, sources: LayerSources, cache: Path, say: Say) -> ImageLayer:
     """Return the layer, building it if its inputs changed.
 
     Args:
@@ -73,7 +73,7 @@ def build_layer(name: str, sources: LayerSources, cache: Path, say: Say) -> Laye
             say(f"image {name} is up to date: {old.digest[:16]}")
             return old
         built = _build(Steps(Path(scratch), say), sources)
-        layer = Layer(
+        layer = ImageLayer(
             name=name,
             digest=digest_file(built),
             inputs=inputs,
@@ -90,9 +90,9 @@ def build_layer(name: str, sources: LayerSources, cache: Path, say: Say) -> Laye
         return layer
 
 
-def _current(entry: Path) -> Layer | None:
+def _current(entry: Path) -> ImageLayer | None:
     try:
-        return msgspec.json.decode(entry.read_bytes(), type=Layer)
+        return msgspec.json.decode(entry.read_bytes(), type=ImageLayer)
     except (OSError, msgspec.DecodeError):
         return None
 

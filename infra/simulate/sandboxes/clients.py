@@ -19,20 +19,18 @@ import msgspec
 from penstock.envs.microvm.pool.lease import percentile
 from penstock.envs.remote.group import acquire_group, renew_groups
 from penstock.envs.remote.lease import keep_renewed
-from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
-from penstock.infra.simulate.sandboxes.settings import FleetScenario
+from penstock.envs.remote.lease_spec import GroupSpec, LeaseSpec
+from penstock.infra.simulate.sandboxes.settings import BurstScenario
 from penstock.messages.base import Message
 from penstock.messages.bus import Bus
 
-TERMS = LeaseTerms(
-    holder="burst", lease_s=6.0, acquire_wait_s=60.0, margin_s=2.0, retry_delay_s=0.05
-)
-SETTLE_S = 2 * TERMS.lease_s
+SPEC = LeaseSpec(holder="burst", lease_s=6.0, acquire_wait_s=60.0, margin_s=2.0, retry_delay_s=0.05)
+SETTLE_S = 2 * SPEC.lease_s
 """After the burst: losses are noticed and made up for, and what nobody renews is reaped."""
 
 
-class BusAsker:
-    """An `Asker` on a bus, outside any actor."""
+class BusClient:
+    """An `SandboxClient` on a bus, outside any actor."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -40,23 +38,23 @@ class BusAsker:
     async def request(
         self, service: str, message: Message, *, deadline_s: float, reason: str = ""
     ) -> Message:
-        """See `Asker.request`."""
+        """See `SandboxClient.request`."""
         return await self._bus.request(service, message, deadline_s=deadline_s)
 
     async def sleep(self, duration_s: float) -> None:
-        """See `Asker.sleep`."""
+        """See `SandboxClient.sleep`."""
         await asyncio.sleep(duration_s)
 
     def monotonic(self) -> float:
-        """See `Asker.monotonic`."""
+        """See `SandboxClient.monotonic`."""
         return asyncio.get_running_loop().time()
 
 
-class Askers:
+class BurstClients:
     """Asks for all groups of a scenario and holds them."""
 
-    def __init__(self, bus: Bus, scenario: FleetScenario) -> None:
-        self._asker = BusAsker(bus)
+    def __init__(self, bus: Bus, scenario: BurstScenario) -> None:
+        self._client = BusClient(bus)
         self._scenario = scenario
         self._images = scenario.draw_images()
         self._ready_s: list[float] = []
@@ -93,10 +91,10 @@ class Askers:
 
     async def _acquire(self, group_id: str) -> None:
         size = self._scenario.group_size
-        group = GroupTerms(group_id=group_id, num_machines=size)
-        terms = msgspec.structs.replace(TERMS, image_digest=self._images[int(group_id)])
+        group = GroupSpec(group_id=group_id, num_machines=size)
+        spec = msgspec.structs.replace(SPEC, image_digest=self._images[int(group_id)])
         lease_ids = [f"{group_id}.{member}" for member in range(size)]
-        leased = await acquire_group(self._asker, group, lease_ids, terms)
+        leased = await acquire_group(self._client, group, lease_ids, spec)
         assert len(leased.sandboxes) == size
         self._held[leased.host].add(group_id)
         if leased.host not in self._renewals:
@@ -107,10 +105,10 @@ class Askers:
         held = self._held[host]
 
         async def renew(deadline_s: float) -> None:
-            terms = msgspec.structs.replace(TERMS, margin_s=deadline_s)
-            self._ask_anew(held, await renew_groups(self._asker, host, list(held), terms))
+            spec = msgspec.structs.replace(SPEC, margin_s=deadline_s)
+            self._ask_anew(held, await renew_groups(self._client, host, list(held), spec))
 
-        await keep_renewed(self._asker, renew, TERMS)
+        await keep_renewed(self._client, renew, SPEC)
         del self._renewals[host]
         self._ask_anew(held, list(held))
 

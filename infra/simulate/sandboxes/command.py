@@ -12,8 +12,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.actors.scheduler.fleet import Fleet
-from penstock.infra.simulate.sandboxes.settings import FleetScenario
+from penstock.actors.scheduler.host_registry import HostRegistry
+from penstock.infra.simulate.sandboxes.settings import BurstScenario
 
 ROWS = (
     "machines_per_s", "ready_s_p50", "ready_s_p95", "ready_s_p99", "all_live_s", "fetched_tb",
@@ -22,9 +22,9 @@ ROWS = (
 )  # fmt: skip
 
 
-def add_fleet_simulation(parser: argparse.ArgumentParser) -> None:
+def add_sandbox_simulation(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    default = FleetScenario()
+    default = BurstScenario()
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--machines", type=int, default=default.num_machines)
     parser.add_argument("--hosts", type=int, default=default.num_hosts)
@@ -37,7 +37,7 @@ def add_fleet_simulation(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the burst on virtual time and over a real server, by both policies; print the figures."""
-    scenario = FleetScenario(
+    scenario = BurstScenario(
         seed=arguments.seed,
         num_machines=arguments.machines,
         num_hosts=arguments.hosts,
@@ -55,14 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _parts(only: str | None) -> dict[str, Callable[[FleetScenario, str], dict[str, Any]]]:
+def _parts(only: str | None) -> dict[str, Callable[[BurstScenario, str], dict[str, Any]]]:
     from penstock.infra.simulate.sandboxes.nats import place_over_nats
-    from penstock.infra.simulate.sandboxes.simulation import simulate_fleet
+    from penstock.infra.simulate.sandboxes.simulation import simulate_burst
 
-    def over_nats(scenario: FleetScenario, policy: str) -> dict[str, Any]:
+    def over_nats(scenario: BurstScenario, policy: str) -> dict[str, Any]:
         return asyncio.run(place_over_nats(scenario, policy))
 
-    parts = {"virtual": simulate_fleet, "nats": over_nats}
+    parts = {"virtual": simulate_burst, "nats": over_nats}
     return {name: part for name, part in parts.items() if only in (None, name)}
 
 
@@ -74,14 +74,14 @@ def _table(figures: dict[str, Any]) -> Table:
     return table
 
 
-def place_in_memory(scenario: FleetScenario) -> dict[str, Any]:
+def place_in_memory(scenario: BurstScenario) -> dict[str, Any]:
     """Place all groups without a bus: what the choice alone costs."""
-    fleet, images = Fleet(random.Random(scenario.seed)), scenario.draw_images()
+    registry, images = HostRegistry(random.Random(scenario.seed)), scenario.draw_images()
     for number in range(scenario.num_hosts):
-        fleet.report(f"h{number}", num_slots=scenario.num_slots, num_live=0, now=0.0)
+        registry.report(f"h{number}", num_slots=scenario.num_slots, num_live=0, now=0.0)
     began_s = time.perf_counter()
     for number, image in enumerate(images):
-        fleet.place(
+        registry.place(
             str(number),
             num_machines=scenario.group_size,
             image=image,

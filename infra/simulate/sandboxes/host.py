@@ -9,7 +9,7 @@ import random
 
 import msgspec
 
-from penstock.infra.simulate.sandboxes.settings import FleetScenario
+from penstock.infra.simulate.sandboxes.settings import BurstScenario
 from penstock.messages.rollout import SandboxRecord
 from penstock.messages.sandbox import AcquireGroup
 from penstock.messages.scheduler import HeldGroup, ReportHost
@@ -29,7 +29,7 @@ class Held(msgspec.Struct):
 class SimulatedHost:
     """Leases groups, once for each id; reaps what nobody renews."""
 
-    def __init__(self, name: str, scenario: FleetScenario) -> None:
+    def __init__(self, name: str, scenario: BurstScenario) -> None:
         self.name = name
         self.images: set[str] = set()
         self.groups: dict[str, Held] = {}

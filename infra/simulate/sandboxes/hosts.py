@@ -1,4 +1,4 @@
-"""All simulated hosts of a fleet in one process, each on its own subject of a real server.
+"""All simulated hosts in one process, each on its own subject of a real server.
 
 Each reports once a second and reaps by itself. Some die in the middle: they answer nothing more,
 report nothing more, and what they held is lost.
@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any
 
 from penstock.envs.remote.client import (
-    FLEET_SERVICE,
+    SCHEDULER_SERVICE,
     SandboxBusyError,
     host_service,
     to_remote_error,
 )
 from penstock.infra.simulate.sandboxes.host import SimulatedHost
-from penstock.infra.simulate.sandboxes.settings import FleetScenario
+from penstock.infra.simulate.sandboxes.settings import BurstScenario
 from penstock.messages.base import Message
 from penstock.messages.bus import Bus
 from penstock.messages.errors import DeadlineError
@@ -31,7 +31,7 @@ REPORT_DEADLINE_S = 5.0
 class Hosts:
     """Serves every host; `run` ends when it is told to."""
 
-    def __init__(self, bus: Bus, scenario: FleetScenario) -> None:
+    def __init__(self, bus: Bus, scenario: BurstScenario) -> None:
         self._bus = bus
         self._scenario = scenario
         self._images = scenario.draw_images()
@@ -98,7 +98,9 @@ class Hosts:
         while True:
             host.reap(loop.time())
             try:
-                await self._bus.request(FLEET_SERVICE, host.report(), deadline_s=REPORT_DEADLINE_S)
+                await self._bus.request(
+                    SCHEDULER_SERVICE, host.report(), deadline_s=REPORT_DEADLINE_S
+                )
             except DeadlineError:
                 continue
             await asyncio.sleep(REPORT_PERIOD_S)

@@ -1,4 +1,4 @@
-"""The burst on a real NATS server: askers, scheduler and hosts are processes of their own.
+"""The burst on a real NATS server: clients, scheduler and hosts are processes of their own.
 
 Real: server, bus, actor runtime, scheduler, the client that leases groups, heartbeats, deaths.
 Simulated: hosts lease as real ones do, but their machines are time on a link and on cores.
@@ -19,20 +19,20 @@ from penstock.actors.runtime.host import ActorHost
 from penstock.actors.scheduler.actor import LEARN_S
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
-from penstock.infra.simulate.sandboxes.clients import SETTLE_S, Askers
+from penstock.infra.simulate.sandboxes.clients import SETTLE_S, BurstClients
 from penstock.infra.simulate.sandboxes.hosts import Hosts
 from penstock.infra.simulate.sandboxes.policies import SCHEDULERS
-from penstock.infra.simulate.sandboxes.settings import FleetScenario
+from penstock.infra.simulate.sandboxes.settings import BurstScenario
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import DeadlineError
 
 START_S_MAX = 60.0
 BURST_S_MAX = 600.0
 END_S_MAX = 30.0
-Work = Callable[[str, FleetScenario, str, "Line"], Any]
+Work = Callable[[str, BurstScenario, str, "ChildPipe"], Any]
 
 
-class Line:
+class ChildPipe:
     """The child's end: it says when it is ready, and is told when to stop."""
 
     def __init__(self, connection: Connection) -> None:
@@ -45,17 +45,19 @@ class Line:
         self._connection.send(value)
 
 
-async def schedule(url: str, scenario: FleetScenario, policy: str, line: Line) -> None:
+async def schedule(url: str, scenario: BurstScenario, policy: str, line: ChildPipe) -> None:
     """Run the scheduler until it is told to stop."""
-    bus = await _connect(url, "fleet")
+    bus = await _connect(url, "scheduler")
     actor = SCHEDULERS[policy]()
-    host = ActorHost(actor, bus, MemoryStore(), name="fleet", seed=scenario.seed)
+    host = ActorHost(actor, bus, MemoryStore(), name="scheduler", seed=scenario.seed)
     line.send("ready")
     await host.run(line.stop)
     await bus.close()
 
 
-async def serve_hosts(url: str, scenario: FleetScenario, policy: str, line: Line) -> dict[str, Any]:
+async def serve_hosts(
+    url: str, scenario: BurstScenario, policy: str, line: ChildPipe
+) -> dict[str, Any]:
     """Run all hosts until it is told to stop; return what they held then."""
     bus = await _connect(url, "hosts")
     figures = await Hosts(bus, scenario).run(lambda: line.send("ready"), line.stop)
@@ -63,27 +65,27 @@ async def serve_hosts(url: str, scenario: FleetScenario, policy: str, line: Line
     return figures
 
 
-async def ask(url: str, scenario: FleetScenario, policy: str, line: Line) -> dict[str, Any]:
+async def ask(url: str, scenario: BurstScenario, policy: str, line: ChildPipe) -> dict[str, Any]:
     """Place the whole burst and hold it until it is told to stop; return the figures."""
-    bus = await _connect(url, "askers")
+    bus = await _connect(url, "clients")
     line.send("ready")
-    askers = Askers(bus, scenario)
-    line.send(await askers.place())
-    held = await askers.hold(line.stop)
+    clients = BurstClients(bus, scenario)
+    line.send(await clients.place())
+    held = await clients.hold(line.stop)
     await bus.close()
     return held
 
 
 def _connect(url: str, name: str) -> Any:
-    return NatsBus.connect(url, run_id="fleet", store=MemoryStore(), name=name)
+    return NatsBus.connect(url, run_id="burst", store=MemoryStore(), name=name)
 
 
-def _child(work: Work, url: str, scenario: FleetScenario, policy: str, line: Connection) -> None:
+def _child(work: Work, url: str, scenario: BurstScenario, policy: str, line: Connection) -> None:
     import uvloop
 
     async def run() -> None:
         began_s = time.process_time()
-        found = await work(url, scenario, policy, Line(line))
+        found = await work(url, scenario, policy, ChildPipe(line))
         line.send((found, time.process_time() - began_s))
 
     uvloop.run(run())
@@ -123,10 +125,10 @@ class Child:
         await asyncio.to_thread(self._process.join, END_S_MAX)
 
 
-async def place_over_nats(scenario: FleetScenario, policy: str) -> dict[str, Any]:
+async def place_over_nats(scenario: BurstScenario, policy: str) -> dict[str, Any]:
     """Place all groups of a scenario through a server of its own; return the figures."""
     async with AsyncExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-fleet-"))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-burst-"))
         server = EmbeddedServer(store_dir=Path(folder) / "nats")
         await server.start()
         stack.push_async_callback(server.stop)
@@ -142,18 +144,18 @@ async def place_over_nats(scenario: FleetScenario, policy: str) -> dict[str, Any
 
         scheduler, hosts = await start(schedule), await start(serve_hosts)
         await asyncio.sleep(LEARN_S)
-        askers = await start(ask)
-        figures = await askers.receive(BURST_S_MAX)
+        clients = await start(ask)
+        figures = await clients.receive(BURST_S_MAX)
         await asyncio.sleep(SETTLE_S)
-        (found, hosts_s), (held, askers_s) = await hosts.end(), await askers.end()
+        (found, hosts_s), (held, clients_s) = await hosts.end(), await clients.end()
         _, scheduler_s = await scheduler.end()
-        spent = {"scheduler": scheduler_s, "hosts": hosts_s, "askers": askers_s}
+        spent = {"scheduler": scheduler_s, "hosts": hosts_s, "clients": clients_s}
         cpu_s = {name: round(spent_s, 2) for name, spent_s in spent.items()}
         return figures | audit(scenario, held, found) | {"cpu_s": cpu_s}
 
 
-def audit(scenario: FleetScenario, held: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Compare what askers hold with what hosts hold, group by group."""
+def audit(scenario: BurstScenario, held: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Compare what clients hold with what hosts hold, group by group."""
     hosts_of = Counter(group for groups in found["groups"].values() for group in groups)
     where = {group: host for host, groups in found["groups"].items() for group in groups}
     held_on: dict[str, str] = held["host_of"]

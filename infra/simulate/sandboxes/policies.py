@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from penstock.actors.runtime.actor import Effects
 from penstock.actors.runtime.context import Context
-from penstock.actors.scheduler.actor import FleetScheduler
-from penstock.actors.scheduler.fleet import Fleet, FleetFullError
+from penstock.actors.scheduler.actor import SandboxScheduler
+from penstock.actors.scheduler.host_registry import HostRegistry, HostsFullError
 from penstock.actors.scheduler.placement import Host
 
 
-class RoundRobin(Fleet):
+class RoundRobin(HostRegistry):
     """Takes one host after the other, whatever image it holds."""
 
     _next = 0
@@ -23,20 +23,20 @@ class RoundRobin(Fleet):
             host = self._hosts[names[self._next]]
             if host.has_room(num_machines, is_grading=is_grading) and host.name != avoid:
                 return host, image in host.images
-        raise FleetFullError(f"no room for {num_machines} machines on {self.num_hosts} hosts")
+        raise HostsFullError(f"no room for {num_machines} machines on {self.num_hosts} hosts")
 
 
-class RoundRobinScheduler(FleetScheduler):
+class RoundRobinScheduler(SandboxScheduler):
     """The real scheduler with that choice."""
 
     async def start(self, ctx: Context) -> Effects:
         """Begin without any host."""
         await super().start(ctx)
-        self._fleet = RoundRobin(ctx.random, quota=self._quota, quotas=self._quotas)
+        self._hosts = RoundRobin(ctx.random, quota=self._quota, quotas=self._quotas)
         return ()
 
 
-SCHEDULERS: dict[str, type[FleetScheduler]] = {
-    "affinity": FleetScheduler,
+SCHEDULERS: dict[str, type[SandboxScheduler]] = {
+    "affinity": SandboxScheduler,
     "round_robin": RoundRobinScheduler,
 }

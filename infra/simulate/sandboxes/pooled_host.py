@@ -8,7 +8,7 @@ from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.sandbox_host.groups import Groups
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import Capability, IsolationClass
-from penstock.infra.simulate.sandboxes.settings import FleetScenario
+from penstock.infra.simulate.sandboxes.settings import BurstScenario
 from penstock.messages.rollout import SandboxRecord
 
 
@@ -32,12 +32,12 @@ class SimulatedBackend:
     isolation_class = IsolationClass.HARDWARE_VM
     capabilities = frozenset({Capability.COLD_BOOT})
 
-    def __init__(self, scenario: FleetScenario, rng: random.Random) -> None:
+    def __init__(self, scenario: BurstScenario, rng: random.Random) -> None:
         self._scenario = scenario
         self._rng = rng
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> Any:
-        """See `Backend.start`."""
+        """See `SandboxBackend.start`."""
         boot_ms = self._scenario.boot_ms * self._rng.lognormvariate(0.0, self._scenario.boot_sigma)
         await asyncio.sleep(boot_ms / 1000)
         record = SandboxRecord(
@@ -50,7 +50,7 @@ class SimulatedBackend:
 class PooledHost:
     """A pool, and the images whose pages it has."""
 
-    def __init__(self, name: str, scenario: FleetScenario, rng: random.Random) -> None:
+    def __init__(self, name: str, scenario: BurstScenario, rng: random.Random) -> None:
         self.name = name
         self.pool = Pool(
             SimulatedBackend(scenario, rng),

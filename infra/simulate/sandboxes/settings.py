@@ -1,4 +1,4 @@
-"""The fleet that `penstock simulate sandboxes` assumes."""
+"""What `penstock simulate sandboxes` assumes."""
 
 import itertools
 import random
@@ -10,7 +10,7 @@ from penstock.messages.errors import ConfigError
 FLAGS = {"num_machines": "--machines", "num_hosts": "--hosts", "num_failures": "--failures"}
 
 
-class FleetScenario(msgspec.Struct, frozen=True, kw_only=True):
+class BurstScenario(msgspec.Struct, frozen=True, kw_only=True):
     """What is simulated, and with which assumptions."""
 
     seed: int = 0

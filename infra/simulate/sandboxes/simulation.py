@@ -1,10 +1,10 @@
-"""A fleet's whole burst of machines at one moment, through the real scheduler, on virtual time.
+"""A burst of machines at one moment, through the real scheduler, on virtual time.
 
 ```
  group ──PlaceGroup──▶ scheduler (real, over the in-memory bus) ──▶ host
    └─▶ the host's image pages ──▶ the host's groups and Pool (real) ──▶ machines that boot in time
 ```
-Real: scheduler, fleet bookkeeping, bus protocol, actor runtime, groups, pools and leases.
+Real: scheduler, its host registry, bus protocol, actor runtime, groups, pools and leases.
 Drawn or assumed (`settings.py`): boot times, image sizes and popularity, network.
 """
 
@@ -17,12 +17,12 @@ from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.scheduler.actor import LEARN_S
 from penstock.envs.microvm.pool.lease import percentile
-from penstock.envs.remote.client import FLEET_SERVICE
+from penstock.envs.remote.client import SCHEDULER_SERVICE
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.simulate.sandboxes.policies import SCHEDULERS
 from penstock.infra.simulate.sandboxes.pooled_host import PooledHost, SimulatedMachine
-from penstock.infra.simulate.sandboxes.settings import FleetScenario
+from penstock.infra.simulate.sandboxes.settings import BurstScenario
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import RemoteCallError
 from penstock.messages.sandbox import AcquireGroup
@@ -32,8 +32,8 @@ DEADLINE_S = 600.0
 REPORT_PERIOD_S = 1.0
 
 
-class Simulation:
-    """One fleet and one burst.
+class BurstSimulation:
+    """One burst on many hosts.
 
     Args:
         scenario: What is assumed.
@@ -41,7 +41,7 @@ class Simulation:
 
     """
 
-    def __init__(self, scenario: FleetScenario, policy: str) -> None:
+    def __init__(self, scenario: BurstScenario, policy: str) -> None:
         self._scenario = scenario
         self._policy = policy
         self._rng = random.Random(scenario.seed)
@@ -61,15 +61,15 @@ class Simulation:
         scenario = self._scenario
         scheduler = ActorHost(
             SCHEDULERS[self._policy](),
-            self._bus("fleet"),
+            self._bus("scheduler"),
             self._store,
-            name="fleet",
+            name="scheduler",
             seed=scenario.seed,
             clock=VirtualClock(),
         )
         stop = asyncio.Event()
         running = asyncio.create_task(scheduler.run(stop))
-        bus = self._bus("askers")
+        bus = self._bus("clients")
         for host in self._hosts.values():
             await host.pool.__aenter__()
         reports = asyncio.create_task(self._report(bus))
@@ -87,7 +87,7 @@ class Simulation:
         return figures
 
     def _bus(self, name: str) -> MemoryBus:
-        return MemoryBus(self._server, run_id="fleet", store=self._store, name=name)
+        return MemoryBus(self._server, run_id="burst", store=self._store, name=name)
 
     def _groups(self) -> list[tuple[str, str, int]]:
         """Return id, image and size of what is placed as a unit."""
@@ -110,7 +110,7 @@ class Simulation:
                     image_digests=sorted(host.images),
                     groups=host.groups.held(),
                 )
-                await bus.request(FLEET_SERVICE, report, deadline_s=DEADLINE_S)
+                await bus.request(SCHEDULER_SERVICE, report, deadline_s=DEADLINE_S)
             await asyncio.sleep(REPORT_PERIOD_S)
 
     async def _group(self, bus: MemoryBus, group_id: str, image: str, size: int) -> None:
@@ -137,7 +137,7 @@ class Simulation:
         )
         while True:
             try:
-                placed = await bus.request(FLEET_SERVICE, wanted, deadline_s=DEADLINE_S)
+                placed = await bus.request(SCHEDULER_SERVICE, wanted, deadline_s=DEADLINE_S)
             except RemoteCallError:
                 self._retries += 1
                 await asyncio.sleep(0.05)
@@ -164,10 +164,10 @@ class Simulation:
         }
 
 
-def simulate_fleet(scenario: FleetScenario, policy: str = "affinity") -> dict[str, Any]:
+def simulate_burst(scenario: BurstScenario, policy: str = "affinity") -> dict[str, Any]:
     """Run one burst on virtual time; two runs of one scenario give the same figures but `cpu_s`."""
 
     async def simulate() -> dict[str, Any]:
-        return await Simulation(scenario, policy).run()
+        return await BurstSimulation(scenario, policy).run()
 
     return run_virtual(simulate())

@@ -14,7 +14,7 @@ from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.envs.backends import open_backend
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.lease_spec import LeaseTerms
+from penstock.envs.remote.lease_spec import LeaseSpec
 from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.infra.bus.memory.bus import MemoryBus
@@ -57,7 +57,7 @@ async def remote_machine() -> AsyncIterator[RemoteSandbox]:
     identity = ActorIdentity(name="test", seed=0, incarnation="i")
     ctx = HostContext(identity, bus=bus, store=store, clock=clock)
     try:
-        async with lease_sandbox(ctx, "lease-1", LeaseTerms(holder="test")) as sandbox:
+        async with lease_sandbox(ctx, "lease-1", LeaseSpec(holder="test")) as sandbox:
             yield sandbox
     finally:
         stop.set()

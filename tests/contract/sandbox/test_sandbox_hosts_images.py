@@ -14,14 +14,14 @@ from penstock.actors.runtime.host import ActorHost
 from penstock.actors.runtime.host_context import ActorIdentity, HostContext
 from penstock.actors.sandbox_host.actor import SandboxHost
 from penstock.actors.sandbox_host.config import SandboxHostConfig
-from penstock.actors.scheduler.actor import FleetScheduler
+from penstock.actors.scheduler.actor import SandboxScheduler
 from penstock.envs.backends import open_backend
 from penstock.envs.microvm.images.images import Images
 from penstock.envs.microvm.images.layers import image_digest, layer_path
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
+from penstock.envs.remote.lease_spec import GroupSpec, LeaseSpec
 from penstock.envs.sandbox import ImageAbsent
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
@@ -57,8 +57,8 @@ class TwoHosts:
         self.ctx = HostContext(
             identity, bus=self._bus("test"), store=self.store, clock=SystemClock()
         )
-        self.scheduler = FleetScheduler()
-        actors = {"fleet": self.scheduler} | {name: self._host(name) for name in HOSTS}
+        self.scheduler = SandboxScheduler()
+        actors = {"scheduler": self.scheduler} | {name: self._host(name) for name in HOSTS}
         self.running = [
             asyncio.create_task(
                 ActorHost(actor, self._bus(name), self.store, name=name, seed=0).run(self.stop)
@@ -75,7 +75,9 @@ class TwoHosts:
             lambda layer: open_backend("uml", layer=layer), own=self.own[name], shared=shared
         )
         pool = Pool(open_backend("uml"), size=0, live_max=6, images=images, boot_timeout_s=60.0)
-        return SandboxHost(pool, name, SandboxHostConfig(reports_to_fleet=True, acquire_s_max=60.0))
+        return SandboxHost(
+            pool, name, SandboxHostConfig(reports_to_scheduler=True, acquire_s_max=60.0)
+        )
 
     def held(self, name):
         """Return the layers that a host has copied."""
@@ -84,18 +86,18 @@ class TwoHosts:
 
     @asynccontextmanager
     async def machine(self, group_id, image):
-        terms = LeaseTerms(
+        spec = LeaseSpec(
             holder="test",
             image_digest=image,
             margin_s=60.0,
-            group=GroupTerms(group_id=group_id, num_machines=1),
+            group=GroupSpec(group_id=group_id, num_machines=1),
         )
-        async with lease_sandbox(self.ctx, f"{group_id}.0", terms) as sandbox:
+        async with lease_sandbox(self.ctx, f"{group_id}.0", spec) as sandbox:
             yield sandbox
 
     async def place(self, group_id, avoid_host=""):
         wanted = PlaceGroup(group_id=group_id, holder="test", num_machines=1, avoid_host=avoid_host)
-        return (await self.ctx.request("fleet", wanted, deadline_s=10.0)).host
+        return (await self.ctx.request("scheduler", wanted, deadline_s=10.0)).host
 
     async def close(self):
         self.stop.set()

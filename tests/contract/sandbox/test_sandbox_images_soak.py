@@ -59,7 +59,9 @@ async def ask(pool, digests, rng):
     for _ in range(NUM_ASKED):
         number = rng.randrange(NUM_IMAGES)
         try:
-            lease = await pool.acquire(60.0, timeout_s=60.0, image=digests[number], num_spared=1)
+            lease = await pool.acquire(
+                60.0, timeout_s=60.0, image=digests[number], reserved_slots=1
+            )
         except ImageAbsent:
             continue
         done = await lease.sandbox.exec(["cat", "/opt/x/who"], timeout_s=60.0)

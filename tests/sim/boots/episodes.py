@@ -8,7 +8,7 @@ from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host_context import ActorIdentity, HostContext
 from penstock.envs.remote.client import ACQUIRE_SERVICE
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
+from penstock.envs.remote.lease_spec import GroupSpec, LeaseSpec
 from penstock.envs.sandbox import ExecResult, Sandbox, SandboxError, SandboxTimeout
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.stores.memory import MemoryStore
@@ -62,18 +62,18 @@ class Episodes:
         group_id = f"{self._prefix}.{self._num_groups}"
         if self._rng.random() < ABANDONED * GROUP_SIZE:
             await self._abandon(group_id)
-        terms = LeaseTerms(
+        spec = LeaseSpec(
             holder="boots", lease_s=LEASE_S, acquire_wait_s=60.0, margin_s=6.0,
-            group=GroupTerms(group_id=group_id, num_machines=GROUP_SIZE),
+            group=GroupSpec(group_id=group_id, num_machines=GROUP_SIZE),
         )  # fmt: skip
         async with asyncio.timeout(EPISODE_S_MAX):
             await asyncio.gather(
-                *(self._member(f"{group_id}.{member}", terms) for member in range(GROUP_SIZE))
+                *(self._member(f"{group_id}.{member}", spec) for member in range(GROUP_SIZE))
             )
 
-    async def _member(self, lease_id: str, terms: LeaseTerms) -> None:
+    async def _member(self, lease_id: str, spec: LeaseSpec) -> None:
         try:
-            async with lease_sandbox(self._ctx, lease_id, terms) as machine:
+            async with lease_sandbox(self._ctx, lease_id, spec) as machine:
                 self.num_boots += 1
                 await self._use(machine)
         except SandboxError as error:

@@ -19,12 +19,12 @@ from .processes import children_of
 
 CONFIG = """\
 regions = [{ name = "west", serves = ["train", "eval", "live"] }]
-processes = { fleet = ["fleet"], a = ["sandbox:a"], b = ["sandbox:b"] }
-sandbox = { reports_to_fleet = true, lease_s_max = 30.0 }
+processes = { scheduler = ["scheduler"], a = ["sandbox:a"], b = ["sandbox:b"] }
+sandbox = { reports_to_scheduler = true, lease_s_max = 30.0 }
 pool = { size = 2, live_max = 10 }
 """
 IDLE_PER_HOST = 2
-SCHEDULER, HOSTS = "fleet", ("sandbox:a", "sandbox:b")
+SCHEDULER, HOSTS = "scheduler", ("sandbox:a", "sandbox:b")
 STOP_S_MAX = 30.0
 
 

@@ -308,7 +308,7 @@ class World:
     def set_faults(self, **probabilities: float) -> None:
         self.server.faults = Faults(**probabilities)
 
-    def asker(self, name: str = "test") -> HostContext:
+    def client(self, name: str = "test") -> HostContext:
         """Return a context of the test's own."""
         identity = ActorIdentity(name=name, incarnation="i", seed=0)
         return HostContext(identity, bus=self._bus, store=self.store, clock=VirtualClock())

@@ -52,13 +52,13 @@ def test_a_judge_does_not_wait_for_a_dead_ones_lease(simulate) -> None:
         await world.put_tasks()
         world.host_machines(live_max=1)
         left = AcquireSandbox(lease_id="left", holder="judge.g0-m0", lease_s=60.0)
-        await world.asker().request("sandbox.acquire", left, deadline_s=5.0)
-        began_s = world.asker().monotonic()
+        await world.client().request("sandbox.acquire", left, deadline_s=5.0)
+        began_s = world.client().monotonic()
         world.host_judge()
         await world.publish(make_rollout())
         [verdict] = await world.wait_for(Verdict, 1)
         assert verdict.outcome is Outcome.SOLVED
-        assert world.asker().monotonic() - began_s < 10.0
+        assert world.client().monotonic() - began_s < 10.0
 
     simulate(scenario)
 

@@ -11,7 +11,7 @@ from penstock.actors.trainer.config import TrainerConfig
 from penstock.envs.microvm.pool import pool
 from penstock.envs.remote.client import SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.lease_spec import LeaseTerms
+from penstock.envs.remote.lease_spec import LeaseSpec
 from penstock.envs.sandbox import SandboxDied, SandboxTimeout
 from penstock.messages.pacing import CreditsChanged
 from penstock.messages.reward import Outcome, Verdict
@@ -19,7 +19,7 @@ from penstock.messages.rollout import EpisodeEnd, RolloutFinished, TurnSampled
 from penstock.messages.sandbox import AcquireSandbox, ReleaseSandbox
 
 NUM_GROUPS, GROUP_SIZE = 4, 4
-TERMS = LeaseTerms(holder="test", lease_s=10.0, acquire_wait_s=5.0, margin_s=2.0)
+SPEC = LeaseSpec(holder="test", lease_s=10.0, acquire_wait_s=5.0, margin_s=2.0)
 
 
 async def run_groups(world: World, fleet: Fleet, *, num_machines_max: int) -> list[RolloutFinished]:
@@ -90,13 +90,13 @@ def test_infrastructure_failures_are_all_masked_from_the_loss(simulate) -> None:
 def test_a_guest_that_hangs_is_a_timeout_within_its_deadline(simulate) -> None:
     async def scenario(world: World) -> None:
         world.host_machines()
-        asker = world.asker()
-        async with lease_sandbox(asker, "lease-1", TERMS) as sandbox:
+        client = world.client()
+        async with lease_sandbox(client, "lease-1", SPEC) as sandbox:
             world.backend.machines[0]._delay_s = 1e6
-            began = asker.monotonic()
+            began = client.monotonic()
             with pytest.raises(SandboxTimeout, match="does not answer"):
                 await sandbox.exec(["sleep", "1"], timeout_s=3.0)
-            assert asker.monotonic() - began == pytest.approx(3.0 + TERMS.margin_s, abs=0.5)
+            assert client.monotonic() - began == pytest.approx(3.0 + SPEC.margin_s, abs=0.5)
 
     simulate(scenario)
 
@@ -104,11 +104,11 @@ def test_a_guest_that_hangs_is_a_timeout_within_its_deadline(simulate) -> None:
 def test_a_host_that_dies_while_a_machine_boots_is_busy_within_the_deadline(simulate) -> None:
     async def scenario(world: World) -> None:
         host = world.host_machines()
-        asker = world.asker()
-        began = asker.monotonic()
+        client = world.client()
+        began = client.monotonic()
 
         async def wait_for_machine() -> None:
-            async with lease_sandbox(asker, "lease-1", TERMS):
+            async with lease_sandbox(client, "lease-1", SPEC):
                 raise AssertionError("leased")
 
         waiting = asyncio.create_task(wait_for_machine())
@@ -116,7 +116,7 @@ def test_a_host_that_dies_while_a_machine_boots_is_busy_within_the_deadline(simu
         await host.kill()
         with pytest.raises(SandboxBusyError, match="no sandbox within 5 s"):
             await waiting
-        assert asker.monotonic() - began <= TERMS.acquire_wait_s + TERMS.margin_s + 0.5
+        assert client.monotonic() - began <= SPEC.acquire_wait_s + SPEC.margin_s + 0.5
 
     simulate(scenario)
 
@@ -124,10 +124,12 @@ def test_a_host_that_dies_while_a_machine_boots_is_busy_within_the_deadline(simu
 def test_a_release_that_overtakes_its_request_costs_one_lease(simulate) -> None:
     async def scenario(world: World) -> None:
         world.host_machines()
-        asker = world.asker()
+        client = world.client()
         wanted = AcquireSandbox(lease_id="raced", holder="test", lease_s=3.0)
-        released = asker.request("sandbox.host-0", ReleaseSandbox(lease_id="raced"), deadline_s=2.0)
-        await asyncio.gather(asker.request("sandbox.acquire", wanted, deadline_s=2.0), released)
+        released = client.request(
+            "sandbox.host-0", ReleaseSandbox(lease_id="raced"), deadline_s=2.0
+        )
+        await asyncio.gather(client.request("sandbox.acquire", wanted, deadline_s=2.0), released)
         assert [machine.alive for machine in world.backend.machines] == [True]
         await world.sleep(5.0)
         assert [machine.alive for machine in world.backend.machines] == [False]
@@ -138,8 +140,8 @@ def test_a_release_that_overtakes_its_request_costs_one_lease(simulate) -> None:
 def test_an_operation_on_a_lease_that_expired_is_a_death(simulate) -> None:
     async def scenario(world: World) -> None:
         world.host_machines(lease_s_max=2.0)
-        terms = LeaseTerms(holder="test", lease_s=30.0, acquire_wait_s=5.0)
-        async with lease_sandbox(world.asker(), "late", terms) as sandbox:
+        spec = LeaseSpec(holder="test", lease_s=30.0, acquire_wait_s=5.0)
+        async with lease_sandbox(world.client(), "late", spec) as sandbox:
             await world.sleep(5.0)
             with pytest.raises(SandboxDied, match="expired"):
                 await sandbox.exec(["true"], timeout_s=1.0)
@@ -151,13 +153,13 @@ def test_more_askers_than_a_host_lets_wait_are_all_served_in_the_end(simulate, m
     monkeypatch.setattr(pool, "WAITERS_MAX", 2)
 
     async def scenario(world: World) -> None:
-        world.host_machines(live_max=2, grading_slots=0, acquire_s_max=1.0)
-        terms = LeaseTerms(holder="test", lease_s=10.0, acquire_wait_s=60.0)
+        world.host_machines(live_max=2, reserved_slots=0, acquire_s_max=1.0)
+        spec = LeaseSpec(holder="test", lease_s=10.0, acquire_wait_s=60.0)
         most_live = 0
 
         async def hold(number: int) -> None:
             nonlocal most_live
-            async with lease_sandbox(world.asker(), f"lease-{number}", terms):
+            async with lease_sandbox(world.client(), f"lease-{number}", spec):
                 await world.sleep(0.5)
                 live = sum(machine.alive for machine in world.backend.machines)
                 most_live = max(most_live, live)
@@ -172,6 +174,6 @@ def test_more_askers_than_a_host_lets_wait_are_all_served_in_the_end(simulate, m
 
 async def ask_once(world: World, number: int) -> None:
     """Hold a machine for long, waiting for none."""
-    terms = LeaseTerms(holder="test", lease_s=10.0, acquire_wait_s=0.1)
-    async with lease_sandbox(world.asker(), f"greedy-{number}", terms):
+    spec = LeaseSpec(holder="test", lease_s=10.0, acquire_wait_s=0.1)
+    async with lease_sandbox(world.client(), f"greedy-{number}", spec):
         await world.sleep(5.0)

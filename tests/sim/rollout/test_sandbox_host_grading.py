@@ -9,18 +9,18 @@ import pytest
 from tests.sim.rollout.conftest import World
 
 from penstock.actors.runtime.clock import VirtualClock
-from penstock.actors.scheduler.actor import FleetScheduler
-from penstock.actors.scheduler.fleet import Fleet, FleetFullError
+from penstock.actors.scheduler.actor import SandboxScheduler
+from penstock.actors.scheduler.host_registry import HostRegistry, HostsFullError
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.remote.client import SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.lease_spec import GroupTerms, LeaseTerms
+from penstock.envs.remote.lease_spec import GroupSpec, LeaseSpec
 from penstock.envs.sandbox import SandboxError
 from penstock.messages.errors import DeadlineError
 
 EPISODE_S = 100.0
-TERMS = LeaseTerms(holder="rollout", lease_s=60.0)
-GRADING = LeaseTerms(holder="judge", lease_s=60.0, is_grading=True)
+SPEC = LeaseSpec(holder="rollout", lease_s=60.0)
+GRADING = LeaseSpec(holder="judge", lease_s=60.0, is_grading=True)
 
 
 async def run_episodes(world: World, worker: int, num_episodes: int) -> int:
@@ -28,7 +28,7 @@ async def run_episodes(world: World, worker: int, num_episodes: int) -> int:
     num_run = 0
     for episode in range(num_episodes):
         with contextlib.suppress(SandboxBusyError):
-            async with lease_sandbox(world.asker(), f"rollout-{worker}-{episode}", TERMS):
+            async with lease_sandbox(world.client(), f"rollout-{worker}-{episode}", SPEC):
                 num_run += 1
                 await world.sleep(EPISODE_S)
     return num_run
@@ -36,10 +36,10 @@ async def run_episodes(world: World, worker: int, num_episodes: int) -> int:
 
 async def grade(world: World, number: int) -> float:
     """Grade one rollout; return how long that waited for a machine."""
-    asker = world.asker()
-    began_s = asker.monotonic()
-    async with lease_sandbox(asker, f"grading-{number}", GRADING):
-        waited_s = asker.monotonic() - began_s
+    client = world.client()
+    began_s = client.monotonic()
+    async with lease_sandbox(client, f"grading-{number}", GRADING):
+        waited_s = client.monotonic() - began_s
         await world.sleep(2.0)
     return waited_s
 
@@ -61,8 +61,8 @@ def test_who_waits_for_room_twice_gets_one_machine(simulate) -> None:
     async def scenario(world: World) -> None:
         clock = VirtualClock().monotonic
         async with Pool(world.backend, size=0, live_max=2, monotonic=clock) as pool:
-            await pool.acquire(600.0, lease_id="a", num_spared=1)
-            asked = [pool.acquire(600.0, lease_id="b", num_spared=1) for _ in range(2)]
+            await pool.acquire(600.0, lease_id="a", reserved_slots=1)
+            asked = [pool.acquire(600.0, lease_id="b", reserved_slots=1) for _ in range(2)]
             waiting = [asyncio.create_task(one) for one in asked]
             await world.sleep(5.0)
             assert pool.counters().waiting == 2
@@ -70,7 +70,7 @@ def test_who_waits_for_room_twice_gets_one_machine(simulate) -> None:
             one, two = await asyncio.gather(*waiting)
             assert one is two
             with pytest.raises(DeadlineError):
-                await pool.acquire(600.0, lease_id="c", num_spared=1, timeout_s=3.0)
+                await pool.acquire(600.0, lease_id="c", reserved_slots=1, timeout_s=3.0)
             assert pool.counters().waiting == 0
         assert len(world.backend.machines) == 2
 
@@ -79,15 +79,15 @@ def test_who_waits_for_room_twice_gets_one_machine(simulate) -> None:
 
 def test_a_grading_that_got_no_machine_leaves_no_room_behind(simulate) -> None:
     async def scenario(world: World) -> None:
-        world.host(FleetScheduler())
-        world.host_machines(live_max=1, reports_to_fleet=True)
+        world.host(SandboxScheduler())
+        world.host_machines(live_max=1, reports_to_scheduler=True)
         await world.sleep(4.0)  # The scheduler listens to hosts before it places anything.
         world.backend.is_broken = True
         for name in ("first", "second"):
-            group = GroupTerms(group_id=name, num_machines=1)
-            terms = msgspec.structs.replace(GRADING, group=group, acquire_wait_s=5.0)
+            group = GroupSpec(group_id=name, num_machines=1)
+            spec = msgspec.structs.replace(GRADING, group=group, acquire_wait_s=5.0)
             with pytest.raises(SandboxError, match="no boot today"):
-                async with lease_sandbox(world.asker(), name, terms):
+                async with lease_sandbox(world.client(), name, spec):
                     pass
 
     simulate(scenario)
@@ -102,18 +102,18 @@ def test_a_host_of_one_machine_keeps_none(simulate) -> None:
 
 
 def test_the_scheduler_places_grading_where_rollouts_find_no_room() -> None:
-    fleet = Fleet(random.Random(0))
-    fleet.report("a", num_slots=8, num_spared=1, num_live=0, now=0.0)
+    fleet = HostRegistry(random.Random(0))
+    fleet.report("a", num_slots=8, reserved_slots=1, num_live=0, now=0.0)
     wanted = {"image": "", "holder": "train", "lease_s": 60.0, "now": 0.0}
     fleet.place("g0", num_machines=6, **wanted)
     fleet.place("g1", num_machines=1, **wanted)
-    with pytest.raises(FleetFullError):
+    with pytest.raises(HostsFullError):
         fleet.place("g2", num_machines=1, **wanted)
     assert fleet.place("grade", num_machines=1, is_grading=True, **wanted).host == "a"
 
 
 def test_a_group_as_large_as_a_host_gets_it_when_it_is_empty() -> None:
-    fleet = Fleet(random.Random(0))
-    fleet.report("a", num_slots=8, num_spared=1, num_live=0, now=0.0)
+    fleet = HostRegistry(random.Random(0))
+    fleet.report("a", num_slots=8, reserved_slots=1, num_live=0, now=0.0)
     wanted = {"image": "", "holder": "train", "lease_s": 60.0, "now": 0.0}
     assert fleet.place("g0", num_machines=8, **wanted).host == "a"

@@ -6,11 +6,11 @@ import pytest
 from tests.sim.rollout.conftest import World, make_command
 from tests.sim.rollout.fleet import Fleet
 
-from penstock.actors.scheduler.actor import FleetScheduler
+from penstock.actors.scheduler.actor import SandboxScheduler
 from penstock.envs.remote.client import SandboxBusyError
 from penstock.envs.remote.group import acquire_group, lease_group, renew_groups
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.lease_spec import LeaseTerms
+from penstock.envs.remote.lease_spec import LeaseSpec
 from penstock.messages.errors import RemoteCallError
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished
 from penstock.messages.scheduler import ReleaseGroup
@@ -40,12 +40,12 @@ def test_a_scheduler_that_was_killed_adopts_the_groups_that_hosts_hold(simulate)
         await world.sleep(3.0)
         before = {f"g{n}": await fleet.place(f"g{n}") for n in range(6)}
         holding = [
-            asyncio.create_task(fleet.host_of(f"{group}.0", fleet.terms(group), 20.0))
+            asyncio.create_task(fleet.host_of(f"{group}.0", fleet.spec(group), 20.0))
             for group in before
         ]
         await world.sleep(0.5)
         await fleet.scheduler.kill()
-        world.host(FleetScheduler(), name="fleet")
+        world.host(SandboxScheduler(), name="scheduler")
         with pytest.raises(RemoteCallError, match="has just started"):
             await fleet.place("new")
         await world.sleep(1.5)
@@ -63,7 +63,7 @@ def test_a_group_whose_host_does_not_answer_gets_another_one_at_once(simulate) -
         await world.sleep(3.0)
         dead = await fleet.place("g")
         await fleet.hosts[dead].kill()
-        assert await fleet.host_of("g.0", fleet.terms("g")) != dead
+        assert await fleet.host_of("g.0", fleet.spec("g")) != dead
 
     simulate(scenario)
 
@@ -75,8 +75,8 @@ def test_a_holders_quota_bounds_its_groups_and_nobody_elses(simulate) -> None:
         one = [asyncio.create_task(fleet.hosts_of(f"g{n}", 8.0)) for n in range(2)]
         await world.sleep(1.0)
         with pytest.raises(SandboxBusyError, match="test: 4 more exceed its quota of 8"):
-            await fleet.host_of("third.0", fleet.terms("third"))
-        assert await fleet.host_of("other.0", fleet.terms("other", holder="other"))
+            await fleet.host_of("third.0", fleet.spec("third"))
+        assert await fleet.host_of("other.0", fleet.spec("other", holder="other"))
         await asyncio.gather(*one)
 
     simulate(scenario)
@@ -87,7 +87,7 @@ def test_what_is_released_at_the_scheduler_has_no_room(simulate) -> None:
         fleet = Fleet(world, 1)
         await world.sleep(3.0)
         await fleet.place("g")
-        await world.asker().request("fleet", ReleaseGroup(group_id="g"), deadline_s=2.0)
+        await world.client().request("scheduler", ReleaseGroup(group_id="g"), deadline_s=2.0)
         assert await fleet.place("other") == "h0"
 
     simulate(scenario)
@@ -97,18 +97,18 @@ def test_a_group_is_leased_renewed_and_given_back_as_one(simulate) -> None:
     async def scenario(world: World) -> None:
         fleet = Fleet(world, 2)
         await world.sleep(3.0)
-        terms = fleet.terms("g")
+        spec = fleet.spec("g")
         lease_ids = [f"g.{n}" for n in range(4)]
-        async with lease_group(world.asker(), terms.group, lease_ids, terms) as machines:
+        async with lease_group(world.client(), spec.group, lease_ids, spec) as machines:
             await world.sleep(30.0)  # Three times the lease.
             await asyncio.gather(*(m.write_files({"a": b""}) for m in machines))
 
-            again = await acquire_group(world.asker(), terms.group, lease_ids, terms)
+            again = await acquire_group(world.client(), spec.group, lease_ids, spec)
             assert again.host == machines[0]._leased.host
             assert fleet.num_booted == 4
         await world.sleep(1.5)
         assert [m.alive for b in fleet.backends.values() for m in b.machines] == [False] * 4
-        assert await renew_groups(world.asker(), again.host, ["g"], terms) == ["g"]
+        assert await renew_groups(world.client(), again.host, ["g"], spec) == ["g"]
 
     simulate(scenario)
 
@@ -117,12 +117,12 @@ def test_a_group_whose_host_has_no_room_gets_no_machine_of_it(simulate) -> None:
     async def scenario(world: World) -> None:
         fleet = Fleet(world, 1)
         await world.sleep(3.0)
-        async with lease_sandbox(world.asker(), "other", LeaseTerms(holder="other")):
+        async with lease_sandbox(world.client(), "other", LeaseSpec(holder="other")):
             await world.sleep(0.1)  # The scheduler has not heard of it.
-            terms = fleet.terms("g")
+            spec = fleet.spec("g")
             wanted = [f"g.{n}" for n in range(4)]
             with pytest.raises(SandboxBusyError, match="no room for g within 3 s"):
-                await acquire_group(world.asker(), terms.group, wanted, terms)
+                await acquire_group(world.client(), spec.group, wanted, spec)
             await world.sleep(6.0)  # The host waits so long for room, then gives up all of it.
             alive = [m.alive for m in fleet.backends["h0"].machines]
             assert sum(alive) == 1

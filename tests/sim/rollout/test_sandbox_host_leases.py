@@ -7,14 +7,14 @@ from tests.sim.rollout.conftest import World
 
 from penstock.envs.remote.client import SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.lease_spec import LeaseTerms
+from penstock.envs.remote.lease_spec import LeaseSpec
 from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.sandbox import SandboxDied, SandboxError, SandboxFileError, SandboxTimeout
 from penstock.messages.errors import DeadlineError, RemoteCallError
 from penstock.messages.rollout import SandboxRecord
 from penstock.messages.sandbox import AcquireSandbox, SandboxLeased
 
-TERMS = LeaseTerms(holder="test", lease_s=10.0, acquire_wait_s=5.0)
+SPEC = LeaseSpec(holder="test", lease_s=10.0, acquire_wait_s=5.0)
 CHECK = ["python3", "check.py"]
 
 
@@ -25,9 +25,9 @@ def ask(lease_id: str, lease_s: float = 10.0) -> AcquireSandbox:
 def test_asking_twice_gives_the_same_machine(simulate) -> None:
     async def scenario(world: World) -> None:
         world.host_machines()
-        asker = world.asker()
+        client = world.client()
         asked = [
-            asker.request("sandbox.acquire", ask(lease_id), deadline_s=5.0)
+            client.request("sandbox.acquire", ask(lease_id), deadline_s=5.0)
             for lease_id in ("a", "a", "b")
         ]
         one, two, other = await asyncio.gather(*asked)
@@ -41,13 +41,13 @@ def test_asking_twice_gives_the_same_machine(simulate) -> None:
 def test_a_full_host_is_busy_and_a_boot_that_fails_is_said(simulate) -> None:
     async def scenario(world: World) -> None:
         world.host_machines(live_max=1, acquire_s_max=1.0)
-        async with lease_sandbox(world.asker(), "lease-1", TERMS):
+        async with lease_sandbox(world.client(), "lease-1", SPEC):
             with pytest.raises(SandboxBusyError, match="no machine within 1 s"):
-                async with lease_sandbox(world.asker(), "lease-2", TERMS):
+                async with lease_sandbox(world.client(), "lease-2", SPEC):
                     pass
         world.backend.is_broken = True
         with pytest.raises(SandboxError, match="no boot today"):
-            async with lease_sandbox(world.asker(), "lease-3", TERMS):
+            async with lease_sandbox(world.client(), "lease-3", SPEC):
                 pass
 
     simulate(scenario)
@@ -56,7 +56,7 @@ def test_a_full_host_is_busy_and_a_boot_that_fails_is_said(simulate) -> None:
 def test_lease_time_is_bounded_by_the_host(simulate) -> None:
     async def scenario(world: World) -> None:
         world.host_machines(lease_s_max=20.0)
-        await world.asker().request("sandbox.acquire", ask("a", 1e9), deadline_s=5.0)
+        await world.client().request("sandbox.acquire", ask("a", 1e9), deadline_s=5.0)
         await world.sleep(25.0)
         assert not world.backend.machines[0].alive
 
@@ -68,7 +68,7 @@ def test_a_lease_that_would_never_run_out_is_refused(simulate, lease_s) -> None:
     async def scenario(world: World) -> None:
         world.host_machines()
         with pytest.raises(RemoteCallError, match="lease_s: expected > 0"):
-            await world.asker().request("sandbox.acquire", ask("a", lease_s), deadline_s=5.0)
+            await world.client().request("sandbox.acquire", ask("a", lease_s), deadline_s=5.0)
         assert world.backend.machines == []
 
     simulate(scenario)
@@ -77,7 +77,7 @@ def test_a_lease_that_would_never_run_out_is_refused(simulate, lease_s) -> None:
 def test_files_and_programs_over_the_bus(simulate) -> None:
     async def scenario(world: World) -> None:
         world.host_machines()
-        async with lease_sandbox(world.asker(), "lease-1", TERMS) as sandbox:
+        async with lease_sandbox(world.client(), "lease-1", SPEC) as sandbox:
             await sandbox.write_files({"check.py": b"print(1 + 1)"})
             done = await sandbox.exec(CHECK, timeout_s=5.0)
             assert (done.exit_code, done.stdout) == (0, b"2\n")
@@ -94,7 +94,7 @@ def test_files_and_programs_over_the_bus(simulate) -> None:
 def test_a_command_with_one_key_runs_once(simulate) -> None:
     async def scenario(world: World) -> None:
         world.host_machines()
-        async with lease_sandbox(world.asker(), "lease-1", TERMS) as sandbox:
+        async with lease_sandbox(world.client(), "lease-1", SPEC) as sandbox:
             await sandbox.write_files({"check.py": b"print(1)"})
             runs = [sandbox.exec(CHECK, timeout_s=5.0, op_key="k") for _ in range(3)]
             results = await asyncio.gather(*runs)
@@ -111,11 +111,11 @@ def test_a_dead_machine_is_gone_and_its_lease_with_it(simulate) -> None:
     async def scenario(world: World) -> None:
         world.backend.deaths[0] = 2
         world.host_machines()
-        async with lease_sandbox(world.asker(), "lease-1", TERMS) as sandbox:
+        async with lease_sandbox(world.client(), "lease-1", SPEC) as sandbox:
             await sandbox.write_files({"check.py": b""})
             with pytest.raises(SandboxDied, match="killed by the test"):
                 await sandbox.exec(CHECK, timeout_s=5.0)
-            with pytest.raises(SandboxDied, match="never given"):
+            with pytest.raises(SandboxDied, match="never granted"):
                 await sandbox.exec(CHECK, timeout_s=5.0)
 
     simulate(scenario)
@@ -124,9 +124,9 @@ def test_a_dead_machine_is_gone_and_its_lease_with_it(simulate) -> None:
 def test_a_silent_holder_is_reaped_and_a_waiting_one_is_not(simulate) -> None:
     async def scenario(world: World) -> None:
         world.host_machines()
-        asker = world.asker()
-        await asker.request("sandbox.acquire", ask("silent", 5.0), deadline_s=5.0)
-        async with lease_sandbox(asker, "waiting", TERMS) as sandbox:
+        client = world.client()
+        await client.request("sandbox.acquire", ask("silent", 5.0), deadline_s=5.0)
+        async with lease_sandbox(client, "waiting", SPEC) as sandbox:
             await world.sleep(60.0)
             assert [machine.alive for machine in world.backend.machines] == [False, True]
             await sandbox.write_files({"a": b""})
@@ -137,10 +137,10 @@ def test_a_silent_holder_is_reaped_and_a_waiting_one_is_not(simulate) -> None:
 def test_no_host_is_busy_and_a_host_that_left_is_a_timeout(simulate) -> None:
     async def scenario(world: World) -> None:
         with pytest.raises(SandboxBusyError, match="no sandbox within 5 s"):
-            async with lease_sandbox(world.asker(), "lease-1", TERMS):
+            async with lease_sandbox(world.client(), "lease-1", SPEC):
                 pass
         host = world.host_machines()
-        async with lease_sandbox(world.asker(), "lease-2", TERMS) as sandbox:
+        async with lease_sandbox(world.client(), "lease-2", SPEC) as sandbox:
             await host.stop()
             with pytest.raises(SandboxTimeout, match="does not answer"):
                 await sandbox.read_file("x", 1)
@@ -177,7 +177,7 @@ class FaultyAsker:
 async def test_answers_that_do_not_fit_are_typed(answer: object, expected: type) -> None:
     record = SandboxRecord(backend="", isolation_class="", kernel_digest="", image_digest="")
     leased = SandboxLeased(lease_id="l", host="h", sandbox=record)
-    sandbox = RemoteSandbox(FaultyAsker(answer), leased, TERMS)  # type: ignore[arg-type]
+    sandbox = RemoteSandbox(FaultyAsker(answer), leased, SPEC)  # type: ignore[arg-type]
     with pytest.raises(expected):
         await sandbox.read_file("x", 1)
     await sandbox.close()

@@ -9,23 +9,23 @@ from tests.sim.rollout.fleet import Fleet
 
 from penstock.envs.remote.group import lease_group
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.lease_spec import LeaseTerms
+from penstock.envs.remote.lease_spec import LeaseSpec
 from penstock.envs.sandbox import SandboxDied
 from penstock.messages.base import Message
 from penstock.messages.errors import DeadlineError
 from penstock.messages.sandbox import AcquireSandbox, RenewGroups
 
-TERMS = LeaseTerms(holder="test", lease_s=9.0, acquire_wait_s=5.0, margin_s=2.0)
+SPEC = LeaseSpec(holder="test", lease_s=9.0, acquire_wait_s=5.0, margin_s=2.0)
 
 
 class Line:
-    """An asker whose requests are counted; some are not answered."""
+    """An client whose requests are counted; some are not answered."""
 
     def __init__(self, world: World, is_lost: Callable[[Message, int], bool]) -> None:
-        self._asker = world.asker()
+        self._client = world.client()
         self._is_lost = is_lost
         self.asked: list[tuple[str, Message]] = []
-        self.sleep, self.monotonic = self._asker.sleep, self._asker.monotonic
+        self.sleep, self.monotonic = self._client.sleep, self._client.monotonic
 
     async def request(
         self, service: str, message: Message, *, deadline_s: float, reason: str = ""
@@ -33,9 +33,9 @@ class Line:
         number = self.count(type(message))
         self.asked.append((service, message))
         if self._is_lost(message, number):
-            await self._asker.sleep(deadline_s)
+            await self._client.sleep(deadline_s)
             raise DeadlineError("late")
-        return await self._asker.request(service, message, deadline_s=deadline_s, reason=reason)
+        return await self._client.request(service, message, deadline_s=deadline_s, reason=reason)
 
     def count(self, message_type: type[Message]) -> int:
         return sum(isinstance(message, message_type) for _, message in self.asked)
@@ -45,7 +45,7 @@ def test_a_machines_lease_outlives_a_late_answer(simulate) -> None:
     async def scenario(world: World) -> None:
         world.host_machines()
         line = Line(world, lambda m, n: isinstance(m, AcquireSandbox) and n in {1, 2})
-        async with lease_sandbox(line, "lease", TERMS) as sandbox:
+        async with lease_sandbox(line, "lease", SPEC) as sandbox:
             await world.sleep(60.0)
             await sandbox.write_files({"a": b""})
         assert len(world.backend.machines) == 1
@@ -58,9 +58,9 @@ def test_a_groups_lease_outlives_a_late_answer(simulate) -> None:
         fleet = Fleet(world, 1)
         await world.sleep(3.0)
         line = Line(world, lambda m, n: isinstance(m, RenewGroups) and n in {0, 1})
-        terms = fleet.terms("g")
+        spec = fleet.spec("g")
         names = [f"g.{n}" for n in range(4)]
-        async with lease_group(line, terms.group, names, terms) as machines:
+        async with lease_group(line, spec.group, names, spec) as machines:
             await world.sleep(60.0)
             await asyncio.gather(*(machine.write_files({"a": b""}) for machine in machines))
         assert fleet.num_booted == 4
@@ -72,14 +72,14 @@ def test_renewal_ends_where_the_lease_is_lost_or_nobody_answered_for_all_of_it(s
     async def scenario(world: World) -> None:
         world.host_machines(lease_s_max=1.0)
         line = Line(world, lambda _m, _n: False)
-        async with lease_sandbox(line, "short", TERMS) as sandbox:
+        async with lease_sandbox(line, "short", SPEC) as sandbox:
             await world.sleep(60.0)
             assert line.count(AcquireSandbox) == 2  # The one after 3 s hears that it is gone.
             with pytest.raises(SandboxDied):
                 await sandbox.write_files({"a": b""})
         line = Line(world, lambda m, n: isinstance(m, AcquireSandbox) and n > 0)
-        async with lease_sandbox(line, "silent", TERMS):
-            await world.sleep(TERMS.lease_s + TERMS.margin_s)
+        async with lease_sandbox(line, "silent", SPEC):
+            await world.sleep(SPEC.lease_s + SPEC.margin_s)
             count = line.count(AcquireSandbox)
             assert count > 2
             await world.sleep(60.0)
@@ -97,10 +97,10 @@ def test_a_full_fleet_does_not_send_an_asker_back_to_its_dead_host(simulate) -> 
         await world.sleep(0.5)
         await fleet.hosts[dead].kill()
         line = Line(world, lambda _m, _n: False)
-        terms = LeaseTerms(
-            holder="test", acquire_wait_s=20.0, margin_s=0.5, group=fleet.terms("g").group
+        spec = LeaseSpec(
+            holder="test", acquire_wait_s=20.0, margin_s=0.5, group=fleet.spec("g").group
         )
-        async with lease_sandbox(line, "g.0", terms) as sandbox:
+        async with lease_sandbox(line, "g.0", spec) as sandbox:
             assert sandbox.info
         hosts = [service for service, _ in line.asked if service.startswith("sandbox.")]
         assert hosts.count(f"sandbox.{dead}") == 1

@@ -7,7 +7,7 @@ import threading
 import msgspec
 import pytest
 
-from penstock.envs.microvm.images.layers import Layer, entry_path, layer_folder, layer_path
+from penstock.envs.microvm.images.layers import ImageLayer, entry_path, layer_folder, layer_path
 from penstock.infra.cli import main
 
 
@@ -22,7 +22,7 @@ def folder(tmp_path, monkeypatch):
 def put(folder, digest, name=""):
     layer_path(folder, digest).write_text(digest)
     if name:
-        layer = Layer(name=name, digest=digest, inputs="", num_bytes=1)
+        layer = ImageLayer(name=name, digest=digest, inputs="", num_bytes=1)
         entry_path(folder, name).write_bytes(msgspec.json.encode(layer))
 
 

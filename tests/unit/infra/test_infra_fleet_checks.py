@@ -11,8 +11,8 @@ QUICKSTART = Path("infra/configs/quickstart.toml")
 FLEET = (
     'processes.machines=["sandbox:a", "judge"]',
     'processes.machines-b=["sandbox:b"]',
-    'processes.fleet=["fleet"]',
-    "sandbox.reports_to_fleet=true",
+    'processes.scheduler=["scheduler"]',
+    "sandbox.reports_to_scheduler=true",
     "rollout_worker.places_groups=true",
 )
 
@@ -34,8 +34,11 @@ def test_a_name_that_no_host_can_have_is_refused(spec: str) -> None:
     [
         (['processes.more=["sandbox:a", "sandbox:a"]'], r"processes\.more: 'sandbox:a' is in"),
         (['processes.more=["sandbox:local"]'], r"processes\.more: .* in processes\.machines"),
-        (['processes.more=["fleet", "fleet"]'], r"processes\.more: 'fleet' is in"),
-        (['processes.more=["fleet:x"]'], r"processes\.more: expected 'fleet', got 'fleet:x'"),
+        (['processes.more=["scheduler", "scheduler"]'], r"processes\.more: 'scheduler' is in"),
+        (
+            ['processes.more=["scheduler:x"]'],
+            r"processes\.more: expected 'scheduler', got 'scheduler:x'",
+        ),
         (["sandbox.host='a b'"], r"sandbox\.host: expected a host's name"),
         (["sandbox.quota=-1"], r">= 0 .*\$\.sandbox\.quota"),
         (
@@ -43,10 +46,10 @@ def test_a_name_that_no_host_can_have_is_refused(spec: str) -> None:
             r"\(train\|eval\|live\).*\$\.sandbox\.quotas",
         ),
         (["sandbox.quotas={train = -4}"], r">= 0 .*\$\.sandbox\.quotas"),
-        (["sandbox.grading_slots=-1"], r">= 0 .*\$\.sandbox\.grading_slots"),
+        (["sandbox.reserved_slots=-1"], r">= 0 .*\$\.sandbox\.reserved_slots"),
         (["rollout_worker.places_groups=true"], r"places_groups: expected with it the role"),
-        ([*FLEET, "sandbox.reports_to_fleet=false"], r"places_groups: .*reports_to_fleet"),
-        ([*FLEET, 'processes.fleet=["keeper"]'], r"places_groups: expected with it the role"),
+        ([*FLEET, "sandbox.reports_to_scheduler=false"], r"places_groups: .*reports_to_scheduler"),
+        ([*FLEET, 'processes.scheduler=["keeper"]'], r"places_groups: expected with it the role"),
         (
             [*FLEET, "pool.live_max=7", "pool.size=2"],
             r"pool\.live_max: expected .*group_size 8, got 7",

@@ -135,7 +135,7 @@ async def test_the_image_not_asked_for_for_longest_makes_way(tmp_path):
         for image in (one, two, one, three):
             lease = await pool.acquire(60.0, image=image)
             await pool.release(lease.lease_id)
-            await until(lambda: not any(stock.in_use for stock in pool._stocks))
+            await until(lambda: not any(image_pool.in_use for image_pool in pool._image_pools))
         assert pool.ready_images() == [one, three]
         await until(lambda: shop.opened[two].num_live == 0)
         await pool.acquire(60.0, image=shop.add("four"))
@@ -211,7 +211,7 @@ async def test_who_is_held_back_gets_a_machine_of_an_image_that_made_way_meanwhi
     one, two = shop.add("one"), shop.add("two")
     async with shop.pool(live_max=2) as pool:
         first = await pool.acquire(60.0)
-        held_back = asyncio.create_task(pool.acquire(60.0, image=one, num_spared=1))
+        held_back = asyncio.create_task(pool.acquire(60.0, image=one, reserved_slots=1))
         await until(lambda: pool.ready_images() == [one])
         second = await pool.acquire(60.0, image=two)
         assert pool.ready_images() == [two]

@@ -8,7 +8,13 @@ import msgspec
 import pytest
 
 from penstock.envs.microvm.connection import GuestConnection
-from penstock.envs.microvm.protocol import REQUESTS_MAX, WINDOW_BYTES, Identity, LineState, Request
+from penstock.envs.microvm.protocol import (
+    REQUESTS_MAX,
+    WINDOW_BYTES,
+    GuestIdentity,
+    GuestRequest,
+    LineState,
+)
 from penstock.envs.sandbox import SandboxDied, SandboxRequestError, SandboxTimeout
 
 
@@ -48,7 +54,7 @@ async def ends():
 
 
 def call(connection, timeout_s=5.0, **fields):
-    return asyncio.create_task(connection.call(Request(**fields), timeout_s=timeout_s))
+    return asyncio.create_task(connection.call(GuestRequest(**fields), timeout_s=timeout_s))
 
 
 async def test_replies_find_their_requests_in_any_order(ends):
@@ -90,7 +96,7 @@ async def test_nonsense_ends_the_connection(ends, frame, reason):
     with pytest.raises(SandboxDied, match=reason):
         await pending
     with pytest.raises(SandboxDied, match=reason):
-        await connection.call(Request(op="ping"), timeout_s=1.0)
+        await connection.call(GuestRequest(op="ping"), timeout_s=1.0)
 
 
 async def test_an_endless_frame_ends_the_connection(ends):
@@ -113,7 +119,7 @@ async def test_a_guest_that_goes_away_fails_all_requests(ends):
 async def test_silence_is_a_timeout_and_a_late_reply_is_dropped(ends):
     connection, guest = ends
     with pytest.raises(SandboxTimeout, match="'ping' within"):
-        await connection.call(Request(op="ping"), timeout_s=0.01)
+        await connection.call(GuestRequest(op="ping"), timeout_s=0.01)
     late = await guest.request()
     guest.say(id=late["id"])
     pending = call(connection, op="ping")
@@ -124,13 +130,13 @@ async def test_silence_is_a_timeout_and_a_late_reply_is_dropped(ends):
 async def test_too_large_a_request_is_refused_before_it_is_sent(ends):
     connection, _ = ends
     with pytest.raises(SandboxRequestError, match="exceed"):
-        await connection.call(Request(op="exec", argv=["x" * (1 << 20)]), timeout_s=1.0)
+        await connection.call(GuestRequest(op="exec", argv=["x" * (1 << 20)]), timeout_s=1.0)
 
 
 async def test_what_is_posted_leaves_nothing_behind(ends):
     connection, guest = ends
     for _ in range(3 * REQUESTS_MAX):
-        connection.post(Request(op="cancel", target=1))
+        connection.post(GuestRequest(op="cancel", target=1))
         guest.say(id=(await guest.request())["id"])
         await asyncio.sleep(0)
     pending = call(connection, op="ping")
@@ -149,7 +155,7 @@ async def test_while_the_guest_is_frozen_nothing_but_a_thaw_is_sent(ends):
     assert line.sent == guest.taken  # all that was sent, the guest has
     with pytest.raises(SandboxRequestError, match="copied already"):
         await connection.freeze(timeout_s=1.0)
-    thawing = asyncio.create_task(connection.thaw(Identity(epoch=line.epoch), timeout_s=5.0))
+    thawing = asyncio.create_task(connection.thaw(GuestIdentity(epoch=line.epoch), timeout_s=5.0))
     thaw = await guest.request()
     assert thaw["op"] == "thaw"
     guest.say(id=thaw["id"])
@@ -169,7 +175,7 @@ async def test_a_copy_goes_on_with_the_line_where_it_stood():
     )
     guest = Guest(*await asyncio.open_connection(sock=theirs))
     guest.taken = 5000
-    thawing = asyncio.create_task(connection.thaw(Identity.new(3), timeout_s=5.0))
+    thawing = asyncio.create_task(connection.thaw(GuestIdentity.new(3), timeout_s=5.0))
     thaw = await guest.request()
     assert (thaw["id"], thaw["epoch"], len(thaw["entropy"])) == (9, 3, 32)
     guest.say(id=9)

@@ -3,10 +3,10 @@
 import pytest
 
 from penstock.infra.simulate.sandboxes.host import SimulatedHost
-from penstock.infra.simulate.sandboxes.settings import FleetScenario
+from penstock.infra.simulate.sandboxes.settings import BurstScenario
 from penstock.messages.sandbox import AcquireGroup
 
-SCENARIO = FleetScenario(num_machines=64, num_hosts=2, num_slots=40, num_failures=0, num_cores=8)
+SCENARIO = BurstScenario(num_machines=64, num_hosts=2, num_slots=40, num_failures=0, num_cores=8)
 
 
 def wanted(group_id: str, lease_s: float = 10.0) -> AcquireGroup:

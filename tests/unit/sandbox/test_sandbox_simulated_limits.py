@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.infra.simulate.sandboxes.settings import FleetScenario
+from penstock.infra.simulate.sandboxes.settings import BurstScenario
 from penstock.messages.errors import ConfigError
 
 
@@ -20,4 +20,4 @@ from penstock.messages.errors import ConfigError
 )
 def test_a_burst_that_cannot_be_is_refused(changes: dict[str, int], flag: str) -> None:
     with pytest.raises(ConfigError, match=f"^{flag}: expected .*, got "):
-        FleetScenario(**changes)
+        BurstScenario(**changes)

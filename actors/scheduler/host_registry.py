@@ -5,7 +5,7 @@
                    │ no
                    ├─▶ of two hosts that hold its image the emptier, if below the soft cap
                    ├─▶ of any two hosts the emptier, if it has room; it holds the image then
-                   └─▶ any host with room, else `FleetFullError`: the asker waits, asks again
+                   └─▶ any host with room, else `HostsFullError`: the client waits, asks again
 ```
 A group is placed as a unit: its machines share one image and begin alike, so a host pages that
 image in once. The soft cap keeps holders of popular images from becoming hot spots. Hosts report
@@ -27,11 +27,11 @@ HOST_SILENCE_S = 5.0
 LEASE_S_MAX = 86400.0
 
 
-class FleetFullError(QueueFullError):
+class HostsFullError(QueueFullError):
     """No host has room now, or the holder's quota is used up; ask again later."""
 
 
-class Fleet:
+class HostRegistry:
     """Places groups on hosts.
 
     Args:
@@ -78,7 +78,7 @@ class Fleet:
         num_slots: int,
         num_live: int,
         now: float,
-        num_spared: int = 0,
+        reserved_slots: int = 0,
         images: Sequence[str] = (),
         groups: Sequence[HeldGroup] = (),
     ) -> None:
@@ -88,7 +88,7 @@ class Fleet:
             host = self._hosts[name] = Host(name)
             self._names.append(name)
         self._num_slots += num_slots - host.num_slots
-        host.num_slots, host.num_spared, host.seen_at = num_slots, num_spared, now
+        host.num_slots, host.reserved_slots, host.seen_at = num_slots, reserved_slots, now
         host.is_silent = False
         self._adopt(host, groups, now)
         self._note_images(host, images)
@@ -145,10 +145,10 @@ class Fleet:
             now: Seconds.
             avoid: A host that did not answer: its placement of the group is given up, and nothing
                 new is placed there until it reports again.
-            is_grading: Slots that hosts spare for grading are for it, too.
+            is_grading: It may use the slots that hosts reserve for grading.
 
         Raises:
-            FleetFullError: No host has room for all of it, or the quota is used up.
+            HostsFullError: No host has room for all of it, or the quota is used up.
             ValueError: A group of no machines, or room for no time or for ever.
 
         """
@@ -177,7 +177,7 @@ class Fleet:
             raise ValueError(f"num_machines: expected at least 1, got {num_machines}")
         quota = self._quotas.get(holder, self._quota)
         if quota and self._by_holder[holder] + num_machines > quota:
-            raise FleetFullError(f"{holder}: {num_machines} more exceed its quota of {quota}")
+            raise HostsFullError(f"{holder}: {num_machines} more exceed its quota of {quota}")
 
     def _choose(
         self, image: str, num_machines: int, avoid: str, is_grading: bool
@@ -194,7 +194,7 @@ class Fleet:
         for host in (*self._draw_two(self._names), *self._hosts.values()):
             if fits(host):
                 return host, False
-        raise FleetFullError(f"no room for {num_machines} machines on {self.num_hosts} hosts")
+        raise HostsFullError(f"no room for {num_machines} machines on {self.num_hosts} hosts")
 
     def _draw_two(self, names: Sequence[str]) -> list[Host]:
         """Return two hosts drawn at random, the emptier one first."""
