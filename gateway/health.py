@@ -14,7 +14,7 @@ async def healthz(services: Services, request: web.Request) -> web.Response:
 
 
 async def readyz(services: Services, request: web.Request) -> web.Response:
-    """Tell whether chat requests can be answered.
+    """Return whether chat requests can be answered.
 
     Raises:
         ApiError: 503 with what is missing.

@@ -187,7 +187,7 @@ class ObjectStore(Protocol):
         ...
 
     async def exists(self, key: str) -> bool:
-        """Tell whether the object is there."""
+        """Return whether the object is there."""
         ...
 
     async def delete(self, key: str) -> None:

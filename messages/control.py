@@ -16,7 +16,7 @@ class RunStarted(Event, frozen=True, kw_only=True):
     """penstock, python, torch, platform: what replay must match."""
 
     def key(self) -> str:
-        """One a run."""
+        """One per run."""
         return self.run_id
 
 
@@ -28,7 +28,7 @@ class RunFinished(Event, frozen=True, kw_only=True):
     step: int
 
     def key(self) -> str:
-        """One a run."""
+        """One per run."""
         return "finished"
 
 

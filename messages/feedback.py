@@ -23,7 +23,7 @@ class InferenceRecorded(Event, frozen=True, kw_only=True):
     replica: str
 
     def key(self) -> str:
-        """One a request."""
+        """One per request."""
         return self.request_id
 
 
@@ -75,5 +75,5 @@ class LiveSampleJoined(Event, frozen=True, kw_only=True):
     turn: Turn
 
     def key(self) -> str:
-        """One a request."""
+        """One per request."""
         return self.request_id

@@ -37,7 +37,7 @@ class TokensSampled(Message, frozen=True, kw_only=True):
     queue_ms: float = 0.0
     route_segments: list[bytes] = []
     """On the last chunk, sealed (`kernels.routes`), one a policy version: up to position total-2,
-    from routes_from or, where earlier positions were computed anew, from before."""
+    from routes_from or, where earlier positions were computed again, from before."""
 
     arithmetic: str = ""
     """Step and format of the experts, e.g. `native/mxfp8`."""

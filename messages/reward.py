@@ -97,5 +97,5 @@ class Verdict(Event, frozen=True, kw_only=True):
     """Signs of cheating, decisive or not."""
 
     def key(self) -> str:
-        """One a rollout and judge."""
+        """One per rollout and judge."""
         return f"{self.rollout_id}.{self.judge}"

@@ -93,7 +93,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     route_segments: list[bytes] | msgspec.UnsetType = msgspec.UNSET
     """Sealed (`kernels.routes`), one a policy version: positions up to, and without, this turn's
     last token. Where they begin before the previous turn's last token, the sampler computed those
-    positions anew, and they take the place of what was recorded."""
+    positions again, and they take the place of what was recorded."""
 
     routed_experts: Array | msgspec.UnsetType = msgspec.UNSET
     """Of old logs alone, which have no `route_segments`. uint8 [R, L, K]: for the positions from
@@ -116,7 +116,7 @@ class TurnSampled(Event, frozen=True, kw_only=True):
     turn: Turn
 
     def key(self) -> str:
-        """One a rollout and turn: a second sampling of the same turn is refused."""
+        """One per rollout and turn: a second sampling of the same turn is refused."""
         return f"{self.rollout_id}.{self.turn_index}"
 
 
@@ -145,7 +145,7 @@ class EpisodeSaved(Event, frozen=True, kw_only=True):
     """What its programs had tried to reach by then: a copy of the machine begins a new record."""
 
     def key(self) -> str:
-        """One a rollout and number of turns: the first that was saved."""
+        """One per rollout and number of turns: the first that was saved."""
         return f"{self.rollout_id}.{self.num_turns}"
 
 
@@ -187,7 +187,7 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     """Of a branch: `turns` has the trunk's first."""
 
     def key(self) -> str:
-        """One a rollout."""
+        """One per rollout."""
         return self.rollout_id
 
     @property

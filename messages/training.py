@@ -60,7 +60,7 @@ class BatchManifest(Event, frozen=True, kw_only=True):
     """Live samples, `rollout_id` being the request id."""
 
     def key(self) -> str:
-        """One a step: of two trainers, one wins."""
+        """One per step: of two trainers, one wins."""
         return str(self.step)
 
 
@@ -95,7 +95,7 @@ class StepCompleted(Event, frozen=True, kw_only=True):
     wait_s: float = 0.0
 
     def key(self) -> str:
-        """One a step."""
+        """One per step."""
         return str(self.step)
 
 
@@ -112,7 +112,7 @@ class MidtrainCompleted(Event, frozen=True, kw_only=True):
     wall_s: float
 
     def key(self) -> str:
-        """One a run."""
+        """One per run."""
         return "midtrain"
 
 
@@ -126,5 +126,5 @@ class CheckpointSaved(Event, frozen=True, kw_only=True):
     weights_digest: str
 
     def key(self) -> str:
-        """One a step."""
+        """One per step."""
         return str(self.step)

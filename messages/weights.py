@@ -72,7 +72,7 @@ class WeightsPublished(Event, frozen=True, kw_only=True):
     """The digests of tensors and tiles, for who must find out what is damaged."""
 
     def key(self) -> str:
-        """One a version: two publishers cannot both publish it."""
+        """One per version: two publishers cannot both publish it."""
         return str(self.policy_version)
 
 
@@ -86,7 +86,7 @@ class WeightsRelayed(Event, frozen=True, kw_only=True):
     fetch_ms: float
 
     def key(self) -> str:
-        """One a region and version."""
+        """One per region and version."""
         return f"{self.region}.{self.policy_version}"
 
 
@@ -107,7 +107,7 @@ class WeightsApplied(Event, frozen=True, kw_only=True):
     """Generation stood still."""
 
     def key(self) -> str:
-        """One a replica and version and start of the replica (it may apply a version again)."""
+        """One per replica and version and start of the replica (it may apply a version again)."""
         return f"{self.region}.{self.replica}.{self.policy_version}"
 
 

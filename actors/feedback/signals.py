@@ -64,7 +64,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_known(name: str) -> bool:
-    """Tell whether a signal has a meaning here."""
+    """Return whether a signal has a meaning here."""
     return name in _SCORES
 
 

@@ -97,7 +97,7 @@ class EngineCore:
         return flushed
 
     def _restart(self, policy_version: int) -> None:
-        """Compute every context anew: exact mode mixes no weights within one."""
+        """Compute every context again: exact mode mixes no weights within one."""
         self.prefilling = [*self.decoding, *self.prefilling]
         self.decoding = []
         for request in self.prefilling:
@@ -152,7 +152,7 @@ class EngineCore:
         self.waiting.extendleft(reversed(deferred))
 
     def _is_better_later(self, request: GenerationRequest) -> bool:
-        """Tell whether a prompt that is being computed will share more than the cache does."""
+        """Return whether a prompt that is being computed will share more than the cache does."""
         if not self.prefilling:
             return False
         _, cached = self.cache.match(request.prompt, request.session_id)
@@ -238,7 +238,7 @@ class EngineCore:
                     self.decoding[row.index] = last
                     self.cache.swap(row, last.row.index)
             if self._recomputes and reason is StopReason.ABORTED:
-                row.session_id = ""  # its routes, perhaps computed anew, reached nobody
+                row.session_id = ""  # its routes, perhaps computed again, reached nobody
             self.cache.release(row)
         return request.flush(self.policy_version, reason, routes, spans)
 

@@ -50,7 +50,7 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     """uint8 (int16 above 256 experts) [R, L, K], on the last chunk: of the input positions
     routes_from .. total-2. The logits that gave the token at position p come from position p-1."""
     routes_from: int = 0
-    """What was asked for; 0 where earlier positions were computed anew with other weights."""
+    """What was asked for; 0 where earlier positions were computed again with other weights."""
     route_spans: tuple[VersionSpan, ...] = ()
     """The versions that computed the R positions."""
     num_cached_tokens: int = 0
@@ -179,7 +179,7 @@ class Engine(Protocol):
         ...
 
     def health(self) -> EngineHealth:
-        """Tell whether the engine can serve; never blocks."""
+        """Return whether the engine can serve; never blocks."""
         ...
 
     def metrics(self) -> EngineMetrics:

@@ -75,7 +75,7 @@ class SlotCache:
         self._clock = 0
 
     def holds(self, session_id: str) -> bool:
-        """Tell whether a session's row is there and was filled with the weights in use."""
+        """Return whether a session's row is there and was filled with the weights in use."""
         rows = (row for row in self.rows if session_id and row.session_id == session_id)
         return any(row.is_fresh for row in rows)
 

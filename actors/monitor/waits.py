@@ -110,7 +110,7 @@ def _sentence(chain: list[WaitEdge]) -> str:
 
 
 def is_reporting(view: ActorView, now: float) -> bool:
-    """Tell whether an actor has reported lately."""
+    """Return whether an actor has reported lately."""
     return now - view.at <= SILENT_S
 
 

@@ -17,7 +17,7 @@ from penstock.messages.task import Branch, Branching, Purpose, Sampling, StartRo
 def group_commands(
     config: PacerConfig, group_index: int, task: Task, policy_version: int
 ) -> list[StartRollout]:
-    """Return the commands of one training group, `g<index>-m<member>`: one a rollout, or a tree."""
+    """Return the commands of a training group, `g<index>-m<member>`: one per rollout, or a tree."""
     commands = [
         StartRollout(
             rollout_id=(rollout_id := f"g{group_index}-m{member}"),

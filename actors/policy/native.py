@@ -11,7 +11,7 @@ from penstock.kernels.decode import DecodeShape, DecodeWeights, LayerWeights, pa
 
 
 def has_wide_routes(config: PolicyConfig) -> bool:
-    """Tell whether an expert's id takes more than a byte."""
+    """Return whether an expert's id takes more than a byte."""
     return config.num_experts > 256
 
 

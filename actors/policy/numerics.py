@@ -1,6 +1,6 @@
 """How exactly trainer and sampler compute alike. Imports no torch.
 
-    off     what a plain trainer does: experts routed anew, scores in bfloat16
+    off     what a plain trainer does: experts routed again, scores in bfloat16
     fast    recorded routes replayed, scores in float32, sums in an order fixed by the batch
     exact   the sampler's own arithmetic: equal logprobs, to the bit (`exact.py`)
 
@@ -21,7 +21,7 @@ BLOCKS = {"bf16": 1, "mxfp8": 32, "nvfp4": 16}
 
 
 class ExactModeError(PenstockError, RuntimeError):
-    """Exact mode was asked for where the sampler's arithmetic is not to be had."""
+    """Exact mode was asked for where the sampler's arithmetic is not available."""
 
 
 class ForeignArithmeticError(PenstockError, ValueError):

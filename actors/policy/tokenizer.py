@@ -87,7 +87,7 @@ class Tokenizer:
         return self._special_ids[mark]
 
     def has_special(self, mark: str) -> bool:
-        """Tell whether a mark has a token of its own."""
+        """Return whether a mark has a token of its own."""
         return mark in self._special_ids
 
     def special_of(self, token_id: int) -> str | None:

@@ -90,7 +90,7 @@ async def read_changes(  # noqa: PLR0913 - what was there, and the bounds
 
 
 def is_sealed(path: str) -> bool:
-    """Tell whether a path is never carried over."""
+    """Return whether a path is never carried over."""
     return not _SEALED_FOLDERS.isdisjoint(PurePosixPath(path).parts)
 
 

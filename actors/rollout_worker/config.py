@@ -51,7 +51,7 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         )
 
     def is_save_due(self, num_turns: int) -> bool:
-        """Tell whether an episode is saved after its n-th turn."""
+        """Return whether an episode is saved after its n-th turn."""
         return self.checkpoint_turns > 0 and num_turns % self.checkpoint_turns == 0
 
     def lease_spec(

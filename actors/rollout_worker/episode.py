@@ -258,7 +258,7 @@ class Episode:
         )
 
     def _is_late(self) -> bool:
-        """Tell whether the episode's own time is up."""
+        """Return whether the episode's own time is up."""
         return self._stats.elapsed_s(self._ctx.monotonic()) > self._command.task.limits.wall_s_max
 
     def _set_forked(self, *, went_on: bool) -> None:

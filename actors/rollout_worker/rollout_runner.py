@@ -138,7 +138,7 @@ class RolloutRunner:
         )
 
     async def _left_trunk(self, command: StartRollout) -> bool:
-        """Tell whether a rollout has turns after the trunk's, and none from the prompt on."""
+        """Return whether a rollout has turns after the trunk's, and none from the prompt on."""
         has_own = await self._has_turn(command, self._num_shared)
         return has_own and not await self._has_turn(command, 0)
 

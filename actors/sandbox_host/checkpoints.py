@@ -50,7 +50,7 @@ class Checkpoints:
                 await self._ctx.offload(remove, self._folder / name)
 
     async def _is_named(self, checkpoint_id: str) -> bool:
-        """Tell whether an event names it; the id begins with rollout and number of turns."""
+        """Return whether an event names it; the id begins with rollout and number of turns."""
         for turns in re.finditer(r"-(\d+)(?=-)", checkpoint_id):
             key = f"{checkpoint_id[: turns.start()]}.{turns[1]}"
             saved = await self._ctx.last(EpisodeSaved, key)

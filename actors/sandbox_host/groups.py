@@ -35,7 +35,7 @@ class Groups:
         Raises:
             DeadlineError: The pool had no room for all of them in time.
             QueueFullError: Too many wait already.
-            ImageAbsent: Their image is not to be had.
+            ImageAbsent: Their image is not available.
             SandboxError: Booting failed.
 
         """

@@ -68,7 +68,7 @@ class HostRegistry:
         return self._num_placed
 
     def knows(self, group_id: str) -> bool:
-        """Tell whether a group has room."""
+        """Return whether a group has room."""
         return group_id in self._placements
 
     def report(  # noqa: PLR0913
@@ -236,7 +236,7 @@ class HostRegistry:
     def expire(self, now: float) -> int:
         """Forget hosts that fell silent and groups that nobody renewed; return how many of both.
 
-        A group whose host is gone is placed anew when it is asked for again.
+        A group whose host is gone is placed again when it is asked for again.
         """
         silent = [h for h in self._hosts.values() if h.seen_at + HOST_SILENCE_S < now]
         late = {g for g, placement in self._placements.items() if placement.expires_at <= now}

@@ -32,7 +32,7 @@ class Host(msgspec.Struct):
         return self.load / self.num_slots if self.num_slots else 1.0
 
     def has_room(self, num_machines: int, *, is_grading: bool) -> bool:
-        """Tell whether a group fits; what is not grading may fill an empty host alone."""
+        """Return whether a group fits; what is not grading may fill an empty host alone."""
         reserved = 0 if is_grading or not self.load else self.reserved_slots
         return not self.is_silent and self.load + num_machines + reserved <= self.num_slots
 

@@ -1,7 +1,7 @@
 """The way of a policy version from the trainer to every generator.
 
 ```
- trainer ─ Publisher ─▶ origin store ─▶ Relay, one a region ─▶ region store ─▶ Receiver, one a
+ trainer ─ Publisher ─▶ origin store ─▶ Relay, one per region ─▶ region store ─▶ Receiver, one a
               │ anchor, then deltas       │ fetches each object once             │ replica: stages,
               │                           │ folds, anchors                       │ verifies, swaps
               └─ WeightsPublished ───────▶└─ WeightsRelayed ────────────────────▶└─ WeightsApplied

@@ -45,7 +45,7 @@ class BatchTotals:
 def step_batches(
     corpus: Corpus, config: MidtrainConfig, random: np.random.Generator
 ) -> Iterator[list[PackedBatch]]:
-    """Yield the passes of one step after another, for ever; shuffled anew in every epoch."""
+    """Yield the passes of one step after another, for ever; shuffled again in every epoch."""
     pieces = segments(corpus, config.sequence_tokens)
     while True:
         shuffled = pieces[random.permutation(len(pieces))]

@@ -1,7 +1,7 @@
 """The recorded routes of a rollout: joined over its turns, and refused if they do not fit it.
 
 A turn's segments follow those of the turn before. They may also begin further back: the sampler
-then computed those positions anew, and its later routes count. Nothing is ever filled in.
+then computed those positions again, and its later routes count. Nothing is ever filled in.
 """
 
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ def _check_versions(versions: np.ndarray, spans: Sequence[VersionSpan]) -> None:
     """Refuse routes of older weights than the tokens which came of them.
 
     The last N positions gave the turn's N tokens. Newer routes are those of positions that were
-    computed anew after a token was sampled.
+    computed again after a token was sampled.
     """
     tokens = np.repeat([span.policy_version for span in spans], [span.num_tokens for span in spans])
     routes = versions[max(len(versions) - len(tokens), 0) :]

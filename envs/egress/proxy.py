@@ -1,7 +1,7 @@
 """The proxy of one machine: HTTP `CONNECT` and plain requests to allowed hosts, all on record.
 
 A name is resolved once, here, and the connection goes to an address that was checked. Redirects are
-not followed: a program that follows one asks anew. One connection carries one request, so nothing
+not followed: a program that follows one asks again. One connection carries one request, so nothing
 for another host can ride behind it. What is inside a TLS tunnel is not seen.
 """
 

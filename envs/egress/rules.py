@@ -43,7 +43,7 @@ class EgressRule(msgspec.Struct, frozen=True):
     """Where it is; empty: asked of the host's resolver, and public."""
 
     def fits(self, name: str, port: int) -> bool:
-        """Tell whether a target is meant."""
+        """Return whether a target is meant."""
         is_named = name.endswith(f".{self.name}") if self.is_below else name == self.name
         return is_named and port == self.port
 
@@ -132,7 +132,7 @@ def _parse_rule(text: str) -> EgressRule:
 
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Tell whether an address, or the one that a gateway would take out of it, is anyone's."""
+    """Return whether an address, or the one that a gateway would take out of it, is anyone's."""
     if isinstance(address, IPv6Address):
         if address in _NAT64:
             return _is_public(IPv4Address(address.packed[-4:]))

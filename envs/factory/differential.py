@@ -79,18 +79,18 @@ sys.__stdout__.write("\\n".join(lines) + "\\n")
 
 
 def program(module: str, calls: Sequence[str]) -> str:
-    """Return the program that prints what each call of a module gives, one a line."""
+    """Return the program that prints what each call of a module gives, one per line."""
     rows = "".join(f"\n    {call!r}," for call in calls)
     return _PROGRAM.replace("{calls}", f"[{rows}\n]").replace("{module}", module)
 
 
 def tells(line: str) -> bool:
-    """Tell whether a recorded line is worth comparing: about a value, and not about the caller."""
+    """Return whether a recorded line is worth comparing: about a value, not about the caller."""
     is_about_place = " at 0x" in line or "<built-in" in line or "object>" in line
     is_misuse = line.startswith(_MISUSES)
     return not (is_about_place or is_misuse or line == FAILED_IMPORT)
 
 
 def is_weak(line: str) -> bool:
-    """Tell whether a line says little: nothing given, or an error."""
+    """Return whether a line says little: nothing given, or an error."""
     return line == "None" or line.startswith(RAISED)

@@ -47,7 +47,7 @@ def read_commit(folder: Path, digest: str) -> Commit | None:
 
 
 def is_test(path: str) -> bool:
-    """Tell whether a path is of a test by its name or folder."""
+    """Return whether a path is of a test by its name or folder."""
     pure = PurePosixPath(path)
     return pure.name.startswith("test") or pure.stem.endswith("_test") or "tests" in pure.parts
 

@@ -144,7 +144,7 @@ def _written_in_place(module: ModuleText, edit: Edit) -> str | None:
 
 
 def _holds(tree: ast.Module, meant: str, outer: ast.AST) -> bool:
-    """Tell whether the changed node is in the function as it was meant, on its own line."""
+    """Return whether the changed node is in the function as it was meant, on its own line."""
     line = outer.lineno  # type: ignore[attr-defined]
     return any(
         isinstance(node, type(outer)) and node.lineno == line and ast.dump(node) == meant  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ class Lints:
         self._is_there = False
 
     async def read(self, path: str) -> str:
-        """Return the lints of a file, or of a folder's Python files, one a line."""
+        """Return the lints of a file, or of a folder's Python files, one per line."""
         if not self._is_there:
             await self._sandbox.write_files(linter_files())
             self._is_there = True

@@ -13,7 +13,7 @@ _NO_MATCH = 1
 
 
 async def list_dir(sandbox: Sandbox, arguments: dict[str, str], limits: Limits) -> str:
-    """List a directory's files and directories, one a line; directories end in a slash."""
+    """List a directory's files and directories, one per line; directories end in a slash."""
     base = PurePosixPath(checked_path(arguments.get("path", ".")))
     inside = [
         PurePosixPath(path).relative_to(base)

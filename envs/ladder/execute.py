@@ -78,7 +78,7 @@ def outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[b
 def run_program(files: dict[str, str], path: str) -> tuple[int, str]:
     """Run one file of a repository that is held in memory, as `python3 PATH` would.
 
-    Modules of the repository shadow installed ones; of these only `sys` is to be had.
+    Modules of the repository shadow installed ones; of these only `sys` is available.
 
     Returns:
         (exit code, standard output); a program past the line bound has exit code 124.

@@ -35,7 +35,7 @@ _POOLS = {
 
 
 def is_kept_out(*parts: str) -> bool:
-    """Tell whether this combination belongs to the held-out split: about one in five does.
+    """Return whether this combination belongs to the held-out split: about one in five does.
 
     The answer depends on the parts alone, never on a run's seed.
     """

@@ -211,7 +211,7 @@ def _hidden_tests(
 
 
 def hidden_program(path: str, function_name: str, cases: Sequence[CallCase]) -> str:
-    """Return the program that prints the result of each call, one a line at its end.
+    """Return the program that prints the result of each call, one per line at its end.
 
     It has the calls and not what they must return: that only the judge knows.
     """

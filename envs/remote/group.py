@@ -2,7 +2,7 @@
 
 ```
  lease_group ──PlaceGroup──▶ the scheduler: which host
-     ├──AcquireGroup──▶ that host: all machines or none; no answer: placed anew, elsewhere
+     ├──AcquireGroup──▶ that host: all machines or none; no answer: placed again, elsewhere
      ├──RenewGroups───▶ as long as the block runs
      └──ReleaseGroup──▶ host and scheduler
 ```

@@ -43,7 +43,7 @@ async def lease_sandbox(
 
 
 def _is_alone(spec: LeaseSpec) -> bool:
-    """Tell whether a group's room is this machine's alone."""
+    """Return whether a group's room is this machine's alone."""
     return spec.group is not None and spec.group.num_machines == 1
 
 

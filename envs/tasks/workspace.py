@@ -50,7 +50,7 @@ async def open_workspace(sandbox: Sandbox, task: Task, rollout_id: str, *, has_g
 
 
 async def open_egress(sandbox: Sandbox, task: Task) -> None:
-    """Let a machine reach the hosts that its task allows; a copy of one is asked for anew.
+    """Let a machine reach the hosts that its task allows; a copy of one is asked for again.
 
     Raises:
         SandboxError: The machine cannot, or its host failed.

@@ -108,7 +108,7 @@ def _messages(task: Task, path: str, harness: str) -> list[dict[str, Any]]:
 
 
 def _accepts(message: dict[str, Any], task: Task, tests: HiddenTests, path: str) -> bool:
-    """Tell whether the proposed edits, applied, give the file that the user wanted."""
+    """Return whether the proposed edits, applied, give the file that the user wanted."""
     text = task.files[path]
     for call in message.get("tool_calls") or []:
         try:

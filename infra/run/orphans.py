@@ -72,7 +72,7 @@ def reap_ended(started: Collection[int]) -> int:
 
 
 def _reap(pid: int) -> bool:
-    """Tell whether a child has ended; it leaves the process table then."""
+    """Return whether a child has ended; it leaves the process table then."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:

@@ -31,7 +31,7 @@ class DirectoryStore:
             raise NotFoundError(f"object {key!r} is not in {self._root}") from error
 
     async def exists(self, key: str) -> bool:
-        """Tell whether the object is there."""
+        """Return whether the object is there."""
         return await asyncio.to_thread(self._path(key).is_file)
 
     async def delete(self, key: str) -> None:

@@ -8,7 +8,7 @@ _KEY = re.compile(r"(?!\.)[A-Za-z0-9._=+\-]+(/(?!\.)[A-Za-z0-9._=+\-]+)*")
 
 
 def is_key(key: str) -> bool:
-    """Tell whether a name is one; names with a leading dot are not: `..`, temporary files."""
+    """Return whether a name is one; names with a leading dot are not: `..`, temporary files."""
     return _KEY.fullmatch(key) is not None
 
 

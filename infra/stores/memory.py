@@ -22,7 +22,7 @@ class MemoryStore:
         return self._objects[key]
 
     async def exists(self, key: str) -> bool:
-        """Tell whether the object is there."""
+        """Return whether the object is there."""
         return check_key(key) in self._objects
 
     async def delete(self, key: str) -> None:

@@ -115,7 +115,7 @@ class S3Store:
             raise NotFoundError(f"object {key!r} is not in the bucket") from error
 
     async def exists(self, key: str) -> bool:
-        """Tell whether the object is there."""
+        """Return whether the object is there."""
         path = self._path(key)
         try:
             await self._patiently(key, lambda: self._bucket.head_async(path))

@@ -1,7 +1,7 @@
 """Memory that a thread works in, kept from one call to the next.
 
 The first touch of fresh memory can take longer than all coding in it, so that nothing of the size
-of an array is made anew for each one.
+of an array is made again for each one.
 """
 
 import threading

@@ -146,7 +146,7 @@ def _below(pid: int) -> list[int]:
 
 
 def gone(pids: set[int], wait_s: float = 15.0) -> bool:
-    """Tell whether all of these end within a time."""
+    """Return whether all of these end within a time."""
     deadline = time.monotonic() + wait_s
     while left := pids & set(_processes()):
         if time.monotonic() > deadline:

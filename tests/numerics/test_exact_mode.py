@@ -146,7 +146,7 @@ def test_one_request_alone_has_the_bits_of_a_crowd(sampled):
 
 
 def test_a_change_of_version_in_mid_run_leaves_none_either():
-    """What is in flight is computed anew: each version's trainer agrees with what it sampled."""
+    """What is in flight is computed again: each version's trainer agrees with what it sampled."""
     old, new = lively(seed=0), lively(seed=1)
     core = EngineCore(old.config, EngineOptions(num_tokens_max=256, num_running_max=12))
     core.swap_model(core.decoder.prepare(old), 0)
@@ -200,7 +200,7 @@ def test_turns_of_a_session_agree_over_a_change_of_version():
         context = np.concatenate([context, *(chunk.token_ids for chunk in chunks)])
     segments = [[open_routes(s) for s in turn.route_segments] for turn in turns]
     assert segments[1][0].first_position > 0, "only what is new is sent"
-    assert segments[2][0].first_position == 0, "computed anew, sent anew"
+    assert segments[2][0].first_position == 0, "computed again, sent again"
     assert segments[3][0].first_position > 0
     last = training_sequence("r", turns, 1.0)
     found = differences(new, [last])

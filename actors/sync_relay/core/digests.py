@@ -54,7 +54,7 @@ class DigestTable(msgspec.Struct, frozen=True):
         return damaged
 
     def is_tile(self, ref: TileRef, data: bytes) -> bool:
-        """Tell whether these are the bytes of a tile."""
+        """Return whether these are the bytes of a tile."""
         at = ref.tile * _TILE_BYTES
         expected = self.tiles.get(ref.tensor, b"")[at : at + _TILE_BYTES]
         return xxhash.xxh3_64_digest(data) == expected

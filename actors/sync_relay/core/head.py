@@ -114,11 +114,11 @@ class FencedHead:
         """Return the newest slot when this hold last looked."""
         return self._last
 
-    async def hold(self, *, anew: bool = False) -> None:
+    async def hold(self, *, fresh: bool = False) -> None:
         """Claim a token, one higher than any before, or see that nobody has claimed since.
 
         Args:
-            anew: claim another one, where the head is still ours.
+            fresh: claim another one, where the head is still ours.
 
         Raises:
             StaleTokenError: somebody has.
@@ -128,7 +128,7 @@ class FencedHead:
             head = await read_head(self._store)
             if self.token:
                 self._check(head)
-                if not anew:
+                if not fresh:
                     return
             claim = msgspec.structs.replace(
                 head, number=head.number + 1, token=head.token + 1, owner=self._owner

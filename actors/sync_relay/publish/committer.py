@@ -35,7 +35,7 @@ _NAMED_MAX = 8
 
 
 class Committer:
-    """One a run, beside any of the ranks."""
+    """One per run, beside any of the ranks."""
 
     def __init__(  # noqa: PLR0913 - of whom, of what, where to
         self,
@@ -67,17 +67,17 @@ class Committer:
         self._history = History(store, sleep)
         self._newest: WeightsPublished | None = None
 
-    async def begin(self, *, anew: bool = False) -> int:
+    async def begin(self, *, fresh: bool = False) -> int:
         """Claim the head, or see that it is still ours; return the token to ship under.
 
         Args:
-            anew: take another token, so that nothing of an attempt that failed counts.
+            fresh: take another token, so that nothing of an attempt that failed counts.
 
         Raises:
             StaleTokenError: another committer took over.
 
         """
-        await self._history.head.hold(anew=anew)
+        await self._history.head.hold(fresh=fresh)
         return self._history.head.token
 
     async def commit(

@@ -4,7 +4,7 @@
  trainer ── write ──▶ [ a a a b b | c c c c ] ◀── map ── rank 0, rank 1, ...
                         by dtype and name, as flat coordinates run
 ```
-It is written anew for every version, after all ranks have shipped the one before. Its name is the
+It is written again for every version, after all ranks have shipped the one before. Its name is the
 trainer's fencing token: one that was taken over writes into a file that no rank of the newer one
 reads. What it holds is not needed after a restart.
 """

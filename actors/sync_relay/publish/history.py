@@ -141,7 +141,7 @@ async def read_committed(store: ObjectStore, version: int, head: HeadSlot) -> We
 async def was_committed(
     store: ObjectStore, version: int, head: HeadSlot, shards: Iterable[Encoded]
 ) -> bool:
-    """Tell whether a committed version is made of these shards; raises as `read_committed` does."""
+    """Return whether a committed version consists of these shards; raises like `read_committed`."""
     manifest = await read_committed(store, version, head)
     keys = {shard.object_key for shard in manifest.shards}
     return all(shard.ref.object_key in keys for shard in shards)

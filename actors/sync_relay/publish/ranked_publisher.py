@@ -76,7 +76,7 @@ class RankedPublisher:
             spans = cut_spans(table, self._num_ranks)
             self._committer = Committer(self._store, self._num_ranks, table, spans)
             self._table = table
-        token = await self._committer.begin(anew=self._has_failed)
+        token = await self._committer.begin(fresh=self._has_failed)
         self._has_failed = True
         await asyncio.to_thread(Handover(self._handover, token, table).write, snapshot)
         message = ShipWeights(

@@ -38,7 +38,7 @@ class Span(NamedTuple):
         return {spec.name: start for spec, start in zip(self.table, ends, strict=False)}
 
     def holds(self, runs: Sequence[Extent]) -> bool:
-        """Tell whether some runs lie in here, all of them."""
+        """Return whether some runs lie in here, all of them."""
         return all(
             self.start <= run.start and run.start + run.num_elements <= self.end for run in runs
         )

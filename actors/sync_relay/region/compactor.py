@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class Keeper(Actor):
-    """Follows the publisher; looks after `ctx.store`, one a run."""
+    """Follows the publisher; looks after `ctx.store`, one per run."""
 
     role: ClassVar[str] = "keeper"
     follows: ClassVar[tuple[type[Event], ...]] = (WeightsPublished,)

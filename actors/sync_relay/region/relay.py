@@ -1,4 +1,4 @@
-"""One a region: brings every object over once, and keeps the region able to help itself."""
+"""One per region: brings every object over once, and keeps the region able to help itself."""
 
 import asyncio
 import logging

@@ -71,7 +71,7 @@ def floor(manifests: Iterable[WeightsPublished], needed: Collection[int]) -> int
 
 
 def is_kept(piece: Piece, oldest: int) -> bool:
-    """Tell whether something is the anchor at the floor, or leads on from there."""
+    """Return whether something is the anchor at the floor, or leads on from there."""
     if piece.kind is SnapshotKind.ANCHOR:
         return piece.policy_version >= oldest
     return piece.base_version >= oldest

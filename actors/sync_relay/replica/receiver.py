@@ -1,4 +1,4 @@
-"""One a replica, in the generator's process: brings its engine to the newest version.
+"""One per replica, in the generator's process: brings its engine to the newest version.
 
 ```
  WeightsRelayed ─▶ fetch ─▶ decode ─▶ verify ─▶ stage ─▶ swap ─▶ verify ─▶ WeightsApplied
@@ -140,7 +140,7 @@ class Receiver(Actor):
         return num_read
 
     async def _is_fresh(self, ctx: Context) -> bool:
-        """Tell whether a joiner is near enough to the head."""
+        """Return whether a joiner is near enough to the head."""
         try:
             head = (await read_head(ctx.store)).policy_version
         except CorruptDataError:  # the region's newest will do

@@ -83,7 +83,7 @@ class Mirror:
         return dict(self.image.patches(self._touched))
 
     def settle(self) -> None:
-        """Begin to collect changes anew: somebody else holds this version now."""
+        """Begin to collect changes again: somebody else holds this version now."""
         self._touched = []
 
     async def advance(self, target: int, ctx: Context) -> int:

@@ -53,7 +53,7 @@ class MemoryWorkItem:
         await self.ack()
 
     def _settle(self) -> bool:
-        """Tell whether the settlement arrives."""
+        """Return whether the settlement arrives."""
         if self._is_settled:
             return False
         self._is_settled = True

@@ -127,7 +127,7 @@ class JetStreamStore:
             raise StoreUnreachableError(f"object {key!r}: no answer in time") from error
 
     async def exists(self, key: str) -> bool:
-        """Tell whether the object is there."""
+        """Return whether the object is there."""
         return await self._info(self._meta_subject(key)) is not None
 
     async def delete(self, key: str) -> None:

@@ -168,7 +168,7 @@ def _with_leaves(config: str, listen: str, token: str) -> str:
 
 
 async def _answers(port: int, name: str) -> bool:
-    """Tell whether the server `name` greets, with JetStream ready."""
+    """Return whether the server `name` greets, with JetStream ready."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:

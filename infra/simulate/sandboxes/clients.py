@@ -1,4 +1,4 @@
-"""Whoever wants groups of machines: asks by the real client, renews, asks anew for what is lost.
+"""Whoever wants groups of machines: asks by the real client, renews, asks again for what is lost.
 
 ```
  num_asked at once: acquire_group ──▶ scheduler, host ──▶ held, with its host
@@ -101,7 +101,7 @@ class BurstClients:
             self._renewals[leased.host] = asyncio.create_task(self._keep(leased.host))
 
     async def _keep(self, host: str) -> None:
-        """Renew what is held on a host until it answers no more; ask anew for what is gone."""
+        """Renew what is held on a host until it answers no more; ask again for what is gone."""
         held = self._held[host]
 
         async def renew(deadline_s: float) -> None:

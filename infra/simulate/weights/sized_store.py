@@ -81,7 +81,7 @@ class SizedStore:
         return data
 
     async def exists(self, key: str) -> bool:
-        """Tell whether the object is there."""
+        """Return whether the object is there."""
         await asyncio.sleep(self._round_trip_s)
         return self._site.find(key) is not None
 

@@ -221,7 +221,7 @@ def test_kill_9_leaves_no_device_and_no_process(tmp_path):
 
 
 def _mentions(text: str) -> bool:
-    """Tell whether a process's command line has the text."""
+    """Return whether a process's command line has the text."""
     for line in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if text.encode() in line.read_bytes():

@@ -24,7 +24,7 @@ def _children(pid: int) -> list[int]:
 
 
 def gone(pid: int) -> bool:
-    """Tell whether a process has ended."""
+    """Return whether a process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -32,7 +32,7 @@ def gone(pid: int) -> bool:
 
 
 def is_machine(pid: int) -> bool:
-    """Tell whether a process is a user-mode kernel."""
+    """Return whether a process is a user-mode kernel."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"/linux\0")
     except (FileNotFoundError, ProcessLookupError):

@@ -267,7 +267,7 @@ class Chaos(World):
                 return
 
     async def is_settled(self) -> bool:
-        """Tell whether every engine is at the head and its receiver has said so."""
+        """Return whether every engine is at the head and its receiver has said so."""
         bus, head = self.bus(), self.manifests[-1]
         for name, engine in self.engines.items():
             key = f"{name.replace('-', '.')}.{head.policy_version}"

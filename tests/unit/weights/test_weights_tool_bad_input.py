@@ -124,7 +124,7 @@ def test_an_output_folder_that_holds_something(paths, capsys):
 
 
 def forge(path, change):
-    """Write the delta anew with another manifest, and every digest of it right."""
+    """Write the delta again with another manifest, and every digest of it right."""
     with DeltaFile(path) as patch:
         manifest = msgspec.msgpack.decode(msgspec.msgpack.encode(patch.manifest))
     change(manifest)

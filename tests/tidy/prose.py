@@ -1,0 +1,109 @@
+"""Rules on what people read: file names that exist, terms of the field, nothing left open."""
+
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from tests.tidy.repository import PRODUCT, Repository
+
+# Read by people: the product, the documents, the tests' prose. `tests/tidy` names bad examples.
+PROSE_SUFFIXES = (".py", ".md", ".toml", ".c", ".h", ".cu", ".cuh", ".html", "Makefile")
+
+PHRASES = re.compile(
+    r"\b("
+    r"anew|to be had|whoever|askers?|is told|are told|was told|goes on (?:with|until|when|after)"
+    r"|tells? (?:the|what|whether|how|which|apart)"
+    r"|one an? (?:region|run|rollout|group|step|key|request|version|host|turn|task|line|role)"
+    r"|way of the data|as (?:his|its) wont"
+    r")\b",
+    re.IGNORECASE,
+)
+OPEN = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
+
+FILE_NAME = re.compile(
+    r"(?<![\w./<>{}*$~:@\\-])"
+    r"((?:[\w.-]+/)*[A-Za-z0-9_-][\w.-]*\.(?:py|md|c|h|cu|cuh|toml|sh|patch))"
+    r"(?![\w/*-]|\.\w)"
+)
+
+# Names of files that are not ours, or that only exist inside an example or a machine.
+FOREIGN = {
+    "task.toml": "Harbor's task format",
+    "instruction.md": "Harbor's task format",
+}
+
+
+def prose_files(repository: Repository, *more: str) -> list[str]:
+    """Return the files whose prose is checked: the product, the documents, `more` top folders."""
+    tops = {*PRODUCT, "docs", *more}
+    return [
+        path
+        for path in repository.files
+        if path.endswith(PROSE_SUFFIXES)
+        and (path.split("/")[0] in tops or "/" not in path)
+        and not path.startswith("tests/tidy/")
+    ]
+
+
+def strange_phrases(repository: Repository) -> Iterator[str]:
+    """Write what an engineer of the field would write (CONTRIBUTING.md, "Language")."""
+    for path in prose_files(repository):
+        for number, line in enumerate(repository.text(path).splitlines(), 1):
+            if match := PHRASES.search(line):
+                yield f"{path}:{number}: {match[0]!r} in: {line.strip()[:90]}"
+
+
+def open_ends(repository: Repository) -> Iterator[str]:
+    """What is left to do belongs into an issue."""
+    for path in prose_files(repository, "tests"):
+        for number, line in enumerate(repository.text(path).splitlines(), 1):
+            if OPEN.search(line):
+                yield f"{path}:{number}: {line.strip()[:90]}"
+
+
+def _comments(repository: Repository, path: str) -> Iterator[tuple[int, str]]:
+    lines = iter(repository.text(path).splitlines(keepends=True))
+    for token in tokenize.generate_tokens(lambda: next(lines, "")):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def _sentences(repository: Repository, path: str) -> Iterator[tuple[int, str]]:
+    """Yield what a file says to people, with its line."""
+    if path.endswith(".py"):
+        yield from repository.docstrings(path)
+        yield from _comments(repository, path)
+    elif path.endswith((".md", "Makefile")):
+        yield from enumerate(repository.text(path).splitlines(), 1)
+    else:
+        for number, line in enumerate(repository.text(path).splitlines(), 1):
+            if line.lstrip().startswith(("//", "/*", "*", "#")) and "#include" not in line:
+                yield number, line
+
+
+def _exists(repository: Repository, name: str, folder: str, basenames: dict[str, int]) -> bool:
+    if (repository.root / name).exists() or (repository.root / folder / name).exists():
+        return True
+    return basenames.get(name, 0) == 1
+
+
+def stale_file_names(repository: Repository) -> Iterator[str]:
+    """A file that prose names exists: from the root, beside it, or by a name that is unique."""
+    basenames: dict[str, int] = {}
+    for path in repository.files:
+        parts = PurePosixPath(path).parts
+        for start in range(len(parts)):
+            tail = "/".join(parts[start:])
+            basenames[tail] = basenames.get(tail, 0) + 1
+    for path in prose_files(repository, "tests"):
+        if path == "CHANGELOG.md":
+            continue
+        folder = path.rpartition("/")[0]
+        for number, text in _sentences(repository, path):
+            for match in FILE_NAME.finditer(text):
+                name = match[1]
+                if name in FOREIGN or _exists(repository, name, folder, basenames):
+                    continue
+                line = number + text.count("\n", 0, match.start())
+                yield f"{path}:{line}: {name}"
