@@ -31,8 +31,6 @@ class TokensSampled(Message, frozen=True, kw_only=True):
     policy_version: int
     """One chunk never spans two versions."""
     stop_reason: StopReason | None = None
-    routed_experts: Array | None = None
-    """Not sent any more: `route_segments` has them."""
     replica: str = ""
     queue_ms: float = 0.0
     route_segments: list[bytes] = []

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.reward import Outcome
-from penstock.messages.rollout import Turn, TurnSampled, VersionSpan
+from penstock.messages.rollout import Turn, TurnSampled, tokens_by_version
 from penstock.messages.task import Purpose
 from penstock.messages.training import BatchManifest, LedgerRow, SampleEntry
 
@@ -99,7 +99,7 @@ class Ledger:
             return
         self._seen_turns.add((name, turn_index))
         tokens = self._generated.setdefault(name, {})
-        for version, num_tokens in _sum_spans(turn.version_spans).items():
+        for version, num_tokens in tokens_by_version(turn.version_spans).items():
             tokens[version] = tokens.get(version, 0) + num_tokens
             columns = self._columns.setdefault(version, Counter())
             columns["generated"] += num_tokens
@@ -112,7 +112,7 @@ class Ledger:
         for sample in samples:
             name, column = sample.rollout_id, _COLUMNS[sample.outcome]
             settlement = _Settlement(
-                step=step, column=column, spans=_sum_spans(sample.version_spans)
+                step=step, column=column, spans=tokens_by_version(sample.version_spans)
             )
             if earlier := self._settled.get(name):
                 if earlier != settlement:
@@ -149,10 +149,3 @@ class Ledger:
             f"{name}: step {settlement.step} settles {settlement.spans} tokens by version, "
             f"its turns have {generated}"
         )
-
-
-def _sum_spans(spans: Iterable[VersionSpan]) -> dict[int, int]:
-    total: dict[int, int] = {}
-    for span in spans:
-        total[span.policy_version] = total.get(span.policy_version, 0) + span.num_tokens
-    return {version: num_tokens for version, num_tokens in total.items() if num_tokens}

@@ -1,5 +1,7 @@
 """Turns and trajectories: what the policy saw and did, token by token."""
 
+from collections import Counter
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import ClassVar
 
@@ -45,6 +47,14 @@ class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
 
 
+def tokens_by_version(spans: Iterable[VersionSpan]) -> dict[int, int]:
+    """Return how many tokens each policy version drew, oldest version first."""
+    total: Counter[int] = Counter()
+    for span in spans:
+        total[span.policy_version] += span.num_tokens
+    return {version: total[version] for version in sorted(total) if total[version]}
+
+
 class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Which machine ran an episode or a test."""
 
@@ -67,8 +77,8 @@ class EgressAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """Why it was denied, or ended before its time."""
     num_bytes_sent: int = 0
     num_bytes_received: int = 0
-    num_alike: int | msgspec.UnsetType = msgspec.UNSET
-    """Attempts that this line stands for, bytes summed; by default one."""
+    num_alike: int = 1
+    """Attempts that this line stands for, bytes summed."""
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,17 +100,12 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """Parsed from the sampled tokens; empty on a final answer or on a parse failure."""
     parse_error: str = ""
     """Why the sampled tokens are no valid turn; empty if they are."""
-    route_segments: list[bytes] | msgspec.UnsetType = msgspec.UNSET
+    route_segments: list[bytes] = []
     """Sealed (`kernels.routes`), one a policy version: positions up to, and without, this turn's
     last token. Where they begin before the previous turn's last token, the sampler computed those
     positions again, and they take the place of what was recorded."""
 
-    routed_experts: Array | msgspec.UnsetType = msgspec.UNSET
-    """Of old logs alone, which have no `route_segments`. uint8 [R, L, K]: for the positions from
-    the previous turn's last token (or 0) up to, and without, this turn's last token; over turns
-    they concatenate to positions 0 .. total-2."""
-
-    arithmetic: str | msgspec.UnsetType = msgspec.UNSET
+    arithmetic: str = ""
     """The sampler's step and the format of its experts, e.g. `native/mxfp8`: a trainer of another
     format refuses the turn."""
 

@@ -47,17 +47,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, str]
     """Path relative to the working directory -> text."""
     limits: Limits = Limits()
-    egress: list[str] | msgspec.UnsetType = msgspec.UNSET
+    egress: list[str] = []
     """Hosts that the episode's programs may reach through the audited proxy, each `name:port`,
     `*.name:port` or `name:port@address`; by default none."""
-    image: str | msgspec.UnsetType = msgspec.UNSET
+    image: str = ""
     """Digest of the image layer that its machines have above the base image; by default none. A
     name that meant nothing where the task was read in stays a name: no host has an image of it."""
-
-
-def image_of(task: Task) -> str:
-    """Return the digest of the task's image layer, as requests for machines have it."""
-    return "" if task.image is msgspec.UNSET else task.image
 
 
 class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ class SampleEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Given to every sampled token of every turn; 0 where not trained."""
     version_spans: list[VersionSpan]
     """All sampled tokens, merged over turns: the conservation ledger counts these."""
-    trunk: TrunkCredit | msgspec.UnsetType = msgspec.UNSET
+    trunk: TrunkCredit | None = None
     """Of a rollout that others branched off."""
 
 

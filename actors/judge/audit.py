@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 from penstock.actors.judge.audit_source import audit_source
 from penstock.actors.judge.tasks import GradedTask
-from penstock.envs.egress.record import num_attempts
 from penstock.envs.tasks.canary import CANARY_FILE, canary_token
 from penstock.messages.reward import CheatFinding, CheatKind
 from penstock.messages.rollout import RolloutFinished, ToolCall
@@ -91,7 +90,7 @@ def _audit_egress(rollout: RolloutFinished) -> Iterator[CheatFinding]:
     """Yield what the proxy refused: a host on the task's own list is no cheat."""
     for index, attempt in enumerate(rollout.egress):
         if not attempt.is_allowed:
-            said = f"{num_attempts(attempt)} x {attempt.method} {attempt.target}: {attempt.reason}"
+            said = f"{attempt.num_alike} x {attempt.method} {attempt.target}: {attempt.reason}"
             yield _finding(CheatKind.EGRESS, f"attempt {index}", said)
 
 

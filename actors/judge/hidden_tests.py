@@ -26,7 +26,6 @@ from penstock.envs.tasks.report import read_report
 from penstock.messages.errors import DeadlineError
 from penstock.messages.reward import CheatFinding, CheatKind, Outcome
 from penstock.messages.rollout import RolloutFinished
-from penstock.messages.task import image_of
 
 _DETAIL_CHARACTERS_MAX = 400
 DELETE_S_MAX = 30.0
@@ -53,7 +52,7 @@ class HiddenTestsJudge:
         for num_tried in range(self._config.num_attempts_max):
             try:
                 lease_id = ctx.new_id("grade")
-                spec = self._spec(rollout, image_of(task.task), lease_id)
+                spec = self._spec(rollout, task.task.image, lease_id)
                 spec = msgspec.structs.replace(spec, takes_over=num_tried == 0)
                 async with lease_sandbox(ctx, lease_id, spec) as sandbox:
                     return await grade(rollout, task, sandbox, self._config.output_bytes_max)

@@ -6,7 +6,7 @@ from penstock.actors.rollout_worker.sampling import RetryPolicy
 from penstock.envs.remote.lease_spec import GroupSpec, LeaseSpec, SavedSandbox
 from penstock.messages.rollout import EpisodeSaved
 from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveInt
-from penstock.messages.task import Purpose, StartRollout, image_of
+from penstock.messages.task import Purpose, StartRollout
 
 
 class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
             lease_s=self.lease_s,
             acquire_wait_s=self.restore_wait_s if saved else self.acquire_wait_s,
             retry_delay_s=self.retry_delay_s,
-            image_digest=image_of(command.task),
+            image_digest=command.task.image,
             takes_over=takes_over,
             branch_of=branch_of,
             group=group if self.places_groups else None,

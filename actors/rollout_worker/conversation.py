@@ -9,12 +9,10 @@ What was sampled is never tokenized again: the context of a turn is the concaten
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from penstock.actors.policy.chat import opening_messages, render_observation, render_prompt
-from penstock.actors.policy.parse import ParseFailure, parse_turn
+from penstock.actors.policy.sampling import SampledTokens, make_turn
 from penstock.actors.policy.tokenizer import Tokenizer
-from penstock.actors.rollout_worker.sampling import SampledTokens
+from penstock.kernels.arrays import from_array
 from penstock.messages.base import Array
 from penstock.messages.rollout import EpisodeEnd, Turn
 from penstock.messages.task import Task
@@ -62,19 +60,7 @@ class Conversation:
 
     def make_turn(self, sampled: SampledTokens) -> Turn:
         """Parse what was sampled into the next turn, not yet appended."""
-        parsed = parse_turn(self._tokenizer, sampled.token_ids.tolist())
-        failed = isinstance(parsed, ParseFailure)
-        return Turn(
-            context_ids=int32_array(self._context),
-            token_ids=int32_array(sampled.token_ids),
-            behavior_logprobs=sampled.behavior_logprobs,
-            route_segments=sampled.route_segments,
-            arithmetic=sampled.arithmetic,
-            version_spans=sampled.version_spans,
-            stop_reason=sampled.stop_reason,
-            calls=[] if isinstance(parsed, ParseFailure) else list(parsed.calls),
-            parse_error=f"{parsed.reason}: {parsed.detail}" if failed else "",
-        )
+        return make_turn(self._tokenizer, self._context, sampled)
 
     def append(self, turn: Turn) -> None:
         """Take a turn, just sampled or stored by an earlier incarnation.
@@ -83,7 +69,7 @@ class Conversation:
         """
         self.end = None
         self.turns.append(turn)
-        self._past += [*int32_list(turn.context_ids), *int32_list(turn.token_ids)]
+        self._past += from_array(turn.context_ids).tolist() + from_array(turn.token_ids).tolist()
         self._context = []
         if turn.parse_error and self._ends_on_parse_error:
             self.end = EpisodeEnd.POLICY_ERROR
@@ -95,7 +81,7 @@ class Conversation:
         for turn in turns:
             self.append(turn)
         self.end = None
-        self._context = int32_list(observation_ids)
+        self._context = from_array(observation_ids).tolist()
 
     def observe(self, results: Sequence[str], *, is_finished: bool) -> None:
         """Take what the last turn's calls returned, in their order."""
@@ -110,14 +96,3 @@ class Conversation:
     def _end_without_room(self) -> None:
         if self.num_tokens_next_max < 1:
             self.end = EpisodeEnd.TOKEN_LIMIT
-
-
-def int32_array(values: Sequence[int] | np.ndarray) -> Array:
-    """Return int32 [N] for the wire."""
-    array = np.asarray(values, dtype="<i4")
-    return Array(dtype="int32", shape=array.shape, data=array.tobytes())
-
-
-def int32_list(array: Array) -> list[int]:
-    """Return the numbers of an int32 [N]."""
-    return np.frombuffer(array.data, dtype="<i4").tolist()

@@ -16,11 +16,12 @@ import asyncio
 import contextlib
 
 import msgspec
+import numpy as np
 
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.rollout_worker.changes import Changes, ChangesError, list_work, read_changes
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
-from penstock.actors.rollout_worker.conversation import Conversation, int32_array
+from penstock.actors.rollout_worker.conversation import Conversation
 from penstock.actors.rollout_worker.episode_runner import EpisodeRunner, EpisodeStats
 from penstock.actors.rollout_worker.journal import Journal
 from penstock.actors.rollout_worker.sampling import GenerationError, sample_turn, turn_sampling
@@ -33,10 +34,11 @@ from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.sandbox import ImageAbsent, SandboxError
 from penstock.envs.tasks.workspace import open_egress, open_workspace, read_egress
+from penstock.kernels.arrays import to_array
 from penstock.messages.errors import DeadlineError
 from penstock.messages.generation import Generate
 from penstock.messages.rollout import EpisodeEnd, EpisodeSaved, RolloutFinished, Trunk, Turn
-from penstock.messages.task import StartRollout, image_of
+from penstock.messages.task import StartRollout
 
 
 class Episode:
@@ -162,7 +164,7 @@ class Episode:
         if saved is None:
             first = self._trunk.rollout_id if self._trunk else command.rollout_id
             has_git = command.harness != HARNESS_VERSION
-            self._layer_files = await list_work(sandbox) if image_of(task) else []
+            self._layer_files = await list_work(sandbox) if task.image else []
             await open_workspace(sandbox, task, first, has_git=has_git)
         else:
             await open_egress(sandbox, task)
@@ -177,7 +179,7 @@ class Episode:
             request_id=self._ctx.new_id(f"{command.rollout_id}.{index}"),
             session_id=command.rollout_id,
             purpose=command.purpose,
-            token_ids=int32_array(conversation.token_ids),
+            token_ids=to_array(np.array(conversation.token_ids, np.int32)),
             sampling=turn_sampling(
                 command.sampling, index, conversation.num_tokens_next_max, self._tokenizer.end_id
             ),
@@ -209,7 +211,7 @@ class Episode:
         except SandboxError:
             self._ctx.set_gauge("unsaved_turns", num_turns)
             return
-        observation_ids = int32_array(runner.conversation.observation_ids)
+        observation_ids = to_array(np.array(runner.conversation.observation_ids, np.int32))
         now = self._ctx.monotonic()
         event = self._stats.saved(self._command, num_turns, observation_ids, now)
         event = msgspec.structs.replace(event, checkpoint_id=saved.checkpoint_id, host=saved.host)
@@ -225,7 +227,7 @@ class Episode:
                 task.files,
                 num_files_max=config.num_files_max,
                 num_bytes_max=config.files_bytes_max,
-                has_layer=bool(image_of(task)),
+                has_layer=bool(task.image),
                 layer_files=self._layer_files,
             )
         except ChangesError as error:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.kernels.arrays import from_array
 from penstock.kernels.errors import StaleRoutesError
 from penstock.kernels.routes import open_routes
 from penstock.messages.errors import PenstockError
@@ -32,7 +31,7 @@ def rollout_routes(turns: Sequence[Turn]) -> np.ndarray:
     covered = end = 0
     for index, turn in enumerate(turns):
         end += turn.context_ids.shape[0] + turn.token_ids.shape[0]
-        first, routes = _turn_routes(turn, covered)
+        first, routes = _turn_routes(turn)
         if first > covered or first + len(routes) < end - 1:
             raise MissingRoutesError(
                 f"routed_experts cover {first} to {first + len(routes) - 1} in turn {index}, "
@@ -51,20 +50,13 @@ def rollout_routes(turns: Sequence[Turn]) -> np.ndarray:
 
 def route_bytes(turns: Sequence[Turn]) -> int:
     """Return the size of a rollout's sealed routes, headers included."""
-    return sum(len(segment) for turn in turns for segment in turn.route_segments or ())
+    return sum(len(segment) for turn in turns for segment in turn.route_segments)
 
 
-def _turn_routes(turn: Turn, covered: int) -> tuple[int, np.ndarray]:
-    """Return the first position and the ids of one turn; logs of old have unsealed ids."""
+def _turn_routes(turn: Turn) -> tuple[int, np.ndarray]:
+    """Return the first position and the ids of one turn."""
     if not turn.route_segments:
-        if not turn.routed_experts:
-            raise MissingRoutesError("a turn without routes")
-        routes = from_array(turn.routed_experts)
-        if routes.ndim != 3:
-            raise MissingRoutesError(
-                f"routed_experts: expected [positions, layers, slots], got {routes.shape}"
-            )
-        return covered, routes
+        raise MissingRoutesError("a turn without routes")
     opened = [open_routes(segment) for segment in turn.route_segments]
     starts = [segment.first_position for segment in opened]
     ends = [segment.first_position + len(segment.routes) for segment in opened]

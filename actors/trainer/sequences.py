@@ -92,7 +92,7 @@ def check_trajectory(rollout_id: str, turns: Sequence[Turn], config: PolicyConfi
     if not turns:
         return
     for turn in turns:
-        config.numerics.check_sampler(turn.arithmetic or "")
+        config.numerics.check_sampler(turn.arithmetic)
     sequence = training_sequence(rollout_id, turns, 0.0)
     routes, tokens = sequence.routed_experts, sequence.token_ids
     shape = (config.num_hidden_layers, config.num_experts_per_tok)

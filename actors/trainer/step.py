@@ -101,7 +101,7 @@ def _sequences(
     for sample in trained_samples(manifest):
         weight = config.live.weight if sample.rollout_id in live else 1.0
         name = sample.rollout_id
-        trunk = sample.trunk or None
+        trunk = sample.trunk
         sequence = training_sequence(name, turns[name], sample.advantage, weight, trunk)
         num_tokens = sum(span.num_tokens for span in sample.version_spans)
         if sequence.sampled_at.size != num_tokens:

@@ -14,11 +14,6 @@ Key = tuple[str, str, bool, str]
 UNRECORDED = "not on record: more attempts than it has room for"
 
 
-def num_attempts(line: EgressAttempt) -> int:
-    """Return how many attempts a line stands for."""
-    return 1 if line.num_alike is msgspec.UNSET else line.num_alike
-
-
 class EgressRecord:
     """Lines by method, target and outcome.
 
@@ -71,5 +66,5 @@ def _sum(one: EgressAttempt | None, other: EgressAttempt) -> EgressAttempt:
         one,
         num_bytes_sent=one.num_bytes_sent + other.num_bytes_sent,
         num_bytes_received=one.num_bytes_received + other.num_bytes_received,
-        num_alike=num_attempts(one) + num_attempts(other),
+        num_alike=one.num_alike + other.num_alike,
     )

@@ -8,7 +8,7 @@ from penstock.envs.sandbox import ExecResult, Sandbox, SandboxError
 from penstock.envs.tasks.report import SuiteReport, read_report
 from penstock.envs.tasks.source import Rejection, TaskRejectedError
 from penstock.messages.errors import DeadlineError
-from penstock.messages.task import HiddenTests, Task, image_of
+from penstock.messages.task import HiddenTests, Task
 
 RUN_S_MAX = 60.0
 LEASE_S = 300.0
@@ -61,7 +61,7 @@ class MachineLab:
     ) -> SuiteReport:
         """Run the hidden tests on the task's files with some changed, in a fresh machine."""
         lease_s = LEASE_S + hidden.timeout_s
-        async with self._machine(image_of(task), lease_s) as machine:
+        async with self._machine(task.image, lease_s) as machine:
             await machine.write_files(_encoded(dict(task.files) | dict(changes)))
             await machine.write_files(_encoded(hidden.files))
             done = await machine.exec(

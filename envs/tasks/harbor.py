@@ -110,9 +110,9 @@ def _task_toml(candidate: TaskCandidate, split: Split) -> str:
     penstock: dict[str, object] = {
         "task_id": task.task_id, "category": task.category, "split": split.value
     }  # fmt: skip
-    if task.egress is not msgspec.UNSET:
+    if task.egress:
         penstock["egress"] = task.egress
-    if task.image is not msgspec.UNSET:
+    if task.image:
         penstock["image"] = f"sha256:{task.image}" if DIGEST.fullmatch(task.image) else task.image
     origins = {name: getattr(origin, name) for name in origin.__struct_fields__}
     tables: dict[str, Mapping[str, object]] = {

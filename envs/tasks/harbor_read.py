@@ -122,13 +122,9 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _egress(
-    folder: Path, own: dict[str, Any], *, allows_addresses: bool
-) -> list[str] | msgspec.UnsetType:
-    if "egress" not in own:
-        return msgspec.UNSET
+def _egress(folder: Path, own: dict[str, Any], *, allows_addresses: bool) -> list[str]:
     field = "metadata.penstock.egress"
-    rules: list[str] = _converted(folder, own["egress"], list[str], field)
+    rules: list[str] = _converted(folder, own.get("egress", []), list[str], field)
     try:
         parse_rules(rules, allows_addresses=allows_addresses)
     except EgressRuleError as error:
@@ -136,7 +132,7 @@ def _egress(
     return rules
 
 
-def _image(folder: Path, settings: dict[str, Any], own: dict[str, Any]) -> str | msgspec.UnsetType:
+def _image(folder: Path, settings: dict[str, Any], own: dict[str, Any]) -> str:
     """Return the image that Penstock's own field names, else the one that Harbor would pull."""
     field, image = "metadata.penstock.image", own.get("image")
     if "image" not in own:
@@ -144,10 +140,10 @@ def _image(folder: Path, settings: dict[str, Any], own: dict[str, Any]) -> str |
             "environment.docker_image",
             settings.get("environment", {}).get("docker_image"),
         )
-    if image is None:
-        return msgspec.UNSET
+    if not image:
+        return ""
     reference: str = _converted(folder, image, str, field)
-    return pinned(reference) if reference else msgspec.UNSET
+    return pinned(reference)
 
 
 def _limits(folder: Path, settings: dict[str, Any], own: dict[str, Any]) -> Limits:

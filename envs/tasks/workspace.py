@@ -4,8 +4,6 @@ The repository's whole history is one commit: no later commit, no other branch, 
 or reflog is there to be looked up, because none was ever written into the machine.
 """
 
-import msgspec
-
 from penstock.envs.sandbox import Sandbox, SandboxError, networked
 from penstock.envs.tasks.canary import canary_files
 from penstock.messages.rollout import EgressAttempt
@@ -56,8 +54,8 @@ async def open_egress(sandbox: Sandbox, task: Task) -> None:
         SandboxError: The machine cannot, or its host failed.
 
     """
-    if hosts := _hosts(task):
-        await networked(sandbox).allow_egress(hosts)
+    if task.egress:
+        await networked(sandbox).allow_egress(task.egress)
 
 
 async def read_egress(sandbox: Sandbox, task: Task) -> list[EgressAttempt]:
@@ -67,7 +65,7 @@ async def read_egress(sandbox: Sandbox, task: Task) -> list[EgressAttempt]:
         SandboxError: The machine's host failed.
 
     """
-    return await networked(sandbox).egress_attempts() if _hosts(task) else []
+    return await networked(sandbox).egress_attempts() if task.egress else []
 
 
 async def seal_git(sandbox: Sandbox) -> None:
@@ -81,7 +79,3 @@ async def seal_git(sandbox: Sandbox) -> None:
     done = await sandbox.exec(["sh", "-c", _SEAL], timeout_s=GIT_S_MAX, env=dates)
     if done.exit_code != 0:
         raise SandboxError(f"git in the machine: {done.stderr.decode('utf-8', 'replace')[-400:]}")
-
-
-def _hosts(task: Task) -> list[str]:
-    return [] if task.egress is msgspec.UNSET else task.egress

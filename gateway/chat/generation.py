@@ -11,58 +11,19 @@ from contextlib import aclosing, suppress
 import msgspec
 import numpy as np
 
+from penstock.actors.policy.sampling import SampledTokens, stream_chunks
 from penstock.actors.runtime.context import Context
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
-from penstock.kernels.arrays import from_array, to_array
+from penstock.kernels.arrays import to_array
 from penstock.messages.errors import BusError, DeadlineError, PenstockError, RemoteCallError
-from penstock.messages.generation import AbortGeneration, Generate, TokensSampled
-from penstock.messages.rollout import StopReason, VersionSpan
+from penstock.messages.generation import AbortGeneration, Generate
+from penstock.messages.rollout import StopReason
 from penstock.messages.rpc import RemoteErrorKind
 from penstock.messages.task import Purpose, Sampling
 
-SERVICE = "generate.live"
 PAUSE_S_MAX = 4.0
 ABORT_S = 2.0
-
-
-class Sampled(msgspec.Struct, kw_only=True):
-    """What has been sampled of one reply so far.
-
-    Shapes: N tokens; `token_ids` [N], `logprobs` [N] (behavior logprobs).
-    """
-
-    token_ids: list[int] = []
-    logprobs: list[float] = []
-    version_spans: list[VersionSpan] = []
-    route_segments: list[bytes] = []
-    arithmetic: str = ""
-    stop_reason: StopReason | None = None
-    replica: str = ""
-
-    @property
-    def min_policy_version(self) -> int:
-        """The oldest version that drew a token; -1 before the first token."""
-        return min((span.policy_version for span in self.version_spans), default=-1)
-
-    def add(self, chunk: TokensSampled) -> list[int]:
-        """Append a chunk; return its token ids."""
-        ids = from_array(chunk.token_ids).tolist()
-        self.token_ids += ids
-        self.logprobs += from_array(chunk.behavior_logprobs).tolist()
-        self.replica = chunk.replica or self.replica
-        self.route_segments = chunk.route_segments or self.route_segments
-        self.arithmetic = chunk.arithmetic
-        self.stop_reason = chunk.stop_reason
-        if ids:
-            self._extend_spans(chunk.policy_version, len(ids))
-        return ids
-
-    def _extend_spans(self, policy_version: int, num_tokens: int) -> None:
-        if self.version_spans and self.version_spans[-1].policy_version == policy_version:
-            num_tokens += self.version_spans.pop().num_tokens
-        span = VersionSpan(policy_version=policy_version, num_tokens=num_tokens)
-        self.version_spans.append(span)
 
 
 class Generation:
@@ -79,7 +40,7 @@ class Generation:
         self.session_id = session_id
         self.context_ids = context_ids
         self.sampling = sampling
-        self.sampled = Sampled()
+        self.sampled = SampledTokens()
         self.num_attempts = 0
 
     async def stream(self, ctx: Context, config: GatewayConfig) -> AsyncGenerator[list[int], None]:
@@ -95,7 +56,11 @@ class Generation:
                 await ctx.sleep(min(PAUSE_S_MAX, config.retry_s * 2 ** (self.num_attempts - 1)))
             self.num_attempts += 1
             try:
-                async with aclosing(self._attempt(ctx, config)) as chunks:
+                reason = f"reply to {self.request_id}, attempt {self.num_attempts}"
+                request = self._request(config)
+                async with aclosing(
+                    stream_chunks(ctx, request, idle_s=config.idle_s_max, reason=reason)
+                ) as chunks:
                     async for chunk in chunks:
                         if ids := self.sampled.add(chunk):
                             yield ids
@@ -118,21 +83,6 @@ class Generation:
             message = AbortGeneration(request_id=self._attempt_id)
             with suppress(PenstockError):
                 await ctx.request(service, message, deadline_s=ABORT_S, reason="abort")
-
-    async def _attempt(
-        self, ctx: Context, config: GatewayConfig
-    ) -> AsyncGenerator[TokensSampled, None]:
-        request = self._request(config)
-        reason = f"reply to {self.request_id}, attempt {self.num_attempts}"
-        replies = ctx.stream_request(SERVICE, request, idle_s=config.idle_s_max, reason=reason)
-        try:
-            async for reply in replies:
-                if not isinstance(reply, TokensSampled):
-                    raise BusError(f"{SERVICE}: unexpected {type(reply).__name__}")
-                yield reply
-        finally:
-            if isinstance(replies, AsyncGenerator):
-                await replies.aclose()
 
     @property
     def _attempt_id(self) -> str:

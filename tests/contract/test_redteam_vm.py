@@ -248,7 +248,7 @@ async def judged(cheat):
     if changes is None:
         return Outcome.POLICY_ERROR, [], said
     turn = Turn(
-        context_ids=EMPTY, token_ids=EMPTY, behavior_logprobs=EMPTY, routed_experts=EMPTY,
+        context_ids=EMPTY, token_ids=EMPTY, behavior_logprobs=EMPTY,
         version_spans=[], stop_reason=StopReason.STOP, calls=calls,
     )  # fmt: skip
     rollout = RolloutFinished(

@@ -10,7 +10,7 @@ from tests.golden.examples import example
 
 from penstock.messages.codec import MESSAGES, encode
 
-FOLDER = Path(__file__).parent / "v1"
+FOLDER = Path(__file__).parent / "v2"
 
 
 def main() -> None:

@@ -214,7 +214,6 @@ def turn_of(context_ids, chunks):
         context_ids=to_array(context_ids),
         token_ids=to_array(token_ids),
         behavior_logprobs=to_array(np.concatenate([c.behavior_logprobs for c in chunks])),
-        routed_experts=to_array(np.zeros((0, 3, 3), np.uint8)),
         version_spans=[
             VersionSpan(policy_version=chunks[-1].policy_version, num_tokens=len(token_ids))
         ],

@@ -57,7 +57,6 @@ def turn(num_context, num_sampled, routes, routes_from, *, routed=None, sampled=
         context_ids=to_array(np.ones(num_context, np.int32)),
         token_ids=to_array(chunk.token_ids),
         behavior_logprobs=to_array(chunk.behavior_logprobs),
-        routed_experts=to_array(routes[:0]),
         version_spans=sampled or spans((0, num_sampled)),
         stop_reason=StopReason.STOP,
         route_segments=seal_chunk(chunk, NUM_EXPERTS),

@@ -18,7 +18,6 @@ TURN = Turn(
     context_ids=EMPTY,
     token_ids=EMPTY,
     behavior_logprobs=EMPTY,
-    routed_experts=EMPTY,
     version_spans=[VersionSpan(policy_version=4, num_tokens=9)],
     stop_reason=StopReason.STOP,
 )

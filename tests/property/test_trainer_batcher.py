@@ -28,7 +28,6 @@ def turn(*spans):
         context_ids=EMPTY,
         token_ids=EMPTY,
         behavior_logprobs=EMPTY,
-        routed_experts=EMPTY,
         version_spans=[VersionSpan(policy_version=v, num_tokens=n) for v, n in spans],
         stop_reason=StopReason.STOP,
     )

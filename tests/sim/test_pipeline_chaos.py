@@ -94,7 +94,7 @@ class Worker(Actor):
             tokens = [int(reply.request_id) + ctx.random.randrange(100) async for reply in replies]
             turn = Turn(
                 context_ids=ints([0]), token_ids=ints(tokens), behavior_logprobs=ints([]),
-                routed_experts=ints([]), version_spans=[], stop_reason=StopReason.STOP,
+                version_spans=[], stop_reason=StopReason.STOP,
             )  # fmt: skip
             await ctx.publish(
                 TurnSampled(

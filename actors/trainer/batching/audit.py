@@ -90,7 +90,7 @@ class ManifestAudit:
         }
         expected = self._trunk_credits(advantages)
         for sample in group.samples:
-            found = sample.trunk or None
+            found = sample.trunk
             value = expected.get(sample.rollout_id)
             if found != value:
                 yield f"step {step}, {sample.rollout_id}: its trunk's credit {found}, not {value}"

@@ -194,7 +194,7 @@ class Batcher:
         entry = _entry(group, None, advantages)
         credits = group.trunk_credits(advantages)
         samples = [
-            msgspec.structs.replace(sample, trunk=credits.get(sample.rollout_id, msgspec.UNSET))
+            msgspec.structs.replace(sample, trunk=credits.get(sample.rollout_id))
             for sample in entry.samples
         ]
         return msgspec.structs.replace(entry, samples=samples)

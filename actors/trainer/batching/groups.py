@@ -12,6 +12,7 @@ from penstock.messages.rollout import (
     Trunk,
     TurnSampled,
     VersionSpan,
+    tokens_by_version,
 )
 from penstock.messages.training import TrunkCredit
 
@@ -152,10 +153,7 @@ class PendingGroup:
 
 def merge_spans(spans: Iterable[VersionSpan]) -> list[VersionSpan]:
     """Add up the tokens of each version, oldest first."""
-    tokens: dict[int, int] = {}
-    for span in spans:
-        tokens[span.policy_version] = tokens.get(span.policy_version, 0) + span.num_tokens
     return [
-        VersionSpan(policy_version=version, num_tokens=count)
-        for version, count in sorted(tokens.items())
+        VersionSpan(policy_version=version, num_tokens=num_tokens)
+        for version, num_tokens in tokens_by_version(spans).items()
     ]

@@ -1,6 +1,7 @@
 """What a batch manifest says of itself. Pure."""
 
 from penstock.messages.reward import Outcome
+from penstock.messages.rollout import tokens_by_version
 from penstock.messages.training import BatchManifest, SampleEntry
 
 
@@ -12,12 +13,9 @@ def trained_samples(manifest: BatchManifest) -> list[SampleEntry]:
 
 def staleness_tokens(manifest: BatchManifest) -> dict[int, int]:
     """Count trained tokens by their age in versions."""
-    tokens: dict[int, int] = {}
-    for sample in trained_samples(manifest):
-        for span in sample.version_spans:
-            staleness = manifest.policy_version - span.policy_version
-            tokens[staleness] = tokens.get(staleness, 0) + span.num_tokens
-    return dict(sorted(tokens.items()))
+    spans = (span for sample in trained_samples(manifest) for span in sample.version_spans)
+    tokens = tokens_by_version(spans)
+    return {manifest.policy_version - version: tokens[version] for version in reversed(tokens)}
 
 
 def batch_figures(manifest: BatchManifest) -> dict[str, float]:

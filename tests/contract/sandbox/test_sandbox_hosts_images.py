@@ -29,7 +29,7 @@ from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished
 from penstock.messages.scheduler import PlaceGroup
-from penstock.messages.task import HiddenTests, Purpose, Split, Task, image_of
+from penstock.messages.task import HiddenTests, Purpose, Split, Task
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(200)]
 HOSTS = ("h0", "h1")
@@ -135,7 +135,7 @@ def group_of(number, graded):
 async def attempt(fleet, group_id, graded):
     """Work on a task in a machine of its image: what its module says goes into the answer."""
     name = graded.task.task_id.removeprefix("task-")
-    async with fleet.machine(group_id, image_of(graded.task)) as sandbox:
+    async with fleet.machine(group_id, graded.task.image) as sandbox:
         await sandbox.write_files({"answer.py": b""})
         script = f"import {name}; open('answer.py', 'w').write(f'SAID = {{{name}.WHO!r}}\\n')"
         done = await sandbox.exec(["python3", "-c", script], timeout_s=60.0)
@@ -171,7 +171,7 @@ async def test_tasks_run_and_are_graded_on_their_image_where_it_is(fleet, tmp_pa
         found = await asyncio.gather(*graded)
         for (_, rollout), task, findings in zip(done, tasks, found, strict=True):
             assert findings.outcome is Outcome.SOLVED, findings
-            expected = image_digest(base, layer_path(tmp_path, image_of(task.task)))
+            expected = image_digest(base, layer_path(tmp_path, task.task.image))
             assert rollout.sandbox.image_digest == findings.sandbox.image_digest == expected
         await asyncio.sleep(2.2)
         seen.append([host for host, _ in done])

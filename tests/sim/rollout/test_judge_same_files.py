@@ -63,7 +63,7 @@ def test_a_lost_machine_is_not_shared(simulate) -> None:
 
 def make_turn(command: str) -> Turn:
     return Turn(
-        context_ids=EMPTY, token_ids=EMPTY, behavior_logprobs=EMPTY, routed_experts=EMPTY,
+        context_ids=EMPTY, token_ids=EMPTY, behavior_logprobs=EMPTY,
         version_spans=[], stop_reason=StopReason.STOP,
         calls=[ToolCall(name="run_terminal", arguments={"command": command})],
     )  # fmt: skip

@@ -8,7 +8,6 @@ from tests.sim.rollout.saving import SavingBackend
 
 from penstock.actors.pacer.commands import group_commands
 from penstock.actors.pacer.config import PacerConfig, TreeConfig
-from penstock.envs.egress.record import num_attempts
 from penstock.envs.egress.rules import parse_rules
 from penstock.messages.rollout import (
     EgressAttempt,
@@ -62,7 +61,7 @@ def open_task():
 
 def refused(rollout: RolloutFinished) -> int:
     assert all(one.target == REFUSED.target for one in rollout.egress)
-    return sum(num_attempts(one) for one in rollout.egress)
+    return sum(one.num_alike for one in rollout.egress)
 
 
 @pytest.mark.parametrize("num_turns", [1, 2, 3])
@@ -79,7 +78,7 @@ def test_what_a_saved_machine_had_on_record_stays(simulate, tmp_path, num_turns:
         assert len(world.backend.copies) == 1
         assert refused(rollout) == 2
         saved = await world.read(EpisodeSaved)
-        assert [sum(map(num_attempts, event.egress)) for event in saved] == [1, 1, 2, 2]
+        assert [sum(one.num_alike for one in event.egress) for event in saved] == [1, 1, 2, 2]
 
     simulate(scenario)
 

@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+import torch
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.runtime.clock import SystemClock
@@ -16,6 +17,7 @@ from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.config import MidtrainConfig, OptimizerConfig, TrainerConfig
 from penstock.actors.trainer.midtraining.corpus import Corpus, encode_corpus
 from penstock.kernels.arrays import to_array
+from penstock.kernels.routes import seal_routes
 from penstock.messages.base import Event
 from penstock.messages.bus import Delivery, PublishReceipt
 from penstock.messages.control import RunFinished
@@ -248,7 +250,9 @@ class World:
 
     def _rollout(self, index: int, member: int, version: int) -> list[Event]:
         name, group = f"r{index}-{member}", f"g{index}"
-        turns = [self.turn(version, i) for i in range(self.random.randint(1, 3))]
+        turns: list[Turn] = []
+        for _ in range(self.random.randint(1, 3)):
+            turns.append(self.turn(version, turns))
         outcome = self.random.choice(
             [Outcome.SOLVED, Outcome.FAILED, Outcome.FAILED, Outcome.INFRASTRUCTURE_ERROR]
         )
@@ -299,23 +303,30 @@ class World:
             return [joined]
         return [joined, FeedbackRetracted(feedback_id=f"f{index}", request_id=f"q{index}")]
 
-    def turn(self, version: int, index: int = 0) -> Turn:
+    def turn(self, version: int, before: Sequence[Turn] = ()) -> Turn:
         """Draw a turn; its routes start at the last token of the turn before, if there is one."""
-        return make_turn(self.numpy, version, index)
+        return make_turn(self.numpy, version, before)
 
 
-def make_turn(rng: np.random.Generator, version: int, index: int) -> Turn:
+def make_turn(rng: np.random.Generator, version: int, before: Sequence[Turn]) -> Turn:
     num_context, num_sampled = int(rng.integers(2, 6)), int(rng.integers(2, 9))
-    num_routes = num_context + num_sampled - (index == 0)
+    num_routes = num_context + num_sampled - (not before)
+    past = sum(turn.context_ids.shape[0] + turn.token_ids.shape[0] for turn in before)
     routes = rng.integers(0, 4, (num_routes, POLICY.num_hidden_layers, 1), dtype=np.uint8)
-    routes = np.concatenate([routes, (routes + 1) % 4], axis=2)
+    routes = np.concatenate([routes, (routes + 1) % 4], axis=2).astype(np.int16)
+    segment = seal_routes(
+        torch.from_numpy(routes),
+        num_experts=POLICY.num_experts,
+        policy_version=version,
+        first_position=max(0, past - 1),
+    )
     return Turn(
         context_ids=to_array(rng.integers(0, 64, num_context).astype(np.int32)),
         token_ids=to_array(rng.integers(0, 64, num_sampled).astype(np.int32)),
         behavior_logprobs=to_array(rng.uniform(-5, -3, num_sampled).astype(np.float32)),
-        routed_experts=to_array(routes),
         version_spans=[VersionSpan(policy_version=version, num_tokens=num_sampled)],
         stop_reason=StopReason.STOP,
+        route_segments=[segment],
     )
 
 

@@ -1,13 +1,11 @@
 """Whole runs of the trainer on a small world: steps, kills, replay."""
 
 import msgspec
-import numpy as np
 import pytest
 
 from penstock.actors.trainer.config import LossConfig, MidtrainConfig
 from penstock.actors.trainer.replay import replay
 from penstock.actors.trainer.rl_phase import NondeterminismError
-from penstock.kernels.arrays import to_array
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import NotFoundError
 from penstock.messages.feedback import LiveSampleJoined
@@ -220,8 +218,7 @@ async def test_a_rollout_that_cannot_be_trained_is_masked_not_fatal(make_world):
         events = whole(index, member, version)
         finished = events[-2]
         if member == 0 and index % 2:
-            routes = to_array(np.zeros((0, 2, 2), np.uint8))
-            first = msgspec.structs.replace(finished.turns[0], routed_experts=routes)
+            first = msgspec.structs.replace(finished.turns[0], route_segments=[])
             turns = [first, *finished.turns[1:]]
             events[-2] = msgspec.structs.replace(finished, turns=turns)
         return events

@@ -24,7 +24,7 @@ TASK = GradedTask(
 
 def rollout(*calls, **files):
     turn = Turn(
-        context_ids=EMPTY, token_ids=EMPTY, behavior_logprobs=EMPTY, routed_experts=EMPTY,
+        context_ids=EMPTY, token_ids=EMPTY, behavior_logprobs=EMPTY,
         version_spans=[], stop_reason=StopReason.STOP, calls=list(calls),
     )  # fmt: skip
     return RolloutFinished(

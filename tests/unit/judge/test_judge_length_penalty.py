@@ -20,7 +20,6 @@ def make_turn(num_context: int, num_sampled: int) -> Turn:
         context_ids=zeros(num_context, "int32"),
         token_ids=zeros(num_sampled, "int32"),
         behavior_logprobs=zeros(num_sampled, "float32"),
-        routed_experts=Array(dtype="uint8", shape=(0, 0, 0), data=b""),
         version_spans=[VersionSpan(policy_version=0, num_tokens=num_sampled)],
         stop_reason=StopReason.STOP,
     )

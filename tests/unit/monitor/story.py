@@ -54,7 +54,6 @@ def turn(policy_version: int, num_tokens: int) -> Turn:
         context_ids=EMPTY,
         token_ids=Array(dtype="int32", shape=(num_tokens,), data=b"\0" * 4 * num_tokens),
         behavior_logprobs=EMPTY,
-        routed_experts=EMPTY,
         version_spans=spans(policy_version, num_tokens),
         stop_reason=StopReason.STOP,
     )

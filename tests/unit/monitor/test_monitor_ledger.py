@@ -21,7 +21,6 @@ def turn(**tokens: int) -> Turn:
         context_ids=EMPTY,
         token_ids=EMPTY,
         behavior_logprobs=EMPTY,
-        routed_experts=EMPTY,
         version_spans=spans(**tokens),
         stop_reason=StopReason.STOP,
     )

@@ -28,7 +28,6 @@ def turn(version, num_tokens=3):
         context_ids=EMPTY,
         token_ids=EMPTY,
         behavior_logprobs=EMPTY,
-        routed_experts=EMPTY,
         version_spans=[VersionSpan(policy_version=version, num_tokens=num_tokens)],
         stop_reason=StopReason.STOP,
     )

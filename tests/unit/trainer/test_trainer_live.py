@@ -17,7 +17,6 @@ def joined(name, reward=1.0, version=0):
         context_ids=EMPTY,
         token_ids=EMPTY,
         behavior_logprobs=EMPTY,
-        routed_experts=EMPTY,
         version_spans=[VersionSpan(policy_version=version, num_tokens=4)],
         stop_reason=StopReason.STOP,
     )
@@ -91,7 +90,7 @@ def test_a_trained_sample_does_not_come_back(pool):
 
 
 def test_a_sample_that_cannot_be_trained_is_accounted_for(pool):
-    pool.add(joined("bad"), fault="routed_experts cover 0 positions")
+    pool.add(joined("bad"), fault="a turn without routes")
     pool.add(joined("good"))
     entries = take(pool, 0)
     assert entries["bad"].outcome is Outcome.INFRASTRUCTURE_ERROR

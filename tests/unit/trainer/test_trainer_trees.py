@@ -3,12 +3,14 @@
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from penstock.actors.trainer.batching.audit import ManifestAudit
 from penstock.actors.trainer.batching.batcher import Batcher
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.sequences import training_sequence
 from penstock.kernels.arrays import to_array
+from penstock.kernels.routes import seal_routes
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import (
     EpisodeEnd,
@@ -23,19 +25,23 @@ from penstock.messages.task import Purpose
 LAYERS, SLOTS = 2, 1
 
 
-def turn(context: list[int], sampled: list[int], num_routes: int, version: int = 0) -> Turn:
+def turn(
+    context: list[int], sampled: list[int], num_routes: int, version: int = 0, start: int = 0
+) -> Turn:
+    routes = torch.full((num_routes, LAYERS, SLOTS), version, dtype=torch.int16)
+    segment = seal_routes(routes, num_experts=4, policy_version=version, first_position=start)
     return Turn(
         context_ids=to_array(np.array(context, np.int32)),
         token_ids=to_array(np.array(sampled, np.int32)),
         behavior_logprobs=to_array(np.full(len(sampled), -1.0, np.float32)),
-        routed_experts=to_array(np.full((num_routes, LAYERS, SLOTS), version, np.uint8)),
+        route_segments=[segment],
         version_spans=[VersionSpan(policy_version=version, num_tokens=len(sampled))],
         stop_reason=StopReason.STOP,
     )
 
 
 SHARED = turn([1, 2, 3], [4, 5], 4)
-TRUNK_OWN = turn([6], [7], 2)
+TRUNK_OWN = turn([6], [7], 2, start=4)
 BRANCH_OWN = turn([6], [8, 9, 10], 8, version=1)
 """Its routes cover the trunk too: `routes_from` was 0."""
 
@@ -85,14 +91,14 @@ def test_a_trunk_earns_the_mean_of_its_branches_above_the_groups_baseline():
     assert [samples[f"r{n}"].trunk.advantage for n in (0, 2)] == [0.25, -0.25]
     assert samples["r0"].trunk.branches == ["r0", "r1"]
     assert samples["r0"].trunk.num_tokens == 2
-    assert samples["r1"].trunk is msgspec.UNSET
+    assert samples["r1"].trunk is None
     counts = {name: sum(s.num_tokens for s in one.version_spans) for name, one in samples.items()}
     assert counts == {"r0": 3, "r1": 3, "r2": 3, "r3": 3}  # the trunk's two are r0's and r2's
 
 
 def test_masked_branches_do_not_count_and_a_masked_trunk_is_not_trained():
     samples = batch({0: SOLVED, 1: LOST, 2: LOST, 3: FAILED})
-    assert samples["r0"].trunk is msgspec.UNSET and samples["r2"].trunk is msgspec.UNSET
+    assert samples["r0"].trunk is None and samples["r2"].trunk is None
     assert [samples[f"r{n}"].advantage for n in range(4)] == [0.5, 0.0, 0.0, -0.5]
 
 
@@ -118,7 +124,7 @@ def test_the_audit_tells_a_trunk_that_does_not_follow_from_the_rollouts(wrong):
     manifest, audit = proposed({0: SOLVED, 1: SOLVED, 2: FAILED, 3: SOLVED})
     (group,) = manifest.groups
     first = group.samples[0]
-    trunk = msgspec.structs.replace(first.trunk, **wrong) if wrong else msgspec.UNSET
+    trunk = msgspec.structs.replace(first.trunk, **wrong) if wrong else None
     samples = [msgspec.structs.replace(first, trunk=trunk), *group.samples[1:]]
     group = msgspec.structs.replace(group, samples=samples)
     (difference,) = audit.differences(msgspec.structs.replace(manifest, groups=[group]))
