@@ -43,7 +43,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _actor(arguments: argparse.Namespace) -> int:
     from penstock.infra.run import process
-    from penstock.infra.run.config import load_config
+    from penstock.infra.run.config_file import load_config
     from penstock.infra.run.runs import find_run
 
     run = find_run(arguments.run, arguments.runs_dir)

@@ -10,7 +10,7 @@ from safetensors.torch import load
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
 from penstock.actors.trainer.checkpoint import newest_checkpoint
-from penstock.infra.run.config import load_config
+from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import RunDir
 from penstock.messages.errors import NotFoundError
 

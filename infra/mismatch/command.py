@@ -13,7 +13,7 @@ from penstock.infra.mismatch.formats import compare_formats
 from penstock.infra.mismatch.formatting import format_line, format_report, short_report
 from penstock.infra.mismatch.report import report
 from penstock.infra.mismatch.subject import MismatchSubject, load_subject
-from penstock.infra.run.config import load_config
+from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import find_run
 from penstock.messages.errors import ConfigError
 

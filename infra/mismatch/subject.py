@@ -12,7 +12,8 @@ from penstock.actors.policy.checkpoint import load_published, publishable_state
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.checkpoint import first_checkpoint, load_checkpoint, newest_checkpoint
 from penstock.actors.trainer.learner import Learner
-from penstock.infra.run.config import RunConfig, load_config
+from penstock.infra.run.config import RunConfig
+from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import find_run, open_log
 from penstock.kernels.arrays import from_array
 from penstock.messages.bus import Bus, ObjectStore

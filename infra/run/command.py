@@ -12,24 +12,20 @@ from collections.abc import Coroutine, Generator
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from penstock.actors.runtime.files import write_atomic
 from penstock.envs.backends import open_backend
 from penstock.gateway.keys import create_key
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.quickstart.sample_users import run_sample_users
 from penstock.infra.run.closing import close_run
-from penstock.infra.run.config import (
-    RunConfig,
-    apply_overrides,
-    load_config,
-    parse_config,
-    read_toml,
-)
+from penstock.infra.run.config import RunConfig
+from penstock.infra.run.config_file import apply_overrides, load_config, parse_config, read_toml
 from penstock.infra.run.launcher import Processes, event_server
 from penstock.infra.run.prepare import prepare
 from penstock.infra.run.progress import Progress
 from penstock.infra.run.runs import RunDir, check_space, find_run, remove_needless
-from penstock.infra.run.toml_writer import to_toml
 from penstock.infra.run.versions import environment_versions
 from penstock.infra.stores.check import check_store
 from penstock.messages.control import RunStarted
@@ -63,7 +59,7 @@ def _create(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
     run_dir = RunDir(Path(arguments.runs_dir).resolve() / run_id)
     if run_dir.config.exists():
         raise FileExistsError(f"run {run_id}: exists; go on with it by --resume {run_id}")
-    write_atomic(run_dir.config, to_toml(data).encode())
+    write_atomic(run_dir.config, tomli_w.dumps(data).encode())
     return run_dir, config
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.infra.run.config import RunConfig, load_config
+from penstock.infra.run.config import RunConfig
+from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import RunDir, find_run, open_log
 from penstock.infra.run.versions import environment_versions
 from penstock.messages.bus import Bus

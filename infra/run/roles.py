@@ -16,7 +16,7 @@ from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.run.config import RunConfig
-from penstock.infra.run.fleet_checks import check_host_name
+from penstock.infra.run.config_checks import check_host_name
 from penstock.infra.run.runs import RunDir
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.bus import ObjectStore

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import tomli_w
 from tests.needs import need_layers
 
 from penstock.envs.harness.result import ToolResult
@@ -20,10 +21,9 @@ from penstock.envs.microvm.images.assets import load_assets, vm_cache_dir
 from penstock.envs.microvm.images.layers import image_digest, layer_path
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.infra.quickstart import midtrain_data
-from penstock.infra.run.config import apply_overrides, parse_config, read_toml
+from penstock.infra.run.config_file import apply_overrides, parse_config, read_toml
 from penstock.infra.run.prepare import build
 from penstock.infra.run.runs import RunDir
-from penstock.infra.run.toml_writer import to_toml
 from penstock.messages.rollout import ToolCall
 
 from .launched import TINY, Launched, gone, machines, penstock
@@ -138,7 +138,7 @@ def by_heart(repositories, habits, rng, harness):
 def prepare(folder: RunDir, overrides, monkeypatch):
     data = apply_overrides(read_toml(TINY), overrides)
     folder.path.mkdir()
-    folder.config.write_text(to_toml(data))
+    folder.config.write_text(tomli_w.dumps(data))
     config = parse_config(data, "test")
     monkeypatch.setattr(midtrain_data, "attempts", by_heart)
     objects = build(config.prepare, config.policy, config.run.seed, threading.Event())

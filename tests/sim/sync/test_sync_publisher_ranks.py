@@ -18,7 +18,7 @@ from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.sync_relay.publish.publisher_rank import PublisherRank
 from penstock.actors.sync_relay.publish.ranked_publisher import RankedPublisher
 from penstock.actors.sync_relay.publish.spans import cut_spans, share_out
-from penstock.infra.run.config import parse_config, read_toml
+from penstock.infra.run.config_file import parse_config, read_toml
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest
 from penstock.messages.errors import ConfigError, DeadlineError, NotFoundError, RemoteCallError

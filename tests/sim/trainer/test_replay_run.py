@@ -5,6 +5,7 @@ import contextlib
 
 import msgspec
 import pytest
+import tomli_w
 
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.publish.publisher import Publisher
@@ -13,7 +14,6 @@ from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.run.replay import replay_command
 from penstock.infra.run.runs import RunDir
-from penstock.infra.run.toml_writer import to_toml
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import NotFoundError
 from penstock.messages.training import StepCompleted
@@ -33,7 +33,7 @@ def run_dir(tmp_path, make_world):
         "regions": [{"name": "west", "serves": ["train", "eval", "live"]}],
         "processes": {"all": ["trainer"]},
     }
-    run.config.write_text(to_toml(msgspec.to_builtins(tables)))
+    run.config.write_text(tomli_w.dumps(msgspec.to_builtins(tables)))
     return run, world
 
 

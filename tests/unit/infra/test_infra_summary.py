@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from penstock.infra.run.closing import closing_table
-from penstock.infra.run.config import load_config
+from penstock.infra.run.config_file import load_config
 from penstock.infra.run.summary import Summary
 from penstock.messages.bus import Delivery
 from penstock.messages.control import RunFinished

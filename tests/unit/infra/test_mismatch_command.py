@@ -13,7 +13,7 @@ from penstock.actors.trainer.config import MidtrainConfig
 from penstock.actors.trainer.midtraining.corpus import Corpus
 from penstock.infra.cli import main
 from penstock.infra.mismatch.formats import compare_formats
-from penstock.infra.run.config import load_config
+from penstock.infra.run.config_file import load_config
 from penstock.kernels import native
 from penstock.messages.errors import ConfigError
 

@@ -1,0 +1,156 @@
+"""Checks across the tables of a run's configuration; each error names the field.
+
+To add a check: a function here that raises `ConfigError`, and its call in `check_config`.
+"""
+
+import re
+
+from penstock.actors.sync_relay.core.config import publisher_ranks
+from penstock.envs.backends import backend_class, backends
+from penstock.envs.sandbox import Capability
+from penstock.infra.regions.settings import check_processes
+from penstock.infra.run.config import RunConfig
+from penstock.infra.stores.settings import StoreKind
+from penstock.messages.errors import ConfigError
+from penstock.messages.task import Purpose
+
+HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+"""A token of a subject, and a folder's name."""
+SHARED_SERVICE = "acquire"
+"""`sandbox.acquire` is the service of all hosts."""
+
+
+def check_config(config: RunConfig) -> None:
+    """Check what concerns several tables.
+
+    Raises:
+        ConfigError: A table contradicts another one.
+
+    """
+    _check_pacer(config)
+    _check_sandbox_hosts(config)
+    if config.rollout_worker.places_groups:
+        _check_group_fits(config)
+    _check_capabilities(config)
+    _check_publishers(config)
+    has_keeper = any("keeper" in specs for specs in config.processes.values())
+    if has_keeper == config.store.retain_for_replay:
+        raise ConfigError(
+            "the role keeper requires store.retain_for_replay = false, and vice versa"
+        )
+    for purpose in Purpose:
+        if not config.replicas(purpose):
+            raise ConfigError(f"regions: none serves {purpose.value!r}")
+    _check_links(config)
+
+
+def check_host_name(name: str, field: str) -> None:
+    """Check the name of a sandbox host.
+
+    Raises:
+        ConfigError: No host can have it; the text begins with `field`.
+
+    """
+    if HOST_NAME.fullmatch(name) is None or name == SHARED_SERVICE:
+        expected = f"a host's name, {HOST_NAME.pattern} and not {SHARED_SERVICE!r}"
+        raise ConfigError(f"{field}: expected {expected}, got {name!r}")
+
+
+def _check_pacer(config: RunConfig) -> None:
+    """Check that the pacer grants what the trainer takes."""
+    pairs = (
+        ("groups_per_batch", config.pacer.groups_per_batch, config.trainer.groups_per_batch),
+        ("staleness_max", config.pacer.staleness_max, config.trainer.staleness_max),
+        ("steps_max", config.pacer.steps_max, config.trainer.steps_max),
+        ("loss.temperature", config.pacer.temperature, config.trainer.loss.temperature),
+    )
+    for name, granted, trained in pairs:
+        if granted != trained:
+            own = name.removeprefix("loss.")
+            text = f"pacer.{own} and trainer.{name} must be equal, got {granted} and {trained}"
+            raise ConfigError(text)
+
+
+def _check_sandbox_hosts(config: RunConfig) -> None:
+    """Check that hosts have distinct names, and that a scheduler exists where one is required."""
+    check_host_name(config.sandbox.host, "sandbox.host")
+    seen: dict[str, str] = {}
+    for process, specs in config.processes.items():
+        for spec in specs:
+            if spec.partition(":")[0] not in {"sandbox", "scheduler"}:
+                continue
+            actor = _actor(spec, config.sandbox.host, f"processes.{process}")
+            if actor in seen:
+                text = f"{spec!r} is in processes.{seen[actor]} already, as {actor}"
+                raise ConfigError(f"processes.{process}: {text}")
+            seen[actor] = process
+    places_groups = config.rollout_worker.places_groups or config.judge.places_machines
+    if places_groups and not ("scheduler" in seen and config.sandbox.reports_to_scheduler):
+        needed = 'the role "scheduler" in a process, and sandbox.reports_to_scheduler = true'
+        raise ConfigError(f"rollout_worker.places_groups: expected with it {needed}")
+
+
+def _actor(spec: str, host: str, field: str) -> str:
+    """Return the name of the actor that `sandbox`, `sandbox:NAME` or `scheduler` specifies."""
+    role, colon, name = spec.partition(":")
+    if role == "scheduler":
+        if colon:
+            raise ConfigError(f"{field}: expected 'scheduler', got {spec!r}")
+        return role
+    if colon:
+        check_host_name(name, f"{field}: {spec!r}")
+    return f"sandbox.{name or host}"
+
+
+def _check_group_fits(config: RunConfig) -> None:
+    """Check that a training group, which is placed whole, fits a host and its quota."""
+    group_size, sandbox = config.pacer.group_size, config.sandbox
+    quota = sandbox.quotas.get(Purpose.TRAIN, sandbox.quota)
+    bounds = {
+        "pool.live_max": config.pool.live_max,
+        "sandbox.quotas.train, or sandbox.quota": quota,
+    }
+    for field, bound in bounds.items():
+        if 0 < bound < group_size:
+            text = f"expected at least pacer.group_size {group_size}, got {bound}"
+            raise ConfigError(f"{field}: {text}: rollout_worker.places_groups places groups whole")
+
+
+def _check_capabilities(config: RunConfig) -> None:
+    """Check that the sandbox backend has the capabilities that other tables require."""
+    required: dict[str, Capability] = {}
+    if config.pacer.tree is not None:
+        required["pacer.tree"] = Capability.FORK
+    if config.rollout_worker.checkpoint_turns > 0:
+        required["rollout_worker.checkpoint_turns"] = Capability.CHECKPOINT
+    for field, capability in required.items():
+        able = [name for name in backends if capability in backend_class(name).capabilities]
+        if config.pool.backend not in able:
+            raise ConfigError(
+                f"{field}: needs machines with the capability {capability.value!r}; "
+                f"pool.backend {config.pool.backend!r} lacks it, choose one of {', '.join(able)}"
+            )
+
+
+def _check_publishers(config: RunConfig) -> None:
+    """Check that each publishing rank has exactly one process: two would share its requests."""
+    specs = (spec for specs in config.processes.values() for spec in specs)
+    found = sorted(spec for spec in specs if spec.partition(":")[0] == "publisher")
+    ranks = publisher_ranks(config.weights.num_publisher_ranks)
+    if found != sorted(f"publisher:{rank}" for rank in ranks):
+        expected = f"a process publisher-N for each of weights.num_publisher_ranks = {len(ranks)}"
+        text = f"expected {expected if ranks else 'no role publisher'}, got {found}"
+        raise ConfigError(f"processes: {text}")
+
+
+def _check_links(config: RunConfig) -> None:
+    """Check that all traffic of a region behind a link crosses the link."""
+    linked = [region.name for region in config.regions if region.link is not None]
+    if not linked:
+        return
+    text = f"regions {', '.join(linked)} are behind links"
+    if config.bus.url:
+        raise ConfigError(f"{text} to the run's own server: expected no bus.url")
+    if config.store.kind is not StoreKind.JETSTREAM:
+        raise ConfigError(f'{text}, which only store.kind = "jetstream" crosses')
+    check_processes(config.processes, linked)

@@ -1,0 +1,138 @@
+"""Reading a run's configuration: TOML files, overrides, and defaults taken from other tables."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import msgspec
+
+from penstock.actors.sync_relay.core.config import publisher_ranks
+from penstock.actors.trainer.config import TrainerConfig
+from penstock.envs.backends import backend_class, backends
+from penstock.envs.harness import HARNESS_VERSION
+from penstock.infra.run.config import RunConfig
+from penstock.infra.run.config_checks import check_config
+from penstock.messages.errors import ConfigError
+
+Table = dict[str, Any]
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a TOML file and apply `key.path=value` overrides (values in TOML syntax).
+
+    Raises:
+        ConfigError: The file is unreadable, or a key is unknown or its value wrong; the text names
+            both.
+
+    """
+    return parse_config(apply_overrides(read_toml(path), overrides), str(path))
+
+
+def parse_config(data: Table, source: str) -> RunConfig:
+    """Check the tables of a configuration.
+
+    Raises:
+        ConfigError: As `load_config`.
+
+    """
+    _derive(data)
+    try:
+        config = msgspec.convert(data, RunConfig)
+        check_config(config)
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    return config
+
+
+def read_toml(path: Path) -> Table:
+    """Read a TOML file, merged over the one beside it that its key `base` names, if any.
+
+    Raises:
+        ConfigError: Missing, not TOML, or a base with a base.
+
+    """
+    data = _read_plain(path)
+    if "base" not in data:
+        return data
+    base = _read_plain(path.parent / str(data.pop("base")))
+    if "base" in base:
+        raise ConfigError(f"{path}: base: expected a file without a base of its own")
+    return _merge(base, data)
+
+
+def _read_plain(path: Path) -> Table:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such configuration file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+def _merge(base: Table, data: Table) -> Table:
+    """Return base with data's keys set, table by table."""
+    merged = dict(base)
+    for key, value in data.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if _is_table(value) and _is_table(below) else value
+    return merged
+
+
+def _is_table(value: Any) -> TypeGuard[Table]:
+    return isinstance(value, dict)
+
+
+def apply_overrides(data: Table, overrides: Sequence[str]) -> Table:
+    """Return the tables with `key.path=value` set.
+
+    Raises:
+        ConfigError: Not of that form.
+
+    """
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {override}: expected KEY=VALUE")
+        *tables, last = key.strip().split(".")
+        target = data
+        for table in tables:
+            inner = target.setdefault(table, {})
+            if not _is_table(inner):
+                raise ConfigError(f"--set {override}: {table} is not a table")
+            target = inner
+        target[last] = _parse_value(text)
+    return data
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+_TABLES = ("trainer", "pacer", "prepare", "sandbox", "rollout_worker", "judge", "weights", "pool")
+
+
+def _derive(data: Table) -> None:
+    """Set defaults of one table from another's values."""
+    if not all(isinstance(data.get(name, {}), dict) for name in ("processes", *_TABLES)):
+        return  # What is not a table is refused as such.
+    trainer = data.get("trainer", {})
+    for name in ("groups_per_batch", "staleness_max", "steps_max"):
+        value = trainer.get(name, getattr(TrainerConfig(), name))
+        data.setdefault("pacer", {}).setdefault(name, value)
+    harness = data["pacer"].get("harness", HARNESS_VERSION)
+    data.setdefault("prepare", {}).setdefault("harness", harness)
+    addresses = data.get("sandbox", {}).get("egress_addresses", False)
+    data["prepare"].setdefault("egress_addresses", addresses)
+    places = data.get("rollout_worker", {}).get("places_groups", False)
+    data.setdefault("judge", {}).setdefault("places_machines", places)
+    for rank in publisher_ranks(data.get("weights", {}).get("num_publisher_ranks")):
+        data.get("processes", {}).setdefault(f"publisher-{rank}", [f"publisher:{rank}"])
+    pool = data.get("pool", {})
+    backend = pool.get("backend", "")
+    if backend in backends and (backend != "process" or pool.get("allow_process") is True):
+        isolation = backend_class(backend).isolation_class.value
+        data.setdefault("trainer", {}).setdefault("isolation_classes", [isolation])
