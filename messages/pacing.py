@@ -23,7 +23,7 @@ class CreditsChanged(Event, frozen=True, kw_only=True):
 
 
 class EvalRequested(Event, frozen=True, kw_only=True):
-    """Gatekeeper -> pacer: attempt every held-out task once."""
+    """Evaluator -> pacer: attempt every held-out task once."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
     eval_id: str
@@ -36,7 +36,7 @@ class EvalRequested(Event, frozen=True, kw_only=True):
 
 
 class EvalCompleted(Event, frozen=True, kw_only=True):
-    """Gatekeeper -> trainer (stop rule), monitor."""
+    """Evaluator -> trainer (stop rule), monitor."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
     eval_id: str

@@ -1,4 +1,4 @@
-"""The gatekeeper: has versions evaluated on held-out tasks and records the result.
+"""The evaluator: has versions evaluated on held-out tasks and records the result.
 
 In this first form every version is served as soon as it is applied; the evaluations are recorded,
 they stop nothing. Shadowing, canaries, promotion and rollback are not there.
@@ -6,7 +6,7 @@ they stop nothing. Shadowing, canaries, promotion and rollback are not there.
 
 from typing import ClassVar
 
-from penstock.actors.evaluator.config import GatekeeperConfig
+from penstock.actors.evaluator.config import EvaluatorConfig
 from penstock.actors.evaluator.evaluation import EvalBook
 from penstock.actors.evaluator.schedule import EvalSchedule
 from penstock.actors.runtime.actor import Actor, Effects
@@ -21,10 +21,10 @@ from penstock.messages.training import MidtrainCompleted, StepCompleted
 from penstock.messages.weights import WeightsApplied
 
 
-class Gatekeeper(Actor):
+class Evaluator(Actor):
     """Asks for evaluations and counts their verdicts; its state follows from the log."""
 
-    role = "gatekeeper"
+    role = "evaluator"
     tick_s = 1.0
     follows: ClassVar[tuple[type[Event], ...]] = (
         MidtrainCompleted,
@@ -36,7 +36,7 @@ class Gatekeeper(Actor):
         Verdict,
     )
 
-    def __init__(self, config: GatekeeperConfig) -> None:
+    def __init__(self, config: EvaluatorConfig) -> None:
         """Start with nothing due."""
         self._config = config
         self._schedule = EvalSchedule(config.eval_every_steps, config.replicas)

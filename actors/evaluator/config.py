@@ -1,11 +1,11 @@
-"""Settings of the gatekeeper."""
+"""Settings of the evaluator."""
 
 import msgspec
 
 from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveInt
 
 
-class GatekeeperConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EvaluatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When the policy is evaluated on held-out tasks."""
 
     num_eval_tasks: PositiveInt = 64

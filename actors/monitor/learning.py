@@ -17,7 +17,7 @@ NUM_METRICS_MAX = 32
 
 
 class Learning:
-    """Folds what the trainer, the pacer and the gatekeeper tell."""
+    """Folds what the trainer, the pacer and the evaluator tell."""
 
     def __init__(self, state: MonitorState) -> None:
         self._state = state

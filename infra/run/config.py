@@ -5,7 +5,7 @@ Imports no torch, so that a wrong key is refused at once.
 
 import msgspec
 
-from penstock.actors.evaluator.config import GatekeeperConfig
+from penstock.actors.evaluator.config import EvaluatorConfig
 from penstock.actors.feedback.join import JoinConfig
 from penstock.actors.generator.config import GeneratorConfig
 from penstock.actors.judge.config import JudgeConfig
@@ -91,7 +91,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     judge: JudgeConfig = JudgeConfig()
     trainer: TrainerConfig = TrainerConfig()
     pacer: PacerConfig = PacerConfig()
-    gatekeeper: GatekeeperConfig = GatekeeperConfig()
+    evaluator: EvaluatorConfig = EvaluatorConfig()
     gateway: GatewayConfig = GatewayConfig()
     feedback_join: JoinConfig = JoinConfig()
     users: UsersSection = UsersSection()

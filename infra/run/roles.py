@@ -197,12 +197,12 @@ async def _pacer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     return [("pacer", Pacer(settings))]
 
 
-async def _gatekeeper(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
-    from penstock.actors.evaluator.actor import Gatekeeper
+async def _evaluator(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    from penstock.actors.evaluator.actor import Evaluator
 
     replicas = assembly.config.replicas(Purpose.EVAL)
-    settings = msgspec.structs.replace(assembly.config.gatekeeper, replicas=replicas)
-    return [("gatekeeper", Gatekeeper(settings))]
+    settings = msgspec.structs.replace(assembly.config.evaluator, replicas=replicas)
+    return [("evaluator", Evaluator(settings))]
 
 
 async def _gateway(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
@@ -247,7 +247,7 @@ ROLES: dict[str, Build] = {
     "scheduler": _scheduler,
     "judge": _plain("penstock.actors.judge.actor", "JudgeActor", "judge"),
     "pacer": _pacer,
-    "gatekeeper": _gatekeeper,
+    "evaluator": _evaluator,
     "feedback_join": _plain("penstock.actors.feedback.actor", "FeedbackJoiner", "feedback_join"),
     "gateway": _gateway,
     "monitor": _monitor,

@@ -182,7 +182,7 @@ def test_tasks_run_and_are_graded_on_their_images(tmp_path, cache, port, monkeyp
         "sandbox.egress_addresses=true",
         f"sandbox.images={own}",
         "rollout_worker.places_groups=true",
-        "gatekeeper.num_eval_tasks=1",
+        "evaluator.num_eval_tasks=1",
     )
     prepare(RunDir(tmp_path / "r1"), overrides, monkeypatch)
     before = machines()

@@ -16,8 +16,8 @@ import msgspec
 import pytest
 import torch
 
-from penstock.actors.evaluator.actor import Gatekeeper
-from penstock.actors.evaluator.config import GatekeeperConfig
+from penstock.actors.evaluator.actor import Evaluator
+from penstock.actors.evaluator.config import EvaluatorConfig
 from penstock.actors.judge.actor import JudgeActor
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.pacer.actor import Pacer
@@ -345,8 +345,8 @@ class World:
     def host_pacer(self, **settings: object) -> Hosted:
         return self.host(Pacer(PacerConfig(**settings)))
 
-    def host_gatekeeper(self, **settings: object) -> Hosted:
-        return self.host(Gatekeeper(GatekeeperConfig(**settings)))
+    def host_evaluator(self, **settings: object) -> Hosted:
+        return self.host(Evaluator(EvaluatorConfig(**settings)))
 
     async def put_tasks(self, num_train: int = 4, num_heldout: int = 4) -> None:
         for split, count in ((Split.TRAIN, num_train), (Split.HELDOUT, num_heldout)):

@@ -1,4 +1,4 @@
-"""Whole runs on the in-memory bus: pacer, workers, judge, machines, gatekeeper, a stand-in trainer.
+"""Whole runs on the in-memory bus: pacer, workers, judge, machines, evaluator, a stand-in trainer.
 
 The trainer is the real batcher with an empty step, and records the staleness of each group.
 """
@@ -136,7 +136,7 @@ async def start_run(world: World, *, group_size: int = GROUP_SIZE, **pacer: obje
     world.host_pacer(
         group_size=group_size, groups_per_batch=PER_BATCH, replicas=("west-0",), **pacer
     )
-    world.host_gatekeeper(num_eval_tasks=3, replicas=("west-0",))
+    world.host_evaluator(num_eval_tasks=3, replicas=("west-0",))
     await world.publish(midtrained(), applied(0))
 
 
@@ -219,7 +219,7 @@ def test_training_waits_for_the_baseline(simulate) -> None:
     async def scenario(world: World) -> None:
         await world.put_tasks()
         world.host_pacer(group_size=1, groups_per_batch=1, staleness_max=0)
-        world.host_gatekeeper(num_eval_tasks=2)
+        world.host_evaluator(num_eval_tasks=2)
         await world.publish(midtrained())
         commands = await world.wait_for_commands(2)
         await asyncio.sleep(5.0)
@@ -306,12 +306,12 @@ def test_a_category_that_does_not_exist_stops_the_pacer_with_the_choices(simulat
 def test_an_evaluation_that_misses_verdicts_ends_at_its_deadline(simulate) -> None:
     async def scenario(world: World) -> None:
         await world.put_tasks()
-        gatekeeper = world.host_gatekeeper(num_eval_tasks=3, eval_deadline_s=60.0)
+        evaluator = world.host_evaluator(num_eval_tasks=3, eval_deadline_s=60.0)
         await world.publish(midtrained())
         [completed] = await world.wait_for(EvalCompleted, 1)
         assert (completed.num_tasks, completed.num_masked) == (0, 3)
-        await gatekeeper.kill()
-        world.host_gatekeeper(num_eval_tasks=3, eval_deadline_s=60.0)
+        await evaluator.kill()
+        world.host_evaluator(num_eval_tasks=3, eval_deadline_s=60.0)
         await asyncio.sleep(200.0)
         assert len(await world.read(EvalCompleted)) == 1
         assert len(await world.read(EvalRequested)) == 1
@@ -343,7 +343,7 @@ def test_pacer_and_evaluator_work_without_the_hidden_tests(simulate) -> None:
         for split in Split:
             await world.store.delete(hidden_tests_key(split))
         world.host_pacer(await_baseline=False, groups_per_batch=2, group_size=2)
-        world.host_gatekeeper(num_eval_tasks=3)
+        world.host_evaluator(num_eval_tasks=3)
         await world.publish(midtrained(), applied(0))
         [requested] = await world.wait_for(EvalRequested, 1)
         assert requested.num_tasks == 3

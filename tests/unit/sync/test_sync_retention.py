@@ -74,7 +74,7 @@ def test_an_empty_store_has_no_floor():
 async def test_a_lease_holds_until_it_is_given_back_or_runs_out():
     store = MemoryStore()
     async with leased(store, "west-0", 64, now=1_700_000_000.0):
-        async with leased(store, "gatekeeper", 7, now=1_700_000_000.0, lease_s=10.0):
+        async with leased(store, "evaluator", 7, now=1_700_000_000.0, lease_s=10.0):
             assert await leased_versions(store, 1_700_000_005.0) == {7, 64}
             assert await leased_versions(store, 1_700_000_011.0) == {64}
             assert len(await store.keys("leases/")) == 1
