@@ -20,8 +20,7 @@ from penstock.messages.feedback import (
     LiveSampleJoined,
 )
 from penstock.messages.generation import AbortGeneration, Generate, TokensSampled
-from penstock.messages.pacing import CreditsChanged, EvalCompleted, EvalRequested
-from penstock.messages.reward import Verdict
+from penstock.messages.reward import EvalCompleted, EvalRequested, Verdict
 from penstock.messages.rollout import EpisodeSaved, RolloutFinished, TurnSampled
 from penstock.messages.rpc import Ack, RemoteError
 from penstock.messages.sandbox import (
@@ -46,7 +45,7 @@ from penstock.messages.sandbox import (
     WriteFiles,
 )
 from penstock.messages.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup, ReportHost
-from penstock.messages.task import StartRollout
+from penstock.messages.task import CreditsChanged, StartRollout
 from penstock.messages.telemetry import (
     ActorReported,
     MidtrainProgressed,

@@ -1,4 +1,4 @@
-"""Verdicts of judges."""
+"""Verdicts of judges, and the evaluation rounds that sum them up."""
 
 from enum import StrEnum
 from typing import ClassVar
@@ -99,3 +99,33 @@ class Verdict(Event, frozen=True, kw_only=True):
     def key(self) -> str:
         """One per rollout and judge."""
         return f"{self.rollout_id}.{self.judge}"
+
+
+class EvalRequested(Event, frozen=True, kw_only=True):
+    """Evaluator -> pacer: attempt every held-out task once."""
+
+    stream: ClassVar[Stream] = Stream.CONTROL
+    eval_id: str
+    policy_version: int
+    num_tasks: int
+
+    def key(self) -> str:
+        """One an evaluation."""
+        return self.eval_id
+
+
+class EvalCompleted(Event, frozen=True, kw_only=True):
+    """Evaluator -> trainer (stop rule), monitor."""
+
+    stream: ClassVar[Stream] = Stream.CONTROL
+    eval_id: str
+    policy_version: int
+    num_solved: int
+    num_tasks: int
+    """Counted tasks: masked outcomes are left out."""
+    num_masked: int = 0
+    pass_rate_by_category: dict[str, float] = {}
+
+    def key(self) -> str:
+        """One an evaluation."""
+        return self.eval_id

@@ -1,4 +1,4 @@
-"""Coding tasks and the command to attempt one."""
+"""Coding tasks, the command to attempt one, and the staleness budget that grants commands."""
 
 from enum import StrEnum
 from typing import ClassVar
@@ -126,3 +126,20 @@ class StartRollout(Event, frozen=True, kw_only=True):
     def key(self) -> str:
         """One command a rollout."""
         return self.rollout_id
+
+
+class CreditsChanged(Event, frozen=True, kw_only=True):
+    """Pacer -> monitor, and the pacer itself after a restart. The latest wins."""
+
+    stream: ClassVar[Stream] = Stream.CREDITS
+    policy_version: int
+    num_groups_granted: int
+    num_groups_trained: int
+    num_groups_discarded: int
+    num_groups_allowed: int
+    """(staleness_max + policy_version + 1) x groups a batch + discarded."""
+    staleness_max: int
+
+    def key(self) -> str:
+        """One state a run."""
+        return "state"

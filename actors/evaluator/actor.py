@@ -14,8 +14,7 @@ from penstock.actors.runtime.context import Context
 from penstock.envs.tasks.storage import load_tasks
 from penstock.messages.base import Event
 from penstock.messages.control import RunFinished
-from penstock.messages.pacing import EvalCompleted, EvalRequested
-from penstock.messages.reward import Verdict
+from penstock.messages.reward import EvalCompleted, EvalRequested, Verdict
 from penstock.messages.task import Purpose, Split
 from penstock.messages.training import MidtrainCompleted, StepCompleted
 from penstock.messages.weights import WeightsApplied

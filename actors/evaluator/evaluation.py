@@ -7,8 +7,7 @@ from collections import defaultdict
 
 import msgspec
 
-from penstock.messages.pacing import EvalCompleted, EvalRequested
-from penstock.messages.reward import Outcome, Verdict
+from penstock.messages.reward import EvalCompleted, EvalRequested, Outcome, Verdict
 
 
 class _Evaluation(msgspec.Struct):

@@ -13,7 +13,7 @@ from penstock.messages.control import (
     RunStarted,
 )
 from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted, LiveSampleJoined
-from penstock.messages.pacing import EvalCompleted, EvalRequested
+from penstock.messages.reward import EvalCompleted, EvalRequested
 from penstock.messages.training import CheckpointSaved, MidtrainCompleted, StepCompleted
 from penstock.messages.weights import WeightsApplied, WeightsPublished
 

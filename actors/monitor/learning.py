@@ -8,7 +8,8 @@ from typing import Any
 from penstock.actors.monitor.curves import append_thinned
 from penstock.actors.monitor.state import EvalPoint, MidtrainPoint, MonitorState, StepPoint
 from penstock.messages.base import Event
-from penstock.messages.pacing import CreditsChanged, EvalCompleted, EvalRequested
+from penstock.messages.reward import EvalCompleted, EvalRequested
+from penstock.messages.task import CreditsChanged
 from penstock.messages.telemetry import MidtrainProgressed
 from penstock.messages.training import CheckpointSaved, MidtrainCompleted, StepCompleted
 

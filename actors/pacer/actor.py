@@ -12,8 +12,8 @@ from penstock.actors.runtime.context import Context
 from penstock.envs.tasks.storage import load_tasks
 from penstock.messages.base import Event
 from penstock.messages.control import RunFinished
-from penstock.messages.pacing import CreditsChanged, EvalCompleted, EvalRequested
-from penstock.messages.task import Split, Task
+from penstock.messages.reward import EvalCompleted, EvalRequested
+from penstock.messages.task import CreditsChanged, Split, Task
 from penstock.messages.training import BatchManifest, MidtrainCompleted, StepCompleted
 from penstock.messages.weights import WeightsApplied
 

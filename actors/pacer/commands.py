@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.actors.pacer.config import PacerConfig, TreeConfig
-from penstock.messages.pacing import EvalRequested
+from penstock.messages.reward import EvalRequested
 from penstock.messages.task import Branch, Branching, Purpose, Sampling, StartRollout, Task
 
 

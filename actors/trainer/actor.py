@@ -25,10 +25,9 @@ from penstock.actors.trainer.rl_phase import RlPhase
 from penstock.actors.trainer.sequences import check_trajectory
 from penstock.messages.base import Event
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
-from penstock.messages.pacing import CreditsChanged, EvalCompleted
-from penstock.messages.reward import Verdict
+from penstock.messages.reward import EvalCompleted, Verdict
 from penstock.messages.rollout import RolloutFinished, Turn, TurnSampled
-from penstock.messages.task import Purpose
+from penstock.messages.task import CreditsChanged, Purpose
 from penstock.messages.training import BatchManifest, StepCompleted
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Bus
 from penstock.messages.control import ActorFailed, RunFinished
-from penstock.messages.pacing import EvalCompleted
+from penstock.messages.reward import EvalCompleted
 from penstock.messages.telemetry import MidtrainProgressed
 from penstock.messages.training import MidtrainCompleted, StepCompleted
 

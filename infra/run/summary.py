@@ -13,8 +13,7 @@ from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import RunFinished
 from penstock.messages.feedback import FeedbackReceived, InferenceRecorded, LiveSampleJoined
 from penstock.messages.ledger import Ledger
-from penstock.messages.pacing import EvalCompleted
-from penstock.messages.reward import Verdict
+from penstock.messages.reward import EvalCompleted, Verdict
 from penstock.messages.rollout import RolloutFinished, SandboxRecord, TurnSampled
 from penstock.messages.task import Purpose
 from penstock.messages.telemetry import ActorReported

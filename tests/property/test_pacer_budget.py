@@ -9,7 +9,7 @@ from penstock.actors.pacer.commands import eval_commands, group_commands
 from penstock.actors.pacer.config import PacerConfig
 from penstock.actors.pacer.curriculum import WeightedCurriculum, make_curriculum
 from penstock.messages.errors import ConfigError
-from penstock.messages.pacing import EvalRequested
+from penstock.messages.reward import EvalRequested
 from penstock.messages.task import Split, Task
 
 EVENTS = st.lists(

@@ -29,10 +29,9 @@ from penstock.actors.trainer.batching.live import LiveSamples
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.objective.advantages import RunningBaseline, estimator
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
-from penstock.messages.pacing import CreditsChanged
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished, TurnSampled
-from penstock.messages.task import Purpose
+from penstock.messages.task import CreditsChanged, Purpose
 from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry
 
 

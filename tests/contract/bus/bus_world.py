@@ -10,8 +10,7 @@ from typing import Protocol, TypeVar
 from penstock.messages.base import Message, Stream
 from penstock.messages.bus import Bus
 from penstock.messages.generation import AbortGeneration
-from penstock.messages.pacing import CreditsChanged
-from penstock.messages.task import Purpose, Sampling, Split, StartRollout, Task
+from penstock.messages.task import CreditsChanged, Purpose, Sampling, Split, StartRollout, Task
 from penstock.messages.telemetry import MidtrainProgressed
 from penstock.messages.training import CheckpointSaved, StepCompleted
 

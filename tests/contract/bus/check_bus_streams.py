@@ -18,8 +18,8 @@ from penstock.messages.control import MessageRejected, RunFinished
 from penstock.messages.errors import (
     ConfigError,
 )
-from penstock.messages.pacing import CreditsChanged, EvalRequested
-from penstock.messages.task import StartRollout
+from penstock.messages.reward import EvalRequested
+from penstock.messages.task import CreditsChanged, StartRollout
 from penstock.messages.training import CheckpointSaved, MidtrainCompleted, StepCompleted
 
 

@@ -23,10 +23,9 @@ from penstock.messages.base import Event
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import ConfigError
 from penstock.messages.ledger import Ledger
-from penstock.messages.pacing import CreditsChanged, EvalCompleted, EvalRequested
-from penstock.messages.reward import Verdict
+from penstock.messages.reward import EvalCompleted, EvalRequested, Verdict
 from penstock.messages.rollout import RolloutFinished, TurnSampled
-from penstock.messages.task import Purpose, Split
+from penstock.messages.task import CreditsChanged, Purpose, Split
 from penstock.messages.training import BatchManifest, GroupEntry, MidtrainCompleted, StepCompleted
 from penstock.messages.weights import WeightsApplied
 

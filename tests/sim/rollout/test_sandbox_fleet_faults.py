@@ -13,10 +13,10 @@ from penstock.envs.remote.client import SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.remote.lease_spec import LeaseSpec
 from penstock.envs.sandbox import SandboxDied, SandboxTimeout
-from penstock.messages.pacing import CreditsChanged
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished, TurnSampled
 from penstock.messages.sandbox import AcquireSandbox, ReleaseSandbox
+from penstock.messages.task import CreditsChanged
 
 NUM_GROUPS, GROUP_SIZE = 4, 4
 SPEC = LeaseSpec(holder="test", lease_s=10.0, acquire_wait_s=5.0, margin_s=2.0)

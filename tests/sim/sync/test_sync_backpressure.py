@@ -24,8 +24,7 @@ from penstock.envs.tasks.storage import tasks_key
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
-from penstock.messages.pacing import CreditsChanged
-from penstock.messages.task import Limits, Split, Task
+from penstock.messages.task import CreditsChanged, Limits, Split, Task
 from penstock.messages.training import BatchManifest, GroupEntry, MidtrainCompleted, StepCompleted
 
 REGIONS = ("near", "far")

@@ -23,7 +23,6 @@ from penstock.messages.bus import Delivery, PublishReceipt
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import CorruptDataError, NotFoundError
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
-from penstock.messages.pacing import CreditsChanged
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import (
     EpisodeEnd,
@@ -34,7 +33,7 @@ from penstock.messages.rollout import (
     VersionSpan,
 )
 from penstock.messages.streams import event_subject
-from penstock.messages.task import Purpose
+from penstock.messages.task import CreditsChanged, Purpose
 from penstock.messages.training import BatchManifest, StepCompleted
 
 POLICY = PolicyConfig(

@@ -10,8 +10,7 @@ from penstock.messages.control import RunFinished
 from penstock.messages.errors import NotFoundError
 from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.ledger import Ledger
-from penstock.messages.pacing import EvalCompleted
-from penstock.messages.reward import Outcome
+from penstock.messages.reward import EvalCompleted, Outcome
 from penstock.messages.rollout import RolloutFinished, SandboxRecord, TurnSampled
 from penstock.messages.training import (
     BatchManifest,

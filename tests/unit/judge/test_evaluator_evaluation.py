@@ -2,8 +2,7 @@
 
 from penstock.actors.evaluator.evaluation import EvalBook
 from penstock.actors.evaluator.schedule import EvalSchedule
-from penstock.messages.pacing import EvalRequested
-from penstock.messages.reward import Outcome, Verdict
+from penstock.messages.reward import EvalRequested, Outcome, Verdict
 from penstock.messages.task import Purpose
 
 REQUEST = EvalRequested(eval_id="v0", policy_version=0, num_tasks=4)

@@ -10,8 +10,7 @@ from penstock.messages.feedback import (
     InferenceRecorded,
     LiveSampleJoined,
 )
-from penstock.messages.pacing import CreditsChanged, EvalCompleted
-from penstock.messages.reward import Outcome, Verdict
+from penstock.messages.reward import EvalCompleted, Outcome, Verdict
 from penstock.messages.rollout import (
     EpisodeEnd,
     RolloutFinished,
@@ -21,7 +20,7 @@ from penstock.messages.rollout import (
     TurnSampled,
     VersionSpan,
 )
-from penstock.messages.task import Purpose
+from penstock.messages.task import CreditsChanged, Purpose
 from penstock.messages.telemetry import ActorReported, MidtrainProgressed, Wait
 from penstock.messages.training import (
     BatchManifest,

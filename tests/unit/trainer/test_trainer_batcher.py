@@ -7,7 +7,6 @@ from penstock.actors.trainer.batching.batcher import Batcher
 from penstock.actors.trainer.batching.deadlines import BatchCandidate, Room, earliest, must_wait_for
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.kernels.arrays import to_array
-from penstock.messages.pacing import CreditsChanged
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import (
     EpisodeEnd,
@@ -18,7 +17,7 @@ from penstock.messages.rollout import (
     TurnSampled,
     VersionSpan,
 )
-from penstock.messages.task import Purpose
+from penstock.messages.task import CreditsChanged, Purpose
 
 EMPTY = to_array(np.zeros(0, np.int32))
 
