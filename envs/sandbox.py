@@ -1,8 +1,8 @@
 """The sandbox contract: what the agent harness and the graders may ask of a machine.
 
-To add a backend: write a class that meets `Backend`, add its line to `envs/backends.py`, and pass
-`tests/contract/sandbox/check_sandbox.py`. What a backend cannot do it must not declare: asking for
-an absent capability raises, and no backend ever replaces another silently.
+To add a backend: write a class that implements `SandboxBackend`, add its line to
+`envs/backends.py`, and pass `tests/contract/sandbox/check_sandbox.py`. A backend declares only what
+it can do: requiring an absent capability raises, and no backend silently replaces another.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -135,7 +135,7 @@ class SandboxSaved(Message, frozen=True, kw_only=True):
 
 
 class AcquireGroup(Message, frozen=True, kw_only=True):
-    """Asker -> the host that a placement named: lease all of a group's machines, or none."""
+    """Client -> the host that a placement named: lease all of a group's machines, or none."""
 
     group_id: str
     holder: str
@@ -157,7 +157,7 @@ class GroupLeased(Message, frozen=True, kw_only=True):
 
 
 class RenewGroups(Message, frozen=True, kw_only=True):
-    """Asker -> a host: all that it holds there is still held; one message for all of it."""
+    """Client -> a host: all that it holds there is still held; one message for all of it."""
 
     group_ids: list[str]
 

@@ -25,15 +25,22 @@ class SandboxScheduler(Actor):
     Args:
         quota: Most machines that one holder may have placed; 0 for no bound.
         quotas: Those of holders that have one of their own.
+        registry_type: Chooses hosts; a simulation compares others.
 
     """
 
     role = "scheduler"
     tick_s = 1.0
 
-    def __init__(self, quota: int = 0, quotas: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        quota: int = 0,
+        quotas: Mapping[str, int] | None = None,
+        registry_type: type[HostRegistry] = HostRegistry,
+    ) -> None:
         self._quota = quota
         self._quotas = quotas
+        self._registry_type = registry_type
         self._tally = {"placed": 0, "refused": 0, "expired": 0, "image_hits": 0}
 
     def services(self) -> Mapping[str, Serve]:
@@ -43,7 +50,7 @@ class SandboxScheduler(Actor):
     async def start(self, ctx: Context) -> Effects:
         """Begin without any host."""
         self._ctx = ctx
-        self._hosts = HostRegistry(ctx.random, quota=self._quota, quotas=self._quotas)
+        self._hosts = self._registry_type(ctx.random, quota=self._quota, quotas=self._quotas)
         self._learns_until = ctx.monotonic() + LEARN_S
         return ()
 

@@ -47,9 +47,10 @@ class HostRegistry:
         self._rng = rng
         self._quota = quota
         self._quotas = quotas or {}
-        self._hosts: dict[str, Host] = {}
-        self._names: list[str] = []
-        """The keys of `_hosts`, to draw from."""
+        self.hosts: dict[str, Host] = {}
+        """Those that report, by name."""
+        self.names: list[str] = []
+        """The keys of `hosts`, to draw from."""
         self._holders: defaultdict[str, list[str]] = defaultdict(list)
         """Image -> names of the hosts that hold it."""
         self._placements: dict[str, Placement] = {}
@@ -60,7 +61,7 @@ class HostRegistry:
     @property
     def num_hosts(self) -> int:
         """Hosts that report."""
-        return len(self._names)
+        return len(self.names)
 
     @property
     def num_placed(self) -> int:
@@ -83,10 +84,10 @@ class HostRegistry:
         groups: Sequence[HeldGroup] = (),
     ) -> None:
         """Take in what a host says of itself."""
-        host = self._hosts.get(name)
+        host = self.hosts.get(name)
         if host is None:
-            host = self._hosts[name] = Host(name)
-            self._names.append(name)
+            host = self.hosts[name] = Host(name)
+            self.names.append(name)
         self._num_slots += num_slots - host.num_slots
         host.num_slots, host.reserved_slots, host.seen_at = num_slots, reserved_slots, now
         host.is_silent = False
@@ -154,15 +155,15 @@ class HostRegistry:
         """
         if not 0 < lease_s <= LEASE_S_MAX:
             raise ValueError(f"lease_s: expected 0 < x <= {LEASE_S_MAX:g}, got {lease_s}")
-        if avoid in self._hosts:
-            self._hosts[avoid].is_silent = True
+        if avoid in self.hosts:
+            self.hosts[avoid].is_silent = True
         placement = self._placements.get(group_id)
         if placement is not None and placement.host == avoid:
             self.release(group_id)
             placement = None
         if placement is None:
             self._check(num_machines, holder)
-            host, has_image = self._choose(image, num_machines, avoid, is_grading)
+            host, has_image = self.choose_host(image, num_machines, avoid, is_grading)
             placement = Placement(
                 host.name, holder, num_machines, lease_s, has_image=has_image, image=image
             )
@@ -179,10 +180,15 @@ class HostRegistry:
         if quota and self._by_holder[holder] + num_machines > quota:
             raise HostsFullError(f"{holder}: {num_machines} more exceed its quota of {quota}")
 
-    def _choose(
+    def choose_host(
         self, image: str, num_machines: int, avoid: str, is_grading: bool
     ) -> tuple[Host, bool]:
-        """Return a host, and whether it was chosen for holding the image."""
+        """Return a host, and whether it was chosen for holding the image.
+
+        Raises:
+            HostsFullError: No host has room for all machines.
+
+        """
 
         def fits(host: Host) -> bool:
             return host.name != avoid and host.has_room(num_machines, is_grading=is_grading)
@@ -191,7 +197,7 @@ class HostRegistry:
         for host in self._draw_two(self._holders.get(image, ())):
             if host.fill <= share and fits(host):
                 return host, True
-        for host in (*self._draw_two(self._names), *self._hosts.values()):
+        for host in (*self._draw_two(self.names), *self.hosts.values()):
             if fits(host):
                 return host, False
         raise HostsFullError(f"no room for {num_machines} machines on {self.num_hosts} hosts")
@@ -200,7 +206,7 @@ class HostRegistry:
         """Return two hosts drawn at random, the emptier one first."""
         if not names:
             return []
-        pair = [self._hosts[names[self._rng.randrange(len(names))]] for _ in range(2)]
+        pair = [self.hosts[names[self._rng.randrange(len(names))]] for _ in range(2)]
         return sorted(pair, key=lambda host: host.fill)
 
     def _hold(self, image: str, host: Host) -> None:
@@ -229,7 +235,7 @@ class HostRegistry:
         self._by_holder[placement.holder] -= placement.num_machines
         if self._by_holder[placement.holder] == 0:
             del self._by_holder[placement.holder]  # Each grading has a holder of its own.
-        host = self._hosts[placement.host]
+        host = self.hosts[placement.host]
         host.num_placed -= placement.num_machines
         host.groups.discard(group_id)
 
@@ -238,15 +244,15 @@ class HostRegistry:
 
         A group whose host is gone is placed again when it is asked for again.
         """
-        silent = [h for h in self._hosts.values() if h.seen_at + HOST_SILENCE_S < now]
+        silent = [h for h in self.hosts.values() if h.seen_at + HOST_SILENCE_S < now]
         late = {g for g, placement in self._placements.items() if placement.expires_at <= now}
         late.update(*(host.groups for host in silent))
         for group_id in late:
             self.release(group_id)
         for host in silent:
             self._num_slots -= host.num_slots
-            self._names.remove(host.name)
+            self.names.remove(host.name)
             for image in host.images:
                 self._let_go(image, host)
-            del self._hosts[host.name]
+            del self.hosts[host.name]
         return len(silent) + len(late)

@@ -10,6 +10,7 @@ import asyncio
 import struct
 import time
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 
@@ -165,7 +166,7 @@ class GuestConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""

@@ -5,10 +5,10 @@ import pytest
 
 from penstock.infra.simulate.sandboxes.nats import place_over_nats
 from penstock.infra.simulate.sandboxes.settings import BurstScenario
-from penstock.infra.simulate.sandboxes.simulation import simulate_burst
+from penstock.infra.simulate.sandboxes.virtual import simulate_burst
 from penstock.messages.errors import ConfigError
 
-SMALL = BurstScenario(num_machines=480, num_hosts=6, num_images=20, num_failures=1, num_asked=16)
+SMALL = BurstScenario(num_machines=480, num_hosts=6, num_images=20, num_failures=1, num_at_once=16)
 
 
 def test_every_machine_of_a_burst_comes_up_once_and_the_load_is_even():

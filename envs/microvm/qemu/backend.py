@@ -19,14 +19,12 @@ from penstock.envs.microvm.images.assets import digest_bytes, load_assets
 from penstock.envs.microvm.images.layers import check_there, image_digest, layered
 from penstock.envs.microvm.qemu.assets import load_qemu_assets
 from penstock.envs.microvm.qemu.command import MACHINE, QemuCommand
-from penstock.envs.microvm.qemu.machine import QemuMachine, make_template, resume
+from penstock.envs.microvm.qemu.machine import MachineKind, QemuMachine, make_template, resume
 from penstock.envs.microvm.qemu.saved import Saved, load_saved
 from penstock.envs.sandbox import BackendUnavailable, Capability, IsolationClass
 from penstock.messages.rollout import SandboxRecord
 
 MEM_MIB = 256
-KEPT_MAX = 2
-"""Checkpoints whose memory is kept at hand, each some 70 MB of it."""
 PREPARED_MAX = 16
 
 
@@ -64,9 +62,8 @@ class QemuTcgBackend:
         if self._base.stock:
             raise BackendUnavailable("QEMU machines need the erofs image, which was not built")
         qemu_folder, self.assets = load_qemu_assets(cache)
-        self.mem_bytes = mem_mib << 20
+        self._mem_bytes = mem_mib << 20
         self._template: Saved | None = None
-        self._kept: dict[str, Saved] = {}
         self._prepared: deque[tuple[Saved, QemuMachine]] = deque()
         self._making = asyncio.Lock()
         files = {kind: qemu_folder / name for kind, name in self.assets.files().items()}
@@ -74,25 +71,23 @@ class QemuTcgBackend:
         self._layer = layered(layer, cache, stock=self._base.stock)
         if self._layer is not None:
             files["layer"] = self._layer
-        self._image_digest = image_digest(self._base.image_digest, self._layer)
-        self.command = QemuCommand(
-            files, mem_bytes=self.mem_bytes, accelerator=self.accelerator, devices=self.devices
+        image = image_digest(self._base.image_digest, self._layer)
+        command = QemuCommand(
+            files, mem_bytes=self._mem_bytes, accelerator=self.accelerator, devices=self.devices
         )
-        self.machine_digest = digest_bytes(
+        digest = digest_bytes(
             *(text.encode() for text in (self.accelerator, MACHINE, str(mem_mib))),
-            *(text.encode() for text in (self.assets.kernel_digest, self._image_digest)),
+            *(text.encode() for text in (self.assets.kernel_digest, image)),
             self.assets.program_digest.encode(),
         )
-
-    def record(self, boot_ms: float) -> SandboxRecord:
-        """Return what a machine's trajectories say of it."""
-        return SandboxRecord(
+        info = SandboxRecord(
             backend=self.name,
             isolation_class=self.isolation_class,
             kernel_digest=self.assets.kernel_digest,
-            image_digest=self._image_digest,
-            boot_ms=boot_ms,
+            image_digest=image,
+            boot_ms=0.0,
         )
+        self._kind = MachineKind(digest=digest, command=command, info=info)
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> QemuMachine:
         """See `SandboxBackend.start`; the first call also boots the template, beyond `timeout_s`.
@@ -106,7 +101,9 @@ class QemuTcgBackend:
     async def _get_template(self) -> Saved:
         async with self._making:
             if self._template is None:
-                self._template = await make_template(self, deadline_s=self.template_deadline_s)
+                self._template = await make_template(
+                    self._kind, deadline_s=self.template_deadline_s
+                )
         return self._template
 
     async def _copy(
@@ -115,7 +112,7 @@ class QemuTcgBackend:
         if machine := self._take_prepared(saved):
             await machine.take_up(asked_at=asked_at, timeout_s=timeout_s)
             return machine
-        return await resume(self, saved, asked_at=asked_at, cpu=cpu, timeout_s=timeout_s)
+        return await resume(self._kind, saved, asked_at=asked_at, cpu=cpu, timeout_s=timeout_s)
 
     async def restore(
         self, folder: Path, *, cpu: int | None = None, timeout_s: float = 10.0
@@ -126,20 +123,13 @@ class QemuTcgBackend:
         return await self._copy(await self._get_saved(folder), asked_at, cpu, timeout_s)
 
     async def _get_saved(self, folder: Path) -> Saved:
-        found = load_checkpoint(folder, backend=self.name, machine_digest=self.machine_digest)
+        found = load_checkpoint(folder, backend=self.name, machine_digest=self._kind.digest)
         async with self._making:
-            saved = self._kept.get(found.token)
+            saved = self._kind.kept.get(found.token)
             if saved is None:
-                saved = await asyncio.to_thread(load_saved, folder, found.line, self.mem_bytes)
-            self.keep(found.token, saved)
+                saved = await asyncio.to_thread(load_saved, folder, found.line, self._mem_bytes)
+            self._kind.keep(found.token, saved)
         return saved
-
-    def keep(self, token: str, saved: Saved) -> None:
-        """Keep a checkpoint's memory at hand for further copies, in place of the oldest."""
-        self._kept.pop(token, None)
-        self._kept[token] = saved
-        if len(self._kept) > KEPT_MAX:
-            self._kept.pop(next(iter(self._kept)))
 
     async def prepare(self, num_copies: int, folder: Path | None = None) -> None:
         """Make copies beforehand, which `start` or `restore` then give in milliseconds.
@@ -160,7 +150,7 @@ class QemuTcgBackend:
     async def _prepare(self, saved: Saved) -> None:
         asked_at = time.perf_counter()
         deadline_s = self.template_deadline_s
-        machine = await resume(self, saved, asked_at=asked_at, cpu=None, timeout_s=deadline_s)
+        machine = await resume(self._kind, saved, asked_at=asked_at, cpu=None, timeout_s=deadline_s)
         try:
             await machine.stand_by()
         except BaseException:

@@ -2,24 +2,14 @@
 
 import contextlib
 import socket
-from typing import Protocol
 
 from penstock.envs.microvm.host_process import start_process
+from penstock.envs.microvm.qemu.command import QemuCommand
 from penstock.envs.microvm.qemu.memory import Memory
 from penstock.envs.sandbox import SandboxDied
 
 DEVICES_BYTES_MAX = 1 << 20
 """Of a socket that QEMU reads when it comes to it; a machine's devices take 13 KB."""
-
-
-class CommandLine(Protocol):
-    """What makes QEMU's command line."""
-
-    def __call__(
-        self, line: int, *, monitor: int, devices: int, memory: int, boots: bool
-    ) -> list[str]:
-        """Return it, given QEMU's descriptors."""
-        ...
 
 
 class Launched:
@@ -33,7 +23,7 @@ class Launched:
     """
 
     def __init__(
-        self, command: CommandLine, memory: Memory, *, boots: bool, cpu: int | None
+        self, command: QemuCommand, memory: Memory, *, boots: bool, cpu: int | None
     ) -> None:
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             try:

@@ -1,19 +1,21 @@
-"""One QEMU machine: booted, copied, saved. `qemu.py` says what is made of this."""
+"""One QEMU machine: booted, copied, saved. `backend.py` combines these."""
 
 import asyncio
 import contextlib
 import shutil
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Protocol
+
+import msgspec
 
 from penstock.envs.microvm.checkpoint import MachineCheckpoint, save_manifest
 from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.machine import GuestSandbox
 from penstock.envs.microvm.protocol import GuestIdentity, LineState
-from penstock.envs.microvm.qemu.launch import CommandLine, Launched
+from penstock.envs.microvm.qemu.command import QemuCommand
+from penstock.envs.microvm.qemu.launch import Launched
 from penstock.envs.microvm.qemu.memory import (
     Mapping,
     Memory,
@@ -26,28 +28,43 @@ from penstock.envs.microvm.qemu.saved import Saved
 from penstock.envs.sandbox import SandboxDied, SandboxFileError, SandboxTimeout
 from penstock.messages.rollout import SandboxRecord
 
+KEPT_MAX = 2
+"""Checkpoints whose memory is kept at hand, each some 70 MB of it."""
 SETTLE_S = 1.0
 """What the template's guest does after its last answer, no copy has to do again: its kernel
 measures the processor's clock for a second, and ticks every 4 ms till then.
 """
 
 
-class Builder(Protocol):
-    """What is needed of a backend."""
+class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
+    """What all machines of one backend share."""
 
-    name: str
-    machine_digest: str
-    mem_bytes: int
-    command: CommandLine
-    record: Callable[[float], SandboxRecord]
-    keep: Callable[[str, Saved], None]
+    digest: str
+    """Of everything that a saved machine depends on."""
+    command: QemuCommand
+    info: SandboxRecord
+    """A machine's record, but for its boot time."""
+    kept: dict[str, Saved] = {}
+    """Token of a checkpoint -> its memory, at hand for further copies; oldest first."""
+
+    def record(self, started_at: float) -> SandboxRecord:
+        """Return the record of a machine that is ready now, started by `time.perf_counter`."""
+        boot_ms = (time.perf_counter() - started_at) * 1000
+        return msgspec.structs.replace(self.info, boot_ms=boot_ms)
+
+    def keep(self, token: str, saved: Saved) -> None:
+        """Keep a checkpoint's memory at hand, in place of the oldest."""
+        self.kept.pop(token, None)
+        self.kept[token] = saved
+        if len(self.kept) > KEPT_MAX:
+            self.kept.pop(next(iter(self.kept)))
 
 
 class QemuMachine(GuestSandbox):
     """A `SavingMachine`.
 
     Args:
-        builder: Its backend.
+        kind: Shared with all machines of its backend.
         connection: To its guest agent.
         launched: Its process and monitor.
         memory: What its own memory was mapped from.
@@ -55,11 +72,11 @@ class QemuMachine(GuestSandbox):
     """
 
     def __init__(
-        self, builder: Builder, connection: GuestConnection, launched: Launched, memory: Memory
+        self, kind: MachineKind, connection: GuestConnection, launched: Launched, memory: Memory
     ) -> None:
-        super().__init__(connection, launched.process, builder.record(0.0))
+        super().__init__(connection, launched.process, kind.info)
         self.monitor = Qmp(launched.monitor)
-        self._builder = builder
+        self._kind = kind
         self._base = memory
         self._saving = asyncio.Lock()
 
@@ -86,7 +103,7 @@ class QemuMachine(GuestSandbox):
         except BaseException:
             await self.close()
             raise
-        self.info = self._builder.record((time.perf_counter() - asked_at) * 1000)
+        self.info = self._kind.record(asked_at)
 
     async def _save(self) -> tuple[Saved, float]:
         """Save, and go on as the machine it was, also when saving failed.
@@ -94,7 +111,7 @@ class QemuMachine(GuestSandbox):
         Fresh memory is slow to get from the host: so all is copied once while the guest runs on,
         and what is its own a second time over that, while it stands still.
         """
-        memory = Memory(self._builder.mem_bytes)
+        memory = Memory(self._kind.command.mem_bytes)
         mapping = await asyncio.to_thread(self._copy_beforehand, memory)
         started = time.perf_counter()
         try:
@@ -126,8 +143,8 @@ class QemuMachine(GuestSandbox):
                 saved, pause_ms = await self._save()
             await asyncio.to_thread(saved.write_out, folder)
             checkpoint = MachineCheckpoint(
-                backend=self._builder.name,
-                machine_digest=self._builder.machine_digest,
+                backend=self._kind.info.backend,
+                machine_digest=self._kind.digest,
                 line=saved.line,
                 num_bytes=len(saved.devices),
                 pause_ms=pause_ms,
@@ -137,7 +154,7 @@ class QemuMachine(GuestSandbox):
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        self._builder.keep(checkpoint.token, saved)
+        self._kind.keep(checkpoint.token, saved)
 
     async def close(self) -> None:
         """See `Sandbox.close`."""
@@ -152,13 +169,13 @@ def _copys_identity(epoch: int) -> GuestIdentity:
 
 @contextlib.asynccontextmanager
 async def _connected(
-    builder: Builder, launched: Launched, memory: Memory, line: LineState | None, timeout_s: float
+    kind: MachineKind, launched: Launched, memory: Memory, line: LineState | None, timeout_s: float
 ) -> AsyncGenerator[QemuMachine]:
     """Connect to a QEMU; what goes wrong in the block, or takes too long, ends it."""
     _, connection = await asyncio.get_running_loop().create_connection(
         lambda: GuestConnection(launched.process.last_words, line), sock=launched.line
     )
-    machine = QemuMachine(builder, connection, launched, memory)
+    machine = QemuMachine(kind, connection, launched, memory)
     try:
         async with asyncio.timeout(timeout_s):
             yield machine
@@ -175,31 +192,31 @@ async def _connected(
 
 
 async def resume(
-    builder: Builder, saved: Saved, *, asked_at: float, cpu: int | None, timeout_s: float
+    kind: MachineKind, saved: Saved, *, asked_at: float, cpu: int | None, timeout_s: float
 ) -> QemuMachine:
     """Start a machine that goes on from a saved one, as a new one.
 
     Args:
-        builder: The backend of both.
+        kind: Of both.
         saved: Where it goes on from.
         asked_at: By `time.perf_counter`, for the record.
         cpu: Host CPU to pin it to.
         timeout_s: Until the guest has answered.
 
     """
-    launched = Launched(builder.command, saved.memory, boots=False, cpu=cpu)
-    async with _connected(builder, launched, saved.memory, saved.line, timeout_s) as machine:
+    launched = Launched(kind.command, saved.memory, boots=False, cpu=cpu)
+    async with _connected(kind, launched, saved.memory, saved.line, timeout_s) as machine:
         launched.go_on_from(saved.devices)
         await machine.become(_copys_identity(saved.line.epoch + 1), timeout_s=timeout_s)
-    machine.info = builder.record((time.perf_counter() - asked_at) * 1000)
+    machine.info = kind.record(asked_at)
     return machine
 
 
-async def make_template(builder: Builder, *, deadline_s: float) -> Saved:
+async def make_template(kind: MachineKind, *, deadline_s: float) -> Saved:
     """Boot a machine, save it, end it."""
-    memory = Memory(builder.mem_bytes)
-    launched = Launched(builder.command, memory, boots=True, cpu=None)
-    async with _connected(builder, launched, memory, None, deadline_s) as machine:
+    memory = Memory(kind.command.mem_bytes)
+    launched = Launched(kind.command, memory, boots=True, cpu=None)
+    async with _connected(kind, launched, memory, None, deadline_s) as machine:
         await machine.connected()
         await machine.become(GuestIdentity.new(0), timeout_s=deadline_s)
     try:

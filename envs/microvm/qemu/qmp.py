@@ -1,4 +1,8 @@
-"""QEMU's machine protocol, as much of it as saving a machine takes."""
+"""QEMU's machine protocol (QMP), as much of it as saving a machine takes.
+
+Not the library `qemu.qmp` (0.0.6): it sends descriptors by asyncio's private `_sock`, which
+uvloop's transports do not have.
+"""
 
 import asyncio
 import os
@@ -20,7 +24,7 @@ class QmpError(SandboxError):
 class Qmp:
     """Commands to one QEMU, one at a time.
 
-    The first command enters command mode: most machines are never saved, and never asked anything.
+    The first command enters command mode: most machines are never saved and need no monitor.
 
     Args:
         ours: Our end of a socket pair; this object's from now on.
@@ -34,7 +38,7 @@ class Qmp:
         self._ours = ours
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._in_command_mode = False
-        self._num_asked = 0
+        self._num_commands = 0
         self._turn = asyncio.Lock()
 
     async def run(
@@ -45,7 +49,7 @@ class Qmp:
         Args:
             command: Its name; `arguments` are its own.
             deadline_s: Until the answer.
-            fd: A descriptor to lend with it.
+            fd: A descriptor to send with it.
 
         Raises:
             QmpError: QEMU refused it.
@@ -73,9 +77,9 @@ class Qmp:
             self._in_command_mode = True
 
     async def _ask(self, command: str, arguments: dict[str, Any], fd: int) -> dict[str, Any]:
-        """Pass over all but this command's answer: events, and answers that nobody waited for."""
-        self._num_asked += 1
-        words = {"execute": command, "arguments": arguments, "id": self._num_asked}
+        """Skip all but this command's answer: events, and late answers to earlier commands."""
+        self._num_commands += 1
+        words = {"execute": command, "arguments": arguments, "id": self._num_commands}
         line = msgspec.json.encode(words) + b"\n"
         socket.send_fds(self._ours, [line], [fd] if fd >= 0 else [])
         while (answer := await self._next()).get("id") != words["id"]:

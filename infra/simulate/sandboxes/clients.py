@@ -1,21 +1,21 @@
-"""Whoever wants groups of machines: asks by the real client, renews, asks again for what is lost.
+"""Clients of a burst: they lease by the real client, renew, and request again what is lost.
 
 ```
- num_asked at once: acquire_group ──▶ scheduler, host ──▶ held, with its host
+ num_at_once: acquire_group ──▶ scheduler, host ──▶ held, with its host
  for each host, every lease_s / 3: renew_groups, one message ──▶ gone: acquire_group again
                                     no answer for a whole lease ──▶ all of it again
 ```
-Each host is renewed by itself: one that does not answer holds up no other's leases.
+Each host is renewed separately: one that does not answer delays no other's leases.
 """
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from penstock.actors.runtime.clock import Clock
 from penstock.envs.microvm.pool.lease import percentile
 from penstock.envs.remote.group import acquire_group, renew_groups
 from penstock.envs.remote.lease import keep_renewed
@@ -23,23 +23,30 @@ from penstock.envs.remote.lease_spec import GroupSpec, LeaseSpec
 from penstock.infra.simulate.sandboxes.settings import BurstScenario
 from penstock.messages.base import Message
 from penstock.messages.bus import Bus
+from penstock.messages.errors import RemoteCallError
 
 SPEC = LeaseSpec(holder="burst", lease_s=6.0, acquire_wait_s=60.0, margin_s=2.0, retry_delay_s=0.05)
 SETTLE_S = 2 * SPEC.lease_s
-"""After the burst: losses are noticed and made up for, and what nobody renews is reaped."""
+"""After the burst: losses are noticed and replaced, and what nobody renews is reaped."""
 
 
 class BusClient:
-    """An `SandboxClient` on a bus, outside any actor."""
+    """A `SandboxClient` on a bus, outside any actor."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, clock: Clock) -> None:
         self._bus = bus
+        self._clock = clock
+        self.num_refused = 0
 
     async def request(
         self, service: str, message: Message, *, deadline_s: float, reason: str = ""
     ) -> Message:
         """See `SandboxClient.request`."""
-        return await self._bus.request(service, message, deadline_s=deadline_s)
+        try:
+            return await self._bus.request(service, message, deadline_s=deadline_s)
+        except RemoteCallError:
+            self.num_refused += 1
+            raise
 
     async def sleep(self, duration_s: float) -> None:
         """See `SandboxClient.sleep`."""
@@ -47,18 +54,18 @@ class BusClient:
 
     def monotonic(self) -> float:
         """See `SandboxClient.monotonic`."""
-        return asyncio.get_running_loop().time()
+        return self._clock.monotonic()
 
 
 class BurstClients:
-    """Asks for all groups of a scenario and holds them."""
+    """Leases all groups of a scenario and holds them."""
 
-    def __init__(self, bus: Bus, scenario: BurstScenario) -> None:
-        self._client = BusClient(bus)
+    def __init__(self, bus: Bus, scenario: BurstScenario, clock: Clock) -> None:
+        self._client = BusClient(bus, clock)
         self._scenario = scenario
         self._images = scenario.draw_images()
         self._ready_s: list[float] = []
-        self._num_asked_anew = 0
+        self._num_requested_again = 0
         self._held: defaultdict[str, set[str]] = defaultdict(set)
         """Host -> the groups that are leased there."""
         self._renewals: dict[str, asyncio.Task[None]] = {}
@@ -66,31 +73,31 @@ class BurstClients:
         self._repeats: set[asyncio.Task[None]] = set()
 
     async def place(self) -> dict[str, Any]:
-        """Lease every group once, `num_asked` at a time; return rate and latencies."""
+        """Lease every group once, `num_at_once` at a time; return rate and latencies."""
         numbers = iter(range(self._scenario.num_groups))
 
-        async def one_after_the_other() -> None:
+        async def lease_next() -> None:
             for number in numbers:
-                began_s = time.perf_counter()
+                began_s = self._client.monotonic()
                 await self._acquire(str(number))
-                self._ready_s.append(time.perf_counter() - began_s)
+                self._ready_s.append(self._client.monotonic() - began_s)
 
-        began_s = time.perf_counter()
-        await asyncio.gather(*(one_after_the_other() for _ in range(self._scenario.num_asked)))
-        return self._figures(time.perf_counter() - began_s)
+        began_s = self._client.monotonic()
+        await asyncio.gather(*(lease_next() for _ in range(self._scenario.num_at_once)))
+        return self._figures(self._client.monotonic() - began_s)
 
     async def hold(self, stop: asyncio.Event) -> dict[str, Any]:
-        """Make up for losses until `stop`; return where all groups are then."""
+        """Replace losses until `stop`; return where all groups are then."""
         await stop.wait()
         tasks = [*self._renewals.values(), *self._repeats]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         host_of = {group_id: host for host, held in self._held.items() for group_id in held}
-        return {"host_of": host_of, "asked_anew": self._num_asked_anew}
+        return {"host_of": host_of, "requested_again": self._num_requested_again}
 
     async def _acquire(self, group_id: str) -> None:
-        size = self._scenario.group_size
+        size = self._scenario.placed_size
         group = GroupSpec(group_id=group_id, num_machines=size)
         spec = msgspec.structs.replace(SPEC, image_digest=self._images[int(group_id)])
         lease_ids = [f"{group_id}.{member}" for member in range(size)]
@@ -101,21 +108,21 @@ class BurstClients:
             self._renewals[leased.host] = asyncio.create_task(self._keep(leased.host))
 
     async def _keep(self, host: str) -> None:
-        """Renew what is held on a host until it answers no more; ask again for what is gone."""
+        """Renew what is held on a host until it stops answering; request again what is gone."""
         held = self._held[host]
 
         async def renew(deadline_s: float) -> None:
             spec = msgspec.structs.replace(SPEC, margin_s=deadline_s)
-            self._ask_anew(held, await renew_groups(self._client, host, list(held), spec))
+            self._request_again(held, await renew_groups(self._client, host, list(held), spec))
 
         await keep_renewed(self._client, renew, SPEC)
         del self._renewals[host]
-        self._ask_anew(held, list(held))
+        self._request_again(held, list(held))
 
-    def _ask_anew(self, held: set[str], gone: Iterable[str]) -> None:
+    def _request_again(self, held: set[str], gone: Iterable[str]) -> None:
         for group_id in gone:
             held.discard(group_id)
-            self._num_asked_anew += 1
+            self._num_requested_again += 1
             repeat = asyncio.create_task(self._acquire(group_id))
             self._repeats.add(repeat)
             repeat.add_done_callback(self._repeats.discard)
@@ -123,10 +130,12 @@ class BurstClients:
     def _figures(self, wall_s: float) -> dict[str, Any]:
         ready, num_groups = sorted(self._ready_s), len(self._ready_s)
         return {
-            "machines": num_groups * self._scenario.group_size,
-            "machines_per_s": round(num_groups * self._scenario.group_size / wall_s),
+            "placements": num_groups,
+            "retries": self._client.num_refused,
+            "machines": num_groups * self._scenario.placed_size,
+            "machines_per_s": round(num_groups * self._scenario.placed_size / wall_s),
             "groups_per_s": round(num_groups / wall_s),
-            "wall_s": round(wall_s, 2),
+            "all_live_s": round(wall_s, 3),
             "ready_s_p50": round(percentile(ready, 50), 3),
             "ready_s_p95": round(percentile(ready, 95), 3),
             "ready_s_p99": round(percentile(ready, 99), 3),

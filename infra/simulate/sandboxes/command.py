@@ -18,7 +18,7 @@ from penstock.infra.simulate.sandboxes.settings import BurstScenario
 ROWS = (
     "machines_per_s", "ready_s_p50", "ready_s_p95", "ready_s_p99", "all_live_s", "fetched_tb",
     "host_load_max_over_mean", "hosts_died", "machines_died", "machines_reaped",
-    "groups_asked_anew", "groups_lost", "groups_twice",
+    "groups_requested_again", "groups_lost", "groups_twice",
 )  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         num_failures=arguments.failures,
     )
     figures: dict[str, Any] = {"scenario": msgspec.to_builtins(scenario)}
-    figures["choice_alone"] = place_in_memory(scenario)
+    figures["choice_alone"] = time_choice(scenario)
     for part, simulate in _parts(arguments.only).items():
         for policy in ("affinity", "round_robin"):
             sys.stderr.write(f"simulating {scenario.num_machines} machines: {part}, {policy}\n")
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _parts(only: str | None) -> dict[str, Callable[[BurstScenario, str], dict[str, Any]]]:
     from penstock.infra.simulate.sandboxes.nats import place_over_nats
-    from penstock.infra.simulate.sandboxes.simulation import simulate_burst
+    from penstock.infra.simulate.sandboxes.virtual import simulate_burst
 
     def over_nats(scenario: BurstScenario, policy: str) -> dict[str, Any]:
         return asyncio.run(place_over_nats(scenario, policy))
@@ -74,8 +74,8 @@ def _table(figures: dict[str, Any]) -> Table:
     return table
 
 
-def place_in_memory(scenario: BurstScenario) -> dict[str, Any]:
-    """Place all groups without a bus: what the choice alone costs."""
+def time_choice(scenario: BurstScenario) -> dict[str, Any]:
+    """Place all groups without a bus: the cost of the choice alone."""
     registry, images = HostRegistry(random.Random(scenario.seed)), scenario.draw_images()
     for number in range(scenario.num_hosts):
         registry.report(f"h{number}", num_slots=scenario.num_slots, num_live=0, now=0.0)

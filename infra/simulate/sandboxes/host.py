@@ -1,4 +1,4 @@
-"""One simulated host: its leases are kept as a real one keeps them, its machines take time only.
+"""One simulated host: it leases as a real one does; its machines only take time.
 
 Drawn or assumed: how long pages of an image and boots take (`settings.py`), on a link and on cores
 that are busy for as long as that.
@@ -42,20 +42,20 @@ class SimulatedHost:
         self._cores = [0.0] * scenario.num_cores
         """When each is free, as a heap."""
 
-    def acquire(self, wanted: AcquireGroup, image: str, now: float) -> Held | None:
-        """Return a group's machines, there already or on the way; None where there is no room."""
-        held = self.groups.get(wanted.group_id)
+    def acquire(self, request: AcquireGroup, image: str, now: float) -> Held | None:
+        """Return a group's machines, existing or booting; None if there is no room."""
+        held = self.groups.get(request.group_id)
         if held is None:
-            if self.num_live + len(wanted.lease_ids) > self._scenario.num_slots:
+            if self.num_live + len(request.lease_ids) > self._scenario.num_slots:
                 return None
-            held = self.groups[wanted.group_id] = self._create(wanted, image, now)
+            held = self.groups[request.group_id] = self._create(request, image, now)
         held.expires_at = max(now, held.ready_at) + held.lease_s
         return held
 
-    def _create(self, wanted: AcquireGroup, image: str, now: float) -> Held:
+    def _create(self, request: AcquireGroup, image: str, now: float) -> Held:
         start_at = self._page_in(image, now)
         ends_at, records = start_at, list[SandboxRecord]()
-        for _ in wanted.lease_ids:
+        for _ in request.lease_ids:
             boot_s = self._scenario.boot_ms / 1e3
             boot_s *= self._rng.lognormvariate(0.0, self._scenario.boot_sigma)
             end_at = max(start_at, self._cores[0]) + boot_s
@@ -64,7 +64,7 @@ class SimulatedHost:
             records.append(_record(boot_s))
         self.num_created += len(records)
         self.num_live += len(records)
-        return Held(wanted.holder, wanted.lease_ids, wanted.lease_s, ends_at, 0.0, records)
+        return Held(request.holder, request.lease_ids, request.lease_s, ends_at, 0.0, records)
 
     def _page_in(self, image: str, now: float) -> float:
         """Return when an image's pages are here; the link carries one image at a time."""
@@ -88,12 +88,12 @@ class SimulatedHost:
         return num_ended
 
     def reap(self, now: float) -> None:
-        """End what nobody renewed."""
-        late = [g for g, held in self.groups.items() if held.expires_at <= now]
-        self.num_expired += sum(self.release(group_id) for group_id in late)
+        """End expired groups."""
+        expired = [g for g, held in self.groups.items() if held.expires_at <= now]
+        self.num_expired += sum(self.release(group_id) for group_id in expired)
 
     def report(self) -> ReportHost:
-        """Return what it tells the scheduler."""
+        """Return its report to the scheduler."""
         return ReportHost(
             host=self.name,
             num_slots=self._scenario.num_slots,

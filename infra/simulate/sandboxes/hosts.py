@@ -1,7 +1,7 @@
 """All simulated hosts in one process, each on its own subject of a real server.
 
-Each reports once a second and reaps by itself. Some die in the middle: they answer nothing more,
-report nothing more, and what they held is lost.
+Each reports once a second and reaps its own leases. Some die meanwhile: they no longer answer or
+report, and what they held is lost.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ REPORT_DEADLINE_S = 5.0
 
 
 class Hosts:
-    """Serves every host; `run` ends when it is told to."""
+    """Serves every host."""
 
     def __init__(self, bus: Bus, scenario: BurstScenario) -> None:
         self._bus = bus
@@ -42,7 +42,7 @@ class Hosts:
         self._stops: dict[str, Callable[[], Awaitable[None]]] = {}
         self._reports: dict[str, asyncio.Task[None]] = {}
         self._dead: list[SimulatedHost] = []
-        self._num_asked = 0
+        self._num_requests = 0
         self._deaths: set[asyncio.Task[None]] = set()
 
     async def run(self, is_ready: Callable[[], None], stop: asyncio.Event) -> dict[str, Any]:
@@ -71,20 +71,20 @@ class Hosts:
             case _:
                 raise AssertionError(type(message).__name__)
 
-    async def _acquire(self, host: SimulatedHost, wanted: AcquireGroup, now: float) -> Message:
+    async def _acquire(self, host: SimulatedHost, request: AcquireGroup, now: float) -> Message:
         self._fail_in_time()
-        held = host.acquire(wanted, self._images[int(wanted.group_id)], now)
+        held = host.acquire(request, self._images[int(request.group_id)], now)
         if held is None:
             return to_remote_error(SandboxBusyError(f"{host.name}: no room"))
         await asyncio.sleep(held.ready_at - now)
-        return GroupLeased(group_id=wanted.group_id, host=host.name, sandboxes=held.records)
+        return GroupLeased(group_id=request.group_id, host=host.name, sandboxes=held.records)
 
     def _fail_in_time(self) -> None:
         """Let hosts die one after the other, spread over the burst, the fullest of them first."""
         scenario, num_dead = self._scenario, len(self._dead)
-        self._num_asked += 1
+        self._num_requests += 1
         fails_after = scenario.num_groups * (num_dead + 1) // (scenario.num_failures + 1)
-        if num_dead < scenario.num_failures and self._num_asked >= fails_after:
+        if num_dead < scenario.num_failures and self._num_requests >= fails_after:
             name = max(self._hosts, key=lambda n: self._hosts[n].num_live)
             self._dead.append(self._hosts.pop(name))
             self._reports.pop(name).cancel()
@@ -111,6 +111,7 @@ class Hosts:
         return {
             "groups": {host.name: list(host.groups) for host in living},
             "dead": [host.name for host in self._dead],
+            "live": sum(loads),
             "lost": sum(host.num_live for host in self._dead),
             "created": sum(host.num_created for host in all_hosts),
             "expired": sum(host.num_expired for host in all_hosts),

@@ -1,27 +1,28 @@
 """The burst on a real NATS server: clients, scheduler and hosts are processes of their own.
 
-Real: server, bus, actor runtime, scheduler, the client that leases groups, heartbeats, deaths.
-Simulated: hosts lease as real ones do, but their machines are time on a link and on cores.
+Real: server, bus, actor runtime, scheduler, the client that leases groups, reports, deaths.
+Simulated: hosts lease as real ones do, but their machines only take time, on a link and on cores.
 """
 
 import asyncio
 import multiprocessing
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.scheduler.actor import LEARN_S
+from penstock.actors.scheduler.actor import LEARN_S, SandboxScheduler
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
+from penstock.infra.simulate.sandboxes.audit import audit
 from penstock.infra.simulate.sandboxes.clients import SETTLE_S, BurstClients
 from penstock.infra.simulate.sandboxes.hosts import Hosts
-from penstock.infra.simulate.sandboxes.policies import SCHEDULERS
+from penstock.infra.simulate.sandboxes.policies import POLICIES
 from penstock.infra.simulate.sandboxes.settings import BurstScenario
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import DeadlineError
@@ -33,7 +34,7 @@ Work = Callable[[str, BurstScenario, str, "ChildPipe"], Any]
 
 
 class ChildPipe:
-    """The child's end: it says when it is ready, and is told when to stop."""
+    """The child's end: it reports when it is ready, and learns when to stop."""
 
     def __init__(self, connection: Connection) -> None:
         self.stop = asyncio.Event()
@@ -41,14 +42,14 @@ class ChildPipe:
         asyncio.get_running_loop().add_reader(connection.fileno(), self.stop.set)
 
     def send(self, value: object) -> None:
-        """Tell the parent."""
+        """Send to the parent."""
         self._connection.send(value)
 
 
 async def schedule(url: str, scenario: BurstScenario, policy: str, line: ChildPipe) -> None:
-    """Run the scheduler until it is told to stop."""
+    """Run the scheduler until the parent says stop."""
     bus = await _connect(url, "scheduler")
-    actor = SCHEDULERS[policy]()
+    actor = SandboxScheduler(registry_type=POLICIES[policy])
     host = ActorHost(actor, bus, MemoryStore(), name="scheduler", seed=scenario.seed)
     line.send("ready")
     await host.run(line.stop)
@@ -58,7 +59,7 @@ async def schedule(url: str, scenario: BurstScenario, policy: str, line: ChildPi
 async def serve_hosts(
     url: str, scenario: BurstScenario, policy: str, line: ChildPipe
 ) -> dict[str, Any]:
-    """Run all hosts until it is told to stop; return what they held then."""
+    """Run all hosts until the parent says stop; return what they hold then."""
     bus = await _connect(url, "hosts")
     figures = await Hosts(bus, scenario).run(lambda: line.send("ready"), line.stop)
     await bus.close()
@@ -66,10 +67,10 @@ async def serve_hosts(
 
 
 async def ask(url: str, scenario: BurstScenario, policy: str, line: ChildPipe) -> dict[str, Any]:
-    """Place the whole burst and hold it until it is told to stop; return the figures."""
+    """Place the whole burst and hold it until the parent says stop; return the figures."""
     bus = await _connect(url, "clients")
     line.send("ready")
-    clients = BurstClients(bus, scenario)
+    clients = BurstClients(bus, scenario, SystemClock())
     line.send(await clients.place())
     held = await clients.hold(line.stop)
     await bus.close()
@@ -92,7 +93,7 @@ def _child(work: Work, url: str, scenario: BurstScenario, policy: str, line: Con
 
 
 class Child:
-    """A process of the simulation, as its parent has it."""
+    """A child process, seen from its parent."""
 
     def __init__(self, work: Work, *arguments: Any) -> None:
         self._name = work.__name__
@@ -104,7 +105,7 @@ class Child:
         theirs.close()
 
     async def receive(self, within_s: float) -> Any:
-        """Return what it says next.
+        """Return what it sends next.
 
         Raises:
             DeadlineError: Nothing, in that time.
@@ -115,18 +116,18 @@ class Child:
         return self._connection.recv()
 
     async def end(self) -> Any:
-        """Tell it to stop; return its result."""
+        """Stop it; return its result."""
         self._connection.send("stop")
         return await self.receive(END_S_MAX)
 
     async def kill(self) -> None:
-        """End it, whatever it does."""
+        """Kill it."""
         self._process.kill()
         await asyncio.to_thread(self._process.join, END_S_MAX)
 
 
 async def place_over_nats(scenario: BurstScenario, policy: str) -> dict[str, Any]:
-    """Place all groups of a scenario through a server of its own; return the figures."""
+    """Place all groups of a scenario through a new server; return the figures."""
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-burst-"))
         server = EmbeddedServer(store_dir=Path(folder) / "nats")
@@ -152,21 +153,3 @@ async def place_over_nats(scenario: BurstScenario, policy: str) -> dict[str, Any
         spent = {"scheduler": scheduler_s, "hosts": hosts_s, "clients": clients_s}
         cpu_s = {name: round(spent_s, 2) for name, spent_s in spent.items()}
         return figures | audit(scenario, held, found) | {"cpu_s": cpu_s}
-
-
-def audit(scenario: BurstScenario, held: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Compare what clients hold with what hosts hold, group by group."""
-    hosts_of = Counter(group for groups in found["groups"].values() for group in groups)
-    where = {group: host for host, groups in found["groups"].items() for group in groups}
-    held_on: dict[str, str] = held["host_of"]
-    return {
-        "hosts_died": len(found["dead"]),
-        "machines_died": found["lost"],
-        "groups_asked_anew": held["asked_anew"],
-        "groups_lost": scenario.num_groups - sum(where.get(g) == h for g, h in held_on.items()),
-        "groups_twice": sum(count > 1 for count in hosts_of.values()),
-        "machines_created": found["created"],
-        "machines_reaped": found["expired"],
-        "fetched_tb": scenario.terabytes(found["fetched"]),
-        "host_load_max_over_mean": found["load_max_over_mean"],
-    }

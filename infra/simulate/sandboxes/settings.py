@@ -34,12 +34,14 @@ class BurstScenario(msgspec.Struct, frozen=True, kw_only=True):
     """Of one step between actors, where the bus is simulated."""
     num_failures: int = 4
     """Hosts that die in the middle of the burst over a real server, one after the other."""
-    num_asked: int = 256
-    """Groups that are asked for at once over a real server."""
+    num_at_once: int = 256
+    """Groups that are requested at once."""
+    is_by_machine: bool = False
+    """Each machine is a group of its own; its image is still the one of its group."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be simulated."""
-        for name in ("num_machines", "group_size", "num_hosts", "num_images", "num_asked"):
+        for name in ("num_machines", "group_size", "num_hosts", "num_images", "num_at_once"):
             if getattr(self, name) < 1:
                 raise self._error(name, "1 or more")
         if self.num_machines % self.group_size:
@@ -58,7 +60,12 @@ class BurstScenario(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_groups(self) -> int:
         """Groups of the burst."""
-        return self.num_machines // self.group_size
+        return self.num_machines // self.placed_size
+
+    @property
+    def placed_size(self) -> int:
+        """Machines that are placed together."""
+        return 1 if self.is_by_machine else self.group_size
 
     @property
     def fetch_s(self) -> float:
@@ -73,5 +80,7 @@ class BurstScenario(msgspec.Struct, frozen=True, kw_only=True):
         """Return each group's image, the first ones being popular."""
         ranks = range(1, self.num_images + 1)
         weights = list(itertools.accumulate(rank**-self.zipf_exponent for rank in ranks))
-        drawn = random.Random(self.seed).choices(ranks, cum_weights=weights, k=self.num_groups)
-        return [f"image-{rank}" for rank in drawn]
+        num_drawn = self.num_machines // self.group_size
+        drawn = random.Random(self.seed).choices(ranks, cum_weights=weights, k=num_drawn)
+        num_alike = self.group_size // self.placed_size
+        return [f"image-{rank}" for rank in drawn for _ in range(num_alike)]

@@ -223,7 +223,7 @@ def test_books_hold_nothing_of_what_ended():
         registry._placements,
         registry._by_holder,
         registry._holders,
-        registry._hosts,
-        registry._names,
+        registry.hosts,
+        registry.names,
     )
     assert [len(book) for book in books] == [0] * len(books)
