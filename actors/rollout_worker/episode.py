@@ -27,8 +27,8 @@ from penstock.actors.rollout_worker.journal import Journal
 from penstock.actors.rollout_worker.sampling import GenerationError, sample_turn, turn_sampling
 from penstock.actors.runtime.context import Context
 from penstock.envs.harness import HARNESS_VERSION
-from penstock.envs.harness.versions import open_tools
-from penstock.envs.harness.wording import tools_prompt
+from penstock.envs.harness.session import Session
+from penstock.envs.harness.versions import tools_prompt
 from penstock.envs.remote.client import SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.remote.sandbox import RemoteSandbox
@@ -169,8 +169,8 @@ class Episode:
         else:
             await open_egress(sandbox, task)
             conversation.resume(self._turns[: saved.num_turns], saved.observation_ids)
-        tools = open_tools(command.harness, sandbox, task.limits)
-        return EpisodeRunner(sandbox, conversation, tools, self._stats, self._ctx)
+        session = Session(command.harness, sandbox, task.limits)
+        return EpisodeRunner(sandbox, conversation, session, self._stats, self._ctx)
 
     async def _sample(self, conversation: Conversation, index: int) -> Turn:
         command = self._command

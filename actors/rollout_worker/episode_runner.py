@@ -8,7 +8,7 @@ from penstock.actors.rollout_worker.conversation import Conversation
 from penstock.actors.runtime.context import Context
 from penstock.envs.egress.record import EgressRecord
 from penstock.envs.harness.result import ToolResult
-from penstock.envs.harness.versions import Tools
+from penstock.envs.harness.session import Session
 from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.messages.base import Array
 from penstock.messages.rollout import EgressAttempt, EpisodeSaved, SandboxRecord, Turn
@@ -81,7 +81,7 @@ class EpisodeRunner:
     Args:
         sandbox: The machine.
         conversation: The episode's tokens, up to the turns played in this machine.
-        tools: The harness over that machine.
+        session: The harness over that machine.
         stats: Counts what is played.
         ctx: The worker's context, for the time.
 
@@ -91,13 +91,13 @@ class EpisodeRunner:
         self,
         sandbox: RemoteSandbox,
         conversation: Conversation,
-        tools: Tools,
+        session: Session,
         stats: EpisodeStats,
         ctx: Context,
     ) -> None:
         self.sandbox = sandbox
         self.conversation = conversation
-        self._tools = tools
+        self._session = session
         self._stats = stats
         self._ctx = ctx
 
@@ -126,6 +126,6 @@ class EpisodeRunner:
 
     async def _call_tools(self, turn: Turn) -> Sequence[ToolResult]:
         started_at = self._ctx.monotonic()
-        results = await self._tools(turn.calls)
+        results = await self._session.run(turn.calls)
         self._stats.tool_s += self._ctx.monotonic() - started_at
         return results

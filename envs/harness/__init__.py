@@ -1,11 +1,13 @@
 """The agent's tools, the same in training and in production, over any `Sandbox`.
 
-Two versions are there, and an episode has one. Version 1, `run_calls`, is small: the quickstart's
-policy learns it; its wording never changes. Version 2, `Session`, is what a product offers: typed
-arguments, a terminal that remembers, background jobs, lints, semantic search.
+An episode has one of two versions. Version 1 (`tools_1.py`) is small: the quickstart's policy
+learns it, and its wording never changes. Version 2 (`tools_2.py`) is what a product offers: typed
+arguments, a terminal with state, background jobs, lints, semantic search. `session.py` carries out
+the calls of a turn with either, `versions.py` says what a prompt and a client see of it.
 
-To add a tool: one async function in the file of its kind and one entry in `tools.py`; a change of
-wording or behavior is a new version, for recorded episodes depend on the old one.
+To add a tool: an async function that takes a `Toolbox` and its arguments, and one entry in the
+table of a version. A change of wording or behavior is a new version: recorded episodes depend on
+the old one.
 """
 
 HARNESS_VERSION = "1"

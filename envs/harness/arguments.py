@@ -1,17 +1,20 @@
-"""Typed arguments of tools: what the policy writes is text, what a tool gets is checked."""
+"""Arguments of tools: the policy writes text, a tool gets checked and typed values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import PurePosixPath
 from typing import Any
 
 from penstock.envs.harness.result import InvalidCallError
+from penstock.envs.sandbox import WORK_DIR
 
+_PATH_CHARACTERS_MAX = 255
 _TRUTHS = {"true": True, "false": False}
 
 
 class ArgumentType(StrEnum):
-    """JSON's names of the types."""
+    """Types by their names in JSON schemas."""
 
     TEXT = "string"
     INTEGER = "integer"
@@ -72,6 +75,21 @@ class Argument:
         return int(text)
 
 
+@dataclass(frozen=True)
+class RawText(Argument):
+    """An argument of version 1: a text that only its tool checks."""
+
+    description: str = ""
+
+    def schema(self) -> dict[str, object]:
+        """Return its JSON schema."""
+        return {"type": self.kind.value}
+
+    def parse(self, name: str, text: str) -> str:
+        """Return the text as it is."""
+        return text
+
+
 def checked_arguments(
     tool: str, declared: Mapping[str, Argument], given: Mapping[str, str]
 ) -> dict[str, Any]:
@@ -91,3 +109,24 @@ def checked_arguments(
         name: one.parse(name, given[name]) if name in given else one.default
         for name, one in declared.items()
     }
+
+
+def checked_path(path: str) -> str:
+    """Return a path relative to the working directory, in its shortest form.
+
+    An absolute path below the working directory is accepted.
+
+    Raises:
+        InvalidCallError: empty, too long, not printable, or outside the working directory.
+
+    """
+    if not path.strip() or len(path) > _PATH_CHARACTERS_MAX or not path.isprintable():
+        raise InvalidCallError(f"path must be 1 to {_PATH_CHARACTERS_MAX} printable characters")
+    pure = PurePosixPath(path.strip())
+    if pure.is_absolute():
+        if not pure.is_relative_to(WORK_DIR):
+            raise InvalidCallError(f"path is outside {WORK_DIR}")
+        pure = pure.relative_to(WORK_DIR)
+    if ".." in pure.parts:
+        raise InvalidCallError("path must not hold ..")
+    return str(pure)

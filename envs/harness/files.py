@@ -1,29 +1,30 @@
 """Tools on single files. They go through the guest agent's file operations: no process starts."""
 
 import difflib
+from typing import Any
 
-from penstock.envs.harness.paths import checked_path
+from penstock.envs.harness.arguments import checked_path
 from penstock.envs.harness.result import InvalidCallError
+from penstock.envs.harness.toolbox import Toolbox
 from penstock.envs.sandbox import WORK_DIR, Sandbox, SandboxFileError
-from penstock.messages.task import Limits
 
 FILE_BYTES_MAX = 256 * 1024
 """Largest file that a tool reads or writes."""
 
 
-async def read_file(sandbox: Sandbox, arguments: dict[str, str], limits: Limits) -> str:
+async def read_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     """Return a file's text."""
-    return await read_text(sandbox, checked_path(arguments["path"]))
+    return await read_text(toolbox.sandbox, checked_path(arguments["path"]))
 
 
-async def write_file(sandbox: Sandbox, arguments: dict[str, str], limits: Limits) -> str:
+async def write_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     """Write a whole file, new or not."""
     path = checked_path(arguments["path"])
-    await _write(sandbox, path, arguments["content"])
+    await _write(toolbox.sandbox, path, arguments["content"])
     return f"wrote {path}"
 
 
-async def edit_file(sandbox: Sandbox, arguments: dict[str, str], limits: Limits) -> str:
+async def edit_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     """Replace the one occurrence of `old` by `new`; return the changed lines."""
     path = checked_path(arguments["path"])
     old, new = arguments["old"], arguments["new"]
@@ -31,21 +32,22 @@ async def edit_file(sandbox: Sandbox, arguments: dict[str, str], limits: Limits)
         raise InvalidCallError("old is empty")
     if old == new:
         raise InvalidCallError("old and new are the same")
-    before = await read_text(sandbox, path)
+    before = await read_text(toolbox.sandbox, path)
     count = before.count(old)
     if count != 1:
         raise InvalidCallError("old is not in the file" if count == 0 else f"old is there {count}x")
     after = before.replace(old, new)
-    await _write(sandbox, path, after)
+    await _write(toolbox.sandbox, path, after)
     return _changed_lines(before, after)
 
 
-async def delete_file(sandbox: Sandbox, arguments: dict[str, str], limits: Limits) -> str:
+async def delete_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     """Delete one file."""
     path = checked_path(arguments["path"])
-    if path not in await sandbox.list_files(WORK_DIR):
+    if path not in await toolbox.sandbox.list_files(WORK_DIR):
         raise InvalidCallError(f"no file {path}")
-    done = await sandbox.exec(["rm", "--", path], timeout_s=limits.tool_s_max)
+    command = ["rm", "--", path]
+    done = await toolbox.sandbox.exec(command, timeout_s=toolbox.limits.tool_s_max)
     if done.exit_code != 0:
         raise InvalidCallError(done.stderr.decode("utf-8", "replace").strip())
     return f"deleted {path}"

@@ -2,25 +2,23 @@
 
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from penstock.envs.harness.arguments import checked_path
 from penstock.envs.harness.files import read_text
-from penstock.envs.harness.paths import checked_path
 from penstock.envs.harness.result import InvalidCallError
+from penstock.envs.harness.toolbox import Toolbox
 from penstock.envs.sandbox import WORK_DIR
-
-if TYPE_CHECKING:
-    from penstock.envs.harness.session import Session
 
 SHOWN_MAX = 500
 LINES_DEFAULT = 1_000
 _NO_MATCH = 1
 
 
-async def read_file(session: "Session", arguments: dict[str, Any]) -> str:
+async def read_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     """Return some lines of a file with their numbers."""
     path = checked_path(arguments["path"])
-    text = await read_text(session.sandbox, path)
+    text = await read_text(toolbox.sandbox, path)
     return numbered_lines(path, text, arguments["offset"], arguments["limit"])
 
 
@@ -41,12 +39,12 @@ def numbered_lines(path: str, text: str, first: int, num: int) -> str:
     return "\n".join([*shown, *([f"[{left} more lines]"] if left else [])])
 
 
-async def list_dir(session: "Session", arguments: dict[str, Any]) -> str:
+async def list_dir(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     """List a directory to a depth; directories end in a slash."""
     base = PurePosixPath(checked_path(arguments["path"]))
     depth = arguments["depth"]
     found: set[str] = set()
-    for path in await session.sandbox.list_files(WORK_DIR):
+    for path in await toolbox.sandbox.list_files(WORK_DIR):
         pure = PurePosixPath(path)
         if not pure.is_relative_to(base) or _is_hidden(pure):
             continue
@@ -59,29 +57,29 @@ async def list_dir(session: "Session", arguments: dict[str, Any]) -> str:
     return _shortened(sorted(found))
 
 
-async def glob(session: "Session", arguments: dict[str, Any]) -> str:
+async def glob(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     """List the files whose path or name matches a shell pattern."""
     pattern = arguments["pattern"]
     found = [
         path
-        for path in await session.sandbox.list_files(WORK_DIR)
+        for path in await toolbox.sandbox.list_files(WORK_DIR)
         if not _is_hidden(PurePosixPath(path))
         and (fnmatchcase(path, pattern) or fnmatchcase(PurePosixPath(path).name, pattern))
     ]
     return _shortened(found) or "no match"
 
 
-async def grep(session: "Session", arguments: dict[str, Any]) -> str:
+async def grep(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     """Search lines by an extended regular expression; `path:line:text`."""
     options = ["-i"] if arguments["ignore_case"] else []
     options += [f"-C{arguments['context']}"] if arguments["context"] else []
     options += [f"--include={arguments['include']}"] if arguments["include"] else []
     path = checked_path(arguments["path"])
     command = ["grep", "-rInE", "--exclude-dir=.git", *options, "-e", arguments["pattern"], "--"]
-    done = await session.sandbox.exec(
+    done = await toolbox.sandbox.exec(
         [*command, path],
-        timeout_s=session.limits.tool_s_max,
-        output_bytes_max=session.limits.output_bytes_max,
+        timeout_s=toolbox.limits.tool_s_max,
+        output_bytes_max=toolbox.limits.output_bytes_max,
     )
     if done.timed_out:
         raise InvalidCallError("the search took too long")
@@ -94,10 +92,10 @@ async def grep(session: "Session", arguments: dict[str, Any]) -> str:
     return "\n".join(ordered) or "no match"
 
 
-async def codebase_search(session: "Session", arguments: dict[str, Any]) -> str:
+async def codebase_search(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     """Find code by what it does."""
     below = checked_path(arguments["path"])
-    return await session.search.find(arguments["query"], below, arguments["num"])
+    return await toolbox.search.find(arguments["query"], below, arguments["num"])
 
 
 def _is_hidden(path: PurePosixPath) -> bool:

@@ -21,7 +21,7 @@ class InvalidCallError(PenstockError, ValueError):
     """A call that cannot be carried out, told to the policy in these words."""
 
 
-def bounded(text: str, num_bytes_max: int) -> str:
+def truncate(text: str, num_bytes_max: int) -> str:
     """Cut a text to a number of UTF-8 bytes and say so."""
     data = text.encode("utf-8", "replace")
     if len(data) <= num_bytes_max:

@@ -1,36 +1,85 @@
-"""The harness of an episode by its version: what a rollout worker opens once a machine."""
+"""What each version of the harness offers, and what a prompt says of it.
 
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+The wording is part of a version: what a policy learned under it, and every logged context, depend
+on each byte. `tests/unit/harness/test_harness_wording.py` holds its digest.
+"""
 
-from penstock.envs.harness import HARNESS_VERSION, HARNESS_VERSION_2, HARNESS_VERSIONS
-from penstock.envs.harness.result import ToolResult
-from penstock.envs.harness.run import run_calls
-from penstock.envs.harness.session import Session
-from penstock.envs.sandbox import Sandbox
+from collections.abc import Collection, Mapping
+
+from penstock.envs.harness import HARNESS_VERSION, HARNESS_VERSION_2
+from penstock.envs.harness.arguments import Argument, ArgumentType
+from penstock.envs.harness.toolbox import ToolSpec
+from penstock.envs.harness.tools_1 import TOOLS_1
+from penstock.envs.harness.tools_2 import TOOLS_2
 from penstock.messages.errors import NotFoundError
-from penstock.messages.rollout import ToolCall
-from penstock.messages.task import Limits
 
-Tools = Callable[[Sequence[ToolCall]], Awaitable[list[ToolResult]]]
+_TOOLS: dict[str, dict[str, ToolSpec]] = {HARNESS_VERSION: TOOLS_1, HARNESS_VERSION_2: TOOLS_2}
 
 
-def open_tools(version: str, sandbox: Sandbox, limits: Limits) -> Tools:
-    """Return what carries out the calls of one turn.
+def tools_of(version: str) -> Mapping[str, ToolSpec]:
+    """Return the tools of a version by name.
 
     Raises:
         NotFoundError: No such version; the text lists them.
 
     """
+    if version not in _TOOLS:
+        choices = ", ".join(_TOOLS)
+        raise NotFoundError(f"harness version {version!r}: expected one of {choices}")
+    return _TOOLS[version]
+
+
+def tool_schemas(version: str) -> list[dict[str, object]]:
+    """Return the tools in the form that chat-completion clients send and expect."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": tool.description,
+                "parameters": {
+                    "type": "object",
+                    "properties": {key: one.schema() for key, one in tool.arguments.items()},
+                    "required": [k for k, one in tool.arguments.items() if one.is_required],
+                    "additionalProperties": False,
+                },
+            },
+        }
+        for name, tool in tools_of(version).items()
+    ]
+
+
+def tools_prompt(version: str) -> str:
+    """Return the system message of an episode; empty where the prompt says nothing of tools.
+
+    Version 1 is learned in mid-training and needs no words. Version 2 names every tool with its
+    arguments, one tool per line: `name argument argument=default`.
+
+    Raises:
+        NotFoundError: No such version; the text lists them.
+
+    """
+    tools = tools_of(version)
     if version == HARNESS_VERSION:
-        return partial(_run_version_1, sandbox, limits)
-    if version == HARNESS_VERSION_2:
-        return Session(sandbox, limits).run
-    choices = ", ".join(HARNESS_VERSIONS)
-    raise NotFoundError(f"harness version {version!r}: expected one of {choices}")
+        return ""
+    return "\n".join(_line(name, tool.arguments) for name, tool in tools.items())
 
 
-async def _run_version_1(
-    sandbox: Sandbox, limits: Limits, calls: Sequence[ToolCall]
-) -> list[ToolResult]:
-    return await run_calls(sandbox, calls, limits)
+def prompt_for(tools: Collection[str]) -> str | None:
+    """Return the system message of the version that has these tools and no other, or None."""
+    for version, offered in _TOOLS.items():
+        if set(tools) == offered.keys():
+            return tools_prompt(version)
+    return None
+
+
+def _line(name: str, arguments: Mapping[str, Argument]) -> str:
+    return " ".join([name, *(_shown(key, one) for key, one in arguments.items())])
+
+
+def _shown(name: str, argument: Argument) -> str:
+    if argument.is_required:
+        return name
+    default = argument.default
+    shown = str(default).lower() if argument.kind is ArgumentType.FLAG else str(default)
+    return f"{name}={shown}"

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.result import ToolResult
-from penstock.envs.harness.versions import open_tools
+from penstock.envs.harness.session import Session
 from penstock.envs.ladder.dry_run import DryRunSandbox
 from penstock.envs.ladder.repository import CHECK_COMMAND, SEARCH, Repository, ShortEdit
 from penstock.messages.rollout import ToolCall
@@ -72,7 +72,7 @@ class _Attempt:
         self._repository, self._habits, self._rng = repository, habits, rng
         self._harness = harness
         self._sandbox = DryRunSandbox(repository.task.files)
-        self._tools = open_tools(harness, self._sandbox, repository.task.limits)
+        self._session = Session(harness, self._sandbox, repository.task.limits)
         self._turns: list[DemonstratedTurn] = []
 
     async def run(self) -> Transcript:
@@ -148,7 +148,7 @@ class _Attempt:
 
     async def _turn(self, tool: str, *, is_slip: bool = False, **arguments: str) -> ToolResult:
         calls = (ToolCall(name=tool, arguments=arguments),)
-        results = await self._tools(calls)
+        results = await self._session.run(calls)
         self._turns.append(DemonstratedTurn(calls, tuple(results), is_slip))
         return results[0]
 

@@ -14,7 +14,7 @@ import msgspec
 from penstock.actors.policy import special_tokens
 from penstock.actors.policy.chat import render_turn
 from penstock.actors.policy.tokenizer import Tokenizer
-from penstock.envs.harness.wording import prompt_for
+from penstock.envs.harness.versions import prompt_for
 from penstock.gateway.chat.schema import ChatRequest, RequestedCall, RequestMessage, Tool
 from penstock.gateway.errors import ApiError, invalid
 from penstock.messages.rollout import ToolCall

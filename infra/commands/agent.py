@@ -17,7 +17,8 @@ import msgspec
 from penstock.envs.harness import HARNESS_VERSION_2
 from penstock.envs.harness.result import ToolResult
 from penstock.envs.harness.retrieval.embeddings import HttpEmbedder
-from penstock.envs.harness.session import Session, tool_schemas_2
+from penstock.envs.harness.session import Session
+from penstock.envs.harness.versions import tool_schemas
 from penstock.envs.sandbox import Sandbox
 from penstock.infra.commands.agent_checkout import open_checkout
 from penstock.infra.run.runs import find_run
@@ -66,7 +67,7 @@ class Model:
             AgentError: No answer, or a refusal.
 
         """
-        body = {"model": self._name, "messages": messages, "tools": tool_schemas_2()}
+        body = {"model": self._name, "messages": messages, "tools": tool_schemas(HARNESS_VERSION_2)}
         timeout = aiohttp.ClientTimeout(total=REQUEST_S_MAX)
         try:
             async with (
@@ -157,7 +158,7 @@ async def _run(arguments: argparse.Namespace) -> AgentReport:
         embedder = HttpEmbedder(arguments.embeddings, arguments.embeddings_model)
     sandbox: Sandbox = await open_checkout(arguments.repo)
     try:
-        session = Session(sandbox, limits, embedder)
+        session = Session(HARNESS_VERSION_2, sandbox, limits, embedder)
         return await work(model, session, arguments.instruction, arguments.turns, _say)
     finally:
         await sandbox.close()

@@ -20,7 +20,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.special_tokens import ALL_SPECIAL_TOKENS
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer, train_tokenizer
 from penstock.actors.trainer.midtraining.corpus import Corpus, encode_corpus
-from penstock.envs.harness.wording import tools_prompt
+from penstock.envs.harness.versions import tools_prompt
 from penstock.envs.ladder.generate import draw_repositories
 from penstock.envs.ladder.repository import Repository
 from penstock.envs.ladder.transcripts import Habits, Transcript, demonstrate

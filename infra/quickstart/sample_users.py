@@ -14,8 +14,7 @@ import msgspec
 
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.lookup import LINES_DEFAULT, numbered_lines
-from penstock.envs.harness.registry import tool_schemas
-from penstock.envs.harness.session import tool_schemas_2
+from penstock.envs.harness.versions import tool_schemas
 from penstock.envs.tasks.storage import load_hidden_tests, load_tasks
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.runs import RunDir
@@ -71,7 +70,7 @@ class _Users:
         body = {
             "model": model,
             "messages": _messages(task, path, self._harness),
-            "tools": tool_schemas() if self._harness == HARNESS_VERSION else tool_schemas_2(),
+            "tools": tool_schemas(self._harness),
             "temperature": 1.0,
         }
         async with session.post(f"{url}/v1/chat/completions", json=body) as reply:

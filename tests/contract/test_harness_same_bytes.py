@@ -4,7 +4,7 @@ import pytest
 
 from penstock.envs.backends import open_backend
 from penstock.envs.harness.session import Session
-from penstock.envs.harness.tools import TOOLS_2
+from penstock.envs.harness.tools_2 import TOOLS_2
 from penstock.envs.sandbox import BackendUnavailable, SandboxError
 from penstock.infra.commands.agent_checkout import open_checkout
 from penstock.messages.rollout import ToolCall
@@ -62,7 +62,7 @@ TURNS = [
 
 
 async def said(sandbox) -> list[list[tuple[str, str, bool, bool]]]:
-    session = Session(sandbox, LIMITS)
+    session = Session("2", sandbox, LIMITS)
     turns = [await session.run(turn) for turn in TURNS]
     return [[(one.name, one.text, one.is_valid, one.is_finish) for one in turn] for turn in turns]
 

@@ -28,7 +28,7 @@ async def session(files=FILES, limits=LIMITS):
         pytest.skip(str(missing))
     try:
         await machine.write_files({path: text.encode() for path, text in files.items()})
-        yield Session(machine, limits)
+        yield Session("2", machine, limits)
     finally:
         await machine.close()
 

@@ -11,7 +11,7 @@ from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.rollout_worker.changes import ChangesError, read_changes
 from penstock.envs.backends import open_backend
 from penstock.envs.factory.differential import ARGV, PROGRAM_FILE, program
-from penstock.envs.harness.run import run_calls
+from penstock.envs.harness.session import Session
 from penstock.envs.sandbox import BackendUnavailable, SandboxError
 from penstock.envs.tasks.canary import CANARY_FILE, canary_token
 from penstock.envs.tasks.workspace import open_workspace, read_egress
@@ -230,7 +230,7 @@ async def attempt(cheat):
             await sandbox.allow_egress(OPEN_TASK.egress, allows_addresses=True)
         await open_workspace(sandbox, cheat.task, "r", has_git=True)
         for call in calls:
-            (result,) = await run_calls(sandbox, [call], TASK.limits)
+            (result,) = await Session("1", sandbox, TASK.limits).run([call])
             assert len(result.text.encode()) <= TASK.limits.output_bytes_max + 100
             said.append(result.text)
         attempts = await read_egress(sandbox, cheat.task)

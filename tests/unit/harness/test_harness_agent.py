@@ -7,7 +7,6 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from penstock.envs.harness.session import Session
-from penstock.envs.harness.versions import open_tools
 from penstock.envs.sandbox import BackendUnavailable, SandboxError
 from penstock.infra.commands.agent import AgentError, Model, to_call, work
 from penstock.infra.commands.agent_checkout import CheckoutBackend, open_checkout
@@ -50,7 +49,7 @@ async def on_checkout(folder, replies, turns=8):
         pytest.skip(str(missing))
     try:
         model = Model(str(server.make_url("/v1")), "k", "policy")
-        session = Session(sandbox, LIMITS)
+        session = Session("2", sandbox, LIMITS)
         async with asyncio.timeout(50):
             report = await work(model, session, "Mend it", turns, lambda text: None)
     finally:
@@ -113,4 +112,4 @@ def test_a_checkout_must_be_a_folder(tmp_path):
 
 def test_an_unknown_harness_version_lists_the_choices():
     with pytest.raises(NotFoundError, match="expected one of 1, 2"):
-        open_tools("9", None, LIMITS)
+        Session("9", None, LIMITS)

@@ -3,8 +3,9 @@ import asyncio
 import pytest
 
 from penstock.envs.harness import HARNESS_VERSION
-from penstock.envs.harness.registry import CALLS_MAX, TOOLS, tool_schemas
-from penstock.envs.harness.run import run_calls
+from penstock.envs.harness.session import CALLS_MAX, Session
+from penstock.envs.harness.tools_1 import TOOLS_1
+from penstock.envs.harness.versions import tool_schemas
 from penstock.envs.sandbox import ExecResult, SandboxDied, SandboxFileError
 from penstock.messages.errors import DeadlineError
 from penstock.messages.rollout import ToolCall
@@ -52,6 +53,10 @@ class MemorySandbox:
 
 def call(name, **arguments):
     return ToolCall(name=name, arguments=arguments)
+
+
+async def run_calls(sandbox, calls, limits):
+    return await Session("1", sandbox, limits).run(calls)
 
 
 async def one(sandbox, name, **arguments):
@@ -172,7 +177,7 @@ async def test_a_lost_machine_is_no_observation():
 
 
 async def test_a_silent_machine_is_a_missed_deadline(monkeypatch):
-    monkeypatch.setattr("penstock.envs.harness.run._GRACE_S", -1.98)
+    monkeypatch.setattr("penstock.envs.harness.session._GRACE_S", -1.98)
     sandbox = MemorySandbox({"a.py": "0"})
     sandbox.delay_s = 30.0
     with pytest.raises(DeadlineError, match="read_file"):
@@ -187,8 +192,8 @@ async def test_binary_and_large_files_are_refused():
 
 
 def test_schemas_name_every_tool_and_argument():
-    schemas = {schema["function"]["name"]: schema["function"] for schema in tool_schemas()}
-    assert set(schemas) == set(TOOLS)
+    schemas = {schema["function"]["name"]: schema["function"] for schema in tool_schemas("1")}
+    assert set(schemas) == set(TOOLS_1)
     assert schemas["edit_file"]["parameters"]["required"] == ["path", "old", "new"]
     assert schemas["list_dir"]["parameters"]["required"] == []
     assert HARNESS_VERSION == "1"

@@ -5,7 +5,6 @@ from aiohttp.test_utils import TestServer
 
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.arguments import Argument, ArgumentType, checked_arguments
-from penstock.envs.harness.registry import TOOLS, tool_schemas
 from penstock.envs.harness.result import InvalidCallError
 from penstock.envs.harness.retrieval.chunks import LINES_MAX, cut
 from penstock.envs.harness.retrieval.embeddings import EmbeddingError, HttpEmbedder
@@ -15,8 +14,9 @@ from penstock.envs.harness.retrieval.ranking import (
     fused_scores,
     words,
 )
-from penstock.envs.harness.session import tool_schemas_2
-from penstock.envs.harness.tools import TOOLS_2
+from penstock.envs.harness.tools_1 import TOOLS_1
+from penstock.envs.harness.tools_2 import TOOLS_2
+from penstock.envs.harness.versions import tool_schemas
 
 DECLARED = {
     "text": Argument("t", bound_min=1, bound_max=5),
@@ -55,16 +55,16 @@ def test_a_wrong_argument_says_what_was_expected(given, words_of):
 
 def test_version_1_is_untouched_and_version_2_has_every_tool():
     assert HARNESS_VERSION == "1"
-    assert list(TOOLS) == [
+    assert list(TOOLS_1) == [
         "list_dir", "read_file", "write_file", "edit_file", "delete_file", "glob", "grep",
         "run_terminal", "finish",
     ]  # fmt: skip
-    assert {one["function"]["name"] for one in tool_schemas()} == set(TOOLS)
-    assert set(TOOLS_2) == set(TOOLS) | {"codebase_search", "read_lints", "terminal_io"}
+    assert {one["function"]["name"] for one in tool_schemas("1")} == set(TOOLS_1)
+    assert set(TOOLS_2) == set(TOOLS_1) | {"codebase_search", "read_lints", "terminal_io"}
 
 
 def test_schemas_are_strict():
-    for schema in tool_schemas_2():
+    for schema in tool_schemas("2"):
         parameters = schema["function"]["parameters"]
         assert parameters["additionalProperties"] is False
         assert set(parameters["required"]) <= set(parameters["properties"])

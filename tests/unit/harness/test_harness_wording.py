@@ -8,10 +8,8 @@ import pytest
 from penstock.actors.policy.chat import opening_messages, render_prompt
 from penstock.actors.policy.tokenizer import train_tokenizer
 from penstock.actors.rollout_worker.conversation import Conversation
-from penstock.envs.harness.registry import tool_schemas
-from penstock.envs.harness.session import tool_schemas_2
-from penstock.envs.harness.tools import TOOLS_2
-from penstock.envs.harness.wording import prompt_for, tools_prompt
+from penstock.envs.harness.tools_2 import TOOLS_2
+from penstock.envs.harness.versions import prompt_for, tool_schemas, tools_prompt
 from penstock.gateway.chat.prompt import ReplyMemory, render_context
 from penstock.gateway.chat.schema import ChatRequest
 from penstock.messages.errors import NotFoundError
@@ -40,7 +38,9 @@ def test_a_set_of_tools_tells_its_version():
     assert prompt_for([]) is None
 
 
-@pytest.mark.parametrize(("version", "schemas"), [("1", tool_schemas()), ("2", tool_schemas_2())])
+@pytest.mark.parametrize(
+    ("version", "schemas"), [("1", tool_schemas("1")), ("2", tool_schemas("2"))]
+)
 def test_a_client_with_the_tools_of_training_gets_the_context_of_training(version, schemas):
     tokenizer = train_tokenizer([tools_prompt("2"), "Fix f in m.py"], 400)
     tools = tools_prompt(version)

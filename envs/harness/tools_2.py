@@ -1,62 +1,32 @@
 """The tools of version 2 and their schemas."""
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.envs.harness import files, lookup
-from penstock.envs.harness.arguments import Argument, ArgumentType
-from penstock.envs.harness.paths import checked_path
-
-if TYPE_CHECKING:
-    from penstock.envs.harness.session import Session
+from penstock.envs.harness.arguments import Argument, ArgumentType, checked_path
+from penstock.envs.harness.toolbox import Toolbox, ToolSpec
 
 TEXT_MAX = files.FILE_BYTES_MAX
 
 
-@dataclass(frozen=True)
-class Tool2:
-    """One tool."""
-
-    run: Callable[["Session", dict[str, Any]], Awaitable[str]]
-    description: str
-    arguments: dict[str, Argument] = field(default_factory=dict)
-    is_write: bool = False
-    """Changes the file at its `path`: such calls on one path take turns."""
-    is_terminal: bool = False
-    """Takes its turn at the terminal."""
+async def _read_lints(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
+    return await toolbox.lints.read(checked_path(arguments["path"]))
 
 
-async def _write_file(session: "Session", arguments: dict[str, Any]) -> str:
-    return await files.write_file(session.sandbox, arguments, session.limits)
-
-
-async def _edit_file(session: "Session", arguments: dict[str, Any]) -> str:
-    return await files.edit_file(session.sandbox, arguments, session.limits)
-
-
-async def _delete_file(session: "Session", arguments: dict[str, Any]) -> str:
-    return await files.delete_file(session.sandbox, arguments, session.limits)
-
-
-async def _read_lints(session: "Session", arguments: dict[str, Any]) -> str:
-    return await session.lints.read(checked_path(arguments["path"]))
-
-
-async def _run_terminal(session: "Session", arguments: dict[str, Any]) -> str:
+async def _run_terminal(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     command: str = arguments["command"]
     if arguments["background"]:
-        return await session.jobs.start(command)
-    return await session.shell.run(command)
+        return await toolbox.jobs.start(command)
+    return await toolbox.shell.run(command)
 
 
-async def _terminal_io(session: "Session", arguments: dict[str, Any]) -> str:
-    return await session.jobs.speak(
+async def _terminal_io(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
+    return await toolbox.jobs.speak(
         arguments["job"], arguments["input"], arguments["wait_s"], stops=arguments["stop"]
     )
 
 
-async def _finish(session: "Session", arguments: dict[str, Any]) -> str:
+async def _finish(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     return "done"
 
 
@@ -64,8 +34,8 @@ def _path(default: str | None = None, what: str = "relative to the repository") 
     return Argument(what, default=default, bound_min=1, bound_max=255)
 
 
-TOOLS_2: dict[str, Tool2] = {
-    "read_file": Tool2(
+TOOLS_2: dict[str, ToolSpec] = {
+    "read_file": ToolSpec(
         lookup.read_file,
         "Read lines of a text file, with their numbers.",
         {
@@ -76,14 +46,14 @@ TOOLS_2: dict[str, Tool2] = {
             ),
         },
     ),
-    "write_file": Tool2(
-        _write_file,
+    "write_file": ToolSpec(
+        files.write_file,
         "Write a whole file, new or not.",
         {"path": _path(), "content": Argument("the file's text", bound_max=TEXT_MAX)},
         is_write=True,
     ),
-    "edit_file": Tool2(
-        _edit_file,
+    "edit_file": ToolSpec(
+        files.edit_file,
         "Replace old, which must be in the file exactly once, by new; returns the changed lines.",
         {
             "path": _path(),
@@ -92,18 +62,20 @@ TOOLS_2: dict[str, Tool2] = {
         },
         is_write=True,
     ),
-    "delete_file": Tool2(_delete_file, "Delete one file.", {"path": _path()}, is_write=True),
-    "list_dir": Tool2(
+    "delete_file": ToolSpec(
+        files.delete_file, "Delete one file.", {"path": _path()}, is_write=True
+    ),
+    "list_dir": ToolSpec(
         lookup.list_dir,
         "List a directory.",
         {"path": _path("."), "depth": Argument("levels to show", ArgumentType.INTEGER, 1, 1, 8)},
     ),
-    "glob": Tool2(
+    "glob": ToolSpec(
         lookup.glob,
         "Find files whose path or name matches a shell pattern.",
         {"pattern": Argument("e.g. *.py or src/*_test.py", bound_min=1, bound_max=256)},
     ),
-    "grep": Tool2(
+    "grep": ToolSpec(
         lookup.grep,
         "Find lines by extended regular expression.",
         {
@@ -114,7 +86,7 @@ TOOLS_2: dict[str, Tool2] = {
             "context": Argument("lines to show around each match", ArgumentType.INTEGER, 0, 0, 20),
         },
     ),
-    "codebase_search": Tool2(
+    "codebase_search": ToolSpec(
         lookup.codebase_search,
         "Find code by what it does, in plain words.",
         {
@@ -123,12 +95,12 @@ TOOLS_2: dict[str, Tool2] = {
             "num": Argument("number of results", ArgumentType.INTEGER, 8, 1, 50),
         },
     ),
-    "read_lints": Tool2(
+    "read_lints": ToolSpec(
         _read_lints,
         "Show lints of a Python file or of a directory's.",
         {"path": _path(".", "file or directory")},
     ),
-    "run_terminal": Tool2(
+    "run_terminal": ToolSpec(
         _run_terminal,
         "Run a bash command; directory and exported variables last from one to the next.",
         {
@@ -139,7 +111,7 @@ TOOLS_2: dict[str, Tool2] = {
         },
         is_terminal=True,
     ),
-    "terminal_io": Tool2(
+    "terminal_io": ToolSpec(
         _terminal_io,
         "Read a job's new output; write to it, wait for it, or stop it.",
         {
@@ -149,7 +121,7 @@ TOOLS_2: dict[str, Tool2] = {
             "stop": Argument("end the job", ArgumentType.FLAG, default=False),
         },
     ),
-    "finish": Tool2(
+    "finish": ToolSpec(
         _finish, "End the work.", {"answer": Argument("a summary", default="", bound_max=8_000)}
     ),
 }
