@@ -60,8 +60,8 @@ from penstock.messages.training import (
 )
 from penstock.messages.weights import (
     ReadTiles,
-    ShipWeights,
     TileRead,
+    UploadWeights,
     WeightsApplied,
     WeightsPublished,
     WeightsRelayed,
@@ -81,7 +81,7 @@ REQUESTS = (
     Generate, TokensSampled, AbortGeneration, RemoteError, Ack,
     AcquireSandbox, SandboxLeased, ExecCommand, CommandFinished, ReadFile, FileRead,
     WriteFiles, ListFiles, FilesListed, ReleaseSandbox, ReadMonitor, MonitorSnapshot,
-    ReadTiles, TileRead, ShipWeights, PlaceGroup, GroupPlaced, ReleaseGroup, ReportHost,
+    ReadTiles, TileRead, UploadWeights, PlaceGroup, GroupPlaced, ReleaseGroup, ReportHost,
     SaveSandbox, SandboxSaved, AcquireGroup, GroupLeased, RenewGroups, GroupsRenewed,
     AllowEgress, ReadEgress, EgressRead,
 )  # fmt: skip

@@ -11,12 +11,12 @@ from penstock.messages.base import Event, Message, Stream
 class SnapshotKind(StrEnum):
     """What an object set is applied to."""
 
-    ANCHOR = "anchor"
-    """Nothing: it is whole."""
+    FULL = "full"
+    """Nothing: a full snapshot."""
     DELTA = "delta"
-    """Version - 1."""
-    FOLD = "fold"
-    """An older version."""
+    """The version before."""
+    MERGED = "merged"
+    """An older version: several deltas merged into one."""
 
 
 class Extent(msgspec.Struct, frozen=True, array_like=True):
@@ -133,7 +133,7 @@ class TileRead(Message, frozen=True, kw_only=True):
     """The elements, little-endian."""
 
 
-class ShipWeights(Message, frozen=True, kw_only=True):
+class UploadWeights(Message, frozen=True, kw_only=True):
     """Trainer -> one publishing rank: upload your part of what was handed over, then prove it.
 
     Answered by `Ack` every second, until it is done.

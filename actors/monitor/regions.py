@@ -86,7 +86,7 @@ class Regions:
             point.kind = manifest.kind
             point.full_bytes = manifest.full_bytes
             point.changed_fraction = manifest.num_changed / max(1, manifest.num_params)
-            is_full = manifest.kind is SnapshotKind.ANCHOR and policy_version > 0
+            is_full = manifest.kind is SnapshotKind.FULL and policy_version > 0
             region.num_full_after_v0 += int(is_full)
         append_thinned(region.deltas, point)
         return point

@@ -22,7 +22,7 @@ def element_kind(array: np.ndarray) -> str:
 
 
 class SnapshotPublisher(Protocol):
-    """Makes the anchor or delta, stores its objects, and returns the manifest to publish."""
+    """Makes the full snapshot or delta, stores its objects, and returns the manifest to publish."""
 
     async def prepare(
         self, policy_version: int, snapshot: Snapshot, *, optimizer_step: int, config_json: str

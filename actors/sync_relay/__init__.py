@@ -1,19 +1,21 @@
-"""The way of a policy version from the trainer to every generator.
+"""Weight sync: a policy version from the trainer to every generator.
 
 ```
- trainer ─ Publisher ─▶ origin store ─▶ Relay, one per region ─▶ region store ─▶ Receiver, one a
-              │ anchor, then deltas       │ fetches each object once             │ replica: stages,
-              │                           │ folds, anchors                       │ verifies, swaps
-              └─ WeightsPublished ───────▶└─ WeightsRelayed ────────────────────▶└─ WeightsApplied
+ trainer ─ Publisher ─▶ origin store ─▶ Relay, per region ─▶ region store ─▶ Receiver, per replica:
+              │ full, then deltas          │ fetches each object once            │ stages, verifies,
+              │                            │ merges deltas                       │ swaps
+              └─ WeightsPublished ────────▶└─ WeightsRelayed ───────────────────▶└─ WeightsApplied
 ```
-Events are wake-ups; what a store holds is the truth. Whoever falls behind, restarts, or finds a
-digest wrong goes to the region's own tiles, folds and anchors, never back to the trainer: after
+Events are wake-ups; the stores hold the truth. A replica that is behind, restarts, or finds a wrong
+digest uses the region's own tiles, merged deltas and full snapshots, never the trainer: after
 version 0 the trainer uploads deltas alone. docs/weight-sync.md has the protocol.
 
-Where a snapshot is held by many ranks, `ranks`, `prover` and `committer` stand in the publisher's
-place; `publisher_rank` and `ranked_publisher` make actors of them.
+- `core/`: what all sides share: objects, manifests, digests, the head, leases, the catalog.
+- `publish/`: the trainer's side, in one process or on many ranks.
+- `region/`: the relay of a region, the compactor of the origin, and what both keep.
+- `replica/`: one copy of the weights, and the receiver that updates an engine from it.
 
-What is decided is apart from what is done: `catalog.cheapest_way` (how to catch up) and
-`retention` (what is made and kept) are pure functions of manifests; `head` fences publishers,
-`mirror` moves one copy, `repair` mends it, `consolidation` carries `retention` out.
+Decisions are pure functions of manifests: `core/catalog.shortest_update_path` (how to catch up) and
+`region/retention` (what is made and kept). To add a kind of update: a member of `SnapshotKind`, its
+key in `core/objects.py`, and when it is made in `region/retention.py`.
 """

@@ -1,6 +1,6 @@
 // Weights on their way to the regions: size, lag and swap pause of every version.
 const ofRegions = (value) => Object.entries(state.regions).map(([name, r], i) => ({
-  name, color: (i % 6) + 1, points: r.deltas.filter((d) => d.kind !== "anchor" && value(d) > 0).map((d) => [d.policy_version, value(d)]),
+  name, color: (i % 6) + 1, points: r.deltas.filter((d) => d.kind !== "full" && value(d) > 0).map((d) => [d.policy_version, value(d)]),
 }));
 
 function drawDeltas() {
@@ -11,7 +11,7 @@ function drawDeltas() {
   });
   const head = ["region", "serves", "behind head", "received", "last delta", "ratio, median", "swap pause, median", "full uploads after v0", "digests"];
   const rows = regions.map(([name, r]) => {
-    const deltas = r.deltas.filter((d) => d.kind !== "anchor" && d.num_bytes > 0);
+    const deltas = r.deltas.filter((d) => d.kind !== "full" && d.num_bytes > 0);
     const last = deltas[deltas.length - 1];
     const ratios = deltas.filter((d) => d.changed_fraction > 0).map((d) => d.full_bytes / d.num_bytes);
     const served = [...new Set(Object.values(r.replicas))].sort((a, b) => a - b).map((v) => `v${v}`).join(", ");

@@ -33,10 +33,10 @@ def check_config(config: RunConfig) -> None:
         _check_group_fits(config)
     _check_capabilities(config)
     _check_publishers(config)
-    has_keeper = any("keeper" in specs for specs in config.processes.values())
-    if has_keeper == config.store.retain_for_replay:
+    has_compactor = any("compactor" in specs for specs in config.processes.values())
+    if has_compactor == config.store.retain_for_replay:
         raise ConfigError(
-            "the role keeper requires store.retain_for_replay = false, and vice versa"
+            "the role compactor requires store.retain_for_replay = false, and vice versa"
         )
     for purpose in Purpose:
         if not config.replicas(purpose):

@@ -81,26 +81,27 @@ async def _trainer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
 
 
 def _publisher(assembly: Assembly) -> "SnapshotPublisher":
-    """Return what ships the trainer's versions: the trainer's own process, or several ranks."""
+    """Return what publishes the trainer's versions: the trainer's own process, or several ranks."""
+    from penstock.actors.sync_relay.core.store_io import StoreIO
+    from penstock.actors.sync_relay.publish.multi_rank_publisher import MultiRankPublisher
     from penstock.actors.sync_relay.publish.publisher import Publisher
-    from penstock.actors.sync_relay.publish.ranked_publisher import RankedPublisher
 
     num_ranks = assembly.config.weights.num_publisher_ranks
     if num_ranks == 1:
-        return Publisher(assembly.store)
-    return RankedPublisher(
+        return Publisher(StoreIO(assembly.store))
+    return MultiRankPublisher(
         assembly.store, num_ranks, assembly.run.handover, assembly.bus.stream_request
     )
 
 
 async def _publisher_rank(assembly: Assembly, rank: str) -> list[tuple[str, Actor]]:
-    from penstock.actors.sync_relay.publish.publisher_rank import PublisherRank
+    from penstock.actors.sync_relay.publish.rank_actor import RankActor
 
     num_ranks = assembly.config.weights.num_publisher_ranks
     if rank not in map(str, range(num_ranks)) or num_ranks == 1:
         text = f"expected a rank of weights.num_publisher_ranks = {num_ranks}, if above 1"
         raise ConfigError(f"role publisher:{rank}: {text}")
-    actor = PublisherRank(int(rank), num_ranks, assembly.run.handover)
+    actor = RankActor(int(rank), num_ranks, assembly.run.handover)
     return [(f"publisher-{rank}", actor)]
 
 
@@ -140,12 +141,12 @@ async def _relay(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     return [(f"relay-{region}", relay)]
 
 
-async def _keeper(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
-    from penstock.actors.sync_relay.region.compactor import Keeper
+async def _compactor(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    from penstock.actors.sync_relay.region.compactor import Compactor
 
     trainer = assembly.config.trainer
     since_checkpoint = trainer.checkpoint_steps * (trainer.checkpoints_kept + 1)
-    return [("keeper", Keeper(since_checkpoint + trainer.staleness_max))]
+    return [("compactor", Compactor(since_checkpoint + trainer.staleness_max))]
 
 
 async def _rollout_worker(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
@@ -241,7 +242,7 @@ ROLES: dict[str, Build] = {
     "publisher": _publisher_rank,
     "generator": _generator,
     "relay": _relay,
-    "keeper": _keeper,
+    "compactor": _compactor,
     "rollout_worker": _rollout_worker,
     "sandbox": _sandbox,
     "scheduler": _scheduler,

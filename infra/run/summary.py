@@ -126,7 +126,7 @@ class Summary:
 
     def _add_published(self, event: WeightsPublished) -> None:
         self._versions.add(event.policy_version)
-        if event.kind is SnapshotKind.ANCHOR:
+        if event.kind is SnapshotKind.FULL:
             self._counts["full_uploads_after_v0"] += event.policy_version > 0
         elif event.num_changed:
             num_bytes = sum(shard.num_bytes for shard in event.shards)

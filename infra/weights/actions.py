@@ -12,7 +12,7 @@ from penstock.infra.weights.files.checkpoint import Checkpoint
 from penstock.infra.weights.files.delta_file import DeltaFile, is_delta
 from penstock.infra.weights.files.paths import printable, require_apart
 from penstock.infra.weights.files.tensors import Weights
-from penstock.infra.weights.fold import fold_deltas
+from penstock.infra.weights.merge import merge_deltas
 from penstock.infra.weights.progress_bar import progress_bar
 from penstock.infra.weights.verify import verify
 from penstock.messages.errors import ConfigError
@@ -33,15 +33,15 @@ def _diff(arguments: argparse.Namespace) -> int:
     return _say_summary(arguments, summary)
 
 
-def _fold(arguments: argparse.Namespace) -> int:
+def _merge(arguments: argparse.Namespace) -> int:
     if arguments.base.is_file() and is_delta(arguments.base):
         raise ConfigError(
-            f"fold: expected BASE, the checkpoint that {arguments.base} applies to, before the"
+            f"merge: expected BASE, the checkpoint that {arguments.base} applies to, before the"
             " deltas: places of changes are ranks among its elements"
         )
     require_apart(arguments.output, (arguments.base, *arguments.deltas))
-    with Checkpoint(arguments.base) as base, progress_bar("fold", num_bytes(base)) as advance:
-        summary = fold_deltas(
+    with Checkpoint(arguments.base) as base, progress_bar("merge", num_bytes(base)) as advance:
+        summary = merge_deltas(
             base,
             arguments.deltas,
             arguments.output,
@@ -118,7 +118,7 @@ def num_bytes(weights: Weights) -> int:
 ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
     "diff": _diff,
     "apply": _apply,
-    "fold": _fold,
+    "merge": _merge,
     "verify": _verify,
     "inspect": _inspect,
 }

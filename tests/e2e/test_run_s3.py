@@ -39,7 +39,7 @@ def test_a_run_keeps_its_objects_in_a_bucket(tmp_path, endpoint, credentials):
     with urllib.request.urlopen(f"{endpoint}/weights?list-type=2&prefix=r1/weights/") as reply:
         listing = reply.read().decode()
     for version in range(5):
-        kind = "delta" if version else "anchor"
+        kind = "delta" if version else "full"
         assert f"r1/weights/{version:08d}/{kind}/manifest-" in listing
     state = json.loads(penstock(tmp_path, "status", "r1", "--json").stdout)
     for region in state["regions"].values():

@@ -1,8 +1,8 @@
-"""Which versions a store holds, and the cheapest way from one to another.
+"""Which versions a store holds, and the shortest update path from one to another.
 
-Every manifest is an edge from its base to its version, an anchor one from nothing; it costs the
-time to fetch its bytes and to apply them. Chain, folds and anchors are then the same thing, and
-catching up is a shortest path.
+Every manifest is an edge from its base to its version, a full snapshot an edge from nothing; it
+costs the time to fetch its bytes and to apply them. Deltas, merged deltas and full snapshots are
+then the same thing, and catching up is a shortest path.
 """
 
 import heapq
@@ -14,22 +14,24 @@ import msgspec
 
 from penstock.actors.sync_relay.core.head import read_head
 from penstock.actors.sync_relay.core.objects import PREFIX, is_manifest, manifest_key
-from penstock.actors.sync_relay.core.transfer import bounded, read_manifest
+from penstock.actors.sync_relay.core.store_io import read_manifest
+from penstock.actors.sync_relay.core.window import gather_bounded
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError
 from penstock.messages.weights import SnapshotKind, WeightsPublished
 
 NOTHING = -1
-"""The version of one who holds no weights: the base of anchors."""
+"""The version of a replica without weights: the base of full snapshots."""
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """What fetching and applying take; deployments that know theirs say so."""
+    """Speed of fetching and of applying an update."""
 
     fetch_bytes_s: float = 25e6
-    """A store that a few dozen share over a gigabit link, or a link between continents."""
+    """The default: a store shared by a few dozen replicas on a gigabit link, or a link between
+    continents."""
     apply_bytes_s: float = 1e9
-    """Of the whole snapshot: decoding reads the base, the digest the result."""
+    """Bytes of the whole snapshot per second: decoding reads the base, the digest the result."""
 
     def cost_s(self, manifest: WeightsPublished) -> float:
         """Return the seconds that one edge takes."""
@@ -37,7 +39,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Node = tuple[int, str]
-"""A version and its root digest: which weights they are, whoever published them."""
+"""A version and its root digest, which identify weights whoever published them."""
 _Step = tuple[float, int, int, WeightsPublished | None]
 """Cost, order of discovery, the version reached, the last edge."""
 
@@ -56,20 +58,20 @@ class Catalog:
         return [self._manifests[key] for key in sorted(self._manifests)]
 
     async def refresh(self) -> None:
-        """Look at the store; a manifest that cannot be read counts as absent."""
+        """List the store's manifests again; one that cannot be read counts as absent."""
         keys = [key for key in await self._store.keys(PREFIX) if is_manifest(key)]
         self._manifests = {key: self._manifests[key] for key in keys if key in self._manifests}
         new = [key for key in keys if key not in self._manifests]
-        for key, manifest in zip(new, await bounded(map(self._read, new)), strict=True):
+        for key, manifest in zip(new, await gather_bounded(map(self._read, new)), strict=True):
             if manifest is not None:
                 self._manifests[key] = manifest
 
     @classmethod
     async def of_origin(cls, store: ObjectStore) -> "Catalog":
-        """Look at a store that has a head: only what was committed counts.
+        """List the committed versions of a store that has a head.
 
         Raises:
-            CorruptDataError: the head is damaged.
+            CorruptDataError: The head is damaged.
 
         """
         head = await read_head(store)
@@ -79,7 +81,7 @@ class Catalog:
         return catalog
 
     def keep_history(self, heads: Iterable[Node]) -> None:
-        """Forget what does not lead to these: publishers that were fenced left it behind."""
+        """Drop manifests that do not lead to these: fenced publishers left them behind."""
         nodes = _history(self._manifests.values(), heads)
         self._manifests = {k: m for k, m in self._manifests.items() if _target(m) in nodes}
 
@@ -90,24 +92,24 @@ class Catalog:
             return None
 
     def add(self, manifest: WeightsPublished) -> None:
-        """Note what was just stored."""
+        """Add a manifest that was just stored."""
         self._manifests[manifest_key(manifest)] = manifest
 
     def discard(self, manifest: WeightsPublished) -> None:
-        """Forget what was deleted or found damaged."""
+        """Drop a manifest that was deleted or found damaged."""
         self._manifests.pop(manifest_key(manifest), None)
 
     def find(self, version: int, kind: SnapshotKind) -> WeightsPublished | None:
         """Return a manifest of a version and kind, or None."""
-        wanted = (version, kind)
-        return next((m for m in self.manifests if (m.policy_version, m.kind) == wanted), None)
+        key = (version, kind)
+        return next((m for m in self.manifests if (m.policy_version, m.kind) == key), None)
 
     def plan(self, version: int, target: int | None = None) -> list[WeightsPublished]:
-        """Return the cheapest way from `version` to `target`, or to the newest within reach.
+        """Return the shortest update path to `target`, or to the newest version within reach.
 
-        Empty where there is none, or nothing newer.
+        Empty if there is none, or nothing newer.
         """
-        return cheapest_way(self.manifests, version, target, self._rates)
+        return shortest_update_path(self.manifests, version, target, self._rates)
 
 
 def num_bytes(manifest: WeightsPublished) -> int:
@@ -115,42 +117,42 @@ def num_bytes(manifest: WeightsPublished) -> int:
     return sum(shard.num_bytes for shard in manifest.shards)
 
 
-def cheapest_way(
+def shortest_update_path(
     manifests: Iterable[WeightsPublished], version: int, target: int | None, rates: Rates
 ) -> list[WeightsPublished]:
-    """Find what to fetch and apply, in order, to come from one version to another.
+    """Find what to fetch and apply, in order, to get from one version to another.
 
     Args:
-        manifests: what there is.
-        version: what is at hand; NOTHING for none.
-        target: where to go; None: the newest version within reach.
-        rates: what bytes cost.
+        manifests: The available updates.
+        version: The version held; NOTHING for none.
+        target: The version to reach; None for the newest within reach.
+        rates: The cost of bytes.
 
     """
-    ways = _shortest_ways(manifests, version, rates)
-    goal = max(ways, default=NOTHING) if target is None else target
-    return ways.get(goal, []) if goal > version else []
+    paths = _shortest_paths(manifests, version, rates)
+    goal = max(paths, default=NOTHING) if target is None else target
+    return paths.get(goal, []) if goal > version else []
 
 
-def _shortest_ways(
+def _shortest_paths(
     manifests: Iterable[WeightsPublished], version: int, rates: Rates
 ) -> dict[int, list[WeightsPublished]]:
-    """Find the cheapest way to every version within reach (Dijkstra)."""
+    """Find the shortest update path to every version within reach (Dijkstra)."""
     edges: dict[int, list[WeightsPublished]] = {}
     for manifest in manifests:
         edges.setdefault(manifest.base_version, []).append(manifest)
     order = count()
     queue: list[_Step] = [(0.0, next(order), place, None) for place in (version, NOTHING)]
-    ways: dict[int, list[WeightsPublished]] = {}
+    paths: dict[int, list[WeightsPublished]] = {}
     while queue:
         cost, _, place, last = heapq.heappop(queue)
-        if place in ways:
+        if place in paths:
             continue
-        ways[place] = [] if last is None else [*ways[last.base_version], last]
+        paths[place] = [] if last is None else [*paths[last.base_version], last]
         for manifest in edges.get(place, []):
             further = cost + rates.cost_s(manifest)
             heapq.heappush(queue, (further, next(order), manifest.policy_version, manifest))
-    return ways
+    return paths
 
 
 def _target(manifest: WeightsPublished) -> Node:
@@ -158,7 +160,7 @@ def _target(manifest: WeightsPublished) -> Node:
 
 
 def _history(manifests: Iterable[WeightsPublished], heads: Iterable[Node]) -> set[Node]:
-    """Return all weights from which manifests lead to the heads, and those themselves."""
+    """Return the heads and all nodes from which manifests lead to them."""
     bases: defaultdict[Node, list[Node]] = defaultdict(list)
     for manifest in manifests:
         bases[_target(manifest)].append((manifest.base_version, manifest.base_root_digest))

@@ -5,19 +5,19 @@ from typing import Annotated
 import msgspec
 
 NUM_PUBLISHER_RANKS_MAX = 64
-"""Beside one trainer, on its machine."""
+"""Maximum number of publishing processes on the trainer's machine."""
 
 
 class WeightsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who uploads a version."""
+    """How a version is uploaded."""
 
     num_publisher_ranks: Annotated[int, msgspec.Meta(ge=1, le=NUM_PUBLISHER_RANKS_MAX)] = 1
-    """1: the trainer's own process. Above, a version is cut into as many equal parts, and as many
-    processes upload theirs and prove each other's."""
+    """1: the trainer's own process uploads. More: a version is cut into that many equal parts, each
+    uploaded by a process of its own."""
 
 
 def publisher_ranks(num_publisher_ranks: object) -> range:
-    """Return the ranks that need processes of their own, by a setting not checked yet."""
+    """Return the ranks that need processes of their own, from an unchecked setting."""
     if not isinstance(num_publisher_ranks, int):
         return range(0)
     return range(num_publisher_ranks if 1 < num_publisher_ranks <= NUM_PUBLISHER_RANKS_MAX else 0)

@@ -1,12 +1,11 @@
-"""Which part of a copy is wrong: digests of tensors and tiles; and one sum over all elements.
+"""Digests of tensors and tiles, which locate damage, and one sum over all elements.
 
 ```
  root ── sum of ── tensor digests ── each over ── its tiles of 65,536 elements
 ```
-A table of them comes with every version. It is read only when a root digest is wrong, and says
-which tiles to fetch again. The element digest adds up over any cut of a snapshot and follows an
-update in the number of changed elements, so that trainer and engine compare what they hold
-without gathering it.
+A table of them comes with every version. It is read only when a root digest is wrong, and shows
+which tiles to fetch again. The element digest adds up over any cut of a snapshot, and follows an
+update at the cost of its changed elements: ranks compare what they hold without gathering it.
 """
 
 from collections.abc import Iterable
@@ -22,11 +21,11 @@ from penstock.messages.weights import TileRef
 TILE_ELEMENTS = 64 << 10
 _TILE_BYTES = 8
 SUM_MODULUS = 1 << 64
-"""Of element digests."""
+"""Modulus of element digests."""
 
 
 class DigestTable(msgspec.Struct, frozen=True):
-    """What every part of one version digests to."""
+    """Digests of the tensors and tiles of one version."""
 
     tensors: dict[str, bytes]
     """xxh3-128 of each tensor."""
@@ -54,7 +53,7 @@ class DigestTable(msgspec.Struct, frozen=True):
         return damaged
 
     def is_tile(self, ref: TileRef, data: bytes) -> bool:
-        """Return whether these are the bytes of a tile."""
+        """Check whether these are the bytes of a tile."""
         at = ref.tile * _TILE_BYTES
         expected = self.tiles.get(ref.tensor, b"")[at : at + _TILE_BYTES]
         return xxhash.xxh3_64_digest(data) == expected
@@ -69,7 +68,7 @@ def make_table(tensors: dict[str, np.ndarray]) -> DigestTable:
 
 
 def join_tables(parts: Iterable[DigestTable]) -> DigestTable:
-    """Make one table of those of different tensors."""
+    """Join tables of different tensors."""
     tables = list(parts)
     return DigestTable(
         tensors={name: digest for part in tables for name, digest in part.tensors.items()},
@@ -81,7 +80,7 @@ def decode_table(data: bytes, root_digest: str) -> DigestTable:
     """Read a table.
 
     Raises:
-        CorruptDataError: not a table, or not that of the version with this root digest.
+        CorruptDataError: Not a table, or not that of the version with this root digest.
 
     """
     try:
@@ -104,5 +103,5 @@ def _tile_digests(array: np.ndarray) -> bytes:
 
 
 def add_to_digest(digest: str, change: int) -> str:
-    """Return an element digest after a change of its sum; an empty one is that of nothing."""
+    """Return an element digest after a change of its sum; the empty one is zero."""
     return f"{(int(digest or '0', 16) + change) % SUM_MODULUS:016x}"

@@ -2,7 +2,7 @@
 
 ```
  table:        a [2,3] bf16   b [4] bf16   c [5] fp32        rows by dtype, then name
- coordinates:  0 ........ 5   6 ..... 9    10 .... 14        one arena of memory a dtype
+ coordinates:  0 ........ 5   6 ..... 9    10 .... 14        one arena of memory per dtype
  shards:       [ 0 .......... 7 ]  [ 8 9 ]  [ 10 .. 14 ]     any cut; one dtype each
 ```
 """
@@ -50,7 +50,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
         """Return the numpy dtype of the array in memory.
 
         Raises:
-            ValueError: there is no codec for it.
+            ValueError: There is no codec for it.
 
         """
         return kind_of(self.dtype).storage
@@ -66,7 +66,7 @@ def tensor_table(snapshot: Snapshot) -> Table:
 
 
 def table_digest(table: Table) -> str:
-    """Digest what flat coordinates mean."""
+    """Digest the table, which defines flat coordinates."""
     return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(table))
 
 
@@ -83,18 +83,18 @@ def cut(table: Table, num_elements_max: int = SHARD_ELEMENTS_MAX) -> list[Extent
 
 
 def find_runs(table: Table, name: str, box: Sequence[slice]) -> list[Extent]:
-    """Return where a rank's part of a tensor lies in flat coordinates, in C order.
+    """Return where a box of a tensor lies in flat coordinates, in C order.
 
     Example: rows 2 and 3 of a [4, 8] tensor are one run, its last two columns four.
 
     Args:
-        table: of the whole snapshot.
-        name: of the tensor.
-        box: a slice of step 1 for each of the leading dimensions; the others are whole.
+        table: Table of the whole snapshot.
+        name: Name of the tensor.
+        box: A slice of step 1 for each of the leading dimensions; the others are whole.
 
     Raises:
-        NotFoundError: no such tensor.
-        ValueError: more slices than dimensions, or a slice of another step.
+        NotFoundError: No such tensor.
+        ValueError: More slices than dimensions, or a slice of another step.
 
     """
     start = 0
@@ -122,7 +122,7 @@ def dtype_at(table: Table, place: int) -> str:
     """Return the dtype of the element at a flat coordinate.
 
     Raises:
-        ValueError: there is none.
+        ValueError: There is none.
 
     """
     end = 0
@@ -142,14 +142,14 @@ def flat_places(extents: Sequence[Extent], indices: np.ndarray) -> np.ndarray:
     return indices + shifts[np.searchsorted(begins, indices, side="right") - 1]
 
 
-class Image:
-    """A snapshot's tensors as views of one flat arena a dtype."""
+class FlatSnapshot:
+    """A snapshot's tensors as views of one flat arena per dtype."""
 
     def __init__(self, table: Table) -> None:
         """Lay out zeroed arenas.
 
         Raises:
-            ValueError: a dtype that has no codec.
+            ValueError: A dtype that has no codec.
 
         """
         self.table = table
@@ -176,14 +176,14 @@ class Image:
     @classmethod
     def of(cls, snapshot: Snapshot) -> Self:
         """Copy a snapshot."""
-        image = cls(tensor_table(snapshot))
+        flat = cls(tensor_table(snapshot))
         for name, array in snapshot.items():
-            image.tensors[name][...] = array
-        return image
+            flat.tensors[name][...] = array
+        return flat
 
-    def copy(self) -> "Image":
-        """Copy everything."""
-        twin = Image(self.table)
+    def copy(self) -> "FlatSnapshot":
+        """Return a copy."""
+        twin = FlatSnapshot(self.table)
         for (_, to), (_, arena) in zip(twin._arenas, self._arenas, strict=True):
             to[...] = arena
         return twin
@@ -193,7 +193,7 @@ class Image:
         return root_digest(self.tensors)
 
     def element_sum(self) -> int:
-        """Return the sum over all elements; `Encoded.change` follows it."""
+        """Return the sum over all elements, which `EncodedObject.change` updates."""
         return sum(run_element_sum(start, arena) for start, arena in self._arenas) % SUM_MODULUS
 
     @property
@@ -210,7 +210,7 @@ class Image:
         """Return the elements of some runs, [N]; a view where it is one run.
 
         Raises:
-            CorruptDataError: not runs of this snapshot, of one dtype.
+            CorruptDataError: Not runs of this snapshot, of one dtype.
 
         """
         runs = [self._run(extent) for extent in extents]
@@ -228,11 +228,11 @@ class Image:
     def patches(self, touched: Iterable[np.ndarray]) -> dict[str, Patch]:
         """Return the present values at flat coordinates, as overwrites by tensor."""
         places = np.unique(np.concatenate([np.zeros(0, np.int64), *touched]))
-        pieces = np.split(places, np.searchsorted(places, self._ends[:-1]))
+        by_tensor = np.split(places, np.searchsorted(places, self._ends[:-1]))
         patches: dict[str, Patch] = {}
-        for spec, end, piece in zip(self.table, self._ends, pieces, strict=True):
-            if piece.size:
-                local = piece - (end - spec.size)
+        for spec, end, own in zip(self.table, self._ends, by_tensor, strict=True):
+            if own.size:
+                local = own - (end - spec.size)
                 patches[spec.name] = Patch(local, self.tensors[spec.name].reshape(-1)[local])
         return patches
 

@@ -7,8 +7,8 @@
  weights/head/00000003  token 2 claims, at version 1  ◀─ a second publisher takes over
               ✗ 00000003  token 1: version 2          ◀─ the first one's swap fails: it is fenced
 ```
-Any store whose put refuses to overwrite can hold it: a directory, JetStream, S3. What an event
-says is a wake-up; this is the truth.
+Any store whose put refuses to overwrite can hold it: a directory, JetStream, S3. An
+event is only a wake-up; this is the truth.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import secrets
 import msgspec
 
 from penstock.actors.sync_relay.core.objects import PREFIX, manifest_key
-from penstock.actors.sync_relay.core.transfer import Sleep, put_patiently
+from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError, PenstockError
 from penstock.messages.weights import WeightsPublished
@@ -26,7 +26,7 @@ SLOTS = f"{PREFIX}head/"
 _NUM_CLAIMS_MAX = 16
 _NUM_LOOKS_MAX = 8
 _NUM_SLOTS_KEPT = 64
-"""Old slots go; a writer that is so far behind finds a newer slot when it looks back."""
+"""Older slots are deleted; a writer that is so far behind finds a newer one when it looks."""
 
 
 class StaleTokenError(PenstockError, PermissionError):
@@ -38,18 +38,18 @@ class HeadSlot(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     token: int
-    """Of the publisher that wrote it."""
+    """Fencing token of the publisher that wrote it."""
     policy_version: int
     """Newest committed version; -1: none."""
     root_digest: str = ""
     manifest_key: str = ""
-    """Of that version: what else lies beside it was never committed."""
+    """Manifest of that version: any other one beside it was never committed."""
     owner: str = ""
-    """Tells publishers apart that race for one token."""
+    """Distinguishes publishers that race for one token."""
 
     @property
     def node(self) -> tuple[int, str]:
-        """Return what names the version's weights."""
+        """Return what identifies the version's weights."""
         return self.policy_version, self.root_digest
 
 
@@ -57,17 +57,17 @@ NO_HEAD = HeadSlot(number=-1, token=0, policy_version=-1)
 
 
 async def read_head(store: ObjectStore) -> HeadSlot:
-    """Return the newest slot; version -1 and token 0 where there is none.
+    """Return the newest slot; version -1 and token 0 if there is none.
 
     Raises:
-        CorruptDataError: the slot is damaged.
+        CorruptDataError: The slot is damaged.
 
     """
     return (await _read_slots(store))[1]
 
 
 async def _read_slots(store: ObjectStore) -> tuple[list[str], HeadSlot]:
-    """Return the keys of all slots that there are, and the newest slot."""
+    """Return the keys of all slots, and the newest slot."""
     for _ in range(_NUM_LOOKS_MAX):
         keys = await store.keys(SLOTS)
         if not keys:
@@ -78,12 +78,12 @@ async def _read_slots(store: ObjectStore) -> tuple[list[str], HeadSlot]:
 
 
 async def read_head_after(store: ObjectStore, known: HeadSlot) -> HeadSlot:
-    """Return the newest slot: in one round trip where it is the one after a known slot.
+    """Return the newest slot: in one round trip if it is the one after a known slot.
 
-    Slots are put in order and old ones go in order, so the newest is one that has no next.
+    Slots are put and deleted in order, so the newest is the one without a next.
 
     Raises:
-        CorruptDataError: the slot is damaged.
+        CorruptDataError: The slot is damaged.
 
     """
     numbers = (known.number + 1, known.number + 2)
@@ -101,9 +101,8 @@ async def _find(store: ObjectStore, key: str) -> HeadSlot | None:
 class FencedHead:
     """A publisher's hold on the head."""
 
-    def __init__(self, store: ObjectStore, sleep: Sleep) -> None:
-        self._store = store
-        self._sleep = sleep
+    def __init__(self, io: StoreIO) -> None:
+        self._io = io
         self._owner = secrets.token_hex(8)
         self._last = NO_HEAD
         self.token = 0
@@ -111,24 +110,24 @@ class FencedHead:
 
     @property
     def last(self) -> HeadSlot:
-        """Return the newest slot when this hold last looked."""
+        """The newest slot when this publisher last looked."""
         return self._last
 
-    async def hold(self, *, fresh: bool = False) -> None:
-        """Claim a token, one higher than any before, or see that nobody has claimed since.
+    async def hold(self, *, new_token: bool = False) -> None:
+        """Claim a token, one higher than any before, or check that nobody has claimed since.
 
         Args:
-            fresh: claim another one, where the head is still ours.
+            new_token: Claim another one even if the head is still ours.
 
         Raises:
-            StaleTokenError: somebody has.
+            StaleTokenError: Another publisher has claimed.
 
         """
         for _ in range(_NUM_CLAIMS_MAX):
-            head = await read_head(self._store)
+            head = await read_head(self._io.store)
             if self.token:
                 self._check(head)
-                if not fresh:
+                if not new_token:
                     return
             claim = msgspec.structs.replace(
                 head, number=head.number + 1, token=head.token + 1, owner=self._owner
@@ -139,10 +138,10 @@ class FencedHead:
         raise StaleTokenError(f"fencing token: {_NUM_CLAIMS_MAX} others were quicker to claim")
 
     async def advance(self, manifest: WeightsPublished) -> None:
-        """Commit a stored version: swap it in where nobody has written since.
+        """Commit a stored version, unless another publisher has written since.
 
         Raises:
-            StaleTokenError: somebody has.
+            StaleTokenError: Another publisher has written.
 
         """
         slot = msgspec.structs.replace(
@@ -155,17 +154,19 @@ class FencedHead:
             owner=self._owner,
         )
         if not await self._put(slot):
-            self._check(await read_head(self._store))
-            raise StaleTokenError(f"head slot {slot.number}: somebody wrote it with our token")
-        keys, head = await _read_slots(self._store)
+            self._check(await read_head(self._io.store))
+            raise StaleTokenError(
+                f"head slot {slot.number}: another publisher wrote it with our token"
+            )
+        keys, head = await _read_slots(self._io.store)
         self._check(head)
         for old in keys[:-_NUM_SLOTS_KEPT]:
-            await self._store.delete(old)
+            await self._io.store.delete(old)
 
     async def _put(self, slot: HeadSlot) -> bool:
         try:
             data = msgspec.msgpack.encode(slot)
-            await put_patiently(self._store, _slot_key(slot.number), data, self._sleep)
+            await self._io.put_once(_slot_key(slot.number), data)
         except CorruptDataError:
             return False
         self._last = slot

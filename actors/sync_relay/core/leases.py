@@ -1,9 +1,9 @@
-"""Leases: versions that someone still reads, as objects in the store that holds them.
+"""Leases: versions that are still being read, as objects in the store that holds them.
 
 ```
  leases/west-0/00000064-1700000120      replica west-0 needs version 64, until that unix second
 ```
-A lease that nobody renews ends by itself, so that one who died keeps nothing for ever.
+A lease ends by itself unless it is renewed, so that a reader that died keeps nothing for ever.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ async def leased_versions(store: ObjectStore, now: float) -> set[int]:
     """Return the versions under lease; leases that ended are deleted.
 
     Args:
-        store: where versions and leases lie.
-        now: unix seconds.
+        store: The store of versions and leases.
+        now: Unix seconds.
 
     """
     versions: set[int] = set()
@@ -44,14 +44,14 @@ async def leased(
 ) -> AsyncGenerator[None, None]:
     """Keep a version, and what leads from it to newer ones, while the body runs.
 
-    A store without room for the lease gives none: who reads from it plans again when it must.
+    A store without room for the lease grants none: its reader plans again if it must.
 
     Args:
-        store: where the version lies.
-        holder: who reads it.
-        version: the oldest that is needed.
-        now: unix seconds.
-        lease_s: longest; what needs longer takes several leases.
+        store: The store of the version.
+        holder: Name of the reader.
+        version: The oldest that is needed.
+        now: Unix seconds.
+        lease_s: Longest duration; what needs longer takes several leases.
 
     """
     key = f"{LEASES}{holder}/{max(version, 0):08d}-{int(now + lease_s):010d}"
@@ -63,11 +63,11 @@ async def leased(
         await store.delete(key)
 
 
-def leased_way(
-    store: ObjectStore, holder: str, way: Sequence[WeightsPublished], now: float
+def leased_path(
+    store: ObjectStore, holder: str, path: Sequence[WeightsPublished], now: float
 ) -> AbstractAsyncContextManager[None]:
-    """Keep a way while it is walked; a single step is over before anything is deleted."""
-    if len(way) < 2:
+    """Keep an update path while it is taken; a single step is over before anything is deleted."""
+    if len(path) < 2:
         return contextlib.nullcontext()
-    oldest = min(manifest.base_version for manifest in way if manifest.base_version >= 0)
+    oldest = min(manifest.base_version for manifest in path if manifest.base_version >= 0)
     return leased(store, holder, oldest, now)

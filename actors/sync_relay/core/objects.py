@@ -1,17 +1,18 @@
-"""Versions as objects: keys, manifests, and the way from arrays to bytes and back.
+"""Versions as objects: keys, manifests, and the coding of arrays as bytes.
 
 ```
  weights/00000007/delta/manifest-<blake3>           WeightsPublished, as on the bus; written last
- weights/00000007/delta/0-<blake3>                  one payload a shard
- weights/00000007/delta/digests-<blake3>            what its tensors and tiles digest to
- weights/00000064/anchor/{manifest-<blake3>, table-<blake3>, 0-<blake3> ...}   the table is shard 0
- weights/00000064/fold-00000056/{manifest-<blake3>, 0-<blake3> ...}
+ weights/00000007/delta/0-<blake3>                  one payload per shard
+ weights/00000007/delta/digests-<blake3>            digests of its tensors and tiles
+ weights/00000064/full/{manifest-<blake3>, table-<blake3>, 0-<blake3> ...}     the table is shard 0
+ weights/00000064/merged-00000056/{manifest-<blake3>, 0-<blake3> ...}
 ```
 Every key names its bytes, so that of two publishers neither can take the other's place.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,7 +20,7 @@ from blake3 import blake3
 
 from penstock.actors.sync_relay.core.digests import SUM_MODULUS, DigestTable, add_to_digest
 from penstock.actors.sync_relay.core.flat_snapshot import (
-    Image,
+    FlatSnapshot,
     Table,
     TensorSpec,
     flat_places,
@@ -42,8 +43,8 @@ Payloads = list[bytes]
 
 
 def folder_key(version: int, kind: SnapshotKind, base_version: int) -> str:
-    """Return the common start of the keys of one way to one version."""
-    name = f"{kind}-{base_version:08d}" if kind is SnapshotKind.FOLD else str(kind)
+    """Return the common start of the keys of one update."""
+    name = f"{kind}-{base_version:08d}" if kind is SnapshotKind.MERGED else str(kind)
     return f"{PREFIX}{version:08d}/{name}/"
 
 
@@ -63,8 +64,8 @@ def is_manifest(key: str) -> bool:
     return key.rpartition("/")[2].startswith(MANIFEST)
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """What a manifest says besides its bytes."""
+class ManifestHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """What a manifest says before any object is encoded."""
 
     policy_version: int
     base_version: int
@@ -81,74 +82,81 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
         return folder_key(self.policy_version, self.kind, self.base_version)
 
 
-class Encoded(msgspec.Struct, frozen=True, kw_only=True):
+class EncodedObject(msgspec.Struct, frozen=True, kw_only=True):
     """One object, ready to be stored."""
 
     ref: ShardRef
     data: bytes
     num_changed: int = 0
     change: int = 0
-    """Of the element digest; those of all shards add up."""
+    """Change of the element digest; the changes of all shards add up."""
 
 
-def encode_shard(  # noqa: PLR0913, PLR0917 - which version, which part of it
-    origin: Origin,
-    number: int,
-    extents: Sequence[Extent],
-    old: np.ndarray | None,
-    new: np.ndarray,
-    dtype: str,
-) -> Encoded:
-    """Encode some runs of a snapshot; whoever holds them can do this apart from everyone else.
+class ShardInput(NamedTuple):
+    """The elements of one shard, before they are encoded."""
 
-    Args:
-        origin: of the version.
-        number: of the shard in it.
-        extents: where the elements are, one run after the other.
-        old: [N] the base's elements; None for an anchor.
-        new: [N] the version's.
-        dtype: of the elements, in the tensor table.
+    number: int
+    extents: Sequence[Extent]
+    """Where the elements are, one run after the other."""
+    old: np.ndarray | None
+    """[N] elements of the base; None for a full snapshot."""
+    new: np.ndarray
+    """[N] elements of the version."""
+    dtype: str
+    """Element type in the tensor table."""
 
-    """
+
+def encode_shard(header: ManifestHeader, shard: ShardInput) -> EncodedObject:
+    """Encode some runs of a snapshot; no other part of it is needed."""
+    number, extents, old, new, dtype = shard
     coded_as = kind_of(dtype).coded_as
     if old is None:
         payload = delta.encode_with(delta.Codec.RAW, np.zeros_like(new), new, coded_as)
         num_changed = new.size
-        pieces = np.split(new, np.cumsum([extent.num_elements for extent in extents])[:-1])
-        change = sum(map(run_element_sum, (extent.start for extent in extents), pieces))
+        runs = np.split(new, np.cumsum([extent.num_elements for extent in extents])[:-1])
+        change = sum(map(run_element_sum, (extent.start for extent in extents), runs))
     else:
         payload = delta.encode(old, new, coded_as)
         changed = np.flatnonzero(old != new)
         places, num_changed = flat_places(extents, changed), changed.size
         change = element_sum(places, new[changed]) - element_sum(places, old[changed])
     codec_name = delta.read_header(payload).codec.name.lower()
-    ref = _shard_ref(origin.folder, str(number), number, payload, codec_name, extents)
-    return Encoded(ref=ref, data=payload, num_changed=num_changed, change=change % SUM_MODULUS)
+    ref = _shard_ref(header.folder, str(number), number, payload, codec_name, extents)
+    return EncodedObject(
+        ref=ref, data=payload, num_changed=num_changed, change=change % SUM_MODULUS
+    )
 
 
 def encode_tables(
-    origin: Origin, table: Table, digests: DigestTable, number: int
-) -> tuple[Encoded, Encoded]:
-    """Encode the tensor table, which anchors carry, and the table of digests, as shard `number`."""
+    header: ManifestHeader, table: Table, digests: DigestTable, number: int
+) -> tuple[EncodedObject, EncodedObject]:
+    """Encode the tensor table, which full snapshots carry, and the digests, as shard `number`."""
     rows, data = msgspec.msgpack.encode(table), msgspec.msgpack.encode(digests)
-    table_ref = _shard_ref(origin.folder, TABLE_CODEC, 0, rows, TABLE_CODEC, ())
-    digests_ref = _shard_ref(origin.folder, DIGESTS_CODEC, number, data, DIGESTS_CODEC, ())
-    return Encoded(ref=table_ref, data=rows), Encoded(ref=digests_ref, data=data)
+    table_ref = _shard_ref(header.folder, TABLE_CODEC, 0, rows, TABLE_CODEC, ())
+    digests_ref = _shard_ref(header.folder, DIGESTS_CODEC, number, data, DIGESTS_CODEC, ())
+    return (
+        EncodedObject(ref=table_ref, data=rows),
+        EncodedObject(ref=digests_ref, data=data),
+    )
 
 
 def make_manifest(
-    origin: Origin, table: Table, root_digest: str, shards: Sequence[Encoded], digests: ShardRef
+    header: ManifestHeader,
+    table: Table,
+    root_digest: str,
+    shards: Sequence[EncodedObject],
+    digests: ShardRef,
 ) -> WeightsPublished:
-    """Sum up a version whose objects are stored."""
+    """Make the manifest of a version whose objects are stored."""
     change = sum(shard.change for shard in shards)
     num_elements: Counter[str] = Counter()
     for spec in table:
         num_elements[spec.dtype] += spec.size
     return WeightsPublished(
-        **msgspec.structs.asdict(origin),
+        **msgspec.structs.asdict(header),
         representation=representation(num_elements),
         target_root_digest=root_digest,
-        target_element_digest=add_to_digest(origin.base_element_digest, change),
+        target_element_digest=add_to_digest(header.base_element_digest, change),
         num_params=num_elements.total(),
         num_changed=sum(shard.num_changed for shard in shards),
         full_bytes=sum(spec.num_bytes for spec in table),
@@ -172,34 +180,36 @@ def _shard_ref(  # noqa: PLR0913, PLR0917 - the fields of one object
     )
 
 
-def begin_anchor(manifest: WeightsPublished, payloads: Payloads) -> tuple[Image, Payloads]:
-    """Make an empty image from an anchor's tensor table; return it with the other payloads.
+def begin_full_snapshot(
+    manifest: WeightsPublished, payloads: Payloads
+) -> tuple[FlatSnapshot, Payloads]:
+    """Lay out zeroed tensors by a full snapshot's table; return them with the other payloads.
 
     Raises:
-        CorruptDataError: not a table, or not the manifest's.
+        CorruptDataError: Not a table, or not the manifest's.
 
     """
     if not payloads:
-        raise CorruptDataError(f"weights {manifest.policy_version}: an anchor without a table")
+        raise CorruptDataError(f"weights {manifest.policy_version}: no tensor table")
     try:
-        return Image(_table(payloads[0], manifest)), payloads[1:]
+        return FlatSnapshot(_table(payloads[0], manifest)), payloads[1:]
     except ValueError as error:
         raise CorruptDataError(f"weights {manifest.policy_version}: {error}") from error
 
 
 def apply_version(
-    image: Image, manifest: WeightsPublished, payloads: Payloads
+    flat: FlatSnapshot, manifest: WeightsPublished, payloads: Payloads
 ) -> Callable[[], list[np.ndarray]]:
     """Decode a version against its base; nothing is written yet.
 
     Returns:
-        The function that writes it and returns the flat coordinates it touched.
+        A function that writes it and returns the flat coordinates it touched.
 
     Raises:
-        CorruptDataError: objects that are damaged, or were made against another base.
+        CorruptDataError: The objects are damaged, or were made against another base.
 
     """
-    if manifest.tensor_table_digest != table_digest(image.table):
+    if manifest.tensor_table_digest != table_digest(flat.table):
         raise CorruptDataError(f"weights {manifest.policy_version}: another set of tensors")
     shards = [shard for shard in manifest.shards if shard.codec != TABLE_CODEC]
     if len(payloads) != len(shards):
@@ -207,14 +217,14 @@ def apply_version(
             f"weights {manifest.policy_version}: {len(payloads)} objects for {len(shards)} shards"
         )
     decoded = [
-        (shard.extents, delta.decode(image.part(shard.extents), payload))
+        (shard.extents, delta.decode(flat.part(shard.extents), payload))
         for shard, payload in zip(shards, payloads, strict=True)
     ]
-    return lambda: [image.overwrite(extents, patch) for extents, patch in decoded]
+    return lambda: [flat.overwrite(extents, patch) for extents, patch in decoded]
 
 
 def _table(data: bytes, manifest: WeightsPublished) -> Table:
-    """Decode a tensor table; nothing is allocated for one that the manifest does not bear out."""
+    """Decode a tensor table; nothing is allocated for one that contradicts the manifest."""
     try:
         table = msgspec.msgpack.decode(data, type=tuple[TensorSpec, ...])
         num_bytes = sum(spec.num_bytes for spec in table)

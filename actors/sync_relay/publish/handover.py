@@ -1,12 +1,12 @@
-"""How the trainer's process hands a snapshot to its publishing ranks: a file that all of them map.
+"""Shared memory between the trainer and its publishing ranks: a file that all of them map.
 
 ```
  trainer ── write ──▶ [ a a a b b | c c c c ] ◀── map ── rank 0, rank 1, ...
-                        by dtype and name, as flat coordinates run
+                        by dtype and name, in the order of flat coordinates
 ```
-It is written again for every version, after all ranks have shipped the one before. Its name is the
-trainer's fencing token: one that was taken over writes into a file that no rank of the newer one
-reads. What it holds is not needed after a restart.
+It is overwritten by every version, after all ranks have uploaded the one before. Its name is the
+trainer's fencing token: a trainer that was taken over writes to a file that no rank reads any more.
+Its contents are not needed after a restart.
 """
 
 import os
@@ -22,20 +22,20 @@ from penstock.messages.weights import Extent
 
 
 class Handover:
-    """One snapshot's room."""
+    """Room for one snapshot."""
 
     def __init__(self, folder: Path, fencing_token: int, table: Table) -> None:
-        """Lay out; nothing is read or written."""
+        """Compute the layout; nothing is read or written."""
         self._path = folder / f"{fencing_token:08d}"
         self._table = table
         self._elements = [*accumulate((spec.size for spec in table), initial=0)]
         self._bytes = [*accumulate((spec.num_bytes for spec in table), initial=0)]
 
     def write(self, snapshot: Snapshot) -> None:
-        """Write all tensors; the file's pages are used again from version to version.
+        """Write all tensors; the file's pages are reused from version to version.
 
         Raises:
-            OSError: no room for the file.
+            OSError: No room for the file.
 
         """
         if not self._has_its_size():
@@ -46,11 +46,11 @@ class Handover:
             room[begin : begin + spec.num_bytes] = flat
 
     def read(self, layout: Layout) -> list[np.ndarray]:
-        """Return the bit patterns of a rank's shards, [N] each: in the file, if it is one run.
+        """Return the bit patterns of a rank's shards, [N] each; views of the file for one run.
 
         Raises:
-            OSError: no such file.
-            ValueError: a file of another size.
+            OSError: No such file.
+            ValueError: A file of another size.
 
         """
         room = np.memmap(self._path, np.uint8, "r")
@@ -63,7 +63,7 @@ class Handover:
         return self._path.exists() and self._path.stat().st_size == max(1, self._bytes[-1])
 
     def _allocate(self) -> None:
-        """Take the file's whole room, in place of older tokens' files.
+        """Allocate the whole file, and delete those of older tokens.
 
         A write to a mapped page that the disk has no room for would kill the process.
         """
@@ -79,7 +79,7 @@ class Handover:
             raise
 
     def _run(self, room: np.ndarray, run: Extent) -> np.ndarray:
-        """Return a run; it may reach over tensors of one dtype."""
+        """Return a run, which may span tensors of one dtype."""
         row = np.searchsorted(self._elements, run.start, side="right") - 1
         itemsize = self._table[row].storage.itemsize
         begin = self._bytes[row] + (run.start - self._elements[row]) * itemsize

@@ -1,7 +1,7 @@
-"""The committed versions as their publisher sees them: is the head still ours, what is there.
+"""The committed versions as their publisher sees them.
 
 ```
- hold the head ─▶ known: committed before? ─▶ next_origin ─▶ ... ─▶ commit: swap the head;
+ hold the head ─▶ known: committed before? ─▶ next_header ─▶ ... ─▶ commit: swap the head;
                                                                     then the base moves
 ```
 """
@@ -10,25 +10,19 @@ import logging
 from collections.abc import Iterable
 
 from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog
-from penstock.actors.sync_relay.core.flat_snapshot import Image
+from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
 from penstock.actors.sync_relay.core.head import FencedHead, HeadSlot
 from penstock.actors.sync_relay.core.objects import (
     MANIFEST,
-    Encoded,
-    Origin,
+    EncodedObject,
+    ManifestHeader,
     apply_version,
-    begin_anchor,
+    begin_full_snapshot,
     folder_key,
     manifest_key,
 )
-from penstock.actors.sync_relay.core.transfer import (
-    DamagedStoreError,
-    Sleep,
-    get_patiently,
-    over_shards,
-    read_manifest,
-)
-from penstock.actors.sync_relay.publish.shipping import Offload
+from penstock.actors.sync_relay.core.store_io import DamagedStoreError, StoreIO, read_manifest
+from penstock.actors.sync_relay.core.window import for_each_shard
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError, PublishConflictError
 from penstock.messages.weights import SnapshotKind, WeightsPublished
@@ -37,16 +31,16 @@ _log = logging.getLogger(__name__)
 
 
 class History:
-    """One publisher's hold on the head."""
+    """One publisher's view of the head and of the versions before it."""
 
-    def __init__(self, store: ObjectStore, sleep: Sleep) -> None:
-        self.head = FencedHead(store, sleep)
-        self._store = store
+    def __init__(self, io: StoreIO) -> None:
+        self.head = FencedHead(io)
+        self._store = io.store
 
-    def next_origin(
+    def next_header(
         self, version: int, before: WeightsPublished | None, optimizer_step: int, config_json: str
-    ) -> Origin:
-        """Return what a version's manifest will say; `before` is that of its base, if it has one.
+    ) -> ManifestHeader:
+        """Return the header of a version's manifest; `before` is its base's manifest, if any.
 
         Raises:
             ValueError: `before` is not the manifest of the version before.
@@ -54,10 +48,10 @@ class History:
         """
         if (before.policy_version if before else -1) != version - 1:
             raise ValueError(f"weights {version}: expected the manifest of the version before")
-        return Origin(
+        return ManifestHeader(
             policy_version=version,
             base_version=version - 1,
-            kind=SnapshotKind.DELTA if before else SnapshotKind.ANCHOR,
+            kind=SnapshotKind.DELTA if before else SnapshotKind.FULL,
             optimizer_step=optimizer_step,
             fencing_token=self.head.token,
             config_json="" if before else config_json,
@@ -66,11 +60,11 @@ class History:
         )
 
     async def known(self, version: int) -> WeightsPublished | None:
-        """Return a version's manifest where it is committed already.
+        """Return a version's manifest if it is committed already, or None.
 
         Raises:
-            NotFoundError: it is older than all that the store still holds.
-            DamagedStoreError: its manifest is damaged.
+            NotFoundError: It is older than all that the store still holds.
+            DamagedStoreError: Its manifest is damaged.
 
         """
         if version > self.head.last.policy_version:
@@ -81,7 +75,7 @@ class History:
         """Make a stored version the head.
 
         Raises:
-            StaleTokenError: another publisher took over.
+            StaleTokenError: Another publisher took over.
 
         """
         if manifest.policy_version > self.head.last.policy_version:
@@ -89,7 +83,7 @@ class History:
             await self._collect(manifest)
 
     async def _collect(self, manifest: WeightsPublished) -> None:
-        """Delete the manifests beside a committed one: of attempts that came to nothing."""
+        """Delete the manifests of failed attempts at a committed version."""
         own = manifest_key(manifest)
         for key in await self._store.keys(delta_folder(manifest.policy_version) + MANIFEST):
             if key != own:
@@ -98,10 +92,10 @@ class History:
 
 
 def check_same(manifest: WeightsPublished, digest: str) -> WeightsPublished:
-    """Return the manifest of a version that is committed already, from these very weights.
+    """Return the manifest of a version that was committed before, from the same weights.
 
     Raises:
-        PublishConflictError: from other weights.
+        PublishConflictError: It was committed from other weights.
 
     """
     if digest != manifest.target_root_digest:
@@ -113,8 +107,8 @@ def check_same(manifest: WeightsPublished, digest: str) -> WeightsPublished:
 
 
 def delta_folder(version: int) -> str:
-    """Return the common start of the keys of what a publisher stores for a version."""
-    kind = SnapshotKind.ANCHOR if version == 0 else SnapshotKind.DELTA
+    """Return the common start of the keys that a publisher stores for a version."""
+    kind = SnapshotKind.FULL if version == 0 else SnapshotKind.DELTA
     return folder_key(version, kind, version - 1)
 
 
@@ -122,8 +116,8 @@ async def read_committed(store: ObjectStore, version: int, head: HeadSlot) -> We
     """Return the publisher's manifest of a committed version, that of the head or an older one.
 
     Raises:
-        NotFoundError: the store holds it no more.
-        DamagedStoreError: it is damaged.
+        NotFoundError: The store no longer holds it.
+        DamagedStoreError: It is damaged.
 
     """
     if version == head.policy_version:
@@ -132,49 +126,45 @@ async def read_committed(store: ObjectStore, version: int, head: HeadSlot) -> We
         except (CorruptDataError, NotFoundError) as error:
             raise DamagedStoreError(str(error)) from error
     catalog = await Catalog.of_origin(store)
-    kind = SnapshotKind.DELTA if version else SnapshotKind.ANCHOR
+    kind = SnapshotKind.DELTA if version else SnapshotKind.FULL
     if (manifest := catalog.find(version, kind)) is None:
         raise NotFoundError(f"weights {version}: its manifest is not in the store")
     return manifest
 
 
 async def was_committed(
-    store: ObjectStore, version: int, head: HeadSlot, shards: Iterable[Encoded]
+    store: ObjectStore, version: int, head: HeadSlot, shards: Iterable[EncodedObject]
 ) -> bool:
-    """Return whether a committed version consists of these shards; raises like `read_committed`."""
+    """Check whether a committed version consists of these shards; raises as `read_committed`."""
     manifest = await read_committed(store, version, head)
     keys = {shard.object_key for shard in manifest.shards}
     return all(shard.ref.object_key in keys for shard in shards)
 
 
-async def read_back(
-    store: ObjectStore, version: int, sleep: Sleep, offload: Offload
-) -> tuple[Image, WeightsPublished]:
-    """Build a version out of a store.
+async def read_back(io: StoreIO, version: int) -> tuple[FlatSnapshot, WeightsPublished]:
+    """Build a version from a store.
 
     Raises:
-        NotFoundError: the store holds no way to it.
-        DamagedStoreError: its objects are damaged or gone, attempt after attempt.
+        NotFoundError: The store holds no update path to it.
+        DamagedStoreError: Its objects are damaged or gone, attempt after attempt.
 
     """
-    catalog = await Catalog.of_origin(store)
-    way = catalog.plan(NOTHING, version)
-    if not way:
-        raise NotFoundError(f"weights {version}: the store holds no way to this version")
-    _log.info("reading weights %d back from the store, %d steps", version, len(way))
-    image: Image | None = None
-    for manifest in way:
-        payloads = await over_shards(
-            lambda shard: get_patiently(store, shard, sleep), manifest.shards
-        )
+    catalog = await Catalog.of_origin(io.store)
+    path = catalog.plan(NOTHING, version)
+    if not path:
+        raise NotFoundError(f"weights {version}: the store holds no update path to this version")
+    _log.info("reading weights %d back from the store, %d steps", version, len(path))
+    flat: FlatSnapshot | None = None
+    for manifest in path:
+        payloads = await for_each_shard(io.get, manifest.shards)
         try:
-            if image is None:
-                image, payloads = begin_anchor(manifest, payloads)
-            write = await offload(apply_version, image, manifest, payloads)
-            await offload(write)
+            if flat is None:
+                flat, payloads = begin_full_snapshot(manifest, payloads)
+            write = await io.offload(apply_version, flat, manifest, payloads)
+            await io.offload(write)
         except CorruptDataError as error:
             raise DamagedStoreError(str(error)) from error
-        if await offload(image.digest) != manifest.target_root_digest:
+        if await io.offload(flat.digest) != manifest.target_root_digest:
             raise DamagedStoreError(f"weights {manifest.policy_version}: another digest")
-    assert image is not None
-    return image, way[-1]
+    assert flat is not None
+    return flat, path[-1]

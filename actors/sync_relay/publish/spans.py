@@ -1,8 +1,8 @@
-"""How a snapshot is divided among ranks and provers, in flat coordinates.
+"""How a snapshot is divided among ranks and verifiers, in flat coordinates.
 
 ```
  table:    a ........ | b .... | c . d . e ............      tensors
- spans:    [ span 0            ][ span 1              ]      whole tensors: one prover each
+ spans:    [ span 0            ][ span 1              ]      whole tensors: a verifier each
  ranks:    [ rank 0   ][ rank 1   ][ rank 2           ]      any cut
  shards:   [          ][       ][  ][                 ]      of one rank, one span, one dtype
 ```
@@ -21,7 +21,7 @@ Layout = list[list[Extent]]
 
 
 class Span(NamedTuple):
-    """Some whole tensors, one after the other."""
+    """Some whole tensors, consecutive in flat coordinates."""
 
     start: int
     """Flat coordinate of the first element."""
@@ -38,18 +38,18 @@ class Span(NamedTuple):
         return {spec.name: start for spec, start in zip(self.table, ends, strict=False)}
 
     def holds(self, runs: Sequence[Extent]) -> bool:
-        """Return whether some runs lie in here, all of them."""
+        """Check whether all these runs lie within the span."""
         return all(
             self.start <= run.start and run.start + run.num_elements <= self.end for run in runs
         )
 
     def within(self, runs: Sequence[Extent]) -> list[Extent]:
-        """Return runs in the flat coordinates of these tensors alone."""
+        """Return runs in flat coordinates relative to the span."""
         return [Extent(run.start - self.start, run.num_elements) for run in runs]
 
 
 def cut_spans(table: Table, num_spans: int) -> list[Span]:
-    """Cut a table between tensors into that many spans, as equal as tensors allow; some empty."""
+    """Cut a table into spans of whole tensors, as equal as tensors allow; some may be empty."""
     total = sum(spec.size for spec in table)
     groups: list[list[int]] = [[] for _ in range(num_spans)]
     end = 0
@@ -65,10 +65,10 @@ def cut_spans(table: Table, num_spans: int) -> list[Span]:
     return spans
 
 
-def share_out(
+def assign_shards(
     table: Table, num_ranks: int, spans: Sequence[Span], num_elements_max: int = SHARD_ELEMENTS_MAX
 ) -> list[Layout]:
-    """Give each rank an equal part of the flat coordinates, cut into shards that provers take."""
+    """Give each rank an equal part of the flat coordinates, in shards of one span each."""
     total = sum(spec.size for spec in table)
     starts = [total * rank // num_ranks for rank in range(num_ranks)]
     places = {*starts, *(span.start for span in spans), total}
@@ -84,20 +84,20 @@ def share_out(
 
 
 def check_cover(shards: Sequence[Sequence[Extent]], spans: Sequence[Span]) -> None:
-    """See that shards cover every element of the spans once, each shard within one span.
+    """Check that shards cover every element of the spans once, each shard within one span.
 
     Raises:
-        CorruptDataError: they do not.
+        CorruptDataError: They do not.
 
     """
     runs = sorted((run.start, run.num_elements) for shard in shards for run in shard)
     end = 0
     for start, num_elements in [*runs, (spans[-1].end, 0)]:
         if start != end:
-            who = "nobody" if start > end else "two ranks"
+            who = "no rank" if start > end else "two ranks"
             span = f"{min(start, end)} to {max(start, end)}"
             raise CorruptDataError(f"ranks: elements {span} came from {who}")
         end = start + num_elements
     for shard in shards:
         if not any(span.holds(shard) for span in spans):
-            raise CorruptDataError(f"ranks: the shard of {shard[0]} is of more than one prover")
+            raise CorruptDataError(f"ranks: the shard of {shard[0]} is of more than one verifier")

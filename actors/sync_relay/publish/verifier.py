@@ -1,162 +1,167 @@
-"""Reads some whole tensors of a version back from the store, and says what they are.
+"""Reads some whole tensors of a version back from the store, and digests them.
 
-Ranks may hold any part of a tensor, but its digest is that of the whole: somebody must see all
-of it. A prover does so for its span of tensors: it writes every rank's shards over its copy and
-digests that. What is committed is then what the store really holds. It takes one copy of its span,
-and what the last shards wrote over: an attempt that comes to nothing is taken back.
+Ranks may hold any part of a tensor, but its digest is that of the whole tensor, so that some
+process must see all of it. A verifier does so for its span of tensors: it writes every rank's
+shards over its copy and digests that. What is committed is then what the store really holds. It
+holds one copy of its span and the elements that the last shards overwrote: a failed attempt is
+undone.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 
 from penstock.actors.sync_relay.core.catalog import NOTHING
 from penstock.actors.sync_relay.core.digests import DigestTable, make_table
-from penstock.actors.sync_relay.core.flat_snapshot import Image
+from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
 from penstock.actors.sync_relay.core.head import read_head
-from penstock.actors.sync_relay.core.objects import Encoded
-from penstock.actors.sync_relay.core.transfer import Sleep, get_patiently, over_shards
+from penstock.actors.sync_relay.core.objects import EncodedObject
+from penstock.actors.sync_relay.core.store_io import StoreIO
+from penstock.actors.sync_relay.core.window import for_each_shard
 from penstock.actors.sync_relay.publish.attempt import (
-    Draft,
-    Proof,
+    StagedManifest,
+    Verification,
     await_keys,
-    drafts_prefix,
-    join_proofs,
-    proof_key,
-    put_note,
-    read_note,
+    join_verifications,
+    put_marker,
+    read_marker,
+    staged_prefix,
+    verified_key,
 )
 from penstock.actors.sync_relay.publish.history import read_back, was_committed
-from penstock.actors.sync_relay.publish.shipping import Offload
 from penstock.actors.sync_relay.publish.spans import Span
 from penstock.kernels import delta
 from penstock.kernels.delta import Patch
 from penstock.kernels.digest import run_element_sum
-from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, DeadlineError
 from penstock.messages.weights import Extent, ShardRef
 
 Undo = list[tuple[list[Extent], Patch]]
-"""What some runs held before."""
+"""Former contents of some runs."""
 
 
-class Prover:
-    """One a span; beside a rank, or in a process of its own."""
+class SpanDecoder:
+    """What a verifier computes: decoding of shards and digests of tensors, off the event loop."""
+
+    def __init__(self, offload: Callable[..., Awaitable[Any]]) -> None:
+        self._offload = offload
+
+    async def apply(
+        self, flat: FlatSnapshot, runs: list[Extent], data: bytes, undo: Undo | None
+    ) -> None:
+        """Write a shard over its base, and append the former contents to `undo`.
+
+        Raises:
+            CorruptDataError: The shard was made against another base.
+
+        """
+        await self._offload(_apply_shard, flat, runs, data, undo)
+
+    async def digest(self, name: str, array: np.ndarray, start: int) -> Verification:
+        """Digest one tensor, whose first element is at a flat coordinate."""
+        return await self._offload(_digest_tensor, name, array, start)
+
+
+class SpanVerifier:
+    """One per span; runs beside a rank, or in a process of its own."""
 
     def __init__(
-        self,
-        store: ObjectStore,
-        number: int,
-        span: Span,
-        *,
-        sleep: Sleep = asyncio.sleep,
-        offload: Offload = asyncio.to_thread,
+        self, io: StoreIO, number: int, span: Span, *, decoder: SpanDecoder | None = None
     ) -> None:
         """Prepare; nothing is read yet.
 
         Args:
-            store: the origin.
-            number: of the span.
-            span: its tensors, of `spans.cut_spans`.
-            sleep: waits between attempts.
-            offload: runs blocking work.
+            io: The origin.
+            number: Index of the span.
+            span: Its tensors, from `spans.cut_spans`.
+            decoder: Decodes and digests; by default on `io.offload`.
 
         """
-        self._store = store
+        self._io = io
         self._number = number
         self._span = span
-        self._sleep = sleep
-        self._offload = offload
-        self._image: Image | None = None
+        self._decoder = decoder or SpanDecoder(io.offload)
+        self._snapshot: FlatSnapshot | None = None
         self._version = NOTHING
-        """That the image holds."""
-        self._shards: list[Encoded] = []
-        """That it was made of."""
+        """Version of the snapshot."""
+        self._shards: list[EncodedObject] = []
+        """Shards that made it."""
         self._undo: Undo = []
-        """Back to the version before."""
+        """Leads back to the version before."""
 
-    async def prove(self, version: int, token: int, *, wait_s: float = 600.0) -> None:
-        """Wait for the committer's draft of a version, read its shards, leave the proof.
+    async def verify(self, version: int, token: int, *, wait_s: float = 600.0) -> None:
+        """Wait for the staged manifest of a version, read its shards, store the verification.
 
         Raises:
-            DeadlineError: no draft in time.
-            DamagedStoreError: the store gives damaged objects, attempt after attempt.
-            NotFoundError: the version before is no longer in the store.
-            OSError: no room, after several attempts.
+            DeadlineError: No staged manifest in time.
+            DamagedStoreError: The store returns damaged objects, attempt after attempt.
+            NotFoundError: The version before is no longer in the store.
+            OSError: No room, after several attempts.
 
         """
-        prefix = drafts_prefix(version, token)
-        found = await await_keys(self._store, prefix, bool, wait_s=wait_s, sleep=self._sleep)
+        found = await await_keys(self._io, staged_prefix(version, token), bool, wait_s=wait_s)
         if not found:
-            raise DeadlineError(f"prover {self._number}: no draft of weights {version}")
-        draft = await read_note(self._store, found[-1], Draft, self._sleep)
-        shards = [shard for shard in draft.shards if self._span.holds(shard.ref.extents)]
+            raise DeadlineError(f"verifier {self._number}: no staged manifest of weights {version}")
+        staged = await read_marker(self._io, found[-1], StagedManifest)
+        shards = [shard for shard in staged.shards if self._span.holds(shard.ref.extents)]
         try:
-            proof = await self._prove(version, shards)
-        except CorruptDataError as error:  # theirs who made the shards: the committer tells it
-            proof = Proof(digests=DigestTable({}, {}), element_sum=0, error=str(error))
-        await put_note(self._store, proof_key(found[-1], self._number), proof, self._sleep)
+            result = await self._verify(version, shards)
+        except CorruptDataError as error:  # the fault of the ranks: the committer reports it
+            result = Verification(digests=DigestTable({}, {}), element_sum=0, error=str(error))
+        await put_marker(self._io, verified_key(found[-1], self._number), result)
 
-    async def _prove(self, version: int, shards: list[Encoded]) -> Proof:
-        image = await self._base(version)
+    async def _verify(self, version: int, shards: list[EncodedObject]) -> Verification:
+        flat = await self._base(version)
         undo: Undo = []
-        await over_shards(
-            lambda ref: self._take(image, ref, undo if version else None),
+        await for_each_shard(
+            lambda ref: self._take(flat, ref, undo if version else None),
             [shard.ref for shard in shards],
         )
-        self._image, self._version, self._shards, self._undo = image, version, shards, undo
-        return join_proofs(
-            await asyncio.gather(
-                *(
-                    self._offload(prove_tensor, name, image.tensors[name], start)
-                    for name, start in self._span.starts().items()
-                )
-            )
+        self._snapshot, self._version, self._shards, self._undo = flat, version, shards, undo
+        digests = (
+            self._decoder.digest(name, flat.tensors[name], start)
+            for name, start in self._span.starts().items()
         )
+        return join_verifications(await asyncio.gather(*digests))
 
-    async def _base(self, version: int) -> Image:
+    async def _base(self, version: int) -> FlatSnapshot:
         """Return the tensors at the version before; zeros before version 0."""
-        image, self._image = self._image, None  # threads may go on after an attempt that ended
+        # Taken away until all shards are written: threads may outlive a cancelled attempt.
+        flat, self._snapshot = self._snapshot, None
         if version == 0:
-            return await self._offload(Image, self._span.table)
-        if image is not None and self._version == version:
-            await self._offload(take_back, image, self._undo)
-            return image
-        if image is not None and self._version == version - 1:
-            head = await read_head(self._store)
-            if await was_committed(self._store, version - 1, head, self._shards):
-                return image
-        del image
-        whole, _ = await read_back(self._store, version - 1, self._sleep, self._offload)
+            return await self._io.offload(FlatSnapshot, self._span.table)
+        if flat is not None and self._version == version:
+            await self._io.offload(_undo_shards, flat, self._undo)
+            return flat
+        if flat is not None and self._version == version - 1:
+            head = await read_head(self._io.store)
+            if await was_committed(self._io.store, version - 1, head, self._shards):
+                return flat
+        del flat
+        whole, _ = await read_back(self._io, version - 1)
         own = {spec.name: whole.tensors[spec.name] for spec in self._span.table}
-        return await self._offload(Image.of, own)
+        return await self._io.offload(FlatSnapshot.of, own)
 
-    async def _take(self, image: Image, shard: ShardRef, undo: Undo | None) -> None:
-        data = await get_patiently(self._store, shard, self._sleep)
-        await self._offload(write_over, image, self._span.within(shard.extents), data, undo)
+    async def _take(self, flat: FlatSnapshot, shard: ShardRef, undo: Undo | None) -> None:
+        data = await self._io.get(shard)
+        await self._decoder.apply(flat, self._span.within(shard.extents), data, undo)
 
 
-def write_over(image: Image, runs: list[Extent], data: bytes, undo: Undo | None) -> None:
-    """Write a shard over its base; note what was there before, if someone wants to know.
-
-    Raises:
-        CorruptDataError: a shard that was made against another base.
-
-    """
-    part = image.part(runs)
+def _apply_shard(flat: FlatSnapshot, runs: list[Extent], data: bytes, undo: Undo | None) -> None:
+    part = flat.part(runs)
     patch = delta.decode(part, data)
     if undo is not None:
         undo.append((runs, Patch(patch.flat_indices, part[patch.flat_indices])))
-    image.overwrite(runs, patch)
+    flat.overwrite(runs, patch)
 
 
-def take_back(image: Image, undo: Undo) -> None:
-    """Write what was there before the last version."""
+def _undo_shards(flat: FlatSnapshot, undo: Undo) -> None:
     for runs, patch in undo:
-        image.overwrite(runs, patch)
+        flat.overwrite(runs, patch)
 
 
-def prove_tensor(name: str, array: np.ndarray, start: int) -> Proof:
-    """Digest one tensor, whose first element is at a flat coordinate."""
+def _digest_tensor(name: str, array: np.ndarray, start: int) -> Verification:
     bits = array.view(f"u{array.itemsize}")
-    return Proof(digests=make_table({name: array}), element_sum=run_element_sum(start, bits))
+    return Verification(digests=make_table({name: array}), element_sum=run_element_sum(start, bits))

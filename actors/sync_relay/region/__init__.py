@@ -1,5 +1,6 @@
 """A region's side: fetch every object once, merge deltas, keep what late joiners need.
 
-`retention.py` decides (pure), `consolidation.py` carries it out, `relay.py` is the actor of a
-region and `compactor.py` the one of an origin store that does not keep everything.
+`relay.py` is the actor of a region, `compactor.py` that of an origin store that does not keep
+everything. Both consolidate their store (`consolidation.py`): `retention.py` decides (pure),
+`merger.py` makes. To change what is kept: `retention.py` and its worked example.
 """

@@ -1,7 +1,8 @@
-"""Where the origin does not keep every version for ever: folds, anchors and collects it.
+"""Compacts an origin store that does not keep every version for ever.
 
-A region's relay does this for its region. The origin needs one of its own, near that store, so that
-a region joined late finds anchors and folds there, and the trainer uploads deltas alone.
+A region's relay does this for its region. The origin needs a compactor of its own, near that store,
+so that a region that joins late finds full snapshots and merged deltas there, and the trainer
+uploads deltas alone.
 """
 
 import logging
@@ -11,8 +12,9 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog
 from penstock.actors.sync_relay.core.head import read_head
-from penstock.actors.sync_relay.region.consolidation import Consolidation
-from penstock.actors.sync_relay.region.retention import FOLD_EVERY
+from penstock.actors.sync_relay.region.consolidation import Consolidation, MakeBuilder
+from penstock.actors.sync_relay.region.merger import Merger
+from penstock.actors.sync_relay.region.retention import MERGE_EVERY
 from penstock.messages.base import Event
 from penstock.messages.errors import StoreFullError
 from penstock.messages.weights import WeightsPublished
@@ -20,47 +22,53 @@ from penstock.messages.weights import WeightsPublished
 _log = logging.getLogger(__name__)
 
 
-class Keeper(Actor):
-    """Follows the publisher; looks after `ctx.store`, one per run."""
+class Compactor(Actor):
+    """Follows the publisher and consolidates `ctx.store`; one per run."""
 
-    role: ClassVar[str] = "keeper"
+    role: ClassVar[str] = "compactor"
     follows: ClassVar[tuple[type[Event], ...]] = (WeightsPublished,)
 
-    def __init__(self, num_versions_kept: int) -> None:
-        """Args: `num_versions_kept` newest versions stay, whatever the anchors.
+    def __init__(self, num_versions_kept: int, *, make_builder: MakeBuilder = Merger) -> None:
+        """Prepare.
 
-        A trainer that starts from its oldest checkpoint publishes again what is there since, and
-        trajectories that are not trained yet name versions of the last few.
+        A trainer that resumes from its oldest checkpoint publishes the versions since then again,
+        and trajectories not trained on yet name the last few versions.
+
+        Args:
+            num_versions_kept: Newest versions to keep in any case.
+            make_builder: Makes the builder of updates; simulations model it.
+
         """
         self._num_versions_kept = num_versions_kept
+        self._make_builder = make_builder
         self._newest = NOTHING
         self._catalog: Catalog
         self._consolidation: Consolidation
 
     async def start(self, ctx: Context) -> Effects:
-        """Look at what the origin holds."""
+        """Start with an empty catalog."""
         self._catalog = Catalog(ctx.store)
-        self._consolidation = Consolidation(ctx.store, self._catalog)
+        self._consolidation = Consolidation(ctx.store, self._catalog, self._make_builder)
         return ()
 
     async def on_weights_published(self, event: WeightsPublished, ctx: Context) -> Effects:
-        """Fold, anchor and collect where it is time.
+        """Consolidate the origin every few versions.
 
         Raises:
-            DamagedStoreError: the origin's objects are damaged or gone.
-            CorruptDataError: its head is damaged.
+            DamagedStoreError: The origin's objects are damaged or gone.
+            CorruptDataError: Its head is damaged.
 
         """
-        if event.policy_version <= self._newest or event.policy_version % FOLD_EVERY:
+        if event.policy_version <= self._newest or event.policy_version % MERGE_EVERY:
             return ()
         head = await read_head(ctx.store)
         await self._catalog.refresh()
         self._catalog.keep_history([head.node])
-        way = self._catalog.plan(NOTHING)
-        self._newest = way[-1].policy_version if way else NOTHING
+        path = self._catalog.plan(NOTHING)
+        self._newest = path[-1].policy_version if path else NOTHING
         needed = [max(0, self._newest - self._num_versions_kept)]
         try:
             await self._consolidation.advance(self._newest, ctx, needed=needed)
         except StoreFullError as error:
-            _log.warning("keeper: no room for folds and anchors: %s", error)
+            _log.warning("compactor: no room for merged deltas: %s", error)
         return ()

@@ -2,14 +2,15 @@
 
 ```
  0 ─ 1 ─ ... ─ 8 ─ ... ─ 56 ─ ... ─ 64 ─ ... ─ 72 ─ 73         deltas, from the publisher
- └──── fold ───┴── ... ──┴── fold ──┴── fold ──┘               every 8
- └────────────── fold ──────────────┘                          every 32, every 64
- anchor                             anchor                     every 64, out of anchor + deltas
+ └── merged ───┴── ... ──┴─ merged ─┴─ merged ─┘               every 8
+ └───────────── merged ─────────────┘                          every 32, every 64
+ full                               full                       every 64, from full + deltas
 ```
-Of the chain's bytes, folds over 8, 32 and 64 steps take about 0.47, 0.26 and 0.18. With the middle
-span a catch-up over 64 versions that begins anywhere takes 0.43 at most; without it, 0.53.
+Deltas merged over 8, 32 and 64 versions take about 0.47, 0.26 and 0.18 of the chain's bytes. With
+the middle span a catch-up over 64 versions from any version takes 0.43 at most; without it, 0.53.
 
-What leads to nothing newer than the floor goes: a replica from before it takes the anchor there.
+Whatever leads to nothing newer than the floor is deleted: a replica from before it takes the full
+snapshot at the floor.
 """
 
 from collections.abc import Collection, Iterable
@@ -18,60 +19,59 @@ from typing import NamedTuple
 from penstock.actors.sync_relay.core.catalog import NOTHING
 from penstock.messages.weights import SnapshotKind, WeightsPublished
 
-FOLD_SPANS = (8, 32, 64)
-FOLD_EVERY = FOLD_SPANS[0]
-ANCHOR_EVERY = 64
-NUM_ANCHORS_KEPT = 2
+MERGE_SPANS = (8, 32, 64)
+MERGE_EVERY = MERGE_SPANS[0]
+FULL_EVERY = 64
+NUM_FULL_KEPT = 2
 
 
-class Piece(NamedTuple):
-    """A fold or an anchor, made or to be made."""
+class UpdateEdge(NamedTuple):
+    """An update, made or planned: the version it leads to, its kind and its base."""
 
     policy_version: int
     kind: SnapshotKind
     base_version: int
 
 
-def piece_of(manifest: WeightsPublished) -> Piece:
-    """Return what a manifest is."""
-    return Piece(manifest.policy_version, manifest.kind, manifest.base_version)
+def edge_of(manifest: WeightsPublished) -> UpdateEdge:
+    """Return the edge of a manifest."""
+    return UpdateEdge(manifest.policy_version, manifest.kind, manifest.base_version)
 
 
-def due(manifests: Iterable[WeightsPublished], newest: int) -> list[Piece]:
-    """Return the folds and anchors that a store should hold and lacks, rising by version.
+def due(manifests: Iterable[WeightsPublished], newest: int) -> list[UpdateEdge]:
+    """Return the merged deltas and full snapshots that a store lacks, in order of version.
 
     Only what will be kept: after a jump over many versions, nothing is made for the older ones, nor
-    out of what is before the oldest anchor.
+    from bases before the oldest full snapshot.
     """
-    have = set(map(piece_of, manifests))
-    anchors = (piece.policy_version for piece in have if piece.kind is SnapshotKind.ANCHOR)
-    oldest = min(anchors, default=0)
-    first = max(0, newest // ANCHOR_EVERY - NUM_ANCHORS_KEPT + 1) * ANCHOR_EVERY
-    wanted: list[Piece] = []
-    for version in range(first + FOLD_EVERY, newest + 1, FOLD_EVERY):
-        spans = (span for span in FOLD_SPANS if version % span == 0)
-        wanted += [Piece(version, SnapshotKind.FOLD, version - span) for span in spans]
-        if version % ANCHOR_EVERY == 0:
-            wanted.append(Piece(version, SnapshotKind.ANCHOR, NOTHING))
-    return [piece for piece in wanted if piece not in have and is_kept(piece, oldest)]
+    have = set(map(edge_of, manifests))
+    full_versions = (edge.policy_version for edge in have if edge.kind is SnapshotKind.FULL)
+    oldest = min(full_versions, default=0)
+    first = max(0, newest // FULL_EVERY - NUM_FULL_KEPT + 1) * FULL_EVERY
+    planned: list[UpdateEdge] = []
+    for version in range(first + MERGE_EVERY, newest + 1, MERGE_EVERY):
+        spans = (span for span in MERGE_SPANS if version % span == 0)
+        planned += [UpdateEdge(version, SnapshotKind.MERGED, version - span) for span in spans]
+        if version % FULL_EVERY == 0:
+            planned.append(UpdateEdge(version, SnapshotKind.FULL, NOTHING))
+    return [edge for edge in planned if edge not in have and is_kept(edge, oldest)]
 
 
 def floor(manifests: Iterable[WeightsPublished], needed: Collection[int]) -> int:
-    """Return the version of the oldest anchor to keep.
+    """Return the version of the oldest full snapshot to keep; NOTHING if there is none.
 
-    The second newest, or an older one where a needed version is older than that: what somebody
-    leases, what trajectories name that are still to be trained, what a publisher may start from.
-    NOTHING where there is no anchor.
+    The second newest, or an older one if a needed version is older than that: a leased one, one
+    that unconsumed trajectories name, one that a publisher may start from.
     """
-    anchors = sorted(m.policy_version for m in manifests if m.kind is SnapshotKind.ANCHOR)
-    if not anchors:
+    full_versions = sorted(m.policy_version for m in manifests if m.kind is SnapshotKind.FULL)
+    if not full_versions:
         return NOTHING
-    bound = min([anchors[-NUM_ANCHORS_KEPT:][0], *needed])
-    return max((version for version in anchors if version <= bound), default=anchors[0])
+    bound = min([full_versions[-NUM_FULL_KEPT:][0], *needed])
+    return max((version for version in full_versions if version <= bound), default=full_versions[0])
 
 
-def is_kept(piece: Piece, oldest: int) -> bool:
-    """Return whether something is the anchor at the floor, or leads on from there."""
-    if piece.kind is SnapshotKind.ANCHOR:
-        return piece.policy_version >= oldest
-    return piece.base_version >= oldest
+def is_kept(edge: UpdateEdge, oldest: int) -> bool:
+    """Check whether an update is the full snapshot at the floor, or leads on from there."""
+    if edge.kind is SnapshotKind.FULL:
+        return edge.policy_version >= oldest
+    return edge.base_version >= oldest

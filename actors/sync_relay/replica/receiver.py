@@ -1,8 +1,8 @@
-"""One per replica, in the generator's process: brings its engine to the newest version.
+"""One per replica, in the generator's process: updates its engine to the newest version.
 
 ```
  WeightsRelayed ─▶ fetch ─▶ decode ─▶ verify ─▶ stage ─▶ swap ─▶ verify ─▶ WeightsApplied
-                  └──── generation goes on ────────────┘   │        │
+                  └──── generation continues ──────────┘   │        │
                                               pause_ms ◀───┘        └─ wrong: stage it whole, once
 ```
 """
@@ -17,8 +17,8 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog, Rates
 from penstock.actors.sync_relay.core.head import read_head
-from penstock.actors.sync_relay.core.leases import leased_way
-from penstock.actors.sync_relay.replica.weight_replica import Mirror
+from penstock.actors.sync_relay.core.leases import leased_path
+from penstock.actors.sync_relay.replica.weight_replica import WeightReplica
 from penstock.kernels.delta import Patch
 from penstock.messages.base import Event
 from penstock.messages.bus import ObjectStore
@@ -36,7 +36,7 @@ class QuarantinedError(PenstockError, RuntimeError):
 
 
 class UpdatableEngine(Protocol):
-    """What a receiver needs of an inference engine."""
+    """An inference engine as its receiver sees it."""
 
     async def begin_update(self) -> None:
         """Open an update beside the weights in use, dropping one that was never committed."""
@@ -50,7 +50,7 @@ class UpdatableEngine(Protocol):
         """Swap in what is staged; return the milliseconds that generation stood still.
 
         Raises:
-            CorruptDataError: the staged weights' digest is another; nothing changed.
+            CorruptDataError: The staged weights have another digest; nothing changed.
 
         """
         ...
@@ -61,16 +61,16 @@ class UpdatableEngine(Protocol):
 
 
 class Receiver(Actor):
-    """Follows its region's relay; skips what is older than the newest version it hears of.
+    """Follows its region's relay, always to the newest version it announced.
 
-    An engine without weights serves nobody, and gets none before they are fresh enough for the
-    rotation: a joiner that became late while it loaded goes on before it swaps anything in.
+    An engine without weights serves no requests, and gets none before they are fresh enough: a
+    joiner that became late while it loaded catches up before it swaps anything in.
     """
 
     role: ClassVar[str] = "receiver"
     follows: ClassVar[tuple[type[Event], ...]] = (WeightsRelayed,)
 
-    def __init__(  # noqa: PLR0913 - who it is, what from, what to, how fresh
+    def __init__(  # noqa: PLR0913 - its identity, source, target and bounds
         self,
         region: str,
         replica: str,
@@ -83,12 +83,12 @@ class Receiver(Actor):
         """Prepare.
 
         Args:
-            region: whose relay to follow.
-            replica: its name there.
-            local: the region's store.
-            engine: what to bring weights to.
-            staleness_max: how far behind the head a replica may join.
-            rates: what fetching and applying cost here.
+            region: Region whose relay it follows.
+            replica: Name of the replica in that region.
+            local: The region's store.
+            engine: The engine to update.
+            staleness_max: Versions behind the head that a replica may join at.
+            rates: Speed of fetching and of applying here.
 
         """
         self._region = region
@@ -97,17 +97,17 @@ class Receiver(Actor):
         self._engine = engine
         self._staleness_max = staleness_max
         self._catalog = Catalog(local, rates)
-        self._mirror = Mirror(local, self._catalog, region)
+        self._weights = WeightReplica(local, self._catalog, region)
         self._version = NOTHING
         self._num_mismatches = 0
 
     async def on_weights_relayed(self, event: WeightsRelayed, ctx: Context) -> Effects:
-        """Bring the engine to the newest version that the region holds.
+        """Update the engine to the newest version that the region holds.
 
         Raises:
-            QuarantinedError: the engine's digest is wrong even after a whole reload.
-            DamagedStoreError: no undamaged way to the version.
-            DeadlineError: the store or the engine did not answer.
+            QuarantinedError: The engine's digest is wrong even after a whole reload.
+            DamagedStoreError: No undamaged update path to the version.
+            DeadlineError: The store or the engine did not answer.
 
         """
         if event.region != self._region or event.policy_version <= self._version:
@@ -120,36 +120,36 @@ class Receiver(Actor):
         async with ctx.waiting("engine", reason, deadline_s=_SWAP_DEADLINE_S):
             pause_ms = await self._swap(ctx)
         applied = self._applied(num_bytes=num_read, stage_ms=stage_ms, pause_ms=pause_ms)
-        self._version = self._mirror.version
-        self._mirror.settle()
+        self._version = self._weights.version
+        self._weights.clear_changes()
         self._show_mismatches(ctx)
         return (applied,)
 
     async def _load(self, announced: int, ctx: Context) -> int:
-        """Move the mirror to the newest version; return the bytes of the objects it took."""
+        """Move the copy to the newest version; return the bytes of the objects fetched."""
         num_read = 0
         for _ in range(_NUM_LOADS_MAX):
             await self._catalog.refresh()
-            way = self._catalog.plan(self._mirror.version)
-            target = max(announced, way[-1].policy_version if way else NOTHING)
+            path = self._catalog.plan(self._weights.version)
+            target = max(announced, path[-1].policy_version if path else NOTHING)
             holder = f"{self._region}-{self._replica}"
-            async with leased_way(self._local, holder, way, ctx.now()):
-                num_read += await self._mirror.advance(max(target, self._mirror.version), ctx)
+            async with leased_path(self._local, holder, path, ctx.now()):
+                num_read += await self._weights.advance(max(target, self._weights.version), ctx)
             if self._version > NOTHING or await self._is_fresh(ctx):
                 break
         return num_read
 
     async def _is_fresh(self, ctx: Context) -> bool:
-        """Return whether a joiner is near enough to the head."""
+        """Check whether a joiner is near enough to the head."""
         try:
             head = (await read_head(ctx.store)).policy_version
-        except CorruptDataError:  # the region's newest will do
+        except CorruptDataError:  # the region's newest must do
             return True
-        return self._mirror.version >= head - self._staleness_max
+        return self._weights.version >= head - self._staleness_max
 
     async def _swap(self, ctx: Context) -> float:
-        """Stage and commit; a wrong digest is answered by staging every tensor whole."""
-        for attempt in (self._mirror.patches, lambda: self._mirror.image.tensors):
+        """Stage and commit; after a wrong digest, stage every tensor whole, once."""
+        for attempt in (self._weights.patches, lambda: self._weights.snapshot.tensors):
             patches = await ctx.offload(attempt)
             if (pause_ms := await self._commit(patches)) is not None:
                 return pause_ms
@@ -158,23 +158,23 @@ class Receiver(Actor):
         await ctx.publish(self._applied(digest_matches=False))
         raise QuarantinedError(
             f"replica {self._region}/{self._replica}: the engine's digest at version"
-            f" {self._mirror.version} is not {self._mirror.manifest.target_root_digest}"
+            f" {self._weights.version} is not {self._weights.manifest.target_root_digest}"
         )
 
     async def _commit(self, patches: Mapping[str, np.ndarray | Patch]) -> float | None:
-        """Return the pause, or None where the engine came out with another digest."""
-        target = self._mirror.manifest.target_root_digest
+        """Return the pause, or None if the engine ended with another digest."""
+        target = self._weights.manifest.target_root_digest
         await self._engine.begin_update()
         await self._engine.apply(patches)
         try:
-            pause_ms = await self._engine.commit(self._mirror.version, target)
+            pause_ms = await self._engine.commit(self._weights.version, target)
         except CorruptDataError as error:
             _log.warning("replica %s/%s: %s", self._region, self._replica, error)
             return None
         return pause_ms if await self._engine.digest() == target else None
 
     def _show_mismatches(self, ctx: Context) -> None:
-        num_mismatches = self._num_mismatches + self._mirror.num_mismatches
+        num_mismatches = self._num_mismatches + self._weights.num_mismatches
         ctx.set_gauge("digest_mismatches", num_mismatches)
 
     def _applied(
@@ -188,8 +188,8 @@ class Receiver(Actor):
         return WeightsApplied(
             region=self._region,
             replica=self._replica,
-            policy_version=self._mirror.version,
-            root_digest=self._mirror.manifest.target_root_digest,
+            policy_version=self._weights.version,
+            root_digest=self._weights.manifest.target_root_digest,
             digest_matches=digest_matches,
             from_version=self._version,
             num_bytes=num_bytes,

@@ -1,13 +1,15 @@
 """One region: its store, its relay on the real actor host, its replicas."""
 
 import asyncio
+from functools import partial
 
 from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.core.catalog import Catalog, Rates
+from penstock.actors.sync_relay.region.relay import Relay
 from penstock.infra.bus.memory.server import MemoryServer
+from penstock.infra.simulate.weights.merger import SizedMerger
 from penstock.infra.simulate.weights.quiet_bus import QuietBus
-from penstock.infra.simulate.weights.relay import SizedRelay
 from penstock.infra.simulate.weights.replica import OnApplied, Reach, SizedReplica, Updates
 from penstock.infra.simulate.weights.settings import GB, GBIT, RegionSettings, Scenario
 from penstock.infra.simulate.weights.sized_store import Site, SizedStore
@@ -41,7 +43,11 @@ class Region:
         """Start the relay, with nothing but the log and the stores."""
         self._num_starts += 1
         host = ActorHost(
-            SizedRelay(self.settings.name, self._local, self._scenario),
+            Relay(
+                self.settings.name,
+                self._local,
+                make_builder=partial(SizedMerger, self._scenario),
+            ),
             self._bus(f"relay-{self.settings.name}-{self._num_starts}"),
             self.origin,
             name=f"relay-{self.settings.name}",

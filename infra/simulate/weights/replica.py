@@ -1,11 +1,11 @@
-"""An inference replica: goes to the newest version that its region holds, the cheapest way."""
+"""An inference replica: goes to the newest version that its region holds, the shortest path."""
 
 import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog, num_bytes
-from penstock.actors.sync_relay.core.leases import leased_way
+from penstock.actors.sync_relay.core.leases import leased_path
 from penstock.infra.simulate.weights.settings import GB, Scenario
 from penstock.infra.simulate.weights.sized_store import SizedStore
 from penstock.infra.simulate.weights.wires import Wire, carry
@@ -15,7 +15,7 @@ OnApplied = Callable[["SizedReplica", int], None]
 """Called with the replica and the version that it served before."""
 
 
-class Way(NamedTuple):
+class UpdatePath(NamedTuple):
     """What to fetch and apply, in order, and how large each is."""
 
     manifests: list[WeightsPublished]
@@ -29,12 +29,12 @@ class Updates:
         self.catalog = catalog
         """Of the region's store; as manifests never change, its replicas may share what is read."""
         self._event = asyncio.Event()
-        self._ways: dict[int, Way] = {}
+        self._paths: dict[int, UpdatePath] = {}
 
     async def announce(self) -> None:
         """Look at the store again and wake everyone."""
         await self.catalog.refresh()
-        self._ways.clear()
+        self._paths.clear()
         event, self._event = self._event, asyncio.Event()
         event.set()
 
@@ -42,12 +42,14 @@ class Updates:
         """Wait for the next announcement."""
         await self._event.wait()
 
-    def way_from(self, version: int) -> Way:
+    def path_from(self, version: int) -> UpdatePath:
         """Return the catalog's choice; replicas of one version are given the same."""
-        if version not in self._ways:
+        if version not in self._paths:
             manifests = self.catalog.plan(version)
-            self._ways[version] = Way(manifests, [num_bytes(manifest) for manifest in manifests])
-        return self._ways[version]
+            self._paths[version] = UpdatePath(
+                manifests, [num_bytes(manifest) for manifest in manifests]
+            )
+        return self._paths[version]
 
 
 class Reach(NamedTuple):
@@ -76,20 +78,20 @@ class SizedReplica:
         """Follow the region for ever."""
         updates = self._reach.updates
         while True:
-            way = updates.way_from(self.version)
-            if not way.manifests:
+            path = updates.path_from(self.version)
+            if not path.manifests:
                 await updates.wait()
                 continue
-            await self._take(way)
+            await self._take(path)
 
-    async def _take(self, way: Way) -> None:
+    async def _take(self, path: UpdatePath) -> None:
         scenario, (store, wires, _) = self._scenario, self._reach
         now_s = asyncio.get_running_loop().time()
-        async with leased_way(store, self.name, way.manifests, now_s):
-            for size in way.sizes:
+        async with leased_path(store, self.name, path.manifests, now_s):
+            for size in path.sizes:
                 await carry(wires, size)
                 self.num_bytes += size
                 await asyncio.sleep(scenario.model_bytes / (scenario.decode_gb_s * GB))
         await asyncio.sleep(scenario.swap_s)
-        before, self.version = self.version, way.manifests[-1].policy_version
+        before, self.version = self.version, path.manifests[-1].policy_version
         self._on_applied(self, before)

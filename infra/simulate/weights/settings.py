@@ -39,9 +39,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     model_bytes: int = 10**12
     num_ranks: int = 512
     rank_gbit_s: float = 25.0
-    """Of each rank, each prover and the committer."""
-    ranks_a_prover: int = 8
-    """Whose shards one prover reads back: the tensors that these ranks hold together."""
+    """Of each rank, each verifier and the committer."""
+    ranks_per_verifier: int = 8
+    """Whose shards one verifier reads back: the tensors that these ranks hold together."""
     origin_round_trip_s: float = 0.002
     """From them to the origin store."""
     regions: tuple[RegionSettings, ...] = (
@@ -57,14 +57,14 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     replica_gbit_s: float = 100.0
     encode_gb_s: float = 4 * 0.89
     """Of model, each rank: four threads at the measured speed of one."""
-    prover_decode_gb_s: float = 16 * 1.0
-    """Of model, each prover: sixteen threads."""
-    prover_digest_gb_s: float = 16 * 1.15
-    """Of model, each prover, for all digests together; likewise."""
+    verifier_decode_gb_s: float = 16 * 1.0
+    """Of model, each verifier: sixteen threads."""
+    verifier_digest_gb_s: float = 16 * 1.15
+    """Of model, each verifier, for all digests together; likewise."""
     decode_gb_s: float = 256 * 1.0
     """Of model, each replica: 256 threads on its hosts."""
     relay_gb_s: float = 64 * 0.89
-    """Of model, each relay, for a fold or an anchor: 64 threads."""
+    """Of model, each relay, for a merged delta or a full snapshot: 64 threads."""
     swap_s: float = 0.03
     """Generation stands still; a given."""
     learning_rate: str = "3e-6"

@@ -3,15 +3,17 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.core.catalog import NOTHING
+from penstock.actors.sync_relay.region.compactor import Compactor
 from penstock.infra.bus.memory.server import Faults, MemoryServer
+from penstock.infra.simulate.weights.merger import SizedMerger
 from penstock.infra.simulate.weights.quiet_bus import QuietBus
 from penstock.infra.simulate.weights.region import Region
-from penstock.infra.simulate.weights.relay import SizedKeeper
 from penstock.infra.simulate.weights.replica import SizedReplica
 from penstock.infra.simulate.weights.settings import GB, Scenario
 from penstock.infra.simulate.weights.sized_store import Site, SizedStore
@@ -21,15 +23,15 @@ SETTLE_S_MAX = 4 * 3600.0
 """For everyone to come to one version."""
 POLL_S = 1.0
 NUM_VERSIONS_KEPT = 8
-"""At the origin, whatever its anchors."""
+"""At the origin, whatever its full snapshots."""
 
 
 def simulate(scenario: Scenario) -> dict[str, Any]:
     """Return a scenario's figures; the same for the same scenario."""
-    return run_virtual(Simulation(scenario).run())
+    return run_virtual(WeightsSimulation(scenario).run())
 
 
-class Simulation:
+class WeightsSimulation:
     """All sites of one scenario."""
 
     def __init__(self, scenario: Scenario) -> None:
@@ -51,7 +53,7 @@ class Simulation:
         bus = QuietBus(self._server, run_id="simulated", store=SizedStore(origin), name="trainer")
         self._trainer = RankedTrainer(scenario, origin, bus)
         self._regions = [Region(scenario, r, origin, self._server) for r in scenario.regions]
-        tasks = [asyncio.create_task(self._keep(origin))]
+        tasks = [asyncio.create_task(self._compact(origin))]
         for region in self._regions:
             region.start_relay()
             tasks.append(asyncio.create_task(region.follow()))
@@ -65,12 +67,13 @@ class Simulation:
             task.cancel()
         return self._figures()
 
-    async def _keep(self, origin: Site) -> None:
-        """Run the origin's keeper, beside its store."""
+    async def _compact(self, origin: Site) -> None:
+        """Run the origin's compactor, beside its store."""
         store = SizedStore(origin)
-        bus = QuietBus(self._server, run_id="simulated", store=store, name="keeper")
-        keeper = SizedKeeper(NUM_VERSIONS_KEPT, self._scenario)
-        host = ActorHost(keeper, bus, store, name="keeper", seed=0, clock=VirtualClock())
+        bus = QuietBus(self._server, run_id="simulated", store=store, name="compactor")
+        make_builder = partial(SizedMerger, self._scenario)
+        compactor = Compactor(NUM_VERSIONS_KEPT, make_builder=make_builder)
+        host = ActorHost(compactor, bus, store, name="compactor", seed=0, clock=VirtualClock())
         await host.run(asyncio.Event())
 
     async def _mishap(self, tasks: list[asyncio.Task[None]]) -> None:

@@ -9,8 +9,8 @@ import random
 
 MEASURED_RATIO = {"1e-6": 173.0, "3e-6": 79.7, "1e-5": 34.1, "3e-5": 16.4}
 """By learning rate; changed fractions 1.29%, 3.12%, 8.2%, 18.9%."""
-MEASURED_FOLD_FRACTION = 0.48
-"""A fold of 8 deltas, of their bytes together: measured 0.44 to 0.52."""
+MEASURED_MERGED_FRACTION = 0.48
+"""A merged delta of 8 deltas, of their bytes together: measured 0.44 to 0.52."""
 FIRST_STEP_FACTOR = 3.0
 """The step after an optimizer's start is that much denser."""
 SPREAD = 0.1
@@ -34,11 +34,11 @@ class Sizes:
         shares = [self._dice.lognormvariate(0.0, SPREAD) for _ in range(self._num_ranks)]
         return [round(whole * share / sum(shares)) for share in shares]
 
-    def anchor(self) -> list[int]:
-        """Return an anchor's bytes by rank."""
+    def full(self) -> list[int]:
+        """Return a full snapshot's bytes by rank."""
         return [self._model_bytes // self._num_ranks] * self._num_ranks
 
-    def fold(self, num_bytes_of_parts: list[int]) -> list[int]:
-        """Return a fold's bytes by rank, from those of what it folds."""
-        whole = min(sum(num_bytes_of_parts) * MEASURED_FOLD_FRACTION, self._model_bytes)
+    def merged(self, num_bytes_of_parts: list[int]) -> list[int]:
+        """Return a merged delta's bytes by rank, from those of what it merged deltas."""
+        whole = min(sum(num_bytes_of_parts) * MEASURED_MERGED_FRACTION, self._model_bytes)
         return [round(whole / self._num_ranks)] * self._num_ranks

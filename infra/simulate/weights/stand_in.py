@@ -1,8 +1,8 @@
 """A small model in a large one's place: real arrays, for all the code that looks into them.
 
 ```
- tensor 0  [ rank 0 | rank 1 | ... rank 7 ]  prover 0       a row a rank, a tensor a prover
- tensor 1  [ rank 8 | rank 9 | ...        ]  prover 1
+ tensor 0  [ rank 0 | rank 1 | ... rank 7 ]  verifier 0       a row a rank, a tensor a verifier
+ tensor 1  [ rank 8 | rank 9 | ...        ]  verifier 1
 ```
 """
 
@@ -24,10 +24,10 @@ _ONE = 0x3F80
 class StandIn:
     """The small model's weights, which change a little at every version."""
 
-    def __init__(self, num_ranks: int, ranks_a_prover: int, seed: int) -> None:
+    def __init__(self, num_ranks: int, ranks_per_verifier: int, seed: int) -> None:
         groups = [
-            range(first, min(first + ranks_a_prover, num_ranks))
-            for first in range(0, num_ranks, ranks_a_prover)
+            range(first, min(first + ranks_per_verifier, num_ranks))
+            for first in range(0, num_ranks, ranks_per_verifier)
         ]
         self.table = tuple(
             TensorSpec(f"layers.{number:05d}", "<u2", (len(group), ROW_ELEMENTS))

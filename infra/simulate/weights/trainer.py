@@ -1,44 +1,39 @@
-"""The trainer's side: ranks, provers and committer themselves, over arrays that stand for more."""
+"""The trainer's side: the real ranks, verifiers and committer, over small arrays."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
+from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.committer import Committer
-from penstock.actors.sync_relay.publish.publisher_rank import VERSION_S_MAX
-from penstock.actors.sync_relay.publish.ranks import RankPublisher
-from penstock.actors.sync_relay.publish.verifier import Prover
+from penstock.actors.sync_relay.publish.rank_actor import VERSION_S_MAX
+from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
+from penstock.actors.sync_relay.publish.verifier import SpanVerifier
 from penstock.infra.simulate.weights.settings import GBIT, Scenario
 from penstock.infra.simulate.weights.sized_store import Site, SizedStore
 from penstock.infra.simulate.weights.sizes import Sizes
 from penstock.infra.simulate.weights.stand_in import StandIn
 from penstock.infra.simulate.weights.wires import Wire
-from penstock.infra.simulate.weights.work import ProverWork, RankWork
+from penstock.infra.simulate.weights.work import SizedDecoder, SizedEncoder, in_place
 from penstock.messages import codec
 from penstock.messages.bus import Bus
 
 
 class RankedTrainer:
-    """A version a step, shipped by all ranks at once; only arrays and their coding are modeled."""
+    """A version a step, uploaded by all ranks at once; only arrays and their coding are modeled."""
 
     def __init__(self, scenario: Scenario, origin: Site, bus: Bus) -> None:
         self._scenario = scenario
         self._origin = origin
         self._bus = bus
-        self._model = StandIn(scenario.num_ranks, scenario.ranks_a_prover, scenario.seed)
+        self._model = StandIn(scenario.num_ranks, scenario.ranks_per_verifier, scenario.seed)
         self._sizes = Sizes(
             scenario.model_bytes, scenario.num_ranks, scenario.learning_rate, scenario.seed
         )
         self._now: list[int] = []
         """Sizes of the version in hand, by rank."""
         self._ranks = [self._rank(rank) for rank in range(scenario.num_ranks)]
-        self._provers = [self._prover(number) for number in range(len(self._model.spans))]
+        self._verifiers = [self._verifier(number) for number in range(len(self._model.spans))]
         self._committer = Committer(
-            self._store(),
-            scenario.num_ranks,
-            self._model.table,
-            self._model.spans,
-            offload=_in_place,
+            self._store(), scenario.num_ranks, self._model.table, self._model.spans
         )
         self.began_s: list[float] = []
         """When each version's weights were ready, by version."""
@@ -59,15 +54,15 @@ class RankedTrainer:
         """Publish one version; 0 is whole."""
         now_s = asyncio.get_running_loop().time
         self.began_s.append(now_s())
-        self._now = self._sizes.delta(version) if version else self._sizes.anchor()
+        self._now = self._sizes.delta(version) if version else self._sizes.full()
         self.num_bytes.append(sum(self._now))
         parts = self._model.step()
         token = await self._committer.begin()
         async with asyncio.TaskGroup() as group:
             for rank, part in zip(self._ranks, parts, strict=True):
-                group.create_task(rank.ship(version, token, [part]))
-            for prover in self._provers:
-                group.create_task(prover.prove(version, token, wait_s=VERSION_S_MAX))
+                group.create_task(rank.upload(version, token, [part]))
+            for verifier in self._verifiers:
+                group.create_task(verifier.verify(version, token, wait_s=VERSION_S_MAX))
             commit = group.create_task(
                 self._committer.commit(version, optimizer_step=version, wait_s=VERSION_S_MAX)
             )
@@ -77,19 +72,18 @@ class RankedTrainer:
         self.manifest_bytes_max = max(self.manifest_bytes_max, len(codec.encode(manifest)))
 
     def _rank(self, rank: int) -> RankPublisher:
-        work = RankWork(self._scenario, lambda: self._now[rank])
+        encoder = SizedEncoder(self._scenario, lambda: self._now[rank])
         layout = self._model.layout(rank)
-        return RankPublisher(self._store(), rank, self._model.table, layout, offload=work.offload)
+        return RankPublisher(self._store(), rank, self._model.table, layout, encode=encoder.encode)
 
-    def _prover(self, number: int) -> Prover:
-        work = ProverWork(self._scenario)
-        return Prover(self._store(), number, self._model.spans[number], offload=work.offload)
+    def _verifier(self, number: int) -> SpanVerifier:
+        decoder = SizedDecoder(self._scenario)
+        span = self._model.spans[number]
+        return SpanVerifier(self._store(), number, span, decoder=decoder)
 
-    def _store(self) -> SizedStore:
-        """Return the origin over a wire of one's own."""
+    def _store(self) -> StoreIO:
+        """Return the origin over a link of its own."""
         wire = Wire(self._scenario.rank_gbit_s * GBIT)
-        return SizedStore(self._origin, (wire,), round_trip_s=self._scenario.origin_round_trip_s)
-
-
-async def _in_place(function: Callable[..., Any], *args: Any) -> Any:
-    return function(*args)
+        round_trip_s = self._scenario.origin_round_trip_s
+        store = SizedStore(self._origin, (wire,), round_trip_s=round_trip_s)
+        return StoreIO(store, offload=in_place)

@@ -5,24 +5,24 @@ from collections.abc import Mapping, Sequence
 from blake3 import blake3
 
 from penstock.actors.sync_relay.core.objects import folder_key
-from penstock.actors.sync_relay.region.retention import Piece
+from penstock.actors.sync_relay.region.retention import UpdateEdge
 from penstock.infra.simulate.weights.sized_store import SizedBytes
 from penstock.messages.weights import ShardRef, WeightsPublished
 
 
 def make_version(
-    piece: Piece, sizes: Sequence[int], *, full_bytes: int, fencing_token: int
+    edge: UpdateEdge, sizes: Sequence[int], *, full_bytes: int, fencing_token: int
 ) -> tuple[WeightsPublished, Mapping[str, bytes]]:
     """Return the manifest and the objects, by key, of one version.
 
     Args:
-        piece: version, kind and base.
+        edge: version, kind and base.
         sizes: of its objects, in bytes.
         full_bytes: of the whole snapshot.
         fencing_token: of its publisher.
 
     """
-    folder = folder_key(piece.policy_version, piece.kind, piece.base_version)
+    folder = folder_key(edge.policy_version, edge.kind, edge.base_version)
     objects: dict[str, bytes] = {}
     shards: list[ShardRef] = []
     for number, num_bytes in enumerate(sizes):
@@ -36,14 +36,14 @@ def make_version(
             )
         )
     manifest = WeightsPublished(
-        policy_version=piece.policy_version,
-        base_version=piece.base_version,
-        kind=piece.kind,
-        optimizer_step=piece.policy_version,
+        policy_version=edge.policy_version,
+        base_version=edge.base_version,
+        kind=edge.kind,
+        optimizer_step=edge.policy_version,
         fencing_token=fencing_token,
         representation="bf16",
-        base_root_digest=_digest(piece.base_version),
-        target_root_digest=_digest(piece.policy_version),
+        base_root_digest=_digest(edge.base_version),
+        target_root_digest=_digest(edge.policy_version),
         num_params=full_bytes // 2,
         num_changed=0,
         full_bytes=full_bytes,

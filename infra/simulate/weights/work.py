@@ -1,58 +1,72 @@
-"""Work on the stand-in's arrays: done at once, while the time of the large model's passes."""
+"""Coding of the small model's arrays, in the time that the large model's would take."""
 
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from penstock.actors.sync_relay.core.objects import encode_shard
-from penstock.actors.sync_relay.publish.verifier import prove_tensor, write_over
+from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
+from penstock.actors.sync_relay.core.objects import (
+    EncodedObject,
+    ManifestHeader,
+    ShardInput,
+    encode_shard,
+)
+from penstock.actors.sync_relay.publish.attempt import Verification
+from penstock.actors.sync_relay.publish.verifier import SpanDecoder, Undo
 from penstock.infra.simulate.weights.settings import GB, Scenario
 from penstock.infra.simulate.weights.sized_store import SizedBytes
 from penstock.infra.simulate.weights.stand_in import ROW_ELEMENTS
 from penstock.infra.simulate.weights.wires import Wire, carry
+from penstock.messages.weights import Extent
 
 _ITEM_BYTES = 2
 
 
-class RankWork:
-    """One rank's `offload`: what it encodes takes the time and the size of its large part."""
+async def in_place(function: Callable[..., Any], *args: Any) -> Any:
+    """Run a function at once: the virtual clock has no threads."""
+    return function(*args)
+
+
+class SizedEncoder:
+    """One rank's encoder: a shard takes the time and the size of the rank's large part."""
 
     def __init__(self, scenario: Scenario, num_bytes: Callable[[], int]) -> None:
-        """Args: `num_bytes` tells the size of its object of the version in hand."""
+        """Args: `num_bytes` returns the size of its object of the current version."""
         self._num_bytes = num_bytes
         self._part_bytes = scenario.model_bytes // scenario.num_ranks
         self._processor = Wire(scenario.encode_gb_s * GB)
 
-    async def offload(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Do it; see `shipping.Offload`."""
-        made = function(*args)
-        if function is not encode_shard:
-            return made
+    async def encode(self, header: ManifestHeader, shard: ShardInput) -> EncodedObject:
+        """See `publish.upload.Encode`."""
+        made = encode_shard(header, shard)
         await carry([self._processor], self._part_bytes)
         data = SizedBytes(made.data, self._num_bytes())
         ref = msgspec.structs.replace(made.ref, num_bytes=len(data))
         return msgspec.structs.replace(made, ref=ref, data=data)
 
 
-class ProverWork:
-    """One prover's `offload`: decoding and digesting take the large tensors' time."""
+class SizedDecoder(SpanDecoder):
+    """One verifier's decoder: decoding and digesting take the large tensors' time."""
 
     def __init__(self, scenario: Scenario) -> None:
+        super().__init__(in_place)
         self._scale = scenario.model_bytes / (scenario.num_ranks * ROW_ELEMENTS * _ITEM_BYTES)
-        self._decoder = Wire(scenario.prover_decode_gb_s * GB)
-        self._digester = Wire(scenario.prover_digest_gb_s * GB)
+        self._decoder = Wire(scenario.verifier_decode_gb_s * GB)
+        self._digester = Wire(scenario.verifier_digest_gb_s * GB)
 
-    async def offload(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Do it; see `shipping.Offload`."""
-        if function is write_over:
-            image, runs, data, undo = args
-            num_elements = sum(run.num_elements for run in runs)
-            await self._pass(self._decoder, num_elements * _ITEM_BYTES)
-            return function(image, runs, bytes(memoryview(data)), undo)
-        if function is prove_tensor:
-            await self._pass(self._digester, args[1].nbytes)
-        return function(*args)
+    async def apply(
+        self, flat: FlatSnapshot, runs: list[Extent], data: bytes, undo: Undo | None
+    ) -> None:
+        """See `SpanDecoder.apply`."""
+        await self._pass(self._decoder, sum(run.num_elements for run in runs) * _ITEM_BYTES)
+        await super().apply(flat, runs, bytes(memoryview(data)), undo)
+
+    async def digest(self, name: str, array: np.ndarray, start: int) -> Verification:
+        """See `SpanDecoder.digest`."""
+        await self._pass(self._digester, array.nbytes)
+        return await super().digest(name, array, start)
 
     async def _pass(self, processor: Wire, num_bytes: int) -> None:
         await carry([processor], round(num_bytes * self._scale))

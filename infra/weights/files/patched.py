@@ -1,4 +1,4 @@
-"""A checkpoint seen through a delta: what `apply` writes, and what a fold is made of."""
+"""A checkpoint seen through a delta: what `apply` writes, and what a merge is made of."""
 
 import threading
 from collections import OrderedDict

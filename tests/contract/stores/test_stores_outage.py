@@ -8,7 +8,7 @@ import pytest
 from tests.s3_server import serving_bucket
 
 from penstock.actors.sync_relay.core.head import NO_HEAD, read_head
-from penstock.actors.sync_relay.core.transfer import put_patiently
+from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.infra.stores import s3
 from penstock.infra.stores.s3 import S3Store
 from penstock.messages.errors import StoreUnreachableError
@@ -120,7 +120,7 @@ async def test_a_bucket_that_never_answers_ends_at_one_deadline(gate, monkeypatc
         port = silent.sockets[0].getsockname()[1]
         store = S3Store.open("bucket", endpoint=f"http://127.0.0.1:{port}", patience_s=0.3)
         with pytest.raises(StoreUnreachableError, match=rf"'a/1': s3 bucket .*:{port}"):
-            await put_patiently(store, "a/1", b"x", asyncio.sleep)
+            await StoreIO(store).put_once("a/1", b"x")
         for writer in connections:
             writer.close()
     assert len(connections) <= 2

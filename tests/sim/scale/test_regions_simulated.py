@@ -11,13 +11,15 @@ from penstock.infra.cli import main
 from penstock.infra.simulate.weights.settings import Mishap, RegionSettings, Scenario
 from penstock.infra.simulate.weights.simulation import simulate
 from penstock.infra.simulate.weights.sized_store import Site, SizedBytes, SizedStore
-from penstock.infra.simulate.weights.sizes import MEASURED_FOLD_FRACTION, Sizes
+from penstock.infra.simulate.weights.sizes import MEASURED_MERGED_FRACTION, Sizes
 from penstock.infra.simulate.weights.wires import Wire, carry
 from penstock.messages.errors import CorruptDataError, NotFoundError
 
 NEAR = RegionSettings(name="near", wire_gbit_s=100.0, round_trip_s=0.002)
 FAR = RegionSettings(name="far", wire_gbit_s=25.0, round_trip_s=0.2)
-SMALL = Scenario(num_steps=10, num_replicas=8, num_ranks=8, ranks_a_prover=1, regions=(NEAR, FAR))
+SMALL = Scenario(
+    num_steps=10, num_replicas=8, num_ranks=8, ranks_per_verifier=1, regions=(NEAR, FAR)
+)
 
 
 def with_mishap(**fields) -> Scenario:
@@ -102,8 +104,8 @@ def test_sizes_are_those_measured():
     sizes = Sizes(10**12, 64, "3e-6", seed=3)
     drawn = [sum(sizes.delta(version)) for version in range(2, 200)]
     assert 10**12 / (sum(drawn) / len(drawn)) == pytest.approx(79.7, rel=0.03)
-    assert sum(sizes.fold(drawn[:8])) == pytest.approx(
-        sum(drawn[:8]) * MEASURED_FOLD_FRACTION, rel=1e-6
+    assert sum(sizes.merged(drawn[:8])) == pytest.approx(
+        sum(drawn[:8]) * MEASURED_MERGED_FRACTION, rel=1e-6
     )
 
 

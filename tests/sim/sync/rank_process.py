@@ -1,7 +1,7 @@
 """One trainer rank as a process of its own; a test speaks to it in lines.
 
-`ship VERSION TOKEN` uploads its part of that version's weights and answers `shipped VERSION` or the
-error; `stall NUM` makes it hang, saying so, before it puts that many more objects.
+`upload VERSION TOKEN` uploads its part of that version's weights and answers `uploaded VERSION` or
+the error; `stall NUM` makes it hang, saying so, before it puts that many more objects.
 """
 
 import asyncio
@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from penstock.actors.sync_relay.core.flat_snapshot import TensorSpec, find_runs
-from penstock.actors.sync_relay.publish.ranks import RankPublisher
+from penstock.actors.sync_relay.core.store_io import StoreIO
+from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.errors import PenstockError
 
@@ -64,7 +65,7 @@ async def main(folder: str, rank: int, num_ranks: int) -> None:
     store = StallingStore(Path(folder))
     held = boxes(rank, num_ranks)
     layout = [find_runs(TABLE, name, box) for name, box in held]
-    publisher = RankPublisher(store, rank, TABLE, layout)
+    publisher = RankPublisher(StoreIO(store), rank, TABLE, layout)
     while line := await asyncio.to_thread(sys.stdin.readline):
         word, *numbers = line.split()
         if word == "stall":
@@ -74,8 +75,8 @@ async def main(folder: str, rank: int, num_ranks: int) -> None:
         whole = weights(version)
         parts = [np.ascontiguousarray(whole[name][box]).reshape(-1) for name, box in held]
         try:
-            await publisher.ship(version, token, parts)
-            print(f"shipped {version}", flush=True)
+            await publisher.upload(version, token, parts)
+            print(f"uploaded {version}", flush=True)
         except PenstockError as error:
             print(f"{type(error).__name__}: {error}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Whoever is behind goes the cheapest way, and the trainer uploads nothing for it."""
+"""Whoever is behind goes the shortest path, and the trainer uploads nothing for it."""
 
 import itertools
 
@@ -7,9 +7,15 @@ import numpy as np
 import pytest
 from tests.sim.sync.world import Adam, FakeEngine, World
 
-from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog, Rates, cheapest_way, num_bytes
-from penstock.actors.sync_relay.region.compactor import Keeper
-from penstock.actors.sync_relay.region.retention import FOLD_SPANS
+from penstock.actors.sync_relay.core.catalog import (
+    NOTHING,
+    Catalog,
+    Rates,
+    num_bytes,
+    shortest_update_path,
+)
+from penstock.actors.sync_relay.region.compactor import Compactor
+from penstock.actors.sync_relay.region.retention import MERGE_SPANS
 from penstock.actors.sync_relay.replica.receiver import Receiver
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.weights import SnapshotKind, WeightsPublished
@@ -39,10 +45,10 @@ async def test_catching_up_over_64_versions_takes_less_than_half_of_the_chain():
         await world.relay(relay, end)
         if end >= 64:
             await catalog.refresh()
-            way = cheapest_way(catalog.manifests, end - 64, end, Rates())
-            assert all(manifest.kind is not SnapshotKind.ANCHOR for manifest in way)
+            path = shortest_update_path(catalog.manifests, end - 64, end, Rates())
+            assert all(manifest.kind is not SnapshotKind.FULL for manifest in path)
             chain = world.history(end) - world.history(end - 64)
-            shares.append(sum(map(num_bytes, way)) / chain)
+            shares.append(sum(map(num_bytes, path)) / chain)
     assert len(shares) == 65
     assert max(shares) <= 0.5
 
@@ -64,8 +70,8 @@ async def test_a_late_joiner_at_lag_200_takes_an_anchor_and_few_folds():
     assert world.converged(early) and applied.from_version == 2
     assert applied.num_bytes < world.history(202)
     assert dict.fromkeys(await world.origin.keys("weights/")) == uploaded
-    anchors = [m for m in world.manifests if m.kind is SnapshotKind.ANCHOR]
-    assert len(anchors) == 1
+    full_versions = [m for m in world.manifests if m.kind is SnapshotKind.FULL]
+    assert len(full_versions) == 1
 
 
 async def test_who_became_late_while_loading_joins_no_rotation_before_it_has_caught_up():
@@ -77,7 +83,7 @@ async def test_who_became_late_while_loading_joins_no_rotation_before_it_has_cau
     get, commit, committed = store.get, engine.commit, []
 
     async def slowly(key):
-        if "/anchor/1-" in key and len(world.manifests) == 4:
+        if "/full/1-" in key and len(world.manifests) == 4:
             await world.steps(5)
             await world.relay(relay, 4)
         return await get(key)
@@ -109,10 +115,10 @@ async def test_a_region_whose_relay_and_store_are_lost_is_filled_again_from_the_
 
 async def test_where_the_origin_keeps_not_everything_a_new_region_takes_its_anchor():
     world = World(lambda name: MemoryStore())
-    keeper = Keeper(num_versions_kept=10)
-    await keeper.start(world.context)
+    compactor = Compactor(num_versions_kept=10)
+    await compactor.start(world.context)
     for _ in range(137):
-        await keeper.on_weights_published(await world.step(), world.context)
+        await compactor.on_weights_published(await world.step(), world.context)
     keys = [k for k in await world.origin.keys("weights/") if "/head/" not in k]
     versions = {int(key.split("/")[1]) for key in keys}
     assert min(versions) == 64
@@ -125,12 +131,12 @@ async def test_where_the_origin_keeps_not_everything_a_new_region_takes_its_anch
     publisher = world.publisher = world.new_publisher()
     manifest = await world.step()
     assert manifest.kind is SnapshotKind.DELTA and publisher is world.publisher
-    await keeper.on_weights_published(world.manifests[3], world.context)
+    await compactor.on_weights_published(world.manifests[3], world.context)
 
 
 @pytest.mark.parametrize(
     ("fetch_bytes_s", "apply_bytes_s", "expected"),
-    [(1.0, 1e9, ["fold"]), (1e9, 1.0, ["anchor"]), (1e3, 1e4, ["delta", "delta"])],
+    [(1.0, 1e9, ["merged"]), (1e9, 1.0, ["full"]), (1e3, 1e4, ["delta", "delta"])],
 )
 def test_the_way_is_chosen_by_fetching_and_by_applying(fetch_bytes_s, apply_bytes_s, expected):
     """A slow link wants the fewest bytes, a slow processor the fewest passes."""
@@ -154,13 +160,13 @@ def test_the_way_is_chosen_by_fetching_and_by_applying(fetch_bytes_s, apply_byte
     edges = [
         edge(0, 1, "delta", 1_000, 100),
         edge(1, 2, "delta", 1_000, 100),
-        edge(0, 2, "fold", 1_500, 60_000),
-        edge(NOTHING, 2, "anchor", 60_000, 50),
+        edge(0, 2, "merged", 1_500, 60_000),
+        edge(NOTHING, 2, "full", 60_000, 50),
     ]
     rates = Rates(fetch_bytes_s=fetch_bytes_s, apply_bytes_s=apply_bytes_s)
-    assert [str(m.kind) for m in cheapest_way(edges, 0, 2, rates)] == expected
+    assert [str(m.kind) for m in shortest_update_path(edges, 0, 2, rates)] == expected
 
 
 def test_spans_of_folds_nest():
-    assert list(FOLD_SPANS) == sorted(FOLD_SPANS)
-    assert all(b % a == 0 for a, b in itertools.pairwise(FOLD_SPANS))
+    assert list(MERGE_SPANS) == sorted(MERGE_SPANS)
+    assert all(b % a == 0 for a, b in itertools.pairwise(MERGE_SPANS))

@@ -12,6 +12,7 @@ from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
+from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.sync_relay.region.relay import Relay
 from penstock.actors.sync_relay.replica.receiver import Receiver
@@ -60,7 +61,7 @@ def snapshots():
 async def test_updates_land_in_flight_and_every_token_knows_its_version(engine):
     context = FakeContext(MemoryStore())
     local = MemoryStore()
-    publisher = Publisher(context.store)
+    publisher = Publisher(StoreIO(context.store))
     relay, receiver = Relay("west", local), Receiver("west", "0", local, engine)
     await relay.start(context)
     versions: list[int] = []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.sim.sync.world import SHAPES, FakeEngine, World, bits, manifest_in
 
-from penstock.actors.sync_relay.core.transfer import DamagedStoreError
+from penstock.actors.sync_relay.core.store_io import DamagedStoreError
 from penstock.actors.sync_relay.replica.receiver import QuarantinedError, Receiver
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.infra.stores.memory import MemoryStore
@@ -36,7 +36,7 @@ async def test_two_regions_follow_every_version_bit_for_bit(world):
             assert applied.root_digest == manifest.target_root_digest
             assert (applied.policy_version, applied.from_version) == (version, version - 1)
             assert applied.digest_matches
-    assert [m.kind for m in world.manifests] == [SnapshotKind.ANCHOR] + [SnapshotKind.DELTA] * 11
+    assert [m.kind for m in world.manifests] == [SnapshotKind.FULL] + [SnapshotKind.DELTA] * 11
     fetched = [key for m in world.manifests for key in (s.object_key for s in m.shards)]
     assert {key: world.origin.num_gets[key] for key in fetched} == dict.fromkeys(fetched, 2)
     assert all(engine.num_whole == len(SHAPES) for engine in engines.values())
@@ -133,7 +133,7 @@ async def test_a_damaged_origin_object_stops_the_relay_with_its_name(world):
     assert not await store.keys("weights/00000001/delta/manifest")
 
 
-@pytest.mark.parametrize("what", ["delta", "torn", "manifest", "fold", "gone"])
+@pytest.mark.parametrize("what", ["delta", "torn", "manifest", "merged", "gone"])
 async def test_damage_in_the_region_is_repaired_without_the_trainer(world, what):
     relay, store = await world.region("west")
     await world.steps(12)
@@ -146,8 +146,8 @@ async def test_damage_in_the_region_is_repaired_without_the_trainer(world, what)
             await store.tear(world.manifests[10].shards[0].object_key)
         case "manifest":
             await store.damage(await manifest_in(store, "00000010/delta"))
-        case "fold":
-            await store.damage(next(key for key in keys if "fold" in key))
+        case "merged":
+            await store.damage(next(key for key in keys if "merged" in key))
         case "gone":
             for key in keys:
                 await store.delete(key)
@@ -202,7 +202,7 @@ async def test_a_receiver_whose_own_copy_rots_starts_from_an_anchor(world):
     await world.steps(3)
     await world.relay(relay)
     await world.wake(receiver)
-    receiver._mirror.image.tensors["embed"][0, 7] ^= 1
+    receiver._weights.snapshot.tensors["embed"][0, 7] ^= 1
     await world.step()
     await world.relay(relay)
     await world.wake(receiver)

@@ -12,13 +12,13 @@ from tests.sim.sync.test_sync_publisher_ranks import Ranks, prepare, publisher
 
 from penstock.actors.sync_relay.core.flat_snapshot import tensor_table
 from penstock.actors.sync_relay.core.head import StaleTokenError
-from penstock.actors.sync_relay.publish import publisher_rank, ranked_publisher
+from penstock.actors.sync_relay.publish import multi_rank_publisher, rank_actor
 from penstock.actors.sync_relay.publish.handover import Handover
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest
 from penstock.messages.errors import DeadlineError
 from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind
-from penstock.messages.weights import ShipWeights
+from penstock.messages.weights import UploadWeights
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ async def ranks(tmp_path):
 async def test_what_a_failed_attempt_left_is_not_committed_in_the_next_ones_place(
     ranks, monkeypatch
 ):
-    """The swap fails when all receipts and proofs are there; then there are other weights."""
+    """The swap fails when all uploads and verifications are there; then there are other weights."""
     target = publisher(ranks)
     await prepare(target, 0)
     history = target._committer._history
@@ -62,12 +62,12 @@ async def test_a_trainer_that_was_taken_over_writes_into_nobodys_weights(ranks):
         async for reply in ask(service, message, idle_s=idle_s):
             yield reply
 
-    new._ask = ask_after_the_old_one
+    new._request = ask_after_the_old_one
     assert (await prepare(new, 1)).target_root_digest == root_digest(weights(1))
 
 
 async def test_a_rank_killed_after_its_proof_does_not_hold_up_the_version(ranks):
-    """Its restarted self waits for a draft that the commit has deleted."""
+    """Its restarted self waits for a staged that the commit has deleted."""
     target = publisher(ranks)
     await prepare(target, 0)
     ask, num_killed = ranks.ask, 0
@@ -75,16 +75,16 @@ async def test_a_rank_killed_after_its_proof_does_not_hold_up_the_version(ranks)
     async def ask_and_kill(service, message, *, idle_s):
         nonlocal num_killed
         async for reply in ask(service, message, idle_s=idle_s):
-            if service != "ship.1" or num_killed:
+            if service != "upload.1" or num_killed:
                 yield reply
-        if service == "ship.1" and not num_killed:
+        if service == "upload.1" and not num_killed:
             num_killed += 1
-            while await ranks.store.keys("weights/00000001/delta/receipt"):
+            while await ranks.store.keys("weights/00000001/delta/attempt"):
                 await asyncio.sleep(0.01)
             await ranks.start(1)
             raise DeadlineError("its last word was lost")
 
-    target._ask = ask_and_kill
+    target._request = ask_and_kill
     async with asyncio.timeout(30.0):
         await prepare(target, 1)
         assert (await prepare(target, 2)).target_root_digest == root_digest(weights(2))
@@ -92,22 +92,22 @@ async def test_a_rank_killed_after_its_proof_does_not_hold_up_the_version(ranks)
 
 
 async def test_a_message_under_an_older_token_does_not_end_a_newer_attempt(ranks, monkeypatch):
-    monkeypatch.setattr(publisher_rank, "_BEAT_S", 0.01)
+    monkeypatch.setattr(rank_actor, "_BEAT_S", 0.01)
     table = tensor_table(weights(0))
-    serve = ranks.actors["ship.0"]
+    serve = ranks.actors["upload.0"]
     Handover(ranks.folder / "handover", 2, table).write(weights(0))
 
-    def ship(token):
-        return ShipWeights(
+    def upload(token):
+        return UploadWeights(
             policy_version=0,
             fencing_token=token,
             attempt=f"under {token}",
             tensor_table=msgspec.msgpack.encode(table),
         )
 
-    newer = serve(ship(2))
+    newer = serve(upload(2))
     assert await anext(newer) == Ack()
-    (refusal,) = [reply async for reply in serve(ship(1))]
+    (refusal,) = [reply async for reply in serve(upload(1))]
     assert isinstance(refusal, RemoteError) and refusal.kind is RemoteErrorKind.GONE
     assert await anext(newer) == Ack()
     await serve.__self__.stop(None)
@@ -144,7 +144,7 @@ def test_a_handover_that_the_disk_has_no_room_for_is_an_error_and_kills_nobody(t
 
 
 async def test_a_rank_that_works_for_ever_ends_at_a_versions_deadline(ranks, monkeypatch):
-    monkeypatch.setattr(ranked_publisher, "VERSION_S_MAX", 0.1)
+    monkeypatch.setattr(multi_rank_publisher, "VERSION_S_MAX", 0.1)
 
     async def work_for_ever(service, message, *, idle_s):
         while True:

@@ -10,20 +10,21 @@ from tests.sim.sync.rank_process import weights
 from tests.sim.sync.world import FakeContext
 
 from penstock.actors.sync_relay.core.config import WeightsConfig
-from penstock.actors.sync_relay.core.flat_snapshot import Image, tensor_table
-from penstock.actors.sync_relay.publish import publisher_rank, ranked_publisher
+from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot, tensor_table
+from penstock.actors.sync_relay.core.store_io import StoreIO
+from penstock.actors.sync_relay.publish import multi_rank_publisher, rank_actor
 from penstock.actors.sync_relay.publish.handover import Handover
 from penstock.actors.sync_relay.publish.history import read_back
+from penstock.actors.sync_relay.publish.multi_rank_publisher import MultiRankPublisher
 from penstock.actors.sync_relay.publish.publisher import Publisher
-from penstock.actors.sync_relay.publish.publisher_rank import PublisherRank
-from penstock.actors.sync_relay.publish.ranked_publisher import RankedPublisher
-from penstock.actors.sync_relay.publish.spans import cut_spans, share_out
+from penstock.actors.sync_relay.publish.rank_actor import RankActor
+from penstock.actors.sync_relay.publish.spans import assign_shards, cut_spans
 from penstock.infra.run.config_file import parse_config, read_toml
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest
 from penstock.messages.errors import ConfigError, DeadlineError, NotFoundError, RemoteCallError
 from penstock.messages.rpc import Ack, RemoteError
-from penstock.messages.weights import ShipWeights
+from penstock.messages.weights import UploadWeights
 
 NUM_RANKS = 2
 
@@ -39,7 +40,7 @@ class Ranks:
         self.num_deaf = 0
 
     async def start(self, rank):
-        actor = PublisherRank(rank, NUM_RANKS, self.folder / "handover")
+        actor = RankActor(rank, NUM_RANKS, self.folder / "handover")
         await actor.start(FakeContext(self.store))
         self.actors |= actor.services()
 
@@ -63,7 +64,7 @@ async def ranks(tmp_path):
 
 
 def publisher(ranks):
-    return RankedPublisher(ranks.store, NUM_RANKS, ranks.folder / "handover", ranks.ask)
+    return MultiRankPublisher(ranks.store, NUM_RANKS, ranks.folder / "handover", ranks.ask)
 
 
 async def prepare(target, version, tensors=None):
@@ -72,7 +73,7 @@ async def prepare(target, version, tensors=None):
 
 
 async def test_ranks_publish_the_digests_that_one_process_publishes(ranks):
-    many, one = publisher(ranks), Publisher(MemoryStore())
+    many, one = publisher(ranks), Publisher(StoreIO(MemoryStore()))
     for version in range(4):
         manifest, plain = await prepare(many, version), await prepare(one, version)
         assert manifest.target_root_digest == plain.target_root_digest
@@ -80,8 +81,8 @@ async def test_ranks_publish_the_digests_that_one_process_publishes(ranks):
         assert manifest.num_changed == plain.num_changed
         assert manifest.config_json == plain.config_json
     assert await prepare(many, 3) == manifest
-    image, _ = await read_back(ranks.store, 3, asyncio.sleep, asyncio.to_thread)
-    assert root_digest(image.tensors) == root_digest(weights(3))
+    flat, _ = await read_back(StoreIO(ranks.store, asyncio.sleep, asyncio.to_thread), 3)
+    assert root_digest(flat.tensors) == root_digest(weights(3))
 
 
 async def test_a_rank_that_is_away_is_asked_again_and_a_restarted_one_goes_on(ranks):
@@ -106,23 +107,23 @@ async def test_a_restarted_trainer_publishes_a_version_again_and_the_next(ranks)
 async def test_a_new_attempt_ends_the_old_one_and_an_old_one_asked_again_does_nothing_twice(
     ranks, monkeypatch
 ):
-    monkeypatch.setattr(publisher_rank, "_BEAT_S", 0.01)
-    serve = ranks.actors["ship.0"]
+    monkeypatch.setattr(rank_actor, "_BEAT_S", 0.01)
+    serve = ranks.actors["upload.0"]
     Handover(ranks.folder / "handover", 1, tensor_table(weights(0))).write(weights(0))
 
-    def ship(attempt):
+    def upload(attempt):
         table = msgspec.msgpack.encode(tensor_table(weights(0)))
-        return ShipWeights(policy_version=0, fencing_token=1, attempt=attempt, tensor_table=table)
+        return UploadWeights(policy_version=0, fencing_token=1, attempt=attempt, tensor_table=table)
 
-    old = serve(ship("a"))
-    assert [await anext(old), await anext(serve(ship("a")))] == [Ack(), Ack()]
-    new = serve(ship("b"))
+    old = serve(upload("a"))
+    assert [await anext(old), await anext(serve(upload("a")))] == [Ack(), Ack()]
+    new = serve(upload("b"))
     assert await anext(new) == Ack()
     with pytest.raises(RemoteCallError, match="a newer attempt took over"):
         async for reply in old:
             if isinstance(reply, RemoteError):
                 raise RemoteCallError(reply.kind, reply.error)
-    await ranks.actors["ship.0"].__self__.stop(None)
+    await ranks.actors["upload.0"].__self__.stop(None)
 
 
 async def test_a_rank_that_fails_ends_the_commit_with_its_words(ranks):
@@ -132,9 +133,9 @@ async def test_a_rank_that_fails_ends_the_commit_with_its_words(ranks):
 
 
 async def test_a_rank_that_never_answers_is_given_up(ranks, monkeypatch):
-    monkeypatch.setattr(ranked_publisher, "_NUM_ASKS_MAX", 2)
+    monkeypatch.setattr(multi_rank_publisher, "_NUM_REQUESTS_MAX", 2)
     ranks.num_deaf = 10**6
-    with pytest.raises(DeadlineError, match=r"ship\.\d: no reply"):
+    with pytest.raises(DeadlineError, match=r"upload\.\d: no reply"):
         await prepare(publisher(ranks), 0)
 
 
@@ -144,11 +145,11 @@ def test_a_handed_over_snapshot_is_read_in_any_layout(tmp_path):
     room = Handover(tmp_path, 1, table)
     room.write(weights(1) | {"odd": tensors["odd"], "void": tensors["void"]})
     room.write(tensors)
-    image = Image.of(tensors)
-    for layout in share_out(table, 3, cut_spans(table, 2), 50):
+    flat = FlatSnapshot.of(tensors)
+    for layout in assign_shards(table, 3, cut_spans(table, 2), 50):
         parts = room.read(layout)
         for runs, part in zip(layout, parts, strict=True):
-            assert np.array_equal(part, image.part(runs))
+            assert np.array_equal(part, flat.part(runs))
     other = Handover(tmp_path, 1, tensor_table({"a": np.zeros(3, np.uint8)}))
     with pytest.raises(ValueError, match="expected 3 bytes"):
         other.read([])

@@ -10,21 +10,21 @@ import pytest
 from tests.sim.sync.rank_process import TABLE, boxes, weights
 from tests.sim.sync.world import FakeContext, FakeEngine, manifest_in
 
-from penstock.actors.sync_relay.core import transfer
+from penstock.actors.sync_relay.core import store_io
 from penstock.actors.sync_relay.core.catalog import Catalog
 from penstock.actors.sync_relay.core.digests import add_to_digest
-from penstock.actors.sync_relay.core.flat_snapshot import Image, TensorSpec, cut, find_runs
+from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot, TensorSpec, cut, find_runs
 from penstock.actors.sync_relay.core.head import StaleTokenError, read_head
-from penstock.actors.sync_relay.core.transfer import DamagedStoreError
-from penstock.actors.sync_relay.publish.attempt import receipts_prefix
+from penstock.actors.sync_relay.core.store_io import DamagedStoreError, StoreIO
+from penstock.actors.sync_relay.publish.attempt import attempt_prefix
 from penstock.actors.sync_relay.publish.committer import Committer
 from penstock.actors.sync_relay.publish.history import read_back
-from penstock.actors.sync_relay.publish.ranks import RankPublisher
-from penstock.actors.sync_relay.publish.spans import cut_spans, share_out
-from penstock.actors.sync_relay.publish.verifier import Prover
+from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
+from penstock.actors.sync_relay.publish.spans import assign_shards, cut_spans
+from penstock.actors.sync_relay.publish.verifier import SpanVerifier
 from penstock.actors.sync_relay.region.relay import Relay
 from penstock.actors.sync_relay.replica.receiver import Receiver
-from penstock.actors.sync_relay.replica.weight_replica import Mirror
+from penstock.actors.sync_relay.replica.weight_replica import WeightReplica
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest, run_element_sum
@@ -32,7 +32,7 @@ from penstock.messages.errors import CorruptDataError, DeadlineError, NotFoundEr
 from penstock.messages.weights import Extent, SnapshotKind, WeightsRelayed
 
 NUM_RANKS = 3
-NUM_PROVERS = 2
+NUM_VERIFIERS = 2
 
 
 class Rank:
@@ -68,10 +68,10 @@ def ranks(tmp_path):
         rank.kill()
 
 
-def ship(ranks, version, token):
+def upload(ranks, version, token):
     for rank in ranks:
-        rank.say(f"ship {version} {token}")
-    assert [rank.hear() for rank in ranks] == [f"shipped {version}"] * len(ranks)
+        rank.say(f"upload {version} {token}")
+    assert [rank.hear() for rank in ranks] == [f"uploaded {version}"] * len(ranks)
 
 
 async def no_sleep(duration_s):
@@ -79,35 +79,37 @@ async def no_sleep(duration_s):
 
 
 class Trainer:
-    """A committer, and the provers that work for it."""
+    """A committer, and the verifiers that work for it."""
 
-    def __init__(self, store, num_ranks=NUM_RANKS, table=TABLE, num_provers=NUM_PROVERS):
-        spans = cut_spans(table, num_provers)
-        self.committer = Committer(store, num_ranks, table, spans)
-        self.provers = [Prover(store, number, span) for number, span in enumerate(spans)]
+    def __init__(self, store, num_ranks=NUM_RANKS, table=TABLE, num_verifiers=NUM_VERIFIERS):
+        spans = cut_spans(table, num_verifiers)
+        self.committer = Committer(StoreIO(store), num_ranks, table, spans)
+        self.verifiers = [
+            SpanVerifier(StoreIO(store), number, span) for number, span in enumerate(spans)
+        ]
         self.begin = self.committer.begin
 
     async def commit(self, version, wait_s=5.0):
-        """Let the provers prove until the commit ends, one way or the other."""
+        """Let the verifiers verify until the commit ends, one way or the other."""
         token = await self.begin()
-        proofs = [
-            asyncio.create_task(prover.prove(version, token, wait_s=wait_s))
-            for prover in self.provers
+        verifications = [
+            asyncio.create_task(verifier.verify(version, token, wait_s=wait_s))
+            for verifier in self.verifiers
         ]
         try:
             return await self.committer.commit(version, optimizer_step=version, wait_s=wait_s)
         finally:
-            for proof in proofs:
-                proof.cancel()
-            await asyncio.gather(*proofs, return_exceptions=True)
+            for verification in verifications:
+                verification.cancel()
+            await asyncio.gather(*verifications, return_exceptions=True)
 
 
-async def image_of(store, version):
+async def snapshot_of(store, version):
     catalog = Catalog(store)
     await catalog.refresh()
-    mirror = Mirror(store, catalog)
-    await mirror.advance(version, FakeContext(store))
-    return mirror.image
+    replica = WeightReplica(store, catalog)
+    await replica.advance(version, FakeContext(store))
+    return replica.snapshot
 
 
 async def test_ranks_upload_apart_and_receivers_end_bit_exact(tmp_path, ranks):
@@ -116,22 +118,22 @@ async def test_ranks_upload_apart_and_receivers_end_bit_exact(tmp_path, ranks):
     trainer = Trainer(store)
     token = await trainer.begin()
     for version in range(2):
-        ship(ranks, version, token)
+        upload(ranks, version, token)
         manifest = await trainer.commit(version)
         target = weights(version)
-        assert manifest.kind is (SnapshotKind.DELTA if version else SnapshotKind.ANCHOR)
+        assert manifest.kind is (SnapshotKind.DELTA if version else SnapshotKind.FULL)
         assert manifest.target_root_digest == root_digest(target)
-        image = await image_of(store, version)
-        assert all(np.array_equal(image.tensors[name], target[name]) for name in target)
-        sums = (run_element_sum(run.start, image.part([run])) for run in cut(TABLE, 97))
+        flat = await snapshot_of(store, version)
+        assert all(np.array_equal(flat.tensors[name], target[name]) for name in target)
+        sums = (run_element_sum(run.start, flat.part([run])) for run in cut(TABLE, 97))
         assert manifest.target_element_digest == add_to_digest("", sum(sums))
     assert len([shard for shard in manifest.shards if shard.codec != "table"]) == 3 * NUM_RANKS
-    assert not [key for key in await store.keys("weights/") if "receipt" in key]
+    assert not [key for key in await store.keys("weights/") if "attempt" in key]
 
     ranks[1].say("stall 2")
     for rank in ranks:
-        rank.say(f"ship 2 {token}")
-    assert [rank.hear() for rank in ranks] == ["shipped 2", "stalled", "shipped 2"]
+        rank.say(f"upload 2 {token}")
+    assert [rank.hear() for rank in ranks] == ["uploaded 2", "stalled", "uploaded 2"]
     ranks[1].kill()
     with pytest.raises(DeadlineError, match=r"1 of 3 ranks of weights 2 left nothing .*\[1\]"):
         await trainer.commit(2, wait_s=0.2)
@@ -139,20 +141,20 @@ async def test_ranks_upload_apart_and_receivers_end_bit_exact(tmp_path, ranks):
     assert not await store.keys("weights/00000002/delta/manifest")
 
     ranks[1] = Rank(tmp_path, 1)
-    ship(ranks[1:2], 2, token)
+    upload(ranks[1:2], 2, token)
     manifest = await trainer.commit(2)
     assert manifest.num_changed == sum(
         np.count_nonzero(new != old)
         for new, old in zip(weights(2).values(), weights(1).values(), strict=True)
     )
     assert (await read_head(store)).root_digest == root_digest(weights(2))
-    image = await image_of(store, 2)
-    assert root_digest(image.tensors) == root_digest(weights(2))
+    flat = await snapshot_of(store, 2)
+    assert root_digest(flat.tensors) == root_digest(weights(2))
 
 
 def local_ranks(store, layouts):
     return [
-        RankPublisher(store, number, TABLE, layout, sleep=no_sleep)
+        RankPublisher(StoreIO(store, no_sleep), number, TABLE, layout)
         for number, layout in enumerate(layouts)
     ]
 
@@ -164,11 +166,11 @@ def layouts(num_ranks=NUM_RANKS):
     ]
 
 
-async def ship_all(publishers, version, token, tensors=None):
-    image = Image.of(weights(version) if tensors is None else tensors)
+async def upload_all(publishers, version, token, tensors=None):
+    flat = FlatSnapshot.of(weights(version) if tensors is None else tensors)
     for publisher in publishers:
-        parts = [image.part(runs) for runs in publisher._layout]
-        await publisher.ship(version, token, parts)
+        parts = [flat.part(runs) for runs in publisher._layout]
+        await publisher.upload(version, token, parts)
 
 
 async def test_relays_and_receivers_take_what_ranks_published_as_anything_else():
@@ -181,45 +183,45 @@ async def test_relays_and_receivers_take_what_ranks_published_as_anything_else()
     token = await trainer.begin()
     publishers = local_ranks(origin, layouts())
     for version in range(10):
-        await ship_all(publishers, version, token)
+        await upload_all(publishers, version, token)
         manifest = await trainer.commit(version)
         await relay.on_weights_published(manifest, context)
         event = WeightsRelayed(region="west", policy_version=version, num_bytes=0, fetch_ms=0.0)
         await receiver.on_weights_relayed(event, context)
         assert root_digest(engine.live) == root_digest(weights(version))
-    assert await manifest_in(local, "00000008/fold-00000000")
+    assert await manifest_in(local, "00000008/merged-00000000")
 
 
 async def test_an_attempt_under_an_old_token_is_not_mixed_into_a_new_one():
-    """All ranks ship; before the commit another committer takes over, with other weights."""
+    """All ranks upload; before the commit another committer takes over, with other weights."""
     store = MemoryStore()
     first, second = (Trainer(store) for _ in range(2))
     publishers = local_ranks(store, layouts())
     token = await first.begin()
-    await ship_all(publishers, 0, token)
+    await upload_all(publishers, 0, token)
     await first.commit(0)
-    await ship_all(publishers, 1, token)
+    await upload_all(publishers, 1, token)
     newer = await second.begin()
     assert newer == token + 1
     with pytest.raises(DeadlineError, match="3 of 3 ranks"):
         await second.commit(1, wait_s=0.0)
     with pytest.raises(StaleTokenError, match=f"token {token}, the head's is {newer}"):
-        await ship_all(publishers, 1, token)
+        await upload_all(publishers, 1, token)
     with pytest.raises(StaleTokenError):
         await first.commit(1)
-    await ship_all(publishers, 1, newer, weights(3))
+    await upload_all(publishers, 1, newer, weights(3))
     manifest = await second.commit(1)
     assert manifest.target_root_digest == root_digest(weights(3))
-    await ship_all(publishers, 2, newer, weights(4))
+    await upload_all(publishers, 2, newer, weights(4))
     await second.commit(2)
-    assert (await image_of(store, 2)).digest() == root_digest(weights(4))
+    assert (await snapshot_of(store, 2)).digest() == root_digest(weights(4))
 
 
 async def test_a_committer_that_died_before_the_swap_is_followed_by_one_that_commits(monkeypatch):
     store = MemoryStore()
     publishers = local_ranks(store, layouts())
     dying = Trainer(store)
-    await ship_all(publishers, 0, await dying.begin())
+    await upload_all(publishers, 0, await dying.begin())
 
     async def die(*arguments):
         raise ConnectionResetError("killed before the swap")
@@ -229,7 +231,7 @@ async def test_a_committer_that_died_before_the_swap_is_followed_by_one_that_com
         await dying.commit(0)
     assert (await read_head(store)).policy_version == -1
     again = Trainer(store)
-    await ship_all(publishers, 0, await again.begin())
+    await upload_all(publishers, 0, await again.begin())
     await again.commit(0)
     assert (await read_head(store)).root_digest == root_digest(weights(0))
 
@@ -237,9 +239,9 @@ async def test_a_committer_that_died_before_the_swap_is_followed_by_one_that_com
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        (lambda held: held[0].pop(), "elements 1569 to 1575 came from nobody"),
+        (lambda held: held[0].pop(), "elements 1569 to 1575 came from no rank"),
         (lambda held: held[1].append(held[0][0]), "came from two ranks"),
-        (lambda held: held[2][1].pop(), "elements 1558 to 1569 came from nobody"),
+        (lambda held: held[2][1].pop(), "elements 1558 to 1569 came from no rank"),
     ],
 )
 async def test_parts_that_do_not_make_a_whole_are_refused(change, error):
@@ -248,30 +250,30 @@ async def test_parts_that_do_not_make_a_whole_are_refused(change, error):
     change(held)
     held = [[runs for runs in layout if runs] for layout in held]
     trainer = Trainer(store)
-    await ship_all(local_ranks(store, held), 0, await trainer.begin())
+    await upload_all(local_ranks(store, held), 0, await trainer.begin())
     with pytest.raises(CorruptDataError, match=error):
         await trainer.commit(0)
     assert (await read_head(store)).policy_version == -1
 
 
 async def test_wrong_receipts_and_early_ranks_are_refused(monkeypatch):
-    monkeypatch.setattr(transfer, "_GET_BACKOFF_S", 0.0)
+    monkeypatch.setattr(store_io, "_GET_BACKOFF_S", 0.0)
     store = MemoryStore()
     trainer = Trainer(store, 1)
     token = await trainer.begin()
     (publisher,) = local_ranks(store, layouts(1))
     with pytest.raises(NotFoundError, match="weights 4: not committed"):
-        await ship_all([publisher], 5, token)
+        await upload_all([publisher], 5, token)
     with pytest.raises(ValueError, match="rank 0: expected parts of"):
-        await publisher.ship(0, token, [np.zeros(3, np.uint16)])
-    await store.put(f"{receipts_prefix(0, token)}00000", b"junk")
-    with pytest.raises(DamagedStoreError, match="not a receipt"):
+        await publisher.upload(0, token, [np.zeros(3, np.uint16)])
+    await store.put(f"{attempt_prefix(0, token)}00000", b"junk")
+    with pytest.raises(DamagedStoreError, match="not a RankUpload"):
         await trainer.commit(0)
-    await ship_all([publisher], 0, token)
+    await upload_all([publisher], 0, token)
     await trainer.commit(0)
     other = (*TABLE[:2], TensorSpec("scale", "<u4", (3, 7)))
-    stranger = RankPublisher(store, 0, other, layouts(1)[0], sleep=no_sleep)
-    await ship_all([stranger], 1, token)
+    stranger = RankPublisher(StoreIO(store, no_sleep), 0, other, layouts(1)[0])
+    await upload_all([stranger], 1, token)
     with pytest.raises(CorruptDataError, match="rank 0: its table of tensors is another"):
         await trainer.commit(1)
 
@@ -302,22 +304,22 @@ async def test_of_two_committers_in_one_version_the_fenced_one_leaves_what_was_c
     store = MemoryStore()
     first, second = (Trainer(store) for _ in range(2))
     token = await first.begin()
-    await ship_all(local_ranks(store, layouts()), 0, token)
+    await upload_all(local_ranks(store, layouts()), 0, token)
     await first.commit(0)
-    await ship_all(local_ranks(store, layouts()), 1, token)
+    await upload_all(local_ranks(store, layouts()), 1, token)
     known = first.committer._history.known
 
     async def look_then_be_overtaken(version):
         found = await known(version)
-        await ship_all(local_ranks(store, layouts()), 1, await second.begin(), weights(3))
+        await upload_all(local_ranks(store, layouts()), 1, await second.begin(), weights(3))
         await second.commit(1)
         return found
 
     first.committer._history.known = look_then_be_overtaken
     with pytest.raises(StaleTokenError):
         await first.commit(1)
-    image, manifest = await read_back(store, 1, no_sleep, asyncio.to_thread)
-    assert image.digest() == root_digest(weights(3))
+    flat, manifest = await read_back(StoreIO(store, no_sleep, asyncio.to_thread), 1)
+    assert flat.digest() == root_digest(weights(3))
     assert manifest.target_root_digest == (await read_head(store)).root_digest
 
 
@@ -328,7 +330,7 @@ class CountingStore(MemoryStore):
 
     async def get(self, key):
         data = await super().get(key)
-        if not any(word in key for word in ("receipt", "head", "manifest")):
+        if not any(word in key for word in ("attempt", "head", "manifest")):
             self.num_bytes += len(data)
         return data
 
@@ -339,12 +341,12 @@ async def test_a_rank_that_ships_again_reads_nothing_back():
     token = await trainer.begin()
     publishers = local_ranks(store, layouts())
     for version in range(3):
-        await ship_all(publishers, version, token)
+        await upload_all(publishers, version, token)
         await trainer.commit(version)
     store.num_bytes = 0
     for _ in range(2):
-        await ship_all(publishers, 3, token)
-    await ship_all(publishers, 3, await Trainer(store).begin())
+        await upload_all(publishers, 3, token)
+    await upload_all(publishers, 3, await Trainer(store).begin())
     assert store.num_bytes == 0
 
 
@@ -354,10 +356,10 @@ async def test_a_receipt_that_comes_late_goes_with_the_next_version():
     token = await trainer.begin()
     publishers = local_ranks(store, layouts())
     for version in range(3):
-        await ship_all(publishers, version, token)
+        await upload_all(publishers, version, token)
         await trainer.commit(version)
-        await ship_all(local_ranks(store, layouts())[:1], version, token)
-    left = [key for key in await store.keys("weights/") if "receipt" in key]
+        await upload_all(local_ranks(store, layouts())[:1], version, token)
+    left = [key for key in await store.keys("weights/") if "attempt" in key]
     assert [key.split("/")[1] for key in left] == ["00000002"]
 
 
@@ -367,10 +369,10 @@ async def test_a_rank_may_hold_a_tensor_without_elements():
     trainer = Trainer(store, 1, table)
     token = await trainer.begin()
     layout = [find_runs(table, spec.name, ()) for spec in table]
-    publisher = RankPublisher(store, 0, table, layout, sleep=no_sleep)
+    publisher = RankPublisher(StoreIO(store, no_sleep), 0, table, layout)
     for version in range(2):
         tensors = weights(version) | {"void": np.zeros((0, 4), np.uint32)}
-        await publisher.ship(version, token, [tensors[spec.name].reshape(-1) for spec in table])
+        await publisher.upload(version, token, [tensors[spec.name].reshape(-1) for spec in table])
         manifest = await trainer.commit(version)
         assert manifest.target_root_digest == root_digest(tensors)
 
@@ -380,16 +382,16 @@ async def test_shards_against_another_base_are_the_ranks_fault_not_the_stores():
     trainer = Trainer(store)
     token = await trainer.begin()
     publishers = local_ranks(store, layouts())
-    await ship_all(publishers, 0, token)
+    await upload_all(publishers, 0, token)
     await trainer.commit(0)
-    publishers[0]._committed = 0, [part ^ 1 for part in publishers[0]._shipped[2]]
-    await ship_all(publishers, 1, token)
+    publishers[0]._committed = 0, [part ^ 1 for part in publishers[0]._uploaded[2]]
+    await upload_all(publishers, 1, token)
     with pytest.raises(CorruptDataError):
         await trainer.commit(1)
 
 
 async def test_provers_take_back_an_attempt_that_came_to_nothing(monkeypatch):
-    """Every second commit dies at the swap; other weights are then shipped for that version."""
+    """Every second commit dies at the swap; other weights are then uploaded for that version."""
     store = CountingStore()
     trainer, publishers = Trainer(store), local_ranks(store, layouts())
     commit = trainer.committer._history.commit
@@ -399,13 +401,13 @@ async def test_provers_take_back_an_attempt_that_came_to_nothing(monkeypatch):
 
     for version in range(3):
         token = await trainer.begin()
-        await ship_all(publishers, version, token, weights(9))
+        await upload_all(publishers, version, token, weights(9))
         monkeypatch.setattr(trainer.committer._history, "commit", die)
         with pytest.raises(ConnectionResetError):
             await trainer.commit(version)
         monkeypatch.setattr(trainer.committer._history, "commit", commit)
         store.num_bytes = 0
-        await ship_all(publishers, version, token)
+        await upload_all(publishers, version, token)
         manifest = await trainer.commit(version)
         assert manifest.target_root_digest == root_digest(weights(version))
         assert store.num_bytes == sum(s.num_bytes for s in manifest.shards if s.extents)
@@ -415,19 +417,19 @@ async def test_a_shard_of_two_provers_is_refused():
     store, run = MemoryStore(), Extent(0, sum(spec.size for spec in TABLE[:2]))
     held = [[[run], find_runs(TABLE, "scale", ())]]
     trainer = Trainer(store, 1)
-    await ship_all(local_ranks(store, held), 0, await trainer.begin())
-    with pytest.raises(CorruptDataError, match=r"Extent\(.* is of more than one prover"):
+    await upload_all(local_ranks(store, held), 0, await trainer.begin())
+    with pytest.raises(CorruptDataError, match=r"Extent\(.* is of more than one verifier"):
         await trainer.commit(0)
 
 
-@pytest.mark.parametrize(("num_ranks", "num_provers"), [(1, 1), (3, 2), (5, 9), (40, 3)])
-async def test_any_number_of_ranks_and_provers_gives_the_digest_of_one(num_ranks, num_provers):
+@pytest.mark.parametrize(("num_ranks", "num_verifiers"), [(1, 1), (3, 2), (5, 9), (40, 3)])
+async def test_any_number_of_ranks_and_provers_gives_the_digest_of_one(num_ranks, num_verifiers):
     store = MemoryStore()
-    trainer = Trainer(store, num_ranks, num_provers=num_provers)
-    held = share_out(TABLE, num_ranks, cut_spans(TABLE, num_provers), 100)
+    trainer = Trainer(store, num_ranks, num_verifiers=num_verifiers)
+    held = assign_shards(TABLE, num_ranks, cut_spans(TABLE, num_verifiers), 100)
     publishers = local_ranks(store, held)
     for version in range(2):
-        await ship_all(publishers, version, await trainer.begin())
+        await upload_all(publishers, version, await trainer.begin())
         manifest = await trainer.commit(version)
         assert manifest.target_root_digest == root_digest(weights(version))
-        assert (await image_of(store, version)).digest() == root_digest(weights(version))
+        assert (await snapshot_of(store, version)).digest() == root_digest(weights(version))

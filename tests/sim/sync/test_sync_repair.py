@@ -39,24 +39,24 @@ async def step(world, relay, receiver):
 
 async def test_repair_traffic_is_the_damaged_tiles_alone(west):
     world, relay, store, receiver, engine = west
-    mirror = receiver._mirror.image.tensors
-    mirror["big"][1, 7] ^= 1
-    mirror["big"][4, :9] ^= 0x8000
-    mirror["tail"][-1] ^= 4
+    replica = receiver._weights.snapshot.tensors
+    replica["big"][1, 7] ^= 1
+    replica["big"][4, :9] ^= 0x8000
+    replica["tail"][-1] ^= 4
     fetched = dict(store.num_gets)
     await step(world, relay, receiver)
     assert world.converged(engine)
     damaged = 2 * TILE_BYTES + 2 * 100
     assert damaged <= world.context.num_tile_bytes <= 2 * damaged
     assert world.context.gauges["digest_mismatches"] == 1
-    anchors = [key for key in store.num_gets if "anchor/" in key and "manifest" not in key]
-    read_by_receiver = {key: store.num_gets[key] - fetched.get(key, 0) for key in anchors}
+    full_versions = [key for key in store.num_gets if "full/" in key and "manifest" not in key]
+    read_by_receiver = {key: store.num_gets[key] - fetched.get(key, 0) for key in full_versions}
     assert all(number <= 1 for number in read_by_receiver.values())  # the relay's own rebuild
 
 
 async def test_with_nobody_to_ask_a_rotten_copy_begins_from_an_anchor(west):
     world, relay, _store, receiver, engine = west
-    receiver._mirror.image.tensors["small"][3] ^= 1
+    receiver._weights.snapshot.tensors["small"][3] ^= 1
     world.context.services.clear()
     await step(world, relay, receiver)
     assert world.converged(engine)
@@ -74,14 +74,14 @@ async def test_wrong_tiles_are_not_written(west):
             yield type(reply)(tile=reply.tile, data=reply.data[:-1] + b"?")
 
     world.context.services["tiles.west"] = wrong
-    receiver._mirror.image.tensors["big"][0, 0] ^= 1
+    receiver._weights.snapshot.tensors["big"][0, 0] ^= 1
     await step(world, relay, receiver)
     assert world.converged(engine)
 
 
 async def test_a_damaged_table_of_digests_is_no_reason_to_trust_the_copy(west):
     world, relay, store, receiver, engine = west
-    receiver._mirror.image.tensors["big"][0, 0] ^= 1
+    receiver._weights.snapshot.tensors["big"][0, 0] ^= 1
     key = world.manifests[2].digests.object_key
     await store.damage(key)
     await world.origin.damage(key)

@@ -7,7 +7,7 @@ from tests.sim.sync.world import FakeContext, World
 
 from penstock.actors.runtime.clock import run_virtual
 from penstock.actors.sync_relay.core.head import NO_HEAD, read_head, read_head_after
-from penstock.actors.sync_relay.region.compactor import Keeper
+from penstock.actors.sync_relay.region.compactor import Compactor
 from penstock.actors.sync_relay.region.relay import Relay
 from penstock.infra.stores.memory import MemoryStore
 
@@ -78,10 +78,10 @@ def test_a_relay_that_joins_late_does_not_fetch_version_0_beside_the_newer_ancho
     async def main():
         world = World(lambda name: MemoryStore())
         await world.steps(66)
-        keeper = Keeper(1)
-        await keeper.start(world.context)
+        compactor = Compactor(1)
+        await compactor.start(world.context)
         for manifest in world.manifests:
-            await keeper.on_weights_published(manifest, world.context)
+            await compactor.on_weights_published(manifest, world.context)
         relay, context = await far_relay(world)
         await relay.on_weights_published(world.manifests[0], context)
         assert relay._version == 65

@@ -10,13 +10,14 @@ from tests.sim.sync.world import SHAPES, FakeEngine, World, bits, offload
 
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
-from penstock.actors.sync_relay.core.flat_snapshot import Image, tensor_table
+from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot, tensor_table
 from penstock.actors.sync_relay.core.head import StaleTokenError
+from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.committer import Committer
 from penstock.actors.sync_relay.publish.publisher import Publisher
-from penstock.actors.sync_relay.publish.ranks import RankPublisher
-from penstock.actors.sync_relay.publish.spans import cut_spans, share_out
-from penstock.actors.sync_relay.publish.verifier import Prover
+from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
+from penstock.actors.sync_relay.publish.spans import assign_shards, cut_spans
+from penstock.actors.sync_relay.publish.verifier import SpanVerifier
 from penstock.actors.sync_relay.region.relay import Relay
 from penstock.actors.sync_relay.replica.receiver import Receiver
 from penstock.infra.bus.memory.bus import MemoryBus
@@ -34,30 +35,28 @@ class Ranks:
     """A publisher of several ranks, one of which is a new one now and then."""
 
     def __init__(self, store, num_ranks, dice, table) -> None:
-        self._store, self._dice, self._table = store, dice, table
+        self._io, self._dice, self._table = StoreIO(store, offload=offload), dice, table
         self._spans = cut_spans(table, 2)
-        self._layouts = share_out(table, num_ranks, self._spans, 500)
+        self._layouts = assign_shards(table, num_ranks, self._spans, 500)
         self._ranks = [self._rank(number) for number in range(num_ranks)]
-        self._provers = [
-            Prover(store, number, span, offload=offload) for number, span in enumerate(self._spans)
+        self._verifiers = [
+            SpanVerifier(self._io, number, span) for number, span in enumerate(self._spans)
         ]
-        self._committer = Committer(store, num_ranks, table, self._spans, offload=offload)
+        self._committer = Committer(self._io, num_ranks, table, self._spans)
         self._history = self._committer._history
 
     def _rank(self, number):
-        return RankPublisher(
-            self._store, number, self._table, self._layouts[number], offload=offload
-        )
+        return RankPublisher(self._io, number, self._table, self._layouts[number])
 
     async def prepare(self, version, snapshot, *, optimizer_step, config_json):
         token = await self._committer.begin()
-        image = Image.of(snapshot)
+        flat = FlatSnapshot.of(snapshot)
         if self._dice.random() < 0.1:
             number = self._dice.randrange(len(self._ranks))
             self._ranks[number] = self._rank(number)
-        work = [prover.prove(version, token) for prover in self._provers]
+        work = [verifier.verify(version, token) for verifier in self._verifiers]
         work += [
-            rank.ship(version, token, [image.part(runs) for runs in layout])
+            rank.upload(version, token, [flat.part(runs) for runs in layout])
             for rank, layout in zip(self._ranks, self._layouts, strict=True)
         ]
         try:
@@ -174,9 +173,9 @@ class Chaos(World):
 
     def rot(self, name: str) -> None:
         """Flip a bit in a running receiver's own copy."""
-        mirror = self.actors[name]._mirror
-        if mirror.version >= 0:
-            mirror.image.tensors["layers.0.mlp"][1, 2, self.dice.randrange(24)] ^= 1
+        replica = self.actors[name]._weights
+        if replica.version >= 0:
+            replica.snapshot.tensors["layers.0.mlp"][1, 2, self.dice.randrange(24)] ^= 1
 
     async def change_publisher(self) -> None:
         """Let a second publisher take over; the first one does not know and goes on."""
@@ -252,7 +251,7 @@ class Chaos(World):
             await self.prepare_at_last()
         return self.manifests[version]
 
-    async def settle(self, names: list[str]) -> None:
+    async def clear_changes(self, names: list[str]) -> None:
         """Let the faults end; whoever is dead is started again."""
         self.origin.num_flips = self.origin.num_full = 0
         for store in self.stores.values():
@@ -285,7 +284,7 @@ async def live(seed: int) -> None:
     names += [f"receiver {region}-0" for region in REGIONS]
     await chaos.run(names)
     names += [f"receiver {region}-1" for region in REGIONS]  # late joiners
-    await chaos.settle(names)
+    await chaos.clear_changes(names)
     for task in chaos.tasks.values():
         task.cancel()
     await asyncio.wait(chaos.tasks.values())
@@ -293,8 +292,8 @@ async def live(seed: int) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             task.exception()
     assert await chaos.is_settled(), f"seed {seed}: not all receivers hold the head"
-    anchors = [m for m in chaos.manifests if m.kind is SnapshotKind.ANCHOR]
-    assert len(anchors) == 1
+    full_versions = [m for m in chaos.manifests if m.kind is SnapshotKind.FULL]
+    assert len(full_versions) == 1
 
 
 @pytest.mark.parametrize("seed", range(NUM_FAST_SEEDS))

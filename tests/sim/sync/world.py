@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
+from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.sync_relay.region.relay import Relay
 from penstock.actors.sync_relay.replica.receiver import Receiver
@@ -220,7 +221,7 @@ class World:
             await self.step()
 
     def new_publisher(self) -> Publisher:
-        return Publisher(self.origin, sleep=self.context.sleep, offload=offload)
+        return Publisher(StoreIO(self.origin, self.context.sleep, offload))
 
     def history(self, version: int) -> int:
         """Return the bytes of the chain of deltas up to a version."""

@@ -12,6 +12,7 @@ import torch
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.waits import Waits
+from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.config import MidtrainConfig, OptimizerConfig, TrainerConfig
@@ -167,7 +168,7 @@ class World:
             self.store.objects[key] = encode_corpus(Corpus(tokens=tokens))
 
     def trainer(self) -> Trainer:
-        return Trainer(self.config, POLICY, Publisher(self.store), seed=7)
+        return Trainer(self.config, POLICY, Publisher(StoreIO(self.store)), seed=7)
 
     async def run(self) -> int:
         """Run until the run is finished; return how often the trainer was killed."""

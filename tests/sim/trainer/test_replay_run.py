@@ -8,6 +8,7 @@ import pytest
 import tomli_w
 
 from penstock.actors.runtime.host import ActorHost
+from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
 from penstock.infra.bus.jetstream.bus import NatsBus
@@ -51,7 +52,9 @@ async def train(run, world):
             for member in range(3):
                 await bus.publish(world._rollout(index, member, 0))
         for event_type in (StepCompleted, RunFinished):
-            trainer = Trainer(world.config, world.trainer()._policy_config, Publisher(store), 7)
+            trainer = Trainer(
+                world.config, world.trainer()._policy_config, Publisher(StoreIO(store)), 7
+            )
             host = ActorHost(trainer, bus, store, name="trainer", seed=7)
             task = asyncio.create_task(host.run(asyncio.Event()))
             async with asyncio.timeout(DEADLINE_S):

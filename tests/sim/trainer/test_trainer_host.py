@@ -5,6 +5,7 @@ import contextlib
 
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host import ActorHost
+from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.replay import REPLAY_TYPES, replay
@@ -40,7 +41,7 @@ class Run:
 
     def start(self, stop):
         self.num_starts += 1
-        trainer = Trainer(self.world.config, self.policy, Publisher(self.store), seed=7)
+        trainer = Trainer(self.world.config, self.policy, Publisher(StoreIO(self.store)), seed=7)
         name = f"trainer-{self.num_starts}"
         host = ActorHost(
             trainer, self.connect(name), self.store, name="trainer", seed=7, incarnation=name

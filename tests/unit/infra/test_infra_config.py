@@ -32,7 +32,7 @@ def test_the_quickstart_is_valid_and_every_purpose_is_served() -> None:
         ("store.kind='tape'", r"\$\.store\.kind"),
         ("store.kind='s3'", "bucket"),
         ("store.bucket='b'", "jetstream and s3"),
-        ("store.retain_for_replay=false", "keeper"),
+        ("store.retain_for_replay=false", "compactor"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(override: str, expected: str) -> None:

@@ -49,7 +49,10 @@ def test_a_name_that_no_host_can_have_is_refused(spec: str) -> None:
         (["sandbox.reserved_slots=-1"], r">= 0 .*\$\.sandbox\.reserved_slots"),
         (["rollout_worker.places_groups=true"], r"places_groups: expected with it the role"),
         ([*FLEET, "sandbox.reports_to_scheduler=false"], r"places_groups: .*reports_to_scheduler"),
-        ([*FLEET, 'processes.scheduler=["keeper"]'], r"places_groups: expected with it the role"),
+        (
+            [*FLEET, 'processes.scheduler=["compactor"]'],
+            r"places_groups: expected with it the role",
+        ),
         (
             [*FLEET, "pool.live_max=7", "pool.size=2"],
             r"pool\.live_max: expected .*group_size 8, got 7",

@@ -85,7 +85,7 @@ def published(version, num_bytes, num_changed):
     shard = ShardRef(shard_id=0, object_key="o", num_bytes=num_bytes, blake3="b", codec="gap")
     return WeightsPublished(
         policy_version=version, base_version=version - 1, optimizer_step=version, fencing_token=1,
-        kind=SnapshotKind.DELTA if version else SnapshotKind.ANCHOR, representation="bf16",
+        kind=SnapshotKind.DELTA if version else SnapshotKind.FULL, representation="bf16",
         base_root_digest="", target_root_digest="d", num_params=500, num_changed=num_changed,
         full_bytes=1000, shards=[shard],
     )  # fmt: skip

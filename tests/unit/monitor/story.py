@@ -90,7 +90,7 @@ def rollout(name: str, policy_version: int, outcome: Outcome) -> list[Event]:
 
 
 def version(policy_version: int, num_bytes: int, *, matches: bool = True) -> list[Event]:
-    kind = SnapshotKind.DELTA if policy_version else SnapshotKind.ANCHOR
+    kind = SnapshotKind.DELTA if policy_version else SnapshotKind.FULL
     shard = ShardRef(shard_id=0, object_key="o", num_bytes=num_bytes, blake3="b", codec="gap")
     published = WeightsPublished(
         policy_version=policy_version,

@@ -57,7 +57,7 @@ def test_regions_tell_size_ratio_pause_and_wrong_digests():
     west = folded(story()).regions["west"]
     assert west.replicas == {"west-0": 2, "west-1": 2}
     assert [(d.kind, d.num_bytes, d.ratio, d.pause_ms) for d in west.deltas] == [
-        ("anchor", 1000, 1.0, 4.0),
+        ("full", 1000, 1.0, 4.0),
         ("delta", 100, 10.0, 4.0),
         ("delta", 50, 20.0, 4.0),
     ]

@@ -9,6 +9,7 @@ import torch
 from penstock.actors.policy.checkpoint import as_numpy
 from penstock.actors.policy.snapshot import E8M0, FP8_E4M3
 from penstock.actors.sync_relay.core.kinds import representation
+from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.history import read_back
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.infra.stores.memory import MemoryStore
@@ -40,7 +41,7 @@ def snapshot(step):
 
 async def test_fp8_is_coded_by_its_exponents_and_named():
     store = MemoryStore()
-    publisher = Publisher(store, sleep=no_sleep)
+    publisher = Publisher(StoreIO(store, no_sleep))
     for version in range(3):
         manifest = await publisher.prepare(
             version, snapshot(version), optimizer_step=version, config_json=""
@@ -53,8 +54,8 @@ async def test_fp8_is_coded_by_its_exponents_and_named():
     assert headers[2].codec is delta.Codec.CLASS_GAP_ULP
     as_integers = delta.encode(*(snapshot(step)["experts"].view(np.uint8) for step in (1, 2)))
     assert manifest.shards[2].num_bytes < 0.9 * len(as_integers)
-    image, _ = await read_back(store, 2, no_sleep, _in_place)
-    assert image.digest() == root_digest(snapshot(2)) == manifest.target_root_digest
+    flat, _ = await read_back(StoreIO(store, no_sleep, _in_place), 2)
+    assert flat.digest() == root_digest(snapshot(2)) == manifest.target_root_digest
 
 
 async def _in_place(function, *args):

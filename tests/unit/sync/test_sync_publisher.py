@@ -11,16 +11,16 @@ from penstock.actors.sync_relay.core.catalog import Catalog
 from penstock.actors.sync_relay.core.digests import add_to_digest
 from penstock.actors.sync_relay.core.flat_snapshot import (
     SHARD_ELEMENTS_MAX,
-    Image,
+    FlatSnapshot,
     cut,
     tensor_table,
 )
 from penstock.actors.sync_relay.core.head import StaleTokenError, read_head
 from penstock.actors.sync_relay.core.objects import manifest_key
-from penstock.actors.sync_relay.core.transfer import DamagedStoreError, read_manifest
+from penstock.actors.sync_relay.core.store_io import DamagedStoreError, StoreIO, read_manifest
 from penstock.actors.sync_relay.publish.history import read_back
 from penstock.actors.sync_relay.publish.publisher import Publisher
-from penstock.actors.sync_relay.replica.weight_replica import Mirror
+from penstock.actors.sync_relay.replica.weight_replica import WeightReplica
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.kernels.delta import Patch
 from penstock.kernels.digest import root_digest
@@ -43,7 +43,7 @@ def store(tmp_path):
 
 
 def publisher(store):
-    return Publisher(store, sleep=no_sleep)
+    return Publisher(StoreIO(store, no_sleep))
 
 
 def versions(count, seed=0):
@@ -71,7 +71,7 @@ async def test_only_version_0_is_whole_and_the_chain_of_digests_closes(store):
     before = ""
     for version, snapshot in enumerate(versions(5)):
         manifest = await prepare(target, version, snapshot)
-        assert manifest.kind is (SnapshotKind.ANCHOR if version == 0 else SnapshotKind.DELTA)
+        assert manifest.kind is (SnapshotKind.FULL if version == 0 else SnapshotKind.DELTA)
         assert manifest.base_version == version - 1
         assert manifest.base_root_digest == before
         before = manifest.target_root_digest
@@ -103,15 +103,15 @@ async def test_a_restarted_publisher_reads_its_base_back_and_goes_on_with_a_delt
     manifest = await prepare(other, 5, history[5])
     assert (manifest.kind, manifest.fencing_token) == (SnapshotKind.DELTA, 3)
     await prepare(other, 6, history[6])
-    assert await _image(store, 6) == root_digest(history[6])
+    assert await _snapshot(store, 6) == root_digest(history[6])
 
 
-async def _image(store, version):
+async def _snapshot(store, version):
     catalog = Catalog(store)
     await catalog.refresh()
-    mirror = Mirror(store, catalog)
-    await mirror.advance(version, FakeContext(store))
-    return mirror.image.digest()
+    replica = WeightReplica(store, catalog)
+    await replica.advance(version, FakeContext(store))
+    return replica.snapshot.digest()
 
 
 async def test_a_publisher_that_was_taken_over_is_refused(store):
@@ -163,8 +163,8 @@ async def test_a_damaged_base_in_the_store_is_named(store, tmp_path):
 async def test_a_damaged_manifest_is_named(store, tmp_path):
     (first,) = versions(1)
     await prepare(publisher(store), 0, first)
-    (tmp_path / await manifest_in(store, "00000000/anchor")).write_bytes(b"junk")
-    with pytest.raises(DamagedStoreError, match="anchor/manifest-"):
+    (tmp_path / await manifest_in(store, "00000000/full")).write_bytes(b"junk")
+    with pytest.raises(DamagedStoreError, match="full/manifest-"):
         await prepare(publisher(store), 0, first)
 
 
@@ -223,8 +223,8 @@ async def test_one_that_is_overtaken_within_a_version_leaves_what_was_committed(
     with pytest.raises(PublishConflictError, match="weights 1"):
         await prepare(restarted, 1, history[1])
     await prepare(restarted, 3, other[3])
-    image, _ = await read_back(store, 3, no_sleep, asyncio.to_thread)
-    assert image.digest() == root_digest(other[3])
+    flat, _ = await read_back(StoreIO(store, no_sleep, asyncio.to_thread), 3)
+    assert flat.digest() == root_digest(other[3])
 
 
 async def test_a_commit_deletes_the_manifests_of_attempts_before_it(store, monkeypatch):
@@ -273,14 +273,14 @@ async def test_the_base_moves_only_when_a_version_is_committed(store, monkeypatc
 
 @pytest.mark.parametrize("num_elements_max", [7, 64, 1 << 24])
 async def test_every_cut_gives_the_same_digests_and_the_same_weights(store, num_elements_max):
-    target = Publisher(store, sleep=no_sleep, cut_shards=lambda t: cut(t, num_elements_max))
+    target = Publisher(StoreIO(store, no_sleep), cut_shards=lambda t: cut(t, num_elements_max))
     for version, snapshot in enumerate(versions(4)):
         manifest = await prepare(target, version, snapshot)
-        image = Image.of(snapshot)
-        assert manifest.target_element_digest == add_to_digest("", image.element_sum())
+        flat = FlatSnapshot.of(snapshot)
+        assert manifest.target_element_digest == add_to_digest("", flat.element_sum())
         assert manifest.target_root_digest == root_digest(snapshot)
     assert len(manifest.shards) == {7: 41, 64: 6, 1 << 24: 2}[num_elements_max]
-    assert await _image(store, 3) == root_digest(snapshot)
+    assert await _snapshot(store, 3) == root_digest(snapshot)
 
 
 def test_a_snapshot_is_cut_by_dtype_and_size_in_flat_coordinates():
@@ -291,22 +291,22 @@ def test_a_snapshot_is_cut_by_dtype_and_size_in_flat_coordinates():
     assert [tuple(msgspec.to_builtins(extent)) for extent in cut(table, 50)] == [
         (0, 4), (4, 50), (54, 32)
     ]  # fmt: skip
-    image = Image.of(snapshot)
-    assert image.digest() == root_digest(snapshot)
-    assert image.part([Extent(13, 2), Extent(4, 1)]).tolist() == [3, 3, 3]
+    flat = FlatSnapshot.of(snapshot)
+    assert flat.digest() == root_digest(snapshot)
+    assert flat.part([Extent(13, 2), Extent(4, 1)]).tolist() == [3, 3, 3]
     for wrong in ([Extent(0, 5)], [Extent(0, 4), Extent(4, 1)], [Extent(-1, 2)], []):
         with pytest.raises(CorruptDataError):
-            image.part(wrong)
+            flat.part(wrong)
     assert SHARD_ELEMENTS_MAX * 2 == 32 << 20
 
 
 def test_what_an_update_touched_is_told_by_tensor():
-    image = Image.of({"a": np.zeros((2, 3), np.uint16), "b": np.zeros(4, np.uint16)})
+    flat = FlatSnapshot.of({"a": np.zeros((2, 3), np.uint16), "b": np.zeros(4, np.uint16)})
     extents = [Extent(7, 3), Extent(0, 7)]
     patch = Patch(np.array([2, 8, 9, 3]), np.array([9, 7, 5, 4], np.uint16))
-    touched = image.overwrite(extents, patch)
-    again = image.overwrite(extents, Patch(np.array([9]), np.array([6], np.uint16)))
-    found = image.patches([touched, again])
+    touched = flat.overwrite(extents, patch)
+    again = flat.overwrite(extents, Patch(np.array([9]), np.array([6], np.uint16)))
+    found = flat.patches([touched, again])
     assert {n: (p.flat_indices.tolist(), p.values.tolist()) for n, p in found.items()} == {
         "a": ([0, 5], [4, 7]),
         "b": ([0, 3], [6, 9]),
@@ -327,12 +327,14 @@ class CountingArray(np.ndarray):
 
 def test_an_update_passes_over_its_changes_as_often_whatever_the_number_of_runs():
     for num_runs in (4, 512):
-        image = Image.of({"a": np.zeros((num_runs, 8), np.uint16), "b": np.zeros(3, np.uint32)})
+        flat = FlatSnapshot.of(
+            {"a": np.zeros((num_runs, 8), np.uint16), "b": np.zeros(3, np.uint32)}
+        )
         extents = [Extent(8 * row + 2, 4) for row in range(num_runs)]
         places = np.arange(0, 4 * num_runs, 3).view(CountingArray)
         CountingArray.num_passes = 0
-        image.overwrite(extents, Patch(places, np.arange(1, places.size + 1, dtype=np.uint16)))
+        flat.overwrite(extents, Patch(places, np.arange(1, places.size + 1, dtype=np.uint16)))
         assert CountingArray.num_passes <= 4
-        part = image.tensors["a"][:, 2:6].reshape(-1)
+        part = flat.tensors["a"][:, 2:6].reshape(-1)
         assert part[places.view(np.ndarray)].tolist() == list(range(1, places.size + 1))
-        assert np.count_nonzero(image.tensors["a"]) == places.size
+        assert np.count_nonzero(flat.tensors["a"]) == places.size

@@ -3,16 +3,22 @@
 import pytest
 
 from penstock.actors.sync_relay.core.leases import leased, leased_versions
-from penstock.actors.sync_relay.region.retention import NUM_ANCHORS_KEPT, Piece, due, floor, is_kept
+from penstock.actors.sync_relay.region.retention import (
+    NUM_FULL_KEPT,
+    UpdateEdge,
+    due,
+    floor,
+    is_kept,
+)
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import StoreFullError
 from penstock.messages.weights import SnapshotKind, WeightsPublished
 
-ANCHOR, DELTA, FOLD = SnapshotKind.ANCHOR, SnapshotKind.DELTA, SnapshotKind.FOLD
+FULL, DELTA, MERGED = SnapshotKind.FULL, SnapshotKind.DELTA, SnapshotKind.MERGED
 
 
 def manifest(version, kind=DELTA, base=None):
-    base = {ANCHOR: -1, DELTA: version - 1}.get(kind, base)
+    base = {FULL: -1, DELTA: version - 1}.get(kind, base)
     return WeightsPublished(
         policy_version=version, base_version=base, kind=kind, optimizer_step=version,
         fencing_token=1, representation="bf16", base_root_digest="", target_root_digest="",
@@ -22,27 +28,27 @@ def manifest(version, kind=DELTA, base=None):
 
 def held(newest):
     """Return what a store holds that made everything as it came."""
-    manifests = [manifest(0, ANCHOR)]
+    manifests = [manifest(0, FULL)]
     for version in range(1, newest + 1):
         manifests.append(manifest(version))
-        for piece in due(manifests, version):
-            manifests.append(manifest(piece.policy_version, piece.kind, piece.base_version))
+        for edge in due(manifests, version):
+            manifests.append(manifest(edge.policy_version, edge.kind, edge.base_version))
     return manifests
 
 
 def test_folds_and_anchors_come_due_at_their_versions():
     assert due(held(7), 7) == []
-    assert due([manifest(0, ANCHOR)], 8) == [Piece(8, FOLD, 0)]
+    assert due([manifest(0, FULL)], 8) == [UpdateEdge(8, MERGED, 0)]
     at_64 = due(held(63), 64)
-    assert at_64 == [Piece(64, FOLD, 56), Piece(64, FOLD, 32), Piece(64, FOLD, 0),
-                     Piece(64, ANCHOR, -1)]  # fmt: skip
+    merged = [UpdateEdge(64, MERGED, base) for base in (56, 32, 0)]
+    assert at_64 == [*merged, UpdateEdge(64, FULL, -1)]
     assert due(held(64), 64) == []
 
 
 def test_after_a_jump_only_what_will_be_kept_is_made():
-    pieces = due([manifest(0, ANCHOR), manifest(203)], 203)
-    assert min(piece.policy_version for piece in pieces) == 136
-    assert [piece for piece in pieces if piece.kind is ANCHOR] == [Piece(192, ANCHOR, -1)]
+    edges = due([manifest(0, FULL), manifest(203)], 203)
+    assert min(edge.policy_version for edge in edges) == 136
+    assert [edge for edge in edges if edge.kind is FULL] == [UpdateEdge(192, FULL, -1)]
 
 
 @pytest.mark.parametrize(
@@ -59,12 +65,12 @@ def test_the_floor_is_an_anchor_that_all_who_need_something_can_start_from(
 def test_nothing_at_the_floor_or_after_it_is_deleted():
     manifests = held(200)
     oldest = floor(manifests, [])
-    pieces = [Piece(m.policy_version, m.kind, m.base_version) for m in manifests]
-    kept = [piece for piece in pieces if is_kept(piece, oldest)]
-    anchors = [piece.policy_version for piece in kept if piece.kind is ANCHOR]
-    assert anchors == [128, 192] and len(anchors) == NUM_ANCHORS_KEPT
-    assert {p.policy_version for p in kept if p.kind is DELTA} == set(range(129, 201))
-    assert all(piece.base_version >= 128 for piece in kept if piece.kind is FOLD)
+    edges = [UpdateEdge(m.policy_version, m.kind, m.base_version) for m in manifests]
+    kept = [edge for edge in edges if is_kept(edge, oldest)]
+    full_versions = [edge.policy_version for edge in kept if edge.kind is FULL]
+    assert full_versions == [128, 192] and len(full_versions) == NUM_FULL_KEPT
+    assert {edge.policy_version for edge in kept if edge.kind is DELTA} == set(range(129, 201))
+    assert all(edge.base_version >= 128 for edge in kept if edge.kind is MERGED)
 
 
 def test_an_empty_store_has_no_floor():

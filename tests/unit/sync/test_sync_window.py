@@ -1,4 +1,4 @@
-"""How much of a version is on its way at once."""
+"""How much of a version is in flight at once."""
 
 import asyncio
 import inspect
@@ -8,11 +8,12 @@ import pytest
 
 from penstock.actors.runtime.clock import run_virtual
 from penstock.actors.sync_relay.core.flat_snapshot import TensorSpec, cut
-from penstock.actors.sync_relay.core.transfer import (
+from penstock.actors.sync_relay.core.store_io import StoreIO
+from penstock.actors.sync_relay.core.window import (
     NUM_TRANSFERS_MAX,
     NUM_TRANSFERS_MIN,
     WINDOW_BYTES,
-    bounded,
+    gather_bounded,
 )
 from penstock.actors.sync_relay.publish.committer import Committer
 from penstock.actors.sync_relay.publish.publisher import Publisher
@@ -24,7 +25,7 @@ MIB = 1 << 20
 
 
 class Link:
-    """Takes a second for everything; remembers what was on its way together."""
+    """Takes a second for everything; remembers what was in flight together."""
 
     def __init__(self):
         self.sizes: list[int] = []
@@ -44,7 +45,7 @@ def moved(sizes, *, known=True):
     async def main():
         link = Link()
         work = (link.move(number, size) for number, size in enumerate(sizes))
-        results = await bounded(work, sizes if known else None)
+        results = await gather_bounded(work, sizes if known else None)
         assert results == list(range(len(sizes)))
         return link, asyncio.get_running_loop().time()
 
@@ -75,7 +76,7 @@ def test_the_first_failure_ends_the_others():
             raise ConnectionResetError("gone")
 
         with pytest.raises(ConnectionResetError):
-            await bounded([link.move(0, 1), fail(), link.move(2, 1)], [1, 1, 1])
+            await gather_bounded([link.move(0, 1), fail(), link.move(2, 1)], [1, 1, 1])
         await asyncio.sleep(5.0)
         assert not link.together
 
@@ -93,7 +94,7 @@ def test_after_a_failure_nothing_is_left_that_was_never_awaited():
 
         waiting = [link.move(number, 1) for number in range(3 * NUM_TRANSFERS_MIN)]
         with pytest.raises(ConnectionResetError):
-            await bounded([fail(), *waiting])
+            await gather_bounded([fail(), *waiting])
         assert not any(inspect.getcoroutinestate(piece) == "CORO_CREATED" for piece in waiting)
 
     run_virtual(main())
@@ -125,7 +126,9 @@ async def _in_place(function, *args):
 def test_a_publisher_uploads_as_many_small_shards_at_once_as_the_window_takes():
     async def main():
         store = SlowStore()
-        publisher = Publisher(store, offload=_in_place, cut_shards=lambda table: cut(table, 10))
+        publisher = Publisher(
+            StoreIO(store, offload=_in_place), cut_shards=lambda table: cut(table, 10)
+        )
         snapshot = {"a": np.arange(1000, dtype=np.uint16)}
         await publisher.prepare(0, snapshot, optimizer_step=0, config_json="{}")
         assert store.most == NUM_TRANSFERS_MAX
@@ -136,7 +139,9 @@ def test_a_publisher_uploads_as_many_small_shards_at_once_as_the_window_takes():
 def test_a_committer_waits_no_longer_than_it_was_told_however_slow_the_store():
     async def main():
         table = (TensorSpec("a", "<u2", (4,)),)
-        committer = Committer(SlowStore(), 1, table, cut_spans(table, 1), offload=_in_place)
+        committer = Committer(
+            StoreIO(SlowStore(), offload=_in_place), 1, table, cut_spans(table, 1)
+        )
         await committer.begin()
         began_s = asyncio.get_running_loop().time()
         with pytest.raises(DeadlineError, match="1 of 1 ranks"):

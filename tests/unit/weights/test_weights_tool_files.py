@@ -186,13 +186,13 @@ def test_a_fold_leads_where_its_deltas_lead_and_is_smaller(tmp_path, state, caps
     deltas = [tmp_path / f"{number}.delta" for number in range(6)]
     for base, target, delta in zip(paths, paths[1:], deltas, strict=False):
         assert weights("diff", base, target, "-o", delta) == 0
-    assert weights("fold", paths[0], *deltas, "-o", tmp_path / "fold") == 0
-    assert weights("apply", paths[0], tmp_path / "fold", "-o", tmp_path / "out") == 0
+    assert weights("merge", paths[0], *deltas, "-o", tmp_path / "merged") == 0
+    assert weights("apply", paths[0], tmp_path / "merge", "-o", tmp_path / "out") == 0
     assert (tmp_path / "out").read_bytes() == paths[-1].read_bytes()
-    assert (tmp_path / "fold").stat().st_size < sum(path.stat().st_size for path in deltas)
-    assert weights("fold", paths[0], deltas[0], deltas[2], "-o", tmp_path / "gap") == 2
+    assert (tmp_path / "merge").stat().st_size < sum(path.stat().st_size for path in deltas)
+    assert weights("merge", paths[0], deltas[0], deltas[2], "-o", tmp_path / "gap") == 2
     assert "does not follow" in capsys.readouterr().err
-    assert weights("fold", *deltas, "-o", tmp_path / "gap") == 2
+    assert weights("merge", *deltas, "-o", tmp_path / "gap") == 2
     assert "expected BASE" in capsys.readouterr().err
     assert not (tmp_path / "gap").exists()
 

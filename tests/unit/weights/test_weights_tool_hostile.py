@@ -128,7 +128,7 @@ def test_no_output_takes_the_place_of_an_input(paths, capsys):
     assert weights("diff", base, target, "-o", base) == 2
     assert weights("diff", base, target, "-o", target) == 2
     assert weights("apply", base, patch, "-o", patch) == 2
-    assert weights("fold", base, patch, "-o", patch) == 2
+    assert weights("merge", base, patch, "-o", patch) == 2
     assert weights("inspect", patch, "--plot", patch) == 2
     assert capsys.readouterr().err.count("name another") == 5
     assert before == {name: (paths / name).read_bytes() for name in before}

@@ -53,7 +53,7 @@ def test_a_model_is_never_in_memory(tmp_path):
         ("diff", base, target, "-o", delta, "--threads", 1),
         ("apply", base, delta, "-o", tmp_path / "out", "--threads", 1),
         ("verify", tmp_path / "out", delta, "--threads", 1),
-        ("fold", base, delta, "-o", tmp_path / "fold", "--threads", 1),
+        ("merge", base, delta, "-o", tmp_path / "merged", "--threads", 1),
         ("inspect", delta, "--base", base, "--threads", 1),
     ):
         done = run(*arguments)

@@ -1,6 +1,6 @@
 """Several deltas in a row as one, smaller than they are together.
 
-A fold is a diff between the base and that base seen through all the deltas. It needs the base: the
+A merge is a diff between the base and that base seen through all the deltas. It needs the base: the
 places of changes are ranks among the base's elements.
 """
 
@@ -16,7 +16,7 @@ from penstock.infra.weights.files.tensors import Key, Weights
 from penstock.messages.errors import CorruptDataError
 
 
-def fold_deltas(
+def merge_deltas(
     base: Weights, paths: list[Path], output: Path, *, num_threads: int, advance: Advance
 ) -> Summary:
     """Write one delta that leads from `base` to where the last of `paths` leads.

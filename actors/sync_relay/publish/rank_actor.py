@@ -1,0 +1,126 @@
+"""One publishing rank as an actor: ships its part of every version, and proves its tensors."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from penstock.actors.runtime.actor import Actor, Effects
+from penstock.actors.runtime.context import Context
+from penstock.actors.sync_relay.core.flat_snapshot import Table
+from penstock.actors.sync_relay.core.store_io import StoreIO
+from penstock.actors.sync_relay.publish.handover import Handover
+from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
+from penstock.actors.sync_relay.publish.spans import Layout, assign_shards, cut_spans
+from penstock.actors.sync_relay.publish.verifier import SpanVerifier
+from penstock.messages.base import Message
+from penstock.messages.bus import Serve
+from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind
+from penstock.messages.weights import UploadWeights
+
+VERSION_S_MAX = 6 * 3600.0
+"""Deadline of one version, generous as version 0 is whole: a dead rank is detected by silence."""
+_BEAT_S = 1.0
+
+
+def upload_service(rank: int) -> str:
+    """Return the name of one rank's service."""
+    return f"upload.{rank}"
+
+
+class RankActor(Actor):
+    """Answers the trainer: an `Ack` every second until its part is uploaded and verified.
+
+    A repeated request joins its attempt, which is running or done. A new attempt cancels an older
+    one, which will not be committed any more; one under an older token is refused.
+    """
+
+    role: ClassVar[str] = "publisher"
+
+    def __init__(self, rank: int, num_ranks: int, handover: Path) -> None:
+        """Args: `handover` is the folder of the file that the trainer writes snapshots to."""
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._handover = handover
+        self._attempt = ""
+        self._token = 0
+        self._uploading: asyncio.Task[None] | None = None
+        self._table: Table | None = None
+        self._layout: Layout
+        self._publisher: RankPublisher
+        self._verifier: SpanVerifier
+        self._ctx: Context
+
+    async def start(self, ctx: Context) -> Effects:
+        """Keep the context."""
+        self._ctx = ctx
+        return ()
+
+    async def stop(self, ctx: Context) -> Effects:
+        """Cancel the running upload: it starts again after a restart."""
+        if self._uploading is not None:
+            self._uploading.cancel()
+        return ()
+
+    def services(self) -> Mapping[str, Serve]:
+        """Return the service that uploads versions."""
+        return {upload_service(self._rank): self._answer}
+
+    async def _answer(self, message: Message) -> AsyncIterator[Message]:
+        if not isinstance(message, UploadWeights):
+            text = f"expected UploadWeights, got {type(message).__name__}"
+            yield RemoteError(kind=RemoteErrorKind.INVALID, error=text)
+            return
+        if message.fencing_token < self._token:
+            text = f"token {message.fencing_token}: taken over by {self._token}"
+            yield RemoteError(kind=RemoteErrorKind.GONE, error=text)
+            return
+        upload = self._begin(message)
+        while not upload.done():
+            yield Ack()
+            await asyncio.wait([upload], timeout=_BEAT_S)
+        if upload.cancelled():
+            text = f"weights {message.policy_version}: a newer attempt took over"
+            yield RemoteError(kind=RemoteErrorKind.GONE, error=text)
+            return
+        upload.result()
+        yield Ack()
+
+    def _begin(self, message: UploadWeights) -> asyncio.Task[None]:
+        """Return the task of an attempt, started now if it is new."""
+        if self._uploading is not None and self._attempt == message.attempt:
+            return self._uploading
+        if self._uploading is not None and not self._uploading.done():
+            self._uploading.cancel()
+            self._table = None  # its threads may still write to the publisher and the verifier
+        self._attempt, self._token = message.attempt, message.fencing_token
+        self._uploading = asyncio.create_task(self._upload(message))
+        return self._uploading
+
+    async def _upload(self, message: UploadWeights) -> None:
+        """Upload and verify.
+
+        Raises:
+            StaleTokenError: Another committer took over.
+            DeadlineError: No staged manifest came from the committer.
+            OSError: No room in the store, or no handover file.
+
+        """
+        table = msgspec.msgpack.decode(message.tensor_table, type=Table)
+        if table != self._table:
+            self._prepare(table)
+        version, token = message.policy_version, message.fencing_token
+        handover = Handover(self._handover, token, table)
+        parts = await self._ctx.offload(handover.read, self._layout)
+        await self._publisher.upload(version, token, parts)
+        await self._verifier.verify(version, token, wait_s=VERSION_S_MAX)
+
+    def _prepare(self, table: Table) -> None:
+        spans = cut_spans(table, self._num_ranks)
+        self._layout = assign_shards(table, self._num_ranks, spans)[self._rank]
+        io = StoreIO(self._ctx.store)
+        self._publisher = RankPublisher(io, self._rank, table, self._layout)
+        self._verifier = SpanVerifier(io, self._rank, spans[self._rank])
+        self._table = table

@@ -1,0 +1,129 @@
+"""A snapshot that many trainer ranks hold together: each uploads its own part, none gathers it.
+
+```
+ rank 0  diff, upload own runs ─▶ marker ─┐                          ┌─▶ verifier 0: reads back ─┐
+ rank 1  diff, upload own runs ─▶ marker ─┼─▶ Committer: complete,  ─┼─▶ verifier 1: reads back ─┤
+ rank n  diff, upload own runs ─▶ marker ─┘   nothing twice?         └─▶ ...                     │
+                        one swap of the head ◀─ one manifest ◀─ do all digests add up? ◀─────────┘
+```
+Runs are in global flat coordinates, so that receivers may be cut differently. Ranks, verifiers and
+committer communicate through the store (`attempt.py`); only version and token (one per attempt)
+come from the committer by other means. If a rank dies the head does not move: that rank, or all of
+them under a new token, upload again.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.actors.sync_relay.core.flat_snapshot import Table, dtype_at, table_digest
+from penstock.actors.sync_relay.core.head import HeadSlot, StaleTokenError, read_head
+from penstock.actors.sync_relay.core.objects import EncodedObject, ManifestHeader, ShardInput
+from penstock.actors.sync_relay.core.store_io import StoreIO
+from penstock.actors.sync_relay.publish.attempt import RankUpload, attempt_prefix, put_marker
+from penstock.actors.sync_relay.publish.history import read_back, was_committed
+from penstock.actors.sync_relay.publish.upload import Encode, store_shards
+from penstock.messages.errors import NotFoundError
+from penstock.messages.weights import Extent, SnapshotKind
+
+Parts = list[np.ndarray]
+"""[N] bit patterns per shard, its runs one after the other."""
+
+
+class RankPublisher:
+    """Uploads one rank's part; holds two copies of it."""
+
+    def __init__(
+        self,
+        io: StoreIO,
+        rank: int,
+        table: Table,
+        layout: Sequence[Sequence[Extent]],
+        *,
+        encode: Encode | None = None,
+    ) -> None:
+        """Prepare; nothing is read yet.
+
+        Args:
+            io: The origin.
+            rank: Its number.
+            table: Table of the whole snapshot.
+            layout: Runs of each of its shards, of one dtype each; see `flat_snapshot.find_runs`.
+                None for a part without elements.
+            encode: Encodes a shard; by default `encode_shard` on `io.offload`.
+
+        """
+        self._io = io
+        self._encode = encode
+        self._rank = rank
+        self._table = table
+        self._layout = layout
+        self._shards = [runs for runs in layout if runs]
+        self._dtypes = [dtype_at(table, runs[0].start) for runs in self._shards]
+        self._uploaded: tuple[int, list[EncodedObject], Parts] | None = None
+        self._committed: tuple[int, Parts] | None = None
+
+    async def upload(self, version: int, token: int, parts: Sequence[np.ndarray]) -> None:
+        """Upload this rank's part of a version, then its marker.
+
+        Args:
+            version: The one after the head's.
+            token: Token of the attempt; see `Committer.begin`.
+            parts: [N] bit patterns per shard, unsigned integers, contiguous; they are copied.
+
+        Raises:
+            StaleTokenError: Another committer took over.
+            NotFoundError: The version before is not committed, or no longer in the store.
+            DamagedStoreError: The store returns damaged objects, attempt after attempt.
+            ValueError: The parts do not fit the layout.
+            OSError: No room, after several attempts.
+
+        """
+        self._check(parts)
+        head = await read_head(self._io.store)
+        if head.token > token:
+            raise StaleTokenError(f"rank {self._rank}: token {token}, the head's is {head.token}")
+        if head.policy_version < version - 1:
+            raise NotFoundError(f"weights {version - 1}: not committed; the head is {head}")
+        base = await self._base(version - 1, head) if version else [None] * len(self._shards)
+        own = [part for runs, part in zip(self._layout, parts, strict=True) if runs]
+        copies = await self._io.offload(_copies, own)
+        numbers = [runs[0].start + 1 for runs in self._shards]  # 0 is a full snapshot's table
+        inputs = map(ShardInput, numbers, self._shards, base, copies, self._dtypes)
+        header = ManifestHeader(
+            policy_version=version,
+            base_version=version - 1,
+            kind=SnapshotKind.DELTA if version else SnapshotKind.FULL,
+            optimizer_step=version,
+            fencing_token=token,
+        )
+        shards = await store_shards(self._io, header, [*inputs], self._encode)
+        upload = RankUpload(rank=self._rank, table_digest=table_digest(self._table), shards=shards)
+        key = f"{attempt_prefix(version, token)}{self._rank:05d}"
+        await put_marker(self._io, key, upload)
+        self._uploaded = version, shards, copies
+
+    def _check(self, parts: Sequence[np.ndarray]) -> None:
+        sizes = [sum(run.num_elements for run in runs) for runs in self._layout]
+        if (found := [part.size for part in parts]) != sizes:
+            raise ValueError(f"rank {self._rank}: expected parts of {sizes} elements, got {found}")
+
+    async def _base(self, version: int, head: HeadSlot) -> Parts:
+        """Return this rank's part of a committed version; keep it until the next is committed."""
+        uploaded, self._uploaded = self._uploaded, None
+        if self._committed is not None and self._committed[0] == version:
+            return self._committed[1]
+        self._committed = None
+        if uploaded is not None and uploaded[0] == version:
+            _, shards, parts = uploaded
+            if await was_committed(self._io.store, version, head, shards):
+                self._committed = version, parts
+                return parts
+        flat, _ = await read_back(self._io, version)
+        own = [flat.part(runs) for runs in self._shards]
+        self._committed = version, await self._io.offload(_copies, own)
+        return self._committed[1]
+
+
+def _copies(parts: Parts) -> Parts:
+    return [part.copy() for part in parts]
