@@ -53,7 +53,7 @@ async def test_catching_up_over_64_versions_takes_less_than_half_of_the_chain():
     assert max(shares) <= 0.5
 
 
-async def test_a_late_joiner_at_lag_200_takes_an_anchor_and_few_folds():
+async def test_a_late_joiner_at_lag_200_takes_a_full_snapshot_and_few_merged_deltas():
     world = World(lambda name: MemoryStore())
     relay, store = await world.region("west")
     early, engine = FakeEngine(), FakeEngine()

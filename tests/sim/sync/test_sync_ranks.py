@@ -390,7 +390,7 @@ async def test_shards_against_another_base_are_the_ranks_fault_not_the_stores():
         await trainer.commit(1)
 
 
-async def test_provers_take_back_an_attempt_that_came_to_nothing(monkeypatch):
+async def test_verifiers_undo_an_attempt_that_failed(monkeypatch):
     """Every second commit dies at the swap; other weights are then uploaded for that version."""
     store = CountingStore()
     trainer, publishers = Trainer(store), local_ranks(store, layouts())

@@ -54,7 +54,7 @@ async def test_repair_traffic_is_the_damaged_tiles_alone(west):
     assert all(number <= 1 for number in read_by_receiver.values())  # the relay's own rebuild
 
 
-async def test_with_nobody_to_ask_a_rotten_copy_begins_from_an_anchor(west):
+async def test_with_nobody_to_ask_a_rotten_copy_begins_from_a_full_snapshot(west):
     world, relay, _store, receiver, engine = west
     receiver._weights.snapshot.tensors["small"][3] ^= 1
     world.context.services.clear()
