@@ -1,9 +1,9 @@
-"""The monitor as an actor: follows everything, answers `monitor.state`."""
+"""The monitor as an actor: follows all streams and answers `monitor.state`."""
 
 from collections.abc import AsyncIterator, Mapping
 
 from penstock.actors.monitor.exposition import exposition
-from penstock.actors.monitor.fold import Fold
+from penstock.actors.monitor.fold import RunFold
 from penstock.actors.monitor.state import encode_state
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
@@ -13,22 +13,22 @@ from penstock.messages.telemetry import MonitorSnapshot, ReadMonitor
 
 
 class Monitor(Actor):
-    """Reads the log by itself, not through handlers: it needs each event's own time."""
+    """Follows the log without handlers, since it needs the time at which each event was stored."""
 
     role = "monitor"
 
     def __init__(self, bus: Bus) -> None:
         """Take the bus to follow."""
         self._bus = bus
-        self._fold = Fold()
+        self._fold = RunFold()
         self._ctx: Context | None = None
 
     def services(self) -> Mapping[str, Serve]:
-        """Answer with the state of the run."""
+        """Serve the state of the run."""
         return {"monitor.state": self._read}
 
     async def start(self, ctx: Context) -> Effects:
-        """Begin to follow."""
+        """Start following the log."""
         self._ctx = ctx
         ctx.spawn("follow", self._follow())
         return ()

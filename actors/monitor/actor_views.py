@@ -1,4 +1,4 @@
-"""The actors: who is there, how busy, and what each waits for."""
+"""The actors: which report, how busy they are, and what each waits for."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +11,11 @@ from penstock.messages.telemetry import ActorReported
 
 NUM_WAITS_SHOWN = 4
 ERROR_CHARS_MAX = 300
+CUMULATIVE_GAUGES = ("engine_busy_s", "digest_mismatches")
+"""Gauges of generators and receivers that count up from each start."""
 
 
-class Fleet:
+class ActorViews:
     """Folds starts, failures and reports."""
 
     def __init__(self, actors: dict[str, ActorView]) -> None:
@@ -36,7 +38,7 @@ class Fleet:
         return total
 
     def explain(self, now: float, quiet_s: float, *, is_over: bool) -> StallView:
-        """Return why the run waits; a finished one does not."""
+        """Return what the run waits for; a finished one waits for nothing."""
         for view in self._actors.values():
             view.is_reporting = is_reporting(view, now)
         if is_over:
@@ -65,6 +67,11 @@ class Fleet:
         view.role, view.at, view.uptime_s = event.role, event.at, event.uptime_s
         view.busy_fraction = min(1.0, event.busy_s / event.uptime_s) if event.uptime_s else 0.0
         view.num_handled, view.num_queued = event.num_handled, event.num_queued
+        for name in CUMULATIVE_GAUGES:
+            if name in event.gauges:
+                value, before = event.gauges[name], view.gauges.get(name, 0.0)
+                added = value - before if value >= before else value
+                view.totals[name] = view.totals.get(name, 0.0) + added
         view.gauges = event.gauges
         view.waits = sorted(event.waits, key=lambda wait: wait.since)[:NUM_WAITS_SHOWN]
 

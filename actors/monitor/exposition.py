@@ -1,4 +1,4 @@
-"""The state in Prometheus' text format."""
+"""The view model in Prometheus' text format."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from penstock.actors.monitor.state import MonitorState
 
 
 def exposition(state: MonitorState) -> bytes:
-    """Return all series of one state; a registry of its own, nothing global."""
+    """Return all series of one state, from a registry of its own."""
     registry = CollectorRegistry()
     registry.register(_StateCollector(state))
     return generate_latest(registry)
@@ -48,7 +48,7 @@ class _StateCollector(Collector):
         yield tokens
         midtrain = state.midtrain
         yield _gauge("penstock_midtrain_tokens", "Mid-training tokens seen.", midtrain.num_tokens)
-        yield _gauge("penstock_midtrain_loss", "Nats a token.", midtrain.loss_last)
+        yield _gauge("penstock_midtrain_loss", "Nats per token.", midtrain.loss_last)
 
     def _weights(self) -> Iterator[Metric]:
         version = GaugeMetricFamily(

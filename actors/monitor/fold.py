@@ -1,18 +1,18 @@
-"""Folds events into the state of the run: pure, and the same live as from a finished log."""
+"""Folds events into the view model of the run: pure, the same live as from a finished log."""
 
 from collections import deque
-from collections.abc import Callable
-from statistics import median
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from penstock.actors.monitor.actor_views import Fleet
-from penstock.actors.monitor.backpressure import hold_up
-from penstock.actors.monitor.chronicle import describe
-from penstock.actors.monitor.curves import append_tail
-from penstock.actors.monitor.learning import Learning
-from penstock.actors.monitor.regions import Regions
+from penstock.actors.monitor.actor_views import ActorViews
+from penstock.actors.monitor.curves import NUM_SAMPLES_MAX, append_tail, median_or_none
+from penstock.actors.monitor.learning import LearningViews
+from penstock.actors.monitor.log_lines import describe
+from penstock.actors.monitor.regions import RegionViews
 from penstock.actors.monitor.state import LedgerView, MonitorState
+from penstock.actors.monitor.waits import weight_backpressure
 from penstock.messages.base import Event
+from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import MessageRejected, RunFinished, RunStarted
 from penstock.messages.feedback import (
     FeedbackReceived,
@@ -28,23 +28,24 @@ from penstock.messages.telemetry import ActorReported, MidtrainProgressed
 from penstock.messages.training import BatchManifest, StepCompleted
 
 NUM_LOG_LINES_MAX = 200
-NUM_BOOTS_MAX = 1024
 NUM_LEDGER_ROWS_MAX = 64
 NUM_VIOLATIONS_SHOWN = 8
 _MOVES = (TurnSampled, RolloutFinished, Verdict, StepCompleted, MidtrainProgressed)
-"""Events that mean the run moves."""
+"""Events that mean progress."""
 
 
-class Fold:
-    """The state of a run and what is needed to carry it on."""
+class RunFold:
+    """The view model of a run and what further events need to update it."""
 
     def __init__(self) -> None:
         self._state = MonitorState()
         self._ledger = Ledger()
-        self._learning = Learning(self._state)
-        self._regions = Regions(self._state.regions)
-        self._fleet = Fleet(self._state.actors)
-        self._boots_ms: deque[float] = deque(maxlen=NUM_BOOTS_MAX)
+        self._learning = LearningViews(self._state)
+        self._regions = RegionViews(self._state)
+        self._actors = ActorViews(self._state.actors)
+        self._boots_ms: deque[float] = deque(maxlen=NUM_SAMPLES_MAX)
+        self._backends: set[str] = set()
+        self._isolation_classes: set[str] = set()
         self._moved_at = 0.0
         self.last_at = 0.0
         """When the newest event was stored, unix seconds."""
@@ -64,7 +65,7 @@ class Fold:
             LiveSampleJoined: self._live_joined,
             **self._learning.handlers,
             **self._regions.handlers,
-            **self._fleet.handlers,
+            **self._actors.handlers,
         }
 
     @property
@@ -72,13 +73,8 @@ class Fold:
         """The events that the fold reads."""
         return tuple(self._handlers)
 
-    @property
-    def ledger(self) -> Ledger:
-        """The whole ledger, of which the state shows the newest rows."""
-        return self._ledger
-
     def apply(self, event: Event, at: float) -> None:
-        """Take in one event that was stored at `at` (unix seconds)."""
+        """Fold one event that was stored at `at` (unix seconds)."""
         self._handlers[type(event)](event, at)
         self.last_at = max(self.last_at, at)
         if isinstance(event, _MOVES):
@@ -87,7 +83,7 @@ class Fold:
             append_tail(self._state.log, line, NUM_LOG_LINES_MAX)
 
     def state(self, now: float) -> MonitorState:
-        """Return the state at `now` (unix seconds); it is changed by later events."""
+        """Return the state at `now` (unix seconds); later events change it."""
         state = self._state
         state.run.now = now
         if state.run.phase == "starting" and state.midtrain.num_tokens:
@@ -96,13 +92,16 @@ class Fold:
             state.ledger = _ledger_view(self._ledger)
             self._ledger_changed = False
         self._regions.measure_lag(now)
-        state.sandbox.gauges = self._fleet.gauges("sandbox")
+        self._regions.measure_medians()
+        self._learning.measure_medians()
+        state.sandbox.boot_ms_p50 = median_or_none(self._boots_ms) or 0.0
+        state.sandbox.gauges = self._actors.gauges("sandbox")
         is_over = state.run.phase == "finished"
         since = self._moved_at or state.run.started_at or now
         quiet_s = 0.0 if is_over else max(0.0, now - since)
-        state.stall = self._fleet.explain(now, quiet_s, is_over=is_over)
+        state.stall = self._actors.explain(now, quiet_s, is_over=is_over)
         if not is_over:
-            state.stall = hold_up(state) or state.stall
+            state.stall = weight_backpressure(state) or state.stall
         return state
 
     def _run_started(self, event: RunStarted, at: float) -> None:
@@ -113,6 +112,7 @@ class Fold:
     def _run_finished(self, event: RunFinished, at: float) -> None:
         self._state.run.phase = "finished"
         self._state.run.finish_reason = event.reason
+        self._state.run.finished_at = at
 
     def _message_rejected(self, event: MessageRejected, at: float) -> None:
         self._state.run.num_rejected += 1
@@ -127,6 +127,9 @@ class Fold:
         own = event.turns[event.num_trunk_turns :]
         view.num_turns += len(own)
         view.num_sampled_tokens += sum(turn.token_ids.shape[0] for turn in own)
+        if event.purpose is Purpose.TRAIN:
+            view.num_train += 1
+            view.num_train_turns += len(event.turns)
         view.num_calls += event.num_calls
         view.num_invalid_calls += event.num_invalid_calls
         view.ends[event.end] = view.ends.get(event.end, 0) + 1
@@ -142,11 +145,13 @@ class Fold:
         if record is None:
             return
         view = self._state.sandbox
-        view.backend, view.isolation_class = record.backend, record.isolation_class
+        self._backends.add(record.backend)
+        self._isolation_classes.add(record.isolation_class)
+        view.backend = "+".join(sorted(self._backends))
+        view.isolation_class = "+".join(sorted(self._isolation_classes))
         view.num_vms += 1
         if record.boot_ms > 0:
             self._boots_ms.append(record.boot_ms)
-            view.boot_ms_p50 = median(self._boots_ms)
 
     def _manifest(self, event: BatchManifest, at: float) -> None:
         self._ledger.add_manifest(event)
@@ -170,6 +175,25 @@ class Fold:
         live.num_joined += 1
         self._live_reward_sum += event.reward
         live.reward_mean = self._live_reward_sum / live.num_joined
+
+
+async def fold_log(bus: Bus) -> MonitorState:
+    """Return the state at the end of a run's log, as of its last event."""
+    fold = RunFold()
+    async for _ in fold_along(bus, fold, ()):
+        pass
+    return fold.state(fold.last_at)
+
+
+async def fold_along(
+    bus: Bus, fold: RunFold, types: tuple[type[Event], ...]
+) -> AsyncIterator[Delivery]:
+    """Yield the log's events of `types`, and fold what the view model needs in the same pass."""
+    async for delivery in bus.follow([*{*fold.types, *types}], stop_at_end=True):
+        if type(delivery.event) in fold.types:
+            fold.apply(delivery.event, delivery.stored_at)
+        if type(delivery.event) in types:
+            yield delivery
 
 
 def _ledger_view(ledger: Ledger) -> LedgerView:

@@ -1,11 +1,12 @@
 """The learning curves: mid-training, steps, evaluations, staleness."""
 
 import math
+from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from penstock.actors.monitor.curves import append_thinned
+from penstock.actors.monitor.curves import NUM_SAMPLES_MAX, append_thinned, median_or_none
 from penstock.actors.monitor.state import EvalPoint, MidtrainPoint, MonitorState, StepPoint
 from penstock.messages.base import Event
 from penstock.messages.reward import EvalCompleted, EvalRequested
@@ -17,11 +18,13 @@ NUM_METRICS_MAX = 32
 """Metrics kept of a step, so that the state stays small."""
 
 
-class Learning:
-    """Folds what the trainer, the pacer and the evaluator tell."""
+class LearningViews:
+    """Folds the reports of the trainer, the pacer and the evaluator."""
 
     def __init__(self, state: MonitorState) -> None:
         self._state = state
+        self._steps_s: deque[float] = deque(maxlen=NUM_SAMPLES_MAX)
+        self._route_bytes: deque[float] = deque(maxlen=NUM_SAMPLES_MAX)
         self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
             MidtrainProgressed: self._midtrain_progressed,
             MidtrainCompleted: self._midtrain_completed,
@@ -31,6 +34,11 @@ class Learning:
             EvalCompleted: self._eval_completed,
             CreditsChanged: self._credits_changed,
         }
+
+    def measure_medians(self) -> None:
+        """Set the medians over steps."""
+        self._state.training.step_s_p50 = median_or_none(self._steps_s)
+        self._state.training.route_bytes_p50 = median_or_none(self._route_bytes)
 
     def _midtrain_progressed(self, event: MidtrainProgressed, at: float) -> None:
         view = self._state.midtrain
@@ -50,6 +58,7 @@ class Learning:
         view = self._state.midtrain
         if self._state.run.phase != "finished":
             self._state.run.phase = "rl"
+        self._state.run.rl_started_at = at
         view.num_tokens = event.num_tokens
         view.num_tokens_total = max(view.num_tokens_total, event.num_tokens)
         view.loss_first, view.loss_last = event.loss_first, event.loss_last
@@ -65,16 +74,22 @@ class Learning:
         )
         append_thinned(self._state.steps, point)
         self._state.run.step = max(self._state.run.step, event.step)
+        training, route_bytes = self._state.training, event.metrics.get("route_bytes", 0.0)
+        training.train_s += event.train_s
+        training.tokens_read += event.metrics.get("tokens_read", 0.0)
+        training.route_bytes += route_bytes
+        self._steps_s.append(event.wait_s + event.train_s)
+        self._route_bytes.append(route_bytes)
         view = self._state.staleness
         for staleness, num_tokens in event.staleness_tokens.items():
             view.tokens[staleness] = view.tokens.get(staleness, 0) + num_tokens
         view.seen_max = max(view.tokens, default=0)
 
     def _checkpoint_saved(self, event: CheckpointSaved, at: float) -> None:
-        """Only the log tail tells of it."""
+        """Shown in the log tail only."""
 
     def _eval_requested(self, event: EvalRequested, at: float) -> None:
-        """Only the log tail tells of it."""
+        """Shown in the log tail only."""
 
     def _eval_completed(self, event: EvalCompleted, at: float) -> None:
         point = EvalPoint(

@@ -1,4 +1,4 @@
-"""Weights on their way: what each version cost each region, and how far each is behind.
+"""Weight versions: the cost of each per region, and how far each region is behind.
 
 ```
  published v7 ──── lag_s of v7 in west ────▶ applied by west's slowest replica
@@ -6,12 +6,12 @@
 ```
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
-from penstock.actors.monitor.curves import append_thinned
-from penstock.actors.monitor.state import DeltaPoint, RegionView
+from penstock.actors.monitor.curves import NUM_SAMPLES_MAX, append_thinned, median_or_none
+from penstock.actors.monitor.state import DeltaPoint, MonitorState, RegionView
 from penstock.messages.base import Event
 from penstock.messages.weights import (
     SnapshotKind,
@@ -23,11 +23,14 @@ from penstock.messages.weights import (
 NUM_VERSIONS_KNOWN_MAX = 1024
 
 
-class Regions:
+class RegionViews:
     """Folds manifests and acknowledgements."""
 
-    def __init__(self, regions: dict[str, RegionView]) -> None:
-        self._regions = regions
+    def __init__(self, state: MonitorState) -> None:
+        self._totals = state.published
+        self._regions = state.regions
+        self._ratios: deque[float] = deque(maxlen=NUM_SAMPLES_MAX)
+        self._pauses_ms: deque[float] = deque(maxlen=NUM_SAMPLES_MAX)
         self._published: OrderedDict[int, WeightsPublished] = OrderedDict()
         self._published_at: dict[int, float] = {}
         self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
@@ -48,12 +51,28 @@ class Regions:
             lacking = [at for version, at in self._published_at.items() if version > served]
             region.lag_s = max(0.0, now - min(lacking, default=now))
 
+    def measure_medians(self) -> None:
+        """Set the medians over versions and replicas."""
+        self._totals.ratio_p50 = median_or_none(self._ratios)
+        self._totals.pause_ms_p50 = median_or_none(self._pauses_ms)
+
     def _on_published(self, event: WeightsPublished, at: float) -> None:
+        if event.policy_version not in self._published:
+            self._add_totals(event)
         self._published[event.policy_version] = event
         self._published_at[event.policy_version] = at
         if len(self._published) > NUM_VERSIONS_KNOWN_MAX:
             forgotten, _ = self._published.popitem(last=False)
             del self._published_at[forgotten]
+
+    def _add_totals(self, event: WeightsPublished) -> None:
+        self._totals.num_versions += 1
+        if event.kind is SnapshotKind.FULL:
+            self._totals.num_full_after_v0 += event.policy_version > 0
+        elif event.num_changed:
+            self._ratios.append(event.full_bytes / sum(s.num_bytes for s in event.shards))
+        else:
+            self._totals.num_empty_deltas += 1
 
     def _on_relayed(self, event: WeightsRelayed, at: float) -> None:
         self._region(event.region).num_bytes += event.num_bytes
@@ -69,7 +88,10 @@ class Regions:
         point.num_bytes = point.num_bytes or event.num_bytes
         point.stage_ms = max(point.stage_ms, event.stage_ms)
         point.pause_ms = max(point.pause_ms, event.pause_ms)
-        if event.from_version >= 0:  # One that joins was not behind.
+        if event.policy_version > 0:
+            self._pauses_ms.append(event.pause_ms)
+            self._totals.pause_ms_max = max(self._totals.pause_ms_max or 0.0, event.pause_ms)
+        if event.from_version >= 0:  # A replica that joins was not behind.
             _note_lag(region, event, at, self._published_at)
 
     def _region(self, name: str) -> RegionView:

@@ -1,4 +1,7 @@
-"""What is known of a run: plain structs that encode to JSON, one top-level field a section."""
+"""The view model of a run: plain structs that encode to JSON, one top-level field per section.
+
+`penstock status`, `summary.json`, the live page, `report.html` and `/metrics` all render it.
+"""
 
 import msgspec
 
@@ -7,7 +10,7 @@ from penstock.messages.training import LedgerRow
 
 
 class RunView(msgspec.Struct, kw_only=True):
-    """The run and how far it is."""
+    """The run and its progress."""
 
     run_id: str = ""
     seed: int = 0
@@ -15,6 +18,10 @@ class RunView(msgspec.Struct, kw_only=True):
     """starting, midtrain, rl, finished."""
     started_at: float = 0.0
     """Unix seconds; 0 before the run began."""
+    rl_started_at: float = 0.0
+    """End of mid-training; 0 before it."""
+    finished_at: float = 0.0
+    """0 until it is finished."""
     now: float = 0.0
     """Unix seconds of this state."""
     step: int = 0
@@ -25,16 +32,16 @@ class RunView(msgspec.Struct, kw_only=True):
 
 
 class MidtrainPoint(msgspec.Struct, kw_only=True):
-    """Losses after some tokens, in nats a token."""
+    """Losses after some tokens, in nats per token."""
 
     num_tokens: int
     loss: float
     heldout_loss: float = 0.0
-    """Each is 0 where it was not measured."""
+    """0 if not measured."""
 
 
 class MidtrainView(msgspec.Struct, kw_only=True):
-    """Stage one."""
+    """Mid-training."""
 
     num_tokens: int = 0
     num_tokens_total: int = 0
@@ -59,6 +66,19 @@ class StepPoint(msgspec.Struct, kw_only=True):
     """reward_mean, pass_rate, loss, grad_norm, ess, mismatch_k1, mismatch_k3 ..."""
 
 
+class TrainingView(msgspec.Struct, kw_only=True):
+    """All optimizer steps together."""
+
+    train_s: float = 0.0
+    step_s_p50: float | None = None
+    """Waiting and training."""
+    tokens_read: float = 0.0
+    route_bytes: float = 0.0
+    """Recorded routes that the trained rollouts brought along."""
+    route_bytes_p50: float | None = None
+    """Per step."""
+
+
 class EvalPoint(msgspec.Struct, kw_only=True):
     """One evaluation on held-out tasks."""
 
@@ -70,13 +90,13 @@ class EvalPoint(msgspec.Struct, kw_only=True):
 
 
 class StalenessView(msgspec.Struct, kw_only=True):
-    """How old trained tokens were, and the budget."""
+    """Staleness of the trained tokens, and the budget."""
 
     tokens: dict[int, int] = {}
     """Staleness in versions -> number of trained tokens."""
     seen_max: int = 0
     budget_max: int = -1
-    """`staleness_max`; -1 until the pacer has said it."""
+    """`staleness_max`; -1 until the pacer has reported it."""
     num_groups_granted: int = 0
     num_groups_trained: int = 0
     num_groups_discarded: int = 0
@@ -85,8 +105,22 @@ class StalenessView(msgspec.Struct, kw_only=True):
     """The oldest version that the replicas of training serve."""
 
 
+class PublishedView(msgspec.Struct, kw_only=True):
+    """All published versions together."""
+
+    num_versions: int = 0
+    num_empty_deltas: int = 0
+    """Deltas in which no weight changed."""
+    num_full_after_v0: int = 0
+    ratio_p50: float | None = None
+    """Size of the full snapshot over the size of the delta; empty deltas are left out."""
+    pause_ms_p50: float | None = None
+    """Swap pauses of all replicas, after version 0."""
+    pause_ms_max: float | None = None
+
+
 class DeltaPoint(msgspec.Struct, kw_only=True):
-    """One policy version on its way to one region; times are of the slowest replica."""
+    """The transfer of one policy version to one region; times are of the slowest replica."""
 
     policy_version: int
     kind: str = ""
@@ -97,11 +131,11 @@ class DeltaPoint(msgspec.Struct, kw_only=True):
     stage_ms: float = 0.0
     pause_ms: float = 0.0
     lag_s: float = 0.0
-    """From its publication until the replica served it, or one newer."""
+    """From its publication until the replica served it or a newer one."""
 
     @property
     def ratio(self) -> float:
-        """How many times smaller than the whole snapshot; 0 where it is not known."""
+        """How many times smaller than the full snapshot; 0 if unknown."""
         return self.full_bytes / self.num_bytes if self.num_bytes else 0.0
 
 
@@ -112,11 +146,11 @@ class RegionView(msgspec.Struct, kw_only=True):
     """Replica -> the version that it serves."""
     deltas: list[DeltaPoint] = []
     lag_versions: int = 0
-    """Of the slowest replica, behind the newest published version."""
+    """Versions between the newest published one and the one that the slowest replica serves."""
     lag_s: float = 0.0
-    """How long that replica has been without the first version that it lacks; 0 at the head."""
+    """Age of the first version that this replica lacks; 0 at the head."""
     num_bytes: int = 0
-    """Brought to the region by its relay, all versions together."""
+    """Fetched by the region's relay, all versions together."""
     num_full_after_v0: int = 0
     num_digest_mismatches: int = 0
 
@@ -126,9 +160,13 @@ class RolloutsView(msgspec.Struct, kw_only=True):
 
     num_finished: int = 0
     num_turns: int = 0
-    """Sampled: those that a branch shares with its trunk count once."""
+    """Sampled turns; those that a branch shares with its trunk count once."""
     num_sampled_tokens: int = 0
-    """Of these turns."""
+    """Tokens of these turns."""
+    num_train: int = 0
+    """Training rollouts."""
+    num_train_turns: int = 0
+    """Turns of training rollouts; each branch counts its trunk's."""
     num_calls: int = 0
     num_invalid_calls: int = 0
     ends: dict[str, int] = {}
@@ -140,12 +178,13 @@ class SandboxView(msgspec.Struct, kw_only=True):
     """Machines."""
 
     backend: str = ""
+    """Several are joined by `+`, likewise below."""
     isolation_class: str = ""
     num_vms: int = 0
     """Machines that ran an episode or a test."""
     boot_ms_p50: float = 0.0
     gauges: dict[str, float] = {}
-    """What the pools report now, summed over hosts."""
+    """Newest reports of the pools, summed over hosts."""
 
 
 class LedgerView(msgspec.Struct, kw_only=True):
@@ -160,7 +199,7 @@ class LedgerView(msgspec.Struct, kw_only=True):
 
 
 class LiveView(msgspec.Struct, kw_only=True):
-    """Users' requests and what became of them."""
+    """Users' requests and their outcomes."""
 
     num_requests: int = 0
     num_consented: int = 0
@@ -169,7 +208,7 @@ class LiveView(msgspec.Struct, kw_only=True):
     num_joined: int = 0
     num_trained: int = 0
     reward_mean: float = 0.0
-    """Over the joined samples."""
+    """Mean over the joined samples."""
 
 
 class ActorView(msgspec.Struct, kw_only=True):
@@ -182,14 +221,16 @@ class ActorView(msgspec.Struct, kw_only=True):
     is_reporting: bool = True
     uptime_s: float = 0.0
     busy_fraction: float = 0.0
-    """Since it started."""
+    """Share of the time since it started."""
     busy_fraction_recent: float = 0.0
-    """Between its last two reports."""
+    """Share of the time between its last two reports."""
     num_handled: int = 0
     num_queued: int = 0
     num_starts: int = 0
     last_error: str = ""
     gauges: dict[str, float] = {}
+    totals: dict[str, float] = {}
+    """Gauges that count up from each start of the actor, summed over its starts."""
     waits: list[Wait] = []
 
 
@@ -204,15 +245,15 @@ class WaitEdge(msgspec.Struct, kw_only=True):
 
 
 class StallView(msgspec.Struct, kw_only=True):
-    """Why the run does not go faster, or not at all."""
+    """What the run waits for."""
 
     is_stalled: bool = False
     """Nothing has moved for longer than `waits.QUIET_S`."""
     quiet_s: float = 0.0
-    """Since something moved."""
+    """Time since something moved."""
     chain: list[WaitEdge] = []
     root: str = ""
-    """Who or what the chain ends at."""
+    """Last actor or thing of the chain."""
     words: str = "nothing is waiting"
 
 
@@ -226,13 +267,15 @@ class LogLine(msgspec.Struct, kw_only=True):
 
 
 class MonitorState(msgspec.Struct, kw_only=True):
-    """Everything; each field is a section of the page."""
+    """The whole view; each field is a section of the page."""
 
     run: RunView = msgspec.field(default_factory=RunView)
     midtrain: MidtrainView = msgspec.field(default_factory=MidtrainView)
     steps: list[StepPoint] = []
+    training: TrainingView = msgspec.field(default_factory=TrainingView)
     evals: list[EvalPoint] = []
     staleness: StalenessView = msgspec.field(default_factory=StalenessView)
+    published: PublishedView = msgspec.field(default_factory=PublishedView)
     regions: dict[str, RegionView] = {}
     rollouts: RolloutsView = msgspec.field(default_factory=RolloutsView)
     sandbox: SandboxView = msgspec.field(default_factory=SandboxView)
@@ -252,7 +295,7 @@ def decode_state(data: bytes) -> MonitorState:
     """Read what `encode_state` wrote.
 
     Raises:
-        msgspec.DecodeError: It is something else.
+        msgspec.DecodeError: The bytes are not a state.
 
     """
     return msgspec.json.decode(data, type=MonitorState)

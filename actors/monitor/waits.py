@@ -3,11 +3,20 @@
 A wait names an actor, a role, a service of a role (`generate.train`), or a thing (`group 12`). A
 role stands for its slowest member, since the one that answers may be any of them; a chain that
 comes back to itself is a deadlock.
+
+Weights can hold the run up as well: no replica may fall further behind than the budget allows.
+
+```
+ trainer at 6 ──▶ pacer: granted = allowed, as the slowest replica serves 3 and staleness_max is 2
+                    └─ no new rollout, so no batch, until that replica serves 4
+```
+The pacer counts what the slowest replica of training serves; a trainer that is more than
+`staleness_max` versions ahead of it has used up every rollout that it was granted.
 """
 
 from collections.abc import Iterator, Mapping
 
-from penstock.actors.monitor.state import ActorView, StallView, WaitEdge
+from penstock.actors.monitor.state import ActorView, MonitorState, StallView, WaitEdge
 from penstock.messages.telemetry import Wait
 
 QUIET_S = 15.0
@@ -15,19 +24,21 @@ QUIET_S = 15.0
 SILENT_S = 6.0
 """An actor that has not reported for this long counts as gone."""
 SHORT_S = 0.5
-"""Waits below this are the ordinary course of things."""
+"""Shorter waits are normal."""
 CHAIN_MAX = 16
+WEIGHTS = "weights"
+"""Root of a stall that weights cause."""
 _ROLE_OF = {
     "generate": "generator",
     "abort": "generator",
     "engine": "generator",
     "rollouts": "rollout_worker",
 }
-"""Who stands behind the first word of a service's name or of a wait's target."""
+"""First word of a service's name or of a wait's target -> the role that it means."""
 
 
 def explain(actors: Mapping[str, ActorView], now: float, quiet_s: float) -> StallView:
-    """Return the longest chain of waits, in words; where two are equal, the older one."""
+    """Return the longest chain of waits, in words; of two equally long ones, the older."""
     chains = [list(_walk(name, actors, now)) for name in actors]
     chains = [chain for chain in chains if chain and chain[0].waited_s >= SHORT_S]
     stalled = quiet_s >= QUIET_S
@@ -41,8 +52,39 @@ def explain(actors: Mapping[str, ActorView], now: float, quiet_s: float) -> Stal
     return StallView(is_stalled=stalled, quiet_s=quiet_s, chain=chain, root=root, words=words)
 
 
+def weight_backpressure(state: MonitorState) -> StallView | None:
+    """Return `state.stall` with this cause before it, or None if weights hold nothing up."""
+    head, budget = state.run.step, state.staleness
+    served = budget.policy_version
+    if budget.budget_max < 0 or head <= served + budget.budget_max:
+        return None
+    cause = (
+        f"weights hold the trainer back: it is at version {head}, {_slowest(state, served)}"
+        f" at {served}, and staleness_max is {budget.budget_max}"
+    )
+    stall = state.stall
+    return StallView(
+        is_stalled=stall.is_stalled,
+        quiet_s=stall.quiet_s,
+        chain=stall.chain,
+        root=WEIGHTS,
+        words=f"{cause}; {stall.words}",
+    )
+
+
+def _slowest(state: MonitorState, served: int) -> str:
+    """Name the replicas that serve this version; one that never served anything is not known."""
+    names = sorted(
+        f"{region}/{replica}"
+        for region, view in state.regions.items()
+        for replica, version in view.replicas.items()
+        if version == served
+    )
+    return f"the slowest replica ({', '.join(names)})" if names else "the slowest replica"
+
+
 def _walk(name: str, actors: Mapping[str, ActorView], now: float) -> Iterator[WaitEdge]:
-    """Follow the oldest wait of each actor until someone who does not wait, a thing, or a loop."""
+    """Follow each actor's oldest wait to an actor that does not wait, a thing, or a loop."""
     seen: set[str] = set()
     actor: str | None = name
     while actor is not None and actor not in seen and len(seen) < CHAIN_MAX:
@@ -61,7 +103,7 @@ def _walk(name: str, actors: Mapping[str, ActorView], now: float) -> Iterator[Wa
 
 
 def _resolve(target: str, actors: Mapping[str, ActorView], now: float) -> str | None:
-    """Return the actor that a wait's target stands for: itself, or the worst of its role."""
+    """Return the actor that a wait's target means: itself, or the slowest of its role."""
     if target in actors:
         return target
     word = target.partition(".")[0]

@@ -12,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from penstock.actors.monitor.fold import fold_log
 from penstock.actors.monitor.state import (
     ActorView,
     MonitorState,
@@ -19,7 +20,6 @@ from penstock.actors.monitor.state import (
     decode_state,
     encode_state,
 )
-from penstock.infra.run.report import fold_log
 from penstock.infra.run.runs import find_run, open_log
 from penstock.messages.bus import Bus
 from penstock.messages.errors import BusError, DeadlineError

@@ -1,4 +1,4 @@
-"""The end of a run: replay, summary, report, closing table."""
+"""The end of a run: replay, summary, report and closing table, from one reading of its log."""
 
 import time
 from collections.abc import Callable
@@ -6,13 +6,15 @@ from typing import Any, TypeGuard
 
 import msgspec
 
+from penstock.actors.monitor.fold import RunFold, fold_along, fold_log
+from penstock.actors.monitor.state import MonitorState, encode_state
 from penstock.actors.runtime.files import write_atomic
+from penstock.gateway.page.live_page import render_page
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.replay import replay_run
-from penstock.infra.run.report import write_report
 from penstock.infra.run.runs import RunDir
-from penstock.infra.run.summary import Summary
+from penstock.infra.run.summary import run_summary
 
 Say = Callable[[str], None]
 
@@ -20,23 +22,27 @@ Say = Callable[[str], None]
 async def close_run(  # noqa: PLR0913 - all of a run
     run: RunDir, config: RunConfig, bus: NatsBus, say: Say, *, started_at: float, with_replay: bool
 ) -> bool:
-    """Write `summary.json` and `report.html`, and say the closing table.
+    """Write `summary.json` and `report.html`, and print the closing table.
 
     Returns:
-        Whether the books are right: the ledger balances and the replay gave the same bits.
+        Whether the run is sound: the ledger balances and the replay gave the same bits.
 
     """
     wall_s = time.time() - started_at
-    summary = Summary(config)
-    await summary.read(bus)
+    fold = RunFold()
     replay: dict[str, Any] = {}
     if with_replay:
+        from penstock.actors.trainer.replay import REPLAY_TYPES
+
         say("replaying the run from its log")
-        replay = await replay_run(run, config, bus)
-    figures = summary.figures(wall_s, replay)
+        replay = await replay_run(run, config, bus, fold_along(bus, fold, REPLAY_TYPES))
+        state = fold.state(fold.last_at)
+    else:
+        state = await fold_log(bus)
+    figures = run_summary(state, config, wall_s, replay)
     encoded = msgspec.json.format(msgspec.json.encode(figures), indent=2)
     write_atomic(run.summary, encoded + b"\n")
-    await write_report(run, bus)
+    write_report(run, state)
     for line in closing_table(figures):
         say(line)
     say(f"report: {run.report}")
@@ -47,8 +53,13 @@ async def close_run(  # noqa: PLR0913 - all of a run
     return bool(figures["ledger"]["balanced"] and replay.get("identical", True))
 
 
+def write_report(run: RunDir, state: MonitorState) -> None:
+    """Write `report.html`: the live page with the run's state inside, readable without a server."""
+    write_atomic(run.report, render_page(encode_state(state)).encode())
+
+
 def closing_table(figures: dict[str, Any]) -> list[str]:
-    """Return the figures as aligned lines, a section each."""
+    """Return the figures as aligned lines, one per section."""
     rows = [("wall", f"{figures['wall_s']:.0f} s, seed {figures['seed']}")]
     for section, values in figures.items():
         if _is_table(values):
@@ -58,7 +69,7 @@ def closing_table(figures: dict[str, Any]) -> list[str]:
 
 
 def _rows(section: str, values: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return a section's line, and one for each group of figures within it."""
+    """Return a section's line, and one per group of figures within it."""
     plain = {name: value for name, value in values.items() if not _is_table(value)}
     text = ", ".join(f"{name} {_short(value)}" for name, value in plain.items())
     rows = [(section, text)] if text else []

@@ -1,6 +1,7 @@
 """`penstock replay`: retrain every step of a run from its log and compare every digest."""
 
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import RunDir, find_run, open_log
 from penstock.infra.run.versions import environment_versions
-from penstock.messages.bus import Bus
+from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import RunStarted
 from penstock.messages.training import BatchManifest
 
@@ -37,9 +38,23 @@ async def replay_command(name: str, runs_dir: Path, *, as_json: bool) -> int:
 
 
 async def replay_run(
-    run: RunDir, config: RunConfig, bus: Bus, *, with_progress: bool = False
+    run: RunDir,
+    config: RunConfig,
+    bus: Bus,
+    deliveries: AsyncIterator[Delivery] | None = None,
+    *,
+    with_progress: bool = False,
 ) -> dict[str, Any]:
-    """Replay a run over an open log; return `steps`, `identical`, `speedup` and more."""
+    """Replay a run over an open log; return `steps`, `identical`, `speedup` and more.
+
+    Args:
+        run: the run.
+        config: its own.
+        bus: its log.
+        deliveries: the log's events of `REPLAY_TYPES`, from a reading that serves others as well.
+        with_progress: print each step on standard error.
+
+    """
     from penstock.actors.trainer.replay import REPLAY_TYPES, replay
     from penstock.actors.trainer.step import StepResult
 
@@ -50,7 +65,7 @@ async def replay_run(
         )
 
     report = await replay(
-        bus.follow(REPLAY_TYPES, stop_at_end=True),
+        deliveries or bus.follow(REPLAY_TYPES, stop_at_end=True),
         run.store(),
         config.policy,
         config.trainer,

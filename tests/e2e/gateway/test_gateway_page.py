@@ -5,7 +5,8 @@ import shutil
 import pytest
 from tests.unit.monitor.story import finished, report, story
 
-from penstock.infra.run.report import write_report
+from penstock.actors.monitor.fold import fold_log
+from penstock.infra.run.closing import write_report
 from penstock.infra.run.runs import RunDir
 from penstock.messages.telemetry import Wait
 
@@ -47,7 +48,7 @@ async def test_the_live_page_follows_the_run(site, tmp_path, width, height):
 async def test_the_report_needs_no_server(bus, tmp_path):
     await bus.publish([*story(), finished()])
     run = RunDir(tmp_path / "r1")
-    await write_report(run, bus)
+    write_report(run, await fold_log(bus))
     async with chromium(CHROMIUM, tmp_path / "profile") as page:
         await page.open(run.report.as_uri(), width=1280, height=800)
         await page.until("document.getElementById('phase')?.textContent === 'finished'")

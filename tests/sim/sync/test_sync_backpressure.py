@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tests.sim.sync.world import FakeEngine, World
 
-from penstock.actors.monitor.fold import Fold
+from penstock.actors.monitor.fold import RunFold
 from penstock.actors.monitor.state import MonitorState
 from penstock.actors.pacer.actor import Pacer
 from penstock.actors.pacer.config import PacerConfig
@@ -120,7 +120,7 @@ class Run:
 
     async def state(self) -> MonitorState:
         """Return what `penstock status` and the page show now."""
-        fold = Fold()
+        fold = RunFold()
         async for delivery in self.bus("monitor").follow(fold.types, stop_at_end=True):
             fold.apply(delivery.event, delivery.stored_at)
         return fold.state(VirtualClock().now())

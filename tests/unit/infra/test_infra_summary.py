@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from penstock.actors.monitor.fold import RunFold
 from penstock.infra.run.closing import closing_table
 from penstock.infra.run.config_file import load_config
-from penstock.infra.run.summary import Summary
-from penstock.messages.bus import Delivery
+from penstock.infra.run.summary import run_summary
 from penstock.messages.control import RunFinished
 from penstock.messages.telemetry import ActorReported
 from penstock.messages.training import MidtrainCompleted, StepCompleted
@@ -21,12 +21,10 @@ QUICKSTART = Path(__file__).parents[3] / "infra" / "configs" / "quickstart.toml"
 
 
 def folded(*events):
-    summary = Summary(load_config(QUICKSTART))
+    fold = RunFold()
     for at, event in events:
-        summary.add(
-            Delivery(event=event, subject="", stream=event.stream, sequence=1, stored_at=at)
-        )
-    return summary.figures(100.0, {})
+        fold.apply(event, at)
+    return run_summary(fold.state(fold.last_at), load_config(QUICKSTART), 100.0, {})
 
 
 def report(actor, **gauges):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.actors.monitor.curves import append_thinned
 from penstock.actors.monitor.exposition import exposition
-from penstock.actors.monitor.fold import Fold
+from penstock.actors.monitor.fold import RunFold
 from penstock.actors.monitor.state import MonitorState, decode_state, encode_state
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import Trunk
@@ -18,7 +18,7 @@ from .story import AT, by_stream, finished, report, rollout, step, story, versio
 
 
 def folded(events, now: float = AT + 1.0) -> MonitorState:
-    fold = Fold()
+    fold = RunFold()
     for event in events:
         fold.apply(event, AT)
     return fold.state(now)
@@ -138,7 +138,7 @@ def test_a_long_curve_keeps_its_ends_and_stays_bounded():
 
 
 def test_the_state_of_a_long_run_fits_one_message():
-    fold = Fold()
+    fold = RunFold()
     metrics = {f"a_metric_of_this_name_{i}": 0.123456789012345 for i in range(40)}
     for number in range(1, 1200):
         manifest, taken = step(number, live=[])

@@ -6,12 +6,13 @@ import re
 
 from rich.console import Console
 
+from penstock.actors.monitor.fold import fold_log
 from penstock.actors.runtime.clock import SystemClock
 from penstock.gateway.page.live_page import render_page
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.commands.status import read_state, render
-from penstock.infra.run.report import fold_log, write_report
+from penstock.infra.run.closing import write_report
 from penstock.infra.run.runs import RunDir
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.control import ActorFailed
@@ -44,7 +45,7 @@ async def test_a_report_is_one_page_with_the_state_of_the_log(tmp_path):
     failed = ActorFailed(actor="trainer", incarnation="9", error=nasty, num_restarts=1)
     bus = await logged(tmp_path, [*story(), failed, finished()])
     run = RunDir(tmp_path / "r1")
-    await write_report(run, bus)
+    write_report(run, await fold_log(bus))
     page = run.report.read_text()
     assert page.count("</script>") == 1
     assert not re.search(r"(src|href)=\"(?!data:)", page)

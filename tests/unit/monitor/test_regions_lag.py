@@ -1,7 +1,7 @@
 """How far each region is behind the trainer."""
 
 from penstock.actors.monitor.exposition import exposition
-from penstock.actors.monitor.fold import Fold
+from penstock.actors.monitor.fold import RunFold
 from penstock.actors.monitor.state import RegionView
 from penstock.messages.weights import WeightsApplied
 
@@ -22,8 +22,8 @@ def applied(replica: str, from_version: int, to_version: int, region: str = "wes
     )
 
 
-def fold_of(*timed) -> Fold:
-    fold = Fold()
+def fold_of(*timed) -> RunFold:
+    fold = RunFold()
     for at, event in timed:
         fold.apply(event, at)
     return fold
@@ -34,7 +34,7 @@ def published_and_relayed(number: int, at: float):
     return (at, published), (at + 1.0, relayed)
 
 
-def west(fold: Fold, now: float) -> RegionView:
+def west(fold: RunFold, now: float) -> RegionView:
     return fold.state(now).regions["west"]
 
 

@@ -1,4 +1,4 @@
-"""Events worth a line of the log, in words."""
+"""Lines of the log tail: the events that are worth one, in words."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ TEXT_CHARS_MAX = 240
 
 
 def describe(event: Event, at: float) -> LogLine | None:
-    """Return the line of an event, or None where it is worth none."""
+    """Return the line of an event, or None if it gets none."""
     if isinstance(event, WeightsApplied) and not event.digest_matches:
         text = f"{event.replica}: version {event.policy_version} does not have the right digest"
         return LogLine(at=at, level="error", text=text)
