@@ -26,6 +26,7 @@ from penstock.envs.tasks.report import read_report
 from penstock.messages.errors import DeadlineError
 from penstock.messages.reward import CheatFinding, CheatKind, Outcome
 from penstock.messages.rollout import RolloutFinished
+from penstock.messages.rpc import RetryPolicy, with_retries
 
 _DETAIL_CHARACTERS_MAX = 400
 DELETE_S_MAX = 30.0
@@ -48,21 +49,28 @@ class HiddenTestsJudge:
         """
         if (settled := settle(rollout, task)) is not None:
             return settled
-        error = ""
-        for num_tried in range(self._config.num_attempts_max):
-            try:
-                lease_id = ctx.new_id("grade")
-                spec = self._spec(rollout, task.task.image, lease_id)
-                spec = msgspec.structs.replace(spec, takes_over=num_tried == 0)
-                async with lease_sandbox(ctx, lease_id, spec) as sandbox:
-                    return await grade(rollout, task, sandbox, self._config.output_bytes_max)
-            except (SandboxBusyError, ImageAbsent) as failure:
-                error = str(failure)
-                break
-            except (SandboxError, DeadlineError) as failure:
-                error = str(failure)
-            await ctx.sleep(self._config.retry_delay_s)
-        return Findings(outcome=Outcome.INFRASTRUCTURE_ERROR, detail=error)
+        is_first = True
+
+        async def attempt() -> Findings:
+            nonlocal is_first
+            lease_id = ctx.new_id("grade")
+            spec = self._spec(rollout, task.task.image, lease_id)
+            spec = msgspec.structs.replace(spec, takes_over=is_first)
+            is_first = False
+            async with lease_sandbox(ctx, lease_id, spec) as sandbox:
+                return await grade(rollout, task, sandbox, self._config.output_bytes_max)
+
+        config = self._config
+        retry = RetryPolicy(pause_s=config.retry_delay_s, num_attempts_max=config.num_attempts_max)
+        try:
+            return await with_retries(
+                attempt,
+                retry,
+                retry_on=(SandboxError, DeadlineError),
+                is_final=lambda error: isinstance(error, SandboxBusyError | ImageAbsent),
+            )
+        except (SandboxError, DeadlineError) as error:
+            return Findings(outcome=Outcome.INFRASTRUCTURE_ERROR, detail=str(error))
 
     def _spec(self, rollout: RolloutFinished, image: str, lease_id: str) -> LeaseSpec:
         """Return how a machine of the task's own image is asked for."""

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from penstock.actors.rollout_worker.sampling import RetryPolicy
 from penstock.envs.remote.lease_spec import GroupSpec, LeaseSpec, SavedSandbox
 from penstock.messages.rollout import EpisodeSaved
+from penstock.messages.rpc import RetryPolicy
 from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from penstock.messages.task import Purpose, StartRollout
 
@@ -44,10 +44,9 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     def retry(self) -> RetryPolicy:
         """How long a turn is asked for."""
         return RetryPolicy(
-            idle_s=self.generate_idle_s,
-            wait_s=self.generate_wait_s,
-            delay_s=self.retry_delay_s,
-            delay_s_max=self.retry_delay_s_max,
+            pause_s=self.retry_delay_s,
+            pause_s_max=self.retry_delay_s_max,
+            deadline_s=self.generate_wait_s,
         )
 
     def is_save_due(self, num_turns: int) -> bool:

@@ -185,7 +185,9 @@ class Episode:
             ),
             routes_from=0 if is_first else conversation.routes_from,
         )
-        sampled, lost_s = await sample_turn(self._ctx, request, self._config.retry)
+        sampled, lost_s = await sample_turn(
+            self._ctx, request, self._config.retry, idle_s=self._config.generate_idle_s
+        )
         self._stats.lost_s += lost_s
         return conversation.make_turn(sampled)
 

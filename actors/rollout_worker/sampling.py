@@ -15,21 +15,12 @@ from penstock.actors.runtime.iteration import closing
 from penstock.messages.errors import BusError, DeadlineError, PenstockError, RemoteCallError
 from penstock.messages.generation import Generate
 from penstock.messages.rollout import StopReason
-from penstock.messages.rpc import RemoteErrorKind
+from penstock.messages.rpc import RemoteErrorKind, RetryPolicy, with_retries
 from penstock.messages.task import Sampling
 
 
 class GenerationError(PenstockError, RuntimeError):
     """No generator gave this turn within the time there was."""
-
-
-class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How long to insist."""
-
-    idle_s: float
-    wait_s: float
-    delay_s: float
-    delay_s_max: float
 
 
 def turn_sampling(sampling: Sampling, index: int, num_tokens_max: int, end_id: int) -> Sampling:
@@ -41,29 +32,32 @@ def turn_sampling(sampling: Sampling, index: int, num_tokens_max: int, end_id: i
 
 
 async def sample_turn(
-    ctx: Context, request: Generate, retry: RetryPolicy
+    ctx: Context, request: Generate, retry: RetryPolicy, *, idle_s: float
 ) -> tuple[SampledTokens, float]:
-    """Ask until a generator gives the whole turn.
+    """Ask until a generator gives the whole turn; one that is silent for `idle_s` has failed.
 
     Returns:
         The turn, and the seconds lost in attempts that failed.
 
     Raises:
-        GenerationError: None did within `retry.wait_s`, or the request itself is invalid.
+        GenerationError: The policy gave up, or the request itself is invalid.
 
     """
     started_at = ctx.monotonic()
-    delay_s = retry.delay_s
-    while True:
+
+    async def attempt() -> tuple[SampledTokens, float]:
         lost_s = ctx.monotonic() - started_at
-        try:
-            return await _sample_once(ctx, request, retry.idle_s), lost_s
-        except (DeadlineError, RemoteCallError, BusError) as error:
-            is_hopeless = getattr(error, "kind", "") == RemoteErrorKind.INVALID
-            if is_hopeless or ctx.monotonic() - started_at + delay_s > retry.wait_s:
-                raise GenerationError(f"{request.request_id}: {error}") from error
-        await ctx.sleep(delay_s)
-        delay_s = min(2 * delay_s, retry.delay_s_max)
+        return await _sample_once(ctx, request, idle_s), lost_s
+
+    try:
+        return await with_retries(
+            attempt,
+            retry,
+            retry_on=(DeadlineError, RemoteCallError, BusError),
+            is_final=lambda error: getattr(error, "kind", "") == RemoteErrorKind.INVALID,
+        )
+    except (DeadlineError, RemoteCallError, BusError) as error:
+        raise GenerationError(f"{request.request_id}: {error}") from error
 
 
 async def _sample_once(ctx: Context, request: Generate, idle_s: float) -> SampledTokens:

@@ -14,6 +14,7 @@ from penstock.envs.remote.client import (
 from penstock.envs.remote.lease_spec import GroupSpec, LeaseSpec
 from penstock.envs.sandbox import SandboxTimeout
 from penstock.messages.base import Message
+from penstock.messages.rpc import RetryPolicy, with_retries
 from penstock.messages.scheduler import GroupPlaced, PlaceGroup
 
 AVOID_S = 6.0
@@ -43,22 +44,27 @@ async def lease_where_placed(  # noqa: PLR0913, PLR0917 - a request, and where i
         SandboxError: The host failed.
 
     """
-    give_up_at = client.monotonic() + spec.acquire_wait_s
     avoid, avoid_until = "", 0.0
-    while True:
-        host = ""
+
+    async def attempt() -> M:
+        nonlocal avoid, avoid_until
+        host = await place(avoid if client.monotonic() < avoid_until else "")
+        service = host_service(host) if host else ACQUIRE_SERVICE
         try:
-            host = await place(avoid if client.monotonic() < avoid_until else "")
-            service = host_service(host) if host else ACQUIRE_SERVICE
             return await ask(client, service, wanted, expected, spec.margin_s)
-        except (SandboxBusyError, SandboxTimeout) as error:
-            now = client.monotonic()
-            if host and isinstance(error, SandboxTimeout):
-                avoid, avoid_until = host, now + AVOID_S
-            if now + spec.retry_delay_s > give_up_at:
-                words = f"no {what} within {spec.acquire_wait_s:g} s: {error}"
-                raise SandboxBusyError(words) from error
-        await client.sleep(spec.retry_delay_s)
+        except SandboxTimeout:
+            if host:
+                avoid, avoid_until = host, client.monotonic() + AVOID_S
+            raise
+
+    retry = RetryPolicy(pause_s=spec.retry_delay_s, deadline_s=spec.acquire_wait_s)
+    try:
+        return await with_retries(
+            attempt, retry, retry_on=(SandboxBusyError, SandboxTimeout), sleep=client.sleep
+        )
+    except (SandboxBusyError, SandboxTimeout) as error:
+        text = f"no {what} within {spec.acquire_wait_s:g} s: {error}"
+        raise SandboxBusyError(text) from error
 
 
 async def place_sandbox(client: SandboxClient, spec: LeaseSpec, avoid_host: str) -> str:

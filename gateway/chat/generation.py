@@ -7,6 +7,7 @@ from which.
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -19,7 +20,7 @@ from penstock.kernels.arrays import to_array
 from penstock.messages.errors import BusError, DeadlineError, PenstockError, RemoteCallError
 from penstock.messages.generation import AbortGeneration, Generate
 from penstock.messages.rollout import StopReason
-from penstock.messages.rpc import RemoteErrorKind
+from penstock.messages.rpc import RemoteErrorKind, RetryPolicy
 from penstock.messages.task import Purpose, Sampling
 
 PAUSE_S_MAX = 4.0
@@ -51,9 +52,13 @@ class Generation:
 
         """
         cause: Exception | None = None
-        while self.num_attempts < config.num_attempts_max:
-            if self.num_attempts:
-                await ctx.sleep(min(PAUSE_S_MAX, config.retry_s * 2 ** (self.num_attempts - 1)))
+        retry = RetryPolicy(
+            pause_s=config.retry_s,
+            pause_s_max=PAUSE_S_MAX,
+            num_attempts_max=config.num_attempts_max,
+        )
+        for pause_s in chain([0.0], retry.pauses()):
+            await ctx.sleep(pause_s)
             self.num_attempts += 1
             try:
                 reason = f"reply to {self.request_id}, attempt {self.num_attempts}"

@@ -7,7 +7,6 @@ configuration. That an object is written once rests on conditional puts (`If-Non
 import asyncio
 import logging
 import re
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
@@ -20,6 +19,7 @@ from penstock.messages.errors import (
     StoreFullError,
     StoreUnreachableError,
 )
+from penstock.messages.rpc import RetryPolicy, with_retries
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
@@ -92,7 +92,7 @@ class S3Store:
 
         path, held = self._path(key), bytes(data)
         try:
-            await self._patiently(
+            await self._with_retries(
                 key,
                 lambda: self._bucket.put_async(path, held, mode="create", use_multipart=False),
             )
@@ -110,7 +110,7 @@ class S3Store:
             return bytes(await (await self._bucket.get_async(path)).bytes_async())
 
         try:
-            return await self._patiently(key, read)
+            return await self._with_retries(key, read)
         except FileNotFoundError as error:
             raise NotFoundError(f"object {key!r} is not in the bucket") from error
 
@@ -118,7 +118,7 @@ class S3Store:
         """Return whether the object is there."""
         path = self._path(key)
         try:
-            await self._patiently(key, lambda: self._bucket.head_async(path))
+            await self._with_retries(key, lambda: self._bucket.head_async(path))
         except FileNotFoundError:
             return False
         return True
@@ -127,7 +127,7 @@ class S3Store:
         """Remove it; absent is fine."""
         path = self._path(key)
         with suppress(FileNotFoundError):
-            await self._patiently(key, lambda: self._bucket.delete_async(path))
+            await self._with_retries(key, lambda: self._bucket.delete_async(path))
 
     async def keys(self, prefix: str) -> list[str]:
         """List keys that start with `prefix`, sorted."""
@@ -139,10 +139,10 @@ class S3Store:
                 found += [meta["path"].removeprefix(self._prefix) for meta in batch]
             return found
 
-        found = await self._patiently(prefix, read)
+        found = await self._with_retries(prefix, read)
         return sorted(key for key in found if key.startswith(prefix))
 
-    async def _patiently(self, key: str, act: Callable[[], Awaitable[R]]) -> R:
+    async def _with_retries(self, key: str, act: Callable[[], Awaitable[R]]) -> R:
         """Do something, again and again while the server is away, until the deadline.
 
         Raises:
@@ -161,20 +161,19 @@ class S3Store:
     async def _until_answered(self, key: str, act: Callable[[], Awaitable[R]]) -> R:
         from obstore.exceptions import AlreadyExistsError, BaseError, GenericError
 
-        until_s = time.monotonic() + self._patience_s
-        while True:
-            try:
-                return await act()
-            except (AlreadyExistsError, FileNotFoundError):
-                raise
-            except BaseError as error:
-                failure = self._translated(key, error)
-                is_away = isinstance(error, GenericError) and not _REFUSAL.search(str(error))
-                is_full = isinstance(failure, StoreFullError)
-                if not is_away or is_full or time.monotonic() >= until_s:
-                    raise failure from error
-            _log.warning("trying again: %s", failure)
-            await asyncio.sleep(_PAUSE_S)
+        def is_final(error: Exception) -> bool:
+            is_full = isinstance(self._translated(key, error), StoreFullError)
+            return is_full or _REFUSAL.search(str(error)) is not None
+
+        retry = RetryPolicy(pause_s=_PAUSE_S, deadline_s=self._patience_s)
+        try:
+            return await with_retries(
+                act, retry, retry_on=(GenericError,), is_final=is_final, log=_log
+            )
+        except (AlreadyExistsError, FileNotFoundError):
+            raise
+        except BaseError as error:
+            raise self._translated(key, error) from error
 
     def probe(self) -> None:
         """Ask for one page of keys and wait for it, without a thread that outlasts the call.

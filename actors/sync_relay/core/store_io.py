@@ -16,13 +16,12 @@ from penstock.messages.errors import (
     PenstockError,
     StoreUnreachableError,
 )
+from penstock.messages.rpc import RetryPolicy, with_retries
 from penstock.messages.weights import ShardRef, WeightsPublished
 
 _log = logging.getLogger(__name__)
-_NUM_PUTS_MAX = 6
-_PUT_BACKOFF_S = 0.25
-_NUM_GETS_MAX = 5
-_GET_BACKOFF_S = 0.2
+_PUT_RETRY = RetryPolicy(num_attempts_max=6, pause_s=0.25, pause_s_max=4.0)
+_GET_RETRY = RetryPolicy(num_attempts_max=5, pause_s=0.4, pause_s_max=3.2)
 R = TypeVar("R")
 
 
@@ -63,16 +62,14 @@ class StoreIO(NamedTuple):
             OSError: No room, after several attempts.
 
         """
-        for attempt in range(_NUM_PUTS_MAX):
-            try:
-                return await self.store.put(key, data)
-            except StoreUnreachableError:
-                raise
-            except OSError as error:
-                if attempt == _NUM_PUTS_MAX - 1:
-                    raise
-                _log.warning("object %s: trying again: %s", key, error)
-                await self.sleep(_PUT_BACKOFF_S * 2**attempt)
+        await with_retries(
+            lambda: self.store.put(key, data),
+            _PUT_RETRY,
+            retry_on=(OSError,),
+            is_final=_is_away,
+            sleep=self.sleep,
+            log=_log,
+        )
 
     async def put_manifest(self, manifest: WeightsPublished) -> None:
         """Store the manifest of a version whose objects are stored; raises as `put` does."""
@@ -90,18 +87,24 @@ class StoreIO(NamedTuple):
             DamagedStoreError: It came damaged, or not at all, every time.
 
         """
-        num_failed = 0
-        while True:
-            try:
-                return await attempt()
-            except StoreUnreachableError:
-                raise
-            except (CorruptDataError, NotFoundError, OSError) as error:
-                num_failed += 1
-                if num_failed == _NUM_GETS_MAX:
-                    raise DamagedStoreError(f"after {num_failed} attempts: {error}") from error
-                _log.warning("fetching again: %s", error)
-            await self.sleep(_GET_BACKOFF_S * 2**num_failed)
+        try:
+            return await with_retries(
+                attempt,
+                _GET_RETRY,
+                retry_on=(CorruptDataError, NotFoundError, OSError),
+                is_final=_is_away,
+                sleep=self.sleep,
+                log=_log,
+            )
+        except StoreUnreachableError:
+            raise
+        except (CorruptDataError, NotFoundError, OSError) as error:
+            text = f"after {_GET_RETRY.num_attempts_max} attempts: {error}"
+            raise DamagedStoreError(text) from error
+
+
+def _is_away(error: Exception) -> bool:
+    return isinstance(error, StoreUnreachableError)
 
 
 async def get_checked(store: ObjectStore, shard: ShardRef) -> bytes:

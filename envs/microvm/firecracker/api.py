@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 
 from penstock.envs.sandbox import SandboxDied, SandboxError, SandboxTimeout
+from penstock.messages.rpc import RetryPolicy, with_retries
 
 VSOCK_PORT = 52
 """Where the guest agent listens."""
@@ -75,14 +76,12 @@ async def await_socket(path: Path, *, deadline_s: float) -> None:
 
     """
     async with asyncio.timeout(deadline_s):
-        while True:
-            try:
-                _, writer = await asyncio.open_unix_connection(path)
-            except OSError:
-                await asyncio.sleep(POLL_S)
-            else:
-                writer.close()
-                return
+        _, writer = await with_retries(
+            lambda: asyncio.open_unix_connection(path),
+            RetryPolicy(pause_s=POLL_S),
+            retry_on=(OSError,),
+        )
+    writer.close()
 
 
 async def connect_vsock(
@@ -99,14 +98,13 @@ async def connect_vsock(
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(deadline_s):
-        while True:
-            sock = await _shake_hands(path)
-            if sock is not None:
-                return await loop.create_connection(make_protocol, sock=sock)
-            await asyncio.sleep(POLL_S)
+        retry = RetryPolicy(pause_s=POLL_S)
+        sock = await with_retries(lambda: _shake_hands(path), retry, retry_on=(OSError,))
+        return await loop.create_connection(make_protocol, sock=sock)
 
 
-async def _shake_hands(path: Path) -> Any:
+async def _shake_hands(path: Path) -> socket.socket:
+    """Return a socket that the guest's agent has accepted; raise OSError while it does not."""
     loop = asyncio.get_running_loop()
     sock = socket.socket(socket.AF_UNIX)
     sock.setblocking(False)
@@ -119,9 +117,9 @@ async def _shake_hands(path: Path) -> Any:
             if not byte or len(answer) > 32:
                 break
             answer += byte
+        if not answer.startswith(b"OK "):
+            raise ConnectionError(f"{path}: the guest does not listen yet")
     except OSError:
-        answer = b""
-    if answer.startswith(b"OK "):
-        return sock
-    sock.close()
-    return None
+        sock.close()
+        raise
+    return sock

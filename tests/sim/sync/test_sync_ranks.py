@@ -29,6 +29,7 @@ from penstock.infra.stores.directory import DirectoryStore
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest, run_element_sum
 from penstock.messages.errors import CorruptDataError, DeadlineError, NotFoundError
+from penstock.messages.rpc import RetryPolicy
 from penstock.messages.weights import Extent, SnapshotKind, WeightsRelayed
 
 NUM_RANKS = 3
@@ -257,7 +258,7 @@ async def test_parts_that_do_not_make_a_whole_are_refused(change, error):
 
 
 async def test_wrong_receipts_and_early_ranks_are_refused(monkeypatch):
-    monkeypatch.setattr(store_io, "_GET_BACKOFF_S", 0.0)
+    monkeypatch.setattr(store_io, "_GET_RETRY", RetryPolicy(num_attempts_max=5, pause_s=0.0))
     store = MemoryStore()
     trainer = Trainer(store, 1)
     token = await trainer.begin()
