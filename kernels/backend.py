@@ -1,31 +1,55 @@
-"""What runs a kernel: one protocol, and the choice of backend by device.
+"""What runs a kernel: one protocol, and the values that operations exchange.
 
 `penstock.kernels.ops` checks arguments and allocates results; a backend only fills them in.
 """
 
-from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
-from penstock.kernels.errors import KernelArgumentError
-
-if TYPE_CHECKING:
-    from penstock.kernels.ops.quantize import Mxfp8
-    from penstock.kernels.ops.routing import Routing
-
 Tensor = torch.Tensor
-NAMES = ("reference", "cpu", "simt", "cuda")
+
+
+class Mxfp8(NamedTuple):
+    """A tensor in E4M3 with one E8M0 scale per block of 32."""
+
+    codes: Tensor
+    """uint8 [..., M, K]."""
+    scales: Tensor
+    """uint8: [..., M, K/32] for 1x32 blocks, [..., M/32, K] for 32x1 blocks."""
+
+
+class Routing(NamedTuple):
+    """Where T tokens go."""
+
+    ids: Tensor
+    """int16 [T, K], in slot order: the best first, or as recorded."""
+    weights: Tensor
+    """float32 [T, K]."""
+    num_mismatched: Tensor
+    """int32 [T]: how many recorded ids the router itself would not have chosen."""
+    num_replaced: Tensor
+    """int32 [T]: how many recorded ids were implausible and gave way to the router's own."""
 
 
 class KernelBackend(Protocol):
     """Fills `out` tensors that `ops` allocated; shapes stand at the functions of `ops`."""
 
-    def mxfp8_quantize(self, x: Tensor, rows: "Mxfp8 | None", columns: "Mxfp8 | None") -> None:
+    @property
+    def device(self) -> str:
+        """Device type of the tensors that it takes."""
+        ...
+
+    @property
+    def defers_checks(self) -> bool:
+        """Whether values are checked behind a kernel, and errors raised later."""
+        ...
+
+    def mxfp8_quantize(self, x: Tensor, rows: Mxfp8 | None, columns: Mxfp8 | None) -> None:
         """Quantize [M, K] by rows, by columns, or both."""
         ...
 
-    def mxfp8_dequantize(self, quantized: "Mxfp8", out: Tensor) -> None:
+    def mxfp8_dequantize(self, quantized: Mxfp8, out: Tensor) -> None:
         """Dequantize [M, K]."""
         ...
 
@@ -33,7 +57,7 @@ class KernelBackend(Protocol):
         self,
         logits: Tensor,
         recorded: Tensor | None,
-        routing: "Routing",
+        routing: Routing,
         normalize: bool,
         plausibility_min: float,
     ) -> None:
@@ -64,9 +88,7 @@ class KernelBackend(Protocol):
         """Multiply [M, K] by [N, K] transposed."""
         ...
 
-    def mxfp8_grouped_matmul(
-        self, x: Tensor, weight: "Mxfp8", offsets: Tensor, out: Tensor
-    ) -> None:
+    def mxfp8_grouped_matmul(self, x: Tensor, weight: Mxfp8, offsets: Tensor, out: Tensor) -> None:
         """Multiply each expert's rows by its weight."""
         ...
 
@@ -77,37 +99,3 @@ class KernelBackend(Protocol):
     def delta_apply(self, bits: Tensor, positions: Tensor, values: Tensor) -> None:
         """Overwrite bits [N] in place."""
         ...
-
-
-def backend_for(tensor: Tensor, name: str | None) -> KernelBackend:
-    """Return the named backend, or the one of the tensor's device.
-
-    Raises:
-        KernelArgumentError: no such backend, or the tensor is not where that backend works.
-        KernelUnavailableError: what the backend needs is missing.
-
-    """
-    name = name or tensor.device.type
-    if name not in NAMES:
-        raise KernelArgumentError(f"backend: expected one of {', '.join(NAMES)}, got {name!r}")
-    device = "cuda" if name == "cuda" else "cpu"
-    if tensor.device.type != device:
-        raise KernelArgumentError(
-            f"backend {name!r}: expected {device} tensors, got {tensor.device}"
-        )
-    return _load(name)
-
-
-@cache
-def _load(name: str) -> KernelBackend:
-    """Import late: nothing of CUDA is needed until it is asked for."""
-    if name in {"cuda", "simt"}:
-        from penstock.kernels.cuda.backend import CudaBackend
-        from penstock.kernels.cuda.launch import launch_cuda, launch_simt
-
-        return CudaBackend(launch_cuda if name == "cuda" else launch_simt)
-    from penstock.kernels.cpu import CpuBackend
-    from penstock.kernels.reference.backend import ReferenceBackend
-
-    compiled = CpuBackend.load() if name == "cpu" else None
-    return compiled or ReferenceBackend()

@@ -27,12 +27,11 @@ def find_compiler() -> str | None:
 
 
 @cache
-def load_library(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL | None:
+def load_library(source: Path) -> ctypes.CDLL | None:
     """Compile a C file if it is not cached, and load it.
 
     Args:
         source: one file; the headers it includes lie beside it.
-        flags: besides the usual ones.
 
     Returns:
         The library, or None if there is no compiler or it cannot compile the file.
@@ -42,7 +41,7 @@ def load_library(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL | Non
     if compiler is None:
         log.warning("%s: no C compiler; the portable path is several times slower", source.name)
         return None
-    command = [compiler, *_FLAGS, *flags, str(source), "-lm"]
+    command = [compiler, *_FLAGS, str(source), "-lm"]
     headers = sorted(source.parent.glob("*.h"))
     content = b"\0".join(path.read_bytes() for path in [source, *headers])
     library = build(command, f"{source.stem}.so", content)

@@ -2,23 +2,22 @@
 
 A segment holds the experts of consecutive tokens that one policy version went through. A sequence
 that spans a weight update, or several turns over a shared prefix, is several segments: each turn
-sends only its new tokens. Whoever replays joins them and gets every token's routes of exactly the
+sends only its new tokens. The trainer joins them and gets every token's routes of exactly the
 version that sampled it, or an error: routes that are damaged, missing or stale are never filled in.
 
-Layout, little-endian: magic `PSRT`, format version u8, bits per id u8, layers u16, experts a token
-u16, experts u16, tokens u32, first position u32, policy version i64, xxh3-64 of everything else
-u64; then `ops.routes_pack`'s bytes. 36 bytes and, for 60 layers x 8 of 384 experts, 540 a token.
+Layout, little-endian: magic `PSRT`, format version u8, bits per id u8, layers u16, experts per
+token u16, experts u16, tokens u32, first position u32, policy version i64, xxh3-64 of everything
+else u64; then `ops.routes_pack`'s bytes. 36 bytes and, for 60 layers x 8 of 384 experts,
+540 per token.
 """
 
 import struct
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import xxhash
 
-from penstock.kernels.errors import StaleRoutesError
 from penstock.kernels.ops.routing import routes_pack, routes_unpack
 from penstock.kernels.reference.routes import bits_per_id
 from penstock.messages.errors import CorruptDataError
@@ -30,7 +29,7 @@ HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 
 
 class RouteSegment(NamedTuple):
-    """What a sealed segment says."""
+    """An opened segment."""
 
     routes: torch.Tensor
     """int16 [T, L, K], in slot order."""
@@ -82,39 +81,6 @@ def open_routes(segment: bytes) -> RouteSegment:
     if routes.numel() and int(routes.max()) >= num_experts:
         raise CorruptDataError(f"routes: an id is not below {num_experts}")
     return RouteSegment(routes, first_position, policy_version)
-
-
-def join_routes(
-    segments: Sequence[bytes], *, num_tokens: int, policy_versions: Sequence[int]
-) -> torch.Tensor:
-    """Join the segments of one sequence -> int16 [num_tokens, L, K].
-
-    Args:
-        segments: in the order of their positions.
-        num_tokens: of the sequence; its positions must be covered once each.
-        policy_versions: of each segment, as the sampler's log has them.
-
-    Raises:
-        CorruptDataError: a damaged segment.
-        StaleRoutesError: a segment of another version, a gap, an overlap, or another model's shape.
-
-    """
-    opened = [open_routes(segment) for segment in segments]
-    found = [segment.policy_version for segment in opened]
-    if found != list(policy_versions):
-        raise StaleRoutesError(f"routes: expected policy versions {policy_versions}, got {found}")
-    position = 0
-    for segment in opened:
-        if segment.first_position != position:
-            raise StaleRoutesError(
-                f"routes: expected position {position}, got {segment.first_position}"
-            )
-        position += len(segment.routes)
-    if position != num_tokens:
-        raise StaleRoutesError(f"routes: expected {num_tokens} tokens, got {position}")
-    if len({segment.routes.shape[1:] for segment in opened}) != 1:
-        raise StaleRoutesError("routes: segments of different models")
-    return torch.cat([segment.routes for segment in opened])
 
 
 def _checksum(fields: bytes, packed: bytes) -> int:

@@ -23,7 +23,7 @@ from penstock.actors.generator.sampler import SamplingBatch
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.numerics import ExactModeError
-from penstock.kernels.decode import DecodeWeights
+from penstock.kernels.decode.layout import DecodeWeights
 from penstock.kernels.ops import raise_deferred_errors
 from penstock.messages.rollout import StopReason
 

@@ -5,13 +5,15 @@ block. All other rows are prefilling, parked (a finished turn whose session may 
 prompt another member of the group may share) or empty.
 """
 
+import math
+import mmap
+
 import numpy as np
 import torch
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.native import has_wide_routes
-from penstock.kernels.decode import round_up
-from penstock.kernels.memory import huge_zeros
+from penstock.kernels.decode.layout import round_up
 from penstock.messages.rollout import VersionSpan
 
 
@@ -181,3 +183,12 @@ class SlotCache:
         for row in self.rows:
             if not row.is_pinned:
                 row.length, row.session_id, row.is_fresh = 0, "", True
+
+
+def huge_zeros(shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
+    """Return zeros, in huge pages where the system has them: random reads stall less."""
+    dtype = np.dtype(dtype)
+    memory = mmap.mmap(-1, max(1, math.prod(shape) * dtype.itemsize))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype=dtype, count=math.prod(shape)).reshape(shape)

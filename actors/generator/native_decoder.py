@@ -15,7 +15,8 @@ from penstock.actors.generator.sampler import SamplingBatch, sample
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.native import decode_shape, pack_policy
-from penstock.kernels.decode import DecodeKernel, DecodeWeights, StepCache
+from penstock.kernels.decode.kernel import DecodeKernel
+from penstock.kernels.decode.layout import DecodeWeights, StepCache
 
 _SPLIT_TOKENS = 8
 """Fewer tokens than this are not worth a second thread."""

@@ -22,7 +22,7 @@ from penstock.actors.generator.staging import StagedWeights
 from penstock.actors.generator.worker import EngineWorker
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
-from penstock.kernels.decode import DecodeWeights
+from penstock.kernels.decode.layout import DecodeWeights
 from penstock.kernels.delta import Patch
 from penstock.messages.errors import DeadlineError, QueueFullError
 from penstock.messages.task import Sampling

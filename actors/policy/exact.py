@@ -19,7 +19,8 @@ from penstock.actors.policy.model import Policy
 from penstock.actors.policy.native import decode_shape, has_wide_routes, pack_policy
 from penstock.actors.policy.numerics import ExactModeError
 from penstock.actors.policy.packing import PackedTree
-from penstock.kernels.decode import DecodeKernel, StepCache, Trace, round_up
+from penstock.kernels.decode.kernel import DecodeKernel, Trace
+from penstock.kernels.decode.layout import StepCache, round_up
 
 _CHUNK_TOKENS = 512
 """Tokens of one call: what a call touches stays in the cache. Changes the time and no bit."""
@@ -85,10 +86,13 @@ class ExactForward:
                 replay=tree.routed_experts[tokens].astype(np.int16),
                 plausible=self._plausible,
             )
-            taken = (tree.input_ids[tokens], places.rows[tokens], places.positions[tokens])
-            arrays = tuple(values.astype(np.int32) for values in taken)
+            ids, cache_rows, positions = (
+                values[tokens].astype(np.int32)
+                for values in (tree.input_ids, places.rows, places.positions)
+            )
             outputs = np.flatnonzero(np.isin(tokens, wanted)).astype(np.int32)
-            found = kernel.step(self._weights, extended, arrays, outputs, trace=trace)
+            placed = (ids, cache_rows, positions)
+            found = kernel.step(self._weights, extended, placed, outputs, trace=trace)
             logits[np.searchsorted(wanted, tokens[outputs])] = found
             states[:, tokens] = trace.states
         chosen = targets.astype(np.int32)

@@ -88,6 +88,10 @@ class Policy(nn.Module):
 
     """
 
+    cos: torch.Tensor
+    """[max_position_embeddings, D/2] rotary table."""
+    sin: torch.Tensor
+
     def __init__(self, config: PolicyConfig, seed: int | None = None) -> None:
         super().__init__()
         self.config = config

@@ -7,7 +7,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.layers import TransformerLayer
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.precision import round_to
-from penstock.kernels.decode import DecodeShape, DecodeWeights, LayerWeights, pack
+from penstock.kernels.decode.layout import DecodeShape, DecodeWeights, LayerWeights, pack
 
 
 def has_wide_routes(config: PolicyConfig) -> bool:

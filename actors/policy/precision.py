@@ -2,28 +2,27 @@
 
 The operands of the experts' matmuls, weights and inputs, are rounded to the format's values in
 blocks along the summed dimension; the sums themselves stay in float32. MXFP8: 32 E4M3 elements
-under one power of two. NVFP4: 16 E2M1 elements under an E4M3 scale, and a float32 scale a token.
-The rules stand in `kernels/reference/formats.py`.
+under one power of two. NVFP4: 16 E2M1 elements under an E4M3 scale, and a float32 scale per token.
+The rules are in `kernels/reference/formats.py`.
 """
 
 from typing import Any
 
 import torch
 
-from penstock.kernels.ops import (
-    mxfp8_dequantize,
-    mxfp8_quantize_rows,
-    nvfp4_dequantize,
-    nvfp4_quantize,
-)
+from penstock.kernels.decode.rounding import round_mxfp8
+from penstock.kernels.reference.quantize import nvfp4_dequantize, nvfp4_rows
 
 
 def round_to(values: torch.Tensor, expert_format: str) -> torch.Tensor:
     """Round float32 [..., M, K] along K to the values of a format; bf16 leaves them as they are."""
     if expert_format == "mxfp8":
-        return mxfp8_dequantize(mxfp8_quantize_rows(values), torch.float32)
+        rounded = values.clone(memory_format=torch.contiguous_format)
+        round_mxfp8(rounded.numpy())
+        return rounded
     if expert_format == "nvfp4":
-        return nvfp4_dequantize(nvfp4_quantize(values), torch.float32)
+        rows = nvfp4_rows(values.flatten(0, -2).numpy())
+        return torch.from_numpy(nvfp4_dequantize(*rows)).view(values.shape)
     return values
 
 

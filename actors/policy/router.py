@@ -5,9 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from penstock.actors.policy.config import PolicyConfig
-
-ROUTE_FREE = -1
-"""An expert id that means: no route was recorded here, use the router's own choice."""
+from penstock.kernels.reference.routing import replay_experts
 
 
 class Router(nn.Module):
@@ -38,38 +36,12 @@ class Router(nn.Module):
         """
         logits = F.linear(x.to(self.dtype), self.weight.to(self.dtype)).float()
         scores = logits.softmax(-1)
-        own = scores.detach().topk(self.num_chosen, dim=-1).indices
-        ids, flips = own, own.new_zeros(())
+        ids = scores.detach().topk(self.num_chosen, dim=-1).indices
+        flips = ids.new_zeros(())
         if recorded is not None:
-            is_recorded = recorded[:, :1] != ROUTE_FREE
-            ids = torch.where(is_recorded, recorded, own)
-            flips = (ids.unsqueeze(2) != own.unsqueeze(1)).all(2).sum()
-            if self.plausible > 0.0:
-                ids = replace_implausible(ids, scores.detach(), self.plausible)
+            choice = replay_experts(ids, scores.detach(), recorded, self.plausible)
+            ids, flips = choice.ids, choice.num_mismatched.sum()
         weights = scores.gather(1, ids)
         if self.normalize:
             weights = weights / weights.sum(-1, keepdim=True)
         return ids, weights, scores, flips
-
-
-def replace_implausible(ids: torch.Tensor, scores: torch.Tensor, plausible: float) -> torch.Tensor:
-    """Put, slot by slot, the best expert not among the others where one is too unlikely.
-
-    Args:
-        ids: [T, K] replayed experts.
-        scores: [T, E] probabilities of this pass.
-        plausible: the least probability that a replayed expert may have.
-
-    Returns:
-        [T, K] ids (Composer 2, arXiv 2603.24477).
-
-    """
-    kept = scores.gather(1, ids) >= plausible
-    # Taken experts sink below every probability; an implausible one may come back as the best.
-    left = scores.scatter_add(1, ids, torch.where(kept, -2.0, 0.0))
-    slots = []
-    for slot in range(ids.shape[1]):
-        best = left.argmax(1, keepdim=True)
-        slots.append(torch.where(kept[:, slot : slot + 1], ids[:, slot : slot + 1], best))
-        left = left.scatter_add(1, best, torch.where(kept[:, slot : slot + 1], 0.0, -2.0))
-    return torch.cat(slots, dim=1)

@@ -147,7 +147,7 @@ def _bytes_by_id(bpe: BpeTokenizer) -> list[bytes]:
     byte_of = _byte_alphabet()
     table = []
     for index in range(bpe.get_vocab_size()):
-        token = bpe.id_to_token(index)
+        token = bpe.id_to_token(index) or ""
         plain = index not in marks
         table.append(bytes(byte_of[c] for c in token) if plain else marks[index].encode())
     return table

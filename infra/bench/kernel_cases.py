@@ -26,16 +26,15 @@ class KernelCase(NamedTuple):
     """Of a product: 2 M N K; else 0."""
 
 
-def list_cases(device: str) -> list[tuple[str, KernelCase]]:
-    """Return each kernel by name: a large model's sizes on a GPU, a small part of them on a CPU."""
-    tokens = 131072 if device == "cuda" else 512
-    make = partial(torch.randn, device=device)
+def list_cases() -> list[tuple[str, KernelCase]]:
+    """Return each kernel by name, at a large model's sizes."""
+    tokens = 131072
     return [
-        *_quantize_cases(make(tokens, 7168).bfloat16()),
-        *_routing_cases(make(tokens, 384)),
-        *_row_cases(make, tokens // 8),
-        *_product_cases(make, device),
-        *_delta_cases(make(tokens, 7168).bfloat16().flatten()),
+        *_quantize_cases(_random(tokens, 7168).bfloat16()),
+        *_routing_cases(_random(tokens, 384)),
+        *_row_cases(tokens // 8),
+        *_product_cases(),
+        *_delta_cases(_random(tokens, 7168).bfloat16().flatten()),
     ]
 
 
@@ -99,11 +98,11 @@ def _routing_cases(logits: torch.Tensor) -> list[tuple[str, KernelCase]]:
     ]
 
 
-def _row_cases(make: Callable[..., torch.Tensor], rows: int) -> list[tuple[str, KernelCase]]:
-    x, weight = make(rows, 7168).bfloat16(), make(7168).bfloat16()
-    logits = make(max(1, rows // 16), 163840)
+def _row_cases(rows: int) -> list[tuple[str, KernelCase]]:
+    x, weight = _random(rows, 7168).bfloat16(), _random(7168).bfloat16()
+    logits = _random(max(1, rows // 16), 163840)
     targets = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
-    slots, weights = make(rows, 8, 7168).bfloat16(), make(rows, 8)
+    slots, weights = _random(rows, 8, 7168).bfloat16(), _random(rows, 8)
 
     def combine() -> torch.Tensor:
         return torch.bmm(weights.bfloat16()[:, None], slots)[:, 0]
@@ -139,14 +138,13 @@ def _row_cases(make: Callable[..., torch.Tensor], rows: int) -> list[tuple[str, 
     ]
 
 
-def _product_cases(make: Callable[..., torch.Tensor], device: str) -> list[tuple[str, KernelCase]]:
+def _product_cases() -> list[tuple[str, KernelCase]]:
     """Few rows, as in decoding; and experts with an eighth of the rows each."""
-    depth, columns = (7168, 2048) if device == "cuda" else (1024, 512)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    weight = make(columns, depth).to(dtype)
+    depth, columns = 7168, 2048
+    weight = _random(columns, depth).bfloat16()
     cases: list[tuple[str, KernelCase]] = []
     for rows in (1, 16, 64):
-        x = make(rows, depth).to(dtype)
+        x = _random(rows, depth).bfloat16()
         num_bytes = weight.element_size() * (x.numel() + weight.numel() + rows * columns)
         case = KernelCase(
             f"{rows}x{columns}x{depth}",
@@ -157,12 +155,11 @@ def _product_cases(make: Callable[..., torch.Tensor], device: str) -> list[tuple
         )
         cases.append(("matmul", case))
     experts = 8
-    rows = 512 if device == "cuda" else 16
-    return [*cases, ("mxfp8_grouped_matmul", _grouped_case(make(rows, depth), weight, experts))]
+    x = _random(512, depth).bfloat16()
+    return [*cases, ("mxfp8_grouped_matmul", _grouped_case(x, weight, experts))]
 
 
 def _grouped_case(x: torch.Tensor, weight: torch.Tensor, experts: int) -> KernelCase:
-    x = x.to(weight.dtype)
     stacked = weight.expand(experts, -1, -1).contiguous()
     quantized: Mxfp8 = ops.mxfp8_quantize_rows(stacked)
     step = len(x) // experts
@@ -202,3 +199,7 @@ def _delta_cases(base: torch.Tensor) -> list[tuple[str, KernelCase]]:
         ),
         ("delta_apply", KernelCase(shape, apply, library, 8 * len(positions))),
     ]
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device="cuda")

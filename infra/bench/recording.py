@@ -16,7 +16,8 @@ from penstock.actors.generator.engine import TokenChunk
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.native import decode_shape, pack_policy
-from penstock.kernels.decode import DecodeKernel, StepCache, round_up
+from penstock.kernels.decode.kernel import DecodeKernel
+from penstock.kernels.decode.layout import StepCache, round_up
 from penstock.messages.errors import NotFoundError
 from penstock.messages.rollout import VersionSpan
 

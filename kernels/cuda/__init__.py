@@ -1,1 +1,4 @@
-"""CUDA sources, their compilation, and their launch on a GPU or, for tests, on a CPU."""
+"""CUDA sources (`src/`), their compilation, and their launch on a GPU.
+
+To add a kernel: its source, its line in `sources.py`, and its call in `backend.py`.
+"""

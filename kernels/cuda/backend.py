@@ -3,10 +3,9 @@
 import numpy as np
 import torch
 
+from penstock.kernels.backend import Mxfp8, Routing
 from penstock.kernels.cuda.launch import Launch
 from penstock.kernels.errors import KernelArgumentError
-from penstock.kernels.ops.quantize import Mxfp8
-from penstock.kernels.ops.routing import Routing
 
 Tensor = torch.Tensor
 _THREADS = 256
@@ -14,15 +13,19 @@ _ROUTER_WARPS, _NORM_WARPS, _LOGIT_THREADS = 4, 8, 512
 _TILE_COLUMNS, _MX_BLOCK = 256, 32
 _GEMM_TILE, _GEMM_THREADS = 64, 128
 _CHANGES_TILE = 4096
-_NUM_BLOCKS_WANTED = 264
-"""Two a multiprocessor of an H200: what a product's split of K aims at."""
+_NUM_BLOCKS_AIM = 264
+"""Two per multiprocessor of an H200: what a product's split of K aims at."""
 
 
 class CudaBackend:
-    """Launches kernels through `launch`: on the GPU, or on the CPU through the shim."""
+    """Launches kernels on a GPU."""
 
-    def __init__(self, launch: Launch) -> None:
+    defers_checks = True
+
+    def __init__(self, launch: Launch, device: str) -> None:
+        """Take what starts a kernel, and the device type that it starts it on."""
         self._launch = launch
+        self.device = device
 
     def mxfp8_quantize(self, x: Tensor, rows: Mxfp8 | None, columns: Mxfp8 | None) -> None:
         """See `KernelBackend`."""
@@ -162,7 +165,7 @@ class CudaBackend:
 def split_of_depth(num_columns: int, depth: int) -> int:
     """In how many parts a product cuts K: by the weight's shape alone, so never by the batch."""
     num_tiles = _ceil(num_columns, _GEMM_TILE)
-    return max(1, min(_NUM_BLOCKS_WANTED // num_tiles, depth // (4 * _GEMM_TILE), 16))
+    return max(1, min(_NUM_BLOCKS_AIM // num_tiles, depth // (4 * _GEMM_TILE), 16))
 
 
 def _route_sizes(ids: Tensor, packed: Tensor, width: int) -> tuple[np.generic, ...]:

@@ -1,7 +1,7 @@
 """The CUDA sources: which kernels each holds, and what a kernel may cost.
 
-To add a kernel: its line here, with the most registers a thread that it may use (the build is held
-to it, and to no spills and no local memory), and its call in `backend.py`.
+To add a kernel: its line here, with the most registers per thread that it may use (the build is
+held to it, and to no spills and no local memory), and its call in `backend.py`.
 """
 
 from pathlib import Path
@@ -35,7 +35,7 @@ REGISTERS_MAX: dict[str, dict[str, int]] = {
     "sm90_matmul": {"matmul_bf16": 168, "matmul_join": 40},
     "sm90_experts": {"mxfp8_grouped_matmul": 128},
 }
-"""By source, each kernel's most registers a thread; 64 lets a multiprocessor hold 32 warps."""
+"""By source, each kernel's most registers per thread; 64 lets a multiprocessor hold 32 warps."""
 
 
 def source_path(name: str) -> Path:
@@ -45,5 +45,5 @@ def source_path(name: str) -> Path:
 
 def source_bytes(name: str) -> bytes:
     """Return everything that a source's result depends on."""
-    headers = sorted([*FOLDER.glob("*.cuh"), *FOLDER.glob("*.h")])
+    headers = sorted(FOLDER.glob("*.cuh"))
     return b"\0".join(path.read_bytes() for path in [source_path(name), *headers])

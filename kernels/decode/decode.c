@@ -48,5 +48,5 @@ void penstock_step(const shape_t *s, const weights_t *w, const step_t *b) {
     matmul(normed, b->num_outputs, d, w->head, s->vocab, b->logits);
 }
 
-/* `round_mxfp8`, for whoever compares it. */
+/* The rounding of the experts' operands, for training in torch. */
 void penstock_round_mxfp8(float *x, int64_t n) { round_mxfp8(x, n); }

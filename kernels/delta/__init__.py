@@ -14,7 +14,7 @@ The byte layout stands in `container.py` and `docs/weight-format.md`, the kinds 
 and the choice among codecs in `predict.py` and `codec.py`. Memory that a thread works in is kept
 from call to call by `scratch.py`; checks are taken along the way, by the chunks of `checks.py`, so
 that an array is read from memory once. A slow reader written apart from all this, in plain
-Python, is `kernels/reference/delta.py`.
+Python, is `tests/golden/delta_reader.py`.
 
 To add a codec: a member of `Codec`, its coding beside `portable.py` or `planes.py`, its predicted
 size in `predict.py`, a case in the reference. To add a kind of elements: a row in `dtypes.py`.

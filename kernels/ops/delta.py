@@ -2,8 +2,9 @@
 
 import torch
 
-from penstock.kernels.backend import backend_for
+from penstock.kernels.backend import KernelBackend
 from penstock.kernels.errors import KernelArgumentError
+from penstock.kernels.ops.backends import backend_for
 from penstock.kernels.ops.check import check_range, check_tensor
 from penstock.kernels.ops.values import check_values
 
@@ -16,7 +17,7 @@ _BITS = (
 
 
 def delta_changes(
-    base: torch.Tensor, target: torch.Tensor, *, backend: str | None = None
+    base: torch.Tensor, target: torch.Tensor, *, backend: KernelBackend | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compare two flat tensors bit by bit.
 
@@ -44,7 +45,7 @@ def delta_apply(
     positions: torch.Tensor,
     values: torch.Tensor,
     *,
-    backend: str | None = None,
+    backend: KernelBackend | None = None,
 ) -> None:
     """Overwrite flat weights [N] at positions int32 [C] with values [C], in place.
 

@@ -2,14 +2,16 @@
 
 import torch
 
-from penstock.kernels.backend import backend_for
+from penstock.kernels.backend import KernelBackend, Mxfp8
+from penstock.kernels.ops.backends import backend_for
 from penstock.kernels.ops.check import FLOATS, check_multiple, check_tensor
-from penstock.kernels.ops.quantize import Mxfp8
 from penstock.kernels.ops.values import check_values
 from penstock.kernels.reference.quantize import MX_BLOCK
 
 
-def matmul(x: torch.Tensor, weight: torch.Tensor, *, backend: str | None = None) -> torch.Tensor:
+def matmul(
+    x: torch.Tensor, weight: torch.Tensor, *, backend: KernelBackend | None = None
+) -> torch.Tensor:
     """Multiply [M, K] by the transpose of [N, K], both of one dtype -> [M, N] of that dtype.
 
     float32 is the same bits on every backend: one frozen sum an output. bfloat16 accumulates in
@@ -29,7 +31,7 @@ def matmul(x: torch.Tensor, weight: torch.Tensor, *, backend: str | None = None)
 
 
 def mxfp8_grouped_matmul(
-    x: torch.Tensor, weight: Mxfp8, offsets: torch.Tensor, *, backend: str | None = None
+    x: torch.Tensor, weight: Mxfp8, offsets: torch.Tensor, *, backend: KernelBackend | None = None
 ) -> torch.Tensor:
     """Multiply each expert's rows by its MXFP8 weight, dequantized on the way -> [R, N].
 

@@ -1,37 +1,15 @@
-"""MXFP8 and NVFP4: the rounding rules stand in `kernels/reference/formats.py`."""
-
-from typing import NamedTuple
+"""MXFP8: the rounding rules are in `kernels/reference/formats.py`."""
 
 import torch
 
-from penstock.kernels.backend import backend_for
+from penstock.kernels.backend import KernelBackend, Mxfp8
 from penstock.kernels.errors import KernelArgumentError
+from penstock.kernels.ops.backends import backend_for
 from penstock.kernels.ops.check import FLOATS, check_multiple, check_tensor
-from penstock.kernels.reference import quantize as reference
-from penstock.kernels.reference.quantize import MX_BLOCK, NV_BLOCK
+from penstock.kernels.reference.quantize import MX_BLOCK
 
 
-class Mxfp8(NamedTuple):
-    """A tensor in E4M3 with one E8M0 scale per block of 32."""
-
-    codes: torch.Tensor
-    """uint8 [..., M, K]."""
-    scales: torch.Tensor
-    """uint8: [..., M, K/32] for 1x32 blocks, [..., M/32, K] for 32x1 blocks."""
-
-
-class Nvfp4(NamedTuple):
-    """Rows in E2M1 with one E4M3 scale per block of 16 and one float32 scale a row."""
-
-    codes: torch.Tensor
-    """uint8 [..., K/2], even columns in the low four bits."""
-    block_scales: torch.Tensor
-    """uint8 [..., K/16]."""
-    token_scales: torch.Tensor
-    """float32 [...]."""
-
-
-def mxfp8_quantize_rows(x: torch.Tensor, *, backend: str | None = None) -> Mxfp8:
+def mxfp8_quantize_rows(x: torch.Tensor, *, backend: KernelBackend | None = None) -> Mxfp8:
     """Quantize [..., M, K] of float32 or bfloat16 in blocks of 32 along K, a multiple of 32.
 
     Raises:
@@ -50,7 +28,7 @@ def mxfp8_quantize_rows(x: torch.Tensor, *, backend: str | None = None) -> Mxfp8
     return _shaped(x, rows, by_rows=True)
 
 
-def mxfp8_quantize_columns(x: torch.Tensor, *, backend: str | None = None) -> Mxfp8:
+def mxfp8_quantize_columns(x: torch.Tensor, *, backend: KernelBackend | None = None) -> Mxfp8:
     """Quantize [..., M, K] in blocks of 32 along M; both must be multiples of 32.
 
     Raises:
@@ -64,7 +42,9 @@ def mxfp8_quantize_columns(x: torch.Tensor, *, backend: str | None = None) -> Mx
     return _shaped(x, columns, by_rows=False)
 
 
-def mxfp8_quantize_both(x: torch.Tensor, *, backend: str | None = None) -> tuple[Mxfp8, Mxfp8]:
+def mxfp8_quantize_both(
+    x: torch.Tensor, *, backend: KernelBackend | None = None
+) -> tuple[Mxfp8, Mxfp8]:
     """Quantize by rows and by columns while reading [..., M, K] once: what training needs."""
     flat = _matrix(x, columns=True)
     rows, columns = _empty(flat, by_rows=True), _empty(flat, by_rows=False)
@@ -74,7 +54,7 @@ def mxfp8_quantize_both(x: torch.Tensor, *, backend: str | None = None) -> tuple
 
 
 def mxfp8_dequantize(
-    quantized: Mxfp8, dtype: torch.dtype = torch.bfloat16, *, backend: str | None = None
+    quantized: Mxfp8, dtype: torch.dtype = torch.bfloat16, *, backend: KernelBackend | None = None
 ) -> torch.Tensor:
     """Return the values [..., M, K]; the scales' shape tells rows from columns.
 
@@ -103,36 +83,6 @@ def mxfp8_dequantize(
     return out.view(codes.shape)
 
 
-def nvfp4_quantize(x: torch.Tensor) -> Nvfp4:
-    """Quantize [..., K] of float32 or bfloat16, K a multiple of 16; an exact emulation in numpy.
-
-    A scale per token, not per tensor: with one per tensor a token's code would depend on the tokens
-    beside and after it.
-
-    Raises:
-        KernelArgumentError: wrong dtype, a tensor that is not on the CPU, or K no multiple of 16.
-
-    """
-    flat = check_tensor("x", x.flatten(0, -2), (None, None), FLOATS)
-    check_multiple("x: last dimension", flat.shape[-1], NV_BLOCK)
-    _check_emulated(x)
-    codes, block_scales, token_scales = map(
-        torch.from_numpy, reference.nvfp4_rows(flat.float().numpy())
-    )
-    lead = x.shape[:-1]
-    return Nvfp4(codes.view(*lead, -1), block_scales.view(*lead, -1), token_scales.view(lead))
-
-
-def nvfp4_dequantize(quantized: Nvfp4, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """Return the values [..., K], computed in float32 and rounded to `dtype`."""
-    _check_emulated(quantized.codes)
-    codes, block_scales = (t.flatten(0, -2).numpy() for t in quantized[:2])
-    values = reference.nvfp4_dequantize(
-        codes, block_scales, quantized.token_scales.flatten().numpy()
-    )
-    return torch.from_numpy(values).view(*quantized.codes.shape[:-1], -1).to(dtype)
-
-
 def _matrix(x: torch.Tensor, *, columns: bool = False) -> torch.Tensor:
     """Check, and flatten to [M, K]."""
     if x.dim() < 2:
@@ -154,8 +104,3 @@ def _shaped(x: torch.Tensor, flat: Mxfp8, *, by_rows: bool) -> Mxfp8:
     *lead, num_rows, num_columns = x.shape
     shape = (num_rows, num_columns // MX_BLOCK) if by_rows else (num_rows // MX_BLOCK, num_columns)
     return Mxfp8(flat.codes.view(x.shape), flat.scales.view(*lead, *shape))
-
-
-def _check_emulated(tensor: torch.Tensor) -> None:
-    if tensor.device.type != "cpu":
-        raise KernelArgumentError(f"nvfp4: emulated on the CPU only, got a {tensor.device} tensor")

@@ -1,11 +1,10 @@
 """Routing tokens to experts: choose or replay, pack what was chosen, add up what came back."""
 
-from typing import NamedTuple
-
 import torch
 
-from penstock.kernels.backend import backend_for
+from penstock.kernels.backend import KernelBackend, Routing
 from penstock.kernels.errors import KernelArgumentError
+from penstock.kernels.ops.backends import backend_for
 from penstock.kernels.ops.check import FLOATS, check_range, check_tensor
 from penstock.kernels.ops.values import check_values
 from penstock.kernels.reference.routes import bits_per_id
@@ -15,19 +14,6 @@ NUM_EXPERTS_MAX = 1024
 _INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
-class Routing(NamedTuple):
-    """Where T tokens go."""
-
-    ids: torch.Tensor
-    """int16 [T, K], in slot order: the best first, or as recorded."""
-    weights: torch.Tensor
-    """float32 [T, K]."""
-    num_mismatched: torch.Tensor
-    """int32 [T]: how many recorded ids the router itself would not have chosen."""
-    num_replaced: torch.Tensor
-    """int32 [T]: how many recorded ids were implausible and gave way to the router's own."""
-
-
 def router_topk(  # noqa: PLR0913 - the options are keywords
     logits: torch.Tensor,
     num_chosen: int,
@@ -35,7 +21,7 @@ def router_topk(  # noqa: PLR0913 - the options are keywords
     normalize: bool = True,
     recorded: torch.Tensor | None = None,
     plausibility_min: float = 0.0,
-    backend: str | None = None,
+    backend: KernelBackend | None = None,
 ) -> Routing:
     """Choose K experts a token from float32 logits, or replay recorded choices.
 
@@ -79,7 +65,7 @@ def router_topk(  # noqa: PLR0913 - the options are keywords
 
 
 def routes_pack(
-    routes: torch.Tensor, num_experts: int, *, backend: str | None = None
+    routes: torch.Tensor, num_experts: int, *, backend: KernelBackend | None = None
 ) -> torch.Tensor:
     """Pack expert ids [T, L, K] into ceil(log2 E) bits each -> uint8 [T, ceil(L*K*bits/8)].
 
@@ -107,7 +93,7 @@ def routes_unpack(
     num_chosen: int,
     num_experts: int,
     *,
-    backend: str | None = None,
+    backend: KernelBackend | None = None,
 ) -> torch.Tensor:
     """Invert `routes_pack` -> int16 [T, L, K].
 
@@ -126,7 +112,7 @@ def routes_unpack(
 
 
 def moe_combine(
-    per_slot: torch.Tensor, weights: torch.Tensor, *, backend: str | None = None
+    per_slot: torch.Tensor, weights: torch.Tensor, *, backend: KernelBackend | None = None
 ) -> torch.Tensor:
     """Sum experts' outputs [T, K, H] weighted by float32 [T, K], slot by slot -> [T, H].
 
@@ -146,7 +132,7 @@ def _checked_ids(
     shape: tuple[int | None, ...],
     num_experts: int,
     lowest: int,
-    backend: str | None,
+    backend: KernelBackend | None,
 ) -> torch.Tensor:
     ids = check_tensor("expert ids", ids, shape, _INTEGERS)
     check_values("expert ids", ids, lowest, num_experts - 1, backend)

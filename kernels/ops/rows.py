@@ -2,7 +2,8 @@
 
 import torch
 
-from penstock.kernels.backend import backend_for
+from penstock.kernels.backend import KernelBackend
+from penstock.kernels.ops.backends import backend_for
 from penstock.kernels.ops.check import FLOATS, check_range, check_tensor
 from penstock.kernels.ops.values import check_values
 from penstock.kernels.reference.rows import LOGIT_CHUNK
@@ -11,7 +12,7 @@ NUM_LOGITS_MAX = 512 * LOGIT_CHUNK
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, *, backend: str | None = None
+    x: torch.Tensor, weight: torch.Tensor, eps: float, *, backend: KernelBackend | None = None
 ) -> torch.Tensor:
     """Return x / sqrt(mean(x**2) + eps) * weight: [..., H] and [H], one dtype -> [..., H].
 
@@ -30,7 +31,7 @@ def rms_norm(
 
 
 def token_logprobs(
-    logits: torch.Tensor, targets: torch.Tensor, *, backend: str | None = None
+    logits: torch.Tensor, targets: torch.Tensor, *, backend: KernelBackend | None = None
 ) -> torch.Tensor:
     """Log-probability of each target: float32 or bfloat16 [N, V], int64 [N] -> float32 [N].
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from penstock.kernels.backend import KernelBackend
 from penstock.kernels.errors import KernelArgumentError
 
 NUM_PENDING_MAX = 256
@@ -63,7 +64,7 @@ _PENDING = _Pending()
 
 
 def check_values(
-    name: str, values: torch.Tensor, low: int, high: int, backend: str | None = None
+    name: str, values: torch.Tensor, low: int, high: int, backend: KernelBackend | None = None
 ) -> None:
     """Check that integers lie in low..high.
 
@@ -72,7 +73,7 @@ def check_values(
         values: integers.
         low: the least that is allowed.
         high: the largest.
-        backend: the caller's; `simt` defers as a GPU does.
+        backend: the caller's, which may defer checks as a GPU does.
 
     Raises:
         KernelArgumentError: A value outside; for a GPU, in an earlier check.
@@ -86,7 +87,7 @@ def check_values(
         arrived = torch.cuda.Event()
         arrived.record(torch.cuda.current_stream(values.device))
         _PENDING.add(_Check(name, low, high, host, arrived))
-    elif backend == "simt":
+    elif backend is not None and backend.defers_checks:
         _PENDING.add(_Check(name, low, high, found))
     else:
         _Check(name, low, high, found).compare()

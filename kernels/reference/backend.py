@@ -3,15 +3,18 @@
 import numpy as np
 import torch
 
-from penstock.kernels.ops.quantize import Mxfp8
-from penstock.kernels.ops.routing import Routing
-from penstock.kernels.reference import changes, quantize, routes, routing, rows
+from penstock.kernels.backend import Mxfp8, Routing
+from penstock.kernels.reference import quantize, routes, rows
+from penstock.kernels.reference import routing as routers
 
 Tensor = torch.Tensor
 
 
 class ReferenceBackend:
     """Slow and plain; float32 throughout, rounded once on the way out."""
+
+    device = "cpu"
+    defers_checks = False
 
     def mxfp8_quantize(self, x: Tensor, rows: Mxfp8 | None, columns: Mxfp8 | None) -> None:
         """See `KernelBackend`."""
@@ -29,19 +32,19 @@ class ReferenceBackend:
         self,
         logits: Tensor,
         recorded: Tensor | None,
-        routing_: Routing,
+        routing: Routing,
         normalize: bool,
         plausibility_min: float,
     ) -> None:
         """See `KernelBackend`."""
-        routed = routing.router_topk(
+        routed = routers.router_topk(
             logits.numpy(),
-            routing_.ids.shape[1],
+            routing.ids.shape[1],
             normalize=normalize,
             recorded=None if recorded is None else recorded.numpy(),
             plausibility_min=plausibility_min,
         )
-        _fill(routing_, routed)
+        _fill(routing, routed)
 
     def routes_pack(self, ids: Tensor, width: int, packed: Tensor) -> None:
         """See `KernelBackend`."""
@@ -54,7 +57,7 @@ class ReferenceBackend:
 
     def moe_combine(self, per_slot: Tensor, weights: Tensor, out: Tensor) -> None:
         """See `KernelBackend`."""
-        _fill((out,), (routing.moe_combine(_float(per_slot), weights.numpy()),))
+        _fill((out,), (routers.moe_combine(_float(per_slot), weights.numpy()),))
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """See `KernelBackend`."""
@@ -76,12 +79,12 @@ class ReferenceBackend:
 
     def delta_changes(self, base: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """See `KernelBackend`."""
-        positions, values = changes.find_changes(base.numpy(), target.numpy())
-        return torch.from_numpy(positions), torch.from_numpy(values)
+        positions = torch.from_numpy(np.flatnonzero(base.numpy() != target.numpy()))
+        return positions.int(), target[positions]
 
     def delta_apply(self, bits: Tensor, positions: Tensor, values: Tensor) -> None:
         """See `KernelBackend`."""
-        changes.write_changes(bits.numpy(), positions.numpy(), values.numpy())
+        bits.numpy()[positions.numpy()] = values.numpy()
 
 
 def _float(tensor: Tensor) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The frozen float32 arithmetic: the order and the rounding of every operation, in numpy.
 
-The C and the CUDA kernels do these operations in this order, so all give the same bits:
+The CUDA kernels do these operations in this order, so both give the same bits:
 
 - a product that is added is one fused multiply-add; nothing else is fused;
 - a sum over a row has 128 lanes: lane v adds elements v, 128 + v, 256 + v... in that order from
@@ -10,6 +10,7 @@ The C and the CUDA kernels do these operations in this order, so all give the sa
 """
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 NUM_LANES = 128
 EXP_LOWEST = np.float32(-87.0)
@@ -26,7 +27,7 @@ _LOG = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.
 _SQRT_HALF = np.float32(0.70710678118654752)
 
 
-def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> np.ndarray:
     """Return a * b + c, rounded once.
 
     The product of two float32 is exact in float64. The float64 sum is rounded to odd (its last bit

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from penstock.kernels.reference.float32 import exp, fma, lane_sum
 
@@ -10,17 +11,43 @@ ROUTE_FREE = -1
 """An id that means: nothing was recorded for this token, take the router's own choice."""
 
 
-class Routed(NamedTuple):
+class ExpertChoice(NamedTuple):
     """T tokens' experts in slot order."""
 
-    ids: np.ndarray
-    """int16 [T, K]."""
-    weights: np.ndarray
-    """float32 [T, K]."""
-    num_mismatched: np.ndarray
-    """int32 [T]: recorded ids that are not among the router's own."""
-    num_replaced: np.ndarray
-    """int32 [T]: recorded ids that were implausible and gave way."""
+    ids: torch.Tensor
+    """int64 [T, K]."""
+    num_mismatched: torch.Tensor
+    """[T]: recorded ids that are not among the router's own."""
+    num_replaced: torch.Tensor
+    """[T]: recorded ids that were implausible and gave way."""
+
+
+def replay_experts(
+    own: torch.Tensor, scores: torch.Tensor, recorded: torch.Tensor, plausibility_min: float
+) -> ExpertChoice:
+    """Put recorded experts in the place of the router's own; the only such code in Python.
+
+    Args:
+        own: int64 [T, K] the router's choice, best first.
+        scores: [T, E] probabilities of this pass.
+        recorded: integers [T, K] to replay, in slot order; a row that starts with `ROUTE_FREE` is
+            routed freely.
+        plausibility_min: a recorded expert with a lower score gives way to the best of the router's
+            own that the token does not use yet (Composer 2, arXiv 2603.24477).
+
+    """
+    is_recorded = recorded[:, :1] != ROUTE_FREE
+    ids = torch.where(is_recorded, recorded.long(), own)
+    num_mismatched = (ids[:, :, None] != own[:, None]).all(2).sum(1)
+    is_kept = ~is_recorded | (scores.gather(1, ids) >= plausibility_min)
+    if not is_kept.all():
+        kept = torch.where(is_kept, ids, ROUTE_FREE)
+        in_use = (own[:, :, None] == kept[:, None]).any(2)
+        # Own experts that are not in use come first, best first: slot i takes the next of them.
+        spare = own.gather(1, in_use.int().sort(dim=1, stable=True).indices)
+        place = ((~is_kept).cumsum(1) - 1).clamp(min=0)
+        ids = torch.where(is_kept, ids, spare.gather(1, place))
+    return ExpertChoice(ids, num_mismatched, (~is_kept).sum(1))
 
 
 def router_topk(
@@ -30,22 +57,20 @@ def router_topk(
     normalize: bool,
     recorded: np.ndarray | None,
     plausibility_min: float,
-) -> Routed:
-    """Route float32 [T, E]; see `penstock.kernels.ops.router_topk`."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Route float32 [T, E] -> the fields of `Routing`; see `penstock.kernels.ops.router_topk`."""
     scores = _softmax(logits)
     ranked = np.where(np.isnan(logits), -np.inf, logits)
-    own = np.argsort(-ranked, axis=1, kind="stable")[:, :num_chosen]
-    ids = own.copy()
-    mismatched = np.zeros(len(logits), np.int32)
-    replaced = np.zeros(len(logits), np.int32)
-    for t in range(len(logits)):
-        if recorded is not None and recorded[t, 0] != ROUTE_FREE:
-            mismatched[t] = np.sum(~np.isin(recorded[t], own[t]))
-            ids[t], replaced[t] = _replay(recorded[t], own[t], scores[t], plausibility_min)
+    ids = np.argsort(-ranked, axis=1, kind="stable")[:, :num_chosen]
+    num_mismatched = num_replaced = np.zeros(len(logits), np.int32)
+    if recorded is not None:
+        own, chances, replayed = map(torch.from_numpy, (ids, scores, recorded))
+        choice = replay_experts(own, chances, replayed, plausibility_min)
+        ids, num_mismatched, num_replaced = (tensor.numpy() for tensor in choice)
     weights = np.take_along_axis(scores, ids, axis=1)
     if normalize:
         weights = weights / _sum_in_order(weights)[:, None]
-    return Routed(ids.astype(np.int16), weights, mismatched, replaced)
+    return ids, weights, num_mismatched, num_replaced
 
 
 def moe_combine(per_slot: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -60,17 +85,6 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         terms = exp(logits - np.fmax.reduce(logits, axis=1, keepdims=True))
         return terms / lane_sum(terms)[:, None]
-
-
-def _replay(
-    recorded: np.ndarray, own: np.ndarray, scores: np.ndarray, plausibility_min: float
-) -> tuple[np.ndarray, int]:
-    """Keep the plausible ids; each other slot takes the next of the router's own not in use."""
-    is_kept = scores[recorded] >= np.float32(plausibility_min)
-    in_use = set(recorded[is_kept].tolist())
-    spare = iter([expert for expert in own.tolist() if expert not in in_use])
-    ids = [r if kept else next(spare) for r, kept in zip(recorded, is_kept, strict=True)]
-    return np.array(ids), int(np.sum(~is_kept))
 
 
 def _sum_in_order(weights: np.ndarray) -> np.ndarray:

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import pytest
+from tests.golden.delta_reader import read_changes
 
 from penstock.kernels import delta
 from penstock.kernels.delta import Codec, Dtype
 from penstock.kernels.delta.dtypes import unpack_nibbles
-from penstock.kernels.reference.delta import read_changes
 
 FOLDER = Path(__file__).with_name("delta")
 CASES = sorted(path.stem for path in FOLDER.glob("*.msgpack"))

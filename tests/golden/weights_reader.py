@@ -10,8 +10,7 @@ from pathlib import Path
 import msgpack
 import zstandard
 from blake3 import blake3
-
-from penstock.kernels.reference.delta import read_changes
+from tests.golden.delta_reader import read_changes
 
 BITS = dict.fromkeys(["BF16", "F16", "I16", "U16"], 16)
 BITS |= dict.fromkeys(["I32", "U32", "F32"], 32)

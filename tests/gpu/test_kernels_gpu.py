@@ -36,8 +36,8 @@ def random(*shape, dtype=torch.float32):
 
 def assert_same_bits(kernel, *tensors):
     """Run on the GPU and in the reference; print the first coordinate that differs."""
-    expected = _flat(kernel(*tensors, backend="reference"))
-    got = _flat(kernel(*(t.cuda() for t in tensors), backend="cuda"))
+    expected = _flat(kernel(*tensors))
+    got = _flat(kernel(*(t.cuda() for t in tensors)))
     for want, have in zip(expected, (tensor.cpu() for tensor in got), strict=True):
         differs = ~((want == have) | ((want != want) & (have != have)))
         if differs.any():
@@ -61,9 +61,9 @@ def test_mxfp8(dtype):
     x[3, 40], x[40, 3] = torch.nan, torch.inf
     assert_same_bits(ops.mxfp8_quantize_both, x.to(dtype))
     quantized = ops.mxfp8_quantize_columns(x.to(dtype))
-    for backend_dtype in DTYPES:
-        got = ops.mxfp8_dequantize(ops.Mxfp8(*(t.cuda() for t in quantized)), backend_dtype)
-        expected = ops.mxfp8_dequantize(quantized, backend_dtype)
+    for out_dtype in DTYPES:
+        got = ops.mxfp8_dequantize(ops.Mxfp8(*(t.cuda() for t in quantized)), out_dtype)
+        expected = ops.mxfp8_dequantize(quantized, out_dtype)
         torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -71,12 +71,10 @@ def test_routing():
     logits = random(1000, 384).round(decimals=2)
     recorded = torch.stack([torch.randperm(384)[:8] for _ in range(1000)])
 
-    def replayed(logits, recorded, backend):
-        return ops.router_topk(
-            logits, 8, recorded=recorded, plausibility_min=0.002, backend=backend
-        )
+    def replayed(logits, recorded):
+        return ops.router_topk(logits, 8, recorded=recorded, plausibility_min=0.002)
 
-    assert_same_bits(lambda x, backend: ops.router_topk(x, 8, backend=backend), logits)
+    assert_same_bits(lambda x: ops.router_topk(x, 8), logits)
     assert_same_bits(replayed, logits, recorded)
     ids = torch.randint(0, 384, (333, 60, 8))
     packed = ops.routes_pack(ids.cuda(), 384)
@@ -87,7 +85,7 @@ def test_routing():
 @each_dtype
 def test_rows(dtype):
     x, weight = random(100, 7168, dtype=dtype), random(7168, dtype=dtype)
-    assert_same_bits(lambda x, w, backend: ops.rms_norm(x, w, 1e-6, backend=backend), x, weight)
+    assert_same_bits(lambda x, w: ops.rms_norm(x, w, 1e-6), x, weight)
     logits, targets = random(20, 163840, dtype=dtype), torch.randint(0, 163840, (20,))
     assert_same_bits(ops.token_logprobs, logits, targets)
     assert_same_bits(ops.moe_combine, random(50, 8, 7168, dtype=dtype), random(50, 8))

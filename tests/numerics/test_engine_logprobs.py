@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.simt.shim import SIMT
 
 from penstock.actors.generator.core import EngineCore, EngineOptions
 from penstock.actors.generator.decoder import Decoder
@@ -81,7 +82,7 @@ def test_a_value_that_a_gpu_found_wrong_late_is_raised_by_the_step():
     core = EngineCore(CONFIG, EngineOptions(num_tokens_max=256))
     core.swap_model(core.decoder.prepare(lively()), 0)
     core.add(request(0))
-    check_values("experts", torch.tensor([9]), 0, 7, backend="simt")  # deferred as a GPU's are
+    check_values("experts", torch.tensor([9]), 0, 7, backend=SIMT)  # deferred as a GPU's are
     with pytest.raises(KernelArgumentError, match=r"experts: expected 0\.\.7, got 9"):
         core.step()
 

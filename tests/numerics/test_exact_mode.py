@@ -266,7 +266,7 @@ def mxfp8_policy():
 
 
 def test_without_a_compiler_exact_mode_is_refused(monkeypatch):
-    monkeypatch.setattr("penstock.kernels.decode.load_library", lambda source: None)
+    monkeypatch.setattr("penstock.kernels.decode.kernel.decode_library", lambda: None)
     with pytest.raises(ExactModeError, match="compiled step"):
         EngineCore(config_of("exact"), EngineOptions(num_tokens_max=64, num_running_max=2))
     with pytest.raises(ExactModeError, match="C compiler"):

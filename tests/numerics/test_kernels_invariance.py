@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from penstock.actors.policy.precision import round_to
 from penstock.kernels import ops
 
 WIDTH, NUM_ROWS = 320, 37
@@ -24,7 +25,7 @@ def kernels():
         "token_logprobs": lambda x: ops.token_logprobs(x, torch.full((len(x),), 3)),
         "router_topk": lambda x: ops.router_topk(x, 8).weights,
         "mxfp8": lambda x: ops.mxfp8_quantize_rows(x).codes,
-        "nvfp4": lambda x: ops.nvfp4_quantize(x).codes,
+        "nvfp4": lambda x: round_to(x, "nvfp4"),
     }
 
 

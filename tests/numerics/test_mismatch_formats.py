@@ -1,7 +1,5 @@
 """Experts in MXFP8 and NVFP4: the frozen rounding on both sides, gradients straight through."""
 
-import ctypes
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +11,8 @@ from penstock.actors.policy.experts import ExpertMlp
 from penstock.actors.policy.model import Policy, token_logprobs
 from penstock.actors.policy.numerics import NumericsConfig
 from penstock.actors.policy.precision import StraightThrough, round_to
-from penstock.kernels import decode, native
+from penstock.kernels import native
+from penstock.kernels.decode.rounding import round_mxfp8
 from penstock.kernels.reference.quantize import mxfp8_dequantize, mxfp8_rows
 from penstock.messages.task import Sampling
 
@@ -44,7 +43,6 @@ def policy_in(expert_format, seed=0, scale=4.0):
 
 @pytest.mark.skipif(native.find_compiler() is None, reason="no C compiler")
 def test_the_compiled_step_rounds_by_the_frozen_rule():
-    library = native.load_library(decode._SOURCE)
     rng = np.random.default_rng(0)
     any_bits = rng.integers(0, 2**32, (2000, 32), dtype=np.uint64).astype(np.uint32)
     sizes = np.exp(rng.uniform(-40, 40, (2000, 1)))
@@ -54,14 +52,20 @@ def test_the_compiled_step_rounds_by_the_frozen_rule():
     every_bf16 = (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32).reshape(-1, 32)
     for values in (any_bits.view(np.float32), plain, odd, every_bf16):
         found = values.copy()
-        pointer, size = ctypes.c_void_p(found.ctypes.data), ctypes.c_int64(found.size)
-        library.penstock_round_mxfp8(pointer, size)
+        round_mxfp8(found)
         expected = mxfp8_dequantize(*mxfp8_rows(values))
         is_nan = np.isnan(expected)
         np.testing.assert_array_equal(np.isnan(found), is_nan)
         np.testing.assert_array_equal(
             found.view(np.uint32)[~is_nan], expected.view(np.uint32)[~is_nan]
         )
+
+
+def test_without_a_compiler_rounding_is_the_same(monkeypatch):
+    values = torch.randn(3, 4, 64, generator=torch.Generator().manual_seed(0))
+    compiled = round_to(values, "mxfp8")
+    monkeypatch.setattr("penstock.kernels.decode.rounding.decode_library", lambda: None)
+    assert torch.equal(round_to(values, "mxfp8"), compiled)
 
 
 @pytest.mark.parametrize("expert_format", ["mxfp8", "nvfp4"])

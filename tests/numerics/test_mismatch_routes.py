@@ -12,12 +12,12 @@ from penstock.actors.policy.exact import ExactForward
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.numerics import ForeignArithmeticError, NumericsConfig
 from penstock.actors.policy.packing import pack_tree
-from penstock.actors.policy.router import ROUTE_FREE, replace_implausible
 from penstock.actors.trainer.routes import MissingRoutesError, rollout_routes
 from penstock.actors.trainer.sequences import check_trajectory
 from penstock.kernels import native
 from penstock.kernels.arrays import to_array
 from penstock.kernels.errors import StaleRoutesError
+from penstock.kernels.reference.routing import ROUTE_FREE, replay_experts
 from penstock.kernels.routes import HEADER_BYTES
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.rollout import StopReason, Turn, VersionSpan
@@ -154,7 +154,9 @@ def test_an_implausible_expert_gives_way_to_the_best_that_is_free():
     scores = torch.tensor([[0.05, 0.6, 0.3, 0.05]] * 4)
     ids = torch.tensor([[1, 2], [0, 1], [0, 3], [2, 0]])
     expected = [[1, 2], [2, 1], [1, 2], [2, 1]]
-    assert replace_implausible(ids, scores, 0.1).tolist() == expected
+    choice = replay_experts(scores.topk(2).indices, scores, ids, 0.1)
+    assert choice.ids.tolist() == expected
+    assert choice.num_replaced.tolist() == [0, 1, 2, 1]
 
 
 @pytest.mark.skipif(native.find_compiler() is None, reason="no C compiler")

@@ -16,7 +16,7 @@ from penstock.actors.policy.checkpoint import (
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.experts import ExpertMlp
 from penstock.actors.policy.model import Policy, token_logprobs
-from penstock.actors.policy.router import ROUTE_FREE
+from penstock.kernels.reference.routing import ROUTE_FREE
 
 SMALL = PolicyConfig(
     vocab_size=120, hidden_size=32, num_hidden_layers=2, head_dim=16, moe_intermediate_size=48

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy, token_logprobs
 from penstock.actors.policy.packing import pack_tree
-from penstock.actors.policy.router import ROUTE_FREE
+from penstock.kernels.reference.routing import ROUTE_FREE
 
 CONFIG = PolicyConfig(
     vocab_size=60, hidden_size=32, num_hidden_layers=2, head_dim=16, moe_intermediate_size=32

@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from tests.simt.shim import SIMT
 
 from penstock.actors.generator.actor import seal_chunk
 from penstock.actors.generator.torch_engine import TorchEngine
@@ -148,7 +149,7 @@ async def test_a_step_makes_rewarded_turns_likelier(learner):
 async def test_a_value_that_a_gpu_found_wrong_late_is_raised_before_the_weights_change(learner):
     turns = await rollouts(learner, 2)
     before = learner.weights_digest()
-    check_values("targets", torch.tensor([8]), 0, 7, backend="simt")  # deferred as a GPU's are
+    check_values("targets", torch.tensor([8]), 0, 7, backend=SIMT)  # deferred as a GPU's are
     with pytest.raises(KernelArgumentError, match=r"targets: expected 0\.\.7, got 8"):
         train_step(learner, manifest_of(turns), turns, config_with())
     assert learner.weights_digest() == before

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis.extra import numpy as nps
+from tests.golden.delta_reader import read_changes
 
 from penstock.kernels import delta
 from penstock.kernels.delta import Codec, Dtype
 from penstock.kernels.delta.dtypes import unpack_nibbles
-from penstock.kernels.reference.delta import read_changes
 from penstock.messages.errors import CorruptDataError
 
 SPECIAL = [0x0000, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 0x7F81, 0xFFFF, 0x0001, 0x8001, 0x3F80, 0xBF7F]

@@ -9,9 +9,9 @@ import torch
 from hypothesis import assume, given, settings
 
 from penstock.kernels import ops
-from penstock.kernels.errors import KernelArgumentError, StaleRoutesError
+from penstock.kernels.errors import KernelArgumentError
 from penstock.kernels.reference.float32 import fma
-from penstock.kernels.routes import HEADER_BYTES, join_routes, open_routes, seal_routes
+from penstock.kernels.routes import HEADER_BYTES, open_routes, seal_routes
 from penstock.messages.errors import CorruptDataError
 
 CALM = settings(deadline=None, max_examples=60)
@@ -61,33 +61,6 @@ def test_a_cut_or_flipped_segment_is_refused(data):
     damaged[place] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(CorruptDataError):
         open_routes(bytes(damaged))
-
-
-def sealed(start, end, version):
-    ids = torch.arange(start, end, dtype=torch.int16)[:, None, None].expand(-1, 2, 3)
-    return seal_routes(ids, num_experts=64, policy_version=version, first_position=start)
-
-
-def test_segments_join_over_turns_and_versions():
-    joined = join_routes([sealed(0, 4, 5), sealed(4, 9, 6)], num_tokens=9, policy_versions=[5, 6])
-    assert joined[:, 1, 2].tolist() == list(range(9))
-
-
-@pytest.mark.parametrize(
-    ("segments", "num_tokens", "versions"),
-    [
-        ([sealed(0, 4, 5)], 4, [6]),
-        ([sealed(0, 4, 5)], 5, [5]),
-        ([sealed(0, 4, 5), sealed(5, 6, 5)], 5, [5, 5]),
-        ([sealed(0, 4, 5), sealed(3, 6, 5)], 6, [5, 5]),
-        ([sealed(0, 4, 5), sealed(4, 6, 5)], 6, [5]),
-        ([], 3, []),
-    ],
-    ids=["stale", "short", "gap", "overlap", "unlisted", "none"],
-)
-def test_what_is_missing_or_stale_is_refused(segments, num_tokens, versions):
-    with pytest.raises(StaleRoutesError):
-        join_routes(segments, num_tokens=num_tokens, policy_versions=versions)
 
 
 def test_an_id_that_was_not_recorded_is_not_sealed():

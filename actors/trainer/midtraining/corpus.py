@@ -37,7 +37,7 @@ def encode_corpus(corpus: Corpus) -> bytes:
 
     """
     _check(corpus)
-    arrays = {"tokens": corpus.tokens.astype(np.int32)}
+    arrays: dict[str, np.ndarray] = {"tokens": corpus.tokens.astype(np.int32)}
     if corpus.lengths is not None:
         arrays["lengths"] = corpus.lengths.astype(np.int32)
     if corpus.weights is not None:

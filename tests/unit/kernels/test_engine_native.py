@@ -5,9 +5,9 @@ import ctypes
 import numpy as np
 import pytest
 
+from penstock.actors.generator.kv_cache import huge_zeros
 from penstock.kernels import native
-from penstock.kernels.decode import pack
-from penstock.kernels.memory import huge_zeros
+from penstock.kernels.decode.layout import pack
 
 
 @pytest.fixture

@@ -1,0 +1,29 @@
+"""The choice of a backend by the tensor's device."""
+
+import torch
+
+from penstock.kernels.backend import KernelBackend
+from penstock.kernels.cuda.backend import CudaBackend
+from penstock.kernels.cuda.launch import launch_cuda
+from penstock.kernels.errors import KernelArgumentError
+from penstock.kernels.reference.backend import ReferenceBackend
+
+_BACKENDS: dict[str, KernelBackend] = {
+    "cpu": ReferenceBackend(),
+    "cuda": CudaBackend(launch_cuda, "cuda"),
+}
+
+
+def backend_for(tensor: torch.Tensor, backend: KernelBackend | None) -> KernelBackend:
+    """Return the given backend, or the one of the tensor's device.
+
+    Raises:
+        KernelArgumentError: No backend has the tensor's device, or the given one has another.
+
+    """
+    device = tensor.device.type
+    chosen = backend or _BACKENDS.get(device)
+    if chosen is None or chosen.device != device:
+        expected = " or ".join(_BACKENDS) if chosen is None else chosen.device
+        raise KernelArgumentError(f"backend: expected {expected} tensors, got {tensor.device}")
+    return chosen
