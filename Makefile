@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CONFIG ?= infra/configs/quickstart.toml
 SEED ?= 0
 
-.PHONY: run test test-slow lint setup vm-qemu doctor clean help
+.PHONY: run test test-slow lint style types pytest setup vm-qemu doctor clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -13,17 +13,25 @@ help:  ## Show this list
 run: setup  ## The quickstart: a real run, end to end
 	$(BIN)/penstock run --config $(CONFIG) --seed $(SEED)
 
-test: setup lint  ## Lint, types, import contracts and the fast tests
-	$(BIN)/python -m pytest
+test: setup style  ## All gates and the fast tests
+	@$(MAKE) --no-print-directory -j2 types pytest
 
-test-slow: setup  ## Minutes long: kill -9 of every actor, whole runs, long fuzzing
+test-slow: setup  ## The tests that take minutes: kill -9 of every actor, whole runs, long fuzzing
 	$(BIN)/python -m pytest -m slow --timeout 3000
 
-lint: $(VENV)/.installed
-	$(BIN)/ruff check .
+lint: style types  ## The gates alone: format, lint, import contracts, unreachable names, types
+
+style: $(VENV)/.installed
 	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
 	$(BIN)/lint-imports
-	$(BIN)/pyright
+	$(BIN)/python -m tests.tidy.unreachable
+
+types: $(VENV)/.installed
+	@nice $(BIN)/python -m tests.tidy.types
+
+pytest: $(VENV)/.installed
+	@$(BIN)/python -m pytest
 
 setup: .cache/apt.done $(VENV)/.installed  ## Packages, virtual environment, VM kernel and image; cached
 	@$(BIN)/python -m penstock.infra.commands.vm_setup

@@ -1,5 +1,5 @@
 """Typed events, subjects, codec, the `Bus` protocol and the errors: all that actors say.
 
-Recipe for a new message: one `Event` struct in `messages/<topic>.py` that names its stream and its
+To add a message: one `Event` struct in `messages/<topic>.py` that names its stream and its
 key, one line in `codec.py`, and a golden file (`python -m tests.golden.write`).
 """

@@ -34,7 +34,7 @@ class UmlBackend:
     Args:
         cache: Folder with the kernel and the image; default `assets.vm_cache_dir()`.
         mem_mib: The guest's memory; three quarters of it may hold files.
-        layer: An image layer above the base, by name or file (`layers.py`).
+        layer: An image layer above the base, by name or file (`images/layers.py`).
 
     Raises:
         BackendUnavailable: The kernel, the image, the layer or bubblewrap is missing.

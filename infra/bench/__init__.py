@@ -1,1 +1,4 @@
-"""`penstock bench`: speed as ratios in one run. A file for each thing that is measured."""
+"""`penstock bench`: speed as ratios in one run; each module measures one thing.
+
+To add one: a module with a function that returns its figures, and its line in `command.BENCHES`.
+"""

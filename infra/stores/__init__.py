@@ -1,4 +1,5 @@
-"""Object stores: the claim check's other half.
+"""Object stores: events carry keys, what is large lies here (the claim-check pattern).
 
-A new one passes `tests/contract/stores/check_store.py`.
+To add one: a class that passes `tests/contract/stores/check_store.py`, its `StoreKind` in
+`settings.py`, and its case in `open.py`.
 """

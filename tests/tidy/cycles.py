@@ -6,7 +6,7 @@ stands.
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from tests.tidy.layout import module_of
 from tests.tidy.repository import Repository
@@ -14,7 +14,9 @@ from tests.tidy.repository import Repository
 PACKAGE = "penstock."
 
 
-def _targets(node: ast.AST, module: str, is_package: bool, modules: set[str]) -> Iterator[str]:
+def _targets(
+    node: ast.AST, module: str, is_package: bool, modules: Container[str]
+) -> Iterator[str]:
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield alias.name.removeprefix(PACKAGE)
@@ -37,8 +39,8 @@ def import_graph(repository: Repository) -> dict[str, set[str]]:
         is_package = path.endswith("/__init__.py")
         graph[module] = {
             target
-            for node in ast.walk(repository.tree(path))
-            for target in _targets(node, module, is_package, set(paths))
+            for node in repository.nodes(path)
+            for target in _targets(node, module, is_package, paths)
             if target in paths and target != module
         }
     return graph

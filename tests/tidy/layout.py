@@ -30,7 +30,7 @@ PARTS = (
 def long_functions(repository: Repository) -> Iterator[str]:
     """A function, signature and docstring included, fits on a screen or two."""
     for path in repository.python(*PRODUCT, "tests"):
-        for node in ast.walk(repository.tree(path)):
+        for node in repository.nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > FUNCTION_LINES_MAX:
@@ -64,10 +64,12 @@ def crowded_folders(repository: Repository) -> Iterator[str]:
 
 
 def lonely_modules(repository: Repository) -> Iterator[str]:
-    """A folder that holds one module and no other folder is no folder."""
+    """A package that holds one module and no other folder is no folder."""
     folders = _source_folders(repository, *PRODUCT)
     for folder, names in folders.items():
         flat = [name for name in names if name != "__init__.py"]
+        if "__init__.py" not in names:
+            continue
         has_folders = any(other.startswith(f"{folder}/") for other in folders)
         if len(flat) == 1 and not has_folders:
             yield f"{folder}: holds only {flat[0]}"

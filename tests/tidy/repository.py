@@ -3,7 +3,7 @@
 import ast
 import os
 from collections.abc import Iterator
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -12,14 +12,24 @@ SOURCE_SUFFIXES = (".py", ".c", ".h", ".cu", ".cuh")
 SKIPPED = {"__pycache__", "build", "dist", "runs"}
 
 
-@lru_cache(maxsize=4096)
-def _text(path: Path, _mtime_ns: int) -> str:
-    return path.read_text(encoding="utf-8")
+class _File:
+    """One file's content, parsed when somebody asks for it."""
+
+    def __init__(self, path: Path) -> None:
+        self.text = path.read_text(encoding="utf-8")
+        self._name = str(path)
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self._name)
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        return tuple(ast.walk(self.tree))
 
 
-@lru_cache(maxsize=4096)
-def _parsed(path: Path, mtime_ns: int) -> ast.Module:
-    return ast.parse(_text(path, mtime_ns), str(path))
+# By inode and time of change: a scratch copy made of hard links is not parsed again.
+_FILES: dict[tuple[int, int, int], _File] = {}
 
 
 class Repository:
@@ -51,19 +61,29 @@ class Repository:
         tops = tops or PRODUCT
         return [path for path in self.files if path.endswith(".py") and path.split("/")[0] in tops]
 
+    def _file(self, path: str) -> _File:
+        full = self.root / path
+        status = full.stat()
+        key = (status.st_dev, status.st_ino, status.st_mtime_ns)
+        if key not in _FILES:
+            _FILES[key] = _File(full)
+        return _FILES[key]
+
     def text(self, path: str) -> str:
         """Return the content of a file."""
-        full = self.root / path
-        return _text(full, full.stat().st_mtime_ns)
+        return self._file(path).text
 
     def tree(self, path: str) -> ast.Module:
         """Return the syntax tree of a Python file."""
-        full = self.root / path
-        return _parsed(full, full.stat().st_mtime_ns)
+        return self._file(path).tree
+
+    def nodes(self, path: str) -> tuple[ast.AST, ...]:
+        """Return every node of a Python file."""
+        return self._file(path).nodes
 
     def docstrings(self, path: str) -> Iterator[tuple[int, str]]:
         """Yield every string that stands alone as a statement, with its first line."""
-        for node in ast.walk(self.tree(path)):
+        for node in self.nodes(path):
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                 value = node.value.value
                 if isinstance(value, str):

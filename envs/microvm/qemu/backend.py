@@ -34,7 +34,7 @@ class QemuTcgBackend:
     Args:
         cache: Folder with kernel, image and agent; default `assets.vm_cache_dir()`.
         mem_mib: The guest's memory; three quarters of it may hold files.
-        layer: An image layer above the base, by name or file (`layers.py`).
+        layer: An image layer above the base, by name or file (`images/layers.py`).
 
     Raises:
         BackendUnavailable: QEMU, bubblewrap, the kernel or the image is missing.

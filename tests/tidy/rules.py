@@ -1,0 +1,59 @@
+"""All tidy rules by name. A rule takes the repository and yields one line per fault.
+
+To add one: write it in the module that fits, add it here, and give it a seed in
+`tests/tidy/test_gates_bite.py`, which fails until it has one.
+"""
+
+from collections.abc import Callable, Iterator
+
+from tests.tidy import cycles, layout, prose
+from tests.tidy.repository import Repository
+
+Rule = Callable[[Repository], Iterator[str]]
+
+RULES: dict[str, Rule] = {
+    rule.__name__: rule
+    for rule in (
+        layout.long_functions,
+        layout.long_files,
+        layout.crowded_folders,
+        layout.lonely_modules,
+        layout.undescribed_packages,
+        layout.colliding_classes,
+        cycles.import_cycles,
+        prose.stale_file_names,
+        prose.strange_phrases,
+        prose.open_ends,
+    )
+}
+
+# Faults that are known and will go: the beginning of the line that a rule yields.
+KNOWN: dict[str, tuple[str, ...]] = {
+    "long_files": ("tests/sim/",),
+    "colliding_classes": ("Dtype:", "Extent:", "Piece:", "Summary:", "Verdict:"),
+    "import_cycles": ("kernels.", "envs.harness."),
+    "stale_file_names": (
+        "ARCHITECTURE.md",
+        "docs/",
+        "envs/",
+        "infra/weights/",
+    ),
+    "strange_phrases": (
+        "ARCHITECTURE.md",
+        "CHANGELOG.md",
+        "README.md",
+        "actors/",
+        "docs/",
+        "envs/",
+        "gateway/",
+        "infra/",
+        "kernels/",
+        "messages/",
+    ),
+}
+
+
+def faults(name: str, repository: Repository) -> list[str]:
+    """Return what breaks a rule, known faults left out."""
+    known = KNOWN.get(name, ())
+    return [each for each in RULES[name](repository) if not each.startswith(known)]

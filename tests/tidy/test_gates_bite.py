@@ -1,0 +1,182 @@
+"""Each gate fails on one seeded violation, and passes without it.
+
+A scratch copy is made of hard links, so seeds are new files, never changes to old ones.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.tidy.repository import PRODUCT, ROOT, Repository
+from tests.tidy.rules import RULES
+from tests.tidy.types import type_faults
+from tests.tidy.unreachable import KNOWN, unreachable_names
+
+COPIED = (*PRODUCT, "docs", "tests", ".pyroot", ".ci", ".github", "Makefile", "pyproject.toml")
+BIN = Path(sys.executable).parent
+Files = dict[str, str]
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
+
+
+def _copy(target: Path, names: tuple[str, ...]) -> Path:
+    skipped = shutil.ignore_patterns("__pycache__")
+    for name in names:
+        if (ROOT / name).is_dir():
+            shutil.copytree(
+                ROOT / name, target / name, symlinks=True, ignore=skipped, copy_function=_link
+            )
+        elif (ROOT / name).exists():
+            _link(str(ROOT / name), str(target / name))
+    return target
+
+
+def _seed(root: Path, files: Files) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    documents = tuple(path.name for path in ROOT.glob("*.md"))
+    more = ("LICENSE", ".pre-commit-config.yaml", *documents)
+    return _copy(tmp_path_factory.mktemp("clean"), (*COPIED, *more))
+
+
+@pytest.fixture
+def scratch(clean: Path, tmp_path: Path) -> Path:
+    shutil.copytree(clean, tmp_path / "copy", symlinks=True, copy_function=_link)
+    return tmp_path / "copy"
+
+
+FUNCTION = "def f():\n" + "    pass\n" * 70
+CYCLE = {
+    "kernels/seed_a.py": "def f():\n    from penstock.kernels import seed_b\n",
+    "kernels/seed_b.py": "from typing import TYPE_CHECKING\n"
+    "if TYPE_CHECKING:\n    from penstock.kernels.seed_a import f\n",
+}
+TIDY: dict[str, tuple[Files, ...]] = {
+    "long_functions": ({"kernels/seed.py": FUNCTION}, {"tests/unit/seed.py": FUNCTION}),
+    "long_files": ({"kernels/seed.py": "\n" * 321}, {"tests/unit/seed.py": "\n" * 401}),
+    "crowded_folders": ({f"kernels/seed/m{n}.py": "" for n in range(21)},),
+    "lonely_modules": ({"kernels/seed/__init__.py": "", "kernels/seed/m.py": ""},),
+    "undescribed_packages": (
+        {"kernels/seed/__init__.py": ""},
+        {"kernels/seed/m.py": ""},
+        {"messages/__init__.py": '"""Typed events."""\n'},
+    ),
+    "colliding_classes": ({"kernels/seed.py": "class Task: ...\n"},),
+    "import_cycles": (CYCLE,),
+    "stale_file_names": (
+        {"docs/seed.md": "See `actors/gone.py`.\n"},
+        {"kernels/seed.py": '"""See `gone.py`."""\n'},
+        {"tests/unit/seed.py": "x = 1  # as in docs/gone.md\n"},
+    ),
+    "strange_phrases": (
+        {"docs/seed.md": "It is computed an" + "ew.\n"},
+        {"kernels/seed.c": "/* one a re" + "gion */\n"},
+    ),
+    "open_ends": ({"kernels/seed.py": "# TO" + "DO: more\n"},),
+}
+SEEDS = [(name, files) for name, seeds in TIDY.items() for files in seeds]
+
+
+def test_every_tidy_rule_has_a_seed():
+    assert set(TIDY) == set(RULES)
+
+
+@pytest.mark.parametrize(("name", "files"), SEEDS)
+def test_a_tidy_rule_bites(name: str, files: Files, scratch: Path):
+    before = set(RULES[name](Repository(scratch)))  # empty, says test_tidy.py
+    _seed(scratch, files)
+    [fault] = set(RULES[name](Repository(scratch))) - before
+    assert any(path.rpartition("/")[0] in fault.replace(".", "/") for path in files), fault
+
+
+def test_unreachable_names_bite(scratch: Path):
+    _seed(scratch, {"messages/seed.py": "def only_a_test_calls_me(): ...\n"})
+    _seed(scratch, {"tests/unit/seed.py": "from penstock.messages.seed import *\n"})
+    found = list(unreachable_names(Repository(scratch)))
+    assert [each for each in found if not each.startswith(KNOWN)] == [
+        "messages/seed.py:1: unused function only_a_test_calls_me"
+    ]
+
+
+RUFF = {
+    "check": "import os\n",
+    "format": "x = {  }\n",
+}
+
+
+@pytest.mark.parametrize("command", RUFF)
+def test_ruff_bites(command: str, scratch: Path):
+    words = [str(BIN / "ruff"), command, "--no-cache", *(["--check"] * (command == "format")), "."]
+    assert subprocess.run(words, cwd=scratch, capture_output=True, check=False).returncode == 0
+    _seed(scratch, {"kernels/seed.py": RUFF[command]})
+    done = subprocess.run(words, cwd=scratch, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "kernels/seed.py" in done.stdout.replace(os.sep, "/")
+
+
+CONTRACTS = {
+    "direction": {"messages/seed.py": "import penstock.kernels\n"},
+    "actors stand alone": {"actors/pacer/seed.py": "import penstock.actors.trainer.config\n"},
+    "messages import no": {"messages/seed.py": "import numpy\n"},
+    "only infra.bus": {"gateway/seed.py": "import nats\n"},
+}
+
+
+def _contracts(root: Path) -> tuple[int, list[str]]:
+    done = subprocess.run(
+        [str(BIN / "lint-imports"), "--no-cache"],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root / ".pyroot")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, [line for line in done.stdout.splitlines() if line.endswith("BROKEN")]
+
+
+def test_every_contract_has_a_seed_and_holds(clean: Path):
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = [each["name"] for each in settings["tool"]["importlinter"]["contracts"]]
+    assert all(any(name.startswith(start) for start in CONTRACTS) for name in contracts)
+    assert _contracts(clean) == (0, [])
+
+
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_an_import_contract_bites(name: str, scratch: Path):
+    _seed(scratch, CONTRACTS[name])
+    code, broken = _contracts(scratch)
+    assert code == 1
+    assert [line for line in broken if line.startswith(name)] == broken
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One package is enough to see that the check looks, and at what."""
+    root = _copy(tmp_path_factory.mktemp("typed"), ("messages", ".pyroot", "pyproject.toml"))
+    (root / ".venv").symlink_to(BIN.parent)
+    return root
+
+
+def test_types_bite(typed: Path):
+    found, num_files = type_faults(typed)
+    assert found == [f"only {num_files} files analysed, at least 400 expected"]
+    _seed(typed, {"messages/seed.py": 'x: int = "no number"\n'})
+    found, _ = type_faults(typed, files_min=num_files)
+    assert len(found) == 1
+    assert found[0].startswith("messages/seed.py:1: ")

@@ -1,0 +1,139 @@
+"""Names that no product code uses: `python -m tests.tidy.unreachable` (vulture, product only).
+
+Tests do not count: what only a test calls, no run, command or role needs. Fields of msgspec structs
+count as used, since they are encoded whole, and so do names that stand in strings where a registry
+(`"penstock.module:Name"`, or `"penstock.module", "Name"`) or a quoted type needs them. What is used
+in another way that vulture cannot see stands in ALLOWED with the reason; an entry that allows
+nothing is a fault, too, so that the list stays short.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
+from itertools import pairwise
+
+import vulture
+from tests.tidy.repository import PRODUCT, Repository
+
+CONFIDENCE_MIN = 60
+
+# File pattern, name pattern, reason.
+ALLOWED: tuple[tuple[str, str, str], ...] = (
+    ("*", "on_*", "handlers of events, found by their name (actors/runtime)"),
+    ("*", "exc_info", "`__exit__` and its kind must take it"),
+    ("actors/runtime/event_dispatcher.py", "__call__", "the Protocol of a handler"),
+    ("actors/policy/tokenizer.py", "encode_special_tokens", "an attribute of the library's"),
+    ("actors/policy/tokenizer.py", "pre_tokenizer", "an attribute of the library's"),
+    ("envs/backends.py", "choose_backend", "coming work picks a backend by what it can do"),
+    ("envs/microvm/connection.py", "connection_*", "asyncio.Protocol calls them"),
+    ("envs/microvm/connection.py", "data_received", "asyncio.Protocol calls it"),
+    ("envs/microvm/connection.py", "exc", "asyncio.Protocol passes it"),
+    ("envs/microvm/connection.py", "outbox", "`+=` on a bytearray that the line keeps"),
+    ("infra/bus/memory/bus.py", "crash", "simulations end a server by it"),
+    ("kernels/decode/layout.py", "*", "the fields of a C struct, and what keeps its arrays alive"),
+    ("kernels/*/routing.py", "num_*", "results of an operation that CUDA runs will report"),
+    ("infra/weights/files/output.py", "filename", "an attribute of OSError's"),
+)
+
+# Unreachable names that are known and will go: the beginning of a fault's line.
+KNOWN: tuple[str, ...] = (
+    "actors/policy/tokenizer.py",
+    "actors/sync_relay/core/flat_snapshot.py",
+    "envs/factory/targets.py",
+    "envs/harness/lints.py",
+    "envs/remote/group.py",
+    "envs/sandbox.py",
+    "infra/bus/jetstream/puller.py",
+    "infra/simulate/weights/sized_store.py",
+    "kernels/",
+)
+
+
+def _struct_fields(repository: Repository) -> set[str]:
+    """Return the names of the fields of every class that derives from `msgspec.Struct`."""
+    classes = [
+        node
+        for path in repository.python()
+        for node in repository.nodes(path)
+        if isinstance(node, ast.ClassDef)
+    ]
+    structs = {"Struct"}
+    before = 0
+    while before != len(structs):
+        before = len(structs)
+        for node in classes:
+            bases = {each.id if isinstance(each, ast.Name) else "" for each in node.bases}
+            bases |= {each.attr if isinstance(each, ast.Attribute) else "" for each in node.bases}
+            if bases & structs:
+                structs.add(node.name)
+    return {
+        each.target.id
+        for node in classes
+        if node.name in structs
+        for each in node.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+
+
+def _quoted(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a node uses in strings."""
+    items: Sequence[ast.expr] = ()
+    if isinstance(node, ast.Tuple | ast.List):
+        items = node.elts
+    elif isinstance(node, ast.Call):
+        items = node.args
+    texts = [str(each.value) if isinstance(each, ast.Constant) else "" for each in items]
+    for module, name in pairwise(texts):
+        if module.startswith("penstock."):
+            yield name
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "cast":
+        yield texts[0]
+    elif isinstance(node, ast.AnnAssign) and isinstance(node.annotation, ast.Constant):
+        yield str(node.annotation.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        module, _, name = node.value.partition(":")
+        if module.startswith("penstock."):
+            yield name
+
+
+def unreachable_names(repository: Repository) -> Iterator[str]:
+    """Every public name of the product is reached from a command, a config or a role."""
+    quoted = {
+        name
+        for path in repository.python()
+        for node in repository.nodes(path)
+        for name in _quoted(node)
+    }
+    checker = vulture.Vulture(ignore_names=sorted(quoted - {""}))
+    root = repository.root
+    checker.scavenge([str(root / top) for top in PRODUCT if (root / top).exists()])
+    fields = _struct_fields(repository)
+    needed: set[int] = set()
+    for item in checker.get_unused_code(min_confidence=CONFIDENCE_MIN):
+        path = item.filename.relative_to(root).as_posix()
+        entries = {
+            number
+            for number, (files, names, _) in enumerate(ALLOWED)
+            if fnmatch(path, files) and fnmatch(item.name, names)
+        }
+        needed |= entries
+        is_field = item.typ in {"variable", "attribute"} and item.name in fields
+        if not entries and not is_field:
+            yield f"{path}:{item.first_lineno}: unused {item.typ} {item.name}"
+    for number, (files, names, _) in enumerate(ALLOWED):
+        if number not in needed:
+            yield f"ALLOWED: nothing to allow for {names} in {files}"
+
+
+def main() -> None:
+    """Print what is wrong; exit with 1 if there is anything."""
+    faults = [each for each in unreachable_names(Repository()) if not each.startswith(KNOWN)]
+    for fault in faults:
+        print(fault)
+    print(f"unreachable names: {len(faults)} faults")
+    sys.exit(bool(faults))
+
+
+if __name__ == "__main__":
+    main()
