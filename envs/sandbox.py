@@ -10,10 +10,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-import msgspec
-
 from penstock.messages.errors import PenstockError
 from penstock.messages.rollout import EgressAttempt, SandboxRecord
+from penstock.messages.sandbox import ExecResult
 
 WORK_DIR = "/work"
 """Where the agent works; relative paths start here."""
@@ -75,25 +74,10 @@ class Capability(StrEnum):
     """Several machines may go on from one checkpoint."""
     CHECKPOINT = "checkpoint"
     """A running machine can be saved, and goes on."""
-    MULTI_VCPU = "multi_vcpu"
     LAYERS = "layers"
     """Machines may have an image layer above the base image (`envs/microvm/images/layers.py`)."""
     NETWORK = "network"
     """Allowed hosts can be reached through an audited proxy (`envs/egress`); nothing else can."""
-
-
-class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program ended."""
-
-    exit_code: int
-    """Minus the signal's number when a signal ended it."""
-    stdout: bytes = b""
-    """The first `output_bytes_max` bytes; `stderr` likewise."""
-    stderr: bytes = b""
-    truncated: bool = False
-    timed_out: bool = False
-    """Its process group was killed at the deadline."""
-    duration_ms: float = 0.0
 
 
 class Sandbox(Protocol):

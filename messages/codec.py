@@ -27,9 +27,9 @@ from penstock.messages.sandbox import (
     AcquireGroup,
     AcquireSandbox,
     AllowEgress,
-    CommandFinished,
     EgressRead,
     ExecCommand,
+    ExecResult,
     FileRead,
     FilesListed,
     GroupLeased,
@@ -79,7 +79,7 @@ EVENTS = (
 
 REQUESTS = (
     Generate, TokensSampled, AbortGeneration, RemoteError, Ack,
-    AcquireSandbox, SandboxLeased, ExecCommand, CommandFinished, ReadFile, FileRead,
+    AcquireSandbox, SandboxLeased, ExecCommand, ExecResult, ReadFile, FileRead,
     WriteFiles, ListFiles, FilesListed, ReleaseSandbox, ReadMonitor, MonitorSnapshot,
     ReadTiles, TileRead, UploadWeights, PlaceGroup, GroupPlaced, ReleaseGroup, ReportHost,
     SaveSandbox, SandboxSaved, AcquireGroup, GroupLeased, RenewGroups, GroupsRenewed,

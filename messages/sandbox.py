@@ -48,14 +48,17 @@ class ExecCommand(Message, frozen=True, kw_only=True):
     output_bytes_max: int = 65536
 
 
-class CommandFinished(Message, frozen=True, kw_only=True):
-    """The program's end."""
+class ExecResult(Message, frozen=True, kw_only=True):
+    """How a program ended."""
 
     exit_code: int
+    """Negative signal number if a signal ended it."""
     stdout: bytes = b""
+    """The first `output_bytes_max` bytes; `stderr` likewise."""
     stderr: bytes = b""
     truncated: bool = False
     timed_out: bool = False
+    """Its process group was killed at the deadline."""
     duration_ms: float = 0.0
 
 

@@ -7,7 +7,6 @@ from penstock.messages.base import Message
 from penstock.messages.rpc import Ack
 from penstock.messages.sandbox import (
     AllowEgress,
-    CommandFinished,
     EgressRead,
     ExecCommand,
     FileRead,
@@ -35,7 +34,14 @@ async def operate(sandbox: Sandbox, message: Operation, *, egress_addresses: boo
     """
     match message:
         case ExecCommand():
-            return await _exec(sandbox, message)
+            return await sandbox.exec(
+                message.argv,
+                cwd=message.cwd,
+                env=message.env,
+                timeout_s=message.timeout_s,
+                output_bytes_max=message.output_bytes_max,
+                op_key=message.op_key,
+            )
         case ReadFile():
             return FileRead(data=await sandbox.read_file(message.path, message.num_bytes_max))
         case WriteFiles():
@@ -50,25 +56,6 @@ async def operate(sandbox: Sandbox, message: Operation, *, egress_addresses: boo
             return Ack()
         case ReadEgress():
             return EgressRead(attempts=await networked(sandbox).egress_attempts())
-
-
-async def _exec(sandbox: Sandbox, command: ExecCommand) -> CommandFinished:
-    result = await sandbox.exec(
-        command.argv,
-        cwd=command.cwd,
-        env=command.env,
-        timeout_s=command.timeout_s,
-        output_bytes_max=command.output_bytes_max,
-        op_key=command.op_key,
-    )
-    return CommandFinished(
-        exit_code=result.exit_code,
-        stdout=result.stdout,
-        stderr=result.stderr,
-        truncated=result.truncated,
-        timed_out=result.timed_out,
-        duration_ms=result.duration_ms,
-    )
 
 
 def _as_text(path: str) -> str:

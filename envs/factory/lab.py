@@ -4,10 +4,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from penstock.envs.microvm.pool.pool import Pool
-from penstock.envs.sandbox import ExecResult, Sandbox, SandboxError
+from penstock.envs.sandbox import Sandbox, SandboxError
 from penstock.envs.tasks.report import SuiteReport, read_report
 from penstock.envs.tasks.source import Rejection, TaskRejectedError
 from penstock.messages.errors import DeadlineError
+from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import HiddenTests, Task
 
 RUN_S_MAX = 60.0

@@ -6,7 +6,8 @@ kills its shell loses nothing but itself, and a copy of the machine has the term
 """
 
 from penstock.envs.harness.result import InvalidCallError
-from penstock.envs.sandbox import WORK_DIR, ExecResult, Sandbox
+from penstock.envs.sandbox import WORK_DIR, Sandbox
+from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import Limits
 
 STATE_DIR = "/tmp/.terminal"  # noqa: S108 - in the guest

@@ -9,8 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from penstock.envs.ladder.execute import run_program
-from penstock.envs.sandbox import WORK_DIR, ExecResult, SandboxFileError
+from penstock.envs.sandbox import WORK_DIR, SandboxFileError
 from penstock.messages.rollout import SandboxRecord
+from penstock.messages.sandbox import ExecResult
 
 _RECORD = SandboxRecord(
     backend="dry_run", isolation_class="none", kernel_digest="", image_digest=""

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from penstock.envs.ladder.execute import run_program
 from penstock.envs.ladder.generate import Selection, draw_repositories
 from penstock.envs.ladder.repository import HIDDEN_FILE, Repository
-from penstock.envs.sandbox import ExecResult
 from penstock.envs.tasks.gates import REPEATS, check_reports
 from penstock.envs.tasks.report import SuiteReport, read_report
 from penstock.envs.tasks.source import Lab, TaskCandidate, TaskOrigin, TaskPlan
+from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import HiddenTests, Split
 
 

@@ -1,4 +1,4 @@
-"""The `Sandbox` that a guest behind a socket gives."""
+"""A `Sandbox` over a socket to a guest agent, and the start of its host process."""
 
 import asyncio
 import contextlib
@@ -6,12 +6,15 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from penstock.envs.egress.outlet import EgressOutlet
 from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.host_process import HANG_GRACE_S, HostProcess, start_process
 from penstock.envs.microvm.protocol import FilePiece, GuestRequest
-from penstock.envs.sandbox import WORK_DIR, ExecResult, SandboxDied, SandboxTimeout
+from penstock.envs.sandbox import WORK_DIR, SandboxDied, SandboxTimeout
 from penstock.messages.rollout import EgressAttempt, SandboxRecord
+from penstock.messages.sandbox import ExecResult
 
 READ_PIECE_BYTES = 1 << 18
 WRITE_PIECE_BYTES = 1 << 17
@@ -155,7 +158,7 @@ class GuestSandbox:
 
 async def start_machine(
     command: Callable[[int], list[str]],
-    record: Callable[[float], SandboxRecord],
+    info: SandboxRecord,
     *,
     cpu: int | None,
     timeout_s: float,
@@ -164,8 +167,8 @@ async def start_machine(
 
     Args:
         command: Makes the command line, given the descriptor of the guest's end.
-        record: Makes the sandbox's record, given its boot time in ms.
-        cpu: Host CPU to pin the machine to. One CPU is the fast way: the guest's kernel and its
+        info: The sandbox's record, but for its boot time.
+        cpu: Host CPU to pin the machine to. One CPU is fastest: the guest's kernel and its
             processes take turns, and a wake-up on another CPU costs more than the switch.
         timeout_s: Until the hello.
 
@@ -190,5 +193,9 @@ async def start_machine(
         if isinstance(error, TimeoutError):
             raise SandboxTimeout(f"no hello within {timeout_s:g} s; {words}") from None
         raise
-    boot_ms = (time.perf_counter() - started) * 1000
-    return GuestSandbox(connection, process, record(boot_ms))
+    return GuestSandbox(connection, process, booted(info, started))
+
+
+def booted(info: SandboxRecord, started: float) -> SandboxRecord:
+    """Return the record of a machine that is ready now, started at `started` (perf_counter)."""
+    return msgspec.structs.replace(info, boot_ms=(time.perf_counter() - started) * 1000)

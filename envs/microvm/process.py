@@ -32,7 +32,13 @@ class ProcessBackend:
     def __init__(self, cache: Path | None = None) -> None:
         folder, assets = load_assets(cache)
         size = str(WRITABLE_MIB << 20)
-        self._digest = digest_bytes(platform.release().encode())
+        self._info = SandboxRecord(
+            backend=self.name,
+            isolation_class=self.isolation_class,
+            kernel_digest=digest_bytes(platform.release().encode()),
+            image_digest="host",
+            boot_ms=0.0,
+        )
         self._command_prefix = [
             find_bubblewrap(),
             *("--unshare-all", "--die-with-parent", "--as-pid-1", "--new-session"),
@@ -50,15 +56,6 @@ class ProcessBackend:
     def _command(self, guest_fd: int) -> list[str]:
         return [*self._command_prefix, str(guest_fd)]
 
-    def _record(self, boot_ms: float) -> SandboxRecord:
-        return SandboxRecord(
-            backend=self.name,
-            isolation_class=self.isolation_class,
-            kernel_digest=self._digest,
-            image_digest="host",
-            boot_ms=boot_ms,
-        )
-
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> GuestSandbox:
         """See `SandboxBackend.start`."""
-        return await start_machine(self._command, self._record, cpu=cpu, timeout_s=timeout_s)
+        return await start_machine(self._command, self._info, cpu=cpu, timeout_s=timeout_s)

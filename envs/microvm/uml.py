@@ -56,6 +56,13 @@ class UmlBackend:
         folder, self.assets = load_assets(cache)
         self._mem_mib = mem_mib
         self._layer = layered(layer, cache, stock=self.assets.stock)
+        self._info = SandboxRecord(
+            backend=self.name,
+            isolation_class=self.isolation_class,
+            kernel_digest=self.assets.kernel_digest,
+            image_digest=image_digest(self.assets.image_digest, self._layer),
+            boot_ms=0.0,
+        )
         self._prefix = [find_bubblewrap(), *self._confinement(folder), "--", "/linux"]
 
     def _confinement(self, folder: Path) -> list[str]:
@@ -88,19 +95,10 @@ class UmlBackend:
             *("nbd.nbds_max=0", "loop.max_loop=0"),
         ]
 
-    def _record(self, boot_ms: float) -> SandboxRecord:
-        return SandboxRecord(
-            backend=self.name,
-            isolation_class=self.isolation_class,
-            kernel_digest=self.assets.kernel_digest,
-            image_digest=image_digest(self.assets.image_digest, self._layer),
-            boot_ms=boot_ms,
-        )
-
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> GuestSandbox:
         """See `SandboxBackend.start`; raises `ImageAbsent` where the layer is gone."""
         try:
-            return await start_machine(self._command, self._record, cpu=cpu, timeout_s=timeout_s)
+            return await start_machine(self._command, self._info, cpu=cpu, timeout_s=timeout_s)
         except SandboxDied:
             check_there(self._layer)
             raise

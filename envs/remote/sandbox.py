@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 
 from penstock.envs.remote.client import M, SandboxClient, ask, host_service
 from penstock.envs.remote.lease_spec import LeaseSpec, SavedSandbox
-from penstock.envs.sandbox import WORK_DIR, ExecResult, SandboxError
+from penstock.envs.sandbox import WORK_DIR, SandboxError
 from penstock.messages.base import Message
 from penstock.messages.rollout import EgressAttempt, SandboxRecord
 from penstock.messages.rpc import Ack
 from penstock.messages.sandbox import (
     AcquireSandbox,
     AllowEgress,
-    CommandFinished,
     EgressRead,
     ExecCommand,
+    ExecResult,
     FileRead,
     FilesListed,
     ListFiles,
@@ -65,15 +65,7 @@ class RemoteSandbox:
             timeout_s=timeout_s,
             output_bytes_max=output_bytes_max,
         )
-        done = await self._ask(command, CommandFinished, within_s=timeout_s)
-        return ExecResult(
-            exit_code=done.exit_code,
-            stdout=done.stdout,
-            stderr=done.stderr,
-            truncated=done.truncated,
-            timed_out=done.timed_out,
-            duration_ms=done.duration_ms,
-        )
+        return await self._ask(command, ExecResult, within_s=timeout_s)
 
     async def read_file(self, path: str, bytes_max: int) -> bytes:
         """Return the first `bytes_max` bytes of a regular file."""

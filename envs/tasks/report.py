@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.envs.sandbox import ExecResult
+from penstock.messages.sandbox import ExecResult
 
 
 class SuiteReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,8 +6,9 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from penstock.envs.microvm.pool.lease import percentile
 from penstock.envs.sandbox import Sandbox, SandboxBackend
-from penstock.infra.bench.measuring import percentile
+from penstock.infra.bench.measuring import times_ms
 
 Step = Callable[[int], Awaitable[None]]
 
@@ -79,8 +80,9 @@ async def bench_native() -> dict[str, float]:
         await asyncio.to_thread(_prepare, places)
         for place in places:
             await _on_host(place, ["sh", "-c", SET_UP])
-        trues = await _times(places[0], ["true"])
-        pythons = await _times(places[0], ["python3", "-I", "-S", "-B", "-c", "1"])
+        trues = await times_ms(lambda: _on_host(places[0], ["true"]), 30)
+        python = ["python3", "-I", "-S", "-B", "-c", "1"]
+        pythons = await times_ms(lambda: _on_host(places[0], python), 30)
         agents: list[Step] = [
             lambda n, p=place: _on_host(p, ["sh", "-c", STEP, str(n)]) for place in places
         ]
@@ -97,15 +99,6 @@ def _prepare(places: list[Path]) -> None:
         place.mkdir()
         for name, data in FILES.items():
             (place / name).write_bytes(data)
-
-
-async def _times(place: Path, argv: list[str]) -> list[float]:
-    times: list[float] = []
-    for _ in range(30):
-        began = time.perf_counter()
-        await _on_host(place, argv)
-        times.append((time.perf_counter() - began) * 1000)
-    return times
 
 
 async def _on_host(place: Path, argv: list[str]) -> None:

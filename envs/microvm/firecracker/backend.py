@@ -31,6 +31,7 @@ from penstock.envs.microvm.firecracker.api import (
 from penstock.envs.microvm.firecracker.machine import MEMORY, FirecrackerMachine
 from penstock.envs.microvm.host_process import HostProcess
 from penstock.envs.microvm.images.assets import digest_bytes, load_assets
+from penstock.envs.microvm.machine import booted
 from penstock.envs.microvm.protocol import GuestIdentity, LineState
 from penstock.envs.microvm.qemu.assets import load_qemu_assets
 from penstock.envs.sandbox import (
@@ -98,18 +99,16 @@ class FirecrackerBackend:
             raise BackendUnavailable(f"{self._jails}: too long a path for the sockets in it")
         self._template: Path | None = None
         self._making = asyncio.Lock()
-        self._digests = (kernel.kernel_digest, base.image_digest)
-        self.machine_digest = digest_bytes(
-            *(text.encode() for text in (self.name, str(mem_mib), *self._digests))
-        )
-
-    def _record(self, boot_ms: float) -> SandboxRecord:
-        return SandboxRecord(
+        self._info = SandboxRecord(
             backend=self.name,
             isolation_class=self.isolation_class,
-            kernel_digest=self._digests[0],
-            image_digest=self._digests[1],
-            boot_ms=boot_ms,
+            kernel_digest=kernel.kernel_digest,
+            image_digest=base.image_digest,
+            boot_ms=0.0,
+        )
+        digests = (kernel.kernel_digest, base.image_digest)
+        self.machine_digest = digest_bytes(
+            *(text.encode() for text in (self.name, str(mem_mib), *digests))
         )
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> FirecrackerMachine:
@@ -175,7 +174,7 @@ class FirecrackerBackend:
     def _machine(
         self, connection: GuestConnection, process: HostProcess, jail: Path, started: float
     ) -> FirecrackerMachine:
-        record = self._record((time.perf_counter() - started) * 1000)
+        record = booted(self._info, started)
         return FirecrackerMachine(connection, process, record, jail, self.machine_digest)
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -128,6 +128,7 @@ class PendingLease:
                 self.granted.cancel()
 
 
-def percentile(values: list[float], percent: int) -> float:
-    """Return a percentile of sorted values by nearest rank; 0 of none."""
-    return values[min(len(values) - 1, len(values) * percent // 100)] if values else 0.0
+def percentile(values: Iterable[float], percent: int) -> float:
+    """Return a percentile by nearest rank; 0 if there are no values."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0.0

@@ -282,7 +282,7 @@ class Pool:
     def counters(self) -> PoolCounters:
         """Return what the pool has done and holds now."""
         tally = self._reconciler.tally
-        boot_ms = sorted(self._reconciler.boot_ms)
+        boot_ms = self._reconciler.boot_ms
         return PoolCounters(
             booted=tally["booted"],
             boot_failures=tally["boot_failures"],

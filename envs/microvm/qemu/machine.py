@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.envs.microvm.checkpoint import MachineCheckpoint, save_manifest
 from penstock.envs.microvm.connection import GuestConnection
-from penstock.envs.microvm.machine import GuestSandbox
+from penstock.envs.microvm.machine import GuestSandbox, booted
 from penstock.envs.microvm.protocol import GuestIdentity, LineState
 from penstock.envs.microvm.qemu.command import QemuCommand
 from penstock.envs.microvm.qemu.launch import Launched
@@ -46,11 +46,6 @@ class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
     """A machine's record, but for its boot time."""
     kept: dict[str, Saved] = {}
     """Token of a checkpoint -> its memory, at hand for further copies; oldest first."""
-
-    def record(self, started_at: float) -> SandboxRecord:
-        """Return the record of a machine that is ready now, started by `time.perf_counter`."""
-        boot_ms = (time.perf_counter() - started_at) * 1000
-        return msgspec.structs.replace(self.info, boot_ms=boot_ms)
 
     def keep(self, token: str, saved: Saved) -> None:
         """Keep a checkpoint's memory at hand, in place of the oldest."""
@@ -103,7 +98,7 @@ class QemuMachine(GuestSandbox):
         except BaseException:
             await self.close()
             raise
-        self.info = self._kind.record(asked_at)
+        self.info = booted(self._kind.info, asked_at)
 
     async def _save(self) -> tuple[Saved, float]:
         """Save, and go on as the machine it was, also when saving failed.
@@ -208,7 +203,7 @@ async def resume(
     async with _connected(kind, launched, saved.memory, saved.line, timeout_s) as machine:
         launched.go_on_from(saved.devices)
         await machine.become(_copys_identity(saved.line.epoch + 1), timeout_s=timeout_s)
-    machine.info = kind.record(asked_at)
+    machine.info = booted(kind.info, asked_at)
     return machine
 
 

@@ -128,7 +128,7 @@ class BurstClients:
             repeat.add_done_callback(self._repeats.discard)
 
     def _figures(self, wall_s: float) -> dict[str, Any]:
-        ready, num_groups = sorted(self._ready_s), len(self._ready_s)
+        ready, num_groups = self._ready_s, len(self._ready_s)
         return {
             "placements": num_groups,
             "retries": self._client.num_refused,

@@ -9,11 +9,11 @@ from penstock.actors.runtime.host_context import ActorIdentity, HostContext
 from penstock.envs.remote.client import ACQUIRE_SERVICE
 from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.remote.lease_spec import GroupSpec, LeaseSpec
-from penstock.envs.sandbox import ExecResult, Sandbox, SandboxError, SandboxTimeout
+from penstock.envs.sandbox import Sandbox, SandboxError, SandboxTimeout
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import DeadlineError, RemoteCallError
-from penstock.messages.sandbox import AcquireSandbox
+from penstock.messages.sandbox import AcquireSandbox, ExecResult
 
 GROUP_SIZE = 2
 NUM_GROUPS = 6

@@ -35,13 +35,7 @@ from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.envs.ladder.dry_run import DryRunSandbox
 from penstock.envs.ladder.execute import run_program
 from penstock.envs.microvm.pool.pool import Pool
-from penstock.envs.sandbox import (
-    Capability,
-    ExecResult,
-    IsolationClass,
-    SandboxDied,
-    SandboxError,
-)
+from penstock.envs.sandbox import Capability, IsolationClass, SandboxDied, SandboxError
 from penstock.envs.tasks.storage import hidden_tests_key, tasks_key
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import Faults, MemoryServer
@@ -53,6 +47,7 @@ from penstock.messages.codec import decode
 from penstock.messages.errors import ConfigError
 from penstock.messages.generation import Generate, TokensSampled
 from penstock.messages.rollout import RolloutFinished, StopReason, ToolCall, TurnSampled
+from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import (
     HiddenTests,
     Limits,

@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 from tests.sim.rollout.conftest import FakeBackend, FakeMachine
 
-from penstock.envs.sandbox import Capability, ExecResult, SandboxFileError
+from penstock.envs.sandbox import Capability, SandboxFileError
+from penstock.messages.sandbox import ExecResult
 
 
 class Saved(msgspec.Struct):

@@ -6,9 +6,10 @@ from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.session import CALLS_MAX, Session
 from penstock.envs.harness.tools_1 import TOOLS_1
 from penstock.envs.harness.versions import tool_schemas
-from penstock.envs.sandbox import ExecResult, SandboxDied, SandboxFileError
+from penstock.envs.sandbox import SandboxDied, SandboxFileError
 from penstock.messages.errors import DeadlineError
 from penstock.messages.rollout import ToolCall
+from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import Limits
 
 LIMITS = Limits(tool_s_max=2.0, output_bytes_max=64)

@@ -7,11 +7,11 @@ from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.hidden_tests import touched_hidden_files
 from penstock.actors.judge.registry import make_judge
 from penstock.actors.judge.tasks import GradedTask
-from penstock.envs.sandbox import ExecResult
 from penstock.envs.tasks.report import read_report
 from penstock.messages.errors import ConfigError
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished
+from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import HiddenTests, Purpose, Split, Task
 
 CONFIG = JudgeConfig()

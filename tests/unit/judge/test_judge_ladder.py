@@ -7,8 +7,8 @@ import pytest
 from penstock.envs.ladder.execute import run_program
 from penstock.envs.ladder.generate import Selection, draw_repositories
 from penstock.envs.ladder.repository import Repository
-from penstock.envs.sandbox import ExecResult
 from penstock.envs.tasks.report import read_report
+from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import Split
 
 REPOSITORIES = list(draw_repositories(Split.TRAIN, 8, Selection(), random.Random(0), "t"))

@@ -21,11 +21,11 @@ from penstock.envs.factory.splits import SplitBy, SplitLeakError, check_no_leak,
 from penstock.envs.factory.targets import find_targets, function_digest, promise
 from penstock.envs.ladder.generate import Selection, draw_repositories
 from penstock.envs.ladder.source import LadderSource
-from penstock.envs.sandbox import ExecResult
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.report import SuiteReport, read_report
 from penstock.envs.tasks.source import Rejection, TaskRejectedError
 from penstock.messages.errors import NotFoundError
+from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import Split
 
 SHAPES = '''\

@@ -4,8 +4,9 @@ import asyncio
 
 from penstock.envs.factory.lab import LEASE_S, MachineLab
 from penstock.envs.microvm.pool.pool import Pool
-from penstock.envs.sandbox import ExecResult, SandboxDied
+from penstock.envs.sandbox import SandboxDied
 from penstock.messages.rollout import SandboxRecord
+from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import HiddenTests, Split, Task
 
 
