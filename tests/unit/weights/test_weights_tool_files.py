@@ -176,7 +176,7 @@ def test_links_are_followed_and_hidden_files_left_out(tmp_path, pair):
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == pair[1].read_bytes()
 
 
-def test_a_fold_leads_where_its_deltas_lead_and_is_smaller(tmp_path, state, capsys):
+def test_a_merged_delta_leads_where_its_deltas_lead_and_is_smaller(tmp_path, state, capsys):
     states = [state]
     for seed in range(6):
         states.append(moved(states[-1], seed))
@@ -187,9 +187,9 @@ def test_a_fold_leads_where_its_deltas_lead_and_is_smaller(tmp_path, state, caps
     for base, target, delta in zip(paths, paths[1:], deltas, strict=False):
         assert weights("diff", base, target, "-o", delta) == 0
     assert weights("merge", paths[0], *deltas, "-o", tmp_path / "merged") == 0
-    assert weights("apply", paths[0], tmp_path / "merge", "-o", tmp_path / "out") == 0
+    assert weights("apply", paths[0], tmp_path / "merged", "-o", tmp_path / "out") == 0
     assert (tmp_path / "out").read_bytes() == paths[-1].read_bytes()
-    assert (tmp_path / "merge").stat().st_size < sum(path.stat().st_size for path in deltas)
+    assert (tmp_path / "merged").stat().st_size < sum(path.stat().st_size for path in deltas)
     assert weights("merge", paths[0], deltas[0], deltas[2], "-o", tmp_path / "gap") == 2
     assert "does not follow" in capsys.readouterr().err
     assert weights("merge", *deltas, "-o", tmp_path / "gap") == 2

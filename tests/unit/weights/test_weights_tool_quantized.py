@@ -65,7 +65,7 @@ def test_a_quantized_checkpoint_comes_back_bit_for_bit(tmp_path, quantize, kind,
         assert apply_to_file(base, patch) == target.read_bytes()
         assert weights("verify", target, patch) == 0
     assert weights("merge", paths[0], *deltas, "-o", tmp_path / "merged") == 0
-    assert weights("apply", paths[0], tmp_path / "merge", "-o", tmp_path / "out") == 0
+    assert weights("apply", paths[0], tmp_path / "merged", "-o", tmp_path / "out") == 0
     assert (tmp_path / "out").read_bytes() == paths[2].read_bytes()
     capsys.readouterr()
     assert weights("inspect", deltas[0], "--base", paths[0], "--json") == 0
