@@ -1,9 +1,43 @@
-"""Which arrays the codecs take."""
+"""The arrays that the codecs take, their checks, and patches of them."""
 
+import msgspec
 import numpy as np
+import xxhash
 
 from penstock.kernels.delta.dtypes import Dtype
 from penstock.kernels.delta.header import NUM_ELEMENTS_MAX
+
+
+class Patch(msgspec.Struct, frozen=True):
+    """Absolute overwrites of a flat array: writing them twice does no harm."""
+
+    flat_indices: np.ndarray
+    """[K] int64, rising, each once."""
+    values: np.ndarray
+    """[K] bit patterns."""
+
+
+def patch_between(base: np.ndarray, target: np.ndarray) -> Patch:
+    """Return what turns one flat array into another."""
+    places = np.flatnonzero(base != target)
+    return Patch(places, target[places])
+
+
+def join_nibbles(patch: Patch, base: np.ndarray) -> Patch:
+    """Turn a patch of the half bytes of `base` (uint8 [N]) into one of its bytes."""
+    places = np.unique(patch.flat_indices >> 1)
+    values = base[places]
+    for half in (0, 1):
+        own = (patch.flat_indices & 1) == half
+        where = np.searchsorted(places, patch.flat_indices[own] >> 1)
+        kept = values[where] & np.uint8(0x0F if half else 0xF0)
+        values[where] = kept | (patch.values[own] << np.uint8(4 * half))
+    return Patch(places, values)
+
+
+def check_of(array: np.ndarray) -> int:
+    """Return the xxh3-64 of a contiguous array's bytes."""
+    return xxhash.xxh3_64_intdigest(array.reshape(-1).data)
 
 
 def check_pair(base: np.ndarray, target: np.ndarray, dtype: Dtype | None) -> Dtype:

@@ -6,21 +6,25 @@
 ```
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import msgspec
 import numpy as np
 
 from penstock.kernels.delta import predict
-from penstock.kernels.delta.arrays import check_out, check_pair
-from penstock.kernels.delta.checks import check_of
+from penstock.kernels.delta.arrays import (
+    Patch,
+    check_of,
+    check_out,
+    check_pair,
+    join_nibbles,
+    patch_between,
+)
 from penstock.kernels.delta.compiled import apply_steps, decode_steps, encode_steps
-from penstock.kernels.delta.container import pack, plain_body, read_header, unpack
+from penstock.kernels.delta.container import pack, plain_body, unpack
 from penstock.kernels.delta.dtypes import Dtype, pack_nibbles, unpack_nibbles
 from penstock.kernels.delta.header import Codec, Header
-from penstock.kernels.delta.patches import Patch, join_nibbles, patch_between
-from penstock.kernels.delta.planes import decode_planes, encode_planes
 from penstock.messages.errors import CorruptDataError
 
 
@@ -89,7 +93,7 @@ def decode(base: np.ndarray, payload: bytes | memoryview) -> Patch:
         if header.codec is Codec.EQUAL:
             return Patch(np.zeros(0, np.int64), flat[:0])
         if not header.codec.has_steps:
-            return patch_between(flat, decode_planes(header, flat, body))
+            return patch_between(flat, _decode_planes(header, flat, body))
         patch = Patch(*decode_steps(header, _elements(flat, header.dtype), body))
         return join_nibbles(patch, flat) if header.dtype is Dtype.INT4X2 else patch
 
@@ -144,27 +148,11 @@ def _apply_whole(
     if header.codec is Codec.EQUAL:
         new[...] = old
     elif not header.codec.has_steps:
-        new[...] = decode_planes(header, old, body)
+        new[...] = _decode_planes(header, old, body)
     else:
         halves = unpack_nibbles(old)
         apply_steps(header, halves.copy(), body, halves)
         new[...] = pack_nibbles(halves)
-
-
-def fold(base: np.ndarray, payloads: Sequence[bytes | memoryview]) -> bytes:
-    """Make one payload of a chain, the oldest first; `base` is what the first was made against.
-
-    Raises:
-        CorruptDataError: as `apply`, of any of them.
-        ValueError: no payloads.
-
-    """
-    if not payloads:
-        raise ValueError("fold: expected at least one payload, got none")
-    target = base
-    for payload in payloads:
-        target = apply(target, payload)
-    return encode(base, target, read_header(payloads[0]).dtype)
 
 
 def _encode(
@@ -182,7 +170,7 @@ def _encode(
     if chosen.codec.has_steps:
         header, body = encode_steps(header, chosen.thresholds, old, new)
     else:
-        header, body = encode_planes(header, base.reshape(-1), target.reshape(-1))
+        header, body = _encode_planes(header, base.reshape(-1), target.reshape(-1))
     if not chosen.codec.has_steps or dtype is Dtype.INT4X2:  # not taken on the way
         checks = {"base_check": check_of(base), "target_check": check_of(target)}
         header = msgspec.structs.replace(header, **checks)
@@ -225,3 +213,37 @@ def _streams_refused() -> Generator[None]:
         raise
     except ValueError as error:
         raise CorruptDataError(f"delta: its streams contradict each other: {error}") from error
+
+
+def _encode_planes(header: Header, base: np.ndarray, target: np.ndarray) -> tuple[Header, bytes]:
+    """Lay out byte planes of the target (RAW), of its difference (XOR_ZSTD), or nothing (EQUAL).
+
+    Args:
+        header: the codec and the kind; what the coding finds out is filled in.
+        base: [N].
+        target: [N].
+
+    """
+    if header.codec is Codec.EQUAL:
+        return header, b""
+    difference = base ^ target
+    array = difference if header.codec is Codec.XOR_ZSTD else target
+    body = array.view(np.uint8).reshape(-1, array.itemsize).T.tobytes()
+    if header.dtype is Dtype.INT4X2:
+        difference = unpack_nibbles(difference)
+    num_changed = int(np.count_nonzero(difference))
+    return msgspec.structs.replace(header, num_changed=num_changed, plain_bytes=len(body)), body
+
+
+def _decode_planes(header: Header, base: np.ndarray, body: bytes | memoryview) -> np.ndarray:
+    """Invert `_encode_planes`: return the target [N].
+
+    Raises:
+        ValueError: the planes do not fill the array.
+
+    """
+    if len(body) != base.nbytes:
+        raise ValueError(f"{len(body)} bytes of planes for {base.nbytes} bytes of elements")
+    planes = np.frombuffer(body, np.uint8).reshape(base.itemsize, -1)
+    array = np.ascontiguousarray(planes.T).view(base.dtype).reshape(-1)
+    return base ^ array if header.codec is Codec.XOR_ZSTD else array

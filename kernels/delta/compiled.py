@@ -4,30 +4,20 @@ The calls release the interpreter lock, so that several threads code several arr
 """
 
 import ctypes
+import threading
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import xxhash
 
 from penstock.kernels.delta import portable
-from penstock.kernels.delta.checks import check_of, chunks_of
+from penstock.kernels.delta.arrays import check_of
 from penstock.kernels.delta.dtypes import Dtype
-from penstock.kernels.delta.header import Codec, Header
-from penstock.kernels.delta.scratch import room
-from penstock.kernels.delta.structs import (
-    Record,
-    Series,
-    Shape,
-    Streams,
-    Walk,
-    address,
-    class_record_of,
-    pointer,
-    record_of,
-    shape_of,
-)
+from penstock.kernels.delta.header import NUM_CLASSES_MAX, ClassRecord, Codec, Header, MarksRecord
 from penstock.kernels.native import load_library
 
 _SOURCE = Path(__file__).parent / "c" / "delta.c"
@@ -36,6 +26,138 @@ _SLACK_BYTES = 2048
 _GROUP_ELEMENTS = 1024
 _NUMBER_BYTES_MAX = 5
 """Of a number in either string: 33 bits, and its share of its block's parameter."""
+_CHUNK_BYTES = 1 << 18
+"""Chunk of each array, hashed while it is in the second cache; a whole number of tiles of any
+element size."""
+_KEPT_BYTES_MAX = 64 << 20
+"""Larger memory is not kept by a thread from call to call."""
+
+
+class Shape(ctypes.Structure):
+    """Two arrays of elements, and their classes."""
+
+    _fields_ = [
+        ("base", ctypes.c_void_p),
+        ("target", ctypes.c_void_p),
+        ("num_elements", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("itemsize", "bits", "is_float", "key_shift")),
+        ("key_bits", ctypes.c_uint32),
+        ("num_classes", ctypes.c_int32),
+        ("has_mask", ctypes.c_int32),
+        ("first_keys", ctypes.c_int32 * NUM_CLASSES_MAX),
+    ]
+
+
+class Record(ctypes.Structure):
+    """The coding of one class, as in `ClassRecord`."""
+
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in ("num_changed", "num_coded", "inverted", "num_large_coded", "large_inverted")
+    ]
+
+
+class Streams(ctypes.Structure):
+    """The parts of a body."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("mask", "signs", "unary", "low")),
+        ("unary_bytes", ctypes.c_int64),
+        ("low_bytes", ctypes.c_int64),
+    ]
+
+
+Series = ctypes.c_int64 * 128
+"""All series of a body, and how far they are walked."""
+
+
+class Walk(NamedTuple):
+    """A body that was read, on its way to a target."""
+
+    shape: Shape
+    series: ctypes.Array[ctypes.c_int64]
+    numbers: np.ndarray
+    """What the series point into."""
+
+
+def shape_of(
+    dtype: Dtype,
+    thresholds: list[int],
+    base: np.ndarray,
+    target: np.ndarray,
+    *,
+    has_mask: bool = False,
+) -> Shape:
+    """Describe two arrays [N] of elements, and the classes of the first."""
+    traits = dtype.traits
+    return Shape(
+        address(base),
+        address(target),
+        base.size,
+        *(traits.itemsize, traits.bits, traits.is_float, traits.key_shift, traits.num_keys - 1),
+        len(thresholds),
+        has_mask,
+        (ctypes.c_int32 * NUM_CLASSES_MAX)(*thresholds),
+    )
+
+
+def class_record_of(first_key: int, record: Record) -> ClassRecord:
+    """Return what a class that was encoded is told by."""
+    return ClassRecord(
+        first_key=first_key,
+        num_changed=record.num_changed,
+        changed=MarksRecord(record.num_coded, bool(record.inverted)),
+        large=MarksRecord(record.num_large_coded, bool(record.large_inverted)),
+    )
+
+
+def record_of(record: ClassRecord) -> Record:
+    """Invert `class_record_of`, but for the key."""
+    return Record(
+        record.num_changed,
+        *(record.changed.num_coded, record.changed.inverted),
+        *(record.large.num_coded, record.large.inverted),
+    )
+
+
+def pointer(array: np.ndarray) -> ctypes.c_void_p:
+    """Return where an array begins, as an argument."""
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def address(array: np.ndarray) -> int:
+    """Return where an array begins, as a field."""
+    return array.ctypes.data
+
+
+class _Kept(threading.local):
+    """By name, what this thread holds."""
+
+    def __init__(self) -> None:
+        self.rooms: dict[str, np.ndarray] = {}
+
+
+_kept = _Kept()
+
+
+def room(name: str, num_bytes: int) -> np.ndarray:
+    """Return uint8 [num_bytes] of this thread: what its last one of that name held is lost.
+
+    Rooms of more than 64 MiB are not kept.
+    """
+    found = _kept.rooms.get(name)
+    if found is None or found.size < num_bytes:
+        found = np.empty(num_bytes, np.uint8)
+        if num_bytes <= _KEPT_BYTES_MAX:
+            _kept.rooms[name] = found
+    return found[:num_bytes]
+
+
+def chunks_of(array: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield where the chunks of an array [N] begin and end; of an empty one, one empty chunk."""
+    step = _CHUNK_BYTES // array.itemsize
+    for start in range(0, max(1, array.size), step):
+        yield start, min(start + step, array.size)
 
 
 def encode_steps(
@@ -93,7 +215,7 @@ def _count(
     checks = xxhash.xxh3_64(), xxhash.xxh3_64()
     for start, end in chunks_of(pair[0]):
         for check, array in zip(checks, pair, strict=True):
-            check.update(array[start:end])
+            check.update(array[start:end].data)
         library.penstock_delta_count(*map(ctypes.c_int64, (start, end)), *structs)
     return checks[0].intdigest(), checks[1].intdigest()
 
@@ -135,9 +257,9 @@ def apply_steps(
     structs = ctypes.byref(walk.shape), ctypes.byref(walk.series), pointer(target)
     checks = xxhash.xxh3_64(), xxhash.xxh3_64()
     for start, end in chunks_of(base):
-        checks[0].update(base[start:end])
+        checks[0].update(base[start:end].data)
         _succeed(library.penstock_delta_apply(*map(ctypes.c_int64, (start, end)), *structs))
-        checks[1].update(target[start:end])
+        checks[1].update(target[start:end].data)
     return checks[0].intdigest(), checks[1].intdigest()
 
 

@@ -27,16 +27,15 @@ import threading
 import xxhash
 import zstandard
 
-from penstock.kernels.delta.classes import NUM_CLASSES_MAX
 from penstock.kernels.delta.dtypes import Dtype
 from penstock.kernels.delta.header import (
+    NUM_CLASSES_MAX,
     NUM_ELEMENTS_MAX,
     ClassRecord,
     Codec,
     Header,
     MarksRecord,
 )
-from penstock.kernels.delta.leb128 import TableReader, leb128
 from penstock.messages.errors import CorruptDataError
 
 MAGIC = b"PSDX"
@@ -44,6 +43,7 @@ FORMAT_VERSION = 1
 _FIXED = struct.Struct("<4sBBBBQQQQ")
 _CHECK_BYTES = 8
 _ZSTD_LEVEL = 1
+_LEB128_BYTES_MAX = 5
 
 
 class _Zstd(threading.local):
@@ -176,7 +176,7 @@ def _class_numbers(record: ClassRecord) -> tuple[int, ...]:
     return (record.first_key, record.num_changed, *marks)
 
 
-def _read_class(table: TableReader) -> ClassRecord:
+def _read_class(table: "TableReader") -> ClassRecord:
     first_key, num_changed, changed, large = (table.read() for _ in range(4))
     return ClassRecord(
         first_key=first_key,
@@ -218,3 +218,39 @@ def _check(header: Header) -> None:
 
 def _check_bytes(check: int) -> bytes:
     return check.to_bytes(_CHECK_BYTES, "little")
+
+
+def leb128(number: int) -> bytes:
+    """Write a number by 7 bits per byte, the lowest first; a set high bit: more follow."""
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+class TableReader:
+    """Reads one LEB128 number after the other."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self.offset = 0
+
+    def read(self) -> int:
+        """Return the next number.
+
+        Raises:
+            CorruptDataError: it is cut short, or is too long.
+
+        """
+        value = 0
+        for shift in range(0, 7 * _LEB128_BYTES_MAX, 7):
+            if self.offset >= len(self._view):
+                raise CorruptDataError("delta.table: cut short")
+            byte = self._view[self.offset]
+            self.offset += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise CorruptDataError(f"delta.table: a number of more than {_LEB128_BYTES_MAX} bytes")

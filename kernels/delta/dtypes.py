@@ -67,11 +67,6 @@ class Traits(msgspec.Struct, frozen=True):
     """Exponents; 1 where there are no classes to go by."""
 
     @property
-    def key_mask(self) -> int:
-        """Return the bits of the exponent, in their place."""
-        return (self.num_keys - 1) << self.key_shift
-
-    @property
     def has_steps(self) -> bool:
         """Return whether changes can be coded as steps; 8-byte elements go by raw and xor alone."""
         return self.bits <= 32
@@ -105,3 +100,10 @@ def unpack_nibbles(array: np.ndarray) -> np.ndarray:
 def pack_nibbles(halves: np.ndarray) -> np.ndarray:
     """Invert `unpack_nibbles`."""
     return halves[::2] | halves[1::2] << np.uint8(4)
+
+
+def exponent_keys(bits: np.ndarray, dtype: Dtype = Dtype.BF16) -> np.ndarray:
+    """Return the exponents of bit patterns, as uint8 of the same shape."""
+    traits = dtype.traits
+    shift = bits.dtype.type(traits.key_shift)
+    return ((bits >> shift) & bits.dtype.type(traits.num_keys - 1)).astype(np.uint8)

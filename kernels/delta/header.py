@@ -7,6 +7,7 @@ import msgspec
 from penstock.kernels.delta.dtypes import Dtype
 
 NUM_ELEMENTS_MAX = 1 << 28
+NUM_CLASSES_MAX = 16
 
 
 class Codec(IntEnum):

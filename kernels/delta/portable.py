@@ -7,6 +7,13 @@
 ```
 The gaps and sizes of all classes, one series after the other, go to one pair of Rice strings.
 Where more than half of the places is marked, the gaps are those between the others.
+
+Values are coded as steps in units in the last place. The bits of a float, read as an integer with
+the negative half reversed, are in the order of the numbers: neighbors differ by one, across zero
+and powers of two. One optimizer step moves a weight by one such unit, rarely more, up or down
+alike. So signs are plain bits, the steps larger than one are marked, and the sizes of those few are
+Rice codes. Integers step as they are. All arithmetic wraps, so that NaN payloads and infinities
+are preserved.
 """
 
 from collections.abc import Iterator
@@ -15,12 +22,12 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from penstock.kernels.delta import ulp
-from penstock.kernels.delta.checks import check_of
-from penstock.kernels.delta.classes import exponent_keys
-from penstock.kernels.delta.dtypes import Dtype
+from penstock.kernels.delta.arrays import check_of
+from penstock.kernels.delta.dtypes import Dtype, exponent_keys
 from penstock.kernels.delta.header import ClassRecord, Codec, Header, MarksRecord
 from penstock.kernels.delta.rice import RiceReader, RiceWriter
+
+SMALLEST_LARGE = 2
 
 
 def encode_steps(
@@ -47,10 +54,10 @@ def encode_steps(
         marked = is_changed[members]
         changed = MarksRecord(0, False) if has_mask else _append_marks(rice, marked)
         places = members[marked]
-        is_down, sizes = ulp.steps_between(base[places], target[places], header.dtype)
-        is_large = sizes >= ulp.SMALLEST_LARGE
+        is_down, sizes = steps_between(base[places], target[places], header.dtype)
+        is_large = sizes >= SMALLEST_LARGE
         large = _append_marks(rice, is_large)
-        rice.append(sizes[is_large] - sizes.dtype.type(ulp.SMALLEST_LARGE))
+        rice.append(sizes[is_large] - sizes.dtype.type(SMALLEST_LARGE))
         records.append(
             ClassRecord(first_key=key, num_changed=places.size, changed=changed, large=large)
         )
@@ -100,7 +107,7 @@ def decode_steps(
         sizes = np.ones(where.size, base.dtype)
         sizes[is_large] = _read_sizes(rice, record.num_large, header.dtype)
         places.append(where)
-        values.append(ulp.walk(base[where], down, sizes, header.dtype))
+        values.append(walk(base[where], down, sizes, header.dtype))
     rice.finish()
     joined = np.concatenate(places)
     order = np.argsort(joined)
@@ -164,7 +171,7 @@ def _read_marks(rice: RiceReader, record: MarksRecord, population: int) -> np.nd
 
 
 def _read_sizes(rice: RiceReader, count: int, dtype: Dtype) -> np.ndarray:
-    sizes = rice.read(count) + ulp.SMALLEST_LARGE
+    sizes = rice.read(count) + SMALLEST_LARGE
     if count and int(sizes.max()) > 1 << (dtype.traits.bits - 1):
         raise ValueError("a step is larger than half of the elements' range")
     return sizes.astype(dtype.storage)
@@ -179,3 +186,42 @@ def _unpack(data: memoryview, count: int) -> np.ndarray:
     if bits.size != count:
         raise ValueError(f"{bits.size} bits where {count} were expected")
     return bits.view(np.bool_)
+
+
+def ordered(bits: np.ndarray) -> np.ndarray:
+    """Map bit patterns of floats to integers in the order of the numbers; unsigned, same shape."""
+    sign = bits.dtype.type(1 << (8 * bits.itemsize - 1))
+    return np.where(bits & sign, ~bits, bits | sign)
+
+
+def from_ordered(rank: np.ndarray) -> np.ndarray:
+    """Invert `ordered`."""
+    sign = rank.dtype.type(1 << (8 * rank.itemsize - 1))
+    return np.where(rank & sign, rank ^ sign, ~rank)
+
+
+def steps_between(
+    base: np.ndarray, target: np.ndarray, dtype: Dtype
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return whether each step goes down (bool [K]) and its size (unsigned [K], >= 1)."""
+    mask, half = _mask_and_half(base, dtype)
+    if dtype.traits.is_float:
+        base, target = ordered(base), ordered(target)
+    step = (target - base) & mask
+    is_down = step >= half
+    return is_down, np.where(is_down, (base.dtype.type(0) - step) & mask, step)
+
+
+def walk(base: np.ndarray, is_down: np.ndarray, sizes: np.ndarray, dtype: Dtype) -> np.ndarray:
+    """Invert `steps_between`: return the targets [K]."""
+    mask, _ = _mask_and_half(base, dtype)
+    step = np.where(is_down, base.dtype.type(0) - sizes, sizes)
+    if dtype.traits.is_float:
+        return from_ordered(ordered(base) + step)
+    return (base + step) & mask
+
+
+def _mask_and_half(array: np.ndarray, dtype: Dtype) -> tuple[np.generic, np.generic]:
+    """Return all ones of an element's bits, and its highest bit alone."""
+    bits = dtype.traits.bits
+    return array.dtype.type((1 << bits) - 1), array.dtype.type(1 << (bits - 1))

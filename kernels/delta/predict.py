@@ -1,21 +1,34 @@
-"""What each codec would take, from a sample: choosing costs a small share of encoding.
+"""The choice of codec and classes, from a sample: it costs a small share of encoding.
 
 The marks and signs of the step codecs are predicted by their entropy, class by class; the sizes of
 steps by their lengths in bits; the mask and the byte planes of raw and xor by packing them.
+
+Elements are grouped into classes by exponent: whether a small step changes a weight depends on the
+weight's exponent (the smaller the weight, the finer its grid), and the receiver holds the base. So
+classes of neighboring exponents, each of nearly one density, cost next to nothing.
+
+```
+ key       0 ... 110 │ 111 │ 112 │ 113 ... 255
+ changed      41 %   │ 22 %│ 11 %│    3 %             -> four classes, four series of gaps
+```
+An element's key is its exponent; its rank in its class is the number of elements of the class
+before it.
 """
 
 import math
+from itertools import pairwise
 
 import msgspec
 import numpy as np
 
-from penstock.kernels.delta import ulp
-from penstock.kernels.delta.classes import choose_thresholds, mark_bits
 from penstock.kernels.delta.compiled import tally
 from penstock.kernels.delta.container import compress
 from penstock.kernels.delta.dtypes import Dtype
-from penstock.kernels.delta.header import Codec
+from penstock.kernels.delta.header import NUM_CLASSES_MAX, Codec
+from penstock.kernels.delta.portable import SMALLEST_LARGE, steps_between
 
+_CLASS_COST_BITS = 120.0
+"""What one more class costs in its record and in the first parameters of its series."""
 _BLOCK = 256
 _SAMPLE_MAX = 1 << 16
 _PLANES_FROM_SHARE = 1 / 8
@@ -73,8 +86,8 @@ def _step_bits(
 ) -> dict[Codec, float]:
     is_changed = base != target
     where = np.flatnonzero(is_changed)
-    _, sizes = ulp.steps_between(base[where], target[where], dtype)
-    large = sizes[sizes >= ulp.SMALLEST_LARGE].astype(np.float64)
+    _, sizes = steps_between(base[where], target[where], dtype)
+    large = sizes[sizes >= SMALLEST_LARGE].astype(np.float64)
     steps = where.size + mark_bits(where.size, large.size)
     steps += float(np.sum(np.log2(large) + _SIZE_EXTRA_BITS))
     bits = {
@@ -93,3 +106,42 @@ def _plane_bits(array: np.ndarray) -> float:
     """Return what zstd makes of an array's byte planes."""
     planes = array.view(np.uint8).reshape(-1, array.itemsize).T.tobytes()
     return 8.0 * min(len(compress(planes)), len(planes))
+
+
+def choose_thresholds(totals: np.ndarray, hits: np.ndarray, scale: float = 1.0) -> list[int]:
+    """Cut the keys into classes so that the marks cost the fewest bits.
+
+    Args:
+        totals: [num_keys], elements of a sample by key.
+        hits: [num_keys], changed elements of the sample by key.
+        scale: elements for each one of the sample.
+
+    Returns:
+        The first key of each class, rising, the first 0.
+
+    """
+    groups = [
+        (int(key), float(totals[key]) * scale, float(hits[key]) * scale)
+        for key in np.flatnonzero(totals)
+    ]
+    losses = [_merge_loss(a, b) for a, b in pairwise(groups)]
+    while losses and (min(losses) <= _CLASS_COST_BITS or len(groups) > NUM_CLASSES_MAX):
+        index = losses.index(min(losses))
+        first, second = groups[index : index + 2]
+        groups[index : index + 2] = [(first[0], first[1] + second[1], first[2] + second[2])]
+        nearby = groups[max(0, index - 1) : index + 2]
+        losses[max(0, index - 1) : index + 2] = [_merge_loss(a, b) for a, b in pairwise(nearby)]
+    return [0, *(group[0] for group in groups[1:])]
+
+
+def _merge_loss(first: tuple[int, float, float], second: tuple[int, float, float]) -> float:
+    merged = mark_bits(first[1] + second[1], first[2] + second[2])
+    return merged - mark_bits(first[1], first[2]) - mark_bits(second[1], second[2])
+
+
+def mark_bits(total: float, hits: float) -> float:
+    """Return the entropy of `hits` marks among `total` places."""
+    rate = hits / total if total else 0.0
+    if rate <= 0.0 or rate >= 1.0:
+        return 0.0
+    return -total * (rate * math.log2(rate) + (1.0 - rate) * math.log2(1.0 - rate))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from penstock.kernels.delta import Dtype as Kind
-from penstock.kernels.delta.ulp import ordered
+from penstock.kernels.delta.portable import ordered
 
 
 def entropy_bound_bytes(base: np.ndarray, target: np.ndarray, kind: Kind = Kind.BF16) -> float:

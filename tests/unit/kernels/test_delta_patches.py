@@ -1,13 +1,13 @@
-"""What lies around the codecs: patches, folds, many arrays, odd shapes and kinds."""
+"""What lies around the codecs: patches, threads, odd shapes and kinds."""
 
-from itertools import pairwise
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import xxhash
 
 from penstock.kernels import delta
-from penstock.kernels.delta import Codec, Dtype, Patch
+from penstock.kernels.delta import Codec, Dtype
 from penstock.kernels.delta.dtypes import unpack_nibbles
 from penstock.messages.errors import CorruptDataError
 
@@ -22,32 +22,14 @@ def steps(seed, count=4000, dtype=np.uint16):
     return versions
 
 
-def test_composed_patches_do_what_they_did_in_turn():
-    versions = steps(0)
-    patches = [delta.decode(old, delta.encode(old, new)) for old, new in pairwise(versions)]
-    patch, array = delta.compose(patches), versions[0].copy()
-    for _ in range(2):
-        delta.apply_into(array, patch)
-        np.testing.assert_array_equal(array, versions[-1])
-    assert np.all(np.diff(patch.flat_indices) > 0)
-
-
 def test_threads_do_not_share_the_memory_they_work_in():
     pairs = [(*steps(seed, 60_000)[:2], Dtype.BF16) for seed in range(8)]
-    payloads = delta.encode_many(pairs, 4)
-    assert payloads == [delta.encode(*pair) for pair in pairs]
-
-
-def test_a_fold_is_one_payload_and_smaller_than_its_chain():
-    versions = steps(1)
-    chain = [delta.encode(old, new) for old, new in pairwise(versions)]
-    folded = delta.fold(versions[0], chain)
-    np.testing.assert_array_equal(delta.apply(versions[0], folded), versions[-1])
-    assert len(folded) < sum(map(len, chain))
-    with pytest.raises(CorruptDataError):
-        delta.fold(versions[1], chain)
-    with pytest.raises(ValueError, match="at least one"):
-        delta.fold(versions[0], [])
+    alone = [delta.encode(*pair) for pair in pairs]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda pair: delta.encode(*pair), pairs)) == alone
+        patches = list(pool.map(lambda n: delta.decode(pairs[n][0], alone[n]), range(8)))
+    for patch, (base, target, _) in zip(patches, pairs, strict=True):
+        np.testing.assert_array_equal(patch.values, target[base != target])
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0), (5, 7)])
@@ -55,16 +37,6 @@ def test_any_shape_comes_back(shape):
     base = np.full(shape, 0x3F80, np.uint16)
     payload = delta.encode(base, base + np.uint16(1))
     np.testing.assert_array_equal(delta.apply(base, payload), base + np.uint16(1))
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_many_arrays_go_as_each_alone(threads):
-    pairs = [(*steps(seed)[:2], Dtype.BF16) for seed in range(5)]
-    payloads = delta.encode_many(pairs, threads)
-    assert payloads == [delta.encode(*pair) for pair in pairs]
-    extents = [(pair[0], payload) for pair, payload in zip(pairs, payloads, strict=True)]
-    for patch, (base, target, _) in zip(delta.decode_many(extents, threads), pairs, strict=True):
-        np.testing.assert_array_equal(patch.values, target[base != target])
 
 
 @pytest.mark.parametrize("codec", [c for c in Codec if c is not Codec.EQUAL])
@@ -109,18 +81,6 @@ def test_memory_that_cannot_hold_the_target_is_refused():
         with pytest.raises(ValueError, match="out: expected"):
             delta.apply(base, payload, out)
     assert not delta.apply(base, payload, np.ones(8, np.uint16)).any()
-
-
-def test_a_patch_that_does_not_fit_writes_nothing():
-    array = np.zeros(4, np.uint16)
-    for patch in (
-        Patch(np.array([1, 4]), np.array([5, 6], np.uint16)),
-        Patch(np.array([-1, 2]), np.array([5, 6], np.uint16)),
-        Patch(np.array([1]), np.array([5], np.uint8)),
-    ):
-        with pytest.raises(ValueError, match=r"expected|reaches"):
-            delta.apply_into(array, patch)
-    assert not array.any()
 
 
 def test_half_bytes_go_better_as_elements_of_four_bits():
