@@ -1,39 +1,34 @@
 """`penstock bench ...`: speed as ratios in one run."""
 
+import argparse
 import asyncio
 import importlib
 import inspect
 import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-BENCHES = {
-    "engine": ("penstock.infra.bench.engine", "bench_engine"),
-    "bus": ("penstock.infra.bench.bus", "bench_bus"),
-    "weights": ("penstock.infra.bench.weights", "bench_weights"),
-    "search": ("penstock.infra.bench.search", "bench_search"),
-    "sandbox": ("penstock.infra.bench.sandbox", "bench_sandbox"),
-    "kernels": ("penstock.infra.bench.kernels", "bench_kernels"),
-    "recording": ("penstock.infra.bench.recording", "bench_recording"),
-}
+from penstock.messages.errors import ConfigError
+
+BENCHES = ("engine", "bus", "weights", "sandbox", "search", "kernels", "recording")
+"""Each is the function `bench_<name>` of the module `<name>` beside this one."""
 
 
-def bench(what: str, *inputs: Path, as_json: bool) -> int:
-    """Run one benchmark, on `inputs` if there are any, and print its figures.
-
-    With `as_json` they are one last line.
-    """
-    module, name = BENCHES[what]
-    result: Any = getattr(importlib.import_module(module), name)(*inputs)
-    if inspect.isawaitable(result):
-        result = asyncio.run(_wait(result))
+def bench(arguments: argparse.Namespace) -> int:
+    """Run one benchmark and print its figures; with `--json` they are one last line."""
+    what, inputs = arguments.what, [p for p in (arguments.base, arguments.next) if p is not None]
+    if inputs and (what != "weights" or len(inputs) != 2):
+        raise ConfigError("bench: --base and --next go together, and only with weights")
+    if arguments.run is not None:
+        if what != "search":
+            raise ConfigError("bench: --run goes only with search")
+        inputs = [arguments.run]
+    module = importlib.import_module(f"penstock.infra.bench.{what}")
+    result: Any = getattr(module, f"bench_{what}")(*inputs)
+    if inspect.iscoroutine(result):
+        result = asyncio.run(result)
     encoded = msgspec.json.encode(result)
-    text = encoded if as_json else msgspec.json.format(encoded, indent=2)
+    text = encoded if arguments.json else msgspec.json.format(encoded, indent=2)
     sys.stdout.write(text.decode() + "\n")
     return 0
-
-
-async def _wait(result: Any) -> Any:
-    return await result

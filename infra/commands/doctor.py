@@ -1,5 +1,6 @@
-"""`penstock doctor`: what is there, what is missing, how to get it. Machines are probed by use."""
+"""`penstock doctor`: what is installed, what is missing, how to get it; backends boot a machine."""
 
+import argparse
 import importlib.util
 import os
 import platform
@@ -18,7 +19,7 @@ DISK_FREE_GB_MIN = 4.0
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked for."""
+    """The result of one check."""
 
     name: str
     is_available: bool
@@ -27,11 +28,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     how_to_get: str = ""
 
 
-async def doctor(*, as_json: bool) -> int:
+async def doctor(arguments: argparse.Namespace) -> int:
     """Print every finding; 1 if something that a run needs is missing."""
     findings = [_python(), _disk(), _nats_server(), *_packages(), *await _backends(),
                 await _namespaces()]  # fmt: skip
-    if as_json:
+    if arguments.json:
         sys.stdout.write(msgspec.json.encode(findings).decode() + "\n")
     else:
         for finding in findings:
@@ -62,7 +63,7 @@ def _disk() -> Finding:
         is_available=free_gb >= DISK_FREE_GB_MIN,
         is_required=True,
         detail=f"{free_gb:.1f} GB free here",
-        how_to_get=f"a quickstart run wants {DISK_FREE_GB_MIN:.0f} GB",
+        how_to_get=f"a quickstart run needs {DISK_FREE_GB_MIN:.0f} GB",
     )
 
 
@@ -81,7 +82,7 @@ def _nats_server() -> Finding:
 
 
 def _packages() -> list[Finding]:
-    wanted = (
+    packages = (
         ("torch", True, "make setup"),
         ("vllm", False, "pip install 'penstock[vllm]' (serving on clusters)"),
         ("cupy", False, "pip install 'penstock[cuda]' (CUDA kernels)"),
@@ -94,7 +95,7 @@ def _packages() -> list[Finding]:
             detail="importable" if found else "not installed",
             how_to_get=how,
         )
-        for name, required, how in wanted
+        for name, required, how in packages
     ]
 
 

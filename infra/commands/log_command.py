@@ -17,7 +17,7 @@ from penstock.messages.errors import CorruptDataError, NotFoundError
 
 
 async def run(arguments: argparse.Namespace) -> int:
-    """Carry out one of the three actions."""
+    """Run one action."""
     actions = {"export": _export, "import": _import, "cat": _cat}
     await actions[arguments.action](arguments)
     return 0
@@ -45,7 +45,7 @@ async def _import(arguments: argparse.Namespace) -> None:
 
 
 async def _fill(run: RunDir, file: Path) -> int:
-    """Make a run's folder of a log file; return the number of events."""
+    """Create a run's folder from a log file; return the number of events."""
     server = EmbeddedServer(store_dir=run.events)
     await server.start()
     try:

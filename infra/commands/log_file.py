@@ -9,7 +9,7 @@ Each entry is a u32 little-endian length and that many bytes, inside one zstd st
 import struct
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import msgspec
 import zstandard
@@ -97,7 +97,7 @@ def read_entries(path: Path) -> Iterator[dict[str, Any]]:
 
 
 async def cat_log(bus: Bus, types: list[type[Event]]) -> AsyncIterator[str]:
-    """Yield one JSON line an event; arrays are shown by dtype and shape."""
+    """Yield one JSON line per event; arrays are shown by dtype and shape."""
     async for delivery in bus.follow(types, stop_at_end=True):
         body = msgspec.msgpack.decode(encode(delivery.event))
         line = {"stream": delivery.stream, "sequence": delivery.sequence, **_readable(body)}
@@ -105,15 +105,17 @@ async def cat_log(bus: Bus, types: list[type[Event]]) -> AsyncIterator[str]:
 
 
 def _readable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _readable(v) for k, v in value.items()}
-    if isinstance(value, list):
-        if len(value) == 3 and isinstance(value[2], bytes):
-            return f"{value[0]}{value[1]}"
-        return [_readable(v) for v in value]
-    if isinstance(value, bytes):
-        return f"<{len(value)} bytes>"
-    return value
+    match value:
+        case dict():
+            return {str(k): _readable(v) for k, v in cast("dict[Any, Any]", value).items()}
+        case [dtype, shape, bytes()]:
+            return f"{dtype}{shape}"
+        case list():
+            return [_readable(v) for v in cast("list[Any]", value)]
+        case bytes():
+            return f"<{len(value)} bytes>"
+        case _:
+            return value
 
 
 def _write(out: Any, entry: dict[str, Any]) -> None:
@@ -123,10 +125,10 @@ def _write(out: Any, entry: dict[str, Any]) -> None:
 
 def _header(frames: Iterator[bytes], path: Path) -> dict[str, Any]:
     try:
-        header = msgspec.msgpack.decode(next(frames))
+        header = msgspec.msgpack.decode(next(frames), type=dict[str, Any])
     except (StopIteration, msgspec.DecodeError) as error:
         raise CorruptDataError(f"{path}: not a penstock log") from error
-    if not isinstance(header, dict) or header.get("penstock_log") != FORMAT_VERSION:
+    if header.get("penstock_log") != FORMAT_VERSION:
         raise CorruptDataError(f"{path}: not a penstock log of format {FORMAT_VERSION}")
     return header
 

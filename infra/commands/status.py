@@ -1,10 +1,10 @@
 """`penstock status RUN` and `penstock top`: the monitor's state on a terminal."""
 
+import argparse
 import asyncio
 import contextlib
 import sys
 import time
-from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -32,22 +32,22 @@ NUM_LOG_LINES = 8
 _PHASES = {"starting": "starting", "midtrain": "mid-training", "rl": "reinforcement learning"}
 
 
-async def status_command(name: str, runs_dir: Path, *, as_json: bool) -> int:
-    """Print a run's state once: up or not, its log is there."""
-    run = find_run(name, runs_dir)
+async def status_command(arguments: argparse.Namespace) -> int:
+    """Print a run's state once, whether it is up or not."""
+    run = find_run(arguments.run, arguments.runs_dir)
     async with open_log(run, "status") as bus:
         is_up = run.read_state() is not None
         state = await read_state(bus, is_up=is_up)
-    if as_json:
+    if arguments.json:
         sys.stdout.write(encode_state(state).decode() + "\n")
     else:
         Console().print(render(state, is_up=is_up))
     return 0
 
 
-async def top_command(name: str, runs_dir: Path) -> int:
+async def top_command(arguments: argparse.Namespace) -> int:
     """Show a run's state once a second until it ends, then as it was left."""
-    run = find_run(name, runs_dir)
+    run = find_run(arguments.run, arguments.runs_dir)
     console = Console()
     if run.read_state() is not None:
         async with open_log(run, "top") as bus:
@@ -58,7 +58,8 @@ async def top_command(name: str, runs_dir: Path) -> int:
                             state = await read_state(bus, is_up=True)
                         live.update(render(state), refresh=True)
                     await asyncio.sleep(PERIOD_S)
-    return await status_command(name, runs_dir, as_json=False)
+    arguments.json = False
+    return await status_command(arguments)
 
 
 async def read_state(bus: Bus, *, is_up: bool) -> MonitorState:

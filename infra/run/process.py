@@ -1,5 +1,6 @@
 """One operating-system process that runs some actors: what `penstock actor ROLE ...` does."""
 
+import argparse
 import asyncio
 import os
 import signal
@@ -10,8 +11,10 @@ from collections.abc import Sequence
 from penstock.actors.runtime.host import ActorHost
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.run.config import RunConfig
+from penstock.infra.run.config_file import load_config
 from penstock.infra.run.roles import Assembly, build_actors
-from penstock.infra.run.runs import RunDir
+from penstock.infra.run.runs import RunDir, find_run
+from penstock.messages.errors import PenstockError
 
 
 async def run_actors(run: RunDir, config: RunConfig, specs: Sequence[str], url: str) -> None:
@@ -40,15 +43,25 @@ async def run_actors(run: RunDir, config: RunConfig, specs: Sequence[str], url: 
         await run.close_store()
 
 
-def main(run: RunDir, config: RunConfig, specs: Sequence[str], url: str) -> int:
-    """Run the process to its end; 0 after an orderly stop, 1 after a failure (said on stderr).
+def actor_command(arguments: argparse.Namespace) -> int:
+    """Run the actors to their end; 0 after an orderly stop, 1 after a failure (on stderr).
 
-    After a failure the process goes at once: a worker thread that hangs must not keep it.
+    After a failure the process exits at once: a worker thread that hangs must not keep it alive.
+
+    Raises:
+        PenstockError: The run is not up, and no server is named.
+
     """
     import uvloop
 
+    run = find_run(arguments.run, arguments.runs_dir)
+    config = load_config(run.config)
+    state = run.read_state()
+    url = arguments.nats or config.bus.url or (state.place(arguments.roles).url if state else "")
+    if not url:
+        raise PenstockError(f"run {run.run_id} is not up; name its server with --nats URL")
     try:
-        uvloop.run(run_actors(run, config, specs, url))
+        uvloop.run(run_actors(run, config, arguments.roles, url))
     except* Exception as failures:
         for error in failures.exceptions:
             traceback.print_exception(error)

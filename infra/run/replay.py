@@ -1,8 +1,8 @@
 """`penstock replay`: retrain every step of a run from its log and compare every digest."""
 
+import argparse
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,21 +19,21 @@ DIFFERENT = 1
 """Exit code of a replay that did not give the recorded bits."""
 
 
-async def replay_command(name: str, runs_dir: Path, *, as_json: bool) -> int:
-    """Replay a run and tell the outcome; 0 only if every step is identical.
+async def replay_command(arguments: argparse.Namespace) -> int:
+    """Replay a run and print the outcome; 0 only if every step is identical.
 
     Raises:
         NotFoundError: No such run, or it has no checkpoint of version 0.
 
     """
-    run = find_run(name, runs_dir)
+    run = find_run(arguments.run, arguments.runs_dir)
     config = load_config(run.config)
     async with open_log(run, "replay") as bus:
-        figures = await replay_run(run, config, bus, with_progress=not as_json)
-    if as_json:
+        figures = await replay_run(run, config, bus, with_progress=not arguments.json)
+    if arguments.json:
         sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")
     else:
-        sys.stdout.write(_told(figures) + "\n")
+        sys.stdout.write(_text(figures) + "\n")
     return 0 if figures["identical"] else DIFFERENT
 
 
@@ -101,7 +101,7 @@ async def _other_versions(bus: Bus) -> dict[str, str]:
     }
 
 
-def _told(figures: dict[str, Any]) -> str:
+def _text(figures: dict[str, Any]) -> str:
     steps, speedup = figures["steps"], figures["speedup"]
     if figures["identical"]:
         return (

@@ -1,6 +1,7 @@
 """The command line of `penstock simulate`; what simulates is imported when it runs."""
 
 import argparse
+import importlib
 
 from penstock.infra.simulate.sandboxes.command import add_sandbox_simulation
 from penstock.infra.simulate.weights.settings import Scenario
@@ -11,6 +12,13 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(required=True, dest="what", metavar="WHAT")
     _add_weights(what.add_parser("weights", help="versions to replicas over the world"))
     add_sandbox_simulation(what.add_parser("sandboxes", help="a fleet's burst of machines"))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run one simulation."""
+    return importlib.import_module(f"penstock.infra.simulate.{arguments.what}.command").run(
+        arguments
+    )
 
 
 def _add_weights(parser: argparse.ArgumentParser) -> None:

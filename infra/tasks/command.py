@@ -16,7 +16,7 @@ def add_sandbox_commands(commands: Any) -> None:
 
 def _add_tasks(commands: Any) -> None:
     tasks = commands.add_parser("tasks", help="make coding tasks from local repositories")
-    tasks.set_defaults(command=_tasks)
+    tasks.set_defaults(command="tasks.actions:run")
     actions = tasks.add_subparsers(required=True, metavar="ACTION", dest="action")
     make = actions.add_parser("make", help="make tasks, gate them in machines, write them")
     make.add_argument("sources", nargs="+", metavar="SOURCE",
@@ -71,7 +71,7 @@ def _number(text: str) -> float:
 
 def _add_agent(commands: Any) -> None:
     agent = commands.add_parser("agent", help="work on a checkout with the harness of training")
-    agent.set_defaults(command=_agent)
+    agent.set_defaults(command="commands.agent:run")
     agent.add_argument("instruction", help="what to do")
     agent.add_argument("--repo", type=Path, default=Path(), help="the checkout; default: here")
     agent.add_argument("--run", default="latest", help="the run whose gateway serves the model")
@@ -88,7 +88,7 @@ def _add_agent(commands: Any) -> None:
 
 def _add_fidelity(commands: Any) -> None:
     fidelity = commands.add_parser("fidelity", help="what tells one machine from another")
-    fidelity.set_defaults(command=_fidelity)
+    fidelity.set_defaults(command="commands.fidelity:run")
     actions = fidelity.add_subparsers(required=True, metavar="ACTION", dest="action")
     probe = actions.add_parser("probe", help="run the probe in a machine and write what it saw")
     probe.add_argument("--backend", default="uml")
@@ -101,21 +101,3 @@ def _add_fidelity(commands: Any) -> None:
     tells.add_argument("probe", type=Path)
     for action in (probe, diff, tells):
         action.add_argument("--json", action="store_true", help="the last line is one JSON object")
-
-
-def _agent(arguments: argparse.Namespace) -> int:
-    from penstock.infra.commands.agent import run
-
-    return run(arguments)
-
-
-def _fidelity(arguments: argparse.Namespace) -> int:
-    from penstock.infra.commands.fidelity import run
-
-    return run(arguments)
-
-
-def _tasks(arguments: argparse.Namespace) -> int:
-    from penstock.infra.tasks.actions import run
-
-    return run(arguments)

@@ -1,5 +1,7 @@
 """`penstock status` and `penstock top` of a run whose server is gone."""
 
+from argparse import Namespace
+
 import msgspec
 import pytest
 from tests.unit.monitor.story import finished, story
@@ -19,6 +21,10 @@ def run(tmp_path) -> RunDir:
     return run
 
 
+def arguments(run: RunDir, name: str, *, json: bool = False) -> Namespace:
+    return Namespace(run=name, runs_dir=run.path.parent, json=json)
+
+
 async def record(run: RunDir, events) -> None:
     server = EmbeddedServer(store_dir=run.events)
     await server.start()
@@ -31,11 +37,11 @@ async def record(run: RunDir, events) -> None:
 
 async def test_status_reads_what_the_stopped_server_kept(run, capsys):
     await record(run, story())
-    assert await status_command("r1", run.path.parent, as_json=False) == 0
+    assert await status_command(arguments(run, "r1")) == 0
     assert "r1 · stopped in reinforcement learning · step 2" in capsys.readouterr().out
-    assert await status_command("latest", run.path.parent, as_json=True) == 0
+    assert await status_command(arguments(run, "latest", json=True)) == 0
     state = msgspec.json.decode(capsys.readouterr().out, type=MonitorState)
     assert state.ledger.balanced
     await record(run, [finished()])
-    assert await top_command("r1", run.path.parent) == 0
+    assert await top_command(arguments(run, "r1")) == 0
     assert "finished: step limit" in capsys.readouterr().out
