@@ -6,9 +6,8 @@ they stop nothing. Shadowing, canaries, promotion and rollback are not there.
 
 from typing import ClassVar
 
-from penstock.actors.evaluator.config import EvaluatorConfig
 from penstock.actors.evaluator.evaluation import EvalBook
-from penstock.actors.evaluator.schedule import EvalSchedule
+from penstock.actors.evaluator.schedule import EvalSchedule, EvaluatorConfig
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.envs.tasks.storage import load_tasks

@@ -11,6 +11,7 @@ events came does not matter, but for the newest amendment of a piece of feedback
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -162,7 +163,7 @@ class FeedbackJoin:
         self._closed[request_id] = None
         self._bound(self._closed)
 
-    def _bound(self, table: OrderedDict[str, object]) -> None:
+    def _bound(self, table: OrderedDict[str, Any]) -> None:
         while len(table) > self._config.num_open_max:
             table.popitem(last=False)
 

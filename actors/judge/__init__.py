@@ -1,5 +1,7 @@
 """Judges: what a finished rollout is worth.
 
-To add a judge: one file with a class that has `name`, `version` and `judge`, and one line
-in `registry.JUDGES`. `compose.py` turns what it found into a reward, `actor.py` publishes that.
+`hidden_tests.py` runs hidden tests in a fresh machine, `same_files.py` grades equal results once,
+`audit.py` looks for cheating, `reward.py` turns findings into a reward, `actor.py` publishes it.
+To add a judge: one file with a class that has `name`, `version` and `judge`, and one line in
+`actor.JUDGES`.
 """

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from penstock.actors.judge.audit_source import audit_source
 from penstock.actors.judge.tasks import GradedTask
-from penstock.envs.tasks.canary import CANARY_FILE, canary_token
+from penstock.envs.tasks.workspace import CANARY_FILE, canary_token
 from penstock.messages.reward import CheatFinding, CheatKind
 from penstock.messages.rollout import RolloutFinished, ToolCall
 

@@ -2,9 +2,25 @@
 
 import msgspec
 
-from penstock.actors.judge.length_penalty import LengthPenaltyConfig
 from penstock.messages.errors import ConfigError
-from penstock.messages.settings import PositiveFloat, PositiveInt
+from penstock.messages.settings import NonNegativeFloat, PositiveFloat, PositiveInt
+
+
+class LengthPenaltyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Weights and form of the penalty; defaults keep it well below the value of a solved task."""
+
+    scale: NonNegativeFloat = 0.02
+    """Reward lost for each unit of C; 0 turns the penalty off."""
+    penalty_max: NonNegativeFloat = 0.2
+    """Bound of the whole penalty."""
+    k: NonNegativeFloat = 0.5
+    q: NonNegativeFloat = 1.0
+    sampled_token: NonNegativeFloat = 0.002
+    """Weight of one token that the policy drew; thinking, calls and answer alike."""
+    observed_token: NonNegativeFloat = 0.0005
+    """Weight of one token that a tool returned."""
+    call: NonNegativeFloat = 0.1
+    turn: NonNegativeFloat = 0.1
 
 
 class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,8 +17,8 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from penstock.actors.judge.audit import audit
-from penstock.actors.judge.compose import Findings
 from penstock.actors.judge.hidden_tests import HiddenTestsJudge, weigh
+from penstock.actors.judge.reward import Findings
 from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.runtime.context import Context
 from penstock.messages.reward import Outcome

@@ -1,6 +1,6 @@
 """The gate: grants rollouts within the staleness budget, and picks their tasks.
 
-`budget.py` is the arithmetic, `curriculum.py` the choice of tasks, `commands.py` makes the
-commands; `actor.py` wires them to the log. Another curriculum is one class with `pick` and its line
-in `curriculum.CURRICULA`.
+`budget.py` is the arithmetic, `curriculum.py` the choice of tasks; `actor.py` wires them to the log
+and makes the commands. To add a curriculum: one class with `pick` and its line in
+`curriculum.CURRICULA`.
 """

@@ -1,11 +1,18 @@
-"""The pacer: turns credits into rollouts."""
+"""The pacer: turns staleness credits into rollout commands.
 
+Ids of commands follow from the group alone. A command published twice (a restart between two
+publishes) is therefore the same command: the stream keeps one, and a worker that receives the
+other finds the rollout finished.
+"""
+
+import random
 from collections.abc import Sequence
 from typing import ClassVar
 
+import msgspec
+
 from penstock.actors.pacer.budget import Budget
-from penstock.actors.pacer.commands import eval_commands, group_commands
-from penstock.actors.pacer.config import PacerConfig
+from penstock.actors.pacer.config import PacerConfig, TreeConfig
 from penstock.actors.pacer.curriculum import Curriculum, make_curriculum
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
@@ -13,7 +20,16 @@ from penstock.envs.tasks.storage import load_tasks
 from penstock.messages.base import Event
 from penstock.messages.control import RunFinished
 from penstock.messages.reward import EvalCompleted, EvalRequested
-from penstock.messages.task import CreditsChanged, Split, Task
+from penstock.messages.task import (
+    Branch,
+    Branching,
+    CreditsChanged,
+    Purpose,
+    Sampling,
+    Split,
+    StartRollout,
+    Task,
+)
 from penstock.messages.training import BatchManifest, MidtrainCompleted, StepCompleted
 from penstock.messages.weights import WeightsApplied
 
@@ -152,3 +168,82 @@ def _credits(budget: Budget) -> CreditsChanged:
 
 def _progress(credits: CreditsChanged) -> tuple[int, int, int]:
     return credits.policy_version, credits.num_groups_trained, credits.num_groups_granted
+
+
+def group_commands(
+    config: PacerConfig, group_index: int, task: Task, policy_version: int
+) -> list[StartRollout]:
+    """Return the commands of a training group, `g<index>-m<member>`: one per rollout, or a tree."""
+    commands = [
+        StartRollout(
+            rollout_id=(rollout_id := f"g{group_index}-m{member}"),
+            group_id=f"g{group_index}",
+            group_index=group_index,
+            group_size=config.group_size,
+            member=member,
+            purpose=Purpose.TRAIN,
+            task=task,
+            sampling=Sampling(
+                temperature=config.temperature,
+                top_p=config.top_p,
+                num_tokens_max=task.limits.turn_tokens_max,
+                seed=_sampling_seed(config.seed, rollout_id),
+            ),
+            policy_version=policy_version,
+            harness=config.harness,
+        )
+        for member in range(config.group_size)
+    ]
+    return commands if config.tree is None else _bundled(commands, config.tree)
+
+
+def _bundled(commands: Sequence[StartRollout], tree: TreeConfig) -> list[StartRollout]:
+    """Return one command for each tree: its first rollout, and the others as branches of it."""
+    return [
+        msgspec.structs.replace(
+            commands[start],
+            branching=Branching(
+                trunk_turns=tree.trunk_turns,
+                branches=[
+                    Branch(rollout_id=one.rollout_id, member=one.member, seed=one.sampling.seed)
+                    for one in commands[start + 1 : start + tree.branches]
+                ],
+            ),
+        )
+        for start in range(0, len(commands), tree.branches)
+    ]
+
+
+def eval_commands(
+    config: PacerConfig, request: EvalRequested, tasks: Sequence[Task]
+) -> list[StartRollout]:
+    """Return one command for each chosen held-out task: `e<eval_id>-<i>` in group `<eval_id>`.
+
+    Tasks are taken at even distances, sorted by category: fewer than all still cover every
+    category, and each evaluation of a run attempts the same ones.
+    """
+    num_tasks = min(request.num_tasks, len(tasks))
+    by_category = sorted(tasks, key=lambda task: task.category)
+    return [
+        StartRollout(
+            rollout_id=(rollout_id := f"e{request.eval_id}-{index}"),
+            group_id=request.eval_id,
+            group_index=request.policy_version,
+            group_size=num_tasks,
+            member=index,
+            purpose=Purpose.EVAL,
+            task=(task := by_category[index * len(tasks) // num_tasks]),
+            sampling=Sampling(
+                temperature=config.eval_temperature,
+                num_tokens_max=task.limits.turn_tokens_max,
+                seed=_sampling_seed(config.seed, rollout_id),
+            ),
+            policy_version=request.policy_version,
+            harness=config.harness,
+        )
+        for index in range(num_tasks)
+    ]
+
+
+def _sampling_seed(seed: int, rollout_id: str) -> int:
+    return random.Random(f"sampling.{seed}.{rollout_id}").getrandbits(31)

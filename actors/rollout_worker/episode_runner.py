@@ -7,7 +7,7 @@ import msgspec
 from penstock.actors.rollout_worker.conversation import Conversation
 from penstock.actors.runtime.context import Context
 from penstock.envs.egress.record import EgressRecord
-from penstock.envs.harness.result import ToolResult
+from penstock.envs.harness.calls import ToolResult
 from penstock.envs.harness.session import Session
 from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.messages.base import Array

@@ -1,11 +1,11 @@
 """Machines for drafting and gates: fresh ones from a pool, bounded in time and output."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import Sandbox, SandboxError
-from penstock.envs.tasks.report import SuiteReport, read_report
+from penstock.envs.tasks.gates import SuiteReport, read_report
 from penstock.envs.tasks.source import Rejection, TaskRejectedError
 from penstock.messages.errors import DeadlineError
 from penstock.messages.sandbox import ExecResult
@@ -25,7 +25,7 @@ class MachineBench:
         self._machine = machine
 
     async def run(
-        self, files: Mapping[str, str], argv: list[str], variants: list[Mapping[str, str]]
+        self, files: Mapping[str, str], argv: list[str], variants: Sequence[Mapping[str, str]]
     ) -> list[list[str] | None]:
         """See `Bench.run`."""
         touched = {path: files[path] for one in variants for path in one if path in files}

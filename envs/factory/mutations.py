@@ -1,17 +1,162 @@
-"""One bug in a function of a real module, the rest of its text untouched.
+"""Small bugs: edits of a function's syntax tree, and of a real module's text with one of them.
 
-A changed node's text is replaced in place, so comments and layout stay. The function is parsed
-again and must be the tree that was meant: what cannot be written in place is left out.
+In a module a changed node's text is replaced in place, so comments and layout stay. The function is
+parsed again and must be the tree that was meant: what cannot be written in place is left out.
 """
 
 import ast
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from penstock.envs.factory.ast_edits import Edit, apply, edits, variables
 from penstock.envs.factory.targets import Target, body_of
+
+_OPERATORS: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
+    ast.Add: (ast.Sub, ast.Mult),
+    ast.Sub: (ast.Add,),
+    ast.Mult: (ast.Add, ast.FloorDiv),
+    ast.Div: (ast.Mult,),
+    ast.FloorDiv: (ast.Mod,),  # no product: in a loop it could grow without bound
+    ast.Mod: (ast.FloorDiv,),
+    ast.Pow: (ast.Mult,),
+}
+_COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
+    ast.Lt: (ast.LtE, ast.Gt),
+    ast.LtE: (ast.Lt, ast.GtE),
+    ast.Gt: (ast.GtE, ast.Lt),
+    ast.GtE: (ast.Gt, ast.LtE),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.NotIn: (ast.In,),
+}
+_NAMES: dict[str, tuple[str, ...]] = {
+    "max": ("min",),
+    "min": ("max",),
+    "sum": ("max",),
+    "all": ("any",),
+    "abs": ("int",),
+    "upper": ("lower",),
+    "lower": ("upper",),
+    "strip": ("rstrip",),
+    "lstrip": ("rstrip", "strip"),
+    "rstrip": ("lstrip", "strip"),
+    "startswith": ("endswith",),
+    "endswith": ("startswith",),
+    "ljust": ("rjust", "center"),
+    "rjust": ("ljust", "center"),
+    "partition": ("rpartition",),
+    "rpartition": ("partition",),
+    "capitalize": ("upper", "lower"),
+    "zfill": ("ljust",),
+}
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Fields of a tree's nodes that change together."""
+
+    category: str
+    changes: tuple[tuple[ast.AST, str, object], ...]
+    """(node, field, new value), made together."""
+
+
+def _edit(category: str, node: ast.AST, field: str, value: object) -> Edit:
+    return Edit(category, ((node, field, value),))
+
+
+@contextmanager
+def applied(edit: Edit) -> Iterator[None]:
+    """Make an edit for the time of the block."""
+    originals = [(node, field, getattr(node, field)) for node, field, _ in edit.changes]
+    for node, field, value in edit.changes:
+        setattr(node, field, value)
+    try:
+        yield
+    finally:
+        for node, field, value in originals:
+            setattr(node, field, value)
+
+
+def edits(body: list[ast.stmt], names: list[str]) -> Iterator[Edit]:
+    """Yield every edit of some statements, in a fixed order.
+
+    Args:
+        body: without the docstring.
+        names: variables, of which one may stand in for another.
+
+    """
+    statements = ast.Module(body=body, type_ignores=[])
+    for node in ast.walk(statements):
+        yield from _operator_edits(node)
+        yield from _comparison_edits(node)
+        yield from _constant_edits(node)
+        yield from _call_edits(node)
+        yield from _argument_edits(node, names)
+
+
+def variables(function: ast.FunctionDef) -> list[str]:
+    """Return the parameters and the assigned names of a function, in order."""
+    names = [argument.arg for argument in function.args.args]
+    stored = [
+        node.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    ]
+    return list(dict.fromkeys(names + stored))
+
+
+def _operator_edits(node: ast.AST) -> Iterator[Edit]:
+    if isinstance(node, ast.BinOp):
+        for other in _OPERATORS.get(type(node.op), ()):
+            yield _edit("operator", node, "op", other())
+    if isinstance(node, ast.BoolOp):
+        other_bool = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        yield _edit("operator", node, "op", other_bool)
+
+
+def _comparison_edits(node: ast.AST) -> Iterator[Edit]:
+    if isinstance(node, ast.Compare):
+        for index, op in enumerate(node.ops):
+            for other in _COMPARISONS.get(type(op), ()):
+                ops = [*node.ops[:index], other(), *node.ops[index + 1 :]]
+                yield _edit("comparison", node, "ops", ops)
+
+
+def _constant_edits(node: ast.AST) -> Iterator[Edit]:
+    if not isinstance(node, ast.Constant):
+        return
+    if isinstance(node.value, bool):
+        yield _edit("constant", node, "value", not node.value)
+    elif isinstance(node.value, int):
+        yield _edit("constant", node, "value", node.value + 1)
+        if node.value > 0:
+            yield _edit("constant", node, "value", node.value - 1)
+
+
+def _call_edits(node: ast.AST) -> Iterator[Edit]:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        for other in _NAMES.get(node.func.id, ()):
+            yield _edit("call", node.func, "id", other)
+    if isinstance(node, ast.Attribute):
+        for other in _NAMES.get(node.attr, ()):
+            yield _edit("call", node, "attr", other)
+
+
+def _argument_edits(node: ast.AST, names: list[str]) -> Iterator[Edit]:
+    if isinstance(node, ast.Call) and len(node.args) == 2:
+        yield _edit("argument", node, "args", node.args[::-1])
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        receiver = node.func.value
+        if len(node.args) == 1 and isinstance(receiver, ast.Name):
+            swap = ((node.func, "value", node.args[0]), (node, "args", [receiver]))
+            yield Edit("argument", swap)
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names:
+        others = [name for name in names if name != node.id]
+        for other in others[:2]:
+            yield _edit("argument", node, "id", other)
+
 
 MISSING = "raise NotImplementedError"
 _DROPPED = (ast.Assign, ast.AugAssign, ast.Expr, ast.Return, ast.Continue, ast.Break)
@@ -130,12 +275,8 @@ def _written_in_place(module: ModuleText, edit: Edit) -> str | None:
         return None
     outer = max(placed, key=lambda node: module.span(node)[1] - module.span(node)[0])
     span = module.span(outer)
-    originals = [(node, field, getattr(node, field)) for node, field, _ in edit.changes]
-    apply(edit.changes)
-    try:
+    with applied(edit):
         text, meant = ast.unparse(outer), ast.dump(outer)
-    finally:
-        apply(originals)
     for written in (text, f"({text})"):
         tree = module.parsed(*span, written)
         if tree is not None and _holds(tree, meant, outer):

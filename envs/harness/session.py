@@ -13,8 +13,13 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from penstock.envs.harness import HARNESS_VERSION
-from penstock.envs.harness.arguments import checked_arguments, checked_path
-from penstock.envs.harness.result import InvalidCallError, ToolResult, truncate
+from penstock.envs.harness.calls import (
+    InvalidCallError,
+    ToolResult,
+    checked_arguments,
+    checked_path,
+    truncate,
+)
 from penstock.envs.harness.retrieval.index import Embedder
 from penstock.envs.harness.toolbox import Toolbox, ToolSpec
 from penstock.envs.harness.versions import tools_of

@@ -7,7 +7,7 @@ on each byte. `tests/unit/harness/test_harness_wording.py` holds its digest.
 from collections.abc import Collection, Mapping
 
 from penstock.envs.harness import HARNESS_VERSION, HARNESS_VERSION_2
-from penstock.envs.harness.arguments import Argument, ArgumentType
+from penstock.envs.harness.calls import Argument, ArgumentType
 from penstock.envs.harness.toolbox import ToolSpec
 from penstock.envs.harness.tools_1 import TOOLS_1
 from penstock.envs.harness.tools_2 import TOOLS_2

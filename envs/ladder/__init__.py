@@ -1,9 +1,10 @@
-"""A ladder of small, real coding tasks: short functions after the standard library, one bug each.
+"""The quickstart's tasks: short functions after the standard library with one bug each.
 
 `template.py` says what a function template is; `numbers.py`, `sequences.py` and `text.py` hold
-them; `mutate.py` injects one bug into the syntax tree; `instance.py` makes a named repository out
-of both; `generate.py` draws the train and held-out task sets and passes every task through its
-gates.
+them; `function.py` makes one concrete, with its bugs and the calls that reveal them;
+`repository.py` builds a task around it; `generate.py` draws tasks of both splits, `source.py`
+passes them through the gates; `transcripts.py` demonstrates them for mid-training. `dry_run.py`
+runs this folder's own code without a machine.
 
 To add a function, add a `Template` to one of the three lists: everything else follows.
 """

@@ -1,17 +1,125 @@
-"""A sandbox without a machine, for demonstrations of the ladder's own tasks.
+"""Runs the ladder's own code in this process, bounded, also as a sandbox without a machine.
 
-It holds files in memory and runs only `python3 FILE` and `grep`, as either version of the harness
-asks for them, on code that this project wrote, in this process. Its records are of backend
+Only for code that this package wrote: gates at generation and demonstrations. What a policy wrote
+runs in a virtual machine and nowhere else. The sandbox holds files in memory and runs only
+`python3 FILE` and `grep`, as either version of the harness calls them; its records are of backend
 `dry_run`, which no trainer accepts.
 """
 
+import builtins
+import io
 import re
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from types import FrameType, SimpleNamespace
+from typing import Any
 
-from penstock.envs.ladder.execute import run_program
 from penstock.envs.sandbox import WORK_DIR, SandboxFileError
 from penstock.messages.rollout import SandboxRecord
 from penstock.messages.sandbox import ExecResult
+
+_LINES_MAX = 2_000
+_WALL_S_MAX = 1.0
+"""Reached only by numbers that grow without bound."""
+
+
+class LineLimitError(BaseException):
+    """The code did not end within the bound."""
+
+
+def call_bounded(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function; stop it after `_LINES_MAX` executed lines.
+
+    Raises:
+        LineLimitError: the bound was reached.
+
+    """
+    executed = 0
+    deadline_s = time.monotonic() + _WALL_S_MAX
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal executed
+        executed += 1
+        if executed > _LINES_MAX or time.monotonic() > deadline_s:
+            raise LineLimitError(f"more than {_LINES_MAX} lines or {_WALL_S_MAX} s")
+        return trace
+
+    outer = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return function(*arguments)
+    finally:
+        sys.settrace(outer)
+
+
+def load(source: str, name: str) -> Callable[..., Any]:
+    """Return one function of a source.
+
+    Raises:
+        SyntaxError: the source does not parse.
+        KeyError: it defines no such name.
+
+    """
+    namespace: dict[str, Any] = {}
+    exec(compile(source, "ladder", "exec"), namespace)  # noqa: S102 - our own templates
+    function: Callable[..., Any] = namespace[name]
+    return function
+
+
+def outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, str]:
+    """Run a function on a copy of the arguments.
+
+    Returns:
+        (True, repr of the result) or (False, the exception's class name).
+
+    """
+    copies = [list(a) if isinstance(a, list) else a for a in arguments]
+    try:
+        return True, repr(call_bounded(function, *copies))
+    except (Exception, LineLimitError) as error:
+        return False, type(error).__name__
+
+
+def run_program(files: dict[str, str], path: str) -> tuple[int, str]:
+    """Run one file of a repository that is held in memory, as `python3 PATH` would.
+
+    Modules of the repository shadow installed ones; of these only `sys` is available.
+
+    Returns:
+        (exit code, standard output); a program past the line bound has exit code 124.
+
+    """
+    modules: dict[str, Any] = {"sys": SimpleNamespace(path=[])}
+
+    def import_module(name: str, *_: Any) -> Any:
+        if name not in modules:
+            if f"{name}.py" not in files:
+                raise ModuleNotFoundError(f"No module named {name!r}")
+            namespace = {"__builtins__": scope}
+            exec(compile(files[f"{name}.py"], name, "exec"), namespace)  # noqa: S102
+            modules[name] = SimpleNamespace(**namespace)
+        return modules[name]
+
+    scope = vars(builtins) | {"__import__": import_module}
+    output = io.StringIO()
+    with redirect_stdout(output):
+        code = _exit_code(files[path], {"__name__": "__main__", "__builtins__": scope})
+    return code, output.getvalue()
+
+
+def _exit_code(source: str, namespace: dict[str, Any]) -> int:
+    try:
+        call_bounded(exec, compile(source, "main", "exec"), namespace)
+    except LineLimitError:
+        return 124
+    except SystemExit as error:
+        return int(error.code or 0)
+    except Exception:
+        return 1
+    return 0
+
 
 _RECORD = SandboxRecord(
     backend="dry_run", isolation_class="none", kernel_digest="", image_digest=""

@@ -2,18 +2,33 @@
 
 import ast
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from string import Template as Slots
 from typing import Any
 
-from penstock.envs.factory.ast_edits import Mutation, mutations
-from penstock.envs.ladder.execute import load, outcome
+from penstock.envs.factory.mutations import Edit, applied, edits, variables
+from penstock.envs.ladder.dry_run import load, outcome
 from penstock.envs.ladder.names import draw_function_name, draw_variables
 from penstock.envs.ladder.template import KINDS, Template
 
 _NUM_CANDIDATES = 60
 _NUM_CASES_MIN = 6
+
+BODY = "body"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+BUG_CATEGORIES = ("operator", "comparison", "constant", "call", "argument", BODY)
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A function with one bug."""
+
+    category: str
+    site: str
+    """Stable name of the place and the change, the same whatever the variables are called."""
+    source: str
 
 
 @dataclass(frozen=True)
@@ -105,3 +120,49 @@ class Function:
         spare = [index for index in range(len(self.cases)) if index not in chosen]
         num_more = max(0, min(_NUM_CASES_MIN - len(chosen), len(spare)))
         return [self.cases[index] for index in sorted([*chosen, *rng.sample(spare, num_more)])]
+
+
+def mutations(source: str) -> list[Mutation]:
+    """Return all bugs of a function, in a fixed order.
+
+    Args:
+        source: one `def` with a docstring, as `ast.unparse` writes it.
+
+    """
+    tree = ast.parse(source)
+    found = []
+    for index, edit in enumerate(_edits(tree)):
+        with applied(edit):
+            found.append(Mutation(edit.category, f"{edit.category}{index}", ast.unparse(tree)))
+    return [*found, Mutation(BODY, BODY, _without_body(tree))]
+
+
+def mutate(source: str, site: str) -> str:
+    """Return a function with the bug of one site, as `mutations` would."""
+    tree = ast.parse(source)
+    if site == BODY:
+        return _without_body(tree)
+    edit = list(_edits(tree))[int(site.lstrip(_LETTERS))]
+    with applied(edit):
+        return ast.unparse(tree)
+
+
+def sites(source: str) -> list[str]:
+    """Return the sites of all bugs but the missing body."""
+    edits = enumerate(_edits(ast.parse(source)))
+    return [f"{edit.category}{index}" for index, edit in edits]
+
+
+def _without_body(tree: ast.Module) -> str:
+    function = tree.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    docstring = function.body[0]
+    missing = ast.parse("raise NotImplementedError").body
+    function.body = [docstring, *missing]
+    return ast.unparse(tree)
+
+
+def _edits(tree: ast.Module) -> Iterator[Edit]:
+    function = tree.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    return edits(function.body[1:], variables(function))

@@ -18,8 +18,7 @@ from functools import cache
 
 import msgspec
 
-from penstock.envs.factory.ast_edits import BODY, BUG_CATEGORIES
-from penstock.envs.ladder.function import Function
+from penstock.envs.ladder.function import BODY, BUG_CATEGORIES, Function
 from penstock.envs.ladder.names import is_kept_out
 from penstock.envs.ladder.numbers import NUMBERS
 from penstock.envs.ladder.repository import (

@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.envs.factory.ast_edits import BODY, mutate, sites
-from penstock.envs.ladder.function import CallCase, Function
+from penstock.envs.ladder.function import BODY, CallCase, Function, mutate, sites
 from penstock.envs.ladder.names import NOUNS
 from penstock.messages.task import HiddenTests, Limits, Split, Task
 

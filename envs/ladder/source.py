@@ -3,11 +3,10 @@
 import random
 from collections.abc import Iterator
 
-from penstock.envs.ladder.execute import run_program
+from penstock.envs.ladder.dry_run import run_program
 from penstock.envs.ladder.generate import Selection, draw_repositories
 from penstock.envs.ladder.repository import HIDDEN_FILE, Repository
-from penstock.envs.tasks.gates import REPEATS, check_reports
-from penstock.envs.tasks.report import SuiteReport, read_report
+from penstock.envs.tasks.gates import REPEATS, SuiteReport, check_reports, read_report
 from penstock.envs.tasks.source import Lab, TaskCandidate, TaskOrigin, TaskPlan
 from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import HiddenTests, Split

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from penstock.envs.harness import HARNESS_VERSION
-from penstock.envs.harness.result import ToolResult
+from penstock.envs.harness.calls import ToolResult
 from penstock.envs.harness.session import Session
 from penstock.envs.ladder.dry_run import DryRunSandbox
 from penstock.envs.ladder.repository import CHECK_COMMAND, SEARCH, Repository, ShortEdit

@@ -1,11 +1,43 @@
-"""The gates: what no task enters a task set without."""
+"""The gates that every task passes before it enters a task set, and how hidden tests are counted.
 
+A test program runs in one process with the code under test, so nothing it claims counts: that code
+can print, patch `builtins` or end the process with 0. The program prints results instead, one per
+line at the end of its output, and only the caller knows what they must be.
+"""
+
+import operator
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.envs.tasks.report import SuiteReport
+import msgspec
+
 from penstock.envs.tasks.source import Rejection, TaskCandidate, TaskRejectedError
+from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import HiddenTests, Task
+
+
+class SuiteReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one run of hidden tests."""
+
+    num_passed: int
+    num_tests: int
+    is_solved: bool
+
+
+def read_report(done: ExecResult, expected: Sequence[str]) -> SuiteReport:
+    """Compare the last lines of a test program with the expected results; too few: none passed."""
+    num_tests = len(expected)
+    lines = done.stdout.decode("utf-8", "replace").removesuffix("\n").split("\n")
+    results = lines[len(lines) - num_tests :] if len(lines) >= num_tests else []
+    num_passed = sum(map(operator.eq, results, expected))
+    is_solved = (
+        0 < num_tests == num_passed
+        and done.exit_code == 0
+        and not done.timed_out
+        and not done.truncated
+    )
+    return SuiteReport(num_passed=num_passed, num_tests=num_tests, is_solved=is_solved)
+
 
 REPEATS = 2
 

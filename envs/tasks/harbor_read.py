@@ -1,6 +1,10 @@
-"""Harbor folders, in: strictly, with the path and the field in every complaint.
+"""Harbor folders, in: strictly, with the file and the field in every error.
 
-A folder that Penstock wrote comes back as it was. For a foreign one see `harbor_foreign.py`.
+A folder that Penstock wrote comes back as it was. A foreign one is graded by its own verifier. Its
+Dockerfile is not built: what `COPY` and `ADD` bring into the working directory is taken; all else
+comes from an image layer, which the task names as its `docker_image`.
+
+Source: Harbor's task format (harborframework.com/docs/tasks).
 """
 
 import re
@@ -16,13 +20,11 @@ from penstock.envs.tasks.harbor import (
     EXPECTED_FILE,
     INSTRUCTION_FILE,
     SOLUTION_FOLDER,
+    SOLUTION_SCRIPTS,
     START_FOLDER,
     TASK_FILE,
-    TestsFile,
-)
-from penstock.envs.tasks.harbor_foreign import (
-    SOLUTION_SCRIPTS,
     TESTS_FOLDER,
+    TestsFile,
     start_files,
     verify_argv,
 )

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from penstock.envs.harness import HARNESS_VERSION_2
-from penstock.envs.harness.result import ToolResult
+from penstock.envs.harness.calls import ToolResult
 from penstock.envs.harness.retrieval.embeddings import HttpEmbedder
 from penstock.envs.harness.session import Session
 from penstock.envs.harness.versions import tool_schemas

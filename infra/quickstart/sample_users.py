@@ -109,7 +109,8 @@ def _messages(task: Task, path: str, harness: str) -> list[dict[str, Any]]:
 def _accepts(message: dict[str, Any], task: Task, tests: HiddenTests, path: str) -> bool:
     """Return whether the proposed edits, applied, give the file that the user wanted."""
     text = task.files[path]
-    for call in message.get("tool_calls") or []:
+    calls: list[dict[str, Any]] = message.get("tool_calls") or []
+    for call in calls:
         try:
             arguments = msgspec.json.decode(call["function"]["arguments"], type=dict[str, str])
         except msgspec.DecodeError:

@@ -5,7 +5,7 @@ Imports no torch, so that a wrong key is refused at once.
 
 import msgspec
 
-from penstock.actors.evaluator.config import EvaluatorConfig
+from penstock.actors.evaluator.schedule import EvaluatorConfig
 from penstock.actors.feedback.join import JoinConfig
 from penstock.actors.generator.config import GeneratorConfig
 from penstock.actors.judge.config import JudgeConfig

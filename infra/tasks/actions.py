@@ -12,11 +12,10 @@ import msgspec
 from penstock.actors.runtime.files import write_atomic
 from penstock.envs.backends import open_backend
 from penstock.envs.factory.commits import CommitSource
-from penstock.envs.factory.factory import Bounds, Factory, Yield, open_source
+from penstock.envs.factory.factory import Bounds, Factory, Yield, open_source, statistics
 from penstock.envs.factory.injected import InjectConfig
 from penstock.envs.factory.lab import MachineLab
 from penstock.envs.factory.splits import SplitBy, check_no_leak, split_tasks
-from penstock.envs.factory.statistics import statistics
 from penstock.envs.ladder.generate import Selection
 from penstock.envs.ladder.source import LadderSource
 from penstock.envs.microvm.images.images import images_of

@@ -7,10 +7,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.envs.factory.difficulty import difficulty, difficulty_label, difficulty_terms
-from penstock.envs.factory.factory import Yield
-from penstock.envs.factory.statistics import statistics
-from penstock.envs.tasks.source import TaskCandidate
+from penstock.envs.factory.factory import Yield, statistics
+from penstock.envs.tasks.source import TaskCandidate, difficulty, difficulty_label, difficulty_terms
 from penstock.messages.task import Split
 
 DIFF_LINES_MAX = 400

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.actors.pacer.actor import eval_commands, group_commands
 from penstock.actors.pacer.budget import Budget
-from penstock.actors.pacer.commands import eval_commands, group_commands
 from penstock.actors.pacer.config import PacerConfig
 from penstock.actors.pacer.curriculum import WeightedCurriculum, make_curriculum
 from penstock.messages.errors import ConfigError

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from penstock.actors.evaluator.actor import Evaluator
-from penstock.actors.evaluator.config import EvaluatorConfig
+from penstock.actors.evaluator.schedule import EvaluatorConfig
 from penstock.actors.judge.actor import JudgeActor
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.pacer.actor import Pacer
@@ -32,8 +32,7 @@ from penstock.actors.runtime.host import ActorHost
 from penstock.actors.runtime.host_context import ActorIdentity, HostContext
 from penstock.actors.sandbox_host.actor import SandboxHost
 from penstock.actors.sandbox_host.config import SandboxHostConfig
-from penstock.envs.ladder.dry_run import DryRunSandbox
-from penstock.envs.ladder.execute import run_program
+from penstock.envs.ladder.dry_run import DryRunSandbox, run_program
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import Capability, IsolationClass, SandboxDied, SandboxError
 from penstock.envs.tasks.storage import hidden_tests_key, tasks_key

@@ -3,7 +3,7 @@
 from tests.sim.rollout.conftest import BUGGY, FIXED, World
 from tests.sim.rollout.test_judge_actor import make_rollout
 
-from penstock.envs.tasks.canary import canary_token
+from penstock.envs.tasks.workspace import canary_token
 from penstock.messages.base import Array
 from penstock.messages.reward import CheatKind, Outcome, Verdict
 from penstock.messages.rollout import StopReason, ToolCall, Turn

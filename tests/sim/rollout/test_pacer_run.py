@@ -11,7 +11,7 @@ import pytest
 from tests.sim.rollout.conftest import FINISH, GOOD_SCRIPT, LOOK, World
 from tests.sim.rollout.saving import SavingBackend
 
-from penstock.actors.judge.length_penalty import LengthPenaltyConfig
+from penstock.actors.judge.reward import LengthPenaltyConfig
 from penstock.actors.pacer.config import TreeConfig
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context

@@ -6,7 +6,7 @@ from tests.sim.rollout.conftest import FINISH, FIX, LOOK, FakeMachine, World, ma
 from tests.sim.rollout.conftest import make_command as command_of
 from tests.sim.rollout.saving import SavingBackend
 
-from penstock.actors.pacer.commands import group_commands
+from penstock.actors.pacer.actor import group_commands
 from penstock.actors.pacer.config import PacerConfig, TreeConfig
 from penstock.envs.egress.rules import parse_rules
 from penstock.messages.rollout import (

@@ -6,7 +6,7 @@ import pytest
 from tests.sim.rollout.conftest import FINISH, FIX, FIXED, LOOK, World, make_command, make_task
 from tests.sim.rollout.saving import SavingBackend
 
-from penstock.actors.pacer.commands import group_commands
+from penstock.actors.pacer.actor import group_commands
 from penstock.actors.pacer.config import PacerConfig, TreeConfig
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.rollout_runner import RolloutRunner, Slots

@@ -4,8 +4,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from penstock.envs.harness import HARNESS_VERSION
-from penstock.envs.harness.arguments import Argument, ArgumentType, checked_arguments
-from penstock.envs.harness.result import InvalidCallError
+from penstock.envs.harness.calls import Argument, ArgumentType, InvalidCallError, checked_arguments
 from penstock.envs.harness.retrieval.chunks import LINES_MAX, cut
 from penstock.envs.harness.retrieval.embeddings import EmbeddingError, HttpEmbedder
 from penstock.envs.harness.retrieval.ranking import (

@@ -5,7 +5,7 @@ from penstock.actors.judge.audit import FINDINGS_MAX, audit
 from penstock.actors.judge.audit_source import audit_source
 from penstock.actors.judge.hidden_tests import settle
 from penstock.actors.judge.tasks import GradedTask
-from penstock.envs.tasks.canary import CANARY_FILE, canary_token
+from penstock.envs.tasks.workspace import CANARY_FILE, canary_token
 from penstock.messages.base import Array
 from penstock.messages.reward import CheatKind, Outcome
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished, StopReason, ToolCall, Turn

@@ -6,7 +6,7 @@ import math
 import msgspec
 import pytest
 
-from penstock.actors.judge.length_penalty import LengthPenaltyConfig, length_penalty, penalty_curve
+from penstock.actors.judge.reward import LengthPenaltyConfig, length_penalty, penalty_curve
 from penstock.messages.base import Array
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished, StopReason, Turn, VersionSpan
 from penstock.messages.task import Purpose

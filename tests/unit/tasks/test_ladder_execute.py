@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from penstock.envs.ladder.execute import LineLimitError, call_bounded, load, outcome, run_program
+from penstock.envs.ladder.dry_run import LineLimitError, call_bounded, load, outcome, run_program
 
 
 def test_a_loop_without_end_is_stopped():
@@ -13,7 +13,7 @@ def test_a_loop_without_end_is_stopped():
 
 
 def test_numbers_that_grow_without_bound_are_stopped(monkeypatch):
-    monkeypatch.setattr("penstock.envs.ladder.execute._WALL_S_MAX", 0.05)
+    monkeypatch.setattr("penstock.envs.ladder.dry_run._WALL_S_MAX", 0.05)
     function = load("def f(a, b):\n    while b:\n        a, b = b, a * b", "f")
     started = time.monotonic()
     assert outcome(function, (3, 5)) == (False, "LineLimitError")

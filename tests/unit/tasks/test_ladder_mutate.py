@@ -1,4 +1,4 @@
-from penstock.envs.factory.ast_edits import BODY, mutations
+from penstock.envs.ladder.function import BODY, mutations
 
 SOURCE = '''def f(a, b):
     """Return the larger of a and b, at least 1."""

@@ -9,21 +9,18 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from penstock.envs.factory.closure import needed_files
 from penstock.envs.factory.commits import CommitSource
-from penstock.envs.factory.differential import ARGV, PROGRAM_FILE, program, tells
-from penstock.envs.factory.difficulty import difficulty, difficulty_label
 from penstock.envs.factory.factory import Bounds, Factory, open_source
 from penstock.envs.factory.injected import InjectConfig
-from penstock.envs.factory.modules import folder_modules, package_modules
+from penstock.envs.factory.modules import folder_modules, needed_files, package_modules
 from penstock.envs.factory.mutations import draw_bugs, without_body
+from penstock.envs.factory.recording import ARGV, PROGRAM_FILE, program, tells
 from penstock.envs.factory.splits import SplitBy, SplitLeakError, check_no_leak, split_tasks
 from penstock.envs.factory.targets import find_targets, function_digest, promise
 from penstock.envs.ladder.generate import Selection, draw_repositories
 from penstock.envs.ladder.source import LadderSource
-from penstock.envs.tasks.gates import check_candidate
-from penstock.envs.tasks.report import SuiteReport, read_report
-from penstock.envs.tasks.source import Rejection, TaskRejectedError
+from penstock.envs.tasks.gates import SuiteReport, check_candidate, read_report
+from penstock.envs.tasks.source import Rejection, TaskRejectedError, difficulty, difficulty_label
 from penstock.messages.errors import NotFoundError
 from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import Split

@@ -4,16 +4,15 @@ import tomllib
 import msgspec
 import pytest
 
-from penstock.envs.factory.factory import Yield
-from penstock.envs.factory.statistics import statistics
+from penstock.envs.factory.factory import Yield, statistics
 from penstock.envs.ladder.generate import Selection
 from penstock.envs.ladder.source import LadderSource
 from penstock.envs.tasks.harbor import folder_name, harbor_files, write_harbor
-from penstock.envs.tasks.harbor_foreign import start_files
 from penstock.envs.tasks.harbor_read import (
     MalformedTaskError,
     read_harbor,
     read_harbor_set,
+    start_files,
 )
 from penstock.infra.tasks.actions import write_set
 from penstock.infra.tasks.page import tasks_page

@@ -1,9 +1,17 @@
-"""From findings to a reward: components that sum to it. Pure."""
+"""From findings to a reward: components that sum to it. Pure.
+
+The length penalty distinguishes short episodes and does not ruin long ones:
+C(x) = ((1 + k x)^(1-q) - 1) / (k (1-q)), where x is a weighted sum of tokens, calls and turns.
+C'(0) = 1; q -> 1 gives ln(1 + k x) / k; q = 0 or k -> 0 gives x.
+
+Source: the technical report of Composer 2 (its k, q and weights are not public: settings here).
+"""
+
+import math
 
 import msgspec
 
-from penstock.actors.judge.config import JudgeConfig
-from penstock.actors.judge.length_penalty import length_penalty
+from penstock.actors.judge.config import JudgeConfig, LengthPenaltyConfig
 from penstock.messages.reward import CheatFinding, Outcome
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished, SandboxRecord
 
@@ -51,3 +59,34 @@ def reward_components(
         return {"tests": config.reward_failed}
     penalty = length_penalty(rollout, config.length_penalty)
     return {"tests": config.reward_solved, "length_penalty": -penalty}
+
+
+_NEAR_ONE = 1e-9
+
+
+def penalty_curve(x: float, k: float, q: float) -> float:
+    """Return C(x) for x >= 0, k >= 0, q >= 0."""
+    if k * x < _NEAR_ONE:
+        return x
+    log_growth = math.log1p(k * x)
+    exponent = 1.0 - q
+    if abs(exponent) < _NEAR_ONE:
+        return log_growth / k
+    return math.expm1(exponent * log_growth) / (k * exponent)
+
+
+def effort(rollout: RolloutFinished, config: LengthPenaltyConfig) -> float:
+    """Return x: the weighted sum over the episode. The prompt costs nothing."""
+    num_observed = sum(turn.context_ids.shape[0] for turn in rollout.turns[1:])
+    return (
+        config.sampled_token * rollout.num_sampled_tokens
+        + config.observed_token * num_observed
+        + config.call * rollout.num_calls
+        + config.turn * len(rollout.turns)
+    )
+
+
+def length_penalty(rollout: RolloutFinished, config: LengthPenaltyConfig) -> float:
+    """Return the penalty, 0 <= penalty <= `penalty_max`; the reward loses it."""
+    cost = penalty_curve(effort(rollout, config), config.k, config.q)
+    return min(config.penalty_max, config.scale * cost)
