@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.messages.base import Message
+from penstock.messages.errors import NotFoundError, QueueFullError, RemoteCallError
 
 R = TypeVar("R")
 
@@ -29,6 +30,20 @@ class RemoteError(Message, frozen=True, kw_only=True):
 
     kind: RemoteErrorKind
     error: str
+
+
+def to_remote(error: Exception) -> RemoteError:
+    """Return the error of a request handler as its client is to treat it."""
+    if isinstance(error, RemoteCallError):
+        return RemoteError(kind=RemoteErrorKind(error.kind), error=error.text)
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, NotFoundError):
+        return RemoteError(kind=RemoteErrorKind.GONE, error=text)
+    if isinstance(error, ValueError):
+        return RemoteError(kind=RemoteErrorKind.INVALID, error=text)
+    if isinstance(error, QueueFullError | asyncio.QueueFull):
+        return RemoteError(kind=RemoteErrorKind.BUSY, error=text)
+    return RemoteError(kind=RemoteErrorKind.FAILED, error=text)
 
 
 class Ack(Message, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.envs.microvm.probe import probe
-from penstock.infra.bus.server.binary import find_server
+from penstock.infra.bus.server.server import find_server
 from penstock.infra.regions.probe import HOW_TO_GET, probe_namespaces
 from penstock.messages.errors import PenstockError
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.infra.bus.server.binary import find_server
-from penstock.infra.bus.server.server import EmbeddedServer
+from penstock.infra.bus.server.server import EmbeddedServer, find_server
 from penstock.infra.regions.leaf import LeafNode, leaf_node
 from penstock.infra.regions.links import (
     Link,

@@ -1,16 +1,25 @@
 """What a NATS server answers besides messages, and the errors made of it."""
 
+import json
+from typing import Any
+
 from nats.aio.msg import Msg
 
-from penstock.messages.errors import BusError
+from penstock.messages.errors import BusError, DeadlineError
+from penstock.messages.rpc import RetryPolicy
 
 NO_RESPONDERS = "503"
-RETRY_S = 0.1
-"""Between two attempts."""
+WRONG_LAST_SEQUENCE = {10071, 10164}
+NAME_IN_USE = 10058
+RETRY = RetryPolicy(pause_s=0.1)
 
 
 class ConnectionLostError(BusError):
     """The connection broke while something was outstanding; it may have been done or not."""
+
+
+LOST = (ConnectionLostError, DeadlineError)
+"""Errors after which the same request may be sent again."""
 
 
 class JetStreamError(BusError):
@@ -29,3 +38,16 @@ def status(message: Msg) -> str:
     if message.data or not message.headers:
         return ""
     return message.headers.get("Status", "")
+
+
+def check_answer(message: Msg, what: str) -> dict[str, Any]:
+    """Decode JetStream's answer to `what`.
+
+    Raises:
+        JetStreamError: It refused.
+
+    """
+    answer: dict[str, Any] = json.loads(message.data)
+    if error := answer.get("error"):
+        raise JetStreamError(error.get("err_code", 0), f"{what}: {error.get('description', '')}")
+    return answer

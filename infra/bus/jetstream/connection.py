@@ -15,13 +15,15 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from penstock.infra.bus.jetstream.answers import (
+    LOST,
     NO_RESPONDERS,
-    RETRY_S,
+    RETRY,
     ConnectionLostError,
-    JetStreamError,
+    check_answer,
     status,
 )
 from penstock.messages.errors import BusClosedError, BusError, DeadlineError
+from penstock.messages.rpc import with_retries
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,8 @@ RECONNECT_WAIT_S = 0.1
 PENDING_BYTES_MAX = 64 << 20
 PING_S = 5
 CLOSE_S_MAX = 10.0
+API_ATTEMPT_S = 2.0
+API_S_MAX = 30.0
 _NUM_CANCELS_MAX = 100
 
 OnReply = Callable[[Msg], None]
@@ -220,42 +224,46 @@ class NatsConnection:
             except TimeoutError as error:
                 raise DeadlineError(f"{subject}: no reply within {deadline_s} s") from error
 
-    async def api(
-        self, call: str, body: dict[str, Any], *, deadline_s: float = 30.0
-    ) -> dict[str, Any]:
-        """Call the JetStream API, again and again while the server is away.
+    async def ask_until_served(  # noqa: PLR0913 - a request, and how long it is tried
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        deadline_s: float,
+        attempt_s: float,
+        headers: dict[str, str] | None = None,
+        suffix: str = "",
+    ) -> Msg:
+        """Ask, again after a break, after a silence of `attempt_s`, and while nobody serves.
 
-        Only for calls that may be made twice.
+        Only for requests that may be made twice.
 
         Raises:
-            JetStreamError: The server refused.
-            DeadlineError: No answer within `deadline_s`.
+            DeadlineError: No reply within `deadline_s`.
 
         """
-        data = json.dumps(body).encode()
+
+        async def attempt() -> Msg:
+            reply = await self.ask(
+                subject, data, deadline_s=attempt_s, headers=headers, suffix=suffix
+            )
+            if status(reply) == NO_RESPONDERS:
+                raise ConnectionLostError(f"{subject}: no server yet")
+            return reply
+
         try:
             async with asyncio.timeout(deadline_s):
-                while True:
-                    reply = await self._try_ask(f"$JS.API.{call}", data)
-                    if reply is not None:
-                        break
-                    await asyncio.sleep(RETRY_S)
+                return await with_retries(attempt, RETRY, retry_on=LOST)
         except TimeoutError as error:
-            raise DeadlineError(f"JetStream {call}: no answer within {deadline_s} s") from error
-        answer: dict[str, Any] = json.loads(reply.data)
-        if "error" in answer:
-            error = answer["error"]
-            raise JetStreamError(
-                error.get("err_code", 0), f"{call}: {error.get('description', '')}"
-            )
-        return answer
+            raise DeadlineError(f"{subject}: no reply within {deadline_s} s") from error
 
-    async def _try_ask(self, subject: str, data: bytes) -> Msg | None:
-        try:
-            reply = await self.ask(subject, data, deadline_s=2.0)
-        except (ConnectionLostError, DeadlineError):
-            return None
-        return None if status(reply) == NO_RESPONDERS else reply
+    async def api(self, call: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Call the JetStream API; raises JetStreamError, or DeadlineError after API_S_MAX."""
+        subject, data = f"$JS.API.{call}", json.dumps(body).encode()
+        reply = await self.ask_until_served(
+            subject, data, deadline_s=API_S_MAX, attempt_s=API_ATTEMPT_S
+        )
+        return check_answer(reply, call)
 
     async def _on_reply(self, message: Msg) -> None:
         on_reply = self._replies.get(message.subject.rsplit(".", 1)[-1])

@@ -3,24 +3,22 @@
 import asyncio
 import base64
 import itertools
-import json
 import secrets
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from nats.aio.msg import Msg
 
 from penstock.infra.bus.jetstream.answers import (
-    NO_RESPONDERS,
-    RETRY_S,
-    ConnectionLostError,
+    LOST,
+    RETRY,
+    WRONG_LAST_SEQUENCE,
     JetStreamError,
-    status,
 )
 from penstock.infra.bus.jetstream.claims import Claims
 from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.infra.bus.jetstream.provision import stream_name
+from penstock.infra.bus.jetstream.window import PublishWindow, publish_acked
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import PublishReceipt
 from penstock.messages.errors import BusError
@@ -33,7 +31,6 @@ WINDOW = 256
 BATCH_EVENTS_MAX = 500
 """The server's own bound is 1000."""
 BATCH_BYTES_MAX = 8 << 20
-WRONG_LAST_SEQUENCE = {10071, 10164}
 PUBLISH_HEADER = "Penstock-Publish"
 """Names one publish: tells our own first copy, whose ack was lost, from another's."""
 
@@ -89,55 +86,43 @@ class EventPublisher:
             await self._connection.wait_connected()
             try:
                 return await self._commit(batch)
-            except (JetStreamError, ConnectionLostError, TimeoutError):
+            except (JetStreamError, *LOST):
                 pass
         return await self._publish_window(batch)
 
     async def _commit(self, batch: list[Outgoing]) -> list[PublishReceipt]:
         batch_id = next(self._ids)
         for n, item in enumerate(batch[:-1], start=1):
-            await self._connection.send(
-                item.subject, item.data, headers=_batched(item, batch_id, n)
-            )
+            headers = _batched(item, batch_id, n)
+            await self._connection.send(item.subject, item.data, headers=headers)
         last = batch[-1]
         headers = {**_batched(last, batch_id, len(batch)), "Nats-Batch-Commit": "1"}
-        answer = await _Attempt(self._connection, last).answer(headers)
+        answer = await publish_acked(
+            self._connection, last.subject, last.data, headers, deadline_s=ATTEMPT_S
+        )
         first = answer["seq"] - len(batch) + 1
         return [_receipt(item, first + n, False) for n, item in enumerate(batch)]
 
     async def _publish_window(self, batch: list[Outgoing]) -> list[PublishReceipt]:
         receipts: dict[int, PublishReceipt] = {}
         is_retry = len(batch) > 1
-        while True:
-            missing = [n for n in range(len(batch)) if n not in receipts]
-            if not missing:
-                return [receipts[n] for n in range(len(batch))]
+        while missing := [n for n in range(len(batch)) if n not in receipts]:
             await self._connection.wait_connected()
-            answers = await self._send_window([batch[n] for n in missing])
-            for n, answer in zip(missing, answers, strict=True):
-                if not isinstance(answer, ConnectionLostError | TimeoutError):
+            window = PublishWindow(self._connection, WINDOW, ATTEMPT_S)
+            for n in missing:
+                await window.send(batch[n].subject, batch[n].data, batch[n].headers)
+            for n, answer in zip(missing, await window.answers(), strict=True):
+                if not isinstance(answer, LOST):
                     receipts[n] = await self._judge(batch[n], answer, is_retry)
             if len(receipts) < len(batch):
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY.pause_s)
             is_retry = True
-
-    async def _send_window(self, items: list[Outgoing]) -> list[dict[str, Any] | Exception]:
-        """Send in order, at most WINDOW unanswered."""
-        room = asyncio.Semaphore(WINDOW)
-        tasks: list[asyncio.Task[dict[str, Any] | Exception]] = []
-        for item in items:
-            await room.acquire()
-            attempt = _Attempt(self._connection, item)
-            await attempt.send(item.headers)
-            task = asyncio.create_task(attempt.outcome())
-            task.add_done_callback(lambda _: room.release())
-            tasks.append(task)
-        return await asyncio.gather(*tasks)
+        return [receipts[n] for n in range(len(batch))]
 
     async def _judge(
-        self, item: Outgoing, answer: dict[str, Any] | Exception, is_retry: bool
+        self, item: Outgoing, answer: dict[str, Any] | BaseException, is_retry: bool
     ) -> PublishReceipt:
-        """Tell stored, stored before by us (a lost ack), and a duplicate of another's."""
+        """Distinguish stored, stored before by us (a lost ack), and a duplicate of another's."""
         if isinstance(answer, dict):
             if not answer.get("duplicate"):
                 return _receipt(item, answer["seq"], False)
@@ -154,60 +139,6 @@ class EventPublisher:
         except JetStreamError:  # Done and removed from its work queue meanwhile.
             return 0
         return int(stored["seq"]) if item.headers[PUBLISH_HEADER] in _header_text(stored) else 0
-
-
-class _Attempt:
-    """One message and its acknowledgement."""
-
-    def __init__(self, connection: NatsConnection, item: Outgoing) -> None:
-        self._connection = connection
-        self._item = item
-        self._future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._replies = connection.replies(self._on_reply, self._on_break)
-        self._inbox = self._replies.__enter__()
-
-    async def send(self, headers: dict[str, str]) -> None:
-        """Send, or buffer."""
-        await self._connection.send(
-            self._item.subject, self._item.data, reply=self._inbox, headers=headers
-        )
-
-    async def answer(self, headers: dict[str, str]) -> dict[str, Any]:
-        """Send and return the ack; raises JetStreamError, ConnectionLostError, TimeoutError."""
-        await self.send(headers)
-        outcome = await self.outcome()
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    async def outcome(self) -> dict[str, Any] | Exception:
-        """Return the ack, or why there is none."""
-        try:
-            async with asyncio.timeout(ATTEMPT_S):
-                message = await self._future
-        except (ConnectionLostError, TimeoutError) as error:
-            return error
-        finally:
-            self._replies.__exit__(None, None, None)
-        if status(message) == NO_RESPONDERS:
-            return ConnectionLostError(f"{self._item.subject}: no stream takes it yet")
-        answer: dict[str, Any] = json.loads(message.data)
-        if "error" in answer:
-            error = answer["error"]
-            return JetStreamError(
-                error.get("err_code", 0), f"{self._item.subject}: {error.get('description', '')}"
-            )
-        return answer
-
-    def _on_reply(self, message: Msg) -> None:
-        if not self._future.done():
-            self._future.set_result(message)
-
-    def _on_break(self) -> None:
-        if not self._future.done():
-            self._future.set_exception(
-                ConnectionLostError(f"{self._item.subject}: connection broke")
-            )
 
 
 def _batches(outgoing: list[Outgoing]) -> list[list[Outgoing]]:

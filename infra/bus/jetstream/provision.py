@@ -2,12 +2,10 @@
 
 from typing import Any
 
-from penstock.infra.bus.jetstream.answers import JetStreamError
+from penstock.infra.bus.jetstream.answers import NAME_IN_USE, JetStreamError
 from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.messages.base import Stream
 from penstock.messages.streams import STREAMS, Dedup, Retention, StreamSpec
-
-NAME_IN_USE = 10058
 
 
 def stream_name(stream: Stream) -> str:

@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from nats.aio.msg import Msg
 
-from penstock.infra.bus.jetstream.answers import RETRY_S, JetStreamError, status
+from penstock.infra.bus.jetstream.answers import RETRY, JetStreamError, status
 from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.messages.errors import BusError
+from penstock.messages.rpc import with_retries
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,6 @@ class Puller:
         self._wake = asyncio.Event()
         self._queue: asyncio.Queue[Msg | Exception | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
-        self.num_stalls = 0
 
     async def messages(self) -> AsyncGenerator[Msg, None]:
         """Iterate until `close`; every message taken must be settled.
@@ -113,13 +113,12 @@ class Puller:
     async def _until_ensured(self) -> str:
         """Make the consumer, as soon as its stream is there."""
         async with asyncio.timeout(AWAY_S_MAX):
-            while True:
-                try:
-                    return await self._ensure()
-                except JetStreamError as error:
-                    if error.code != STREAM_NOT_FOUND:
-                        raise
-                await asyncio.sleep(RETRY_S)
+            return await with_retries(
+                self._ensure,
+                RETRY,
+                retry_on=(JetStreamError,),
+                is_final=lambda error: getattr(error, "code", 0) != STREAM_NOT_FOUND,
+            )
 
     async def _pull(self, name: str) -> None:
         """Keep demand outstanding until something breaks."""
@@ -182,6 +181,5 @@ class Puller:
     def _check_stall(self) -> None:
         silent_s = asyncio.get_running_loop().time() - self._seen_at
         if self._asked and silent_s > STALL_S:
-            self.num_stalls += 1
             log.warning("%s: a pull was silent for %.1f s; made again", self._stream, silent_s)
             self._on_break()

@@ -19,14 +19,19 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import nats.errors
 from nats.aio.msg import Msg
 
-from penstock.infra.bus.jetstream.answers import NO_RESPONDERS, RETRY_S, ConnectionLostError, status
+from penstock.infra.bus.jetstream.answers import NO_RESPONDERS, RETRY, ConnectionLostError, status
 from penstock.infra.bus.jetstream.claims import Claims
 from penstock.infra.bus.jetstream.connection import NatsConnection
-from penstock.infra.bus.remote_errors import to_error, to_remote
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
-from penstock.messages.errors import BusError, DeadlineError, PenstockError, QueueFullError
-from penstock.messages.rpc import RemoteError
+from penstock.messages.errors import (
+    BusError,
+    DeadlineError,
+    PenstockError,
+    QueueFullError,
+    RemoteCallError,
+)
+from penstock.messages.rpc import RemoteError, to_remote
 from penstock.messages.streams import service_subject
 
 log = logging.getLogger(__name__)
@@ -56,21 +61,22 @@ class RpcClient:
         subject = service_subject(self._run_id, service)
         async with _within(service, deadline_s):
             data, headers = await self._claims.pack(message, PAYLOAD_BYTES_MAX)
-            while True:
-                with contextlib.suppress(ConnectionLostError, DeadlineError):
-                    reply = await self._connection.ask(
-                        subject, data, deadline_s=deadline_s, headers=headers, suffix=FIRST_ALONE
-                    )
-                    if status(reply) != NO_RESPONDERS:
-                        return await self._first(service, reply)
-                    await asyncio.sleep(RETRY_S)
+            reply = await self._connection.ask_until_served(
+                subject,
+                data,
+                deadline_s=deadline_s,
+                attempt_s=deadline_s,
+                headers=headers,
+                suffix=FIRST_ALONE,
+            )
+            if END_HEADER in (reply.headers or {}):
+                raise BusError(f"{service}: ended without a reply")
+            return await self._answer(reply)
 
-    async def _first(self, service: str, reply: Msg) -> Message:
-        if END_HEADER in (reply.headers or {}):
-            raise BusError(f"{service}: ended without a reply")
+    async def _answer(self, reply: Msg) -> Message:
         answer = await self._claims.unpack(reply.data, reply.headers)
         if isinstance(answer, RemoteError):
-            raise to_error(answer)
+            raise RemoteCallError(answer.kind, answer.error)
         return answer
 
     async def stream(
@@ -93,7 +99,7 @@ class RpcClient:
                         raise ConnectionLostError(f"{service}: connection broke before the end")
                     if status(reply) != NO_RESPONDERS:
                         return reply
-                    await asyncio.sleep(RETRY_S)
+                    await asyncio.sleep(RETRY.pause_s)
 
             num_replies = 0
             while True:
@@ -101,10 +107,8 @@ class RpcClient:
                     reply = await next_reply(num_replies)
                     if _is_end(service, reply, num_replies):
                         return
-                    answer = await self._claims.unpack(reply.data, reply.headers)
+                    answer = await self._answer(reply)
                 num_replies += 1
-                if isinstance(answer, RemoteError):
-                    raise to_error(answer)
                 yield answer
 
 

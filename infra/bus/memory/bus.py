@@ -10,9 +10,8 @@ from penstock.infra.bus.memory.log import Stored
 from penstock.infra.bus.memory.rpc import MemoryAsker, serve
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.bus.memory.work import MemoryDurable
-from penstock.infra.bus.memory.work_item import MemoryWorkItem
 from penstock.messages.base import Event, Message, Stream
-from penstock.messages.bus import Delivery, ObjectStore, PublishReceipt, Serve
+from penstock.messages.bus import Delivery, ObjectStore, PublishReceipt, Serve, WorkItem
 from penstock.messages.control import MessageRejected
 from penstock.messages.errors import BusClosedError, CodecError, NotFoundError
 from penstock.messages.streams import (
@@ -82,7 +81,7 @@ class MemoryBus:
         *,
         num_pending_max: int,
         ack_wait_s: float = 30.0,
-    ) -> AsyncGenerator[MemoryWorkItem, None]:
+    ) -> AsyncGenerator[WorkItem, None]:
         """See `Bus.consume`."""
         server, faults = self._server, self._server.faults
         log = server.logs[types[0].stream]
@@ -249,3 +248,56 @@ class MemoryBus:
             stored_at=message.stored_at,
             num_delivered=num_delivered,
         )
+
+
+class MemoryWorkItem:
+    """One delivery, to be settled once; settling again does nothing."""
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        server: MemoryServer,
+        durable: MemoryDurable,
+        *,
+        ack_wait_s: float,
+        on_settled: Callable[[], bool],
+    ) -> None:
+        self._delivery = delivery
+        self._server = server
+        self._durable = durable
+        self._ack_wait_s = ack_wait_s
+        self._on_settled = on_settled
+        self._is_settled = False
+
+    @property
+    def delivery(self) -> Delivery:
+        """What was delivered."""
+        return self._delivery
+
+    async def ack(self) -> None:
+        """Done."""
+        if self._settle():
+            self._durable.ack(self._delivery.sequence)
+            self._server.notify()
+
+    async def nak(self, delay_s: float = 0.0) -> None:
+        """Deliver again after `delay_s`."""
+        if self._settle():
+            self._durable.again(self._delivery.sequence, self._server.clock.now() + delay_s)
+            self._server.notify()
+
+    async def in_progress(self) -> None:
+        """Reset the redelivery timer."""
+        until = self._server.clock.now() + self._ack_wait_s
+        self._durable.extend(self._delivery.sequence, until)
+
+    async def term(self) -> None:
+        """Never deliver again."""
+        await self.ack()
+
+    def _settle(self) -> bool:
+        """Return whether the settlement arrives."""
+        if self._is_settled:
+            return False
+        self._is_settled = True
+        return self._on_settled() and not self._server.happens(self._server.faults.lose_ack)

@@ -5,12 +5,11 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from penstock.infra.bus.memory.server import MemoryServer, Served
-from penstock.infra.bus.remote_errors import to_error, to_remote
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.codec import decode, encode
-from penstock.messages.errors import BusError, DeadlineError
-from penstock.messages.rpc import RemoteError
+from penstock.messages.errors import BusError, DeadlineError, RemoteCallError
+from penstock.messages.rpc import RemoteError, to_remote
 
 RETRY_S = 0.1
 RESEND_S = 5.0
@@ -68,7 +67,7 @@ class MemoryAsker:
                 return
             reply = decode(data)
             if isinstance(reply, RemoteError):
-                raise to_error(reply)
+                raise RemoteCallError(reply.kind, reply.error)
             yield reply
 
     async def _ask(self, subject: str, message: Message, replies: Replies) -> None:

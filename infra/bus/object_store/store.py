@@ -10,20 +10,24 @@ The bytes of a small object are in its description, too, so that one round trip 
 """
 
 import asyncio
+import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from nats.aio.msg import Msg
 
 from penstock.infra.bus.jetstream.answers import (
-    NO_RESPONDERS,
-    RETRY_S,
+    LOST,
+    NAME_IN_USE,
+    RETRY,
+    WRONG_LAST_SEQUENCE,
     ConnectionLostError,
     JetStreamError,
     status,
 )
 from penstock.infra.bus.jetstream.connection import NatsConnection
-from penstock.infra.bus.object_store.chunks import CHUNK_BYTES, IDLE_S, Window, read_batch, receipt
+from penstock.infra.bus.jetstream.window import PublishWindow, publish_acked
 from penstock.infra.bus.object_store.info import (
     ObjectInfo,
     decode_info,
@@ -40,10 +44,15 @@ from penstock.messages.errors import (
     StoreFullError,
     StoreUnreachableError,
 )
+from penstock.messages.rpc import with_retries
 
 OPERATION_S_MAX = 120.0
-_NAME_IN_USE = 10058
-_WRONG_LAST_SEQUENCE = {10071, 10164}
+CHUNK_BYTES = 256 << 10
+WINDOW = 32
+"""Chunks sent ahead of their acknowledgements: 8 MiB."""
+BATCH = 32
+"""Chunks requested at once: 8 MiB, so that a few readers stay within what a client buffers."""
+IDLE_S = 20.0
 _FULL = {10023, 10047, 10077}
 """Insufficient resources, insufficient storage, and the stream's own bound."""
 _SUBJECTS_PER_PAGE = 100_000
@@ -92,7 +101,7 @@ class JetStreamStore:
         try:
             await self._connection.api(f"STREAM.CREATE.{self._stream}", config)
         except JetStreamError as error:
-            if error.code != _NAME_IN_USE:
+            if error.code != NAME_IN_USE:
                 raise
 
     async def close(self) -> None:
@@ -171,33 +180,44 @@ class JetStreamStore:
 
     async def _send(self, subject: str, pieces: list[bytes]) -> None:
         """Send in order, with at most WINDOW unacknowledged; a break starts over."""
-        while True:
+
+        async def attempt() -> None:
             await self._connection.wait_connected()
-            try:
-                window = Window(self._connection)
-                for piece in pieces:
-                    await window.send(subject, piece)
-                return await window.end()
-            except (ConnectionLostError, DeadlineError):
-                await self._purge(subject)
-                await asyncio.sleep(RETRY_S)
+            window = PublishWindow(self._connection, WINDOW, IDLE_S)
+            for piece in pieces:
+                await window.send(subject, piece)
+            for answer in await window.answers():
+                if isinstance(answer, BaseException):
+                    if isinstance(answer, LOST):
+                        await self._purge(subject)
+                    raise answer
+
+        await with_retries(attempt, RETRY, retry_on=LOST)
 
     async def _publish(self, subject: str, info: ObjectInfo) -> bool:
         """Publish once; False where something is there, unless it is this very message."""
         expected = {"Nats-Expected-Last-Subject-Sequence": "0"}
-        while True:
-            try:
-                reply = await receipt(self._connection, subject, info.encode(), expected)
-            except (ConnectionLostError, DeadlineError):
-                continue
-            if (error := reply.get("error")) is None:
-                return True
-            if error.get("err_code") not in _WRONG_LAST_SEQUENCE:
-                raise JetStreamError(error.get("err_code", 0), error.get("description", ""))
+        publish = partial(
+            publish_acked, self._connection, subject, info.encode(), expected, deadline_s=IDLE_S
+        )
+        try:
+            await with_retries(publish, RETRY, retry_on=LOST)
+        except JetStreamError as error:
+            if error.code not in WRONG_LAST_SEQUENCE:
+                raise
             return await self._info(subject) == info
+        return True
 
     async def _info(self, subject: str) -> ObjectInfo | None:
-        message = await self._ask(f"$JS.API.DIRECT.GET.{self._stream}.{subject}", b"")
+        try:
+            message = await self._connection.ask_until_served(
+                f"$JS.API.DIRECT.GET.{self._stream}.{subject}",
+                b"",
+                deadline_s=OPERATION_S_MAX,
+                attempt_s=IDLE_S,
+            )
+        except DeadlineError as error:
+            raise StoreUnreachableError(str(error)) from error
         if status(message):
             return None
         info = decode_info(message.data)
@@ -207,33 +227,21 @@ class JetStreamStore:
         chunks: list[bytes] = []
         sequence = 0
         while len(chunks) < num_chunks:
-            try:
-                batch = await read_batch(
-                    self._connection, self._stream, subject, sequence + 1, num_chunks - len(chunks)
-                )
-            except (ConnectionLostError, DeadlineError):
-                continue
+            read = partial(
+                read_batch,
+                self._connection,
+                self._stream,
+                subject,
+                sequence + 1,
+                num_chunks - len(chunks),
+            )
+            batch = await with_retries(read, RETRY, retry_on=LOST)
             if not batch:
                 raise CorruptDataError(f"{subject}: {len(chunks)} of {num_chunks} chunks are there")
             for message in batch:
                 sequence = int((message.headers or {})["Nats-Sequence"])
                 chunks.append(message.data)
         return b"".join(chunks)
-
-    async def _ask(self, subject: str, data: bytes) -> Msg:
-        """Ask until there is an answer, within the operation's deadline."""
-        try:
-            async with asyncio.timeout(OPERATION_S_MAX):
-                while True:
-                    try:
-                        reply = await self._connection.ask(subject, data, deadline_s=IDLE_S)
-                    except (ConnectionLostError, DeadlineError):
-                        continue
-                    if status(reply) != NO_RESPONDERS:
-                        return reply
-                    await asyncio.sleep(RETRY_S)
-        except TimeoutError as error:
-            raise StoreUnreachableError(f"{subject}: no answer in time") from error
 
     async def _purge(self, subject: str) -> None:
         await self._api(f"STREAM.PURGE.{self._stream}", {"filter": subject})
@@ -251,3 +259,38 @@ class JetStreamStore:
 def _translated(key: str, error: JetStreamError) -> Exception:
     kind = StoreFullError if error.code in _FULL else StoreUnreachableError
     return kind(f"object {key!r}: {error}")
+
+
+async def read_batch(
+    connection: NatsConnection, stream: str, subject: str, sequence: int, num_wanted: int
+) -> list[Msg]:
+    """Ask for many messages of a subject at once; they come in order, and then a status.
+
+    Args:
+        connection: the connection.
+        stream: which allows direct reads.
+        subject: of the chunks.
+        sequence: in the stream, to begin at.
+        num_wanted: how many, at most; BATCH bounds it.
+
+    Raises:
+        ConnectionLostError: the connection broke.
+        TimeoutError: nothing came for IDLE_S.
+
+    """
+    replies: asyncio.Queue[Msg | None] = asyncio.Queue()
+    size = min(BATCH, num_wanted)
+    body = json.dumps({"seq": sequence, "next_by_subj": subject, "batch": size}).encode()
+    batch: list[Msg] = []
+    with connection.replies(replies.put_nowait, lambda: replies.put_nowait(None)) as inbox:
+        await connection.wait_connected()
+        await connection.send(f"$JS.API.DIRECT.GET.{stream}", body, reply=inbox)
+        while len(batch) < size:
+            async with asyncio.timeout(IDLE_S):
+                message = await replies.get()
+            if message is None:
+                raise ConnectionLostError(f"{subject}: connection broke")
+            if status(message):
+                break
+            batch.append(message)
+    return batch

