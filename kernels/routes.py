@@ -19,7 +19,7 @@ import torch
 import xxhash
 
 from penstock.kernels.ops.routing import routes_pack, routes_unpack
-from penstock.kernels.reference.routes import bits_per_id
+from penstock.kernels.reference.routing import bits_per_id
 from penstock.messages.errors import CorruptDataError
 
 _MAGIC, _FORMAT = b"PSRT", 1

@@ -20,9 +20,8 @@ from penstock.actors.generator.kv_cache import SlotCache
 from penstock.actors.generator.native_decoder import NativeDecoder
 from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.generator.sampler import SamplingBatch
-from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.config import ExactModeError, PolicyConfig
 from penstock.actors.policy.model import Policy
-from penstock.actors.policy.numerics import ExactModeError
 from penstock.kernels.decode.layout import DecodeWeights
 from penstock.kernels.ops import raise_deferred_errors
 from penstock.messages.rollout import StopReason

@@ -13,10 +13,9 @@ from torch.nn import functional as F
 from penstock.actors.generator.kv_cache import SlotCache
 from penstock.actors.generator.sampler import SamplingBatch, sample
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.experts import combine, run_experts, sort_by_expert
+from penstock.actors.policy.experts import combine, round_to, run_experts, sort_by_expert
 from penstock.actors.policy.layers import TransformerLayer
 from penstock.actors.policy.model import Policy
-from penstock.actors.policy.precision import round_to
 
 _SPAN_STEP = 32
 """Decoding attention reads a multiple of this many positions."""

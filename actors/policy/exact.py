@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.config import ExactModeError, PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.native import decode_shape, has_wide_routes, pack_policy
-from penstock.actors.policy.numerics import ExactModeError
 from penstock.actors.policy.packing import PackedTree
 from penstock.kernels.decode.kernel import DecodeKernel, Trace
 from penstock.kernels.decode.layout import StepCache, round_up

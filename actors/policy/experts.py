@@ -1,8 +1,13 @@
-"""The expert layer of training: tokens sorted by expert, one pair of matmuls an expert.
+"""The expert layer of training: tokens sorted by expert, one pair of matmuls per expert.
 
 Each expert sees a contiguous block of rows, so the work is that of the chosen experts only. The
 slots of a token are summed in slot order and gradients are gathered, never scattered, so forward
 and backward are reproducible bit for bit at a fixed thread count.
+
+The operands of the matmuls, weights and inputs, may be rounded to a number format's values, in
+blocks along the summed dimension; the sums stay in float32 and gradients pass straight through.
+MXFP8: 32 E4M3 elements under one power of two. NVFP4: 16 E2M1 elements under an E4M3 scale, and a
+float32 scale per token. The rules are in `kernels/reference/formats.py`.
 """
 
 from typing import Any, NamedTuple
@@ -10,7 +15,34 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from penstock.actors.policy.precision import round_to
+from penstock.kernels.decode.kernel import round_mxfp8
+from penstock.kernels.reference.quantize import nvfp4_dequantize, nvfp4_rows
+
+
+def round_to(values: torch.Tensor, expert_format: str) -> torch.Tensor:
+    """Round float32 [..., M, K] along K to the values of a format; bf16 leaves them as they are."""
+    if expert_format == "mxfp8":
+        rounded = values.clone(memory_format=torch.contiguous_format)
+        round_mxfp8(rounded.numpy())
+        return rounded
+    if expert_format == "nvfp4":
+        rows = nvfp4_rows(values.flatten(0, -2).numpy())
+        return torch.from_numpy(nvfp4_dequantize(*rows)).view(values.shape)
+    return values
+
+
+class StraightThrough(torch.autograd.Function):
+    """Rounds in the forward pass; in the backward pass it is not there (arXiv 1308.3432)."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, expert_format: str) -> torch.Tensor:
+        """See `round_to`."""
+        return round_to(values.detach(), expert_format)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Hand the gradient on."""
+        return grad_outputs[0], None
 
 
 class Dispatch(NamedTuple):

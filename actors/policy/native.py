@@ -4,9 +4,9 @@ import numpy as np
 import torch
 
 from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.experts import round_to
 from penstock.actors.policy.layers import TransformerLayer
 from penstock.actors.policy.model import Policy
-from penstock.actors.policy.precision import round_to
 from penstock.kernels.decode.layout import DecodeShape, DecodeWeights, LayerWeights, pack
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.kernels.errors import StaleRoutesError
 from penstock.kernels.routes import open_routes
 from penstock.messages.errors import PenstockError
 from penstock.messages.rollout import Turn, VersionSpan
@@ -16,6 +15,10 @@ from penstock.messages.rollout import Turn, VersionSpan
 
 class MissingRoutesError(PenstockError, ValueError):
     """Input positions without recorded routes."""
+
+
+class StaleRoutesError(PenstockError, ValueError):
+    """Recorded routes of another policy version, or of other tokens, than those to train."""
 
 
 def rollout_routes(turns: Sequence[Turn]) -> np.ndarray:

@@ -22,8 +22,12 @@ from penstock.actors.trainer.config import LossConfig, TrainerConfig
 from penstock.actors.trainer.forward import SequenceForward
 from penstock.actors.trainer.gradients import accumulate
 from penstock.actors.trainer.learner import Learner
-from penstock.actors.trainer.objective.corrections import correction_weights, log_ratios
-from penstock.actors.trainer.objective.losses import normalizer, token_losses
+from penstock.actors.trainer.objective.losses import (
+    correction_weights,
+    log_ratios,
+    normalizer,
+    token_losses,
+)
 from penstock.actors.trainer.objective.mismatch import MismatchSums, mismatch_sums
 from penstock.actors.trainer.routes import route_bytes
 from penstock.actors.trainer.sequences import TrainingSequence, micro_batches, training_sequence

@@ -8,9 +8,8 @@ import msgspec
 import numpy as np
 
 from penstock.actors.policy.checkpoint import load_published, publishable_state
-from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.config import EXPERT_FORMATS, NumericsConfig, PolicyConfig
 from penstock.actors.policy.model import Policy
-from penstock.actors.policy.numerics import EXPERT_FORMATS, NumericsConfig
 from penstock.actors.trainer.config import MidtrainConfig
 from penstock.actors.trainer.forward import SequenceForward
 from penstock.actors.trainer.midtraining.corpus import Corpus

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 import torch
 
+from penstock.actors.policy.config import NumericsConfig
 from penstock.actors.policy.layers import TransformerLayer
 from penstock.actors.policy.model import Policy
-from penstock.actors.policy.numerics import NumericsConfig
 from penstock.actors.trainer.forward import Forwarded, SequenceForward
 from penstock.actors.trainer.sequences import TrainingSequence
 

@@ -1,36 +1,33 @@
-"""Compiles a CUDA source for sm_90a, once, and reads what each kernel costs."""
+"""Compiles a CUDA source for sm_90a, once.
+
+To add a kernel: its source in `src/`, its call in `backend.py`, and its registers in
+`tests/simt/registers.py`, to which the build is held.
+"""
 
 import os
-import re
 import shutil
 from pathlib import Path
-from typing import NamedTuple
 
-from penstock.kernels.cuda.sources import source_bytes, source_path
 from penstock.kernels.errors import KernelUnavailableError
 from penstock.kernels.native import build
 
+FOLDER = Path(__file__).parent / "src"
 _FLAGS = (
     *("-cubin", "-gencode=arch=compute_90a,code=sm_90a", "-std=c++17", "-O3"),
     *("-fmad=false", "-Xptxas", "-v"),
 )
 """`-fmad=false`: what is fused says so in the source, as the frozen arithmetic demands."""
 
-_USAGE = re.compile(
-    r"Compiling entry function '(?P<kernel>\w+)'.*?"
-    r"(?P<stack_bytes>\d+) bytes stack frame, (?P<spill_stores>\d+) bytes spill stores, "
-    r"(?P<spill_loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
-    re.DOTALL,
-)
+
+def source_path(name: str) -> Path:
+    """Return the file of a source."""
+    return FOLDER / f"{name}.cu"
 
 
-class Usage(NamedTuple):
-    """What ptxas says of one kernel."""
-
-    registers: int
-    """A thread."""
-    stack_bytes: int
-    spill_bytes: int
+def source_bytes(name: str) -> bytes:
+    """Return everything that a source's result depends on."""
+    headers = sorted(FOLDER.glob("*.cuh"))
+    return b"\0".join(path.read_bytes() for path in [source_path(name), *headers])
 
 
 def find_nvcc() -> str | None:
@@ -56,16 +53,3 @@ def compile_cubin(source: str) -> Path:
             f"CUDA kernels: nvcc does not compile {source}.cu; see the log"
         )
     return cubin
-
-
-def read_usage(cubin: Path) -> dict[str, Usage]:
-    """Return each kernel's cost, from what the compiler said when it made the cubin."""
-    said = cubin.with_suffix(".log").read_text()
-    return {
-        match["kernel"]: Usage(
-            int(match["registers"]),
-            int(match["stack_bytes"]),
-            int(match["spill_stores"]) + int(match["spill_loads"]),
-        )
-        for match in _USAGE.finditer(said)
-    }

@@ -1,7 +1,8 @@
-"""Calls the compiled decoding step, and what samples from its logits."""
+"""Calls the compiled decoding step, its sampling, and its rounding of the experts' operands."""
 
 import ctypes
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -13,14 +14,20 @@ from penstock.kernels.decode.layout import (
     StepCache,
     StepStruct,
 )
-from penstock.kernels.decode.library import decode_library
+from penstock.kernels.native import load_library
+from penstock.kernels.reference.quantize import MX_BLOCK, mxfp8_dequantize, mxfp8_rows
 
 _BELOW_ONE = np.nextafter(np.float32(1.0), np.float32(0.0))
 
 
+def decode_library() -> ctypes.CDLL | None:
+    """Compile or load the library; None without a compiler."""
+    return load_library(Path(__file__).with_name("decode.c"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What a trainer gives to a step of N tokens, and takes from it."""
+    """Inputs and outputs of a step of N tokens that only a trainer has."""
 
     states: np.ndarray
     """[L, N, d] float32, written: what each layer gave."""
@@ -142,3 +149,22 @@ def _address(array: np.ndarray | None) -> int | None:
 
 def _pointer(array: np.ndarray) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
+
+
+def round_mxfp8(values: np.ndarray) -> None:
+    """Round float32 [..., K] to what MXFP8 can hold, in place.
+
+    Args:
+        values: C-contiguous; blocks of 32 lie along K, a multiple of 32.
+
+    """
+    assert values.dtype == np.float32
+    assert values.flags.c_contiguous
+    assert values.shape[-1] % MX_BLOCK == 0
+    library = decode_library()
+    if library is None:
+        rows = values.reshape(-1, values.shape[-1])
+        rows[...] = mxfp8_dequantize(*mxfp8_rows(rows))
+    else:
+        pointer = ctypes.c_void_p(values.ctypes.data)
+        library.penstock_round_mxfp8(pointer, ctypes.c_int64(values.size))

@@ -13,8 +13,8 @@ function here that checks and allocates, and a line in the table of docs/kernels
 """
 
 from penstock.kernels.backend import Mxfp8, Routing
+from penstock.kernels.ops.checks import raise_deferred_errors
 from penstock.kernels.ops.delta import delta_apply, delta_changes
-from penstock.kernels.ops.matmul import matmul, mxfp8_grouped_matmul
 from penstock.kernels.ops.quantize import (
     mxfp8_dequantize,
     mxfp8_quantize_both,
@@ -27,8 +27,7 @@ from penstock.kernels.ops.routing import (
     routes_pack,
     routes_unpack,
 )
-from penstock.kernels.ops.rows import rms_norm, token_logprobs
-from penstock.kernels.ops.values import raise_deferred_errors
+from penstock.kernels.ops.rows import matmul, mxfp8_grouped_matmul, rms_norm, token_logprobs
 
 __all__ = [
     "Mxfp8",

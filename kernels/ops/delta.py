@@ -5,8 +5,7 @@ import torch
 from penstock.kernels.backend import KernelBackend
 from penstock.kernels.errors import KernelArgumentError
 from penstock.kernels.ops.backends import backend_for
-from penstock.kernels.ops.check import check_range, check_tensor
-from penstock.kernels.ops.values import check_values
+from penstock.kernels.ops.checks import check_range, check_tensor, check_values
 
 NUM_ELEMENTS_MAX = (1 << 31) - 1
 _BITS = (

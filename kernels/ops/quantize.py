@@ -5,7 +5,7 @@ import torch
 from penstock.kernels.backend import KernelBackend, Mxfp8
 from penstock.kernels.errors import KernelArgumentError
 from penstock.kernels.ops.backends import backend_for
-from penstock.kernels.ops.check import FLOATS, check_multiple, check_tensor
+from penstock.kernels.ops.checks import FLOATS, check_multiple, check_tensor
 from penstock.kernels.reference.quantize import MX_BLOCK
 
 

@@ -5,9 +5,8 @@ import torch
 from penstock.kernels.backend import KernelBackend, Routing
 from penstock.kernels.errors import KernelArgumentError
 from penstock.kernels.ops.backends import backend_for
-from penstock.kernels.ops.check import FLOATS, check_range, check_tensor
-from penstock.kernels.ops.values import check_values
-from penstock.kernels.reference.routes import bits_per_id
+from penstock.kernels.ops.checks import FLOATS, check_range, check_tensor, check_values
+from penstock.kernels.reference.routing import bits_per_id
 
 NUM_CHOSEN_MAX = 32
 NUM_EXPERTS_MAX = 1024

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from penstock.kernels.backend import Mxfp8, Routing
-from penstock.kernels.reference import quantize, routes, rows
-from penstock.kernels.reference import routing as routers
+from penstock.kernels.reference import quantize, rows
+from penstock.kernels.reference import routing as routes
 
 Tensor = torch.Tensor
 
@@ -37,7 +37,7 @@ class ReferenceBackend:
         plausibility_min: float,
     ) -> None:
         """See `KernelBackend`."""
-        routed = routers.router_topk(
+        routed = routes.router_topk(
             logits.numpy(),
             routing.ids.shape[1],
             normalize=normalize,
@@ -57,7 +57,7 @@ class ReferenceBackend:
 
     def moe_combine(self, per_slot: Tensor, weights: Tensor, out: Tensor) -> None:
         """See `KernelBackend`."""
-        _fill((out,), (routers.moe_combine(_float(per_slot), weights.numpy()),))
+        _fill((out,), (routes.moe_combine(_float(per_slot), weights.numpy()),))
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """See `KernelBackend`."""

@@ -14,7 +14,7 @@ from penstock.actors.generator.sampler import SamplingBatch, sample
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy, token_logprobs
 from penstock.kernels.errors import KernelArgumentError
-from penstock.kernels.ops.values import check_values
+from penstock.kernels.ops.checks import check_values
 from penstock.messages.task import Sampling
 
 CONFIG = PolicyConfig(

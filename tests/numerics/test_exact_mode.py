@@ -9,10 +9,9 @@ from penstock.actors.generator.actor import seal_chunk
 from penstock.actors.generator.core import EngineCore, EngineOptions
 from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.policy.checkpoint import state_digest
-from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.config import ExactModeError, NumericsConfig, PolicyConfig
 from penstock.actors.policy.exact import ExactForward
 from penstock.actors.policy.model import Policy
-from penstock.actors.policy.numerics import ExactModeError, NumericsConfig
 from penstock.actors.policy.packing import pack_tree
 from penstock.actors.trainer.forward import SequenceForward
 from penstock.actors.trainer.sequences import TrainingSequence, training_sequence

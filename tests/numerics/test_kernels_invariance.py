@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from penstock.actors.policy.precision import round_to
+from penstock.actors.policy.experts import round_to
 from penstock.kernels import ops
 
 WIDTH, NUM_ROWS = 320, 37

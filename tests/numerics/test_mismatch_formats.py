@@ -6,13 +6,11 @@ import torch
 
 from penstock.actors.generator.core import EngineCore, EngineOptions
 from penstock.actors.generator.request import GenerationRequest
-from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.experts import ExpertMlp
+from penstock.actors.policy.config import NumericsConfig, PolicyConfig
+from penstock.actors.policy.experts import ExpertMlp, StraightThrough, round_to
 from penstock.actors.policy.model import Policy, token_logprobs
-from penstock.actors.policy.numerics import NumericsConfig
-from penstock.actors.policy.precision import StraightThrough, round_to
 from penstock.kernels import native
-from penstock.kernels.decode.rounding import round_mxfp8
+from penstock.kernels.decode.kernel import round_mxfp8
 from penstock.kernels.reference.quantize import mxfp8_dequantize, mxfp8_rows
 from penstock.messages.task import Sampling
 
@@ -64,7 +62,7 @@ def test_the_compiled_step_rounds_by_the_frozen_rule():
 def test_without_a_compiler_rounding_is_the_same(monkeypatch):
     values = torch.randn(3, 4, 64, generator=torch.Generator().manual_seed(0))
     compiled = round_to(values, "mxfp8")
-    monkeypatch.setattr("penstock.kernels.decode.rounding.decode_library", lambda: None)
+    monkeypatch.setattr("penstock.kernels.decode.kernel.decode_library", lambda: None)
     assert torch.equal(round_to(values, "mxfp8"), compiled)
 
 

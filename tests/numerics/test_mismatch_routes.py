@@ -7,16 +7,14 @@ import torch
 
 from penstock.actors.generator.actor import seal_chunk
 from penstock.actors.generator.engine import TokenChunk
-from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.config import ForeignArithmeticError, NumericsConfig, PolicyConfig
 from penstock.actors.policy.exact import ExactForward
 from penstock.actors.policy.model import Policy
-from penstock.actors.policy.numerics import ForeignArithmeticError, NumericsConfig
 from penstock.actors.policy.packing import pack_tree
-from penstock.actors.trainer.routes import MissingRoutesError, rollout_routes
+from penstock.actors.trainer.routes import MissingRoutesError, StaleRoutesError, rollout_routes
 from penstock.actors.trainer.sequences import check_trajectory
 from penstock.kernels import native
 from penstock.kernels.arrays import to_array
-from penstock.kernels.errors import StaleRoutesError
 from penstock.kernels.reference.routing import ROUTE_FREE, replay_experts
 from penstock.kernels.routes import HEADER_BYTES
 from penstock.messages.errors import CorruptDataError

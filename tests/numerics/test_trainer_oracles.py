@@ -9,8 +9,12 @@ import torch
 
 from penstock.actors.trainer.config import LossConfig
 from penstock.actors.trainer.objective.advantages import RunningBaseline, dr_grpo, grpo, rloo
-from penstock.actors.trainer.objective.corrections import correction_weights, log_ratios
-from penstock.actors.trainer.objective.losses import normalizer, token_losses
+from penstock.actors.trainer.objective.losses import (
+    correction_weights,
+    log_ratios,
+    normalizer,
+    token_losses,
+)
 from penstock.actors.trainer.objective.mismatch import MismatchSums, mismatch_sums
 
 REWARDS = [1.0, 0.0, 0.25, 1.0, -0.5]

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tests.simt.registers import REGISTERS_MAX
 
 from penstock.kernels.cuda.backend import CudaBackend
+from penstock.kernels.cuda.compiler import FOLDER, source_bytes
 from penstock.kernels.cuda.launch import Argument
-from penstock.kernels.cuda.sources import FOLDER, REGISTERS_MAX, source_bytes
 from penstock.kernels.native import build
 
 _HEADER = Path(__file__).with_name("simt.h")

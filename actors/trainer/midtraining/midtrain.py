@@ -11,12 +11,13 @@ from torch.nn import functional as F
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import MidtrainConfig
 from penstock.actors.trainer.gradients import accumulate
-from penstock.actors.trainer.midtraining.corpus import Corpus, segments
-from penstock.actors.trainer.packing import (
+from penstock.actors.trainer.midtraining.corpus import (
     BatchTotals,
+    Corpus,
     PackedBatch,
     packed_batch,
     packed_runs,
+    segments,
     step_batches,
 )
 

@@ -7,12 +7,12 @@ import pytest
 from penstock.actors.trainer import config
 from penstock.actors.trainer.config import OptimizerConfig, TrainerConfig
 from penstock.actors.trainer.learner import rate
-from penstock.actors.trainer.objective import advantages, corrections, losses
+from penstock.actors.trainer.objective import advantages, losses
 
 
 def test_every_name_has_its_function():
     assert tuple(advantages._ESTIMATORS) == config.ESTIMATORS
-    assert tuple(corrections._CORRECTIONS) == config.CORRECTIONS
+    assert tuple(losses._CORRECTIONS) == config.CORRECTIONS
     assert tuple(losses._LOSSES) == config.LOSSES
 
 

@@ -1,12 +1,9 @@
-"""The CUDA sources: which kernels each holds, and what a kernel may cost.
+"""What each CUDA kernel may cost, and what the compiler said that it does."""
 
-To add a kernel: its line here, with the most registers per thread that it may use (the build is
-held to it, and to no spills and no local memory), and its call in `backend.py`.
-"""
-
+import re
 from pathlib import Path
+from typing import NamedTuple
 
-FOLDER = Path(__file__).parent / "src"
 _DTYPES = ("f32", "bf16")
 
 REGISTERS_MAX: dict[str, dict[str, int]] = {
@@ -36,14 +33,31 @@ REGISTERS_MAX: dict[str, dict[str, int]] = {
     "sm90_experts": {"mxfp8_grouped_matmul": 128},
 }
 """By source, each kernel's most registers per thread; 64 lets a multiprocessor hold 32 warps."""
+_USAGE = re.compile(
+    r"Compiling entry function '(?P<kernel>\w+)'.*?"
+    r"(?P<stack_bytes>\d+) bytes stack frame, (?P<spill_stores>\d+) bytes spill stores, "
+    r"(?P<spill_loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
+    re.DOTALL,
+)
 
 
-def source_path(name: str) -> Path:
-    """Return the file of a source."""
-    return FOLDER / f"{name}.cu"
+class Usage(NamedTuple):
+    """What ptxas says of one kernel."""
+
+    registers: int
+    """A thread."""
+    stack_bytes: int
+    spill_bytes: int
 
 
-def source_bytes(name: str) -> bytes:
-    """Return everything that a source's result depends on."""
-    headers = sorted(FOLDER.glob("*.cuh"))
-    return b"\0".join(path.read_bytes() for path in [source_path(name), *headers])
+def read_usage(cubin: Path) -> dict[str, Usage]:
+    """Return each kernel's cost, from what the compiler said when it made the cubin."""
+    said = cubin.with_suffix(".log").read_text()
+    return {
+        match["kernel"]: Usage(
+            int(match["registers"]),
+            int(match["stack_bytes"]),
+            int(match["spill_stores"]) + int(match["spill_loads"]),
+        )
+        for match in _USAGE.finditer(said)
+    }
