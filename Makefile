@@ -34,11 +34,11 @@ pytest: $(VENV)/.installed
 	@$(BIN)/python -m pytest
 
 setup: .cache/apt.done $(VENV)/.installed  ## Packages, virtual environment, VM kernel and image; cached
-	@$(BIN)/python -m penstock.infra.commands.vm_setup
+	@$(BIN)/penstock images base
 
 vm-qemu: setup  ## Also QEMU: machines that can be copied and saved while they run
 	@sh infra/install-apt.sh infra/apt-packages-qemu.txt
-	@$(BIN)/python -m penstock.infra.commands.vm_setup --qemu
+	@$(BIN)/penstock images base --qemu
 
 .cache/apt.done: infra/apt-packages.txt infra/install-apt.sh
 	@sh infra/install-apt.sh infra/apt-packages.txt

@@ -21,7 +21,6 @@ from penstock.messages.errors import PenstockError
 
 Commands = Any
 """The result of `add_subparsers`: argparse keeps the class to itself."""
-JSON_HELP = "print one JSON object, as the last line"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -96,7 +95,7 @@ def _add_mismatch(commands: Commands) -> None:
     mismatch.add_argument("--tokens", type=int, default=10_000, help=text)
     text = "also train the run's corpus for this many tokens in each expert format"
     mismatch.add_argument("--format-tokens", type=int, default=0, help=text)
-    text = "print two JSON objects as the last lines: everything, then four figures per mode"
+    text = "the last lines are JSON objects: everything, then four figures per mode"
     mismatch.add_argument("--json", action="store_true", help=text)
 
 
@@ -142,7 +141,7 @@ def _add(  # noqa: PLR0913 - a command is its name, its function and its help
     if of_run:
         _add_run_name(parser)
     if has_json:
-        parser.add_argument("--json", action="store_true", help=JSON_HELP)
+        parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     return parser
 
 

@@ -9,6 +9,7 @@
 import argparse
 import asyncio
 import sys
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -19,10 +20,11 @@ from penstock.envs.harness.calls import ToolResult
 from penstock.envs.harness.retrieval.embeddings import HttpEmbedder
 from penstock.envs.harness.session import Session
 from penstock.envs.harness.versions import tool_schemas
-from penstock.envs.sandbox import Sandbox
-from penstock.infra.commands.agent_checkout import open_checkout
+from penstock.envs.microvm.machine import GuestSandbox
+from penstock.envs.microvm.process import ProcessBackend
+from penstock.envs.sandbox import WORK_DIR, Sandbox
 from penstock.infra.run.runs import find_run
-from penstock.messages.errors import PenstockError
+from penstock.messages.errors import NotFoundError, PenstockError
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Limits
 
@@ -44,6 +46,36 @@ class AgentReport(msgspec.Struct, kw_only=True):
     num_invalid_calls: int = 0
     answer: str = ""
     harness: str = HARNESS_VERSION_2
+
+
+class CheckoutBackend(ProcessBackend):
+    """Starts sandboxes over a folder of this host at `/work`, everything else read-only.
+
+    The agent's programs run under bubblewrap with the guest agent of the microVMs as their first
+    process, so paths, environment, limits and wording are those of training. There is no network.
+    The isolation class is `process`: this is for a user's own code, not for hostile code.
+
+    Args:
+        folder: Becomes the working directory, writable.
+        cache: Folder with the guest agent.
+
+    Raises:
+        NotFoundError: It is not a folder.
+        BackendUnavailable: The guest agent or bubblewrap is missing.
+
+    """
+
+    def __init__(self, folder: Path, cache: Path | None = None) -> None:
+        if not folder.is_dir():
+            raise NotFoundError(f"{folder}: expected a folder")
+        super().__init__(cache)
+        at = self._command_prefix.index("--")
+        self._command_prefix[at:at] = ["--bind", str(folder.resolve()), WORK_DIR]
+
+
+async def open_checkout(folder: Path) -> GuestSandbox:
+    """Start a sandbox over a folder; close it after use."""
+    return await CheckoutBackend(folder).start(timeout_s=30.0)
 
 
 class Model:

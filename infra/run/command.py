@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Coroutine, Generator
 from pathlib import Path
@@ -25,8 +24,8 @@ from penstock.infra.run.config_file import apply_overrides, load_config, parse_c
 from penstock.infra.run.launcher import Processes, event_server
 from penstock.infra.run.prepare import prepare
 from penstock.infra.run.progress import Progress
+from penstock.infra.run.replay import environment_versions
 from penstock.infra.run.runs import RunDir, check_space, find_run, remove_needless
-from penstock.infra.run.versions import environment_versions
 from penstock.infra.stores.check import check_store
 from penstock.messages.control import RunStarted
 from penstock.messages.errors import ConfigError, DeadlineError
@@ -38,7 +37,7 @@ RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command; 0 when the run is complete and its books are right, 130 after Ctrl-C."""
+    """Run the command; 0 when the run is complete and sound, 130 after Ctrl-C."""
     run_dir, config = _resume(arguments) if arguments.resume else _create(arguments)
     with run_dir.lock():
         check_space(run_dir.path)
@@ -58,7 +57,7 @@ def _create(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
         raise ConfigError(f"--run-id: expected letters, digits, '_' and '-', got {run_id!r}")
     run_dir = RunDir(Path(arguments.runs_dir).resolve() / run_id)
     if run_dir.config.exists():
-        raise FileExistsError(f"run {run_id}: exists; go on with it by --resume {run_id}")
+        raise FileExistsError(f"run {run_id}: exists; resume it with --resume {run_id}")
     write_atomic(run_dir.config, tomli_w.dumps(data).encode())
     return run_dir, config
 
@@ -72,10 +71,10 @@ def _resume(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
 
 
 def _check_machines(config: RunConfig) -> None:
-    """See that a sandbox host of ours can boot machines, before anything is started.
+    """Check that a sandbox host of this run can boot machines, before anything starts.
 
     Raises:
-        BackendUnavailable: It cannot; the text says how to get what is missing.
+        BackendUnavailable: It cannot; the text says how to install what is missing.
 
     """
     specs = (spec for specs in config.processes.values() for spec in specs)
@@ -84,7 +83,7 @@ def _check_machines(config: RunConfig) -> None:
 
 
 async def _run(run_dir: RunDir, config: RunConfig, *, with_replay: bool) -> int:
-    progress = Progress(_say, steps_max=config.trainer.steps_max)
+    progress = Progress(steps_max=config.trainer.steps_max)
     progress.say(f"run {run_dir.run_id} in {run_dir.path}")
     started = time.time()
     create_key(run_dir.gateway_key, key_id="local", training_consent=True)
@@ -97,7 +96,7 @@ async def _run(run_dir: RunDir, config: RunConfig, *, with_replay: bool) -> int:
                     run_dir, config, bus, progress.say, started_at=started, with_replay=with_replay
                 )
                 return 0 if is_sound else UNSOUND
-    progress.say(f"stopped; go on with: penstock run --resume {run_dir.run_id}")
+    progress.say(f"stopped; resume with: penstock run --resume {run_dir.run_id}")
     return INTERRUPTED
 
 
@@ -108,7 +107,7 @@ async def _work(
     progress: Progress,
     interrupted: asyncio.Event,
 ) -> bool:
-    """Return True once the run is complete, False when a signal has ended it."""
+    """Return True once the run is complete, False when a signal stopped it."""
     preparing = prepare(
         config.prepare, config.policy, run_dir.store(), config.run.seed, progress.say
     )
@@ -120,13 +119,13 @@ async def _work(
         return await _until_complete(run_dir, config, bus, processes, progress, interrupted)
     finally:
         if progress.is_midtraining:
-            progress.say("mid-training saves nothing before its end: it will start again")
+            progress.say("mid-training saves nothing before its end: a resumed run restarts it")
         progress.say("stopping the actors (Ctrl-C again: at once)")
         await processes.stop()
 
 
 async def _before(interrupted: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do the work; False where an interruption came before its end."""
+    """Await the work; False if an interruption came first."""
     working, waiting = asyncio.create_task(work), asyncio.create_task(interrupted.wait())
     await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -139,7 +138,7 @@ async def _before(interrupted: asyncio.Event, work: Coroutine[Any, Any, None]) -
 
 @contextlib.contextmanager
 def _interruption() -> Generator[asyncio.Event]:
-    """Give what the first Ctrl-C or SIGTERM sets; the second one ends the process at once."""
+    """Yield an event that the first Ctrl-C or SIGTERM sets; the second ends the process at once."""
     loop = asyncio.get_running_loop()
     interrupted = asyncio.Event()
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -173,7 +172,7 @@ async def _until_complete(  # noqa: PLR0913, PLR0917 - all of a run
 
     """
     users = asyncio.create_task(run_sample_users(run_dir, config, bus), name="sample users")
-    followed = asyncio.create_task(progress.follow(bus, {}), name="progress")
+    followed = asyncio.create_task(progress.follow(bus), name="progress")
     tasks: set[asyncio.Task[Any]] = {
         asyncio.create_task(processes.watch(bus), name="watch"),
         asyncio.create_task(interrupted.wait(), name="interrupt"),
@@ -203,8 +202,3 @@ def _run_started(run_dir: RunDir, config: RunConfig) -> RunStarted:
         config_toml=run_dir.config.read_text(),
         versions=environment_versions(),
     )
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()

@@ -1,8 +1,8 @@
-"""`penstock run`: starts a run's processes, watches them, and closes the run.
+"""The launcher: starts a run's processes, watches them, and restarts those that die.
 
-One embedded nats-server and one process per entry of `[processes]`; a process that dies is started
-again within the restart budget. All state is on the log and in the object store, so a restart,
-`--resume`, and a kill -9 of anything are the same thing to an actor.
+One embedded nats-server and one process per entry of `[processes]`; a process that dies is
+restarted within the restart budget. All state is on the log and in the object store, so a restart,
+`--resume`, and a kill -9 of anything are the same to an actor.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import time
 from asyncio.subprocess import Process
 from collections import Counter
 from collections.abc import AsyncGenerator
+from functools import partial
 from pathlib import Path
 
 from penstock.actors.runtime.supervisor import Decision, RestartPolicy
@@ -28,7 +29,7 @@ from penstock.messages.errors import BusError, DeadlineError, PenstockError
 
 REAP_S = 1.0
 STOP_S = 45.0
-"""Longest orderly end of a process before it is killed."""
+"""Longest orderly stop of a process before it is killed."""
 KILL_S = 10.0
 """Longest time that the kernel may take to end a killed process."""
 SPACE_CHECK_S = 1.0
@@ -49,7 +50,7 @@ class Processes:
         )
         self._running: dict[str, Process] = {}
         self._changing = asyncio.Lock()
-        """Held while a process is born, and while orphans are told from processes of ours."""
+        """Held while a process starts, and while orphans are distinguished from own processes."""
         self._num_deaths: Counter[str] = Counter()
         self._stopping = False
 
@@ -63,7 +64,7 @@ class Processes:
 
         Raises:
             RestartBudgetError: One died too often.
-            DiskFullError: The run's folder has no room; what is on the log stays as it is.
+            DiskFullError: The run's file system is full; the log stays as it is.
 
         """
         adopt_orphans()
@@ -77,7 +78,7 @@ class Processes:
             raise failures.exceptions[0] from None
 
     async def stop(self) -> None:
-        """Ask all to end in order; kill what outlasts the deadline, and what any left behind."""
+        """Stop all in order; kill those that outlast the deadline, and their orphans."""
         self._stopping = True
         running = [p for p in self._running.values() if p.returncode is None]
         for process in running:
@@ -107,11 +108,11 @@ class Processes:
             failure = f"process {name} ended with code {code}; see {self._log_path(name)}"
             if self._policy.on_failure(time.monotonic()) is Decision.ESCALATE:
                 raise RestartBudgetError(f"{failure}; it has used up its restarts")
-            sys.stderr.write(f"[run] {failure}; starting it again\n")
-            await self._tell(bus, name, process.pid, failure)
+            sys.stderr.write(f"[run] {failure}; restarting it\n")
+            await self._publish_death(bus, name, process.pid, failure)
 
-    async def _tell(self, bus: NatsBus, name: str, pid: int, failure: str) -> None:
-        """Put a death on the log, if the server is up: nothing depends on it."""
+    async def _publish_death(self, bus: NatsBus, name: str, pid: int, failure: str) -> None:
+        """Publish a death, if the server is up: nothing depends on it."""
         event = ActorFailed(
             actor=name,
             incarnation=f"{int(time.time()):x}-{pid:x}",
@@ -126,16 +127,16 @@ class Processes:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *self._entrance(specs), sys.executable, "-m", "penstock.infra.cli", "actor", *specs,
-                "--run", str(self._run.path),
+                *self._command_prefix(specs), sys.executable, "-m", "penstock.infra.cli",
+                "actor", *specs, "--run", str(self._run.path),
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
                 preexec_fn=die_with_parent, start_new_session=True,
             )  # fmt: skip
         self._running[name] = process
         return process
 
-    def _entrance(self, specs: list[str]) -> list[str]:
-        """Return what starts a command line where these roles belong."""
+    def _command_prefix(self, specs: list[str]) -> list[str]:
+        """Return the prefix of a command line that runs in the roles' region."""
         state = self._run.read_state()
         return state.place(specs).entrance if state else []
 
@@ -162,7 +163,7 @@ class Processes:
 
 @contextlib.asynccontextmanager
 async def event_server(run: RunDir, config: RunConfig) -> AsyncGenerator[NatsBus]:
-    """Give a provisioned bus: on the cluster that `[bus] url` names, or an embedded server."""
+    """Yield a provisioned bus: on the cluster that `[bus] url` names, or on an embedded server."""
     async with contextlib.AsyncExitStack() as stack:
         url, places = config.bus.url, None
         if not url:
@@ -180,12 +181,16 @@ async def event_server(run: RunDir, config: RunConfig) -> AsyncGenerator[NatsBus
 async def _own_server(
     run: RunDir, config: RunConfig
 ) -> AsyncGenerator[tuple[str, dict[str, RegionPlace]]]:
-    """Give the embedded server's address, and where the regions behind a link are."""
+    """Yield the embedded server's address, and the places of the regions behind links."""
     binary = config.bus.server_path or None
     linked = [Linked(name=r.name, link=r.link) for r in config.regions if r.link is not None]
     async with contextlib.AsyncExitStack() as stack:
         emulation = Emulation(linked, run.regions) if linked else None
-        listen = await stack.enter_async_context(emulation.links(_say)) if emulation else ""
+        listen = (
+            await stack.enter_async_context(emulation.links(partial(print, flush=True)))
+            if emulation
+            else ""
+        )
         server = EmbeddedServer(store_dir=run.events, binary=binary, leaf_listen=listen)
         await server.start()
         stack.push_async_callback(server.stop)
@@ -197,14 +202,9 @@ async def _own_server(
         yield server.url, places
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
 async def _keep_server(server: EmbeddedServer) -> None:
-    """Start the server again, on its port and store, whenever it dies."""
+    """Restart the server, on its port and store, whenever it dies."""
     while True:
         await server.wait()
-        sys.stderr.write("[run] nats-server died; starting it again\n")
+        sys.stderr.write("[run] nats-server died; restarting it\n")
         await server.start()

@@ -1,26 +1,23 @@
-"""One line for each thing worth knowing while a run goes on."""
+"""Progress lines of a run on standard output."""
 
 import time
-from collections.abc import Callable
 
-from penstock.messages.base import Event, Stream
+from penstock.messages.base import Event
 from penstock.messages.bus import Bus
 from penstock.messages.control import ActorFailed, RunFinished
 from penstock.messages.reward import EvalCompleted
 from penstock.messages.telemetry import MidtrainProgressed
 from penstock.messages.training import MidtrainCompleted, StepCompleted
 
-Say = Callable[[str], None]
 TYPES: tuple[type[Event], ...] = (
     MidtrainProgressed, MidtrainCompleted, StepCompleted, EvalCompleted, RunFinished, ActorFailed,
 )  # fmt: skip
 
 
 class Progress:
-    """Says what happens, and knows when the run is complete."""
+    """Prints what happens, and knows when the run is complete."""
 
-    def __init__(self, say: Say, *, steps_max: int) -> None:
-        self._say = say
+    def __init__(self, *, steps_max: int) -> None:
         self._steps_max = steps_max
         self._started = time.monotonic()
         self.is_midtraining = False
@@ -32,9 +29,9 @@ class Progress:
         """The last step is taken and the last version evaluated."""
         return self._final_step is not None and self._final_step in self._evaluated
 
-    async def follow(self, bus: Bus, after: dict[Stream, int]) -> None:
-        """Say each event of the log until the run is complete."""
-        async for delivery in bus.follow(TYPES, after=after):
+    async def follow(self, bus: Bus) -> None:
+        """Print the events of the log until the run is complete."""
+        async for delivery in bus.follow(TYPES):
             line = self._line(delivery.event)
             if line:
                 self.say(line)
@@ -42,9 +39,9 @@ class Progress:
                 return
 
     def say(self, line: str) -> None:
-        """Say one line, with the time since the start."""
+        """Print one line, with the time since the start."""
         seconds = int(time.monotonic() - self._started)
-        self._say(f"[{seconds // 60:2d}:{seconds % 60:02d}] {line}")
+        print(f"[{seconds // 60:2d}:{seconds % 60:02d}] {line}", flush=True)
 
     def _line(self, event: Event) -> str:
         line = ""

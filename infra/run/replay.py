@@ -1,22 +1,26 @@
 """`penstock replay`: retrain every step of a run from its log and compare every digest."""
 
 import argparse
+import platform
 import sys
 from collections.abc import AsyncIterator
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from penstock.envs.harness import HARNESS_VERSION
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import RunDir, find_run, open_log
-from penstock.infra.run.versions import environment_versions
 from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import RunStarted
 from penstock.messages.training import BatchManifest
 
 DIFFERENT = 1
 """Exit code of a replay that did not give the recorded bits."""
+_CPU_INFO = Path("/proc/cpuinfo")
 
 
 async def replay_command(arguments: argparse.Namespace) -> int:
@@ -111,3 +115,25 @@ def _text(figures: dict[str, Any]) -> str:
     lines = [f"{steps} steps replayed; first difference: {figures['first_difference']}"]
     lines += [f"  {name}: {text}" for name, text in figures["other_versions"].items()]
     return "\n".join(lines)
+
+
+def environment_versions() -> dict[str, str]:
+    """Return what a replay must match to give the same bits, and the wording of the tools."""
+    return {
+        "penstock": version("penstock"),
+        "torch": version("torch"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "harness": HARNESS_VERSION,
+    }
+
+
+def _processor() -> str:
+    """Return the processor's name: its vector instructions decide the order of additions."""
+    try:
+        lines = _CPU_INFO.read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -50,7 +50,7 @@ def test_a_killed_part_comes_back_and_nothing_is_lost(launch, victim):
     time.sleep(moments.uniform(0.0, 6.0))
     run.kill(*VICTIMS[victim])
     assert run.wait() == 0, run.output
-    assert "starting it again" in run.output
+    assert "restarting it" in run.output
     run.check_sound(steps=STEPS)
     assert gone(machines() - before)
 
@@ -89,7 +89,7 @@ def test_ctrl_c_saves_and_the_run_resumes(launch):
     run.ctrl_c()
     assert run.wait() == 130
     assert "--resume r1" in run.output
-    assert "starting it again" not in run.output
+    assert "restarting it" not in run.output
     assert gone(of_run | (machines() - before))
     again = launch.resumed()
     assert again.wait() == 0, again.output

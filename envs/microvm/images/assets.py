@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.envs.sandbox import BackendUnavailable
 
-HOW_TO_GET = "run `make setup` or `python -m penstock.infra.commands.vm_setup`"
+HOW_TO_GET = "run `make setup` or `penstock images base`"
 MANIFEST = "current.json"
 
 

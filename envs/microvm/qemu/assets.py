@@ -8,7 +8,7 @@ import msgspec
 from penstock.envs.microvm.images.assets import MANIFEST, vm_cache_dir
 from penstock.envs.sandbox import BackendUnavailable
 
-HOW_TO_GET = "run `make vm-qemu` or `python -m penstock.infra.commands.vm_setup --qemu`"
+HOW_TO_GET = "run `make vm-qemu` or `penstock images base --qemu`"
 FOLDER = "qemu"
 PROGRAM = "qemu-system-x86_64"
 

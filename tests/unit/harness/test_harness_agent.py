@@ -8,8 +8,14 @@ from aiohttp.test_utils import TestServer
 
 from penstock.envs.harness.session import Session
 from penstock.envs.sandbox import BackendUnavailable, SandboxError
-from penstock.infra.commands.agent import AgentError, Model, to_call, work
-from penstock.infra.commands.agent_checkout import CheckoutBackend, open_checkout
+from penstock.infra.commands.agent import (
+    AgentError,
+    CheckoutBackend,
+    Model,
+    open_checkout,
+    to_call,
+    work,
+)
 from penstock.messages.errors import NotFoundError
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Limits

@@ -151,5 +151,5 @@ async def test_the_probe_says_what_is_missing_and_how_to_get_it(tmp_path):
     results = {r.name: r for r in await probe(tmp_path)}
     assert set(results) == set(backends)
     assert not any(r.available for r in results.values())
-    assert "vm_setup" in results["uml"].how_to_get
+    assert "images base" in results["uml"].how_to_get
     assert "vm-qemu" in results["qemu-tcg"].how_to_get
