@@ -1,6 +1,6 @@
 """The event bus as actors see it. NATS and the seeded in-memory bus stand behind it."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -86,7 +86,7 @@ class Bus(Protocol):
         *,
         num_pending_max: int,
         ack_wait_s: float = 30.0,
-    ) -> AsyncIterator[WorkItem]:
+    ) -> AsyncGenerator[WorkItem, None]:
         """Share events of one stream among all consumers of the name `durable`.
 
         Each is delivered until it is settled; at most `num_pending_max` are unsettled at once in
@@ -102,7 +102,7 @@ class Bus(Protocol):
         *,
         after: dict[Stream, int] | None = None,
         stop_at_end: bool = False,
-    ) -> AsyncIterator[Delivery]:
+    ) -> AsyncGenerator[Delivery, None]:
         """Read the log: every stored event of the types, in stream order, then live ones.
 
         Order holds inside a stream, not between streams. Nothing is acknowledged; the reader
@@ -135,7 +135,7 @@ class Bus(Protocol):
 
     def stream_request(
         self, service: str, message: Message, *, idle_s: float
-    ) -> AsyncIterator[Message]:
+    ) -> AsyncGenerator[Message, None]:
         """Ask one server; iterate over its replies until it ends them.
 
         Raises:

@@ -1,6 +1,7 @@
 """The client of `generate`, of rollout workers and the gateway: chunks joined into a turn."""
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 import msgspec
 import numpy as np
@@ -8,7 +9,6 @@ import numpy as np
 from penstock.actors.policy.parse import ParseFailure, parse_turn
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.runtime.context import Context
-from penstock.actors.runtime.iteration import closing
 from penstock.kernels.arrays import from_array, to_array
 from penstock.messages.errors import BusError
 from penstock.messages.generation import Generate, TokensSampled
@@ -77,7 +77,7 @@ async def stream_chunks(
     """
     service = f"generate.{request.purpose}"
     replies = ctx.stream_request(service, request, idle_s=idle_s, reason=reason)
-    async with closing(replies):
+    async with aclosing(replies):
         async for reply in replies:
             if not isinstance(reply, TokensSampled):
                 raise BrokenTurnError(f"{service}: unexpected {type(reply).__name__}")

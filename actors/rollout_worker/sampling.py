@@ -6,12 +6,12 @@ far as the ledger is concerned.
 """
 
 import random
+from contextlib import aclosing
 
 import msgspec
 
 from penstock.actors.policy.sampling import BrokenTurnError, SampledTokens, stream_chunks
 from penstock.actors.runtime.context import Context
-from penstock.actors.runtime.iteration import closing
 from penstock.messages.errors import BusError, DeadlineError, PenstockError, RemoteCallError
 from penstock.messages.generation import Generate
 from penstock.messages.rollout import StopReason
@@ -63,7 +63,7 @@ async def sample_turn(
 async def _sample_once(ctx: Context, request: Generate, idle_s: float) -> SampledTokens:
     sampled = SampledTokens()
     chunks = stream_chunks(ctx, request, idle_s=idle_s, reason=request.request_id)
-    async with closing(chunks):
+    async with aclosing(chunks):
         async for chunk in chunks:
             sampled.add(chunk)
     if sampled.stop_reason in {None, StopReason.ABORTED} or not sampled.token_ids:

@@ -1,4 +1,4 @@
-"""What every actor stands on: the `Actor` base, its `Context`, the host that runs it, supervision.
+"""What every actor stands on: the `Actor` base, its `Context`, the host that runs it.
 
 Recipe for a new actor: a folder `actors/<role>/` with a class that derives from `Actor`, names what
 it follows or consumes, and has one `on_<event>` handler each; one line in `infra/run/roles.py`.

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import aclosing
 
 from penstock.actors.runtime.event_dispatcher import EventDispatcher
-from penstock.actors.runtime.iteration import closing
 from penstock.actors.runtime.tasks import Tasks
 from penstock.messages.base import Event
 from penstock.messages.bus import Bus, WorkItem
@@ -60,7 +60,7 @@ class Consumer:
         items = self._bus.consume(
             durable, types, num_pending_max=num_concurrent, ack_wait_s=ACK_WAIT_S
         )
-        async with closing(items):
+        async with aclosing(items):
             async for item in items:
                 self._running.start(f"{self._name}: {item.delivery.subject}", self._work(item))
 

@@ -1,7 +1,7 @@
 """What an actor may use of the outside world."""
 
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -74,7 +74,7 @@ class Context(Protocol):
 
     def stream_request(
         self, service: str, message: Message, *, idle_s: float, reason: str = ""
-    ) -> AsyncIterator[Message]:
+    ) -> AsyncGenerator[Message, None]:
         """Ask and iterate over the replies, visibly. Raises as `request` does."""
         ...
 

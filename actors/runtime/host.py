@@ -22,7 +22,6 @@ from penstock.actors.runtime.clock import Clock, SystemClock
 from penstock.actors.runtime.consumer import Consumer
 from penstock.actors.runtime.event_dispatcher import EventDispatcher, find_handlers
 from penstock.actors.runtime.host_context import ActorIdentity, HostContext
-from penstock.actors.runtime.iteration import closing
 from penstock.actors.runtime.tasks import Tasks
 from penstock.messages.base import Event
 from penstock.messages.bus import Bus, ObjectStore
@@ -181,7 +180,9 @@ class ActorHost:
 
     async def _follow(self) -> None:
         after = dict(self._actor.follow_after())
-        async with closing(self._bus.follow(self._actor.follows, after=after)) as deliveries:
+        async with contextlib.aclosing(
+            self._bus.follow(self._actor.follows, after=after)
+        ) as deliveries:
             async for delivery in deliveries:
                 async with self._state:
                     await self._dispatcher.handle(delivery)

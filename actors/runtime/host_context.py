@@ -12,7 +12,6 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 
 from penstock.actors.runtime.clock import Clock
-from penstock.actors.runtime.iteration import closing
 from penstock.actors.runtime.meter import Meter
 from penstock.actors.runtime.tasks import Tasks
 from penstock.actors.runtime.waits import Waits
@@ -120,7 +119,7 @@ class HostContext:
         """Ask and iterate over the replies, visibly."""
         reason = reason or type(message).__name__
         replies = self._bus.stream_request(service, message, idle_s=idle_s)
-        async with closing(replies):
+        async with contextlib.aclosing(replies):
             while True:
                 with self.waits.shown(service, reason, idle_s), self._named(reason):
                     reply = await anext(replies, None)
@@ -132,7 +131,7 @@ class HostContext:
         self, target: str, reason: str, *, deadline_s: float, policy_version: int = -1
     ) -> AbstractAsyncContextManager[None]:
         """Bound and publish a wait."""
-        return self.waits.bounded(target, reason, deadline_s, policy_version)
+        return self.waits.with_deadline(target, reason, deadline_s, policy_version)
 
     async def offload(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run blocking work in the one worker thread; counted as busy."""

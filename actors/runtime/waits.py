@@ -45,7 +45,7 @@ class Waits:
             del self._open[token]
 
     @contextlib.asynccontextmanager
-    async def bounded(
+    async def with_deadline(
         self, target: str, reason: str, deadline_s: float, policy_version: int = -1
     ) -> AsyncGenerator[None, None]:
         """Show a wait and end it at its deadline.

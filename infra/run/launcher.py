@@ -11,12 +11,11 @@ import signal
 import sys
 import time
 from asyncio.subprocess import Process
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
 
-from penstock.actors.runtime.supervisor import Decision, RestartPolicy
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.regions.emulation import Emulation, Linked
@@ -39,13 +38,34 @@ class RestartBudgetError(PenstockError, RuntimeError):
     """A process died more often than the restart budget allows; the text names its log."""
 
 
+class RestartBudget:
+    """Restart intensity and period: at most `intensity` failures within `period_s` are restarted.
+
+    The unit of failure is an operating-system process: actors that need each other (a generator
+    and its receiver share one engine) share a process, and an actor that fails takes its process
+    down. Source: Erlang/OTP, Supervision Principles.
+    """
+
+    def __init__(self, *, intensity: int, period_s: float) -> None:
+        self._intensity = intensity
+        self._period_s = period_s
+        self._failures: deque[float] = deque()
+
+    def allows_restart(self, now: float) -> bool:
+        """Count one failure at `now` seconds; return whether its process is restarted."""
+        self._failures.append(now)
+        while self._failures[0] < now - self._period_s:
+            self._failures.popleft()
+        return len(self._failures) <= self._intensity
+
+
 class Processes:
     """The run's actor processes, restarted as the policy says."""
 
     def __init__(self, run: RunDir, config: RunConfig) -> None:
         self._run = run
         self._config = config
-        self._policy = RestartPolicy(
+        self._budget = RestartBudget(
             intensity=config.run.restarts_max, period_s=config.run.restart_period_s
         )
         self._running: dict[str, Process] = {}
@@ -106,7 +126,7 @@ class Processes:
             check_space(self._run.path)
             self._num_deaths[name] += 1
             failure = f"process {name} ended with code {code}; see {self._log_path(name)}"
-            if self._policy.on_failure(time.monotonic()) is Decision.ESCALATE:
+            if not self._budget.allows_restart(time.monotonic()):
                 raise RestartBudgetError(f"{failure}; it has used up its restarts")
             sys.stderr.write(f"[run] {failure}; restarting it\n")
             await self._publish_death(bus, name, process.pid, failure)

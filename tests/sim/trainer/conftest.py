@@ -138,7 +138,7 @@ class FakeContext:
         return function(*args, **kwargs)
 
     def waiting(self, target, reason, *, deadline_s, policy_version=-1):
-        return self.waits.bounded(target, reason, deadline_s, policy_version)
+        return self.waits.with_deadline(target, reason, deadline_s, policy_version)
 
     def spawn(self, name, coroutine) -> None:
         self.tasks.append(asyncio.ensure_future(coroutine))
