@@ -18,9 +18,8 @@ from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.reward import Findings
 from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.runtime.context import Context
-from penstock.envs.remote.client import SandboxBusyError
+from penstock.envs.remote.client import GroupSpec, LeaseSpec, SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.lease_spec import GroupSpec, LeaseSpec
 from penstock.envs.sandbox import ImageAbsent, Sandbox, SandboxError
 from penstock.envs.tasks.gates import read_report
 from penstock.messages.errors import DeadlineError

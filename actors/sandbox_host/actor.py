@@ -20,8 +20,7 @@ from penstock.actors.runtime.context import Context
 from penstock.actors.sandbox_host.checkpoints import Checkpoints
 from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.actors.sandbox_host.groups import Groups
-from penstock.actors.sandbox_host.lost import LostRecords
-from penstock.actors.sandbox_host.operations import Operation, operate
+from penstock.actors.sandbox_host.operations import LostRecords, Operation, operate
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.remote.client import (
     ACQUIRE_SERVICE,

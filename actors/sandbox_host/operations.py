@@ -1,9 +1,12 @@
-"""What may be asked of a leased machine, message by message."""
+"""Operations on a leased machine, message by message; and what dead machines tried to reach."""
 
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import cast
 
 from penstock.envs.sandbox import NetworkedMachine, Sandbox, networked
 from penstock.messages.base import Message
+from penstock.messages.rollout import EgressAttempt
 from penstock.messages.rpc import Ack
 from penstock.messages.sandbox import (
     AllowEgress,
@@ -18,6 +21,7 @@ from penstock.messages.sandbox import (
 )
 
 Operation = ExecCommand | ReadFile | WriteFiles | ListFiles | AllowEgress | ReadEgress
+RECORDS_MAX = 1024
 
 
 async def operate(sandbox: Sandbox, message: Operation, *, egress_addresses: bool) -> Message:
@@ -61,3 +65,23 @@ async def operate(sandbox: Sandbox, message: Operation, *, egress_addresses: boo
 def _as_text(path: str) -> str:
     """Return a path that can travel: bytes that are no UTF-8 become U+FFFD."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+class LostRecords:
+    """Egress records of machines that died in use, by lease; the oldest are forgotten.
+
+    The proxy's record is the host's, not the guest's, so it outlives the machine.
+    """
+
+    def __init__(self) -> None:
+        self._records: OrderedDict[str, list[EgressAttempt]] = OrderedDict()
+
+    def keep(self, lease_id: str, attempts: Sequence[EgressAttempt]) -> None:
+        """Keep one."""
+        self._records[lease_id] = list(attempts)
+        if len(self._records) > RECORDS_MAX:
+            self._records.popitem(last=False)
+
+    def find(self, lease_id: str) -> list[EgressAttempt] | None:
+        """Return one, None where there is none."""
+        return self._records.get(lease_id)

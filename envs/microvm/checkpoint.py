@@ -16,6 +16,7 @@ from penstock.envs.microvm.recipe.steps import install
 from penstock.envs.sandbox import SandboxFileError
 
 STATE = "state"
+MEMORY = "memory"
 MANIFEST = "checkpoint.json"
 
 

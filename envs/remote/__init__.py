@@ -5,6 +5,8 @@
                                                                                │ exec, read...
                   sandbox.<host>  ◀──────── every further request ─────────────┘ + renewal
 ```
-`spec.py` says how a machine is asked for, `placing.py` finds its host, `lease.py` holds one and
-`group.py` a whole group's; `sandbox.py` speaks to one; `asking.py` is one request.
+`client.py` sends one request and specifies a lease, `lease.py` places and holds one machine and
+`group.py` a whole group; `sandbox.py` speaks to a machine. To add an operation: its message in
+`messages/sandbox.py`, a method in `sandbox.py`, and its handler in
+`actors/sandbox_host/operations.py`.
 """

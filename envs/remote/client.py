@@ -1,6 +1,8 @@
-"""One request to a sandbox host or the scheduler, and the errors that come back."""
+"""One request to a sandbox host or the scheduler, its errors, and what a lease specifies."""
 
 from typing import Protocol, TypeVar
+
+import msgspec
 
 from penstock.envs.sandbox import (
     ImageAbsent,
@@ -19,7 +21,7 @@ SCHEDULER_SERVICE = "scheduler"
 
 
 class SandboxBusyError(SandboxError, BlockingIOError):
-    """No host has room for one more machine now; ask again later."""
+    """No host has room for one more machine now; retry later."""
 
 
 _KINDS: dict[type[SandboxError], RemoteErrorKind] = {
@@ -36,12 +38,12 @@ M = TypeVar("M", bound=Message)
 
 
 class SandboxClient(Protocol):
-    """What a remote sandbox needs of its user's `Context`."""
+    """What a remote sandbox needs of an actor's `Context`."""
 
     async def request(
         self, service: str, message: Message, *, deadline_s: float, reason: str = ""
     ) -> Message:
-        """Ask and wait; raises RemoteCallError and DeadlineError."""
+        """Send and wait for the answer; raises RemoteCallError and DeadlineError."""
         ...
 
     async def sleep(self, duration_s: float) -> None:
@@ -58,10 +60,10 @@ def host_service(host: str) -> str:
     return f"sandbox.{host}"
 
 
-async def ask(
+async def call(
     client: SandboxClient, service: str, message: Message, expected: type[M], deadline_s: float
 ) -> M:
-    """Ask once and return an answer of the expected type.
+    """Send one request and return an answer of the expected type.
 
     Raises:
         SandboxTimeout: No answer in time.
@@ -92,3 +94,42 @@ def _from_remote(service: str, error: RemoteCallError) -> SandboxError:
     if error_type is None:
         return SandboxError(f"{service}: {error}")
     return error_type(f"{service}: {words}")
+
+
+class SavedSandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint, and where it is."""
+
+    checkpoint_id: str
+    host: str
+
+
+class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The group that a machine belongs to: all of its machines are placed on one host."""
+
+    group_id: str
+    num_machines: int
+    holder: str = ""
+    """Whose quota it counts against; empty: the machine's own holder."""
+
+
+class LeaseSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How a machine is requested and held."""
+
+    holder: str
+    lease_s: float = 60.0
+    """The host reaps the machine this long after the last request."""
+    acquire_wait_s: float = 120.0
+    """Longest wait for a host with room."""
+    image_digest: str = ""
+    """Image layer above the base image; empty: the host's own choice for all."""
+    retry_delay_s: float = 0.2
+    margin_s: float = 10.0
+    """Time that a host has to answer, beyond what the operation itself may take."""
+    group: GroupSpec | None = None
+    """The scheduler places it on a host; else any host with room answers."""
+    is_grading: bool = False
+    """It may use the slots that hosts reserve for grading."""
+    takes_over: bool = False
+    """End the machine that the same holder leased before."""
+    branch_of: SavedSandbox | None = None
+    """Resume from a checkpoint, on the host that holds it."""

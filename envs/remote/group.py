@@ -1,4 +1,4 @@
-"""Machines of one group on one host: placed, leased, renewed and given back by one message each.
+"""Machines of one group on one host: placed, leased, renewed and released by one message each.
 
 ```
  lease_group ──PlaceGroup──▶ the scheduler: which host
@@ -14,10 +14,15 @@ from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 
-from penstock.envs.remote.client import SCHEDULER_SERVICE, SandboxClient, ask, host_service
-from penstock.envs.remote.lease import keep_renewed
-from penstock.envs.remote.lease_spec import GroupSpec, LeaseSpec
-from penstock.envs.remote.placing import lease_where_placed, place_group
+from penstock.envs.remote.client import (
+    SCHEDULER_SERVICE,
+    GroupSpec,
+    LeaseSpec,
+    SandboxClient,
+    call,
+    host_service,
+)
+from penstock.envs.remote.lease import keep_renewed, lease_where_placed, place_group
 from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.sandbox import SandboxDied, SandboxError
 from penstock.messages.rpc import Ack
@@ -41,7 +46,7 @@ async def acquire_group(
         SandboxError: The host failed.
 
     """
-    wanted = AcquireGroup(
+    message = AcquireGroup(
         group_id=group.group_id,
         holder=group.holder or spec.holder,
         lease_ids=list(lease_ids),
@@ -50,10 +55,10 @@ async def acquire_group(
     )
 
     async def place(avoid_host: str) -> str:
-        return await place_group(client, group, spec, avoid_host=avoid_host)
+        return await place_group(client, group, spec, avoid_host)
 
     what = f"room for {group.group_id}"
-    return await lease_where_placed(client, spec, place, wanted, GroupLeased, what)
+    return await lease_where_placed(client, spec, place, message, GroupLeased, what)
 
 
 async def renew_groups(
@@ -66,16 +71,16 @@ async def renew_groups(
 
     """
     message = RenewGroups(group_ids=list(group_ids))
-    renewed = await ask(client, host_service(host), message, GroupsRenewed, spec.margin_s)
+    renewed = await call(client, host_service(host), message, GroupsRenewed, spec.margin_s)
     return renewed.gone
 
 
 async def release_group(client: SandboxClient, host: str, group_id: str, spec: LeaseSpec) -> None:
-    """Give all machines of a group back; who cannot be told finds out by itself."""
+    """Release all machines of a group; a host that cannot be reached reaps them."""
     message = ReleaseGroup(group_id=group_id)
     for service in (host_service(host), SCHEDULER_SERVICE):
         with contextlib.suppress(SandboxError):
-            await ask(client, service, message, Ack, spec.margin_s)
+            await call(client, service, message, Ack, spec.margin_s)
 
 
 @contextlib.asynccontextmanager

@@ -1,17 +1,29 @@
-"""Holding one machine of a host: asked for, renewed meanwhile, given back."""
+"""One machine of a host: placed, leased, renewed meanwhile, released."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from penstock.envs.remote.client import SCHEDULER_SERVICE, SandboxClient, ask
-from penstock.envs.remote.lease_spec import LeaseSpec
-from penstock.envs.remote.placing import lease_where_placed, place_sandbox
+from penstock.envs.remote.client import (
+    ACQUIRE_SERVICE,
+    SCHEDULER_SERVICE,
+    GroupSpec,
+    LeaseSpec,
+    M,
+    SandboxBusyError,
+    SandboxClient,
+    call,
+    host_service,
+)
 from penstock.envs.remote.sandbox import RemoteSandbox
-from penstock.envs.sandbox import ImageAbsent, SandboxDied, SandboxError
-from penstock.messages.rpc import Ack
+from penstock.envs.sandbox import ImageAbsent, SandboxDied, SandboxError, SandboxTimeout
+from penstock.messages.base import Message
+from penstock.messages.rpc import Ack, RetryPolicy, with_retries
 from penstock.messages.sandbox import AcquireSandbox, SandboxLeased
-from penstock.messages.scheduler import ReleaseGroup
+from penstock.messages.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup
+
+AVOID_S = 6.0
+"""How long a host that did not answer is avoided; the scheduler forgets dead ones sooner."""
 
 
 @contextlib.asynccontextmanager
@@ -25,11 +37,12 @@ async def lease_sandbox(
         SandboxError: The host failed.
 
     """
+    is_alone = spec.group is not None and spec.group.num_machines == 1
     try:
         sandbox = RemoteSandbox(client, await _acquire(client, lease_id, spec), spec)
     except SandboxError as error:
-        if isinstance(error, ImageAbsent) or _is_alone(spec):
-            await _give_room_back(client, spec)
+        if isinstance(error, ImageAbsent) or is_alone:
+            await _release_room(client, spec)
         raise
     renewal = asyncio.create_task(keep_renewed(client, sandbox.renew, spec))
     try:
@@ -38,52 +51,117 @@ async def lease_sandbox(
         renewal.cancel()
         await asyncio.gather(renewal, return_exceptions=True)
         await sandbox.close()
-        if _is_alone(spec):
-            await _give_room_back(client, spec)
+        if is_alone:
+            await _release_room(client, spec)
 
 
-def _is_alone(spec: LeaseSpec) -> bool:
-    """Return whether a group's room is this machine's alone."""
-    return spec.group is not None and spec.group.num_machines == 1
-
-
-async def _give_room_back(client: SandboxClient, spec: LeaseSpec) -> None:
-    """Tell the scheduler what it would learn from hosts' reports, or by waiting."""
+async def _release_room(client: SandboxClient, spec: LeaseSpec) -> None:
+    """Tell the scheduler now what it would learn from hosts' reports, or by waiting."""
     if spec.group is not None:
         message = ReleaseGroup(group_id=spec.group.group_id)
         with contextlib.suppress(SandboxError):
-            await ask(client, SCHEDULER_SERVICE, message, Ack, spec.margin_s)
+            await call(client, SCHEDULER_SERVICE, message, Ack, spec.margin_s)
 
 
 async def _acquire(client: SandboxClient, lease_id: str, spec: LeaseSpec) -> SandboxLeased:
+    group, branch_of = spec.group, spec.branch_of
     message = AcquireSandbox(
         lease_id=lease_id,
         holder=spec.holder,
         lease_s=spec.lease_s,
-        is_placed=spec.group is not None or spec.branch_of is not None,
-        checkpoint_id=spec.branch_of.checkpoint_id if spec.branch_of else "",
-        group_id=spec.group.group_id if spec.group else "",
+        is_placed=group is not None or branch_of is not None,
+        checkpoint_id=branch_of.checkpoint_id if branch_of else "",
+        group_id=group.group_id if group else "",
         image_digest=spec.image_digest,
         is_grading=spec.is_grading,
         takes_over=spec.takes_over,
     )
 
     async def place(avoid_host: str) -> str:
-        return await place_sandbox(client, spec, avoid_host)
+        if branch_of is not None:
+            return branch_of.host
+        return "" if group is None else await place_group(client, group, spec, avoid_host)
 
     return await lease_where_placed(client, spec, place, message, SandboxLeased, "sandbox")
+
+
+async def lease_where_placed(  # noqa: PLR0913, PLR0917 - a request, and where it goes
+    client: SandboxClient,
+    spec: LeaseSpec,
+    place: Callable[[str], Awaitable[str]],
+    message: Message,
+    expected: type[M],
+    what: str,
+) -> M:
+    """Send a request to the host that a placement names, with retries; return the answer.
+
+    Args:
+        client: Sends.
+        spec: How long and how often to try.
+        place: Takes a host to avoid, returns the one to use; "" for any with room.
+        message: The request.
+        expected: The answer's type.
+        what: Is leased, for the error.
+
+    Raises:
+        SandboxBusyError: No host had room for `spec.acquire_wait_s`.
+        SandboxError: The host failed.
+
+    """
+    avoid, avoid_until = "", 0.0
+
+    async def attempt() -> M:
+        nonlocal avoid, avoid_until
+        host = await place(avoid if client.monotonic() < avoid_until else "")
+        service = host_service(host) if host else ACQUIRE_SERVICE
+        try:
+            return await call(client, service, message, expected, spec.margin_s)
+        except SandboxTimeout:
+            if host:
+                avoid, avoid_until = host, client.monotonic() + AVOID_S
+            raise
+
+    retry = RetryPolicy(pause_s=spec.retry_delay_s, deadline_s=spec.acquire_wait_s)
+    retry_on = (SandboxBusyError, SandboxTimeout)
+    try:
+        return await with_retries(attempt, retry, retry_on=retry_on, sleep=client.sleep)
+    except retry_on as error:
+        text = f"no {what} within {spec.acquire_wait_s:g} s: {error}"
+        raise SandboxBusyError(text) from error
+
+
+async def place_group(
+    client: SandboxClient, group: GroupSpec, spec: LeaseSpec, avoid_host: str
+) -> str:
+    """Return the host that has room for a group: the same one for all of its machines.
+
+    Raises:
+        SandboxBusyError: None has, or the quota is used up.
+        SandboxTimeout: The scheduler does not answer.
+
+    """
+    message = PlaceGroup(
+        group_id=group.group_id,
+        holder=group.holder or spec.holder,
+        num_machines=group.num_machines,
+        image_digest=spec.image_digest,
+        lease_s=spec.lease_s,
+        avoid_host=avoid_host,
+        is_grading=spec.is_grading,
+    )
+    return (await call(client, SCHEDULER_SERVICE, message, GroupPlaced, spec.margin_s)).host
 
 
 async def keep_renewed(
     client: SandboxClient, renew: Callable[[float], Awaitable[object]], spec: LeaseSpec
 ) -> None:
-    """Renew until cancelled, or until all is gone: its users meet that by themselves.
+    """Renew until cancelled, or until all is gone, which the machines' users then notice.
 
-    Gone is what its host says is gone, and what no host has answered for during a whole lease.
+    Gone is what its host reports as gone, and what no host has answered for during a whole lease.
 
     Args:
-        client: Who holds the lease.
-        renew: Asks once, with this deadline; raises `SandboxDied` where nothing is left.
+        client: Sleeps.
+        renew: Tries once, with this deadline; raises `SandboxDied` if nothing is left.
         spec: How long a lease is.
 
     """

@@ -5,8 +5,14 @@ import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 
-from penstock.envs.remote.client import M, SandboxClient, ask, host_service
-from penstock.envs.remote.lease_spec import LeaseSpec, SavedSandbox
+from penstock.envs.remote.client import (
+    LeaseSpec,
+    M,
+    SandboxClient,
+    SavedSandbox,
+    call,
+    host_service,
+)
 from penstock.envs.sandbox import WORK_DIR, SandboxError
 from penstock.messages.base import Message
 from penstock.messages.rollout import EgressAttempt, SandboxRecord
@@ -33,10 +39,10 @@ SAVE_S_MAX = 60.0
 
 
 class RemoteSandbox:
-    """The `Sandbox` protocol over requests; an answer that does not come means a lost machine."""
+    """The `Sandbox` protocol over requests; a missing answer means a lost machine."""
 
     def __init__(self, client: SandboxClient, leased: SandboxLeased, spec: LeaseSpec) -> None:
-        """Speak to the host that leased the machine."""
+        """Use a machine that a host has leased."""
         self.info: SandboxRecord = leased.sandbox
         self._client = client
         self._leased = leased
@@ -45,7 +51,7 @@ class RemoteSandbox:
         self._op_prefix = hashlib.blake2s(leased.lease_id.encode(), digest_size=8).hexdigest()
         """A copy of a machine remembers the keys of the one it was: each lease has its own."""
 
-    async def exec(  # noqa: PLR0913 - the protocol asks for them
+    async def exec(  # noqa: PLR0913 - the protocol requires them
         self,
         argv: Sequence[str],
         *,
@@ -65,58 +71,58 @@ class RemoteSandbox:
             timeout_s=timeout_s,
             output_bytes_max=output_bytes_max,
         )
-        return await self._ask(command, ExecResult, within_s=timeout_s)
+        return await self._call(command, ExecResult, within_s=timeout_s)
 
     async def read_file(self, path: str, bytes_max: int) -> bytes:
         """Return the first `bytes_max` bytes of a regular file."""
         message = ReadFile(lease_id=self._leased.lease_id, path=path, num_bytes_max=bytes_max)
-        return (await self._ask(message, FileRead)).data
+        return (await self._call(message, FileRead)).data
 
     async def write_files(self, files: Mapping[str, bytes]) -> None:
         """Write whole files, parents included."""
         message = WriteFiles(lease_id=self._leased.lease_id, files=dict(files))
-        await self._ask(message, Ack)
+        await self._call(message, Ack)
 
     async def list_files(self, root: str) -> list[str]:
         """Return the regular files below `root`, relative to it, sorted."""
         message = ListFiles(lease_id=self._leased.lease_id, root=root)
-        return (await self._ask(message, FilesListed)).paths
+        return (await self._call(message, FilesListed)).paths
 
     async def allow_egress(self, rules: Sequence[str]) -> None:
         """See `NetworkedSandbox.allow_egress`."""
-        await self._ask(AllowEgress(lease_id=self._leased.lease_id, rules=list(rules)), Ack)
+        await self._call(AllowEgress(lease_id=self._leased.lease_id, rules=list(rules)), Ack)
 
     async def egress_attempts(self) -> list[EgressAttempt]:
         """See `NetworkedSandbox.egress_attempts`."""
-        return (await self._ask(ReadEgress(lease_id=self._leased.lease_id), EgressRead)).attempts
+        return (await self._call(ReadEgress(lease_id=self._leased.lease_id), EgressRead)).attempts
 
     async def save(self, checkpoint_id: str) -> SavedSandbox:
-        """Save the machine while it runs; `LeaseSpec.branch_of` goes on from there.
+        """Save the machine while it runs; `LeaseSpec.branch_of` resumes from there.
 
         Raises:
-            SandboxError: Its backend cannot, or failed; the machine goes on.
+            SandboxError: Its backend cannot, or failed; the machine continues.
 
         """
         message = SaveSandbox(lease_id=self._leased.lease_id, checkpoint_id=checkpoint_id)
-        saved = await self._ask(message, SandboxSaved, within_s=SAVE_S_MAX)
+        saved = await self._call(message, SandboxSaved, within_s=SAVE_S_MAX)
         return SavedSandbox(checkpoint_id=saved.checkpoint_id, host=saved.host)
 
     async def close(self) -> None:
-        """Give the machine back; a host that cannot be told reaps it by itself."""
+        """Release the machine; a host that cannot be reached reaps it."""
         with contextlib.suppress(SandboxError):
-            await self._ask(ReleaseSandbox(lease_id=self._leased.lease_id), Ack)
+            await self._call(ReleaseSandbox(lease_id=self._leased.lease_id), Ack)
 
     async def renew(self, deadline_s: float) -> None:
-        """Tell the host that the lease is still held; raises `SandboxDied` where it is not."""
+        """Renew the lease; raises `SandboxDied` if it is gone."""
         message = AcquireSandbox(
             lease_id=self._leased.lease_id,
             holder=self._spec.holder,
             lease_s=self._spec.lease_s,
         )
         service = host_service(self._leased.host)
-        await ask(self._client, service, message, SandboxLeased, deadline_s)
+        await call(self._client, service, message, SandboxLeased, deadline_s)
 
-    async def _ask(self, message: Message, expected: type[M], *, within_s: float = 0.0) -> M:
+    async def _call(self, message: Message, expected: type[M], *, within_s: float = 0.0) -> M:
         service = host_service(self._leased.host)
         deadline_s = within_s + self._spec.margin_s
-        return await ask(self._client, service, message, expected, deadline_s)
+        return await call(self._client, service, message, expected, deadline_s)

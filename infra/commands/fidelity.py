@@ -14,11 +14,11 @@ from penstock.envs.fidelity.compare import (
     ALLOWED_FILE,
     Values,
     compare,
+    find_tells,
     read_allowed,
     read_probe,
     run_probe,
 )
-from penstock.envs.fidelity.tells import find_tells
 
 BOOT_S_MAX = 60.0
 VALUE_CHARACTERS_MAX = 60

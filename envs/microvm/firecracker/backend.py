@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from penstock.envs.microvm.checkpoint import STATE, load_checkpoint
+from penstock.envs.microvm.checkpoint import MEMORY, STATE, load_checkpoint
 from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.firecracker.api import (
     VSOCK_PORT,
@@ -28,7 +28,7 @@ from penstock.envs.microvm.firecracker.api import (
     await_socket,
     connect_vsock,
 )
-from penstock.envs.microvm.firecracker.machine import MEMORY, FirecrackerMachine
+from penstock.envs.microvm.firecracker.machine import FirecrackerMachine
 from penstock.envs.microvm.host_process import HostProcess
 from penstock.envs.microvm.images.assets import digest_bytes, load_assets
 from penstock.envs.microvm.machine import booted

@@ -5,7 +5,7 @@ import shutil
 import time
 from pathlib import Path
 
-from penstock.envs.microvm.checkpoint import STATE, MachineCheckpoint, save_manifest
+from penstock.envs.microvm.checkpoint import MEMORY, STATE, MachineCheckpoint, save_manifest
 from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.firecracker.api import FirecrackerApi
 from penstock.envs.microvm.host_process import HostProcess
@@ -14,8 +14,6 @@ from penstock.envs.microvm.protocol import GuestIdentity, LineState
 from penstock.envs.sandbox import SandboxFileError
 from penstock.messages.rollout import SandboxRecord
 
-MEMORY = "memory"
-"""The second file of a checkpoint."""
 SAVE_DEADLINE_S = 60.0
 
 

@@ -9,12 +9,12 @@ Where all room is taken, an idle machine of one image is ended for a pending lea
 
 import asyncio
 import contextlib
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
-from penstock.envs.microvm.pool.cpus import Cpus
 from penstock.envs.microvm.pool.image_pool import ImagePool
 from penstock.envs.microvm.pool.image_pools import ImagePools
 from penstock.envs.microvm.pool.lease import Leases
@@ -23,6 +23,31 @@ from penstock.messages.errors import QueueFullError
 
 TICK_S_MAX = 1.0
 BOOT_MS_KEPT = 4096
+
+
+class Cpus:
+    """Pins each machine to the processor with the fewest machines."""
+
+    def __init__(self) -> None:
+        self._load = dict.fromkeys(sorted(os.sched_getaffinity(0)), 0)
+        self.cpu_of: dict[Machine, int] = {}
+        """Of every machine that exists."""
+
+    async def start(self, start: Callable[[int], Awaitable[Machine]]) -> Machine:
+        """Start a machine on a processor."""
+        cpu = min(self._load, key=self._load.__getitem__)
+        self._load[cpu] += 1
+        try:
+            machine = await start(cpu)
+        except BaseException:
+            self._load[cpu] -= 1
+            raise
+        self.cpu_of[machine] = cpu
+        return machine
+
+    def free(self, machine: Machine) -> None:
+        """Record a machine's end."""
+        self._load[self.cpu_of.pop(machine)] -= 1
 
 
 class PoolReconciler:
@@ -55,7 +80,6 @@ class PoolReconciler:
         self._boots_at_once = boots_at_once
         self._boot_timeout_s = boot_timeout_s
         self._cpus = Cpus()
-        """Of every machine that exists."""
         self._boots: set[asyncio.Task[None]] = set()
         self._ends: set[asyncio.Task[None]] = set()
         self.tally: Counter[str] = Counter()
@@ -114,7 +138,7 @@ class PoolReconciler:
     @property
     def num_live(self) -> int:
         """Machines that exist or are booting."""
-        return self._num_booting + len(self._cpus)
+        return self._num_booting + len(self._cpus.cpu_of)
 
     @property
     def _num_booting(self) -> int:
@@ -139,14 +163,15 @@ class PoolReconciler:
             _spawn(self._boot(pool), self._boots)
 
     async def _boot(self, pool: ImagePool) -> None:
+        async def start(cpu: int) -> Machine:
+            return await pool.backend.start(cpu=cpu, timeout_s=self._boot_timeout_s)
+
         try:
-            with self._cpus.starting() as cpu:
-                machine = await pool.backend.start(cpu=cpu, timeout_s=self._boot_timeout_s)
+            machine = await self._cpus.start(start)
         except SandboxError as error:
             self.tally["boot_failures"] += 1
             pool.boot_failed(error, self._monotonic())
         else:
-            self._cpus.take(machine, cpu)
             self.tally["booted"] += 1
             self.boot_ms.append(machine.info.boot_ms)
             pool.booted(machine)
@@ -181,13 +206,10 @@ class PoolReconciler:
 
         """
         try:
-            with self._cpus.starting() as cpu:
-                machine = await start(cpu)
-            self._cpus.take(machine, cpu)
+            return await self._cpus.start(start)
         finally:
             pool.num_booting -= 1
             self._wake.set()
-        return machine
 
     def end_all(self, machines: Iterable[Machine]) -> None:
         """End machines in the background."""
@@ -196,7 +218,7 @@ class PoolReconciler:
 
     async def end(self, machine: Machine) -> None:
         """End a machine; repeating it does nothing."""
-        if machine not in self._cpus:
+        if machine not in self._cpus.cpu_of:
             return
         self.tally["deaths"] += not machine.alive
         try:
@@ -219,7 +241,7 @@ class PoolReconciler:
         for start in starting:
             start.cancel()
         late = await _wait_until(give_up_at, {*starting, *self._ends})
-        self.end_all(self._cpus.machines())
+        self.end_all(list(self._cpus.cpu_of))
         late |= await _wait_until(give_up_at, set(self._ends))
         return len(late)
 

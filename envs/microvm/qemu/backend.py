@@ -20,7 +20,7 @@ from penstock.envs.microvm.images.layers import check_there, image_digest, layer
 from penstock.envs.microvm.qemu.assets import load_qemu_assets
 from penstock.envs.microvm.qemu.command import MACHINE, QemuCommand
 from penstock.envs.microvm.qemu.machine import MachineKind, QemuMachine, make_template, resume
-from penstock.envs.microvm.qemu.saved import Saved, load_saved
+from penstock.envs.microvm.qemu.memory import SavedMachine, load_saved
 from penstock.envs.sandbox import BackendUnavailable, Capability, IsolationClass
 from penstock.messages.rollout import SandboxRecord
 
@@ -63,8 +63,8 @@ class QemuTcgBackend:
             raise BackendUnavailable("QEMU machines need the erofs image, which was not built")
         qemu_folder, self.assets = load_qemu_assets(cache)
         self._mem_bytes = mem_mib << 20
-        self._template: Saved | None = None
-        self._prepared: deque[tuple[Saved, QemuMachine]] = deque()
+        self._template: SavedMachine | None = None
+        self._prepared: deque[tuple[SavedMachine, QemuMachine]] = deque()
         self._making = asyncio.Lock()
         files = {kind: qemu_folder / name for kind, name in self.assets.files().items()}
         files["image"] = folder / self._base.image
@@ -98,7 +98,7 @@ class QemuTcgBackend:
         template = await self._get_template()
         return await self._copy(template, time.perf_counter(), cpu, timeout_s)
 
-    async def _get_template(self) -> Saved:
+    async def _get_template(self) -> SavedMachine:
         async with self._making:
             if self._template is None:
                 self._template = await make_template(
@@ -107,7 +107,7 @@ class QemuTcgBackend:
         return self._template
 
     async def _copy(
-        self, saved: Saved, asked_at: float, cpu: int | None, timeout_s: float
+        self, saved: SavedMachine, asked_at: float, cpu: int | None, timeout_s: float
     ) -> QemuMachine:
         if machine := self._take_prepared(saved):
             await machine.take_up(asked_at=asked_at, timeout_s=timeout_s)
@@ -122,7 +122,7 @@ class QemuTcgBackend:
         asked_at = time.perf_counter()
         return await self._copy(await self._get_saved(folder), asked_at, cpu, timeout_s)
 
-    async def _get_saved(self, folder: Path) -> Saved:
+    async def _get_saved(self, folder: Path) -> SavedMachine:
         found = load_checkpoint(folder, backend=self.name, machine_digest=self._kind.digest)
         async with self._making:
             saved = self._kind.kept.get(found.token)
@@ -147,7 +147,7 @@ class QemuTcgBackend:
         while len(self._prepared) > PREPARED_MAX:
             await self._prepared.popleft()[1].close()
 
-    async def _prepare(self, saved: Saved) -> None:
+    async def _prepare(self, saved: SavedMachine) -> None:
         asked_at = time.perf_counter()
         deadline_s = self.template_deadline_s
         machine = await resume(self._kind, saved, asked_at=asked_at, cpu=None, timeout_s=deadline_s)
@@ -158,7 +158,7 @@ class QemuTcgBackend:
             raise
         self._prepared.append((saved, machine))
 
-    def _take_prepared(self, saved: Saved) -> QemuMachine | None:
+    def _take_prepared(self, saved: SavedMachine) -> QemuMachine | None:
         for each in self._prepared:
             if each[0] is saved and each[1].alive:
                 self._prepared.remove(each)

@@ -14,17 +14,16 @@ from penstock.envs.microvm.checkpoint import MachineCheckpoint, save_manifest
 from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.machine import GuestSandbox, booted
 from penstock.envs.microvm.protocol import GuestIdentity, LineState
-from penstock.envs.microvm.qemu.command import QemuCommand
-from penstock.envs.microvm.qemu.launch import Launched
+from penstock.envs.microvm.qemu.command import Launched, QemuCommand
 from penstock.envs.microvm.qemu.memory import (
     Mapping,
     Memory,
+    SavedMachine,
     copy_data,
     copy_own_pages,
     find_mapping,
 )
 from penstock.envs.microvm.qemu.qmp import Qmp
-from penstock.envs.microvm.qemu.saved import Saved
 from penstock.envs.sandbox import SandboxDied, SandboxFileError, SandboxTimeout
 from penstock.messages.rollout import SandboxRecord
 
@@ -44,10 +43,10 @@ class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
     command: QemuCommand
     info: SandboxRecord
     """A machine's record, but for its boot time."""
-    kept: dict[str, Saved] = {}
+    kept: dict[str, SavedMachine] = {}
     """Token of a checkpoint -> its memory, at hand for further copies; oldest first."""
 
-    def keep(self, token: str, saved: Saved) -> None:
+    def keep(self, token: str, saved: SavedMachine) -> None:
         """Keep a checkpoint's memory at hand, in place of the oldest."""
         self.kept.pop(token, None)
         self.kept[token] = saved
@@ -100,7 +99,7 @@ class QemuMachine(GuestSandbox):
             raise
         self.info = booted(self._kind.info, asked_at)
 
-    async def _save(self) -> tuple[Saved, float]:
+    async def _save(self) -> tuple[SavedMachine, float]:
         """Save, and go on as the machine it was, also when saving failed.
 
         Fresh memory is slow to get from the host: so all is copied once while the guest runs on,
@@ -119,7 +118,7 @@ class QemuMachine(GuestSandbox):
                 GuestIdentity(epoch=self._connection.epoch), timeout_s=self.hang_grace_s
             )
         pause_ms = (time.perf_counter() - started) * 1000
-        return Saved(memory, devices, line), pause_ms
+        return SavedMachine(memory, devices, line), pause_ms
 
     def _copy_beforehand(self, memory: Memory) -> Mapping:
         mapping = find_mapping(self.process.pid, self._base)
@@ -187,7 +186,7 @@ async def _connected(
 
 
 async def resume(
-    kind: MachineKind, saved: Saved, *, asked_at: float, cpu: int | None, timeout_s: float
+    kind: MachineKind, saved: SavedMachine, *, asked_at: float, cpu: int | None, timeout_s: float
 ) -> QemuMachine:
     """Start a machine that goes on from a saved one, as a new one.
 
@@ -207,7 +206,7 @@ async def resume(
     return machine
 
 
-async def make_template(kind: MachineKind, *, deadline_s: float) -> Saved:
+async def make_template(kind: MachineKind, *, deadline_s: float) -> SavedMachine:
     """Boot a machine, save it, end it."""
     memory = Memory(kind.command.mem_bytes)
     launched = Launched(kind.command, memory, boots=True, cpu=None)
@@ -219,4 +218,4 @@ async def make_template(kind: MachineKind, *, deadline_s: float) -> Saved:
         devices = await machine.monitor.save_devices()
     finally:
         await machine.close()
-    return Saved(memory, devices, line)
+    return SavedMachine(memory, devices, line)

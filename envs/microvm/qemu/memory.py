@@ -18,8 +18,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from penstock.envs.microvm.checkpoint import MEMORY, STATE
 from penstock.envs.microvm.host_process import process_tree
-from penstock.envs.sandbox import SandboxDied
+from penstock.envs.microvm.protocol import LineState
+from penstock.envs.sandbox import SandboxDied, SandboxFileError
 
 PAGE = mmap.PAGESIZE
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | 0x10
@@ -152,3 +154,53 @@ def _read_whole(source: int, whole: memoryview, part: slice, address: int) -> No
         if num_bytes == 0:
             raise OSError("the process ended")
         at += num_bytes
+
+
+class SavedMachine:
+    """A machine that stands still, from which any number of copies start: memory and devices."""
+
+    def __init__(self, memory: Memory, devices: bytes, line: LineState) -> None:
+        memory.seal()
+        self.memory = memory
+        self.devices = devices
+        self.line = line
+
+    def write_out(self, folder: Path) -> None:
+        """Write it to two files, durably.
+
+        Raises:
+            SandboxFileError: The disk is full, or the folder gone.
+
+        """
+        try:
+            with (folder / STATE).open("wb") as file:
+                file.write(self.devices)
+                file.flush()
+                os.fsync(file.fileno())
+            with (folder / MEMORY).open("wb") as file:
+                copy_data(self.memory.fd, file.fileno())
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise SandboxFileError(f"checkpoint {folder}: {error}") from error
+
+
+def load_saved(folder: Path, line: LineState, mem_bytes: int) -> SavedMachine:
+    """Read what `write_out` wrote.
+
+    Raises:
+        SandboxFileError: The memory is absent, or not of `mem_bytes`.
+
+    """
+    memory = Memory(mem_bytes)
+    try:
+        devices = (folder / STATE).read_bytes()
+        size = (folder / MEMORY).stat().st_size
+        if size == mem_bytes:
+            with (folder / MEMORY).open("rb") as file:
+                copy_data(file.fileno(), memory.fd)
+    except OSError as error:
+        raise SandboxFileError(f"checkpoint {folder}: {error}") from error
+    if size != mem_bytes:
+        words = f"{size} bytes of memory, expected {mem_bytes}"
+        raise SandboxFileError(f"checkpoint {folder}: {words}")
+    return SavedMachine(memory, devices, line)

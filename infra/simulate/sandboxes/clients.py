@@ -6,10 +6,11 @@
                                     no answer for a whole lease ──▶ all of it again
 ```
 Each host is renewed separately: one that does not answer delays no other's leases.
+`audit` compares what clients hold with what hosts hold.
 """
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,9 +18,9 @@ import msgspec
 
 from penstock.actors.runtime.clock import Clock
 from penstock.envs.microvm.pool.lease import percentile
+from penstock.envs.remote.client import GroupSpec, LeaseSpec
 from penstock.envs.remote.group import acquire_group, renew_groups
 from penstock.envs.remote.lease import keep_renewed
-from penstock.envs.remote.lease_spec import GroupSpec, LeaseSpec
 from penstock.infra.simulate.sandboxes.settings import BurstScenario
 from penstock.messages.base import Message
 from penstock.messages.bus import Bus
@@ -140,3 +141,31 @@ class BurstClients:
             "ready_s_p95": round(percentile(ready, 95), 3),
             "ready_s_p99": round(percentile(ready, 99), 3),
         }
+
+
+def audit(
+    scenario: BurstScenario, held: dict[str, Any], on_hosts: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the figures of a burst's end.
+
+    Args:
+        scenario: What was simulated.
+        held: As `BurstClients.hold` returns it.
+        on_hosts: As `Hosts.run` returns it.
+
+    """
+    num_hosts_of = Counter(group for groups in on_hosts["groups"].values() for group in groups)
+    where = {group: host for host, groups in on_hosts["groups"].items() for group in groups}
+    held_on: dict[str, str] = held["host_of"]
+    return {
+        "machines_live": on_hosts["live"],
+        "hosts_died": len(on_hosts["dead"]),
+        "machines_died": on_hosts["lost"],
+        "groups_requested_again": held["requested_again"],
+        "groups_lost": scenario.num_groups - sum(where.get(g) == h for g, h in held_on.items()),
+        "groups_twice": sum(count > 1 for count in num_hosts_of.values()),
+        "machines_created": on_hosts["created"],
+        "machines_reaped": on_hosts["expired"],
+        "fetched_tb": scenario.terabytes(on_hosts["fetched"]),
+        "host_load_max_over_mean": on_hosts["load_max_over_mean"],
+    }

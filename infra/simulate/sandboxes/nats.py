@@ -19,11 +19,9 @@ from penstock.actors.runtime.host import ActorHost
 from penstock.actors.scheduler.actor import LEARN_S, SandboxScheduler
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
-from penstock.infra.simulate.sandboxes.audit import audit
-from penstock.infra.simulate.sandboxes.clients import SETTLE_S, BurstClients
+from penstock.infra.simulate.sandboxes.clients import SETTLE_S, BurstClients, audit
 from penstock.infra.simulate.sandboxes.hosts import Hosts
-from penstock.infra.simulate.sandboxes.policies import POLICIES
-from penstock.infra.simulate.sandboxes.settings import BurstScenario
+from penstock.infra.simulate.sandboxes.settings import POLICIES, BurstScenario
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import DeadlineError
 

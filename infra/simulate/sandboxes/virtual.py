@@ -11,11 +11,9 @@ from penstock.actors.runtime.host import ActorHost
 from penstock.actors.scheduler.actor import LEARN_S, SandboxScheduler
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import Faults, MemoryServer
-from penstock.infra.simulate.sandboxes.audit import audit
-from penstock.infra.simulate.sandboxes.clients import SETTLE_S, BurstClients
+from penstock.infra.simulate.sandboxes.clients import SETTLE_S, BurstClients, audit
 from penstock.infra.simulate.sandboxes.hosts import Hosts
-from penstock.infra.simulate.sandboxes.policies import POLICIES
-from penstock.infra.simulate.sandboxes.settings import BurstScenario
+from penstock.infra.simulate.sandboxes.settings import POLICIES, BurstScenario
 from penstock.infra.stores.memory import MemoryStore
 
 

@@ -20,8 +20,8 @@ from penstock.envs.microvm.images.images import Images
 from penstock.envs.microvm.images.layers import image_digest, layer_path
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
+from penstock.envs.remote.client import GroupSpec, LeaseSpec
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.lease_spec import GroupSpec, LeaseSpec
 from penstock.envs.sandbox import ImageAbsent
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer

@@ -6,9 +6,8 @@ from collections import Counter
 
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host_context import ActorIdentity, HostContext
-from penstock.envs.remote.client import ACQUIRE_SERVICE
+from penstock.envs.remote.client import ACQUIRE_SERVICE, GroupSpec, LeaseSpec
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.lease_spec import GroupSpec, LeaseSpec
 from penstock.envs.sandbox import Sandbox, SandboxError, SandboxTimeout
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.stores.memory import MemoryStore

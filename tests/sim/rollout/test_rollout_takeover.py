@@ -3,9 +3,8 @@
 import pytest
 from tests.sim.rollout.conftest import World, make_command
 
-from penstock.envs.remote.client import SandboxBusyError
+from penstock.envs.remote.client import LeaseSpec, SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.lease_spec import LeaseSpec
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished
 from penstock.messages.sandbox import AcquireSandbox
 

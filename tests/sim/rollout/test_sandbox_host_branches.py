@@ -4,9 +4,8 @@ import msgspec
 import pytest
 from tests.sim.rollout.conftest import FakeBackend, World
 
-from penstock.envs.remote.client import SandboxBusyError
+from penstock.envs.remote.client import LeaseSpec, SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.lease_spec import LeaseSpec
 from penstock.envs.sandbox import Capability, SandboxError, SandboxRequestError
 
 SPEC = LeaseSpec(holder="test", lease_s=10.0, acquire_wait_s=5.0)

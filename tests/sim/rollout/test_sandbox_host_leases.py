@@ -5,9 +5,8 @@ import asyncio
 import pytest
 from tests.sim.rollout.conftest import World
 
-from penstock.envs.remote.client import SandboxBusyError
+from penstock.envs.remote.client import LeaseSpec, SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.lease_spec import LeaseSpec
 from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.sandbox import SandboxDied, SandboxError, SandboxFileError, SandboxTimeout
 from penstock.messages.errors import DeadlineError, RemoteCallError

@@ -4,14 +4,14 @@ import pytest
 
 from penstock.envs.backends import open_backend
 from penstock.envs.sandbox import BackendUnavailable
-from penstock.infra.bench import sandbox_live
+from penstock.infra.bench import sandbox
 
 pytestmark = pytest.mark.vm
 
 
 @pytest.fixture
 def backend(monkeypatch):
-    monkeypatch.setitem(sandbox_live.NUM_LIVE, "process", 3)
+    monkeypatch.setitem(sandbox.NUM_LIVE, "process", 3)
     try:
         return open_backend("process", allow_process=True)
     except BackendUnavailable as missing:
@@ -19,21 +19,21 @@ def backend(monkeypatch):
 
 
 async def test_machines_are_counted_and_leave_nothing(backend):
-    figures = await sandbox_live.bench_live(backend)
+    figures = await sandbox.bench_live(backend)
     assert figures["live_max"] == 3
     assert figures["left_behind"] == 0
     assert 0 < figures["pss_mib"] <= figures["pss_mib_max"]
 
 
 async def test_a_host_short_of_memory_holds_fewer(backend, monkeypatch):
-    monkeypatch.setattr(sandbox_live, "RESERVE_MIB", 1 << 40)
-    figures = await sandbox_live.bench_live(backend)
-    assert 1 <= figures["live_max"] <= sandbox_live.AT_ONCE
+    monkeypatch.setattr(sandbox, "RESERVE_MIB", 1 << 40)
+    figures = await sandbox.bench_live(backend)
+    assert 1 <= figures["live_max"] <= sandbox.AT_ONCE
 
 
 async def test_a_process_that_stays_is_counted(backend, monkeypatch):
-    monkeypatch.setattr(sandbox_live, "GONE_WITHIN_S", 0.0)
+    monkeypatch.setattr(sandbox, "GONE_WITHIN_S", 0.0)
     machine = await backend.start()
-    alive = sandbox_live._identified(machine.process.pid)
-    assert await sandbox_live._left_behind(alive) == len(alive)
+    alive = sandbox._identified(machine.process.pid)
+    assert await sandbox._left_behind(alive) == len(alive)
     await machine.close()

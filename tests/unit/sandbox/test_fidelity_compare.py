@@ -8,11 +8,11 @@ from penstock.envs.fidelity.compare import (
     PROBE_FILE,
     ProbeError,
     compare,
+    find_tells,
     read_allowed,
     read_probe,
     run_probe,
 )
-from penstock.envs.fidelity.tells import find_tells
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.infra.cli import main
 

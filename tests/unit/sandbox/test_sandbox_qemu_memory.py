@@ -8,8 +8,14 @@ import sys
 import pytest
 
 from penstock.envs.microvm.protocol import LineState
-from penstock.envs.microvm.qemu.memory import Memory, copy_data, copy_own_pages, find_mapping
-from penstock.envs.microvm.qemu.saved import Saved, load_saved
+from penstock.envs.microvm.qemu.memory import (
+    Memory,
+    SavedMachine,
+    copy_data,
+    copy_own_pages,
+    find_mapping,
+    load_saved,
+)
 from penstock.envs.sandbox import SandboxDied, SandboxFileError
 
 PAGE = mmap.PAGESIZE
@@ -89,7 +95,7 @@ def test_holes_stay_holes(tmp_path):
 
 
 def test_a_saved_memory_cannot_be_changed_and_comes_back_from_disk(tmp_path):
-    saved = Saved(filled(), b"devices", LineState(sent=3, next_id=4, epoch=5))
+    saved = SavedMachine(filled(), b"devices", LineState(sent=3, next_id=4, epoch=5))
     with pytest.raises(PermissionError):
         os.pwrite(saved.memory.fd, b"x", 0)
     saved.write_out(tmp_path)
@@ -104,7 +110,7 @@ def test_a_saved_memory_cannot_be_changed_and_comes_back_from_disk(tmp_path):
 
 
 def test_a_host_without_room_and_a_folder_that_is_gone_have_types(tmp_path, monkeypatch):
-    saved = Saved(filled(), b"devices", LineState())
+    saved = SavedMachine(filled(), b"devices", LineState())
     with pytest.raises(SandboxFileError, match="checkpoint"):
         saved.write_out(tmp_path / "gone")
 
