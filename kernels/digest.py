@@ -21,6 +21,21 @@ _PLACE, _VALUE = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
+class TensorHasher:
+    """Digests one tensor, whose bytes are fed in C order."""
+
+    def __init__(self, numpy_name: str, shape: tuple[int, ...]) -> None:
+        self._hash = xxhash.xxh3_128(f"{numpy_name}{shape}".encode())
+
+    def update(self, words: np.ndarray) -> None:
+        """Add the next words [N], contiguous."""
+        self._hash.update(words.data)
+
+    def digest(self) -> bytes:
+        """Return the 16 bytes of the xxh3-128 of dtype, shape and bytes."""
+        return self._hash.digest()
+
+
 def tensor_digest(array: np.ndarray) -> int:
     """Digest one tensor.
 
@@ -31,9 +46,9 @@ def tensor_digest(array: np.ndarray) -> int:
         The 128-bit xxh3 of dtype, shape and bytes in C order.
 
     """
-    hasher = xxhash.xxh3_128(f"{array.dtype.str}{array.shape}".encode())
-    hasher.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return hasher.intdigest()
+    hasher = TensorHasher(array.dtype.str, array.shape)
+    hasher.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return int.from_bytes(hasher.digest(), "big")
 
 
 def named_digest(name: str, digest: int) -> int:

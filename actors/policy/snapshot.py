@@ -4,21 +4,16 @@ from typing import Protocol
 
 import numpy as np
 
+from penstock.kernels.element_types import ELEMENT_TYPES
 from penstock.messages.weights import WeightsPublished
 
 Snapshot = dict[str, np.ndarray]
 """Tensor name -> array; bfloat16 travels as uint16 bit patterns of the same shape, what else numpy
 has no dtype for as `FP8_E4M3` or `E8M0`."""
-_KIND = "element_kind"
-FP8_E4M3 = np.dtype(np.uint8, metadata={_KIND: "fp8_e4m3"})
+FP8_E4M3 = ELEMENT_TYPES["F8_E4M3"].storage
 """Bit patterns of float8_e4m3fn: `array.view(FP8_E4M3)`."""
-E8M0 = np.dtype(np.uint8, metadata={_KIND: "e8m0"})
+E8M0 = ELEMENT_TYPES["F8_E8M0"].storage
 """Powers of two, biased by 127: the scales of MXFP8's blocks."""
-
-
-def element_kind(array: np.ndarray) -> str:
-    """Return what an array's dtype says that it holds; empty for what numpy's own dtype says."""
-    return (array.dtype.metadata or {}).get(_KIND, "")
 
 
 class SnapshotPublisher(Protocol):

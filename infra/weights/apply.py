@@ -17,7 +17,7 @@ from penstock.infra.weights.files.delta_file import DeltaFile
 from penstock.infra.weights.files.manifest import Manifest, Piece
 from penstock.infra.weights.files.output import new_file, new_folder
 from penstock.infra.weights.files.patched import Patched
-from penstock.infra.weights.files.tensors import TensorHasher, Weights
+from penstock.infra.weights.files.tensors import Weights
 from penstock.infra.weights.parallel import ordered_map
 from penstock.messages.errors import CorruptDataError
 
@@ -45,7 +45,7 @@ def apply_delta(
     """
     manifest = patch.manifest
     view = Patched(base, patch, num_kept=0)
-    hashers = [TensorHasher(row) for row in manifest.target]
+    hashers = [row.hasher() for row in manifest.target]
     rooms = _rooms(manifest, num_threads + 1)
 
     def decoded(number: int) -> tuple[list[Piece], np.ndarray, np.ndarray]:
@@ -72,7 +72,8 @@ def apply_delta(
 def _rooms(manifest: Manifest, count: int) -> SimpleQueue[np.ndarray]:
     """Give memory for as many extents as are decoded at once, to be used again and again."""
     num_bytes = max(
-        (e.num_words * manifest.target[e.row].word_bytes for e in manifest.extents), default=0
+        (e.num_words * manifest.target[e.row].element_type.word_bytes for e in manifest.extents),
+        default=0,
     )
     rooms: SimpleQueue[np.ndarray] = SimpleQueue()
     for _ in range(count):

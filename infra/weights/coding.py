@@ -9,18 +9,18 @@ in the word it is: half the size for I32, a tenth less for U8.
 import numpy as np
 
 from penstock.kernels import delta
-from penstock.kernels.delta import Dtype as Kind
+from penstock.kernels.delta import Dtype
 
-_MAY_BE_PACKED = {Kind.INT8, Kind.INT32}
+_MAY_BE_PACKED = {Dtype.INT8, Dtype.INT32}
 _PACKED_SHARE_MIN = 0.25
 """Of the changed words, those in which one half byte changed, and not the lowest: in packed words
 of 2 or 8 half bytes a half and seven eighths; in whole integers, which take small steps, none."""
 
 
-def encode_words(base: np.ndarray, target: np.ndarray, kind: Kind) -> bytes:
+def encode_words(base: np.ndarray, target: np.ndarray, kind: Dtype) -> bytes:
     """Encode words [N] against their base [N], of the kind that their dtype says."""
     if kind in _MAY_BE_PACKED and _is_packed(base, target):
-        return delta.encode(_as_bytes(base), _as_bytes(target), Kind.INT4X2)
+        return delta.encode(_as_bytes(base), _as_bytes(target), Dtype.INT4X2)
     return delta.encode(base, target, kind)
 
 
@@ -36,7 +36,7 @@ def apply_words(base: np.ndarray, payload: bytes, out: np.ndarray | None = None)
         CorruptDataError: it is damaged, or was made against another base.
 
     """
-    if delta.read_header(payload).dtype is Kind.INT4X2:
+    if delta.read_header(payload).dtype is Dtype.INT4X2:
         halves_out = None if out is None else out.view(np.uint8)
         return delta.apply(_as_bytes(base), payload, halves_out).view(base.dtype)
     return delta.apply(base, payload, out)

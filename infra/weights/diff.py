@@ -21,9 +21,10 @@ from penstock.infra.weights.files.manifest import (
     TargetRow,
 )
 from penstock.infra.weights.files.output import new_file
-from penstock.infra.weights.files.tensors import Key, Tensor, TensorHasher, Weights
+from penstock.infra.weights.files.tensors import Key, Tensor, Weights
 from penstock.infra.weights.parallel import ordered_map
 from penstock.kernels import delta
+from penstock.kernels.digest import TensorHasher
 
 EXTENT_WORDS = 1 << 21
 """Half of what the format allows costs 0.3 % in size, and halves what a thread holds."""
@@ -94,8 +95,8 @@ class _Job:
             target.tensors.values(), key=lambda t: (t.dtype, not self._is_based(t), t.name)
         )
         self.runs = list(plan_runs(self._tensors, self._is_based))
-        self._hashers = [TensorHasher(tensor) for tensor in self._tensors]
-        self._base_hashers = {key: TensorHasher(tensor) for key, tensor in base.tensors.items()}
+        self._hashers = [tensor.hasher() for tensor in self._tensors]
+        self._base_hashers = {key: tensor.hasher() for key, tensor in base.tensors.items()}
         self._num_changed = [0] * len(self._tensors)
 
     def encode(self, run: list[Piece]) -> _Coded:
@@ -108,7 +109,7 @@ class _Job:
             self._target.read(tensor.key, piece.first_word, piece.num_words)
             for tensor, piece in zip(tensors, run, strict=True)
         ]
-        payload = encode_words(joined(base), joined(target), tensors[0].kind)
+        payload = encode_words(joined(base), joined(target), tensors[0].element_type.dtype)
         header = delta.read_header(payload)
         codec, has_half_bytes = header.codec.name.lower(), header.dtype is delta.Dtype.INT4X2
         return _Coded(payload, codec, header.num_changed, has_half_bytes, base, target)

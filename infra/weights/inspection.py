@@ -13,12 +13,12 @@ import numpy as np
 
 from penstock.infra.weights.diff import joined, read_base
 from penstock.infra.weights.files.delta_file import DeltaFile
-from penstock.infra.weights.files.dtypes import exponents
 from penstock.infra.weights.files.manifest import Manifest, Row, TargetRow, is_plain_bytes
 from penstock.infra.weights.files.patched import Patched
 from penstock.infra.weights.files.tensors import Weights
 from penstock.infra.weights.parallel import ordered_map
 from penstock.kernels import delta
+from penstock.kernels.delta.dtypes import exponent_keys
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 _EXPERT = re.compile(r"(?:^|\.)experts\.(\d+)\.")
@@ -168,9 +168,10 @@ def _exponents(patch: DeltaFile, base: Weights, num_threads: int) -> dict[str, d
         if own is None or not own.is_base_of(rows[0]):
             return None
         old = joined([read_base(base, r, p) for r, p in zip(rows, pieces, strict=True)])
-        keys = exponents(rows[0].dtype, old)
-        if keys is None:
+        dtype = rows[0].element_type.dtype
+        if dtype.traits.num_keys == 1:
             return None
+        keys = exponent_keys(old, dtype)
         pair = [np.bincount(k, minlength=256) for k in (keys, keys[old != words])]
         return rows[0].dtype, np.stack(pair)
 

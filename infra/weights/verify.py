@@ -5,7 +5,7 @@ import msgspec
 from penstock.infra.weights.diff import Advance, hash_whole
 from penstock.infra.weights.files.delta_file import DeltaFile
 from penstock.infra.weights.files.manifest import Row
-from penstock.infra.weights.files.tensors import Tensor, TensorHasher, Weights
+from penstock.infra.weights.files.tensors import Tensor, Weights
 from penstock.infra.weights.parallel import ordered_map
 
 
@@ -30,7 +30,7 @@ def verify(weights: Weights, patch: DeltaFile, *, num_threads: int, advance: Adv
         pass
 
     def hashed(tensor: Tensor) -> Row:
-        hasher = TensorHasher(tensor)
+        hasher = tensor.hasher()
         hash_whole(weights, tensor, hasher)
         return Row(tensor.name, tensor.dtype, tensor.shape, hasher.digest())
 

@@ -17,9 +17,9 @@ import xxhash
 
 from penstock.actors.policy.snapshot import Snapshot
 from penstock.actors.sync_relay.core.digests import SUM_MODULUS
-from penstock.actors.sync_relay.core.kinds import dtype_name, kind_of
 from penstock.kernels.delta import Patch
 from penstock.kernels.digest import root_digest, run_element_sum
+from penstock.kernels.element_types import TensorSpec, element_type_of
 from penstock.messages.errors import CorruptDataError, NotFoundError
 from penstock.messages.weights import Extent
 
@@ -27,41 +27,22 @@ SHARD_ELEMENTS_MAX = 16 << 20
 """32 MiB of bf16 before coding."""
 
 
-class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
-    """One row of the tensor table."""
-
-    name: str
-    dtype: str
-    """A key of `kinds.KINDS`."""
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Return the number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the size in memory."""
-        return self.size * self.storage.itemsize
-
-    @property
-    def storage(self) -> np.dtype:
-        """Return the numpy dtype of the array in memory.
-
-        Raises:
-            ValueError: There is no codec for it.
-
-        """
-        return kind_of(self.dtype).storage
-
-
 Table = tuple[TensorSpec, ...]
 
 
 def tensor_table(snapshot: Snapshot) -> Table:
-    """Describe a snapshot's tensors, in the order of flat coordinates."""
-    rows = (TensorSpec(name, dtype_name(array), array.shape) for name, array in snapshot.items())
+    """Describe a snapshot's tensors, in the order of flat coordinates.
+
+    Raises:
+        ValueError: A dtype that has no codec.
+
+    """
+    rows: list[TensorSpec] = []
+    for name, array in snapshot.items():
+        try:
+            rows.append(TensorSpec(name, element_type_of(array), array.shape))
+        except ValueError as error:
+            raise ValueError(f"tensor {name}: {error}") from error
     return tuple(sorted(rows, key=lambda spec: (spec.dtype, spec.name)))
 
 
@@ -163,10 +144,7 @@ class FlatSnapshot:
             start += arena.size
 
     def _lay_out(self, specs: list[TensorSpec]) -> np.ndarray:
-        try:
-            storage = specs[0].storage
-        except ValueError as error:
-            raise ValueError(f"tensor {specs[0].name}: {error}") from error
+        storage = specs[0].element_type.storage
         arena = np.zeros(sum(spec.size for spec in specs), f"u{storage.itemsize}")
         ends = np.cumsum([spec.size for spec in specs])
         for spec, part in zip(specs, np.split(arena, ends[:-1]), strict=True):

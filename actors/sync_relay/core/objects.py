@@ -22,13 +22,12 @@ from penstock.actors.sync_relay.core.digests import SUM_MODULUS, DigestTable, ad
 from penstock.actors.sync_relay.core.flat_snapshot import (
     FlatSnapshot,
     Table,
-    TensorSpec,
     flat_places,
     table_digest,
 )
-from penstock.actors.sync_relay.core.kinds import kind_of, representation
 from penstock.kernels import delta
 from penstock.kernels.digest import element_sum, run_element_sum
+from penstock.kernels.element_types import ELEMENT_TYPES, TensorSpec
 from penstock.messages import codec
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.weights import Extent, ShardRef, SnapshotKind, WeightsPublished
@@ -38,6 +37,8 @@ MANIFEST = "manifest-"
 TABLE_CODEC = "table"
 DIGESTS_CODEC = "digests"
 _NUM_KEY_DIGITS = 16
+_BLOCK_SCALED = {"fp8_e4m3", "e8m0"}
+"""Elements and the scales of their blocks: together they are MXFP8."""
 Payloads = list[bytes]
 """The objects of one version, in the order of the manifest's shards."""
 
@@ -109,7 +110,7 @@ class ShardInput(NamedTuple):
 def encode_shard(header: ManifestHeader, shard: ShardInput) -> EncodedObject:
     """Encode some runs of a snapshot; no other part of it is needed."""
     number, extents, old, new, dtype = shard
-    coded_as = kind_of(dtype).coded_as
+    coded_as = ELEMENT_TYPES[dtype].dtype
     if old is None:
         payload = delta.encode_with(delta.Codec.RAW, np.zeros_like(new), new, coded_as)
         num_changed = new.size
@@ -164,6 +165,19 @@ def make_manifest(
         tensor_table_digest=table_digest(table),
         digests=digests,
     )
+
+
+def representation(num_elements: Counter[str]) -> str:
+    """Name the codec's types of a snapshot, given its elements by type: the most frequent first.
+
+    Example: `bf16`, `mxfp8+bf16`, `fp8_e4m3+fp32`.
+    """
+    counts: Counter[str] = Counter()
+    for name, count in num_elements.items():
+        counts["e8m0" if name == "F8_E8M0" else ELEMENT_TYPES[name].dtype.name.lower()] += count
+    if counts.keys() >= _BLOCK_SCALED:
+        counts["mxfp8"] = sum(counts.pop(name) for name in _BLOCK_SCALED)
+    return "+".join(sorted(counts, key=lambda name: (-counts[name], name)))
 
 
 def _shard_ref(  # noqa: PLR0913, PLR0917 - the fields of one object
@@ -228,8 +242,8 @@ def _table(data: bytes, manifest: WeightsPublished) -> Table:
     try:
         table = msgspec.msgpack.decode(data, type=tuple[TensorSpec, ...])
         num_bytes = sum(spec.num_bytes for spec in table)
-    except (msgspec.DecodeError, TypeError) as error:
+    except (msgspec.DecodeError, ValueError, TypeError) as error:
         raise CorruptDataError(f"weights: not a tensor table: {error}") from error
-    if num_bytes != manifest.full_bytes or any(min(spec.shape, default=0) < 0 for spec in table):
+    if num_bytes != manifest.full_bytes:
         raise CorruptDataError("weights: the tensor table does not fit the manifest")
     return table

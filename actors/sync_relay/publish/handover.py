@@ -81,6 +81,6 @@ class Handover:
     def _run(self, room: np.ndarray, run: Extent) -> np.ndarray:
         """Return a run, which may span tensors of one dtype."""
         row = np.searchsorted(self._elements, run.start, side="right") - 1
-        itemsize = self._table[row].storage.itemsize
+        itemsize = self._table[row].element_type.storage.itemsize
         begin = self._bytes[row] + (run.start - self._elements[row]) * itemsize
         return room[begin : begin + run.num_elements * itemsize].view(f"u{itemsize}")

@@ -10,8 +10,8 @@ import random
 
 import numpy as np
 
-from penstock.actors.sync_relay.core.flat_snapshot import TensorSpec
 from penstock.actors.sync_relay.publish.spans import Layout, Span
+from penstock.kernels.element_types import TensorSpec
 from penstock.messages.weights import Extent
 
 ROW_ELEMENTS = 32
@@ -30,7 +30,7 @@ class StandIn:
             for first in range(0, num_ranks, ranks_per_verifier)
         ]
         self.table = tuple(
-            TensorSpec(f"layers.{number:05d}", "<u2", (len(group), ROW_ELEMENTS))
+            TensorSpec(f"layers.{number:05d}", "BF16", (len(group), ROW_ELEMENTS))
             for number, group in enumerate(groups)
         )
         self.spans = [

@@ -13,17 +13,16 @@ import zstandard
 
 from penstock.infra.weights.bench.pairs import Pair, Piece
 from penstock.kernels import delta
-from penstock.kernels.delta import Codec
-from penstock.kernels.delta import Dtype as Kind
+from penstock.kernels.delta import Codec, Dtype
 
 PEER_FORMATS = ("arc_v2", "arc_v3")
 PEER_HINT = "pip install 'penstock[bench]' (the package fireworks-delta-compression)"
 _PEER_MODULE = "fireworks_delta_compression"
 _TORCH_DTYPES = {
-    Kind.BF16: torch.bfloat16,
-    Kind.FP16: torch.float16,
-    Kind.FP32: torch.float32,
-    Kind.FP8_E4M3: torch.float8_e4m3fn,
+    Dtype.BF16: torch.bfloat16,
+    Dtype.FP16: torch.float16,
+    Dtype.FP32: torch.float32,
+    Dtype.FP8_E4M3: torch.float8_e4m3fn,
 }
 
 

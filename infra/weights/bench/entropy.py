@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from penstock.kernels.delta import Dtype as Kind
+from penstock.kernels.delta import Dtype
 from penstock.kernels.delta.portable import ordered
 
 
-def entropy_bound_bytes(base: np.ndarray, target: np.ndarray, kind: Kind = Kind.BF16) -> float:
+def entropy_bound_bytes(base: np.ndarray, target: np.ndarray, kind: Dtype = Dtype.BF16) -> float:
     """Return the entropy of the mask and of the step, each given the base's exponent, in bytes.
 
     Args:

@@ -19,9 +19,9 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.infra.weights.diff import plan_runs
 from penstock.infra.weights.files.checkpoint import Checkpoint
-from penstock.infra.weights.files.dtypes import DTYPES
 from penstock.infra.weights.files.tensors import Tensor
-from penstock.kernels.delta import Dtype as Kind
+from penstock.kernels.delta import Dtype
+from penstock.kernels.element_types import ELEMENT_TYPES
 from penstock.messages.errors import ConfigError
 
 LEARNING_RATES = (1e-6, 2e-6, 3e-6, 1e-5, 3e-5)
@@ -37,7 +37,7 @@ _State = dict[str, np.ndarray]
 class Piece(msgspec.Struct, frozen=True):
     """Words [N] of one kind, before and after."""
 
-    kind: Kind
+    kind: Dtype
     base: np.ndarray
     target: np.ndarray
 
@@ -85,12 +85,12 @@ def make_pair(base: _State, target: _State, dtypes: dict[str, str]) -> Pair:
     """Make a pair of flat words [N] by name; `dtypes` are those of safetensors."""
     tensors = sorted(
         (
-            Tensor(name, dtype, (base[name].nbytes * 8 // DTYPES[dtype].num_bits,))
+            Tensor(name, dtype, (base[name].nbytes * 8 // ELEMENT_TYPES[dtype].num_bits,))
             for name, dtype in dtypes.items()
         ),
         key=lambda tensor: (tensor.dtype, tensor.name),
     )
-    pieces = [Piece(t.kind, base[t.name], target[t.name]) for t in tensors]
+    pieces = [Piece(t.element_type.dtype, base[t.name], target[t.name]) for t in tensors]
     extents: list[Piece] = []
     for run in plan_runs(tensors, lambda _: True):
         cuts = [(pieces[p.row], slice(p.first_word, p.first_word + p.num_words)) for p in run]

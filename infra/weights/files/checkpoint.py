@@ -12,10 +12,10 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from penstock.infra.weights.files.dtypes import BYTES
 from penstock.infra.weights.files.paths import FILES_MAX, is_portable
 from penstock.infra.weights.files.safetensors_file import read_head
 from penstock.infra.weights.files.tensors import FileLayout, Key, Tensor
+from penstock.kernels.element_types import BYTES
 from penstock.messages.errors import ConfigError, CorruptDataError, NotFoundError
 
 SINGLE_NAME = "model.safetensors"
@@ -76,7 +76,7 @@ class Checkpoint:
         descriptor, offset = self._places[key]
         words = np.empty(num_words, tensor.word_dtype)
         view = words.data.cast("B") if num_words else memoryview(b"")
-        offset += first * tensor.word_bytes
+        offset += first * tensor.element_type.word_bytes
         while view:
             count = os.preadv(descriptor, [view], offset)
             if count == 0:

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import msgspec
 
-from penstock.infra.weights.files.dtypes import BYTES
 from penstock.infra.weights.files.paths import FILES_MAX, is_portable
 from penstock.infra.weights.files.tensors import Key, Tensor
+from penstock.kernels.element_types import BYTES
 from penstock.messages.errors import CorruptDataError
 
 EXTENT_WORDS_MAX = 1 << 22
@@ -162,7 +162,9 @@ def _check_extents(manifest: Manifest) -> None:
         if begin != reached or begin + extent.num_words > starts[-1]:
             raise CorruptDataError(f"delta.extents: {number} leaves a gap or overlaps another")
         dtypes = {manifest.target[piece.row].dtype for piece in manifest.pieces(extent)}
-        num_half_bytes = 2 * manifest.target[extent.row].kind.traits.itemsize * extent.num_words
+        num_half_bytes = (
+            2 * manifest.target[extent.row].element_type.dtype.traits.itemsize * extent.num_words
+        )
         if len(dtypes) != 1 or extent.num_changed > num_half_bytes:
             raise CorruptDataError(f"delta.extents: {number} mixes dtypes, or changes too much")
         reached += extent.num_words

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.infra.weights.files.dtypes import BYTES
 from penstock.infra.weights.files.paths import require_file
 from penstock.infra.weights.files.tensors import Tensor
+from penstock.kernels.element_types import BYTES
 from penstock.messages.errors import CorruptDataError
 
 HEADER_BYTES_MAX = 100_000_000

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.actors.sync_relay.core.flat_snapshot import TensorSpec, find_runs
+from penstock.actors.sync_relay.core.flat_snapshot import find_runs
 from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
 from penstock.infra.stores.directory import DirectoryStore
+from penstock.kernels.element_types import TensorSpec
 from penstock.messages.errors import PenstockError
 
 TABLE = (
-    TensorSpec("layers.0.mlp", "<u2", (12, 8, 16)),
-    TensorSpec("norm", "<u2", (33,)),
-    TensorSpec("scale", "<u4", (7, 3)),
+    TensorSpec("layers.0.mlp", "BF16", (12, 8, 16)),
+    TensorSpec("norm", "BF16", (33,)),
+    TensorSpec("scale", "U32", (7, 3)),
 )
 """By dtype and name, as flat coordinates run."""
 
@@ -27,7 +28,10 @@ TABLE = (
 def weights(version: int) -> dict[str, np.ndarray]:
     """Return the weights of a version, as every rank can compute them."""
     rng = np.random.default_rng(7)
-    made = {spec.name: rng.integers(0, 1 << 16, spec.shape).astype(spec.dtype) for spec in TABLE}
+    made = {
+        spec.name: rng.integers(0, 1 << 16, spec.shape).astype(spec.element_type.storage)
+        for spec in TABLE
+    }
     for _ in range(version):
         for array in made.values():
             flat = array.reshape(-1)

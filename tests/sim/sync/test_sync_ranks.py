@@ -13,7 +13,7 @@ from tests.sim.sync.world import FakeContext, FakeEngine, manifest_in
 from penstock.actors.sync_relay.core import store_io
 from penstock.actors.sync_relay.core.catalog import Catalog
 from penstock.actors.sync_relay.core.digests import add_to_digest
-from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot, TensorSpec, cut, find_runs
+from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot, cut, find_runs
 from penstock.actors.sync_relay.core.head import StaleTokenError, read_head
 from penstock.actors.sync_relay.core.store_io import DamagedStoreError, StoreIO
 from penstock.actors.sync_relay.publish.attempt import attempt_prefix
@@ -28,6 +28,7 @@ from penstock.actors.sync_relay.replica.weight_replica import WeightReplica
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.digest import root_digest, run_element_sum
+from penstock.kernels.element_types import TensorSpec
 from penstock.messages.errors import CorruptDataError, DeadlineError, NotFoundError
 from penstock.messages.rpc import RetryPolicy
 from penstock.messages.weights import Extent, SnapshotKind, WeightsRelayed
@@ -272,7 +273,7 @@ async def test_wrong_receipts_and_early_ranks_are_refused(monkeypatch):
         await trainer.commit(0)
     await upload_all([publisher], 0, token)
     await trainer.commit(0)
-    other = (*TABLE[:2], TensorSpec("scale", "<u4", (3, 7)))
+    other = (*TABLE[:2], TensorSpec("scale", "U32", (3, 7)))
     stranger = RankPublisher(StoreIO(store, no_sleep), 0, other, layouts(1)[0])
     await upload_all([stranger], 1, token)
     with pytest.raises(CorruptDataError, match="rank 0: its table of tensors is another"):
@@ -280,8 +281,8 @@ async def test_wrong_receipts_and_early_ranks_are_refused(monkeypatch):
 
 
 def test_a_box_of_a_tensor_is_found_as_runs_of_flat_coordinates():
-    table = (TensorSpec("a", "<u2", (3,)), TensorSpec("b", "<u2", (2, 3, 4)),
-             TensorSpec("c", "<u2", ()), TensorSpec("d", "<u2", (0, 4)))  # fmt: skip
+    table = (TensorSpec("a", "BF16", (3,)), TensorSpec("b", "BF16", (2, 3, 4)),
+             TensorSpec("c", "BF16", ()), TensorSpec("d", "BF16", (0, 4)))  # fmt: skip
     whole = np.arange(3, 27).reshape(2, 3, 4)
     assert find_runs(table, "b", ()) == [Extent(3, 24)]
     assert find_runs(table, "c", ()) == [Extent(27, 1)]
@@ -365,7 +366,7 @@ async def test_a_receipt_that_comes_late_goes_with_the_next_version():
 
 
 async def test_a_rank_may_hold_a_tensor_without_elements():
-    table = (*TABLE, TensorSpec("void", "<u4", (0, 4)))
+    table = (*TABLE, TensorSpec("void", "U32", (0, 4)))
     store = MemoryStore()
     trainer = Trainer(store, 1, table)
     token = await trainer.begin()

@@ -144,7 +144,7 @@ async def test_another_set_of_tensors_is_refused_by_name(store):
     await prepare(target, 0, first)
     with pytest.raises(ValueError, match=r"b\.half"):
         await prepare(target, 1, second | {"b.half": second["b.half"][:-1]})
-    with pytest.raises(ValueError, match="<f8"):
+    with pytest.raises(ValueError, match="float64"):
         await prepare(target, 1, {"a": np.zeros(3)})
 
 
@@ -289,12 +289,12 @@ def test_a_snapshot_is_cut_by_dtype_and_size_in_flat_coordinates():
     snapshot["0"] = np.ones(4, np.float32)
     table = tensor_table(snapshot)
     assert [tuple(msgspec.to_builtins(extent)) for extent in cut(table, 50)] == [
-        (0, 4), (4, 50), (54, 32)
+        (0, 50), (50, 32), (82, 4)
     ]  # fmt: skip
     flat = FlatSnapshot.of(snapshot)
     assert flat.digest() == root_digest(snapshot)
-    assert flat.part([Extent(13, 2), Extent(4, 1)]).tolist() == [3, 3, 3]
-    for wrong in ([Extent(0, 5)], [Extent(0, 4), Extent(4, 1)], [Extent(-1, 2)], []):
+    assert flat.part([Extent(13, 2), Extent(0, 1)]).tolist() == [3, 3, 3]
+    for wrong in ([Extent(81, 2)], [Extent(81, 1), Extent(82, 1)], [Extent(-1, 2)], []):
         with pytest.raises(CorruptDataError):
             flat.part(wrong)
     assert SHARD_ELEMENTS_MAX * 2 == 32 << 20

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.actors.runtime.clock import run_virtual
-from penstock.actors.sync_relay.core.flat_snapshot import TensorSpec, cut
+from penstock.actors.sync_relay.core.flat_snapshot import cut
 from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.core.window import (
     NUM_TRANSFERS_MAX,
@@ -19,6 +19,7 @@ from penstock.actors.sync_relay.publish.committer import Committer
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.sync_relay.publish.spans import cut_spans
 from penstock.infra.stores.memory import MemoryStore
+from penstock.kernels.element_types import TensorSpec
 from penstock.messages.errors import DeadlineError
 
 MIB = 1 << 20
@@ -138,7 +139,7 @@ def test_a_publisher_uploads_as_many_small_shards_at_once_as_the_window_takes():
 
 def test_a_committer_waits_no_longer_than_it_was_told_however_slow_the_store():
     async def main():
-        table = (TensorSpec("a", "<u2", (4,)),)
+        table = (TensorSpec("a", "BF16", (4,)),)
         committer = Committer(
             StoreIO(SlowStore(), offload=_in_place), 1, table, cut_spans(table, 1)
         )

@@ -9,7 +9,6 @@ from safetensors.numpy import load_file, save_file
 from penstock.infra.cli import main
 from penstock.infra.weights.files.checkpoint import Checkpoint
 from penstock.infra.weights.files.delta_file import DeltaFile
-from penstock.infra.weights.files.tensors import TensorHasher
 from penstock.kernels.digest import tensor_digest
 
 LAYERS = 3
@@ -218,7 +217,7 @@ def test_digests_are_those_of_the_kernels(pair):
     with Checkpoint(pair[0]) as checkpoint:
         for key, tensor in checkpoint.tensors.items():
             if not key[0]:
-                hasher = TensorHasher(tensor)
+                hasher = tensor.hasher()
                 hasher.update(checkpoint.read(key, 0, tensor.num_words))
                 expected = tensor_digest(state[tensor.name])
                 assert int.from_bytes(hasher.digest(), "big") == expected

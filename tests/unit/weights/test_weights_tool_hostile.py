@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from penstock.infra.cli import main
-from penstock.infra.weights.files.dtypes import num_bytes_of
 from penstock.infra.weights.files.output import new_file, new_folder
 from penstock.kernels import delta
+from penstock.kernels.element_types import TensorSpec
 from penstock.messages.errors import CorruptDataError
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -51,9 +51,9 @@ def test_a_header_that_would_exhaust_its_reader(paths, capsys, header):
 
 
 def test_dimensions_are_bounded_before_they_are_multiplied():
-    assert num_bytes_of("U8", (1,) * 64) == 1
+    assert TensorSpec("a", "U8", (1,) * 64).num_bytes == 1
     with pytest.raises(ValueError, match="at most 64 sizes"):
-        num_bytes_of("U8", (1,) * 65)
+        _ = TensorSpec("a", "U8", (1,) * 65).num_bytes
 
 
 def test_an_index_nested_too_deep(paths, capsys):
