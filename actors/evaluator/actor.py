@@ -42,7 +42,7 @@ class Evaluator(Actor):
 
     async def on_midtrain_completed(self, event: MidtrainCompleted, ctx: Context) -> Effects:
         """Make version 0 due."""
-        self._schedule.midtrained()
+        self._schedule.make_due(0)
         return await self._request_due(ctx)
 
     async def on_step_completed(self, event: StepCompleted, ctx: Context) -> Effects:
@@ -52,7 +52,7 @@ class Evaluator(Actor):
 
     async def on_run_finished(self, event: RunFinished, ctx: Context) -> Effects:
         """Make the last version due."""
-        self._schedule.finished(event.step)
+        self._schedule.make_due(event.step)
         return await self._request_due(ctx)
 
     async def on_weights_applied(self, event: WeightsApplied, ctx: Context) -> Effects:

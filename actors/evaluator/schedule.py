@@ -40,18 +40,14 @@ class EvalSchedule:
         self._applied: dict[str, int] = dict.fromkeys(replicas, -1)
         self._due: set[int] = set()
 
-    def midtrained(self) -> None:
-        """Make version 0 due."""
-        self._due.add(0)
+    def make_due(self, policy_version: int) -> None:
+        """Make a version due."""
+        self._due.add(policy_version)
 
     def stepped(self, policy_version: int) -> None:
         """Make a version due if the period says so."""
         if self._every_steps and policy_version % self._every_steps == 0:
             self._due.add(policy_version)
-
-    def finished(self, policy_version: int) -> None:
-        """Make the last version due."""
-        self._due.add(policy_version)
 
     def applied(self, replica: str, policy_version: int) -> None:
         """Take note of the version that a replica serves."""

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 from penstock.actors.judge.config import JudgeConfig
-from penstock.actors.judge.hidden_tests import HiddenTestsJudge
+from penstock.actors.judge.hidden_tests import HiddenTestsJudge, SameFilesJudge
 from penstock.actors.judge.reward import Findings, outcome_of_end, reward_components
-from penstock.actors.judge.same_files import SameFilesJudge
 from penstock.actors.judge.tasks import GradedTask, TaskBook
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context

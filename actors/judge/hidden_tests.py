@@ -3,13 +3,24 @@
 ```
  fresh machine ◀─ the task's own files ◀─ the episode's changes ◀─ hidden calls ─▶ results
                                                      verdict ◀─ compare with what is expected ◀─┘
+ 8 rollouts of a task ──▶ 3 distinct results ──▶ 3 fresh machines ──▶ 8 verdicts
 ```
 An episode that changed nothing is not run: no task enters a task set unless its tests fail on the
 unchanged files (the null patch), so the answer is known. The verdict says so.
+
+Every distinct result is graded once: rollouts of a group often leave the very same files behind. A
+verdict that shares another's grading names it, and no machine: it had none of its own. Signs of
+cheating belong to one episode and are never shared. Tests that give two answers for the same files
+are flaky, and the gates keep such tasks out. A machine's failure is not shared: it depends on no
+file.
 """
 
 import ast
+import asyncio
+import hashlib
+from collections import OrderedDict
 from pathlib import PurePosixPath
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -184,3 +195,52 @@ def touched_hidden_files(rollout: RolloutFinished, task: GradedTask) -> list[str
 def _shadows(path: PurePosixPath, places: set[PurePosixPath], folders: set[PurePosixPath]) -> bool:
     is_outside = path.is_absolute() or ".." in path.parts
     return is_outside or path in places or path in folders or not folders.isdisjoint(path.parents)
+
+
+NUM_RESULTS_MAX = 4096
+"""Remembered; the oldest is forgotten first, and graded again if it comes back."""
+_SHARED = frozenset({Outcome.SOLVED, Outcome.FAILED})
+
+
+class SameFilesJudge:
+    """Asks another judge once for each set of files that a task was left with."""
+
+    def __init__(self, judge: HiddenTestsJudge) -> None:
+        """Take the judge to ask."""
+        self.name, self.version = judge.name, judge.version
+        self._judge = judge
+        self._found: OrderedDict[bytes, tuple[str, Findings]] = OrderedDict()
+        self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+
+    async def judge(self, rollout: RolloutFinished, task: GradedTask, ctx: Context) -> Findings:
+        """Grade one rollout, or say what was found about another one with the same files.
+
+        One that waits for another's grading waits as long as that may take, which is bounded.
+        """
+        key = result_digest(rollout)
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            if key in self._found:
+                first_id, findings = self._found[key]
+                detail = f"same files as {first_id}"
+                shared = msgspec.structs.replace(findings, detail=detail, sandbox=None)
+                return weigh(shared, audit(rollout, task))
+            findings = await self._judge.judge(rollout, task, ctx)
+            if findings.outcome in _SHARED:
+                self._remember(key, rollout.rollout_id, findings)
+            return findings
+
+    def _remember(self, key: bytes, rollout_id: str, findings: Findings) -> None:
+        self._found[key] = (rollout_id, findings)
+        if len(self._found) > NUM_RESULTS_MAX:
+            self._found.popitem(last=False)
+
+
+def result_digest(rollout: RolloutFinished) -> bytes:
+    """Digest a task and what the episode did to its files: 16 bytes."""
+    result = (
+        rollout.purpose,
+        rollout.task_id,
+        sorted(rollout.files.items()),
+        sorted(rollout.deleted),
+    )
+    return hashlib.blake2b(msgspec.msgpack.encode(result), digest_size=16).digest()

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.actors.pacer.budget import Budget
 from penstock.actors.pacer.config import PacerConfig, TreeConfig
-from penstock.actors.pacer.curriculum import Curriculum, make_curriculum
+from penstock.actors.pacer.curriculum import Curriculum
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.envs.tasks.storage import load_tasks
@@ -76,12 +76,8 @@ class Pacer(Actor):
 
         """
         config = self._config
-        self._curriculum = make_curriculum(
-            config.curriculum,
-            config.seed,
-            await load_tasks(ctx.store, Split.TRAIN),
-            config.category_weights,
-        )
+        tasks = await load_tasks(ctx.store, Split.TRAIN)
+        self._curriculum = Curriculum(config.seed, tasks, config.category_weights)
         self._heldout = await load_tasks(ctx.store, Split.HELDOUT)
         self._published = await ctx.last(CreditsChanged)
         if self._published is not None:

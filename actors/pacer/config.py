@@ -43,7 +43,6 @@ class PacerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     which bounds the staleness only if weights reach the replicas before the next grant."""
     await_baseline: bool = True
     """Hold training grants until version 0 is evaluated."""
-    curriculum: str = "weighted"
     category_weights: dict[str, NonNegativeFloat] = {}
     """Category -> weight of its share of the groups; empty: all alike. Others weigh 0."""
     temperature: float = 1.0

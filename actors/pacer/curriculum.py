@@ -2,22 +2,13 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Task
 
 
-class Curriculum(Protocol):
-    """Chooses tasks. Restart-safe: equal arguments give equal tasks."""
-
-    def pick(self, group_index: int) -> Task:
-        """Return the task of a group."""
-        ...
-
-
-class WeightedCurriculum:
+class Curriculum:
     """Draws a category by its weight, then one of the category's tasks."""
 
     def __init__(self, seed: int, tasks: Sequence[Task], weights: Mapping[str, float]) -> None:
@@ -49,22 +40,3 @@ class WeightedCurriculum:
             categories, [self._weights[category] for category in categories]
         )[0]
         return generator.choice(self._tasks[category])
-
-
-CURRICULA: dict[str, Callable[[int, Sequence[Task], Mapping[str, float]], Curriculum]] = {
-    "weighted": WeightedCurriculum,
-}
-
-
-def make_curriculum(
-    name: str, seed: int, tasks: Sequence[Task], weights: Mapping[str, float]
-) -> Curriculum:
-    """Return the curriculum of that name.
-
-    Raises:
-        ConfigError: No such curriculum, or weights that fit no task.
-
-    """
-    if name not in CURRICULA:
-        raise ConfigError(f"pacer.curriculum: {name!r} is none of {', '.join(sorted(CURRICULA))}")
-    return CURRICULA[name](seed, tasks, weights)

@@ -5,7 +5,7 @@ interpreter, so no file of the policy is ever parsed on the host.
 """
 
 from functools import cache
-from importlib.metadata import files, version
+from importlib.metadata import files
 from pathlib import Path
 
 from penstock.envs.harness.calls import InvalidCallError
@@ -49,8 +49,3 @@ def linter_files() -> dict[str, bytes]:
     sources = [file for file in files("pyflakes") or [] if file.suffix == ".py"]
     wanted = [file for file in sources if "test" not in file.parts and "scripts" not in file.parts]
     return {f"{LINTS_DIR}/{file}": Path(str(file.locate())).read_bytes() for file in wanted}
-
-
-def linter_version() -> str:
-    """Return the linter's name and version: lints are wording, and wording is versioned."""
-    return f"pyflakes {version('pyflakes')}"

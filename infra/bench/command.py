@@ -4,11 +4,9 @@ import argparse
 import asyncio
 import importlib
 import inspect
-import sys
 from typing import Any
 
-import msgspec
-
+from penstock.infra.commands.output import print_result
 from penstock.messages.errors import ConfigError
 
 BENCHES = ("engine", "bus", "weights", "sandbox", "search", "kernels", "recording")
@@ -28,7 +26,5 @@ def bench(arguments: argparse.Namespace) -> int:
     result: Any = getattr(module, f"bench_{what}")(*inputs)
     if inspect.iscoroutine(result):
         result = asyncio.run(result)
-    encoded = msgspec.json.encode(result)
-    text = encoded if arguments.json else msgspec.json.format(encoded, indent=2)
-    sys.stdout.write(text.decode() + "\n")
+    print_result(result, as_json=arguments.json)
     return 0

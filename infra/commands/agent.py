@@ -23,6 +23,7 @@ from penstock.envs.harness.versions import tool_schemas
 from penstock.envs.microvm.machine import GuestSandbox
 from penstock.envs.microvm.process import ProcessBackend
 from penstock.envs.sandbox import WORK_DIR, Sandbox
+from penstock.infra.commands.output import print_result
 from penstock.infra.run.runs import find_run
 from penstock.messages.errors import NotFoundError, PenstockError
 from penstock.messages.rollout import ToolCall
@@ -176,9 +177,7 @@ def _as_text(value: Any) -> str:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; exit code 1 where the turns ran out."""
     report = asyncio.run(_run(arguments))
-    encoded = msgspec.json.encode(report)
-    text = encoded if arguments.json else msgspec.json.format(encoded, indent=2)
-    sys.stdout.write(text.decode() + "\n")
+    print_result(report, as_json=arguments.json)
     return 1 if report.end == "turn_limit" else 0
 
 

@@ -19,6 +19,7 @@ from penstock.envs.fidelity.compare import (
     read_probe,
     run_probe,
 )
+from penstock.infra.commands.output import print_result
 
 BOOT_S_MAX = 60.0
 VALUE_CHARACTERS_MAX = 60
@@ -31,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "diff":
         return _diff(arguments)
     tells = find_tells(read_probe(arguments.probe))
-    _print({"num_tells": len(tells), "tells": tells}, as_json=arguments.json)
+    print_result({"num_tells": len(tells), "tells": tells}, as_json=arguments.json)
     return 0
 
 
@@ -39,7 +40,7 @@ def _probe(arguments: argparse.Namespace) -> int:
     values = asyncio.run(probe_backend(arguments.backend))
     output: Path = arguments.output
     write_atomic(output, msgspec.json.format(msgspec.json.encode(values), indent=1))
-    _print({"backend": arguments.backend, "num_checks": len(values)}, as_json=arguments.json)
+    print_result({"backend": arguments.backend, "num_checks": len(values)}, as_json=arguments.json)
     return 0
 
 
@@ -72,16 +73,10 @@ def _diff(arguments: argparse.Namespace) -> int:
         "num_unexplained": len(unexplained),
         "unexplained": [one.check for one in unexplained],
     }
-    _print(result, as_json=arguments.json)
+    print_result(result, as_json=arguments.json)
     return 1 if unexplained else 0
 
 
 def _short(value: Any) -> str:
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= VALUE_CHARACTERS_MAX else text[:VALUE_CHARACTERS_MAX] + "..."
-
-
-def _print(result: dict[str, Any], *, as_json: bool) -> None:
-    encoded = msgspec.json.encode(result)
-    text = encoded if as_json else msgspec.json.format(encoded, indent=2)
-    sys.stdout.write(text.decode() + "\n")

@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY
-from penstock.envs.ladder.source import LadderSource
+from penstock.envs.ladder.generate import LadderSource
 from penstock.envs.tasks.harbor_read import MalformedTaskError, read_harbor_set
 from penstock.envs.tasks.source import TaskCandidate
 from penstock.envs.tasks.storage import hidden_tests_key, task_objects, tasks_key

@@ -2,8 +2,10 @@
 
 import argparse
 import asyncio
+import difflib
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,21 @@ from penstock.envs.factory.factory import Bounds, Factory, Yield, open_source, s
 from penstock.envs.factory.injected import InjectConfig
 from penstock.envs.factory.lab import MachineLab
 from penstock.envs.factory.splits import SplitBy, check_no_leak, split_tasks
-from penstock.envs.ladder.generate import Selection
-from penstock.envs.ladder.source import LadderSource
+from penstock.envs.ladder.generate import LadderSource, Selection
 from penstock.envs.microvm.images.images import images_of
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.harbor import write_harbor
 from penstock.envs.tasks.harbor_read import read_harbor_set
-from penstock.envs.tasks.source import TaskCandidate, TaskRejectedError, TaskSource
-from penstock.infra.tasks.page import tasks_page
+from penstock.envs.tasks.source import (
+    TaskCandidate,
+    TaskRejectedError,
+    TaskSource,
+    difficulty,
+    difficulty_label,
+    difficulty_terms,
+)
+from penstock.infra.commands.output import print_result
 from penstock.messages.errors import PenstockError
 from penstock.messages.task import Split
 
@@ -68,7 +76,7 @@ async def _make(arguments: argparse.Namespace) -> int:
     by = SplitBy(arguments.split_by)
     splits = split_tasks(candidates, by, arguments.heldout)
     write_set(root, candidates, splits, factory.counts)
-    _print(statistics(candidates, splits, factory.counts), as_json=arguments.json)
+    print_result(statistics(candidates, splits, factory.counts), as_json=arguments.json)
     return 0 if candidates else 1
 
 
@@ -100,7 +108,7 @@ async def _check(arguments: argparse.Namespace) -> int:
                 await check_candidate(candidate, lab, repeats=1)
             except TaskRejectedError as error:
                 problems[candidate.task.task_id] = f"{error.reason}: {error.detail}"
-    _print({"num_tasks": len(candidates), "rejected": problems}, as_json=arguments.json)
+    print_result({"num_tasks": len(candidates), "rejected": problems}, as_json=arguments.json)
     return 1 if problems else 0
 
 
@@ -114,15 +122,56 @@ def _stats(arguments: argparse.Namespace) -> int:
     path: Path = arguments.folder / YIELD_FILE
     counts = msgspec.json.decode(path.read_bytes(), type=Yield) if path.is_file() else Yield()
     write_atomic(arguments.folder / PAGE_FILE, tasks_page(candidates, splits, counts).encode())
-    _print(statistics(candidates, splits, counts), as_json=arguments.json)
+    print_result(statistics(candidates, splits, counts), as_json=arguments.json)
     return 0
-
-
-def _print(result: dict[str, Any], *, as_json: bool) -> None:
-    encoded = msgspec.json.encode(result)
-    text = encoded if as_json else msgspec.json.format(encoded, indent=2)
-    sys.stdout.write(text.decode() + "\n")
 
 
 def _say(text: str) -> None:
     sys.stderr.write(f"tasks: {text}\n")
+
+
+DIFF_LINES_MAX = 400
+TESTS_SHOWN_MAX = 20
+_PAGE = Path(__file__).with_name("page.html")
+_DATA_MARK = "/*DATA*/null"
+
+
+def tasks_page(candidates: Sequence[TaskCandidate], splits: dict[str, Split], counts: Yield) -> str:
+    """Return the page: statistics, filters, a table, and one task's details on a click."""
+    data = {
+        "statistics": statistics(candidates, splits, counts),
+        "tasks": [_row(one, splits[one.task.task_id]) for one in candidates],
+    }
+    # In a script element only `<` could end it: escaped, no task's text is ever markup.
+    encoded = msgspec.json.encode(data).decode().replace("<", "\\u003c")
+    return _PAGE.read_text().replace(_DATA_MARK, encoded)
+
+
+def _row(candidate: TaskCandidate, split: Split) -> dict[str, Any]:
+    origin = candidate.origin
+    return {
+        "id": candidate.task.task_id,
+        "split": split.value,
+        "source": origin.source,
+        "repository": origin.repository,
+        "kind": origin.kind,
+        "change": origin.change,
+        "hint": origin.hint,
+        "lines": origin.num_lines,
+        "files": sorted(candidate.task.files),
+        "failing": f"{origin.num_cases_failed or '?'}/{origin.num_cases}",
+        "difficulty": round(difficulty(origin), 2),
+        "label": difficulty_label(origin),
+        "terms": {name: round(value, 2) for name, value in difficulty_terms(origin).items()},
+        "instruction": candidate.task.instruction,
+        "diff": _diff(candidate),
+        "expected": candidate.hidden.expected[:TESTS_SHOWN_MAX],
+    }
+
+
+def _diff(candidate: TaskCandidate) -> str:
+    lines: list[str] = []
+    for path, text in sorted(candidate.hidden.gold_files.items()):
+        before = candidate.task.files.get(path, "").splitlines()
+        lines += difflib.unified_diff(before, text.splitlines(), path, path, lineterm="")
+    return "\n".join(lines[:DIFF_LINES_MAX])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from penstock.actors.pacer.actor import eval_commands, group_commands
 from penstock.actors.pacer.budget import Budget
 from penstock.actors.pacer.config import PacerConfig
-from penstock.actors.pacer.curriculum import WeightedCurriculum, make_curriculum
+from penstock.actors.pacer.curriculum import Curriculum
 from penstock.messages.errors import ConfigError
 from penstock.messages.reward import EvalRequested
 from penstock.messages.task import Split, Task
@@ -108,17 +108,15 @@ def test_synchronous_grants_one_batch_at_a_time() -> None:
 def test_curriculum_is_a_function_of_seed_and_index(seed: int, index: int) -> None:
     tasks = [make_task(f"t{n}", "hard" if n % 2 else "easy") for n in range(6)]
     weights = {"hard": 1.0, "easy": 0.0}
-    first = WeightedCurriculum(seed, tasks, weights).pick(index)
-    assert first == WeightedCurriculum(seed, tasks, weights).pick(index)
+    first = Curriculum(seed, tasks, weights).pick(index)
+    assert first == Curriculum(seed, tasks, weights).pick(index)
     assert first.category == "hard"
 
 
 def test_unknown_names_list_the_choices() -> None:
     tasks = [make_task("t")]
     with pytest.raises(ConfigError, match=r"\['expert'\]; there are: easy"):
-        WeightedCurriculum(0, tasks, {"expert": 1.0})
-    with pytest.raises(ConfigError, match="'adaptive' is none of weighted"):
-        make_curriculum("adaptive", 0, tasks, {})
+        Curriculum(0, tasks, {"expert": 1.0})
 
 
 def test_commands_have_the_same_ids_and_seeds_each_time() -> None:

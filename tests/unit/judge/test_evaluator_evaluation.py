@@ -25,7 +25,7 @@ def make_verdict(index: int, outcome: Outcome, category: str = "easy") -> Verdic
 def test_version_is_due_when_all_replicas_serve_it() -> None:
     schedule = EvalSchedule(0, ["west-0", "east-0"])
     schedule.applied("west-0", 0)
-    schedule.midtrained()
+    schedule.make_due(0)
     assert schedule.take_due() == []
     schedule.applied("stranger", 9)
     schedule.applied("east-0", 0)
@@ -35,10 +35,10 @@ def test_version_is_due_when_all_replicas_serve_it() -> None:
 
 def test_period_and_end() -> None:
     schedule = EvalSchedule(2, ["west-0"])
-    schedule.midtrained()
+    schedule.make_due(0)
     for version in range(1, 6):
         schedule.stepped(version)
-    schedule.finished(5)
+    schedule.make_due(5)
     schedule.applied("west-0", 3)
     assert schedule.take_due() == [0, 2]
     schedule.applied("west-0", 5)
@@ -48,11 +48,11 @@ def test_period_and_end() -> None:
 
 def test_without_period_only_first_and_last() -> None:
     schedule = EvalSchedule(0, [])
-    schedule.midtrained()
+    schedule.make_due(0)
     for version in range(1, 4):
         schedule.stepped(version)
     assert schedule.take_due() == [0]
-    schedule.finished(3)
+    schedule.make_due(3)
     assert schedule.take_due() == [3]
 
 

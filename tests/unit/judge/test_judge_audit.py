@@ -1,8 +1,7 @@
 import msgspec
 import pytest
 
-from penstock.actors.judge.audit import FINDINGS_MAX, audit
-from penstock.actors.judge.audit_source import audit_source
+from penstock.actors.judge.audit import FINDINGS_MAX, audit, audit_source
 from penstock.actors.judge.hidden_tests import settle
 from penstock.actors.judge.tasks import GradedTask
 from penstock.envs.tasks.workspace import CANARY_FILE, canary_token

@@ -10,10 +10,10 @@ from penstock.envs.ladder.generate import (
     Selection,
     draw_repositories,
     functions,
+    grade_here,
 )
 from penstock.envs.ladder.names import is_kept_out
 from penstock.envs.ladder.repository import CHECK_FILE, SEARCH, short_edit
-from penstock.envs.ladder.source import grade_here
 from penstock.messages.task import Split
 
 

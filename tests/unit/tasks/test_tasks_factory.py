@@ -17,8 +17,7 @@ from penstock.envs.factory.mutations import draw_bugs, without_body
 from penstock.envs.factory.recording import ARGV, PROGRAM_FILE, program, tells
 from penstock.envs.factory.splits import SplitBy, SplitLeakError, check_no_leak, split_tasks
 from penstock.envs.factory.targets import find_targets, function_digest, promise
-from penstock.envs.ladder.generate import Selection, draw_repositories
-from penstock.envs.ladder.source import LadderSource
+from penstock.envs.ladder.generate import LadderSource, Selection, draw_repositories
 from penstock.envs.tasks.gates import SuiteReport, check_candidate, read_report
 from penstock.envs.tasks.source import Rejection, TaskRejectedError, difficulty, difficulty_label
 from penstock.messages.errors import NotFoundError
@@ -172,7 +171,7 @@ def drawn_with(monkeypatch, **changed):
     (one,) = draw_repositories(Split.TRAIN, 1, Selection(), random.Random(0), "train")
     parts = {name: change(one) for name, change in changed.items()}
     monkeypatch.setattr(
-        "penstock.envs.ladder.source.draw_repositories",
+        "penstock.envs.ladder.generate.draw_repositories",
         lambda *_: iter([dataclasses.replace(one, **parts)]),
     )
     return ladder(1)

@@ -5,8 +5,7 @@ import msgspec
 import pytest
 
 from penstock.envs.factory.factory import Yield, statistics
-from penstock.envs.ladder.generate import Selection
-from penstock.envs.ladder.source import LadderSource
+from penstock.envs.ladder.generate import LadderSource, Selection
 from penstock.envs.tasks.harbor import folder_name, harbor_files, write_harbor
 from penstock.envs.tasks.harbor_read import (
     MalformedTaskError,
@@ -14,8 +13,7 @@ from penstock.envs.tasks.harbor_read import (
     read_harbor_set,
     start_files,
 )
-from penstock.infra.tasks.actions import write_set
-from penstock.infra.tasks.page import tasks_page
+from penstock.infra.tasks.actions import tasks_page, write_set
 from penstock.messages.task import Split
 
 
