@@ -26,6 +26,8 @@ PARTS = (
     "messages",
 )
 
+SHARED_BY_ACTORS = {"actors/runtime", "actors/policy"}
+
 
 def long_functions(repository: Repository) -> Iterator[str]:
     """A function, signature and docstring included, fits on a screen or two."""
@@ -101,6 +103,16 @@ def colliding_classes(repository: Repository) -> Iterator[str]:
     for name, paths in sorted(places.items()):
         if len(paths) > 1:
             yield f"{name}: {', '.join(paths)}"
+
+
+def unlisted_actors(repository: Repository) -> Iterator[str]:
+    """Each role stands in the contract that keeps roles apart (`pyproject.toml`)."""
+    contracts = repository.text("pyproject.toml")
+    for folder in _source_folders(repository, "actors"):
+        if folder.count("/") == 1 and folder not in SHARED_BY_ACTORS:
+            module = f'"penstock.{folder.replace("/", ".")}"'
+            if module not in contracts:
+                yield f"{folder}: {module} is in no import contract"
 
 
 def module_of(path: str) -> str:

@@ -20,6 +20,7 @@ RULES: dict[str, Rule] = {
         layout.lonely_modules,
         layout.undescribed_packages,
         layout.colliding_classes,
+        layout.unlisted_actors,
         cycles.import_cycles,
         prose.stale_file_names,
         prose.strange_phrases,

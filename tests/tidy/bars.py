@@ -1,0 +1,103 @@
+"""The house in figures, before and after: `python -m tests.tidy.bars [REVISION]`.
+
+Without a revision it shows the working tree; with one also that revision, unpacked into a scratch
+folder and measured by the same rules. Types are checked by the settings that each tree has.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from tests.tidy import cycles, layout, prose
+from tests.tidy.repository import PRODUCT, ROOT, Repository
+from tests.tidy.types import type_faults
+from tests.tidy.unreachable import unreachable_names
+
+C_SUFFIXES = (".c", ".h", ".cu", ".cuh")
+C_COMMENT = re.compile(r"/\*.*?\*/|^\s*//.*?$", re.DOTALL | re.MULTILINE)
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def num_statements(repository: Repository) -> int:
+    """Count the statements of the product's Python; docstrings do not count."""
+    return sum(
+        isinstance(node, ast.stmt) and not _is_docstring(node)
+        for path in repository.python()
+        for node in repository.nodes(path)
+    )
+
+
+def num_c_lines(repository: Repository) -> int:
+    """Count the lines of the product's C and CUDA; comments and empty lines do not count."""
+    return sum(
+        bool(line.strip())
+        for path in repository.files
+        if path.split("/")[0] in PRODUCT and path.endswith(C_SUFFIXES)
+        for line in C_COMMENT.sub("", repository.text(path)).splitlines()
+    )
+
+
+def measure(root: Path) -> dict[str, str]:
+    """Return each figure as text."""
+    repository = Repository(root)
+    paths = repository.python()
+    functions = [
+        (node.end_lineno or node.lineno) - node.lineno + 1
+        for path in paths
+        for node in repository.nodes(path)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    files = [repository.text(path).count("\n") for path in paths]
+    statements, c_lines = num_statements(repository), num_c_lines(repository)
+    collisions = list(layout.colliding_classes(repository))
+    faults, num_files = type_faults(root)
+    num_errors = sum(not fault.startswith("only ") for fault in faults)
+    return {
+        "Python modules": f"{len(paths)}",
+        "statements + C lines": f"{statements} + {c_lines} = {statements + c_lines}",
+        "function lines: median, max": f"{median(functions):g}, {max(functions)}",
+        "file lines: median, max": f"{median(files):g}, {max(files)}",
+        "folders of more than 20 files": f"{len(list(layout.crowded_folders(repository)))}",
+        "public class names with two meanings": f"{len(collisions)}",
+        "import cycles": f"{len(list(cycles.import_cycles(repository)))}",
+        "unreachable names": f"{len(list(unreachable_names(repository)))}",
+        "files named that do not exist": f"{len(list(prose.stale_file_names(repository)))}",
+        "phrases that are not the field's": f"{len(list(prose.strange_phrases(repository)))}",
+        "pyright: files analysed, errors": f"{num_files}, {num_errors}",
+    }
+
+
+def _unpack(revision: str, target: Path) -> None:
+    archive = subprocess.run(
+        ["git", "archive", revision], cwd=ROOT, check=True, capture_output=True
+    ).stdout
+    subprocess.run(["tar", "-x", "-C", str(target)], input=archive, check=True)
+    (target / ".venv").symlink_to((ROOT / ".venv").resolve())
+
+
+def main() -> None:
+    """Print a table: the revision, if one is named, and the working tree."""
+    columns: dict[str, dict[str, str]] = {}
+    for revision in sys.argv[1:]:
+        with tempfile.TemporaryDirectory() as folder:
+            _unpack(revision, Path(folder))
+            columns[revision] = measure(Path(folder))
+    columns["now"] = measure(ROOT)
+    print(f"{'':38}" + "".join(f"{name:>24}" for name in columns))
+    for figure in columns["now"]:
+        print(f"{figure:38}" + "".join(f"{column[figure]:>24}" for column in columns.values()))
+
+
+if __name__ == "__main__":
+    main()
