@@ -25,6 +25,7 @@ RULES: dict[str, Rule] = {
         prose.stale_file_names,
         prose.strange_phrases,
         prose.open_ends,
+        prose.untrue_glossary,
     )
 }
 
