@@ -4,7 +4,8 @@
  encode and upload every shard ─▶ manifest ─▶ head, swapped under the token ─▶ the base moves
                                                    └─ refused: a newer publisher has taken over
 ```
-Here one process holds the whole snapshot; `multi_rank_publisher.py` is for one that many ranks hold together.
+Here one process holds the whole snapshot; `multi_rank_publisher.py` is for one that many ranks
+hold together.
 """
 
 from collections.abc import Callable
