@@ -78,7 +78,6 @@ class EngineCore:
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request."""
-        self.metrics.num_requests += 1
         self.waiting.append(request)
 
     def swap_model(self, model: Policy | DecodeWeights, policy_version: int) -> list[Output]:
@@ -116,11 +115,11 @@ class EngineCore:
         return [(request, self._finish(request, StopReason.ABORTED)) for request in chosen]
 
     @torch.inference_mode()
-    def step(self, *, admit: bool = True) -> list[Output]:
+    def step(self) -> list[Output]:
         """Run one step; returns the chunks that came due."""
         assert self.model is not None
         started = time.perf_counter()
-        if admit and self.waiting:
+        if self.waiting:
             self._admit()
         batch, sampled = self._plan()
         if not batch.token_ids:
@@ -129,7 +128,6 @@ class EngineCore:
         self._advance(batch)
         outputs = self._sample(sampled, logits) if sampled else []
         raise_deferred_errors()  # Before anybody is given what a bad value gave.
-        self.metrics.num_steps += 1
         self.metrics.busy_s += time.perf_counter() - started
         return outputs
 

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import AsyncIterator, Mapping
-from enum import StrEnum
 from typing import Protocol
 
 import msgspec
@@ -22,17 +21,6 @@ class InvalidRequestError(PenstockError, ValueError):
 
 class EngineNotReadyError(PenstockError, RuntimeError):
     """The engine holds no weights yet, or was stopped."""
-
-
-class PauseMode(StrEnum):
-    """What becomes of the requests in flight."""
-
-    KEEP = "keep"
-    """They stand still and go on at `resume`."""
-    ABORT = "abort"
-    """They end with `StopReason.ABORTED`."""
-    DRAIN = "drain"
-    """They run to their end first; new ones wait."""
 
 
 class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,14 +63,11 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
 class EngineMetrics(msgspec.Struct, kw_only=True):
     """Counters since the start."""
 
-    num_steps: int = 0
     num_generated_tokens: int = 0
     num_prefill_tokens: int = 0
     num_cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache."""
-    num_requests: int = 0
     num_aborted: int = 0
-    num_commits: int = 0
     busy_s: float = 0.0
     """Time spent in steps."""
     last_pause_ms: float = 0.0
@@ -97,9 +82,6 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Longest context, prompt and sampled tokens together."""
     num_running_max: int
     num_waiting_max: int
-    routed_experts: bool
-    sparse_updates: bool
-    keeps_requests_over_updates: bool
     arithmetic: str
     """Step and format of the experts, e.g. `native/mxfp8`."""
     num_experts: int
@@ -136,12 +118,12 @@ class Engine(Protocol):
         """End one request, or all, with `StopReason.ABORTED`; unknown ids are passed over."""
         ...
 
-    async def pause(self, mode: PauseMode = PauseMode.KEEP) -> None:
-        """Stop sampling; returns once nothing runs."""
+    async def pause(self) -> None:
+        """Stop sampling; returns between two steps. Requests in flight wait for `resume`."""
         ...
 
     async def resume(self) -> None:
-        """Go on sampling."""
+        """Resume sampling."""
         ...
 
     async def begin_update(self) -> None:

@@ -14,7 +14,6 @@ from penstock.actors.generator.engine import (
     EngineMetrics,
     EngineNotReadyError,
     InvalidRequestError,
-    PauseMode,
     TokenChunk,
 )
 from penstock.actors.generator.request import GenerationRequest
@@ -29,8 +28,6 @@ from penstock.messages.task import Sampling
 
 _REQUEST_S = 600.0
 """Longest wait for a request's next chunk, pauses included."""
-_DRAIN_S = 300.0
-_DRAIN_POLL_S = 0.005
 
 
 class TorchEngine:
@@ -103,17 +100,12 @@ class TorchEngine:
         """See `Engine.abort`."""
         await self._worker.call(lambda: self._abort(request_id))
 
-    async def pause(self, mode: PauseMode = PauseMode.KEEP) -> None:
+    async def pause(self) -> None:
         """See `Engine.pause`."""
-        if mode is PauseMode.ABORT:
-            await self.abort()
-        if mode is PauseMode.DRAIN:
-            await self._drain()
         await self._worker.call(lambda: self._set_paused(True))
 
     async def resume(self) -> None:
         """See `Engine.resume`."""
-        self._worker.is_admitting = True
         await self._worker.call(lambda: self._set_paused(False))
 
     async def begin_update(self) -> None:
@@ -167,9 +159,6 @@ class TorchEngine:
             num_tokens_max=self._options.num_tokens_max,
             num_running_max=self._options.num_running_max,
             num_waiting_max=self._options.num_waiting_max,
-            routed_experts=True,
-            sparse_updates=True,
-            keeps_requests_over_updates=True,
             arithmetic=f"{self._core.decoder.name}/{self._config.numerics.expert_format}",
             num_experts=self._config.num_experts,
         )
@@ -210,18 +199,8 @@ class TorchEngine:
         self._weights.swap()
         self._worker.emit(self._core.swap_model(model, policy_version))
         pause_ms = (time.perf_counter() - started) * 1e3
-        self._core.metrics.num_commits += 1
         self._core.metrics.last_pause_ms = pause_ms
         return pause_ms
-
-    async def _drain(self) -> None:
-        """Admit nothing more and wait for those that run."""
-        self._worker.is_admitting = False
-        deadline = time.monotonic() + _DRAIN_S
-        while self._core.num_running:
-            if time.monotonic() > deadline:
-                raise DeadlineError(f"requests still run {_DRAIN_S} s after draining began")
-            await asyncio.sleep(_DRAIN_POLL_S)
 
 
 async def _next_chunk(stream: asyncio.Queue[TokenChunk], request_id: str) -> TokenChunk:

@@ -33,7 +33,6 @@ class EngineWorker:
         """Deliver is called on the event loop with the chunks of a step."""
         self.core = core
         self.is_paused = False
-        self.is_admitting = True
         self.error = ""
         self._deliver = deliver
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -108,15 +107,15 @@ class EngineWorker:
             while not self._is_stopping:
                 self._run_commands()
                 if self._has_work():
-                    self.emit(self.core.step(admit=self.is_admitting))
+                    self.emit(self.core.step())
         except Exception as error:
             self.error = repr(error)
             self.emit(self.core.abort(None))
 
     def _has_work(self) -> bool:
         core = self.core
-        wanted = core.num_running > 0 or (self.is_admitting and bool(core.waiting))
-        return wanted and not self.is_paused and core.model is not None
+        has_requests = core.num_running > 0 or bool(core.waiting)
+        return has_requests and not self.is_paused and core.model is not None
 
     def _run_commands(self) -> None:
         """Run what is in the inbox; wait for something if there is nothing else to do."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as BpeTokenizer
 
-from penstock.actors.policy.special_tokens import ALL_SPECIAL_TOKENS, END, PAD
+from penstock.actors.policy.special_tokens import ALL_SPECIAL_TOKENS, END
 
 TOKENIZER_KEY = "tokenizer.json"
 """Key of a run's tokenizer in its object store."""
@@ -48,7 +48,6 @@ class Tokenizer:
         }
         self._special_names = {index: mark for mark, index in self._special_ids.items()}
         self.end_id = self._special_ids[END]
-        self.pad_id = self._special_ids[PAD]
 
     @property
     def vocab_size(self) -> int:

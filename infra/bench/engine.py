@@ -78,7 +78,8 @@ async def _measure(config: PolicyConfig, num_threads: int) -> dict[str, object]:
         generate: dict[str, object] = {}
         for batch in BATCHES:
             prompts = _prompts(config, batch)
-            ours_s, theirs_s = [], []
+            ours_s: list[float] = []
+            theirs_s: list[float] = []
             for round_ in range(_NUM_ROUNDS):
                 ours_s.append(await _time_engine(engine, prompts, round_))
                 theirs_s.append(_time(lambda p=prompts: _generate(theirs, p)))
@@ -116,7 +117,8 @@ def _transformers_model(policy: Policy) -> Any:
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         save_checkpoint(policy, Path(folder))
-        return AutoModelForCausalLM.from_pretrained(folder)
+        model: Any = AutoModelForCausalLM
+        return model.from_pretrained(folder)
 
 
 def _prompts(config: PolicyConfig, batch: int) -> np.ndarray:
@@ -142,7 +144,7 @@ async def _time_engine(engine: TorchEngine, prompts: np.ndarray, round_: int) ->
 
 
 def _generate(model: Any, prompts: np.ndarray) -> None:
-    ids = torch.from_numpy(prompts)
+    ids = torch.as_tensor(prompts)
     with torch.inference_mode():
         model.eval().generate(
             ids,
@@ -159,7 +161,7 @@ def _generate(model: Any, prompts: np.ndarray) -> None:
 
 
 def _measure_training(policy: Policy, theirs: Any) -> dict[str, float]:
-    ids = torch.from_numpy(
+    ids = torch.as_tensor(
         np.random.default_rng(1).integers(0, policy.config.vocab_size, (_TRAIN_ROWS, _TRAIN_TOKENS))
     )
 
@@ -167,7 +169,7 @@ def _measure_training(policy: Policy, theirs: Any) -> dict[str, float]:
         output = policy(ids.reshape(-1), [_TRAIN_TOKENS] * _TRAIN_ROWS)
         hidden = output.hidden.unflatten(0, ids.shape)[:, :-1].flatten(0, 1)
         loss = -token_logprobs(policy.logits(hidden), ids[:, 1:].reshape(-1)).mean()
-        loss.backward()
+        torch.autograd.backward(loss)
         policy.zero_grad(set_to_none=True)
 
     def plain() -> None:

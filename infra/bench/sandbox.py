@@ -20,9 +20,8 @@ from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.microvm.probe import probe
 from penstock.envs.microvm.qemu.backend import QemuTcgBackend
 from penstock.envs.sandbox import SandboxBackend
-from penstock.infra.bench.measuring import times_ms
 from penstock.infra.bench.sandbox_saving import bench_saving
-from penstock.infra.bench.sandbox_steps import bench_native, steps_per_s
+from penstock.infra.bench.sandbox_steps import bench_native, steps_per_s, times_ms
 
 TIMEOUT_S = 120.0
 PYTHON = ("python3", "-I", "-S", "-B", "-c", "1")

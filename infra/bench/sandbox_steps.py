@@ -8,7 +8,6 @@ from pathlib import Path
 
 from penstock.envs.microvm.pool.lease import percentile
 from penstock.envs.sandbox import Sandbox, SandboxBackend
-from penstock.infra.bench.measuring import times_ms
 
 Step = Callable[[int], Awaitable[None]]
 
@@ -105,3 +104,13 @@ async def _on_host(place: Path, argv: list[str]) -> None:
     process = await asyncio.create_subprocess_exec(*argv, cwd=place, env={"PATH": "/usr/bin:/bin"})
     if await process.wait() != 0:
         raise RuntimeError(f"the step failed on the host: {argv}")
+
+
+async def times_ms(work: Callable[[], Awaitable[object]], repeats: int) -> list[float]:
+    """Return how long each of several runs took, one after the other, in milliseconds."""
+    times: list[float] = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        await work()
+        times.append((time.perf_counter() - began) * 1000)
+    return times

@@ -4,14 +4,14 @@ Pure.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.objective.advantages import RunningBaseline, estimator, trunk_advantage
+from penstock.actors.trainer.objective.advantages import RunningBaseline, estimator, trunk_credits
 from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished, Trunk
-from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry, TrunkCredit
+from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry
 
 COMPONENTS_TOLERANCE = 1e-6
 """Between a verdict's reward and the sum of its components, which a judge may add up in another
@@ -88,28 +88,16 @@ class ManifestAudit:
             for sample in group.samples
             if sample.outcome.is_trained
         }
-        expected = self._trunk_credits(advantages)
+        expected = trunk_credits(
+            advantages,
+            self._trunks,
+            lambda trunk: sum(self._sampled.get(trunk.rollout_id, [])[: trunk.num_turns]),
+        )
         for sample in group.samples:
             found = sample.trunk
             value = expected.get(sample.rollout_id)
             if found != value:
                 yield f"step {step}, {sample.rollout_id}: its trunk's credit {found}, not {value}"
-
-    def _trunk_credits(self, advantages: Mapping[str, float]) -> dict[str, TrunkCredit]:
-        """Return what each rollout's first turns earn that trained rollouts branched off."""
-        sharing: dict[Trunk, list[str]] = {}
-        for name in advantages:
-            trunk = self._trunks.get(name)
-            if trunk and trunk.rollout_id in advantages:
-                sharing.setdefault(trunk, [trunk.rollout_id]).append(name)
-        return {
-            trunk.rollout_id: TrunkCredit(
-                num_tokens=sum(self._sampled.get(trunk.rollout_id, [])[: trunk.num_turns]),
-                branches=names,
-                advantage=trunk_advantage([advantages[name] for name in names]),
-            )
-            for trunk, names in sharing.items()
-        }
 
     def _forget(self, manifest: BatchManifest) -> None:
         """Drop the rollouts that this manifest settles."""

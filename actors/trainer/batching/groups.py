@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from penstock.actors.trainer.objective.advantages import trunk_advantage
+from penstock.actors.trainer.objective.advantages import trunk_credits
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import (
     EpisodeEnd,
@@ -133,19 +133,12 @@ class PendingGroup:
             advantages: Of the unmasked rollouts, by id.
 
         """
-        sharing: dict[Trunk, list[str]] = {}
-        for branch in self.unmasked:
-            if branch.trunk and branch.trunk.rollout_id in advantages:
-                names = sharing.setdefault(branch.trunk, [branch.trunk.rollout_id])
-                names.append(branch.rollout_id)
-        return {
-            trunk.rollout_id: TrunkCredit(
-                num_tokens=self.attempts[trunk.rollout_id].num_tokens(trunk.num_turns),
-                branches=names,
-                advantage=trunk_advantage([advantages[name] for name in names]),
-            )
-            for trunk, names in sharing.items()
-        }
+        trunks = {each.rollout_id: each.trunk for each in self.unmasked if each.trunk}
+        return trunk_credits(
+            advantages,
+            trunks,
+            lambda trunk: self.attempts[trunk.rollout_id].num_tokens(trunk.num_turns),
+        )
 
     def _attempt(self, rollout_id: str) -> Attempt:
         return self.attempts.setdefault(rollout_id, Attempt(rollout_id=rollout_id))

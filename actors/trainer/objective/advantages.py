@@ -5,9 +5,12 @@ that order, so that replay gets the same bits. To add one: a function here, a li
 the name in `config.ESTIMATORS`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+
+from penstock.messages.rollout import Trunk
+from penstock.messages.training import TrunkCredit
 
 Estimator = Callable[[Sequence[float]], list[float]]
 
@@ -43,6 +46,34 @@ def trunk_advantage(branches: Sequence[float]) -> float:
     Source: Tree-GRPO (arXiv 2509.21240), section 3: leaves are compared within and across trees.
     """
     return sum(branches) / len(branches)
+
+
+def trunk_credits(
+    advantages: Mapping[str, float],
+    trunks: Mapping[str, Trunk],
+    num_tokens: Callable[[Trunk], int],
+) -> dict[str, TrunkCredit]:
+    """Return what the first tokens of each rollout earn that others branched off.
+
+    Args:
+        advantages: by trained rollout, in member order.
+        trunks: by branch, which rollout it branched off, and where.
+        num_tokens: counts the tokens that a trunk sampled in its turns.
+
+    """
+    sharing: dict[Trunk, list[str]] = {}
+    for name in advantages:
+        trunk = trunks.get(name)
+        if trunk and trunk.rollout_id in advantages:
+            sharing.setdefault(trunk, [trunk.rollout_id]).append(name)
+    return {
+        trunk.rollout_id: TrunkCredit(
+            num_tokens=num_tokens(trunk),
+            branches=names,
+            advantage=trunk_advantage([advantages[name] for name in names]),
+        )
+        for trunk, names in sharing.items()
+    }
 
 
 _ESTIMATORS: dict[str, Estimator] = {"dr_grpo": dr_grpo, "grpo": grpo, "rloo": rloo}
