@@ -6,9 +6,9 @@ from typing import ClassVar, Protocol
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.hidden_tests import HiddenTestsJudge, SameFilesJudge
 from penstock.actors.judge.reward import Findings, outcome_of_end, reward_components
-from penstock.actors.judge.tasks import GradedTask, TaskBook
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
+from penstock.envs.tasks.storage import GradedTask, TaskBook
 from penstock.messages.base import Event
 from penstock.messages.codec import decode
 from penstock.messages.control import MessageRejected

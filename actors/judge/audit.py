@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from penstock.actors.judge.tasks import GradedTask
+from penstock.envs.tasks.storage import GradedTask
 from penstock.envs.tasks.workspace import CANARY_FILE, canary_token
 from penstock.messages.reward import CheatFinding, CheatKind
 from penstock.messages.rollout import RolloutFinished, ToolCall

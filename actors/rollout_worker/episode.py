@@ -23,8 +23,12 @@ from penstock.actors.rollout_worker.changes import Changes, ChangesError, list_w
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.conversation import Conversation
 from penstock.actors.rollout_worker.episode_runner import EpisodeRunner, EpisodeStats
-from penstock.actors.rollout_worker.journal import Journal
-from penstock.actors.rollout_worker.sampling import GenerationError, sample_turn, turn_sampling
+from penstock.actors.rollout_worker.turns import (
+    GenerationError,
+    Journal,
+    sample_turn,
+    turn_sampling,
+)
 from penstock.actors.runtime.context import Context
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.session import Session

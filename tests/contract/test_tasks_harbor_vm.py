@@ -3,7 +3,6 @@
 import pytest
 
 from penstock.actors.judge.hidden_tests import grade, touched_hidden_files
-from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.rollout_worker.changes import read_changes
 from penstock.envs.backends import open_backend
 from penstock.envs.factory.lab import MachineLab
@@ -13,6 +12,7 @@ from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.harbor import write_harbor
 from penstock.envs.tasks.harbor_read import read_harbor
 from penstock.envs.tasks.source import TaskRejectedError
+from penstock.envs.tasks.storage import GradedTask
 from penstock.envs.tasks.workspace import open_workspace
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished

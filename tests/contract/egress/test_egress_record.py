@@ -7,9 +7,9 @@ import pytest
 from tests.contract.egress.egress_world import Program, echo, get, page, proxy_to, serving
 
 from penstock.actors.judge.audit import audit
-from penstock.actors.judge.tasks import GradedTask
 from penstock.envs.egress.account import STILL_OPEN
 from penstock.envs.egress.record import UNRECORDED, EgressRecord
+from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.reward import CheatKind
 from penstock.messages.rollout import EgressAttempt, EpisodeEnd, RolloutFinished
 from penstock.messages.task import HiddenTests, Purpose, Split, Task

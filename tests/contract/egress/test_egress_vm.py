@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock.actors.judge.audit import audit
-from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.rollout_worker.episode_runner import EpisodeStats
 from penstock.envs.backends import open_backend
 from penstock.envs.sandbox import BackendUnavailable, NetworkedSandbox, SandboxRequestError
+from penstock.envs.tasks.storage import GradedTask
 from penstock.envs.tasks.workspace import open_workspace, read_egress
 from penstock.messages.base import Array
 from penstock.messages.reward import CheatKind

@@ -8,7 +8,6 @@ from tests.needs import need_layers
 
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.hidden_tests import HiddenTestsJudge
-from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.runtime.host_context import ActorIdentity, HostContext
@@ -23,6 +22,7 @@ from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.remote.client import GroupSpec, LeaseSpec
 from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.sandbox import ImageAbsent
+from penstock.envs.tasks.storage import GradedTask
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore

@@ -5,12 +5,12 @@ import shutil
 import pytest
 
 from penstock.actors.judge.hidden_tests import grade
-from penstock.actors.judge.tasks import GradedTask
 from penstock.actors.rollout_worker.changes import Changes, ChangesError, list_work, read_changes
 from penstock.envs.backends import open_backend
 from penstock.envs.microvm.images.layers import layer_folder, layer_path
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.sandbox import BackendUnavailable
+from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished
 from penstock.messages.task import HiddenTests, Purpose, Split, Task

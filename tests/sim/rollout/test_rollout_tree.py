@@ -8,8 +8,8 @@ from tests.sim.rollout.saving import SavingBackend
 
 from penstock.actors.pacer.actor import group_commands
 from penstock.actors.pacer.config import PacerConfig, TreeConfig
+from penstock.actors.rollout_worker.actor import RolloutRunner, Slots
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
-from penstock.actors.rollout_worker.rollout_runner import RolloutRunner, Slots
 from penstock.messages.base import Stream
 from penstock.messages.codec import encode
 from penstock.messages.control import MessageRejected

@@ -3,7 +3,7 @@ import pytest
 
 from penstock.actors.judge.audit import FINDINGS_MAX, audit, audit_source
 from penstock.actors.judge.hidden_tests import settle
-from penstock.actors.judge.tasks import GradedTask
+from penstock.envs.tasks.storage import GradedTask
 from penstock.envs.tasks.workspace import CANARY_FILE, canary_token
 from penstock.messages.base import Array
 from penstock.messages.reward import CheatKind, Outcome

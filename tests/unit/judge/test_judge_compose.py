@@ -6,8 +6,8 @@ from penstock.actors.judge.actor import make_judge
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.hidden_tests import touched_hidden_files
 from penstock.actors.judge.reward import outcome_of_end, reward_components
-from penstock.actors.judge.tasks import GradedTask
 from penstock.envs.tasks.gates import read_report
+from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import ConfigError
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished

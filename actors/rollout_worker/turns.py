@@ -1,0 +1,136 @@
+"""An episode's turns: sampled whole from a generator, or read from the log; and its saved states.
+
+A turn that broke off (its generator died, paused, or fell silent) leaves no tokens behind: it is
+sampled again with the same seed, and only what is stored as `TurnSampled` counts as generated in
+the ledger.
+
+```
+ turn       0    1    2    3    4         stored as
+ trunk      t0   t1   t2   t3   t4        <trunk>.0 .. <trunk>.4
+ branch               b2   b3             <trunk>.0, <trunk>.1, <branch>.2, <branch>.3
+```
+A branch shares its trunk's first turns and states; what it adds bears its own name. So every
+sampled token is stored, and counted, once.
+"""
+
+import random
+from contextlib import aclosing
+
+import msgspec
+
+from penstock.actors.policy.sampling import BrokenTurnError, SampledTokens, stream_chunks
+from penstock.actors.runtime.context import Context
+from penstock.messages.errors import BusError, DeadlineError, PenstockError, RemoteCallError
+from penstock.messages.generation import Generate
+from penstock.messages.rollout import EpisodeSaved, StopReason, Trunk, Turn, TurnSampled
+from penstock.messages.rpc import RemoteErrorKind, RetryPolicy, with_retries
+from penstock.messages.task import Sampling, StartRollout
+
+
+class GenerationError(PenstockError, RuntimeError):
+    """No generator gave this turn within the time there was."""
+
+
+def turn_sampling(sampling: Sampling, index: int, num_tokens_max: int, end_id: int) -> Sampling:
+    """Return how turn `index` is drawn; its seed follows from the rollout's and the index."""
+    seed = random.Random(f"turn.{sampling.seed}.{index}").getrandbits(31)
+    return msgspec.structs.replace(
+        sampling, seed=seed, num_tokens_max=num_tokens_max, stop_token_ids=(end_id,)
+    )
+
+
+async def sample_turn(
+    ctx: Context, request: Generate, retry: RetryPolicy, *, idle_s: float
+) -> tuple[SampledTokens, float]:
+    """Ask until a generator gives the whole turn; one that is silent for `idle_s` has failed.
+
+    Returns:
+        The turn, and the seconds lost in attempts that failed.
+
+    Raises:
+        GenerationError: The policy gave up, or the request itself is invalid.
+
+    """
+    started_at = ctx.monotonic()
+
+    async def attempt() -> tuple[SampledTokens, float]:
+        lost_s = ctx.monotonic() - started_at
+        return await _sample_once(ctx, request, idle_s), lost_s
+
+    try:
+        return await with_retries(
+            attempt,
+            retry,
+            retry_on=(DeadlineError, RemoteCallError, BusError),
+            is_final=lambda error: getattr(error, "kind", "") == RemoteErrorKind.INVALID,
+        )
+    except (DeadlineError, RemoteCallError, BusError) as error:
+        raise GenerationError(f"{request.request_id}: {error}") from error
+
+
+async def _sample_once(ctx: Context, request: Generate, idle_s: float) -> SampledTokens:
+    sampled = SampledTokens()
+    chunks = stream_chunks(ctx, request, idle_s=idle_s, reason=request.request_id)
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            sampled.add(chunk)
+    if sampled.stop_reason in {None, StopReason.ABORTED} or not sampled.token_ids:
+        raise BrokenTurnError(f"the turn broke off after {len(sampled.token_ids)} tokens")
+    return sampled
+
+
+class Journal:
+    """Reads and writes one episode's record."""
+
+    def __init__(self, ctx: Context, command: StartRollout, trunk: Trunk | None) -> None:
+        self._ctx = ctx
+        self._command = command
+        self._trunk = trunk
+
+    @property
+    def num_trunk_turns(self) -> int:
+        """Turns that are another rollout's."""
+        return self._trunk.num_turns if self._trunk else 0
+
+    async def turns(self, first: int = 0) -> list[Turn]:
+        """Return the stored turns from an index on, as far as they go."""
+        turns: list[Turn] = []
+        for index in range(first, self._command.task.limits.num_turns_max):
+            event = await self._ctx.last(TurnSampled, f"{self._owner(index)}.{index}")
+            if event is None:
+                break
+            turns.append(event.turn)
+        return turns
+
+    async def add(self, index: int, turn: Turn) -> list[Turn]:
+        """Store a turn; where another incarnation stored it first, return its turns from there."""
+        command = self._command
+        [receipt] = await self._ctx.publish(
+            TurnSampled(
+                rollout_id=command.rollout_id,
+                group_id=command.group_id,
+                purpose=command.purpose,
+                turn_index=index,
+                turn=turn,
+            )
+        )
+        return await self.turns(index) if receipt.is_duplicate else [turn]
+
+    async def saved_after(self, num_turns: int) -> EpisodeSaved | None:
+        """Return the state after that many turns, if it was saved."""
+        owner = self._owner(num_turns - 1)
+        return await self._ctx.last(EpisodeSaved, f"{owner}.{num_turns}")
+
+    async def newest_saved(self, num_turns: int, *, above: int) -> EpisodeSaved | None:
+        """Return the newest saved state within the first `num_turns` turns, after `above`."""
+        for count in range(num_turns, above, -1):
+            saved = await self.saved_after(count)
+            if saved is not None:
+                return saved
+        return None
+
+    def _owner(self, index: int) -> str:
+        """Return the rollout whose turn this is."""
+        if self._trunk is not None and index < self._trunk.num_turns:
+            return self._trunk.rollout_id
+        return self._command.rollout_id
