@@ -34,7 +34,7 @@ class RouteSegment(NamedTuple):
     routes: torch.Tensor
     """int16 [T, L, K], in slot order."""
     first_position: int
-    """Of its first token in the sequence."""
+    """Position of its first token in the sequence."""
     policy_version: int
 
 

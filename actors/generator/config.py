@@ -9,10 +9,10 @@ class GeneratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Capacity of one replica."""
 
     num_running_max: PositiveInt = 48
-    """Requests decoded together."""
+    """Maximum requests decoded together."""
     num_waiting_max: PositiveInt = 256
-    """Further ones are refused as busy."""
+    """Maximum requests in the queue; further ones are refused as busy."""
     num_tokens_max: PositiveInt = 1024
     """Longest context, prompt and sampled tokens together."""
     num_threads: PositiveInt = 1
-    """Of torch; trainer and generators share the machine's cores."""
+    """Threads of torch; trainer and generators share the machine's cores."""

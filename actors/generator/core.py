@@ -46,7 +46,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: int = 16
     """Sampled tokens a chunk carries, but the first, which has one."""
     num_threads: int = 1
-    """Of torch, in the worker."""
+    """Threads that torch uses in the worker."""
 
 
 class EngineCore:
@@ -127,7 +127,7 @@ class EngineCore:
         logits = self.decoder.step(self.model, batch)
         self._advance(batch)
         outputs = self._sample(sampled, logits) if sampled else []
-        raise_deferred_errors()  # Before anybody is given what a bad value gave.
+        raise_deferred_errors()  # Before a client gets what a bad value gave.
         self.metrics.busy_s += time.perf_counter() - started
         return outputs
 
@@ -157,7 +157,7 @@ class EngineCore:
         return min(coming, len(request.prompt) - 1) - cached >= _SHARED_PREFIX_WORTH
 
     def _plan(self) -> tuple[StepBatch, list[GenerationRequest]]:
-        """Choose the tokens of the next step, and who gets a token sampled from it."""
+        """Choose the tokens of the next step, and the requests that get a token sampled from it."""
         token_ids = [request.last_token for request in self.decoding]
         positions = [self.cache.rows[i].length for i in range(len(self.decoding))]
         outputs = list(range(len(self.decoding)))
@@ -235,7 +235,7 @@ class EngineCore:
                     self.decoding[row.index] = last
                     self.cache.swap(row, last.row.index)
             if self._recomputes and reason is StopReason.ABORTED:
-                row.session_id = ""  # its routes, perhaps computed again, reached nobody
+                row.session_id = ""  # its routes, perhaps computed again, reached no client
             self.cache.release(row)
         return request.flush(self.policy_version, reason, routes, spans)
 

@@ -40,7 +40,7 @@ class StepBatch:
     """B: where each decoding row's token goes."""
     chunks: list[PrefillChunk]
     output_rows: list[int]
-    """Which of the N tokens' logits are wanted."""
+    """Tokens, of the N, whose logits the step returns."""
 
     def places(self) -> tuple[list[int], list[int]]:
         """Return each token's cache row and position."""

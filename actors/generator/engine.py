@@ -1,4 +1,4 @@
-"""What a generator asks of an inference engine.
+"""What a generator expects of an inference engine.
 
 `tests/contract/check_engine.py` is the conformance suite: every engine passes it.
 """
@@ -85,7 +85,7 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     arithmetic: str
     """Step and format of the experts, e.g. `native/mxfp8`."""
     num_experts: int
-    """Of each layer: what packs the routes."""
+    """Experts of each layer, on which the width of packed routes depends."""
 
 
 class Engine(Protocol):

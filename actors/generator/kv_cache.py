@@ -1,4 +1,4 @@
-"""The slot cache: one row a sequence, holding keys, values, routes and the tokens they belong to.
+"""The slot cache: one row per sequence, holding keys, values, routes and the tokens they belong to.
 
 Rows 0 .. num_decoding-1 are kept dense by swapping, so that a decoding step reads one contiguous
 block. All other rows are prefilling, parked (a finished turn whose session may come back, or whose
@@ -73,7 +73,7 @@ class SlotCache:
         self.rows = [CacheRow(index) for index in range(num_rows)]
         """Indexed by the row's place."""
         self.policy_version = -1
-        """Of the weights that fill the rows from now on."""
+        """Policy version of the weights that fill the rows from now on."""
         self._clock = 0
 
     def holds(self, session_id: str) -> bool:
@@ -164,7 +164,7 @@ class SlotCache:
         row.index, other.index = b, a
 
     def mark_stale(self, policy_version: int) -> None:
-        """Note that the weights changed: what is cached serves only those who go on with it."""
+        """Note that the weights changed: what is cached serves only requests that continue it."""
         self.policy_version = policy_version
         for row in self.rows:
             row.is_fresh = row.length == 0

@@ -1,7 +1,7 @@
 """The compiled step: the same interface and results as `Decoder`, several times as fast.
 
 Sums run in an order of their own, so a token comes out as the same bits in any batch. Rows are
-independent of each other: with several threads each takes a share of the rows through all layers.
+independent of each other: each of several threads takes a share of the rows through all layers.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +28,7 @@ class NativeDecoder:
     name = "native"
 
     def __init__(self, kernels: list[DecodeKernel], config: PolicyConfig, cache: SlotCache) -> None:
-        """Take one kernel a thread: each has its own scratch memory."""
+        """Take one kernel per thread: each has its own scratch memory."""
         self._kernels = kernels
         self._vocab_size = config.vocab_size
         self._cache = StepCache(cache.kv.numpy(), cache.routes.numpy())
@@ -69,11 +69,11 @@ class NativeDecoder:
 
         def run(share: int) -> None:
             mine = np.flatnonzero(owners == share).astype(np.int32)
-            wanted = owners[outputs] == share
-            local = np.searchsorted(mine, outputs[wanted]).astype(np.int32)
+            is_mine = owners[outputs] == share
+            local = np.searchsorted(mine, outputs[is_mine]).astype(np.int32)
             taken = (tokens[0][mine], tokens[1][mine], tokens[2][mine])
             if len(mine):
-                logits[wanted] = self._run(share, weights, taken, local)
+                logits[is_mine] = self._run(share, weights, taken, local)
 
         others = [self._pool.submit(run, share) for share in range(1, num_shares)]
         run(0)

@@ -1,6 +1,6 @@
-"""Drawing tokens: one uniform number a token, from the request's own stream.
+"""Drawing tokens: one uniform number per token, from the request's own stream.
 
-Inverse-CDF sampling uses up exactly one number a token, so a request's draws depend on its seed
+Inverse-CDF sampling uses up exactly one number per token, so a request's draws depend on its seed
 and its logits only, never on who shares the batch.
 """
 
@@ -29,7 +29,7 @@ def uniforms_for(sampling: Sampling) -> list[float]:
 
 
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[list[int], list[float]]:
-    """Draw one token a row.
+    """Draw one token per row.
 
     Args:
         logits: [B, V] float32; overwritten.

@@ -25,7 +25,7 @@ class StagedWeights:
         self._live = _empty_policy(config)
         self._standby = _empty_policy(config)
         self._views: dict[str, torch.Tensor] | None = None
-        """Of the standby, while an update is open."""
+        """Views of the standby, while an update is open."""
 
     def begin(self) -> None:
         """Open an update that starts from the live weights."""

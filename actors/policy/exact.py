@@ -5,7 +5,7 @@ it runs the tokens of a packed tree, so the trainer's logprobs are those that th
 with. Gradients are torch's, each layer's taken at the exact input: `model.TakeValue` puts exact
 values in the place of torch's, which differ in the last bits only.
 
-A piece of the tree goes on in its parent's row of the cache; its siblings get copies.
+A piece of the tree continues in its parent's row of the cache; its siblings get copies.
 """
 
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ class ExactForward:
         Args:
             tree: T tokens.
             rows: [N] places in the tree.
-            targets: [N] the tokens whose logprobs are wanted after them.
+            targets: [N] the tokens after them whose logprobs to return.
             temperature: of the sampler.
 
         Raises:
@@ -73,8 +73,8 @@ class ExactForward:
         kernel = self._kernel(places)
         cache = _Cache.empty(self._config, places)
         extended = StepCache(cache.kv, cache.routes)
-        wanted, inverse = np.unique(rows, return_inverse=True)
-        logits = np.empty((len(wanted), self._config.vocab_size), np.float32)
+        read_rows, inverse = np.unique(rows, return_inverse=True)
+        logits = np.empty((len(read_rows), self._config.vocab_size), np.float32)
         num_layers, total = self._config.num_hidden_layers, len(tree.input_ids)
         states = np.empty((num_layers, total, self._config.hidden_size), np.float32)
         flips = np.zeros((num_layers, 2), np.int32)
@@ -89,10 +89,10 @@ class ExactForward:
                 values[tokens].astype(np.int32)
                 for values in (tree.input_ids, places.rows, places.positions)
             )
-            outputs = np.flatnonzero(np.isin(tokens, wanted)).astype(np.int32)
+            outputs = np.flatnonzero(np.isin(tokens, read_rows)).astype(np.int32)
             placed = (ids, cache_rows, positions)
             found = kernel.step(self._weights, extended, placed, outputs, trace=trace)
-            logits[np.searchsorted(wanted, tokens[outputs])] = found
+            logits[np.searchsorted(read_rows, tokens[outputs])] = found
             states[:, tokens] = trace.states
         chosen = targets.astype(np.int32)
         logprobs = kernel.logprobs(logits[inverse], temperature, chosen)

@@ -136,8 +136,8 @@ class Policy(nn.Module):
             routed_experts: [T, L, K] integer ids to replay; rows of `ROUTE_FREE` route freely.
             parents: for each piece the earlier one that it continues, or -1 where it begins a
                 sequence; by default every piece is a whole sequence. `packing.py` makes them.
-            states: [L, T, d] what each layer gives in another implementation, to go on with
-                instead; `exact.py` makes them.
+            states: [L, T, d] what each layer gives in another implementation, to continue
+                with instead; `exact.py` makes them.
 
         Raises:
             ValueError: lengths that do not fit, or routes of the wrong shape.

@@ -1,4 +1,4 @@
-"""The policy as the compiled step wants it: packed weights, and dimensions."""
+"""The policy as the compiled step takes it: packed weights, and dimensions."""
 
 import numpy as np
 import torch

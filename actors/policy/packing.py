@@ -1,7 +1,7 @@
 """Packing sequences so that what they share at the beginning is computed once.
 
-The rollouts of a group start from one prompt, and often go on alike: the same file read, the same
-first call. As a tree of pieces,
+The rollouts of a group start from one prompt, and often continue alike: the same file read, the
+same first call. As a tree of pieces,
 
     system prompt ─┬─ task A, first turn ─┬─ rollout 0
                    │                      └─ rollout 1
@@ -30,9 +30,9 @@ class PackedTree:
     routed_experts: np.ndarray
     """[T, L, K] int64."""
     lengths: list[int]
-    """Of each piece."""
+    """Tokens of each piece."""
     parents: list[int]
-    """Of each piece: the piece it continues, or -1."""
+    """The piece that each piece continues, or -1."""
     places: list[np.ndarray]
     """For each sequence, where in 0 .. T-1 its tokens are, [n] int64."""
 

@@ -1,4 +1,4 @@
-"""How the trainer hands a new policy version to whoever ships it."""
+"""How the trainer hands over a new policy version for publication."""
 
 from typing import Protocol
 

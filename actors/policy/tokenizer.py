@@ -1,4 +1,4 @@
-"""Byte-level BPE, trained locally, with one token for each mark of the chat format.
+"""Byte-level BPE, trained locally, with one special token for each mark of the chat format.
 
 Pieces never cross a line break, and every digit and operator is a piece of its own, so that an
 edit to code changes few tokens. Any bytes round-trip. Text never encodes to a special token:

@@ -1,4 +1,4 @@
-"""Settings of the trainer. Imports no torch, so that a wrong setting is told at once."""
+"""Settings of the trainer. Imports no torch, so that a wrong setting is reported at once."""
 
 from typing import Annotated
 
@@ -32,9 +32,9 @@ class MidtrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     sequence_tokens: Annotated[int, Meta(ge=3)] = 256
     """Longest sequence; longer documents are cut."""
     batch_tokens: int = 4096
-    """Of one optimizer step."""
+    """Tokens of one optimizer step."""
     pass_tokens: int = 2048
-    """Of one forward and backward pass; passes of a step are computed `num_workers` at once."""
+    """Tokens of one forward and backward pass; `num_workers` passes are computed at once."""
     num_workers: PositiveInt = 2
     """Nothing else runs meanwhile; changes the time and no bit."""
     learning_rate: float = 3e-3
@@ -46,7 +46,7 @@ class MidtrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     grad_clip: float = 1.0
     mtp_weight: float = 0.3
     balance_weight: float = 0.01
-    """Of the experts' load-balance loss."""
+    """Weight of the experts' load-balance loss."""
     report_steps: PositiveInt = 10
     heldout_tokens_max: int = 32_768
     tokens_key: str = "midtrain/tokens"
@@ -77,7 +77,7 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     token_denominator: Annotated[float, Meta(ge=1)] = 256.0
     """Constant that stands for a rollout's length (Dr. GRPO, arXiv 2503.20783)."""
     temperature: Annotated[float, Meta(ge=1e-3)] = 1.0
-    """Of the rollouts; the behavior logprobs were taken at it."""
+    """Temperature of the rollouts; the behavior logprobs were taken at it."""
 
     def __post_init__(self) -> None:
         """Check fields against each other."""
@@ -106,10 +106,10 @@ class LiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Users' samples: REINFORCE with a running baseline."""
 
     num_samples_max: NonNegativeInt = 32
-    """In one step; the others wait for the next."""
+    """Maximum live samples in one step; others wait for the next."""
     baseline_momentum: UnitInterval = 0.9
     weight: float = 1.0
-    """Of a live sample, next to a rollout's 1."""
+    """Weight of a live sample, next to a rollout's 1."""
 
 
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,6 +142,6 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     micro_batch_tokens: int = 4096
     """Bound of one forward and backward pass; a longer sequence goes alone."""
     num_threads: PositiveInt = 1
-    """Of torch, inside one pass; another number gives other bits."""
+    """Threads of torch inside one pass; another number gives other bits."""
     num_workers: PositiveInt = 1
     """Passes computed at once; changes the time and no bit."""

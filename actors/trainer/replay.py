@@ -45,19 +45,19 @@ class ReplayReport(msgspec.Struct, kw_only=True):
     steps: int = 0
     """Steps taken again."""
     steps_compared: int = 0
-    """Of them, those whose digests the log records."""
+    """Steps whose digests the log records."""
     identical: bool = False
     """Whether all that was compared is equal, and something was compared."""
     first_difference: str = ""
     wall_s: float = 0.0
-    """Of the steps taken again, log reading included."""
+    """Wall clock of the steps taken again, log reading included."""
     live_midtrain_s: float = 0.0
     """Wall clock of the mid-training in the run itself, from its events."""
     live_rl_s: float = 0.0
-    """Of its recorded steps: waiting and training, and not the time that a run lay stopped."""
+    """Wall clock of its recorded steps: waiting and training, not the time that a run lay stopped."""
     losses: list[float] = []
     weights_digest: str = ""
-    """Of the last version."""
+    """Digest of the last version's weights."""
 
     @property
     def live_s(self) -> float:
@@ -182,7 +182,7 @@ async def replay(  # noqa: PLR0913 - what-if and progress are options by name
         policy_config: shape of the run's policy.
         config: the run's own settings.
         loss: another loss, for a what-if; nothing is compared then.
-        on_step: told of each step.
+        on_step: called with each step.
 
     Raises:
         NotFoundError: The store has no checkpoint of step 0.

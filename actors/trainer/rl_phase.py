@@ -35,7 +35,7 @@ from penstock.messages.weights import WeightsPublished
 
 
 class TrainingError(PenstockError, RuntimeError):
-    """Training cannot go on from this log; the actor fails, rather than set the event aside."""
+    """Training cannot continue from this log; the actor fails, rather than set the event aside."""
 
 
 class NondeterminismError(TrainingError):

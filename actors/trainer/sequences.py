@@ -16,7 +16,7 @@ from penstock.messages.training import TrunkCredit
 class TrainingSequence:
     """One rollout, token by token.
 
-    Shapes: T tokens, N of them sampled, L layers, K experts a token.
+    Shapes: T tokens, N of them sampled, L layers, K experts per token.
     """
 
     rollout_id: str

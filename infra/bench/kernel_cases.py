@@ -23,7 +23,7 @@ class KernelCase(NamedTuple):
     num_bytes: int
     """Read and written, each once."""
     num_operations: int = 0
-    """Of a product: 2 M N K; else 0."""
+    """2 M N K of a product; else 0."""
 
 
 def list_cases() -> list[tuple[str, KernelCase]]:

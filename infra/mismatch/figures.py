@@ -32,7 +32,7 @@ class MismatchFigures(msgspec.Struct, frozen=True, kw_only=True):
     flips_per_layer: list[float]
     """Share of the expert slots in which the trainer's pass used none of the sampler's experts."""
     forward_s: float
-    """Of all passes, in processor time."""
+    """Processor time of all passes."""
 
 
 @torch.no_grad()

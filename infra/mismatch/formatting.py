@@ -29,8 +29,8 @@ def format_report(figures: dict[str, Any]) -> str:
         lines.append(f"{mode}: first difference: {_place(figures[mode]['first_layer'])}")
     routes = figures["routes"]
     lines.append(
-        f"routes: {routes['sealed']:.1f} bytes a token sealed, {routes['raw']:.1f} in the engine, "
-        f"which keeps {routes['engine_cache'] / 1e6:.1f} MB of them"
+        f"routes: {routes['sealed']:.1f} bytes per token sealed, {routes['raw']:.1f} in the "
+        f"engine, which keeps {routes['engine_cache'] / 1e6:.1f} MB of them"
     )
     lines += [_recording(*each) for each in figures["recording"]["step"].items()]
     lines += [format_line(row) for row in figures.get("formats", [])]

@@ -45,7 +45,7 @@ def time_training(policy: Policy, rollouts: Rollouts, temperature: float) -> dic
 
 
 def route_bytes(rollouts: Rollouts, num_experts: int) -> dict[str, float]:
-    """Return bytes a token, as the engine keeps them and sealed for the wire; and in its cache."""
+    """Return bytes per token, in the engine and sealed for the wire, and those of its cache."""
     routes = [sequence.routed_experts for sequence in rollouts.sequences]
     sealed = [
         seal_routes(torch.as_tensor(each), num_experts=num_experts, policy_version=1)
@@ -71,7 +71,7 @@ def _pass(
 
 
 def _time_s(work: Callable[[], None]) -> float:
-    """Return processor time: others' turns do not count."""
+    """Return processor time: other processes do not count."""
     started = time.process_time()
     work()
     return time.process_time() - started

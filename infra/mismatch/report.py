@@ -23,7 +23,7 @@ def report(subject: MismatchSubject, num_tokens: int) -> dict[str, Any]:
     Returns:
         `exact`, `fast`, `off` (see `MismatchFigures`; `kl_removed`, the share of k3 that is gone;
         `train_ratio`, the time of forward and backward over that of `off`; `first_layer` that
-        differs), `remedies`, `routes` (bytes a token) and `recording` (see `measure_recording`).
+        differs), `remedies`, `routes` (bytes per token) and `recording` (see `measure_recording`).
 
     Raises:
         ExactModeError: The step cannot be compiled here.

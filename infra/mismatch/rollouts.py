@@ -31,7 +31,7 @@ class Rollouts:
 
     sequences: list[TrainingSequence]
     versions: list[np.ndarray]
-    """Of each sequence [N]: the policy version of each sampled token."""
+    """Policy version of each sampled token, [N] by sequence."""
     num_cached: int
     """Prompt tokens that came from the prefix cache."""
     route_cache_bytes: int

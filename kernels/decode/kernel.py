@@ -105,7 +105,7 @@ class DecodeKernel:
     def sample(
         self, logits: np.ndarray, temperatures: list[float], uniforms: list[float]
     ) -> tuple[list[int], list[float]]:
-        """Draw one token a row by inverse CDF.
+        """Draw one token per row by inverse CDF.
 
         Args:
             logits: [M, V] float32, C-contiguous.
@@ -127,7 +127,7 @@ class DecodeKernel:
         return tokens.tolist(), logprobs.tolist()
 
     def logprobs(self, logits: np.ndarray, temperature: float, tokens: np.ndarray) -> np.ndarray:
-        """Return what `sample` would have said of given tokens, bit for bit.
+        """Return the log-probabilities that `sample` would give these tokens, bit for bit.
 
         Args:
             logits: [M, V] float32, C-contiguous.

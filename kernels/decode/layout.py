@@ -1,4 +1,4 @@
-"""How `decode.c` wants its data: structures, shapes and packed weights."""
+"""The layout of `decode.c`'s data: structures, shapes and packed weights."""
 
 import ctypes
 from dataclasses import dataclass
@@ -62,12 +62,12 @@ class DecodeShape:
     experts: int
     chosen: int
     width: int
-    """Of one expert."""
+    """Intermediate size of one expert."""
     vocab: int
     rows: int
-    """Of the cache."""
+    """Rows of the cache."""
     positions: int
-    """Of one cache row."""
+    """Positions of one cache row."""
     normalize: bool
     """Whether the chosen experts' weights are scaled to sum to one."""
     wide_routes: bool

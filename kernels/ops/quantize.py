@@ -56,7 +56,7 @@ def mxfp8_quantize_both(
 def mxfp8_dequantize(
     quantized: Mxfp8, dtype: torch.dtype = torch.bfloat16, *, backend: KernelBackend | None = None
 ) -> torch.Tensor:
-    """Return the values [..., M, K]; the scales' shape tells rows from columns.
+    """Return the values [..., M, K]; the scales' shape distinguishes rows from columns.
 
     Exact in float32 for scales 0..246 and in bfloat16 for 3..246 (beyond, values overflow to
     infinity or round to nearest even); NaN for scale 255.

@@ -22,7 +22,7 @@ def router_topk(  # noqa: PLR0913 - the options are keywords
     plausibility_min: float = 0.0,
     backend: KernelBackend | None = None,
 ) -> Routing:
-    """Choose K experts a token from float32 logits, or replay recorded choices.
+    """Choose K experts per token from float32 logits, or replay recorded choices.
 
     Experts are ranked by logit, ties by lower id; NaN ranks last. Scores are the softmax over all
     experts in the frozen order, so they are the same bits on every backend, in any batch.

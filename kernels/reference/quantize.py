@@ -27,7 +27,7 @@ def mxfp8_columns(x: np.ndarray) -> Codes:
 
 
 def mxfp8_dequantize(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Invert `mxfp8_rows` or `mxfp8_columns`, told apart by the scales' shape -> float32 [M, K]."""
+    """Invert `mxfp8_rows` or `mxfp8_columns`, by the scales' shape -> float32 [M, K]."""
     is_rows = scales.shape[0] == codes.shape[0]
     factors = np.repeat(formats.e8m0_value(scales), MX_BLOCK, axis=1 if is_rows else 0)
     with np.errstate(all="ignore"):
@@ -35,7 +35,7 @@ def mxfp8_dequantize(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def nvfp4_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Quantize 1x16 blocks under one float32 scale a row (a token), so rows stay independent.
+    """Quantize 1x16 blocks under one float32 scale per row (token), so rows stay independent.
 
     The token's scale is amax / 2688; a block's is amax / 6 over the token's, in E4M3; an element is
     divided by the product of the two. All divisions are IEEE float32. A row with an infinity or a

@@ -39,7 +39,7 @@ def token_logprobs(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def matmul(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Multiply float32 [M, K] by the transpose of [N, K] -> [M, N]; one lane sum an output."""
+    """Multiply float32 [M, K] by the transpose of [N, K] -> [M, N]; one lane sum per output."""
     return np.stack([lane_dot(row, weight) for row in x]) if len(x) else x @ weight.T
 
 

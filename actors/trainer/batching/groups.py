@@ -25,7 +25,7 @@ _ENDS_MASKED = {
 
 @dataclass(kw_only=True)
 class Attempt:
-    """One rollout of a group, as far as the log tells."""
+    """One rollout of a group, as far as the log shows."""
 
     rollout_id: str
     member: int = -1

@@ -1,1 +1,5 @@
-"""Mid-training: next-token prediction on code and transcripts, before reinforcement learning."""
+"""Mid-training: next-token prediction on code and transcripts, before RL.
+
+`corpus.py` reads and packs tokens, `midtrain.py` takes steps, `phase.py` runs them for the actor.
+To add a learning-rate schedule: a branch in `midtrain.rate` and its name in `config.SCHEDULES`.
+"""

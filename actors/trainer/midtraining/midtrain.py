@@ -23,7 +23,7 @@ from penstock.actors.trainer.midtraining.corpus import (
 
 
 class MidtrainReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of mid-training; losses are nats a token."""
+    """Figures of mid-training; losses are nats per token."""
 
     num_tokens: int = 0
     loss_first: float = 0.0
