@@ -54,7 +54,7 @@ class ReplayReport(msgspec.Struct, kw_only=True):
     live_midtrain_s: float = 0.0
     """Wall clock of the mid-training in the run itself, from its events."""
     live_rl_s: float = 0.0
-    """Wall clock of its recorded steps: waiting and training, not the time that a run lay stopped."""
+    """Wall clock of its recorded steps: waiting and training, but no time when stopped."""
     losses: list[float] = []
     weights_digest: str = ""
     """Digest of the last version's weights."""

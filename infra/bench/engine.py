@@ -2,8 +2,8 @@
 
 Both sides alternate and medians are compared, so that what else the machine does hits both alike.
 Generation: 128 prompt tokens and 128 sampled ones per request, temperature 1; the engine returns
-logprobs and routes too, `generate` is not asked for them. Training: forward and backward of the next-
-token loss over 16 sequences of 256 tokens.
+logprobs and routes too, `generate` is not asked for them. Training: forward and backward of the
+next-token loss over 16 sequences of 256 tokens.
 """
 
 import asyncio
