@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.envs.microvm.probe import probe
 from penstock.infra.bus.server.server import find_server
-from penstock.infra.regions.probe import HOW_TO_GET, probe_namespaces
+from penstock.infra.regions.links import HOW_TO_GET, probe_namespaces
 from penstock.messages.errors import PenstockError
 
 DISK_FREE_GB_MIN = 4.0

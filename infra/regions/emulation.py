@@ -16,8 +16,8 @@ from penstock.infra.regions.links import (
     free_subnet,
     open_proxy,
     open_tunnel,
+    probe_namespaces,
 )
-from penstock.infra.regions.probe import probe_namespaces
 from penstock.infra.regions.settings import LinkSection, RegionPlace
 
 

@@ -9,6 +9,27 @@ QUEUE_S_MIN = 0.05
 """The queue holds a round trip's worth of packets, at least this much."""
 
 
+class Bandwidth:
+    """A first-come, first-served queue that drains at a bandwidth."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        """May change while it is in use."""
+        self.num_bytes = 0
+        """Carried so far."""
+        self._free_at_s = 0.0
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the wait of what would enter now."""
+        return max(0.0, self._free_at_s - now_s)
+
+    def enter(self, now_s: float, num_bytes: int) -> float:
+        """Queue some bytes; return when the last one is through."""
+        self.num_bytes += num_bytes
+        self._free_at_s = max(now_s, self._free_at_s) + num_bytes / self.bytes_per_s
+        return self._free_at_s
+
+
 class Shaper:
     """One direction of a link.
 
@@ -23,20 +44,19 @@ class Shaper:
         self._link = link
         self._dice = random.Random(seed)
         self._queue_s_max = max(QUEUE_S_MIN, link.rtt_ms / 1e3)
-        self._free_at_s = 0.0
+        self._queue = Bandwidth(link.bytes_per_s)
 
     def arrival_s(self, now_s: float, num_bytes: int) -> float | None:
         """Return when a packet that enters now arrives; None where it is lost.
 
         What the queue refuses takes no bandwidth; what is lost later does.
         """
-        begins_s = max(now_s, self._free_at_s)
-        if begins_s - now_s > self._queue_s_max:
+        if self._queue.wait_s(now_s) > self._queue_s_max:
             return None
-        self._free_at_s = begins_s + num_bytes / self._link.bytes_per_s
+        through_s = self._queue.enter(now_s, num_bytes)
         if self._dice.random() < self._link.loss:
             return None
-        return self._free_at_s + self._link.delay_s
+        return through_s + self._link.delay_s
 
     def arrival_in_stream_s(self, now_s: float, num_bytes: int) -> float:
         """Return when a piece of a stream arrives; a lost one is sent again a round trip later."""

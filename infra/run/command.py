@@ -26,7 +26,7 @@ from penstock.infra.run.prepare import prepare
 from penstock.infra.run.progress import Progress
 from penstock.infra.run.replay import environment_versions
 from penstock.infra.run.runs import RunDir, check_space, find_run, remove_needless
-from penstock.infra.stores.check import check_store
+from penstock.infra.stores.open import check_store
 from penstock.messages.control import RunStarted
 from penstock.messages.errors import ConfigError, DeadlineError
 

@@ -2,20 +2,45 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 import msgspec
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from penstock.infra.weights.apply import apply_delta
-from penstock.infra.weights.diff import Summary, write_delta
-from penstock.infra.weights.files.checkpoint import Checkpoint
+from penstock.infra.weights.diff import DeltaSummary, write_delta
+from penstock.infra.weights.files.checkpoint import CheckpointFiles
 from penstock.infra.weights.files.delta_file import DeltaFile, is_delta
 from penstock.infra.weights.files.paths import printable, require_apart
 from penstock.infra.weights.files.tensors import Weights
-from penstock.infra.weights.merge import merge_deltas
-from penstock.infra.weights.progress_bar import progress_bar
+from penstock.infra.weights.patched import merge_deltas
 from penstock.infra.weights.verify import verify
 from penstock.messages.errors import ConfigError
+
+
+@contextmanager
+def progress_bar(label: str, num_bytes: int) -> Generator[Callable[[int], None]]:
+    """Give a function that is called with the bytes done since its last call."""
+    columns = (
+        "{task.description}",
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task(label, total=num_bytes)
+        yield lambda done: progress.advance(task, done)
+
 
 _NAMED_MAX = 10
 
@@ -23,8 +48,8 @@ _NAMED_MAX = 10
 def _diff(arguments: argparse.Namespace) -> int:
     require_apart(arguments.output, (arguments.base, arguments.next))
     with (
-        Checkpoint(arguments.base) as base,
-        Checkpoint(arguments.next) as target,
+        CheckpointFiles(arguments.base) as base,
+        CheckpointFiles(arguments.next) as target,
         progress_bar("diff", num_bytes(target)) as advance,
     ):
         summary = write_delta(
@@ -40,7 +65,7 @@ def _merge(arguments: argparse.Namespace) -> int:
             " deltas: places of changes are ranks among its elements"
         )
     require_apart(arguments.output, (arguments.base, *arguments.deltas))
-    with Checkpoint(arguments.base) as base, progress_bar("merge", num_bytes(base)) as advance:
+    with CheckpointFiles(arguments.base) as base, progress_bar("merge", num_bytes(base)) as advance:
         summary = merge_deltas(
             base,
             arguments.deltas,
@@ -54,7 +79,7 @@ def _merge(arguments: argparse.Namespace) -> int:
 def _apply(arguments: argparse.Namespace) -> int:
     folders = (arguments.base,) if arguments.base.is_dir() else ()
     require_apart(arguments.output, (arguments.delta, *folders))
-    with Checkpoint(arguments.base) as base, DeltaFile(arguments.delta) as patch:
+    with CheckpointFiles(arguments.base) as base, DeltaFile(arguments.delta) as patch:
         total = sum(row.num_bytes for row in patch.manifest.target)
         with progress_bar("apply", total) as advance:
             written = apply_delta(
@@ -67,7 +92,7 @@ def _apply(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     with (
-        Checkpoint(arguments.checkpoint) as weights,
+        CheckpointFiles(arguments.checkpoint) as weights,
         DeltaFile(arguments.delta) as patch,
         progress_bar("verify", num_bytes(weights)) as advance,
     ):
@@ -92,7 +117,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     return inspect_delta(arguments)
 
 
-def _say_summary(arguments: argparse.Namespace, summary: Summary) -> int:
+def _say_summary(arguments: argparse.Namespace, summary: DeltaSummary) -> int:
     figures = msgspec.to_builtins(summary) | {
         "output": str(arguments.output),
         "ratio": summary.ratio,

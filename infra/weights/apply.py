@@ -14,11 +14,11 @@ import numpy as np
 
 from penstock.infra.weights.diff import Advance
 from penstock.infra.weights.files.delta_file import DeltaFile
-from penstock.infra.weights.files.manifest import Manifest, Piece
+from penstock.infra.weights.files.manifest import Manifest, TensorSlice
 from penstock.infra.weights.files.output import new_file, new_folder
-from penstock.infra.weights.files.patched import Patched
 from penstock.infra.weights.files.tensors import Weights
 from penstock.infra.weights.parallel import ordered_map
+from penstock.infra.weights.patched import Patched
 from penstock.messages.errors import CorruptDataError
 
 Places = list[tuple[int, int]]
@@ -48,7 +48,7 @@ def apply_delta(
     hashers = [row.hasher() for row in manifest.target]
     rooms = _rooms(manifest, num_threads + 1)
 
-    def decoded(number: int) -> tuple[list[Piece], np.ndarray, np.ndarray]:
+    def decoded(number: int) -> tuple[list[TensorSlice], np.ndarray, np.ndarray]:
         room = rooms.get_nowait()
         return *view.extent(number, room), room
 
@@ -111,7 +111,7 @@ def _open(root: Path | None, path: str, output: Path) -> Generator[int]:
         os.fsync(file.fileno())
 
 
-def _write(place: tuple[int, int], piece: Piece, data: memoryview, word_bytes: int) -> None:
+def _write(place: tuple[int, int], piece: TensorSlice, data: memoryview, word_bytes: int) -> None:
     descriptor, offset = place
     offset += piece.first_word * word_bytes
     while data:

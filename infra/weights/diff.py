@@ -13,12 +13,12 @@ import numpy as np
 from penstock.infra.weights.coding import encode_words
 from penstock.infra.weights.files.delta_file import DeltaWriter
 from penstock.infra.weights.files.manifest import (
-    Extent,
+    ExtentRecord,
     File,
     Manifest,
-    Piece,
-    Row,
     TargetRow,
+    TensorRow,
+    TensorSlice,
 )
 from penstock.infra.weights.files.output import new_file
 from penstock.infra.weights.files.tensors import Key, Tensor, Weights
@@ -32,7 +32,7 @@ Advance = Callable[[int], None]
 """Called with the number of bytes of the target that were done."""
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class DeltaSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What a delta takes, beside what it stands for."""
 
     num_bytes: int
@@ -59,7 +59,7 @@ class _Coded(msgspec.Struct, frozen=True):
 
 def write_delta(
     base: Weights, target: Weights, output: Path, *, num_threads: int, advance: Advance
-) -> Summary:
+) -> DeltaSummary:
     """Write what turns `base` into `target`.
 
     Raises:
@@ -70,7 +70,7 @@ def write_delta(
     job = _Job(base, target)
     with new_file(output) as file:
         writer = DeltaWriter(file)
-        extents: list[Extent] = []
+        extents: list[ExtentRecord] = []
         for run, coded in zip(
             job.runs, ordered_map(job.encode, job.runs, num_threads), strict=True
         ):
@@ -78,7 +78,7 @@ def write_delta(
             advance(job.record(run, coded))
         manifest = job.manifest(tuple(extents))
         writer.finish(manifest)
-    return Summary(
+    return DeltaSummary(
         num_bytes=writer.num_bytes,
         target_bytes=sum(row.num_bytes for row in manifest.target),
         num_changed=sum(row.num_changed for row in manifest.target),
@@ -99,7 +99,7 @@ class _Job:
         self._base_hashers = {key: tensor.hasher() for key, tensor in base.tensors.items()}
         self._num_changed = [0] * len(self._tensors)
 
-    def encode(self, run: list[Piece]) -> _Coded:
+    def encode(self, run: list[TensorSlice]) -> _Coded:
         """Code one run of words."""
         tensors = [self._tensors[piece.row] for piece in run]
         base = [
@@ -114,7 +114,7 @@ class _Job:
         codec, has_half_bytes = header.codec.name.lower(), header.dtype is delta.Dtype.INT4X2
         return _Coded(payload, codec, header.num_changed, has_half_bytes, base, target)
 
-    def record(self, run: list[Piece], coded: _Coded) -> int:
+    def record(self, run: list[TensorSlice], coded: _Coded) -> int:
         """Add a coded run to digests and counts; return the bytes of it."""
         for piece, old, new in zip(run, coded.base, coded.target, strict=True):
             self._hashers[piece.row].update(new)
@@ -125,7 +125,7 @@ class _Job:
             self._num_changed[piece.row] += changed
         return sum(words.nbytes for words in coded.target)
 
-    def manifest(self, extents: tuple[Extent, ...]) -> Manifest:
+    def manifest(self, extents: tuple[ExtentRecord, ...]) -> Manifest:
         """Return the table of contents, when all runs are recorded."""
         numbers = {tensor.key: number for number, tensor in enumerate(self._tensors)}
         target = tuple(
@@ -145,21 +145,23 @@ class _Job:
             extents=extents,
         )
 
-    def _base_rows(self, numbers: dict[Key, int]) -> Iterator[Row]:
+    def _base_rows(self, numbers: dict[Key, int]) -> Iterator[TensorRow]:
         for key, tensor in sorted(self._base.tensors.items()):
             hasher = self._base_hashers[key]
             if key not in numbers or not tensor.is_base_of(self._tensors[numbers[key]]):
                 hash_whole(self._base, tensor, hasher)
-            yield Row(tensor.name, tensor.dtype, tensor.shape, hasher.digest())
+            yield TensorRow(tensor.name, tensor.dtype, tensor.shape, hasher.digest())
 
     def _is_based(self, tensor: Tensor) -> bool:
         base = self._base.tensors.get(tensor.key)
         return base is not None and base.is_base_of(tensor)
 
 
-def plan_runs(tensors: list[Tensor], is_based: Callable[[Tensor], bool]) -> Iterator[list[Piece]]:
+def plan_runs(
+    tensors: list[Tensor], is_based: Callable[[Tensor], bool]
+) -> Iterator[list[TensorSlice]]:
     """Cut sorted tensors into extents: small neighbors of one kind share one."""
-    run: list[Piece] = []
+    run: list[TensorSlice] = []
     kind = None
     room = 0
     for row, tensor in enumerate(tensors):
@@ -171,14 +173,14 @@ def plan_runs(tensors: list[Tensor], is_based: Callable[[Tensor], bool]) -> Iter
                 run = []
             room = room if run else EXTENT_WORDS
             kind, count = own, min(rest, room)
-            run.append(Piece(row, first, count))
+            run.append(TensorSlice(row, first, count))
             first, rest, room = first + count, rest - count, room - count
     if run:
         yield run
 
 
-def _extent(run: list[Piece], coded: _Coded, digest: bytes) -> Extent:
-    return Extent(
+def _extent(run: list[TensorSlice], coded: _Coded, digest: bytes) -> ExtentRecord:
+    return ExtentRecord(
         run[0].row,
         run[0].first_word,
         sum(piece.num_words for piece in run),
@@ -189,7 +191,7 @@ def _extent(run: list[Piece], coded: _Coded, digest: bytes) -> Extent:
     )
 
 
-def read_base(base: Weights, tensor: Tensor, piece: Piece) -> np.ndarray:
+def read_base(base: Weights, tensor: Tensor, piece: TensorSlice) -> np.ndarray:
     """Read what a piece of a target's tensor is coded against: the base's words, or zeros."""
     own = base.tensors.get(tensor.key)
     if own is None or not own.is_base_of(tensor):

@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.infra.weights.files.checkpoint import Checkpoint
+from penstock.infra.weights.files.checkpoint import CheckpointFiles
 from penstock.infra.weights.files.delta_file import DeltaFile
 from penstock.infra.weights.files.output import new_file
 from penstock.infra.weights.files.paths import printable, require_apart
@@ -30,7 +30,7 @@ def inspect_delta(arguments: argparse.Namespace) -> int:
     """Show what a delta changes."""
     with ExitStack() as stack:
         patch = stack.enter_context(DeltaFile(arguments.delta))
-        base = stack.enter_context(Checkpoint(arguments.base)) if arguments.base else None
+        base = stack.enter_context(CheckpointFiles(arguments.base)) if arguments.base else None
         found = inspect(patch, base, num_threads=arguments.threads)
     if arguments.plot:
         inputs = (arguments.delta, *filter(None, (arguments.base,)))

@@ -13,10 +13,10 @@ import numpy as np
 
 from penstock.infra.weights.diff import joined, read_base
 from penstock.infra.weights.files.delta_file import DeltaFile
-from penstock.infra.weights.files.manifest import Manifest, Row, TargetRow, is_plain_bytes
-from penstock.infra.weights.files.patched import Patched
+from penstock.infra.weights.files.manifest import Manifest, TargetRow, TensorRow, is_plain_bytes
 from penstock.infra.weights.files.tensors import Weights
 from penstock.infra.weights.parallel import ordered_map
+from penstock.infra.weights.patched import Patched
 from penstock.kernels import delta
 from penstock.kernels.delta.dtypes import exponent_keys
 
@@ -125,7 +125,7 @@ def inspect(patch: DeltaFile, base: Weights | None, *, num_threads: int) -> Insp
     )
 
 
-def _change(base: Row | None, row: TargetRow) -> TensorChange:
+def _change(base: TensorRow | None, row: TargetRow) -> TensorChange:
     status = "changed" if row.num_changed else "equal"
     if base is None:
         status = "added"

@@ -4,12 +4,12 @@ import msgspec
 
 from penstock.infra.weights.diff import Advance, hash_whole
 from penstock.infra.weights.files.delta_file import DeltaFile
-from penstock.infra.weights.files.manifest import Row
+from penstock.infra.weights.files.manifest import TensorRow
 from penstock.infra.weights.files.tensors import Tensor, Weights
 from penstock.infra.weights.parallel import ordered_map
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
     """What was found."""
 
     is_base: bool
@@ -19,7 +19,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     differs_from_target: tuple[str, ...]
 
 
-def verify(weights: Weights, patch: DeltaFile, *, num_threads: int, advance: Advance) -> Verdict:
+def verify(
+    weights: Weights, patch: DeltaFile, *, num_threads: int, advance: Advance
+) -> VerifyResult:
     """Read the delta and the checkpoint whole, and compare every digest.
 
     Raises:
@@ -29,19 +31,19 @@ def verify(weights: Weights, patch: DeltaFile, *, num_threads: int, advance: Adv
     for _ in ordered_map(patch.payload, range(len(patch.manifest.extents)), num_threads):
         pass
 
-    def hashed(tensor: Tensor) -> Row:
+    def hashed(tensor: Tensor) -> TensorRow:
         hasher = tensor.hasher()
         hash_whole(weights, tensor, hasher)
-        return Row(tensor.name, tensor.dtype, tensor.shape, hasher.digest())
+        return TensorRow(tensor.name, tensor.dtype, tensor.shape, hasher.digest())
 
-    found: set[Row] = set()
+    found: set[TensorRow] = set()
     for row in ordered_map(hashed, list(weights.tensors.values()), num_threads):
         found.add(row)
         advance(row.num_bytes)
     from_base = _differing(found, set(patch.manifest.base))
-    target = {Row(r.name, r.dtype, r.shape, r.digest) for r in patch.manifest.target}
+    target = {TensorRow(r.name, r.dtype, r.shape, r.digest) for r in patch.manifest.target}
     from_target = _differing(found, target)
-    return Verdict(
+    return VerifyResult(
         is_base=not from_base,
         is_target=not from_target,
         differs_from_base=from_base,
@@ -49,5 +51,5 @@ def verify(weights: Weights, patch: DeltaFile, *, num_threads: int, advance: Adv
     )
 
 
-def _differing(found: set[Row], expected: set[Row]) -> tuple[str, ...]:
+def _differing(found: set[TensorRow], expected: set[TensorRow]) -> tuple[str, ...]:
     return tuple(sorted({row.name for row in found ^ expected}))

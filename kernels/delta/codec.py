@@ -46,12 +46,12 @@ def encode(base: np.ndarray, target: np.ndarray, dtype: Dtype | None = None) -> 
     """
     dtype = check_pair(base, target, dtype)
     old, new = _elements(base, dtype), _elements(target, dtype)
-    chosen = predict.plan(old, new, dtype)
+    chosen = predict.choose_codec(old, new, dtype)
     header, body = _encode(chosen, base, target, dtype)
     if header.num_changed == 0:
-        header, body = _encode(predict.Plan(Codec.EQUAL, [0]), base, target, dtype)
+        header, body = _encode(predict.CodecChoice(Codec.EQUAL, [0]), base, target, dtype)
     elif header.plain_bytes > target.nbytes:
-        header, body = _encode(predict.Plan(Codec.RAW, [0]), base, target, dtype)
+        header, body = _encode(predict.CodecChoice(Codec.RAW, [0]), base, target, dtype)
     return pack(header, body)
 
 
@@ -72,7 +72,7 @@ def encode_with(
     thresholds = [0]
     if codec is Codec.CLASS_GAP_ULP:
         thresholds = predict.class_thresholds(base, target, dtype)
-    return pack(*_encode(predict.Plan(codec, thresholds), base, target, dtype))
+    return pack(*_encode(predict.CodecChoice(codec, thresholds), base, target, dtype))
 
 
 def decode(base: np.ndarray, payload: bytes | memoryview) -> Patch:
@@ -156,7 +156,7 @@ def _apply_whole(
 
 
 def _encode(
-    chosen: predict.Plan, base: np.ndarray, target: np.ndarray, dtype: Dtype
+    chosen: predict.CodecChoice, base: np.ndarray, target: np.ndarray, dtype: Dtype
 ) -> tuple[Header, bytes | memoryview]:
     old, new = _elements(base, dtype), _elements(target, dtype)
     header = Header(

@@ -37,14 +37,14 @@ _SIZE_EXTRA_BITS = 1.5
 """Of a Rice code over the length of its number."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class CodecChoice(msgspec.Struct, frozen=True):
     """The codec of the fewest predicted bits, and its classes."""
 
     codec: Codec
     thresholds: list[int]
 
 
-def plan(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> Plan:
+def choose_codec(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> CodecChoice:
     """Predict sizes on a sample of [N] elements that are not all equal, and choose."""
     sample = _sample(base), _sample(target)
     bits: dict[Codec, float] = {}
@@ -57,7 +57,7 @@ def plan(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> Plan:
         bits[Codec.XOR_ZSTD] = _plane_bits(sample[0] ^ sample[1])
         bits[Codec.RAW] = _plane_bits(sample[1])
     codec = min(bits, key=lambda codec: (bits[codec], codec is not Codec.RAW))
-    return Plan(codec, thresholds if codec is Codec.CLASS_GAP_ULP else [0])
+    return CodecChoice(codec, thresholds if codec is Codec.CLASS_GAP_ULP else [0])
 
 
 def class_thresholds(base: np.ndarray, target: np.ndarray, dtype: Dtype) -> list[int]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from penstock.infra.weights.bench.entropy import entropy_bound_bytes
+from penstock.infra.weights.bench.measure import entropy_bound_bytes
 from penstock.kernels import delta
 from penstock.kernels.delta import Codec
 

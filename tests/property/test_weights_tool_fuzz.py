@@ -12,10 +12,9 @@ from safetensors.numpy import save
 
 from penstock.infra.weights.apply import apply_delta
 from penstock.infra.weights.diff import write_delta
-from penstock.infra.weights.files.checkpoint import Checkpoint
+from penstock.infra.weights.files.checkpoint import CheckpointFiles, read_head
 from penstock.infra.weights.files.delta_file import DeltaFile
 from penstock.infra.weights.files.manifest import decode_manifest
-from penstock.infra.weights.files.safetensors_file import read_head
 from penstock.messages.errors import CorruptDataError
 
 DTYPES = [np.uint8, np.int16, np.float16, np.float32, np.int64, np.bool_]
@@ -44,7 +43,7 @@ def test_any_pair_comes_back(before, after, num_threads):
         folder = Path(name)
         (folder / "a").write_bytes(save(before, {"x": "1"}))
         (folder / "b").write_bytes(save(after))
-        with Checkpoint(folder / "a") as base, Checkpoint(folder / "b") as target:
+        with CheckpointFiles(folder / "a") as base, CheckpointFiles(folder / "b") as target:
             done = {"num_threads": num_threads, "advance": lambda _: None}
             write_delta(base, target, folder / "d", **done)
             with DeltaFile(folder / "d") as patch:
@@ -59,7 +58,7 @@ def sample(tmp_path_factory):
     state = {"w": rng.standard_normal(500).astype(np.float32), "v": np.zeros(3, np.int8)}
     (folder / "a").write_bytes(save(state))
     (folder / "b").write_bytes(save({"w": state["w"] * np.float32(1.0001), "u": state["v"]}))
-    with Checkpoint(folder / "a") as base, Checkpoint(folder / "b") as target:
+    with CheckpointFiles(folder / "a") as base, CheckpointFiles(folder / "b") as target:
         write_delta(base, target, folder / "d", num_threads=1, advance=lambda _: None)
     return folder
 
@@ -74,7 +73,7 @@ def test_a_damaged_delta_is_refused_and_leaves_nothing(sample, data):
         place = data.draw(st.integers(0, len(broken) - 1))
         broken[place : place + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=9))
     (sample / "broken").write_bytes(broken)
-    with Checkpoint(sample / "a") as base:
+    with CheckpointFiles(sample / "a") as base:
         try:
             with DeltaFile(sample / "broken") as patch:
                 apply_delta(base, patch, sample / "out", num_threads=1, advance=lambda _: None)

@@ -48,8 +48,8 @@ class RankPublisher:
             io: The origin.
             rank: Its number.
             table: Table of the whole snapshot.
-            layout: Runs of each of its shards, of one dtype each; see `flat_snapshot.find_runs`.
-                None for a part without elements.
+            layout: Runs of each of its shards, of one dtype each; see `spans.assign_shards`. Empty
+                for a part without elements.
             encode: Encodes a shard; by default `encode_shard` on `io.offload`.
 
         """

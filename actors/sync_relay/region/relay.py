@@ -15,8 +15,7 @@ from penstock.actors.sync_relay.core.leases import leased_path
 from penstock.actors.sync_relay.core.repair import TileServer, tiles_service
 from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.core.window import for_each_shard
-from penstock.actors.sync_relay.region.consolidation import Consolidation, MakeBuilder
-from penstock.actors.sync_relay.region.merger import Merger
+from penstock.actors.sync_relay.region.consolidation import Consolidation, MakeBuilder, Merger
 from penstock.actors.sync_relay.region.retention import MERGE_EVERY
 from penstock.actors.sync_relay.replica.weight_replica import WeightReplica
 from penstock.messages.base import Event

@@ -21,8 +21,8 @@ def scenarios(base: Scenario) -> dict[str, Scenario]:
         "relay lost for 5 steps": Mishap(
             region="europe", relay_lost_at_step=2 * steps // 5, relay_lost_s=5 * base.step_s
         ),
-        "slow region": Mishap(region="south", wire_factor=0.1),
-        "too slow region": Mishap(region="south", wire_factor=0.06),
+        "slow region": Mishap(region="south", link_factor=0.1),
+        "too slow region": Mishap(region="south", link_factor=0.06),
         "late joiners": Mishap(region="asia", join_at_step=4 * steps // 5, num_joiners=50),
     }
     return {name: msgspec.structs.replace(base, mishap=m) for name, m in mishaps.items()}

@@ -1,16 +1,19 @@
 """Merged deltas and full snapshots as sizes alone; making one takes the time of the real coding."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from blake3 import blake3
 
 from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.core.catalog import Catalog, num_bytes
+from penstock.actors.sync_relay.core.objects import folder_key
 from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.region.retention import UpdateEdge
 from penstock.infra.simulate.weights.settings import GB, Scenario
+from penstock.infra.simulate.weights.sized_store import SizedBytes
 from penstock.infra.simulate.weights.sizes import Sizes
-from penstock.infra.simulate.weights.versions import make_version
 from penstock.messages.bus import ObjectStore
-from penstock.messages.weights import SnapshotKind, WeightsPublished
+from penstock.messages.weights import ShardRef, SnapshotKind, WeightsPublished
 
 
 class SizedMerger:
@@ -46,3 +49,47 @@ class SizedMerger:
             for manifest in self._catalog.manifests
             if manifest.kind is SnapshotKind.DELTA and manifest.policy_version in span
         ]
+
+
+def make_version(
+    edge: UpdateEdge, sizes: Sequence[int], *, full_bytes: int, fencing_token: int
+) -> tuple[WeightsPublished, Mapping[str, bytes]]:
+    """Return the manifest and the objects, by key, of one version.
+
+    Args:
+        edge: version, kind and base.
+        sizes: of its objects, in bytes.
+        full_bytes: of the whole snapshot.
+        fencing_token: of its publisher.
+
+    """
+    folder = folder_key(edge.policy_version, edge.kind, edge.base_version)
+    objects: dict[str, bytes] = {}
+    shards: list[ShardRef] = []
+    for number, size in enumerate(sizes):
+        content = f"{folder}{number}".encode()
+        check = blake3(content).hexdigest()
+        key = f"{folder}{number}-{check[:16]}"
+        objects[key] = SizedBytes(content, size)
+        shards.append(
+            ShardRef(shard_id=number, object_key=key, num_bytes=size, blake3=check, codec="sized")
+        )
+    manifest = WeightsPublished(
+        policy_version=edge.policy_version,
+        base_version=edge.base_version,
+        kind=edge.kind,
+        optimizer_step=edge.policy_version,
+        fencing_token=fencing_token,
+        representation="bf16",
+        base_root_digest=_digest(edge.base_version),
+        target_root_digest=_digest(edge.policy_version),
+        num_params=full_bytes // 2,
+        num_changed=0,
+        full_bytes=full_bytes,
+        shards=shards,
+    )
+    return manifest, objects
+
+
+def _digest(version: int) -> str:
+    return f"{version:032x}" if version >= 0 else ""

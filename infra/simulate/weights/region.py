@@ -1,20 +1,33 @@
 """One region: its store, its relay on the real actor host, its replicas."""
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 
 from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.core.catalog import Catalog, Rates
 from penstock.actors.sync_relay.region.relay import Relay
+from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
+from penstock.infra.regions.shaping import Bandwidth
 from penstock.infra.simulate.weights.merger import SizedMerger
-from penstock.infra.simulate.weights.quiet_bus import QuietBus
 from penstock.infra.simulate.weights.replica import OnApplied, Reach, SizedReplica, Updates
 from penstock.infra.simulate.weights.settings import GB, GBIT, RegionSettings, Scenario
 from penstock.infra.simulate.weights.sized_store import Site, SizedStore
-from penstock.infra.simulate.weights.wires import Wire
+from penstock.messages.base import Event
+from penstock.messages.bus import PublishReceipt
+from penstock.messages.telemetry import ActorReported
 from penstock.messages.weights import WeightsRelayed
+
+
+class QuietBus(MemoryBus):
+    """Leaves the reports out: one a second and actor is most of what would happen."""
+
+    async def publish(self, events: Sequence[Event]) -> list[PublishReceipt]:
+        """See `Bus.publish`."""
+        kept = [event for event in events if not isinstance(event, ActorReported)]
+        return await super().publish(kept) if kept else []
 
 
 class Region:
@@ -26,9 +39,9 @@ class Region:
         self.settings = settings
         self._scenario = scenario
         self._server = server
-        self.wire = Wire(settings.wire_gbit_s * GBIT)
-        self.fan_out = Wire(scenario.fan_out_gbit_s * GBIT)
-        self.origin = SizedStore(origin, (self.wire,), round_trip_s=settings.round_trip_s)
+        self.link = Bandwidth(settings.link_gbit_s * GBIT)
+        self.fan_out = Bandwidth(scenario.fan_out_gbit_s * GBIT)
+        self.origin = SizedStore(origin, (self.link,), round_trip_s=settings.round_trip_s)
         self._site = Site()
         self._local = SizedStore(self._site)
         rates = Rates(
@@ -70,9 +83,9 @@ class Region:
         return [self._add_replica(on_applied) for _ in range(count)]
 
     def _add_replica(self, on_applied: OnApplied) -> asyncio.Task[None]:
-        wires = (self.fan_out, Wire(self._scenario.replica_gbit_s * GBIT))
+        links = (self.fan_out, Bandwidth(self._scenario.replica_gbit_s * GBIT))
         name = f"{self.settings.name}-{len(self.replicas)}"
-        reach = Reach(self._local, wires, self._updates)
+        reach = Reach(self._local, links, self._updates)
         replica = SizedReplica(self._scenario, name, reach, on_applied)
         self.replicas.append(replica)
         return asyncio.create_task(replica.run())

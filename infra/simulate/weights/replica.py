@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog, num_bytes
 from penstock.actors.sync_relay.core.leases import leased_path
+from penstock.infra.regions.shaping import Bandwidth
 from penstock.infra.simulate.weights.settings import GB, Scenario
 from penstock.infra.simulate.weights.sized_store import SizedStore
-from penstock.infra.simulate.weights.wires import Wire, carry
+from penstock.infra.simulate.weights.transfers import carry
 from penstock.messages.weights import WeightsPublished
 
 OnApplied = Callable[["SizedReplica", int], None]
@@ -56,13 +57,13 @@ class Reach(NamedTuple):
     """What a replica reaches."""
 
     store: SizedStore
-    wires: tuple[Wire, ...]
+    links: tuple[Bandwidth, ...]
     """That an object passes to it."""
     updates: Updates
 
 
 class SizedReplica:
-    """Fetches, decodes, swaps; an object's bytes pass the store's and the replica's wire."""
+    """Fetches, decodes, swaps; an object's bytes pass the store's and the replica's link."""
 
     def __init__(self, scenario: Scenario, name: str, reach: Reach, on_applied: OnApplied) -> None:
         self.name = name
@@ -85,11 +86,11 @@ class SizedReplica:
             await self._take(path)
 
     async def _take(self, path: UpdatePath) -> None:
-        scenario, (store, wires, _) = self._scenario, self._reach
+        scenario, (store, links, _) = self._scenario, self._reach
         now_s = asyncio.get_running_loop().time()
         async with leased_path(store, self.name, path.manifests, now_s):
             for size in path.sizes:
-                await carry(wires, size)
+                await carry(links, size)
                 self.num_bytes += size
                 await asyncio.sleep(scenario.model_bytes / (scenario.decode_gb_s * GB))
         await asyncio.sleep(scenario.swap_s)

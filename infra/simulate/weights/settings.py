@@ -1,4 +1,4 @@
-"""What is simulated: the sizes, the wires, and what goes wrong."""
+"""What is simulated: the sizes, the links, and what goes wrong."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ class RegionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One region as seen from the trainer's site."""
 
     name: str
-    wire_gbit_s: float
+    link_gbit_s: float
     """From the origin store to the relay."""
     round_trip_s: float
 
@@ -23,7 +23,7 @@ class Mishap(msgspec.Struct, frozen=True, kw_only=True):
     region: str = ""
     relay_lost_at_step: int = 0
     relay_lost_s: float = 0.0
-    wire_factor: float = 1.0
+    link_factor: float = 1.0
     """Of the region's bandwidth that is left, from the first step on."""
     join_at_step: int = 0
     num_joiners: int = 0
@@ -45,10 +45,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     origin_round_trip_s: float = 0.002
     """From them to the origin store."""
     regions: tuple[RegionSettings, ...] = (
-        RegionSettings(name="home", wire_gbit_s=100.0, round_trip_s=0.002),
-        RegionSettings(name="europe", wire_gbit_s=100.0, round_trip_s=0.09),
-        RegionSettings(name="asia", wire_gbit_s=50.0, round_trip_s=0.18),
-        RegionSettings(name="south", wire_gbit_s=25.0, round_trip_s=0.14),
+        RegionSettings(name="home", link_gbit_s=100.0, round_trip_s=0.002),
+        RegionSettings(name="europe", link_gbit_s=100.0, round_trip_s=0.09),
+        RegionSettings(name="asia", link_gbit_s=50.0, round_trip_s=0.18),
+        RegionSettings(name="south", link_gbit_s=25.0, round_trip_s=0.14),
     )
     num_replicas: int = 1000
     """Spread evenly over the regions."""

@@ -10,10 +10,10 @@ from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.core.catalog import NOTHING
 from penstock.actors.sync_relay.region.compactor import Compactor
+from penstock.envs.microvm.pool.lease import percentile
 from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.simulate.weights.merger import SizedMerger
-from penstock.infra.simulate.weights.quiet_bus import QuietBus
-from penstock.infra.simulate.weights.region import Region
+from penstock.infra.simulate.weights.region import QuietBus, Region
 from penstock.infra.simulate.weights.replica import SizedReplica
 from penstock.infra.simulate.weights.settings import GB, Scenario
 from penstock.infra.simulate.weights.sized_store import Site, SizedStore
@@ -81,7 +81,7 @@ class WeightsSimulation:
         (region,) = [r for r in self._regions if r.settings.name == mishap.region] or [None]
         if region is None:
             return
-        region.wire.bytes_per_s *= mishap.wire_factor
+        region.link.bytes_per_s *= mishap.link_factor
         if mishap.relay_lost_at_step:
             await asyncio.sleep(mishap.relay_lost_at_step * step_s)
             await region.lose_relay(mishap.relay_lost_s)
@@ -134,17 +134,11 @@ class WeightsSimulation:
         return {
             "time_to_version_s": _spread(self._times_s[name]),
             "lag_versions_max": self._lags[name],
-            "fetched_of_published": round(region.wire.num_bytes / uploaded, 4),
+            "fetched_of_published": round(region.link.num_bytes / uploaded, 4),
             "fan_out_gb_replica": round(received / len(region.replicas) / GB, 1),
         }
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(values)
-    if not ordered:
-        return {}
-    pick = {name: ordered[int(share * (len(ordered) - 1))] for name, share in _SHARES.items()}
-    return {name: round(value, 2) for name, value in pick.items()}
-
-
-_SHARES = {"p50": 0.5, "p95": 0.95, "max": 1.0}
+    percents = {"p50": 50, "p95": 95, "max": 100}
+    return {name: round(percentile(values, at), 2) for name, at in percents.items()}

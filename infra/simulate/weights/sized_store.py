@@ -4,7 +4,8 @@ import asyncio
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-from penstock.infra.simulate.weights.wires import Wire, carry
+from penstock.infra.regions.shaping import Bandwidth
+from penstock.infra.simulate.weights.transfers import carry
 from penstock.messages.errors import CorruptDataError, NotFoundError
 
 
@@ -52,20 +53,20 @@ class Site:
 
 
 class SizedStore:
-    """An `ObjectStore`: a site's objects as seen over some wires."""
+    """An `ObjectStore`: a site's objects as seen over some links."""
 
     def __init__(
-        self, site: Site, wires: Sequence[Wire] = (), *, round_trip_s: float = 0.0
+        self, site: Site, links: Sequence[Bandwidth] = (), *, round_trip_s: float = 0.0
     ) -> None:
         self._site = site
-        self._wires = wires
+        self._links = links
         self._round_trip_s = round_trip_s
         self.num_gets = 0
 
     async def put(self, key: str, data: bytes | memoryview) -> None:
         """Store; see `ObjectStore.put`."""
         assert isinstance(data, bytes), "a view would lose the size"
-        await carry(self._wires, len(data), latency_s=self._round_trip_s)
+        await carry(self._links, len(data), latency_s=self._round_trip_s)
         found = self._site.find(key)
         if found is None:
             self._site.add(key, data)
@@ -77,7 +78,7 @@ class SizedStore:
         if (data := self._site.find(key)) is None:
             raise NotFoundError(f"object {key!r} is not at this site")
         self.num_gets += 1
-        await carry(self._wires, len(data), latency_s=self._round_trip_s)
+        await carry(self._links, len(data), latency_s=self._round_trip_s)
         return data
 
     async def exists(self, key: str) -> bool:

@@ -1,16 +1,26 @@
-"""A small model in a large one's place: real arrays, for all the code that looks into them.
-
-```
- tensor 0  [ rank 0 | rank 1 | ... rank 7 ]  verifier 0       a row a rank, a tensor a verifier
- tensor 1  [ rank 8 | rank 9 | ...        ]  verifier 1
-```
-"""
+"""Coding of the small model's arrays, in the time that the large model's would take."""
 
 import random
+from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import numpy as np
 
+from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
+from penstock.actors.sync_relay.core.objects import (
+    EncodedObject,
+    ManifestHeader,
+    ShardInput,
+    encode_shard,
+)
+from penstock.actors.sync_relay.publish.attempt import Verification
 from penstock.actors.sync_relay.publish.spans import Layout, Span
+from penstock.actors.sync_relay.publish.verifier import SpanDecoder, Undo
+from penstock.infra.regions.shaping import Bandwidth
+from penstock.infra.simulate.weights.settings import GB, Scenario
+from penstock.infra.simulate.weights.sized_store import SizedBytes
+from penstock.infra.simulate.weights.transfers import carry
 from penstock.kernels.element_types import TensorSpec
 from penstock.messages.weights import Extent
 
@@ -49,3 +59,54 @@ class StandIn:
         for row in self._rows:
             row[self._dice.sample(range(ROW_ELEMENTS), _NUM_CHANGED)] += 1
         return self._rows
+
+
+_ITEM_BYTES = 2
+
+
+async def in_place(function: Callable[..., Any], *args: Any) -> Any:
+    """Run a function at once: the virtual clock has no threads."""
+    return function(*args)
+
+
+class SizedEncoder:
+    """One rank's encoder: a shard takes the time and the size of the rank's large part."""
+
+    def __init__(self, scenario: Scenario, num_bytes: Callable[[], int]) -> None:
+        """Args: `num_bytes` returns the size of its object of the current version."""
+        self._num_bytes = num_bytes
+        self._part_bytes = scenario.model_bytes // scenario.num_ranks
+        self._processor = Bandwidth(scenario.encode_gb_s * GB)
+
+    async def encode(self, header: ManifestHeader, shard: ShardInput) -> EncodedObject:
+        """See `publish.upload.Encode`."""
+        made = encode_shard(header, shard)
+        await carry([self._processor], self._part_bytes)
+        data = SizedBytes(made.data, self._num_bytes())
+        ref = msgspec.structs.replace(made.ref, num_bytes=len(data))
+        return msgspec.structs.replace(made, ref=ref, data=data)
+
+
+class SizedDecoder(SpanDecoder):
+    """One verifier's decoder: decoding and digesting take the large tensors' time."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(in_place)
+        self._scale = scenario.model_bytes / (scenario.num_ranks * ROW_ELEMENTS * _ITEM_BYTES)
+        self._decoder = Bandwidth(scenario.verifier_decode_gb_s * GB)
+        self._digester = Bandwidth(scenario.verifier_digest_gb_s * GB)
+
+    async def apply(
+        self, flat: FlatSnapshot, runs: list[Extent], data: bytes, undo: Undo | None
+    ) -> None:
+        """See `SpanDecoder.apply`."""
+        await self._pass(self._decoder, sum(run.num_elements for run in runs) * _ITEM_BYTES)
+        await super().apply(flat, runs, bytes(memoryview(data)), undo)
+
+    async def digest(self, name: str, array: np.ndarray, start: int) -> Verification:
+        """See `SpanDecoder.digest`."""
+        await self._pass(self._digester, array.nbytes)
+        return await super().digest(name, array, start)
+
+    async def _pass(self, processor: Bandwidth, num_bytes: int) -> None:
+        await carry([processor], round(num_bytes * self._scale))

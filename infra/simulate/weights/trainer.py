@@ -7,12 +7,11 @@ from penstock.actors.sync_relay.publish.committer import Committer
 from penstock.actors.sync_relay.publish.rank_actor import VERSION_S_MAX
 from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
 from penstock.actors.sync_relay.publish.verifier import SpanVerifier
+from penstock.infra.regions.shaping import Bandwidth
 from penstock.infra.simulate.weights.settings import GBIT, Scenario
 from penstock.infra.simulate.weights.sized_store import Site, SizedStore
 from penstock.infra.simulate.weights.sizes import Sizes
-from penstock.infra.simulate.weights.stand_in import StandIn
-from penstock.infra.simulate.weights.wires import Wire
-from penstock.infra.simulate.weights.work import SizedDecoder, SizedEncoder, in_place
+from penstock.infra.simulate.weights.stand_in import SizedDecoder, SizedEncoder, StandIn, in_place
 from penstock.messages import codec
 from penstock.messages.bus import Bus
 
@@ -83,7 +82,7 @@ class RankedTrainer:
 
     def _store(self) -> StoreIO:
         """Return the origin over a link of its own."""
-        wire = Wire(self._scenario.rank_gbit_s * GBIT)
+        link = Bandwidth(self._scenario.rank_gbit_s * GBIT)
         round_trip_s = self._scenario.origin_round_trip_s
-        store = SizedStore(self._origin, (wire,), round_trip_s=round_trip_s)
+        store = SizedStore(self._origin, (link,), round_trip_s=round_trip_s)
         return StoreIO(store, offload=in_place)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import zstandard
 
-from penstock.infra.weights.bench.pairs import Pair, Piece
+from penstock.infra.weights.bench.pairs import ArrayPair, Pair
 from penstock.kernels import delta
 from penstock.kernels.delta import Codec, Dtype
 
@@ -27,22 +27,22 @@ _TORCH_DTYPES = {
 
 
 class Coded(msgspec.Struct, frozen=True):
-    """What one piece became."""
+    """One encoded pair of arrays."""
 
     num_bytes: int
     body: Any
 
 
 class Contestant(msgspec.Struct, frozen=True):
-    """One codec: both ways, and how it wants the weights cut."""
+    """One codec: both directions, and how it cuts the weights."""
 
-    encode: Callable[[Piece], Coded]
-    decode: Callable[[Piece, Any, np.ndarray], np.ndarray]
-    """Takes the piece's base, a body, and memory for the target, used before; returns the target,
+    encode: Callable[[ArrayPair], Coded]
+    decode: Callable[[ArrayPair, Any, np.ndarray], np.ndarray]
+    """Takes the base, a body, and memory for the target, used before; returns the target,
     there where the codec can write it there, checked as its users do."""
     takes_tensors: bool = False
 
-    def pieces(self, pair: Pair) -> list[Piece]:
+    def pieces(self, pair: Pair) -> list[ArrayPair]:
         """Return the pair as this codec takes it."""
         return pair.tensors if self.takes_tensors else pair.extents
 
@@ -50,7 +50,7 @@ class Contestant(msgspec.Struct, frozen=True):
 def contestants(pair: Pair) -> dict[str, Contestant]:
     """Return the codecs that can take the pair, by name; peers where they are installed."""
     found = {"ladder": Contestant(_encode, _apply)}
-    has_steps = all(piece.kind.traits.has_steps for piece in pair.extents)
+    has_steps = all(arrays.kind.traits.has_steps for arrays in pair.extents)
     for codec in Codec:
         if codec is not Codec.EQUAL and (has_steps or not codec.has_steps):
             name = "xor_planes" if codec is Codec.XOR_ZSTD else codec.name.lower()
@@ -73,18 +73,18 @@ def peer_is_there() -> bool:
     return True
 
 
-def _encode(piece: Piece) -> Coded:
-    payload = delta.encode(piece.base, piece.target, piece.kind)
+def _encode(arrays: ArrayPair) -> Coded:
+    payload = delta.encode(arrays.base, arrays.target, arrays.kind)
     return Coded(len(payload), payload)
 
 
-def _encode_with(codec: Codec, piece: Piece) -> Coded:
-    payload = delta.encode_with(codec, piece.base, piece.target, piece.kind)
+def _encode_with(codec: Codec, arrays: ArrayPair) -> Coded:
+    payload = delta.encode_with(codec, arrays.base, arrays.target, arrays.kind)
     return Coded(len(payload), payload)
 
 
-def _apply(piece: Piece, payload: bytes, out: np.ndarray) -> np.ndarray:
-    return delta.apply(piece.base, payload, out)
+def _apply(arrays: ArrayPair, payload: bytes, out: np.ndarray) -> np.ndarray:
+    return delta.apply(arrays.base, payload, out)
 
 
 class _Xor:
@@ -95,41 +95,43 @@ class _Xor:
         self._decompressor = zstandard.ZstdDecompressor()
         self._difference = np.zeros(0, np.uint8)
 
-    def encode(self, piece: Piece) -> Coded:
-        if self._difference.nbytes < piece.base.nbytes:
-            self._difference = np.zeros(piece.base.nbytes, np.uint8)
-        difference = self._difference[: piece.base.nbytes].view(piece.base.dtype)
-        np.bitwise_xor(piece.base, piece.target, out=difference)
+    def encode(self, arrays: ArrayPair) -> Coded:
+        if self._difference.nbytes < arrays.base.nbytes:
+            self._difference = np.zeros(arrays.base.nbytes, np.uint8)
+        difference = self._difference[: arrays.base.nbytes].view(arrays.base.dtype)
+        np.bitwise_xor(arrays.base, arrays.target, out=difference)
         payload = self._compressor.compress(difference.data)
         return Coded(len(payload), payload)
 
-    def decode(self, piece: Piece, payload: bytes, out: np.ndarray) -> np.ndarray:
+    def decode(self, arrays: ArrayPair, payload: bytes, out: np.ndarray) -> np.ndarray:
         with self._decompressor.stream_reader(payload) as reader:
             reader.readinto(out.data.cast("B"))  # pyright: ignore[reportUnknownMemberType]
-        return np.bitwise_xor(piece.base, out, out=out)
+        return np.bitwise_xor(arrays.base, out, out=out)
 
 
-def _peer_encode(name: str, piece: Piece) -> Coded:
+def _peer_encode(name: str, arrays: ArrayPair) -> Coded:
     peer: Any = importlib.import_module(_PEER_MODULE)
     diff, checksum = peer.delta_compress(
-        src=_tensor(piece, piece.base), dst=_tensor(piece, piece.target), compression_format=name
+        src=_tensor(arrays, arrays.base),
+        dst=_tensor(arrays, arrays.target),
+        compression_format=name,
     )
     return Coded(diff.numel(), (diff, checksum))
 
 
-def _peer_decode(name: str, piece: Piece, body: tuple[Any, str], _: np.ndarray) -> np.ndarray:
+def _peer_decode(name: str, arrays: ArrayPair, body: tuple[Any, str], _: np.ndarray) -> np.ndarray:
     peer: Any = importlib.import_module(_PEER_MODULE)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # it views bytes that are not writable
         target = peer.delta_decompress(
-            src=_tensor(piece, piece.base),
+            src=_tensor(arrays, arrays.base),
             compressed_diff=body[0],
             checksum=body[1],
             compression_format=name,
         )
-    return target.view(torch.uint8).numpy().view(piece.base.dtype)
+    return target.view(torch.uint8).numpy().view(arrays.base.dtype)
 
 
-def _tensor(piece: Piece, words: np.ndarray) -> torch.Tensor:
+def _tensor(arrays: ArrayPair, words: np.ndarray) -> torch.Tensor:
     raw = torch.from_numpy(words.view(np.uint8))  # pyright: ignore[reportUnknownMemberType]
-    return raw.view(_TORCH_DTYPES.get(piece.kind, torch.uint8))
+    return raw.view(_TORCH_DTYPES.get(arrays.kind, torch.uint8))

@@ -8,7 +8,7 @@ still work.
 
 The first touch of fresh memory can take longer than any of the codecs, so targets are written into
 memory that was used before, by every codec that can write into given memory (the peers' package
-cannot: what it allocates is let go after each piece, so that the allocator gives it again).
+cannot: what it allocates is let go after each pair, so that the allocator gives it again).
 """
 
 import time
@@ -21,8 +21,10 @@ import msgspec
 import numpy as np
 
 from penstock.infra.weights.bench.contestants import Coded, Contestant, contestants
-from penstock.infra.weights.bench.entropy import entropy_bound_bytes
-from penstock.infra.weights.bench.pairs import Pair, Piece
+from penstock.infra.weights.bench.pairs import ArrayPair, Pair
+from penstock.kernels.delta import Dtype
+from penstock.kernels.delta.dtypes import exponent_keys
+from penstock.kernels.delta.portable import ordered
 
 NUM_ROUNDS = 5
 _SPAN_S, _TIMES_MAX = 0.05, 100
@@ -30,7 +32,7 @@ _IDLE_S, _IDLE_SHARE, _IDLE_TRIES = 0.01, 0.2, 200
 _Result = TypeVar("_Result")
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
+class CodecFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One codec on one pair."""
 
     ratio: float
@@ -49,21 +51,21 @@ class PairFigures(msgspec.Struct, frozen=True, kw_only=True):
     changed_fraction: float
     entropy_bound_ratio: float
     """Of mask and step, each given the base's exponent."""
-    codecs: dict[str, Figures]
+    codecs: dict[str, CodecFigures]
 
 
 def measure(pair: Pair, num_rounds: int = NUM_ROUNDS) -> PairFigures:
     """Measure every codec on a pair."""
-    ways = contestants(pair)
+    codecs = contestants(pair)
     encode_s: defaultdict[str, list[float]] = defaultdict(list)
     decode_s: defaultdict[str, list[float]] = defaultdict(list)
     coded: dict[str, list[Coded]] = {}
-    by_cut = {way.takes_tensors: way.pieces(pair) for way in ways.values()}
+    by_cut = {contestant.takes_tensors: contestant.pieces(pair) for contestant in codecs.values()}
     rooms = {cut: [np.ones_like(p.target) for p in pieces] for cut, pieces in by_cut.items()}
     for _ in range(num_rounds):
-        for name, way in ways.items():
-            own = rooms[way.takes_tensors]
-            encoded, decoded, coded[name] = _round(way, way.pieces(pair), own)
+        for name, contestant in codecs.items():
+            own = rooms[contestant.takes_tensors]
+            encoded, decoded, coded[name] = _round(contestant, contestant.pieces(pair), own)
             encode_s[name].append(encoded)
             decode_s[name].append(decoded)
     changed = sum(int(np.count_nonzero(p.base != p.target)) for p in pair.tensors)
@@ -72,26 +74,31 @@ def measure(pair: Pair, num_rounds: int = NUM_ROUNDS) -> PairFigures:
         changed_fraction=changed / sum(p.base.size for p in pair.tensors),
         entropy_bound_ratio=pair.num_bytes / max(1.0, _entropy_bound_bytes(pair)),
         codecs={
-            name: Figures(
+            name: CodecFigures(
                 ratio=pair.num_bytes / sum(one.num_bytes for one in coded[name]),
                 encode_gb_s=pair.num_bytes / median(encode_s[name]) / 1e9,
                 decode_gb_s=pair.num_bytes / median(decode_s[name]) / 1e9,
-                bit_exact=_is_exact(way, way.pieces(pair), coded[name], rooms[way.takes_tensors]),
+                bit_exact=_is_exact(
+                    contestant,
+                    contestant.pieces(pair),
+                    coded[name],
+                    rooms[contestant.takes_tensors],
+                ),
             )
-            for name, way in ways.items()
+            for name, contestant in codecs.items()
         },
     )
 
 
 def _round(
-    way: Contestant, pieces: list[Piece], rooms: list[np.ndarray]
+    contestant: Contestant, pieces: list[ArrayPair], rooms: list[np.ndarray]
 ) -> tuple[float, float, list[Coded]]:
     """Return the seconds of encoding and decoding, and what was encoded."""
-    encode_s, coded = _timed(lambda: [way.encode(piece) for piece in pieces])
+    encode_s, coded = _timed(lambda: [contestant.encode(arrays) for arrays in pieces])
     decode_s, _ = _timed(
         lambda: [
-            way.decode(piece, one.body, out)
-            for piece, one, out in zip(pieces, coded, rooms, strict=True)
+            contestant.decode(arrays, one.body, out)
+            for arrays, one, out in zip(pieces, coded, rooms, strict=True)
         ]
     )
     return encode_s, decode_s, coded
@@ -108,14 +115,14 @@ def _timed(work: Callable[[], _Result]) -> tuple[float, _Result]:
 
 
 def _is_exact(
-    way: Contestant, pieces: list[Piece], coded: list[Coded], rooms: list[np.ndarray]
+    contestant: Contestant, pieces: list[ArrayPair], coded: list[Coded], rooms: list[np.ndarray]
 ) -> bool:
     """Decode once more, over memory that holds nothing of the targets."""
     for room in rooms:
         room.fill(0)
     return all(
-        np.array_equal(piece.target, way.decode(piece, one.body, out))
-        for piece, one, out in zip(pieces, coded, rooms, strict=True)
+        np.array_equal(arrays.target, contestant.decode(arrays, one.body, out))
+        for arrays, one, out in zip(pieces, coded, rooms, strict=True)
     )
 
 
@@ -131,7 +138,7 @@ def _wait_idle() -> None:
 def _entropy_bound_bytes(pair: Pair) -> float:
     """Add up the bounds of the kinds of elements, each over all tensors together."""
     kinds = {
-        piece.kind: [p for p in pair.tensors if p.kind is piece.kind] for piece in pair.tensors
+        arrays.kind: [p for p in pair.tensors if p.kind is arrays.kind] for arrays in pair.tensors
     }
     return sum(
         entropy_bound_bytes(
@@ -139,3 +146,21 @@ def _entropy_bound_bytes(pair: Pair) -> float:
         )
         for kind, own in kinds.items()
     )
+
+
+def entropy_bound_bytes(base: np.ndarray, target: np.ndarray, kind: Dtype = Dtype.BF16) -> float:
+    """Return the entropy of the mask and of the step, each given the base's exponent, in bytes.
+
+    Args:
+        base: [N] bit patterns.
+        target: [N] bit patterns.
+        kind: what they are.
+
+    """
+    keys = exponent_keys(base, kind)
+    steps = ordered(target) - ordered(base) if kind.traits.is_float else target - base
+    bits = 0.0
+    for key in np.unique(keys):
+        _, counts = np.unique(steps[keys == key], return_counts=True)
+        bits -= float(np.sum(counts * np.log2(counts / counts.sum())))
+    return bits / 8

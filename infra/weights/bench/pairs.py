@@ -18,7 +18,7 @@ from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.infra.weights.diff import plan_runs
-from penstock.infra.weights.files.checkpoint import Checkpoint
+from penstock.infra.weights.files.checkpoint import CheckpointFiles
 from penstock.infra.weights.files.tensors import Tensor
 from penstock.kernels.delta import Dtype
 from penstock.kernels.element_types import ELEMENT_TYPES
@@ -34,7 +34,7 @@ _Batches = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 _State = dict[str, np.ndarray]
 
 
-class Piece(msgspec.Struct, frozen=True):
+class ArrayPair(msgspec.Struct, frozen=True):
     """Words [N] of one kind, before and after."""
 
     kind: Dtype
@@ -45,15 +45,15 @@ class Piece(msgspec.Struct, frozen=True):
 class Pair(msgspec.Struct, frozen=True):
     """Two neighboring checkpoints, cut in two ways."""
 
-    tensors: list[Piece]
+    tensors: list[ArrayPair]
     """One by one, as peers take them."""
-    extents: list[Piece]
+    extents: list[ArrayPair]
     """As delta files cut them: small neighbors together, large ones cut."""
 
     @property
     def num_bytes(self) -> int:
         """Return the size of the target."""
-        return sum(piece.target.nbytes for piece in self.tensors)
+        return sum(arrays.target.nbytes for arrays in self.tensors)
 
 
 def read_pair(base_path: Path, target_path: Path) -> Pair:
@@ -63,7 +63,7 @@ def read_pair(base_path: Path, target_path: Path) -> Pair:
         ConfigError: they have no tensor in common.
 
     """
-    with Checkpoint(base_path) as base, Checkpoint(target_path) as target:
+    with CheckpointFiles(base_path) as base, CheckpointFiles(target_path) as target:
         common: list[Tensor] = []
         num_bytes = 0
         for key, tensor in sorted(target.tensors.items()):
@@ -90,13 +90,13 @@ def make_pair(base: _State, target: _State, dtypes: dict[str, str]) -> Pair:
         ),
         key=lambda tensor: (tensor.dtype, tensor.name),
     )
-    pieces = [Piece(t.element_type.dtype, base[t.name], target[t.name]) for t in tensors]
-    extents: list[Piece] = []
+    pieces = [ArrayPair(t.element_type.dtype, base[t.name], target[t.name]) for t in tensors]
+    extents: list[ArrayPair] = []
     for run in plan_runs(tensors, lambda _: True):
         cuts = [(pieces[p.row], slice(p.first_word, p.first_word + p.num_words)) for p in run]
-        old = np.concatenate([piece.base[cut] for piece, cut in cuts])
-        new = np.concatenate([piece.target[cut] for piece, cut in cuts])
-        extents.append(Piece(pieces[run[0].row].kind, old, new))
+        old = np.concatenate([arrays.base[cut] for arrays, cut in cuts])
+        new = np.concatenate([arrays.target[cut] for arrays, cut in cuts])
+        extents.append(ArrayPair(pieces[run[0].row].kind, old, new))
     return Pair(pieces, extents)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.infra.weights.bench.measure import Figures, PairFigures
+from penstock.infra.weights.bench.measure import CodecFigures, PairFigures
 from penstock.kernels.delta import Dtype, encode
 
 CHANGED_MAX = 0.08
@@ -76,6 +76,6 @@ def scaling_text(scaling: dict[str, dict[str, Any]]) -> str:
     )
 
 
-def _line(name: str, codec: Figures) -> str:
+def _line(name: str, codec: CodecFigures) -> str:
     speeds = f"{codec.encode_gb_s:>13.3f}{codec.decode_gb_s:>13.3f}"
     return f"  {name:<14}{codec.ratio:>9.2f}{speeds}  {'yes' if codec.bit_exact else 'NO'}"

@@ -14,7 +14,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from penstock.infra.weights.bench.pairs import Pair, Piece
+from penstock.infra.weights.bench.pairs import ArrayPair, Pair
 from penstock.kernels.delta import apply, encode
 
 NUM_THREADS = (1, 2)
@@ -36,7 +36,7 @@ class Scaled(msgspec.Struct, frozen=True):
 class _Case:
     """Pieces, repeated to a size that takes a while, and how many threads work on them."""
 
-    def __init__(self, pieces: list[Piece], num_threads: int) -> None:
+    def __init__(self, pieces: list[ArrayPair], num_threads: int) -> None:
         self.payloads = [encode(p.base, p.target, p.kind) for p in pieces]
         self.num_bytes = sum(p.target.nbytes for p in pieces)
         self.repeats = min(max(1, _BYTES // self.num_bytes), _REPEATS_MAX)
@@ -64,8 +64,8 @@ class _Case:
         self._pool.shutdown()
 
     def _encode(self, number: int) -> None:
-        piece = self._pieces[number]
-        encode(piece.base, piece.target, piece.kind)
+        arrays = self._pieces[number]
+        encode(arrays.base, arrays.target, arrays.kind)
 
     def _decode(self, number: int) -> None:
         base, room = self._pieces[number].base, self._rooms.get()
@@ -85,13 +85,13 @@ def shard_scaling(pair: Pair) -> dict[str, Scaled]:
     return _measure({str(n): _Case(_cut(pair, n), min(n, cores)) for n in NUM_SHARDS})
 
 
-def _cut(pair: Pair, num_shards: int) -> list[Piece]:
+def _cut(pair: Pair, num_shards: int) -> list[ArrayPair]:
     return [
-        Piece(piece.kind, base, target)
-        for piece in pair.extents
+        ArrayPair(arrays.kind, base, target)
+        for arrays in pair.extents
         for base, target in zip(
-            np.array_split(piece.base, num_shards),
-            np.array_split(piece.target, num_shards),
+            np.array_split(arrays.base, num_shards),
+            np.array_split(arrays.target, num_shards),
             strict=True,
         )
     ]

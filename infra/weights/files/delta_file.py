@@ -25,7 +25,7 @@ import zstandard
 from blake3 import blake3
 
 from penstock.infra.weights.coding import num_bytes_coded
-from penstock.infra.weights.files.manifest import Extent, Manifest, decode_manifest
+from penstock.infra.weights.files.manifest import ExtentRecord, Manifest, decode_manifest
 from penstock.infra.weights.files.paths import require_file
 from penstock.kernels import delta
 from penstock.messages.errors import CorruptDataError
@@ -153,7 +153,7 @@ def _unpack(stored: bytes, plain_bytes: int) -> bytes:
         raise CorruptDataError(f"delta.manifest: not a zstd frame: {error}") from error
 
 
-def _check_payload(extent: Extent, word_bytes: int, header: delta.Header) -> None:
+def _check_payload(extent: ExtentRecord, word_bytes: int, header: delta.Header) -> None:
     said = (extent.num_words * word_bytes, extent.num_changed, extent.codec)
     found = (num_bytes_coded(header), header.num_changed, header.codec.name.lower())
     if said != found:

@@ -22,13 +22,13 @@ _NATURAL = Annotated[int, msgspec.Meta(ge=0)]
 _DIGEST = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
-class Row(Tensor, frozen=True, array_like=True):
+class TensorRow(Tensor, frozen=True, array_like=True):
     """A tensor and the digest of its dtype, shape and bytes."""
 
     digest: _DIGEST
 
 
-class TargetRow(Row, frozen=True, array_like=True):
+class TargetRow(TensorRow, frozen=True, array_like=True):
     """A tensor of the target."""
 
     num_changed: _NATURAL
@@ -43,7 +43,7 @@ class File(msgspec.Struct, frozen=True, array_like=True):
     """Rows of the target table in the order of their bytes; the first is the plain bytes."""
 
 
-class Extent(msgspec.Struct, frozen=True, array_like=True):
+class ExtentRecord(msgspec.Struct, frozen=True, array_like=True):
     """A run of words of the target table, coded as one payload."""
 
     row: _NATURAL
@@ -57,7 +57,7 @@ class Extent(msgspec.Struct, frozen=True, array_like=True):
     """blake3 of the payload."""
 
 
-class Piece(msgspec.Struct, frozen=True):
+class TensorSlice(msgspec.Struct, frozen=True):
     """The part of an extent that lies in one tensor."""
 
     row: int
@@ -69,12 +69,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The whole table of contents."""
 
     is_folder: bool
-    base: tuple[Row, ...]
+    base: tuple[TensorRow, ...]
     target: tuple[TargetRow, ...]
     files: tuple[File, ...]
-    extents: tuple[Extent, ...]
+    extents: tuple[ExtentRecord, ...]
 
-    def base_rows(self) -> dict[Key, Row]:
+    def base_rows(self) -> dict[Key, TensorRow]:
         """Return the base table by key."""
         return {row.key: row for row in self.base}
 
@@ -82,14 +82,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Return where each payload begins among the payloads, and where the last ends."""
         return list(accumulate((extent.num_bytes for extent in self.extents), initial=0))
 
-    def pieces(self, extent: Extent) -> list[Piece]:
+    def pieces(self, extent: ExtentRecord) -> list[TensorSlice]:
         """Cut an extent by tensor."""
-        pieces: list[Piece] = []
+        pieces: list[TensorSlice] = []
         row, first, rest = extent.row, extent.first_word, extent.num_words
         while rest:
             count = min(rest, self.target[row].num_words - first)
             if count:
-                pieces.append(Piece(row, first, count))
+                pieces.append(TensorSlice(row, first, count))
             row, first, rest = row + 1, 0, rest - count
         return pieces
 

@@ -15,8 +15,14 @@ from penstock.infra.bus.object_store.store import JetStreamStore
 from penstock.infra.bus.server.server import EmbeddedServer, find_server
 from penstock.infra.regions.emulation import Emulation, Linked
 from penstock.infra.regions.leaf import leaf_node
-from penstock.infra.regions.links import LinkError, free_port, free_subnet, open_proxy, open_tunnel
-from penstock.infra.regions.probe import probe_namespaces
+from penstock.infra.regions.links import (
+    LinkError,
+    free_port,
+    free_subnet,
+    open_proxy,
+    open_tunnel,
+    probe_namespaces,
+)
 from penstock.infra.regions.settings import LinkSection
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.control import ActorStarted

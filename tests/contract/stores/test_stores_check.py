@@ -7,7 +7,7 @@ import urllib.request
 import msgspec
 import pytest
 
-from penstock.infra.stores.check import check_store
+from penstock.infra.stores.open import check_store
 from penstock.infra.stores.settings import StoreKind, StoreSection
 from penstock.messages.errors import ConfigError
 

@@ -8,15 +8,16 @@ import pytest
 
 from penstock.actors.runtime.clock import run_virtual
 from penstock.infra.cli import main
+from penstock.infra.regions.shaping import Bandwidth
 from penstock.infra.simulate.weights.settings import Mishap, RegionSettings, Scenario
 from penstock.infra.simulate.weights.simulation import simulate
 from penstock.infra.simulate.weights.sized_store import Site, SizedBytes, SizedStore
 from penstock.infra.simulate.weights.sizes import MEASURED_MERGED_FRACTION, Sizes
-from penstock.infra.simulate.weights.wires import Wire, carry
+from penstock.infra.simulate.weights.transfers import carry
 from penstock.messages.errors import CorruptDataError, NotFoundError
 
-NEAR = RegionSettings(name="near", wire_gbit_s=100.0, round_trip_s=0.002)
-FAR = RegionSettings(name="far", wire_gbit_s=25.0, round_trip_s=0.2)
+NEAR = RegionSettings(name="near", link_gbit_s=100.0, round_trip_s=0.002)
+FAR = RegionSettings(name="far", link_gbit_s=25.0, round_trip_s=0.2)
 SMALL = Scenario(
     num_steps=10, num_replicas=8, num_ranks=8, ranks_per_verifier=1, regions=(NEAR, FAR)
 )
@@ -60,7 +61,7 @@ def test_a_lost_relay_leaves_its_region_behind_and_no_other():
 
 
 def test_a_wire_that_carries_less_than_a_delta_a_step_falls_behind():
-    slow = simulate(with_mishap(region="far", wire_factor=0.04))["regions"]["far"]
+    slow = simulate(with_mishap(region="far", link_factor=0.04))["regions"]["far"]
     assert slow["lag_versions_max"] > simulate(SMALL)["regions"]["far"]["lag_versions_max"]
 
 
@@ -74,7 +75,7 @@ def test_late_joiners_come_in_without_the_trainer():
 
 
 async def _two_on_one_wire() -> list[float]:
-    wire, now_s = Wire(100.0), asyncio.get_running_loop().time
+    wire, now_s = Bandwidth(100.0), asyncio.get_running_loop().time
     ended: list[float] = []
 
     async def one(num_bytes: int) -> None:

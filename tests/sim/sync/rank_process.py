@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from tests.sim.sync.runs import find_runs
 
-from penstock.actors.sync_relay.core.flat_snapshot import find_runs
 from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
 from penstock.infra.stores.directory import DirectoryStore

@@ -8,12 +8,13 @@ import sys
 import numpy as np
 import pytest
 from tests.sim.sync.rank_process import TABLE, boxes, weights
+from tests.sim.sync.runs import find_runs
 from tests.sim.sync.world import FakeContext, FakeEngine, manifest_in
 
 from penstock.actors.sync_relay.core import store_io
 from penstock.actors.sync_relay.core.catalog import Catalog
 from penstock.actors.sync_relay.core.digests import add_to_digest
-from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot, cut, find_runs
+from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot, cut
 from penstock.actors.sync_relay.core.head import StaleTokenError, read_head
 from penstock.actors.sync_relay.core.store_io import DamagedStoreError, StoreIO
 from penstock.actors.sync_relay.publish.attempt import attempt_prefix

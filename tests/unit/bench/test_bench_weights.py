@@ -9,8 +9,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
 from penstock.infra.cli import main
-from penstock.infra.weights.bench.entropy import entropy_bound_bytes
-from penstock.infra.weights.bench.measure import Figures, PairFigures
+from penstock.infra.weights.bench.measure import CodecFigures, PairFigures, entropy_bound_bytes
 from penstock.infra.weights.bench.pairs import read_pair
 from penstock.infra.weights.bench.report import bars
 from penstock.infra.weights.bench.scaling import shard_scaling
@@ -68,7 +67,7 @@ def test_checkpoints_without_a_common_tensor_are_refused(pair, tmp_path, capsys)
 
 def test_bars_are_met_or_missed_by_their_figures():
     def figures(ratio):
-        return Figures(ratio=ratio, encode_gb_s=1.2, decode_gb_s=0.9, bit_exact=True)
+        return CodecFigures(ratio=ratio, encode_gb_s=1.2, decode_gb_s=0.9, bit_exact=True)
 
     pair = PairFigures(
         num_bytes=1,

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from penstock.infra.cli import main
-from penstock.infra.weights.files.checkpoint import Checkpoint
+from penstock.infra.weights.files.checkpoint import CheckpointFiles
 from penstock.infra.weights.files.delta_file import DeltaFile
 from penstock.kernels.digest import tensor_digest
 
@@ -214,7 +214,7 @@ def test_verify_tells_base_target_and_neither(pair, tmp_path, capsys):
 
 def test_digests_are_those_of_the_kernels(pair):
     state = load_file(pair[0])
-    with Checkpoint(pair[0]) as checkpoint:
+    with CheckpointFiles(pair[0]) as checkpoint:
         for key, tensor in checkpoint.tensors.items():
             if not key[0]:
                 hasher = tensor.hasher()

@@ -2,14 +2,16 @@
 
 import threading
 from collections import OrderedDict
-from itertools import accumulate
+from contextlib import ExitStack
+from itertools import accumulate, pairwise
+from pathlib import Path
 
 import numpy as np
 
 from penstock.infra.weights.coding import apply_words
-from penstock.infra.weights.diff import joined, read_base
+from penstock.infra.weights.diff import Advance, DeltaSummary, joined, read_base, write_delta
 from penstock.infra.weights.files.delta_file import DeltaFile
-from penstock.infra.weights.files.manifest import Piece
+from penstock.infra.weights.files.manifest import TensorRow, TensorSlice
 from penstock.infra.weights.files.paths import printable
 from penstock.infra.weights.files.tensors import FileLayout, Key, Tensor, Weights
 from penstock.messages.errors import CorruptDataError
@@ -64,7 +66,9 @@ class Patched:
             begin, number = begin + part.size, number + 1
         return joined(parts)
 
-    def extent(self, number: int, room: np.ndarray | None = None) -> tuple[list[Piece], np.ndarray]:
+    def extent(
+        self, number: int, room: np.ndarray | None = None
+    ) -> tuple[list[TensorSlice], np.ndarray]:
         """Decode an extent: its pieces, and the words of all of them, one after the other.
 
         Args:
@@ -112,3 +116,28 @@ def _check_base(base: Weights, patch: DeltaFile) -> None:
             f"{patch.path}: made against another base: {len(keys)} of its tensors and files are"
             f" missing there, are new, or have another dtype or shape: {', '.join(names)}"
         )
+
+
+def merge_deltas(
+    base: Weights, paths: list[Path], output: Path, *, num_threads: int, advance: Advance
+) -> DeltaSummary:
+    """Write one delta that leads from `base` to where the last of `paths` leads.
+
+    Raises:
+        CorruptDataError: a delta is damaged, is not of this base, or does not follow on the one
+            before.
+
+    """
+    with ExitStack() as stack:
+        deltas = [stack.enter_context(DeltaFile(path)) for path in paths]
+        for before, after in pairwise(deltas):
+            if _table(before.manifest.target) != _table(after.manifest.base):
+                raise CorruptDataError(f"{after.path}: does not follow on {before.path}")
+        view = base
+        for patch in deltas:
+            view = Patched(view, patch, num_kept=num_threads + 2)
+        return write_delta(base, view, output, num_threads=num_threads, advance=advance)
+
+
+def _table(rows: tuple[TensorRow, ...]) -> set[tuple[Key, str, tuple[int, ...], bytes]]:
+    return {(row.key, row.dtype, row.shape, row.digest) for row in rows}
