@@ -1,12 +1,15 @@
 """The view model in Prometheus' text format."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock.actors.monitor.state import MonitorState
+
+Samples = Iterable[tuple[list[str], float]]
+"""Label values and the value."""
 
 
 def exposition(state: MonitorState) -> bytes:
@@ -27,112 +30,84 @@ class _StateCollector(Collector):
         yield from self._actors()
 
     def _learning(self) -> Iterator[Metric]:
-        state = self._state
-        yield _gauge("penstock_step", "Optimizer steps taken.", state.run.step)
+        state, midtrain = self._state, self._state.midtrain
+        yield _value("step", "Optimizer steps taken.", state.run.step)
         newest = state.steps[-1].metrics if state.steps else {}
-        step = GaugeMetricFamily(
-            "penstock_step_metric", "Metrics of the newest step.", labels=["name"]
-        )
-        for name, value in newest.items():
-            step.add_metric([name], value)
-        yield step
+        samples = [([name], value) for name, value in newest.items()]
+        yield _gauge("step_metric", "Metrics of the newest step.", ["name"], samples)
         if state.evals:
             last = state.evals[-1]
             rate = last.num_solved / max(1, last.num_tasks)
-            yield _gauge("penstock_heldout_pass_rate", "Of the newest evaluation.", rate)
-        tokens = CounterMetricFamily(
-            "penstock_trained_tokens", "Trained tokens by staleness.", labels=["staleness"]
-        )
-        for staleness, count in state.staleness.tokens.items():
-            tokens.add_metric([str(staleness)], count)
-        yield tokens
-        midtrain = state.midtrain
-        yield _gauge("penstock_midtrain_tokens", "Mid-training tokens seen.", midtrain.num_tokens)
-        yield _gauge("penstock_midtrain_loss", "Nats per token.", midtrain.loss_last)
+            yield _value("heldout_pass_rate", "Pass rate of the newest evaluation.", rate)
+        samples = [([str(staleness)], n) for staleness, n in state.staleness.tokens.items()]
+        yield _counter("trained_tokens", "Trained tokens by staleness.", ["staleness"], samples)
+        yield _value("midtrain_tokens", "Mid-training tokens seen.", midtrain.num_tokens)
+        yield _value("midtrain_loss", "Nats per token.", midtrain.loss_last)
 
     def _weights(self) -> Iterator[Metric]:
-        version = GaugeMetricFamily(
-            "penstock_served_version", "Policy version served.", labels=["region", "replica"]
-        )
-        bytes_ = GaugeMetricFamily(
-            "penstock_delta_bytes", "Size of the newest version.", labels=["region"]
-        )
-        pause = GaugeMetricFamily(
-            "penstock_swap_pause_seconds", "Pause of the newest swap.", labels=["region"]
-        )
-        bad = CounterMetricFamily(
-            "penstock_digest_mismatches", "Versions applied wrongly.", labels=["region"]
-        )
-        behind = GaugeMetricFamily(
-            "penstock_weight_lag_versions", "Slowest replica behind the head.", labels=["region"]
-        )
-        behind_s = GaugeMetricFamily(
-            "penstock_weight_lag_seconds", "Age of the first version it lacks.", labels=["region"]
-        )
-        relayed = CounterMetricFamily(
-            "penstock_relayed_bytes", "Brought to the region, all versions.", labels=["region"]
-        )
-        for name, region in self._state.regions.items():
-            for replica, served in region.replicas.items():
-                version.add_metric([name, replica], served)
-            if region.deltas:
-                bytes_.add_metric([name], region.deltas[-1].num_bytes)
-                pause.add_metric([name], region.deltas[-1].pause_ms / 1e3)
-            bad.add_metric([name], region.num_digest_mismatches)
-            behind.add_metric([name], region.lag_versions)
-            behind_s.add_metric([name], region.lag_s)
-            relayed.add_metric([name], region.num_bytes)
-        yield from (version, bytes_, pause, bad, behind, behind_s, relayed)
+        regions, label = self._state.regions, ["region"]
+        served = [
+            ([name, replica], version)
+            for name, region in regions.items()
+            for replica, version in region.replicas.items()
+        ]
+        yield _gauge("served_version", "Policy version served.", [*label, "replica"], served)
+        newest = {name: region.deltas[-1] for name, region in regions.items() if region.deltas}
+        samples = [([name], delta.num_bytes) for name, delta in newest.items()]
+        yield _gauge("delta_bytes", "Size of the newest version.", label, samples)
+        samples = [([name], delta.pause_ms / 1e3) for name, delta in newest.items()]
+        yield _gauge("swap_pause_seconds", "Pause of the newest swap.", label, samples)
+        samples = [([name], region.num_digest_mismatches) for name, region in regions.items()]
+        yield _counter("digest_mismatches", "Versions with a wrong digest.", label, samples)
+        samples = [([name], region.lag_versions) for name, region in regions.items()]
+        yield _gauge("weight_lag_versions", "Lag of the slowest replica.", label, samples)
+        samples = [([name], region.lag_s) for name, region in regions.items()]
+        yield _gauge("weight_lag_seconds", "Age of the first version it lacks.", label, samples)
+        samples = [([name], region.num_bytes) for name, region in regions.items()]
+        yield _counter("relayed_bytes", "Fetched by the region, all versions.", label, samples)
 
     def _work(self) -> Iterator[Metric]:
-        state = self._state
-        outcomes = CounterMetricFamily(
-            "penstock_rollouts", "Judged training rollouts.", labels=["outcome"]
-        )
-        for outcome, count in state.rollouts.outcomes.items():
-            outcomes.add_metric([outcome], count)
-        ledger = GaugeMetricFamily(
-            "penstock_ledger_tokens", "Sampled tokens by fate.", labels=["fate"]
-        )
-        for fate in state.ledger.totals.__struct_fields__:
-            ledger.add_metric([fate], getattr(state.ledger.totals, fate))
-        live = CounterMetricFamily(
-            "penstock_live", "Users' requests and feedback.", labels=["kind"]
-        )
-        for kind in ("requests", "feedback", "retracted", "joined", "trained"):
-            live.add_metric([kind], getattr(state.live, f"num_{kind}"))
-        yield from (outcomes, ledger, live)
+        state, totals = self._state, self._state.ledger.totals
+        samples = [([outcome], count) for outcome, count in state.rollouts.outcomes.items()]
+        yield _counter("rollouts", "Judged training rollouts.", ["outcome"], samples)
+        samples = [([fate], getattr(totals, fate)) for fate in totals.__struct_fields__]
+        yield _gauge("ledger_tokens", "Sampled tokens by fate.", ["fate"], samples)
+        kinds = ("requests", "feedback", "retracted", "joined", "trained")
+        samples = [([kind], getattr(state.live, f"num_{kind}")) for kind in kinds]
+        yield _counter("live", "Users' requests and feedback.", ["kind"], samples)
         balanced = int(state.ledger.balanced)
-        yield _gauge("penstock_ledger_balanced", "1 if every token is accounted for.", balanced)
-        yield _gauge("penstock_rejected", "Dead letters.", state.run.num_rejected)
-        yield _gauge("penstock_sandbox_boot_seconds", "Median.", state.sandbox.boot_ms_p50 / 1e3)
+        yield _value("ledger_balanced", "1 if every token is accounted for.", balanced)
+        yield _value("rejected", "Dead letters.", state.run.num_rejected)
+        yield _value("sandbox_boot_seconds", "Median.", state.sandbox.boot_ms_p50 / 1e3)
 
     def _actors(self) -> Iterator[Metric]:
-        labels = ["actor", "role"]
-        busy = GaugeMetricFamily(
-            "penstock_actor_busy_ratio", "Recent share of time.", labels=labels
-        )
-        queued = GaugeMetricFamily("penstock_actor_queued", "Mailbox.", labels=labels)
-        waits = GaugeMetricFamily(
-            "penstock_actor_wait_seconds", "Oldest wait.", labels=[*labels, "target"]
-        )
-        gauges = GaugeMetricFamily(
-            "penstock_actor_gauge", "What actors report of themselves.", labels=[*labels, "name"]
-        )
-        for name, view in self._state.actors.items():
-            busy.add_metric([name, view.role], view.busy_fraction_recent)
-            queued.add_metric([name, view.role], view.num_queued)
-            for wait in view.waits[:1]:
-                waited_s = max(0.0, self._state.run.now - wait.since)
-                waits.add_metric([name, view.role, wait.target], waited_s)
-            for gauge, value in view.gauges.items():
-                gauges.add_metric([name, view.role, gauge], value)
-        yield from (busy, queued, waits, gauges)
-        stalled = int(self._state.stall.is_stalled)
-        yield _gauge("penstock_stalled", "1 if nothing moves.", stalled)
+        labels, now = ["actor", "role"], self._state.run.now
+        views = [([name, view.role], view) for name, view in self._state.actors.items()]
+        samples = [(key, view.busy_fraction_recent) for key, view in views]
+        yield _gauge("actor_busy_ratio", "Recent share of time.", labels, samples)
+        samples = [(key, view.num_queued) for key, view in views]
+        yield _gauge("actor_queued", "Messages in the mailbox.", labels, samples)
+        oldest = [(key, view.waits[0]) for key, view in views if view.waits]
+        samples = [([*key, wait.target], max(0.0, now - wait.since)) for key, wait in oldest]
+        yield _gauge("actor_wait_seconds", "Oldest wait.", [*labels, "target"], samples)
+        samples = [([*key, name], g) for key, view in views for name, g in view.gauges.items()]
+        yield _gauge("actor_gauge", "Gauges that actors report.", [*labels, "name"], samples)
+        yield _value("stalled", "1 if nothing moves.", int(self._state.stall.is_stalled))
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
-    family = GaugeMetricFamily(name, text)
-    family.add_metric([], value)
+def _value(name: str, text: str, value: float) -> Metric:
+    return _gauge(name, text, [], [([], value)])
+
+
+def _gauge(name: str, text: str, labels: list[str], samples: Samples) -> Metric:
+    return _filled(GaugeMetricFamily(f"penstock_{name}", text, labels=labels), samples)
+
+
+def _counter(name: str, text: str, labels: list[str], samples: Samples) -> Metric:
+    return _filled(CounterMetricFamily(f"penstock_{name}", text, labels=labels), samples)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, samples: Samples) -> Metric:
+    for labels, value in samples:
+        family.add_metric(labels, value)
     return family
