@@ -18,6 +18,12 @@ from penstock.messages.training import CheckpointSaved, MidtrainCompleted, StepC
 from penstock.messages.weights import WeightsApplied, WeightsPublished
 
 TEXT_CHARS_MAX = 240
+_STEP_METRICS = (
+    ("reward", "reward_mean"),
+    ("pass rate", "pass_rate"),
+    ("staleness", "staleness_max"),
+    ("k3", "mismatch_k3"),
+)
 
 
 def describe(event: Event, at: float) -> LogLine | None:
@@ -33,15 +39,17 @@ def describe(event: Event, at: float) -> LogLine | None:
 
 
 def _step(event: StepCompleted) -> str:
-    shown = (("reward", "reward_mean"), ("pass rate", "pass_rate"))
-    parts = [f"{name} {event.metrics[key]:.3f}" for name, key in shown if key in event.metrics]
-    return f"step {event.step}: {', '.join(parts)}".rstrip(": ")
+    values = {name: event.metrics[key] for name, key in _STEP_METRICS if key in event.metrics}
+    parts = [f"{name} {value:.3g}" for name, value in values.items()]
+    times = f"train {event.train_s:.1f} s, wait {event.wait_s:.1f} s"
+    return f"step {event.step}: {', '.join([*parts, times])}"
 
 
 def _evaluated(event: EvalCompleted) -> str:
     rate = event.num_solved / max(1, event.num_tasks)
-    counts = f"{event.num_solved} of {event.num_tasks}"
-    return f"version {event.policy_version} solves {rate:.0%} of held-out tasks ({counts})"
+    shares = [f"{name} {share:.2f}" for name, share in event.pass_rate_by_category.items()]
+    counts = ", ".join([f"{event.num_solved} of {event.num_tasks}", *shares])
+    return f"version {event.policy_version} solves {rate:.1%} of held-out tasks ({counts})"
 
 
 def _published(event: WeightsPublished) -> str:
@@ -51,8 +59,8 @@ def _published(event: WeightsPublished) -> str:
 
 def _midtrained(event: MidtrainCompleted) -> str:
     return (
-        f"mid-training complete: loss {event.loss_first:.3f} to {event.loss_last:.3f}, "
-        f"held-out {event.heldout_loss:.3f}"
+        f"mid-training done: {event.num_tokens:,} tokens, loss {event.loss_first:.3f} to "
+        f"{event.loss_last:.3f}, held-out {event.heldout_loss:.3f}"
     )
 
 

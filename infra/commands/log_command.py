@@ -6,8 +6,6 @@ import tempfile
 from pathlib import Path
 
 from penstock.actors.runtime.files import write_atomic
-from penstock.infra.bus.jetstream.bus import NatsBus
-from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.commands.log_file import cat_log, export_log, import_log, log_types, read_header
 from penstock.infra.run.runs import RunDir, find_run, open_log
 from penstock.messages.base import Event
@@ -46,20 +44,9 @@ async def _import(arguments: argparse.Namespace) -> None:
 
 async def _fill(run: RunDir, file: Path) -> int:
     """Create a run's folder from a log file; return the number of events."""
-    server = EmbeddedServer(store_dir=run.events)
-    await server.start()
-    try:
-        run.url = server.url
-        store = run.store()
-        bus = await NatsBus.connect(server.url, run_id=run.run_id, store=store, name="import")
-        try:
-            await bus.provision()
-            count = await import_log(bus, store, file)
-            started = await bus.last(RunStarted)
-        finally:
-            await bus.close()
-    finally:
-        await server.stop()
+    async with open_log(run, "import") as bus:
+        count = await import_log(bus, run.store(), file)
+        started = await bus.last(RunStarted)
     if started is None or not isinstance(started.event, RunStarted):
         raise CorruptDataError(f"{file}: holds no RunStarted event")
     write_atomic(run.config, started.event.config_toml.encode())

@@ -83,7 +83,7 @@ def _check_machines(config: RunConfig) -> None:
 
 
 async def _run(run_dir: RunDir, config: RunConfig, *, with_replay: bool) -> int:
-    progress = Progress(steps_max=config.trainer.steps_max)
+    progress = Progress()
     progress.say(f"run {run_dir.run_id} in {run_dir.path}")
     started = time.time()
     create_key(run_dir.gateway_key, key_id="local", training_consent=True)

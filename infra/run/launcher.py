@@ -22,7 +22,7 @@ from penstock.infra.regions.emulation import Emulation, Linked
 from penstock.infra.regions.settings import RegionPlace
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.orphans import adopt_orphans, die_with_parent, end_orphans, reap_ended
-from penstock.infra.run.runs import RunDir, check_space
+from penstock.infra.run.runs import RunDir, check_space, connect
 from penstock.messages.control import ActorFailed
 from penstock.messages.errors import BusError, DeadlineError, PenstockError
 
@@ -188,10 +188,7 @@ async def event_server(run: RunDir, config: RunConfig) -> AsyncGenerator[NatsBus
         url, places = config.bus.url, None
         if not url:
             url, places = await stack.enter_async_context(_own_server(run, config))
-        run.url = url
-        bus = await NatsBus.connect(url, run_id=run.run_id, store=run.store(), name="launcher")
-        stack.push_async_callback(run.close_store)
-        stack.push_async_callback(bus.close)  # First: what it ends may use the store.
+        bus = await stack.enter_async_context(connect(run, url, "launcher"))
         await bus.provision()
         run.write_state(url, places)
         yield bus

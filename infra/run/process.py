@@ -9,11 +9,10 @@ import traceback
 from collections.abc import Sequence
 
 from penstock.actors.runtime.host import ActorHost
-from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import load_config
 from penstock.infra.run.roles import Assembly, build_actors
-from penstock.infra.run.runs import RunDir, find_run
+from penstock.infra.run.runs import RunDir, connect, find_run
 from penstock.messages.errors import PenstockError
 
 
@@ -28,19 +27,14 @@ async def run_actors(run: RunDir, config: RunConfig, specs: Sequence[str], url: 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    run.url = url
-    store = run.store()
-    bus = await NatsBus.connect(url, run_id=run.run_id, store=store, name="+".join(specs))
-    assembly = Assembly(run=run, config=config, bus=bus, store=store)
-    try:
+    async with connect(run, url, "+".join(specs)) as bus:
+        store = run.store()
+        assembly = Assembly(run=run, config=config, bus=bus, store=store)
         actors = [named for spec in specs for named in await build_actors(spec, assembly)]
         async with asyncio.TaskGroup() as group:
             for name, actor in actors:
                 host = ActorHost(actor, bus, store, name=name, seed=config.run.seed)
                 group.create_task(host.run(stop), name=name)
-    finally:
-        await bus.close()  # First: what it ends may use the store.
-        await run.close_store()
 
 
 def actor_command(arguments: argparse.Namespace) -> int:

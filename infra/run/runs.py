@@ -32,7 +32,7 @@ from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import BusError, NotFoundError, PenstockError
 
 DISK_FREE_MIB_MIN = 32
-"""Below this a run stops in order, rather than meet a full disk in the middle of a write."""
+"""Below this a run stops in order, before a write fails halfway."""
 
 
 class DiskFullError(PenstockError, OSError):
@@ -40,7 +40,7 @@ class DiskFullError(PenstockError, OSError):
 
 
 def remove_needless(run_dir: "RunDir", elsewhere: str) -> None:
-    """Remove what a complete run needs no more: its hosts' saved machines, handed over weights.
+    """Remove what a complete run no longer needs: saved machines and handed-over weights.
 
     Args:
         run_dir: the run's.
@@ -53,15 +53,15 @@ def remove_needless(run_dir: "RunDir", elsewhere: str) -> None:
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
-    """What `state.json` tells other processes while the run is up."""
+    """Content of `state.json`, which other processes read while the run is up."""
 
     run_id: str
     url: str
     pid: int
-    """Of the launcher."""
+    """Process id of the launcher."""
     started_at: float
     regions: dict[str, RegionPlace] = {}
-    """Those behind a link."""
+    """Regions behind a link."""
 
     def place(self, specs: Iterable[str]) -> RegionPlace:
         """Return where a process of these roles (`role` or `role:region`) belongs."""
@@ -87,7 +87,7 @@ class RunDir:
         self.gateway_key = path / "gateway_key"
         self.gateway_url = path / "gateway_url"
         self.url = ""
-        """Of the run's server, where this process knows better than `state.json`."""
+        """Server of the run; takes precedence over `state.json`."""
         self._store: ObjectStore | None = None
 
     def store(self) -> ObjectStore:
@@ -102,7 +102,7 @@ class RunDir:
         return self._store
 
     async def close_store(self) -> None:
-        """Disconnect from the object store, where it is one that connects."""
+        """Disconnect from the object store, if it is one that connects."""
         if isinstance(self._store, LazyJetStreamStore):
             await self._store.close()
 
@@ -123,7 +123,7 @@ class RunDir:
         return state if _is_alive(state.pid) else None
 
     def write_state(self, url: str, regions: dict[str, RegionPlace] | None = None) -> None:
-        """Tell other processes of this user where the servers are, their token included."""
+        """Write `state.json` for other processes of this user, with the servers' token."""
         state = RunState(
             run_id=self.run_id,
             url=url,
@@ -135,7 +135,7 @@ class RunDir:
 
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:
-        """Hold the run alone.
+        """Hold the run exclusively.
 
         Raises:
             BusError: Another launcher has it.
@@ -168,44 +168,47 @@ def find_run(name: str, root: Path) -> RunDir:
 
 
 @contextlib.asynccontextmanager
+async def connect(run: RunDir, url: str, name: str) -> AsyncGenerator[NatsBus]:
+    """Connect to the run's log and objects on a server."""
+    run.url = url
+    bus = await NatsBus.connect(url, run_id=run.run_id, store=run.store(), name=name)
+    try:
+        yield bus
+    finally:
+        await bus.close()  # First: what it ends may use the store.
+        await run.close_store()
+
+
+@contextlib.asynccontextmanager
 async def open_log(run: RunDir, name: str) -> AsyncGenerator[NatsBus]:
-    """Connect to a run's log: to its server while it is up, else to one started for the reading."""
+    """Connect to a run's log: on its server while it is up, else on one started for this."""
     state = run.read_state()
     if state is not None:
-        bus = await NatsBus.connect(state.url, run_id=run.run_id, store=run.store(), name=name)
-        try:
+        async with connect(run, state.url, name) as bus:
             yield bus
-        finally:
-            await bus.close()
-            await run.close_store()
         return
     with run.lock():
         server = EmbeddedServer(store_dir=run.events)
         await server.start()
-        run.url = server.url
         try:
-            bus = await NatsBus.connect(server.url, run_id=run.run_id, store=run.store(), name=name)
-            try:
+            async with connect(run, server.url, name) as bus:
                 await bus.provision()  # The streams kept in memory went with the last server.
                 yield bus
-            finally:
-                await bus.close()
-                await run.close_store()
         finally:
             await server.stop()
 
 
 def check_space(folder: Path) -> None:
-    """See that a run's folder has room.
+    """Check the free space of a run's file system.
 
     Raises:
-        DiskFullError: It has not.
+        DiskFullError: Too little is left.
 
     """
     free_mib = shutil.disk_usage(folder).free >> 20
     if free_mib < DISK_FREE_MIB_MIN:
         text = f"{folder}: {free_mib} MiB free of the {DISK_FREE_MIB_MIN} MiB that a run keeps free"
-        raise DiskFullError(f"{text}; make room, then: penstock run --resume {folder.name}")
+        raise DiskFullError(f"{text}; free some, then: penstock run --resume {folder.name}")
 
 
 def _is_alive(pid: int) -> bool:

@@ -66,7 +66,7 @@ async def publish_garbage(url, subject):
 
 def test_damage_during_a_run(launch):
     run = launch("trainer.steps_max=14")
-    run.until("step   2/")
+    run.until("step 2: ")
     folder = RunDir(run.folder)
 
     code, answer = refused_key(folder.gateway_url.read_text().strip())
@@ -141,7 +141,7 @@ def small_disk(tmp_path):
 
 def test_a_full_disk_stops_the_run_in_order_and_it_resumes(launch, small_disk):
     run = launch(runs=small_disk)
-    run.until("step   1/")
+    run.until("step 1: ")
     filler = small_disk / "filler"
     with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
         while True:

@@ -43,7 +43,7 @@ def test_a_killed_hosts_episodes_are_masked_and_the_run_goes_on(tmp_path, victim
     before = machines()
     run = Launched(tmp_path, *TWO_HOSTS)
     try:
-        run.until("step   1/")
+        run.until("step 1: ")
         moments = random.Random(victim)
         for _ in range(3):
             if victim == "sandbox:b":

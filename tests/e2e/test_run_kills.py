@@ -72,7 +72,7 @@ def test_many_kills_in_one_run(launch, seed):
 def test_a_killed_launcher_leaves_nothing_behind_and_the_run_resumes(launch):
     before = machines()
     run = launch()
-    run.until("step   2/")
+    run.until("step 2: ")
     of_run = set(run.processes()) | (machines() - before)
     run.process.kill()
     assert gone(of_run | (machines() - before))
@@ -84,7 +84,7 @@ def test_a_killed_launcher_leaves_nothing_behind_and_the_run_resumes(launch):
 def test_ctrl_c_saves_and_the_run_resumes(launch):
     before = machines()
     run = launch()
-    run.until("step   2/")
+    run.until("step 2: ")
     of_run = set(run.processes()) | (machines() - before)
     run.ctrl_c()
     assert run.wait() == 130

@@ -41,7 +41,7 @@ def events(run: Launched, name: str) -> list[dict]:
 
 def test_branches_of_saved_machines_are_trained_and_a_killed_worker_goes_on(tmp_path):
     run = Launched(tmp_path, *SETTINGS)
-    run.until("step   1/", wait_s=WAIT_S)
+    run.until("step 1: ", wait_s=WAIT_S)
     run.kill("actor", "rollout_worker")
     assert run.wait(WAIT_S) == 0, run.output
     run.check_sound(steps=STEPS)
