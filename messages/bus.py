@@ -123,7 +123,7 @@ class Bus(Protocol):
     async def request(self, service: str, message: Message, *, deadline_s: float) -> Message:
         """Ask one server of `service`; return its first reply.
 
-        Where the connection breaks it is asked again, maybe of another server: whoever serves
+        Where the connection breaks it is asked again, maybe of another server, which
         treats a second request of the same ids as the first.
 
         Raises:

@@ -126,7 +126,7 @@ class TurnSampled(Event, frozen=True, kw_only=True):
 
 
 class EpisodeSaved(Event, frozen=True, kw_only=True):
-    """Rollout worker -> whoever carries the episode on, or branches off it: what a turn left.
+    """Rollout worker -> the worker that resumes or branches the episode: what a turn left.
 
     The machine is a checkpoint of its host. Should that be gone, the stored turns' calls are run
     again in a fresh machine.

@@ -61,7 +61,7 @@ class ReadMonitor(Message, frozen=True, kw_only=True):
 
 
 class MonitorSnapshot(Message, frozen=True, kw_only=True):
-    """Monitor -> asker. At most 512 KiB: curves are thinned, tails are cut."""
+    """Monitor -> client. At most 512 KiB: curves are thinned, tails are cut."""
 
     state_json: bytes
     """`actors/monitor/state.py` as JSON."""

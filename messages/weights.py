@@ -67,7 +67,7 @@ class WeightsPublished(Event, frozen=True, kw_only=True):
     base_element_digest: str = ""
     target_element_digest: str = ""
     """Sum over all elements of a mix of place and value: parts of a snapshot may be digested by
-    whoever holds them, however it is cut, and added up."""
+    those who hold them, however it is cut, and added up."""
     digests: ShardRef | None = None
     """The digests of tensors and tiles, for who must find out what is damaged."""
 

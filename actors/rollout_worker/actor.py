@@ -125,7 +125,7 @@ class RolloutRunner:
         return await self._in_slot(self._episode(command, is_branch=is_branch))
 
     async def _in_slot(self, episode: Episode) -> RolloutFinished:
-        """Run an episode that waits for no other one: whoever holds a slot gets to its end."""
+        """Run an episode that waits for no other one: every holder of a slot gets to its end."""
         async with self._slots.hold(self._ctx):
             return await episode.run()
 

@@ -35,7 +35,7 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     restore_wait_s: PositiveFloat = 20.0
     """Longest wait for the host of a saved state, before the machine is rebuilt from the turns."""
     ends_on_parse_error: bool = False
-    """Whether a turn that does not parse ends the episode, or is told to the policy."""
+    """Whether a turn that does not parse ends the episode; otherwise the policy sees the error."""
     num_files_max: PositiveInt = 256
     """Bound on the files that an episode may leave changed."""
     files_bytes_max: PositiveInt = 256 << 10

@@ -5,7 +5,7 @@
  lease ─▶ │ turn ─▶ TurnSampled stored ─▶ calls run in the machine ─▶ observation ─▶  │ ─▶ changes
           └── machine lost: a copy of the newest saved state, else a fresh machine ───┘
 ```
-A turn counts from the moment it is stored. Whoever carries an episode on (this worker in another
+A turn counts from the moment it is stored. Whatever resumes an episode (this worker in another
 machine, another worker after a crash, a branch) takes the stored turns as they are and never
 samples them again. Where a state was saved (`EpisodeSaved`), a copy of that machine goes on from
 it, and no call before it runs again; without one, the stored turns' calls are run in a fresh
@@ -127,7 +127,7 @@ class Episode:
     async def _run_or_lose(
         self, sandbox: RemoteSandbox, saved: EpisodeSaved | None
     ) -> RolloutFinished:
-        """Run in one machine; of one that is lost, its host may still tell what it tried."""
+        """Run in one machine; the host of a lost one may still report what it tried."""
         lost = self._stats.egress
         self._stats = EpisodeStats.resumed(sandbox.info, saved, self._ctx.monotonic())
         if lost:  # It has all that was saved meanwhile, and more.

@@ -82,7 +82,7 @@ class Consumer:
 
 
 async def _keep(item: WorkItem) -> None:
-    """Tell the bus that the event is still in work."""
+    """Report to the bus that the event is still in work."""
     while True:
         await asyncio.sleep(HEARTBEAT_S)
         await item.in_progress()

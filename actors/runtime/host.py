@@ -60,7 +60,7 @@ class ActorHost:
             name: Unique in the run, e.g. `generator-west`.
             seed: The run's.
             clock: Default: the machine's.
-            incarnation: Tells the starts of one name apart; default: time and process id.
+            incarnation: Distinguishes the starts of one name; default: time and process id.
             drain_s: So long may consumed events go on after a stop; then they are given back.
 
         Raises:

@@ -34,7 +34,7 @@ class ActorIdentity(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     """The run's."""
     incarnation: str
-    """Tells the starts of one name apart."""
+    """Distinguishes the starts of one name."""
 
 
 class HostContext:

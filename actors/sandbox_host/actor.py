@@ -98,7 +98,7 @@ class SandboxHost(Actor):
         return ()
 
     async def _report(self, ctx: Context) -> None:
-        """Tell the scheduler what is here; without one the host serves whoever asks it."""
+        """Report to the scheduler what is here; without one the host serves any client."""
         counters = self._pool.counters()
         report = ReportHost(
             host=self._host,
@@ -117,7 +117,7 @@ class SandboxHost(Actor):
         return ()
 
     async def _answer_acquire(self, message: Message) -> AsyncIterator[Message]:
-        """Lease a machine to whoever asks; asking again with one lease id gives the same one."""
+        """Lease a machine to a client; asking again with one lease id returns the same one."""
         if not isinstance(message, AcquireSandbox):
             yield _unexpected(message)
             return

@@ -9,8 +9,8 @@
 ```
 A group is placed as a unit: its machines share one image and begin alike, so a host pages that
 image in once. The soft cap keeps holders of popular images from becoming hot spots. Hosts report
-the groups that they hold: room ends with the machines, and whoever starts with empty books (after
-a crash) adopts what is there instead of placing it again.
+the groups that they hold: room ends with the machines, and a scheduler with empty books (after a
+crash) adopts what is there instead of placing it again.
 """
 
 import random

@@ -2,7 +2,7 @@
 
 ```
  facts ──▶ Batcher ──propose──▶ BatchManifest ──▶ log ──▶ on_batch_manifest
-                                  (one per step wins)            │ all turns here?
+                                  (one per step wins)          │ all turns here?
                                                                ▼
         StepCompleted, WeightsPublished, CheckpointSaved ◀── train_step (worker thread)
 ```

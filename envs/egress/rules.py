@@ -54,7 +54,7 @@ def parse_rules(texts: Iterable[str], *, allows_addresses: bool = False) -> tupl
     Args:
         texts: One rule each.
         allows_addresses: Whether a rule may name an address, which then is not checked: the word
-            of whoever runs the hosts, never of a task.
+            of the hosts' operator, never of a task.
 
     Raises:
         EgressRuleError: One is malformed or not allowed, or they are too many.

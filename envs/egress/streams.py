@@ -14,7 +14,7 @@ from penstock.envs.sandbox import SandboxError
 PIECE_BYTES_MAX = 1 << 14
 SEND_S_MAX = 60.0
 STREAMS_MAX = 64
-"""More than an agent opens at once, as ends are told later than beginnings."""
+"""More than an agent opens at once, as ends are reported later than beginnings."""
 ENDED_MAX = 4096
 """Streams that may end while one opened before them says nothing; after these it is given up."""
 

@@ -49,7 +49,7 @@ class Shell:
         self._sandbox, self._limits = sandbox, limits
 
     async def run(self, command: str) -> str:
-        """Run a command; a non-zero exit code is told after the output."""
+        """Run a command; a non-zero exit code is reported after the output."""
         done = await self._exec(command)
         output = (done.stdout + done.stderr).decode("utf-8", "replace").rstrip("\n")
         notes = []
@@ -78,7 +78,7 @@ OUTPUT_BYTES_MAX = 1 << 20
 """A job that writes more is stopped by the size limit of its files."""
 _POLL_S = 0.05
 _SETTLE_S = 0.2
-"""How long a job that wrote something may go on writing, or end, before it is told of."""
+"""How long a job that wrote something may go on writing, or end, before it is reported."""
 _TOO_MANY = 77
 _START = f"""\
 number=1

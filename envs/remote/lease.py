@@ -56,7 +56,7 @@ async def lease_sandbox(
 
 
 async def _release_room(client: SandboxClient, spec: LeaseSpec) -> None:
-    """Tell the scheduler now what it would learn from hosts' reports, or by waiting."""
+    """Report to the scheduler now what it would learn from hosts' reports, or by waiting."""
     if spec.group is not None:
         message = ReleaseGroup(group_id=spec.group.group_id)
         with contextlib.suppress(SandboxError):

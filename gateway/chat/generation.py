@@ -82,7 +82,7 @@ class Generation:
         ) from cause
 
     async def abort(self, ctx: Context) -> None:
-        """Tell the replica that nobody waits for the rest; where it fails, the rest is waste."""
+        """Report that nobody waits for the rest; where that fails, the rest is waste."""
         if self.sampled.replica and not self._is_complete():
             service = f"abort.{self.sampled.replica}"
             message = AbortGeneration(request_id=self._attempt_id)

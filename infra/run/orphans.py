@@ -1,6 +1,6 @@
 """Processes that a killed process left behind: the launcher adopts them and ends them.
 
-A process that dies takes its children along only where the kernel was told in time. Whatever it
+A process that dies takes its children along only where the kernel knew in time. Whatever it
 started is re-parented to the nearest subreaper, the launcher, instead of pid 1.
 """
 

@@ -7,7 +7,7 @@ from penstock.infra.bus.object_store.store import JetStreamStore
 
 
 class LazyJetStreamStore:
-    """An `ObjectStore` for whoever is put together before the server is up."""
+    """An `ObjectStore` for parts that are built before the server is up."""
 
     def __init__(self, url: Callable[[], str], bucket: str) -> None:
         """Args: `url` tells where the server is, once that is known."""

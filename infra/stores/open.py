@@ -23,7 +23,7 @@ def open_store(config: Path, folder: Path, run_id: str, url: Callable[[], str]) 
         config: the run's TOML file; absent: all defaults.
         folder: where a directory store lies.
         run_id: keeps runs apart that share a server or a bucket.
-        url: tells the run's NATS server, when it is needed.
+        url: returns the address of the run's NATS server, when it is needed.
 
     Raises:
         ConfigError: a wrong table, or an extra that is not installed.

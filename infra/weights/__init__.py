@@ -4,7 +4,7 @@ Works on safetensors files and on folders of them, whatever they were trained wi
 else of Penstock running. The format is documented in `docs/weight-format.md`.
 
 ```
- checkpoint.py  files and folders as tensors      ┐                     ┌─▶ apply.py   OUT
+ files/         files and folders as tensors      ┐                     ┌─▶ apply.py   OUT
  patched.py     a checkpoint seen through a delta ┴─▶ `Weights` ─▶ diff.py ─▶ delta_file.py
                                                                         └─▶ verify.py, inspection.py
 ```

@@ -26,7 +26,7 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
     merge.add_argument("base", type=Path, metavar="BASE", help="what the first delta applies to")
     merge.add_argument("deltas", type=Path, metavar="DELTA", nargs="+")
     _add_output(merge, "DELTA", "the delta file")
-    verify = _add(actions, "verify", "tell whether a checkpoint is a delta's base or its target")
+    verify = _add(actions, "verify", "report whether a checkpoint is a delta's base or its target")
     verify.add_argument("checkpoint", type=Path, metavar="BASE|OUT")
     verify.add_argument("delta", type=Path, metavar="DELTA")
     inspect = _add(actions, "inspect", "show what a delta changes")

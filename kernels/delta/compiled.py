@@ -102,7 +102,7 @@ def shape_of(
 
 
 def class_record_of(first_key: int, record: Record) -> ClassRecord:
-    """Return what a class that was encoded is told by."""
+    """Return what identifies a class that was encoded."""
     return ClassRecord(
         first_key=first_key,
         num_changed=record.num_changed,

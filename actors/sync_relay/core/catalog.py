@@ -39,7 +39,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Node = tuple[int, str]
-"""A version and its root digest, which identify weights whoever published them."""
+"""A version and its root digest, which identify weights whichever process published them."""
 _Step = tuple[float, int, int, WeightsPublished | None]
 """Cost, order of discovery, the version reached, the last edge."""
 

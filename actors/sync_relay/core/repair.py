@@ -2,7 +2,7 @@
 
 ```
  replica ──ReadTiles(version, tiles)──▶ relay: builds that version from its own store
-         ◀──TileRead, one per tile──────┘      (one at a time; it is rare)
+         ◀──TileRead, one per tile────┘      (one at a time; it is rare)
 ```
 Nothing but the damaged tiles crosses the network.
 """

@@ -1,12 +1,12 @@
 """Requests on core NATS: numbered replies, an explicit end, errors as values.
 
 ```
-asker ── request (reply to an inbox of its own) ──▶ one server of the queue group
+client ── request (reply to an inbox of its own) ──▶ one server of the queue group
       ◀── reply 0, reply 1, ... each with Penstock-Reply: n
       ◀── empty, Penstock-End: number of replies
 ```
 
-A number that is missing means that a reply was lost with a connection: the asker raises rather
+A number that is missing means that a reply was lost with a connection: the client raises rather
 than go on with a hole. Who wants one reply and no more says so by the end of its inbox's name, and
 gets it without number and end.
 """
@@ -42,7 +42,7 @@ REQUESTS_MAX = 1024
 REPLY_HEADER = "Penstock-Reply"
 END_HEADER = "Penstock-End"
 FIRST_ALONE = "-first"
-"""Ends the inbox of an asker who takes one reply."""
+"""Ends the inbox of a client that takes one reply."""
 
 
 class RpcClient:
@@ -158,7 +158,7 @@ class Server:
             if not takes_one or not num_replies:
                 end = {END_HEADER: str(num_replies)}
                 await self._connection.send(message.reply, b"", headers=end)
-        except BusError as error:  # The asker sees a missing number, or no reply in time.
+        except BusError as error:  # The client sees a missing number, or no reply in time.
             log.warning("%s: reply not sent: %s", self._service, error)
 
     async def _replies(self, message: Msg) -> AsyncGenerator[Message, None]:

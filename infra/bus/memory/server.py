@@ -78,7 +78,7 @@ class MemoryServer:
             raise BusError(f"no server for {AWAY_S_MAX} s") from error
 
     def notify(self) -> None:
-        """Wake whoever waits for a change."""
+        """Wake all that wait for a change."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
