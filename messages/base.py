@@ -5,6 +5,26 @@ from typing import ClassVar
 
 import msgspec
 
+from penstock.messages.errors import FormatError
+
+FORMAT = 2
+"""Version of what is stored: events, run folders, exported logs, checkpoints. 1 was 0.1.0's."""
+
+
+def check_format(found: object, what: str) -> None:
+    """Refuse data of another format version, by name.
+
+    Raises:
+        FormatError: `found` is not `FORMAT`.
+
+    """
+    if found != FORMAT:
+        writer = "Penstock 0.1.0" if found == 1 else "another version of Penstock"
+        raise FormatError(
+            f"{what}: has format {found}, of {writer}; expected format {FORMAT}: "
+            "read it with the version that wrote it, or start a new run"
+        )
+
 
 class Stream(StrEnum):
     """The durable streams; what each keeps and for how long stands in `streams.py`."""

@@ -18,6 +18,10 @@ class CodecError(PenstockError, ValueError):
     """Bytes do not decode to the expected message; the text gives the path inside it."""
 
 
+class FormatError(PenstockError, ValueError):
+    """Data was stored by a version of another format; the text names both and what to do."""
+
+
 class BusError(PenstockError, ConnectionError):
     """The event bus cannot do what was asked."""
 

@@ -14,6 +14,7 @@ from safetensors.torch import load, save
 
 from penstock.actors.runtime.context import Context
 from penstock.actors.trainer.learner import Learner
+from penstock.messages.base import FORMAT, check_format
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.training import (
@@ -39,6 +40,13 @@ class CheckpointHead(msgspec.Struct, frozen=True, kw_only=True):
     trainer died between saving and publishing; the bus refuses it where it is known."""
     ledger: dict[int, LedgerRow] = {}
     """Sampled tokens by fate and policy version, as the trainer saw them."""
+    format: int = FORMAT
+
+
+class _Versioned(msgspec.Struct):
+    """The one field of a checkpoint's head that every version reads."""
+
+    format: int = 1
 
 
 async def save_checkpoint(
@@ -65,6 +73,7 @@ async def load_checkpoint(store: ObjectStore, key: str, learner: Learner) -> Che
     Raises:
         NotFoundError: No such object.
         CorruptDataError: Not a checkpoint, damaged, or of another policy.
+        FormatError: Saved by a version of another format.
 
     """
     data = await store.get(key)
@@ -118,6 +127,7 @@ def _read_head(data: bytes, key: str) -> CheckpointHead:
     try:
         (size,) = struct.unpack_from("<Q", data)
         metadata = msgspec.json.decode(data[8 : 8 + size])["__metadata__"]
+        check_format(msgspec.json.decode(metadata[_HEAD], type=_Versioned).format, key)
         return msgspec.json.decode(metadata[_HEAD], type=CheckpointHead)
     except (struct.error, msgspec.MsgspecError, KeyError) as error:
         raise CorruptDataError(f"{key}: not a checkpoint: {error}") from error

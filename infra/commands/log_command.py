@@ -6,7 +6,8 @@ import tempfile
 from pathlib import Path
 
 from penstock.actors.runtime.files import write_atomic
-from penstock.infra.commands.log_file import cat_log, export_log, import_log, log_types, read_header
+from penstock.infra.commands.log_file import export_log, import_log, log_types, read_header
+from penstock.infra.commands.log_lines import cat_log
 from penstock.infra.run.runs import RunDir, find_run, open_log
 from penstock.messages.base import Event
 from penstock.messages.codec import EVENTS
@@ -54,9 +55,12 @@ async def _fill(run: RunDir, file: Path) -> int:
 
 
 async def _cat(arguments: argparse.Namespace) -> None:
-    found = find_run(arguments.run, arguments.runs_dir)
-    async with open_log(found, "cat") as bus:
-        async for line in cat_log(bus, _types(arguments.type)):
+    types = _types(arguments.type)
+    streams = sorted({kind.stream for kind in types or log_types()})
+    found = find_run(arguments.run, arguments.runs_dir, any_format=True)
+    async with open_log(found, "cat", any_format=True) as bus:
+        messages = bus.read_raw(streams)
+        async for line in cat_log(messages, {kind.__name__ for kind in types}):
             sys.stdout.write(line + "\n")
 
 
@@ -65,4 +69,4 @@ def _types(names: list[str]) -> list[type[Event]]:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise NotFoundError(f"--type {unknown[0]}: expected one of {', '.join(sorted(known))}")
-    return [known[name] for name in names] or log_types()
+    return [known[name] for name in names]

@@ -1,25 +1,24 @@
-"""Logs as one file: zstd frames of msgpack maps, `penstock log export|import|cat`.
+"""Logs as one file: zstd frames of msgpack maps, `penstock log export|import`.
 
-A file is a header map `{"penstock_log": 1, "run_id": ...}`, then entries in the order of the log:
+A file is a header map `{"penstock_log": FORMAT, "run_id": ...}`, then entries in log order:
 `{"kind": "event", "stream", "sequence", "stored_at", "data"}` (data: the event's own msgpack) and
 `{"kind": "object", "key", "data"}` (claim checks: checkpoints, tasks, tokenizer, weights).
 Each entry is a u32 little-endian length and that many bytes, inside one zstd stream.
 """
 
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import msgspec
 import zstandard
 
-from penstock.messages.base import Event, Stream
+from penstock.messages.base import FORMAT, Event, Stream, check_format
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.codec import EVENTS, decode, encode
 from penstock.messages.errors import CorruptDataError
 
-FORMAT_VERSION = 1
 ENTRY_BYTES_MAX = 1 << 30
 NOT_FACTS = frozenset({Stream.METRICS, Stream.TASKS, Stream.CREDITS})
 """Telemetry, and commands that are done once handled."""
@@ -36,7 +35,7 @@ async def export_log(bus: Bus, store: ObjectStore, path: Path) -> int:
     count = 0
     try:
         with temporary.open("wb") as file, zstandard.ZstdCompressor(3).stream_writer(file) as out:
-            _write(out, {"penstock_log": FORMAT_VERSION, "run_id": bus.run_id})
+            _write(out, {"penstock_log": FORMAT, "run_id": bus.run_id})
             for key in await store.keys(""):
                 _write(out, {"kind": "object", "key": key, "data": await store.get(key)})
             async for delivery in bus.follow(log_types(), stop_at_end=True):
@@ -96,28 +95,6 @@ def read_entries(path: Path) -> Iterator[dict[str, Any]]:
             yield msgspec.msgpack.decode(frame)
 
 
-async def cat_log(bus: Bus, types: list[type[Event]]) -> AsyncIterator[str]:
-    """Yield one JSON line per event; arrays are shown by dtype and shape."""
-    async for delivery in bus.follow(types, stop_at_end=True):
-        body = msgspec.msgpack.decode(encode(delivery.event))
-        line = {"stream": delivery.stream, "sequence": delivery.sequence, **_readable(body)}
-        yield msgspec.json.encode(line).decode()
-
-
-def _readable(value: Any) -> Any:
-    match value:
-        case dict():
-            return {str(k): _readable(v) for k, v in cast("dict[Any, Any]", value).items()}
-        case [dtype, shape, bytes()]:
-            return f"{dtype}{shape}"
-        case list():
-            return [_readable(v) for v in cast("list[Any]", value)]
-        case bytes():
-            return f"<{len(value)} bytes>"
-        case _:
-            return value
-
-
 def _write(out: Any, entry: dict[str, Any]) -> None:
     data = msgspec.msgpack.encode(entry)
     out.write(struct.pack("<I", len(data)) + data)
@@ -128,8 +105,9 @@ def _header(frames: Iterator[bytes], path: Path) -> dict[str, Any]:
         header = msgspec.msgpack.decode(next(frames), type=dict[str, Any])
     except (StopIteration, msgspec.DecodeError) as error:
         raise CorruptDataError(f"{path}: not a penstock log") from error
-    if header.get("penstock_log") != FORMAT_VERSION:
-        raise CorruptDataError(f"{path}: not a penstock log of format {FORMAT_VERSION}")
+    if "penstock_log" not in header:
+        raise CorruptDataError(f"{path}: not a penstock log")
+    check_format(header["penstock_log"], str(path))
     return header
 
 

@@ -25,8 +25,9 @@ from penstock.infra.run.launcher import Processes, event_server
 from penstock.infra.run.prepare import prepare
 from penstock.infra.run.progress import Progress
 from penstock.infra.run.replay import environment_versions
-from penstock.infra.run.runs import RunDir, check_space, find_run, remove_needless
+from penstock.infra.run.runs import RunDir, check_log, check_space, find_run, remove_needless
 from penstock.infra.stores.open import check_store
+from penstock.messages.base import FORMAT
 from penstock.messages.control import RunStarted
 from penstock.messages.errors import ConfigError, DeadlineError
 
@@ -108,6 +109,7 @@ async def _work(
     interrupted: asyncio.Event,
 ) -> bool:
     """Return True once the run is complete, False when a signal stopped it."""
+    await check_log(bus)
     preparing = prepare(
         config.prepare, config.policy, run_dir.store(), config.run.seed, progress.say
     )
@@ -201,4 +203,5 @@ def _run_started(run_dir: RunDir, config: RunConfig) -> RunStarted:
         seed=config.run.seed,
         config_toml=run_dir.config.read_text(),
         versions=environment_versions(),
+        format=FORMAT,
     )

@@ -19,6 +19,7 @@ import shutil
 import time
 from collections.abc import AsyncGenerator, Generator, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -28,7 +29,9 @@ from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.regions.settings import RegionPlace, region_of
 from penstock.infra.stores.lazy import LazyJetStreamStore
 from penstock.infra.stores.open import open_store
-from penstock.messages.bus import ObjectStore
+from penstock.messages.base import FORMAT, check_format
+from penstock.messages.bus import Bus, ObjectStore
+from penstock.messages.control import RunStarted
 from penstock.messages.errors import BusError, NotFoundError, PenstockError
 
 DISK_FREE_MIB_MIN = 32
@@ -62,6 +65,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
     regions: dict[str, RegionPlace] = {}
     """Regions behind a link."""
+    format: int = 1
+    """Format version of the folder; 0.1.0 recorded none."""
 
     def place(self, specs: Iterable[str]) -> RegionPlace:
         """Return where a process of these roles (`role` or `role:region`) belongs."""
@@ -130,6 +135,7 @@ class RunDir:
             pid=os.getpid(),
             started_at=time.time(),
             regions=regions or {},
+            format=FORMAT,
         )
         write_atomic(self.state, msgspec.json.encode(state), mode=0o600)
 
@@ -150,13 +156,22 @@ class RunDir:
             yield
 
 
-def find_run(name: str, root: Path) -> RunDir:
+def find_run(name: str, root: Path, *, any_format: bool = False) -> RunDir:
     """Return the run of that id or path; `latest` is the newest.
 
     Raises:
         NotFoundError: No such run; the text lists the newest ones.
+        FormatError: Its folder has another format version, unless `any_format` accepts it.
 
     """
+    run = _find(name, root)
+    if not any_format and run.state.exists():
+        state = msgspec.json.decode(run.state.read_bytes(), type=dict[str, Any])
+        check_format(state.get("format", 1), f"run {run.run_id}")
+    return run
+
+
+def _find(name: str, root: Path) -> RunDir:
     known = sorted((p.parent for p in root.glob("*/config.toml")), key=lambda p: p.stat().st_mtime)
     if name == "latest" and known:
         return RunDir(known[-1])
@@ -180,8 +195,33 @@ async def connect(run: RunDir, url: str, name: str) -> AsyncGenerator[NatsBus]:
 
 
 @contextlib.asynccontextmanager
-async def open_log(run: RunDir, name: str) -> AsyncGenerator[NatsBus]:
-    """Connect to a run's log: on its server while it is up, else on one started for this."""
+async def open_log(run: RunDir, name: str, *, any_format: bool = False) -> AsyncGenerator[NatsBus]:
+    """Connect to a run's log: to its server while it is up, else to one started for the reading.
+
+    Raises:
+        FormatError: The log has another format version, unless `any_format` accepts it.
+
+    """
+    async with _connected(run, name) as bus:
+        if not any_format:
+            await check_log(bus)
+        yield bus
+
+
+async def check_log(bus: Bus) -> None:
+    """Refuse a log of another format version, as its `RunStarted` records it.
+
+    Raises:
+        FormatError: It has another.
+
+    """
+    if started := await bus.last(RunStarted):
+        assert isinstance(started.event, RunStarted)
+        check_format(started.event.format, f"the log of run {bus.run_id}")
+
+
+@contextlib.asynccontextmanager
+async def _connected(run: RunDir, name: str) -> AsyncGenerator[NatsBus]:
     state = run.read_state()
     if state is not None:
         async with connect(run, state.url, name) as bus:

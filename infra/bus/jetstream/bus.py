@@ -131,7 +131,11 @@ class NatsBus:
         ]
         pullers = {reader.puller for reader in readers}
         self._pullers |= pullers
-        merged = log_reader.by_time(readers) if stop_at_end else log_reader.live(readers)
+        merged = (
+            log_reader.by_time([reader.deliveries() for reader in readers])
+            if stop_at_end
+            else log_reader.live(readers)
+        )
         try:
             async for delivery in merged:
                 yield delivery
@@ -162,6 +166,15 @@ class NatsBus:
             stream=stream,
             sequence=stored["seq"],
             stored_at=datetime.fromisoformat(stored["time"]).timestamp(),
+        )
+
+    def read_raw(self, streams: Sequence[Stream]) -> AsyncGenerator[log_reader.RawMessage, None]:
+        """Read what the streams hold by now, of any type and version, by time of storing."""
+        return log_reader.by_time(
+            [
+                log_reader.read_raw(self._connection, self._claims, self._run_id, stream)
+                for stream in streams
+            ]
         )
 
     async def request(self, service: str, message: Message, *, deadline_s: float) -> Message:

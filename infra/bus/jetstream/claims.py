@@ -43,8 +43,12 @@ class Claims:
             NotFoundError: The claimed object is gone.
 
         """
+        return decode(await self.fetch(data, headers))
+
+    async def fetch(self, data: bytes, headers: dict[str, str] | None) -> bytes:
+        """Return the encoded message, from the store where `data` is a claim; raises likewise."""
         if not headers or CLAIM_HEADER not in headers:
-            return decode(data)
+            return data
         try:
             claim = msgspec.msgpack.decode(data, type=Claim)
         except msgspec.DecodeError as error:
@@ -52,4 +56,4 @@ class Claims:
         stored = await self._store.get(claim.object_key)
         if blake3(stored).hexdigest() != claim.blake3:
             raise CodecError(f"claim: object {claim.object_key} has other bytes than claimed")
-        return decode(stored)
+        return stored

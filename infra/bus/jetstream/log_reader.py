@@ -1,21 +1,33 @@
 """Reading the log: one stream in order, through breaks of the server, without loss or repeats."""
 
 import asyncio
+import contextlib
 import heapq
 import secrets
 from collections.abc import AsyncGenerator, Sequence
+from datetime import datetime
+from functools import partial
+from typing import TypeVar
 
-from penstock.infra.bus.jetstream.answers import JetStreamError
+import msgspec
+
+from penstock.infra.bus.jetstream.answers import LOST, RETRY, JetStreamError
+from penstock.infra.bus.jetstream.claims import Claims
+from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.infra.bus.jetstream.intake import Intake, position
 from penstock.infra.bus.jetstream.provision import stream_name
 from penstock.infra.bus.jetstream.puller import Puller
+from penstock.infra.bus.jetstream.window import BATCH, read_batch
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Delivery
+from penstock.messages.errors import CodecError, NotFoundError
+from penstock.messages.rpc import with_retries
 from penstock.messages.streams import STREAMS, type_filter
 
 READ_AHEAD = 128
 """Events on their way to one reader of one stream; at most 64 MiB."""
 INACTIVE_S = 60.0
+T = TypeVar("T", "Delivery", "RawMessage")
 
 
 class LogReader:
@@ -138,10 +150,47 @@ async def live(readers: Sequence[LogReader]) -> AsyncGenerator[Delivery, None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def by_time(readers: Sequence[LogReader]) -> AsyncGenerator[Delivery, None]:
-    """Merge finite readers by the time at which the server stored each event."""
-    streams = [reader.deliveries() for reader in readers]
-    heap: list[tuple[float, int, int, Delivery]] = []
+class RawMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored message, not decoded: of any type and version."""
+
+    stream: Stream
+    sequence: int
+    subject: str
+    stored_at: float
+    """Unix seconds, by the server's clock."""
+    data: bytes
+
+
+async def read_raw(
+    connection: NatsConnection, claims: Claims, run_id: str, stream: Stream
+) -> AsyncGenerator[RawMessage, None]:
+    """Read what one stream holds of a run by now; a payload that is gone is read as its claim."""
+    name, subjects = stream_name(stream), f"ps.{run_id}.{stream}.>"
+    end = int((await connection.api(f"STREAM.INFO.{name}", {}))["state"]["last_seq"])
+    last = 0
+    while last < end:
+        read = partial(read_batch, connection, name, subjects, last + 1, BATCH)
+        batch = await with_retries(read, RETRY, retry_on=LOST)
+        for message in batch:
+            headers = message.headers or {}
+            last = int(headers["Nats-Sequence"])
+            data = message.data
+            with contextlib.suppress(CodecError, NotFoundError):
+                data = await claims.fetch(data, headers)
+            yield RawMessage(
+                stream=stream,
+                sequence=last,
+                subject=headers["Nats-Subject"],
+                stored_at=datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp(),
+                data=data,
+            )
+        if not batch:
+            return
+
+
+async def by_time(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """Merge finite readers by the time at which the server stored each message."""
+    heap: list[tuple[float, int, int, T]] = []
 
     async def push(n: int) -> None:
         delivery = await anext(streams[n], None)

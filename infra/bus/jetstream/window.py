@@ -1,10 +1,17 @@
-"""Publishing many messages to streams with a bounded number of acknowledgements outstanding."""
+"""Many messages at once, to a stream ahead of their acknowledgements and from it in batches."""
 
 import asyncio
+import json
 from typing import Any
+
+from nats.aio.msg import Msg
 
 from penstock.infra.bus.jetstream.answers import ConnectionLostError, check_answer, status
 from penstock.infra.bus.jetstream.connection import NatsConnection
+
+BATCH = 32
+"""Messages requested at once: a few readers of 256 KiB each stay within what a client buffers."""
+IDLE_S = 20.0
 
 
 async def publish_acked(
@@ -51,3 +58,38 @@ class PublishWindow:
     async def answers(self) -> list[dict[str, Any] | BaseException]:
         """Return every acknowledgement, or why there is none, in the order of sending."""
         return await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def read_batch(
+    connection: NatsConnection, stream: str, subject: str, sequence: int, num_wanted: int
+) -> list[Msg]:
+    """Ask for many messages of a subject at once; they come in order, and then a status.
+
+    Args:
+        connection: the connection.
+        stream: which allows direct reads.
+        subject: of the chunks.
+        sequence: in the stream, to begin at.
+        num_wanted: how many, at most; BATCH bounds it.
+
+    Raises:
+        ConnectionLostError: the connection broke.
+        TimeoutError: nothing came for IDLE_S.
+
+    """
+    replies: asyncio.Queue[Msg | None] = asyncio.Queue()
+    size = min(BATCH, num_wanted)
+    body = json.dumps({"seq": sequence, "next_by_subj": subject, "batch": size}).encode()
+    batch: list[Msg] = []
+    with connection.replies(replies.put_nowait, lambda: replies.put_nowait(None)) as inbox:
+        await connection.wait_connected()
+        await connection.send(f"$JS.API.DIRECT.GET.{stream}", body, reply=inbox)
+        while len(batch) < size:
+            async with asyncio.timeout(IDLE_S):
+                message = await replies.get()
+            if message is None:
+                raise ConnectionLostError(f"{subject}: connection broke")
+            if status(message):
+                break
+            batch.append(message)
+    return batch

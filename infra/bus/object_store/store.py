@@ -10,24 +10,20 @@ The bytes of a small object are in its description, too, so that one round trip 
 """
 
 import asyncio
-import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
-
-from nats.aio.msg import Msg
 
 from penstock.infra.bus.jetstream.answers import (
     LOST,
     NAME_IN_USE,
     RETRY,
     WRONG_LAST_SEQUENCE,
-    ConnectionLostError,
     JetStreamError,
     status,
 )
 from penstock.infra.bus.jetstream.connection import NatsConnection
-from penstock.infra.bus.jetstream.window import PublishWindow, publish_acked
+from penstock.infra.bus.jetstream.window import IDLE_S, PublishWindow, publish_acked, read_batch
 from penstock.infra.bus.object_store.info import (
     ObjectInfo,
     decode_info,
@@ -50,9 +46,6 @@ OPERATION_S_MAX = 120.0
 CHUNK_BYTES = 256 << 10
 WINDOW = 32
 """Chunks sent ahead of their acknowledgements: 8 MiB."""
-BATCH = 32
-"""Chunks requested at once: 8 MiB, so that a few readers stay within what a client buffers."""
-IDLE_S = 20.0
 _FULL = {10023, 10047, 10077}
 """Insufficient resources, insufficient storage, and the stream's own bound."""
 _SUBJECTS_PER_PAGE = 100_000
@@ -259,38 +252,3 @@ class JetStreamStore:
 def _translated(key: str, error: JetStreamError) -> Exception:
     kind = StoreFullError if error.code in _FULL else StoreUnreachableError
     return kind(f"object {key!r}: {error}")
-
-
-async def read_batch(
-    connection: NatsConnection, stream: str, subject: str, sequence: int, num_wanted: int
-) -> list[Msg]:
-    """Ask for many messages of a subject at once; they come in order, and then a status.
-
-    Args:
-        connection: the connection.
-        stream: which allows direct reads.
-        subject: of the chunks.
-        sequence: in the stream, to begin at.
-        num_wanted: how many, at most; BATCH bounds it.
-
-    Raises:
-        ConnectionLostError: the connection broke.
-        TimeoutError: nothing came for IDLE_S.
-
-    """
-    replies: asyncio.Queue[Msg | None] = asyncio.Queue()
-    size = min(BATCH, num_wanted)
-    body = json.dumps({"seq": sequence, "next_by_subj": subject, "batch": size}).encode()
-    batch: list[Msg] = []
-    with connection.replies(replies.put_nowait, lambda: replies.put_nowait(None)) as inbox:
-        await connection.wait_connected()
-        await connection.send(f"$JS.API.DIRECT.GET.{stream}", body, reply=inbox)
-        while len(batch) < size:
-            async with asyncio.timeout(IDLE_S):
-                message = await replies.get()
-            if message is None:
-                raise ConnectionLostError(f"{subject}: connection broke")
-            if status(message):
-                break
-            batch.append(message)
-    return batch

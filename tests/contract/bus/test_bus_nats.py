@@ -6,6 +6,7 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import nats
 import pytest
 from tests.contract.bus.check_bus import CHECKS
@@ -14,6 +15,8 @@ from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.base import Message, Stream
+from penstock.messages.codec import decode, encode
+from penstock.messages.control import ActorStarted, RunFinished
 from penstock.messages.errors import DeadlineError
 from penstock.messages.generation import AbortGeneration
 
@@ -108,3 +111,34 @@ async def test_a_deadline_covers_what_lies_in_the_store(world, tmp_path, stuck):
     world.store.stuck = ""
     assert await asker.request(service, message, deadline_s=20.0) == LARGE
     assert await replies_of(asker, service, message, 20.0) == [LARGE]
+
+
+async def test_a_raw_read_decodes_nothing_and_rejects_nothing(world):
+    bus = await world.bus()
+    early, late = (RunFinished(reason=word * 300_000, step=1) for word in ("a", "xy"))
+    await bus.publish([early])
+    await world.inject(Stream.TRAINING, "OfTheFuture.k", b"\x81\xa1a\x01")
+    await bus.publish([msgspec.structs.replace(late, reason="done")])  # a duplicate of the key
+    await bus.publish([ActorStarted(actor="a", incarnation="late" * 8, pid=1)])
+    streams = [Stream.CONTROL, Stream.TRAINING, Stream.DLQ]
+    found = [message async for message in bus.read_raw(streams)]
+    kinds = [message.subject.split(".")[3] for message in found]
+    assert kinds == ["RunFinished", "OfTheFuture", "ActorStarted"]
+    assert found[0].data == encode(early) and found[1].data == b"\x81\xa1a\x01"
+    assert [message.stored_at for message in found] == sorted(m.stored_at for m in found)
+    assert [message async for message in bus.read_raw([Stream.DLQ])] == []
+
+
+async def test_a_raw_read_goes_through_many_batches_and_one_run_alone(world):
+    bus = await world.bus()
+    other = await NatsBus.connect(world.server.url, run_id="r2", store=world.store, name="other")
+    world.buses.append(other)
+    for start in range(0, 100, 10):
+        events = [
+            ActorStarted(actor=f"a{number}", incarnation="i", pid=number)
+            for number in range(start, start + 10)
+        ]
+        await bus.publish(events)
+        await other.publish(events)
+    found = [decode(message.data).pid async for message in bus.read_raw([Stream.CONTROL])]
+    assert found == list(range(100))
