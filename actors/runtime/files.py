@@ -31,13 +31,13 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644, is_exclusive: bo
             path.hardlink_to(temporary)
         else:
             Path(temporary).replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     finally:
         Path(temporary).unlink(missing_ok=True)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the new name survive a power cut."""
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -6,10 +6,10 @@
    nats-server (JetStream) ◀── leaf node over the link ── nats-server (no JetStream)
         └──── tunnel.py: 20 Mbit/s, 180 ms, 0.1% loss ────┘
 ```
-Where the machine allows it (`probe.py` tries), a region is a network namespace and the link two TUN
+Where the machine allows it (`links.py` tries), a region is a network namespace and the link two TUN
 devices with a process between them that delays, queues and drops packets: TCP meets the loss
 itself, and nothing in the region has another way out. Elsewhere the leaf node dials a proxy that
-shapes the stream (`proxy.py`). Both ask `shaping.py` when a packet arrives.
+shapes the stream (`proxy.py`). Both use `shaping.py` for when a packet arrives.
 
 JetStream stays at the hub. There is one log, whose order and compare-and-swap are what training
 and replay rest on; a JetStream domain in each region would need mirrors of it and would keep them
@@ -17,5 +17,6 @@ only as far behind as the link does anyway. The hub's JetStream has a domain of 
 node maps the plain API subjects to it: an actor does not know on which side it is.
 
 Nothing has to be cleaned up: devices and namespaces belong to the link's process and end with it,
-and it ends with the launcher, whatever ends that.
+and it ends with the launcher, however that ends. To add a kind of link: an `open_...` in
+`links.py`, whose process asks `shaping.Shaper`.
 """

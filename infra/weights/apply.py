@@ -12,12 +12,11 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from penstock.infra.weights.diff import Advance
+from penstock.infra.weights.diff import Advance, ordered_map
 from penstock.infra.weights.files.delta_file import DeltaFile
 from penstock.infra.weights.files.manifest import Manifest, TensorSlice
 from penstock.infra.weights.files.output import new_file, new_folder
 from penstock.infra.weights.files.tensors import Weights
-from penstock.infra.weights.parallel import ordered_map
 from penstock.infra.weights.patched import Patched
 from penstock.messages.errors import CorruptDataError
 

@@ -4,8 +4,11 @@ Extents are coded by several threads and written in order. In memory at any time
 one more, an extent's words of base and target and what the codec makes of them; never a tensor.
 """
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -22,7 +25,6 @@ from penstock.infra.weights.files.manifest import (
 )
 from penstock.infra.weights.files.output import new_file
 from penstock.infra.weights.files.tensors import Key, Tensor, Weights
-from penstock.infra.weights.parallel import ordered_map
 from penstock.kernels import delta
 from penstock.kernels.digest import TensorHasher
 
@@ -208,3 +210,24 @@ def hash_whole(weights: Weights, tensor: Tensor, hasher: TensorHasher) -> None:
     """Feed all of a tensor to its hasher, an extent's worth at a time."""
     for first in range(0, tensor.num_words, EXTENT_WORDS):
         hasher.update(weights.read(tensor.key, first, min(EXTENT_WORDS, tensor.num_words - first)))
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def ordered_map(
+    work: Callable[[Item], Result], items: Iterable[Item], num_threads: int
+) -> Iterator[Result]:
+    """Yield `work(item)` in the order of the items; at most `num_threads + 1` are in memory."""
+    pending: deque[Future[Result]] = deque()
+    pool = ThreadPoolExecutor(num_threads)
+    try:
+        for item in items:
+            pending.append(pool.submit(work, item))
+            if len(pending) > num_threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

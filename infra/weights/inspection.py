@@ -11,11 +11,10 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from penstock.infra.weights.diff import joined, read_base
+from penstock.infra.weights.diff import joined, ordered_map, read_base
 from penstock.infra.weights.files.delta_file import DeltaFile
 from penstock.infra.weights.files.manifest import Manifest, TargetRow, TensorRow, is_plain_bytes
 from penstock.infra.weights.files.tensors import Weights
-from penstock.infra.weights.parallel import ordered_map
 from penstock.infra.weights.patched import Patched
 from penstock.kernels import delta
 from penstock.kernels.delta.dtypes import exponent_keys

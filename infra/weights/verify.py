@@ -2,11 +2,10 @@
 
 import msgspec
 
-from penstock.infra.weights.diff import Advance, hash_whole
+from penstock.infra.weights.diff import Advance, hash_whole, ordered_map
 from penstock.infra.weights.files.delta_file import DeltaFile
 from penstock.infra.weights.files.manifest import TensorRow
 from penstock.infra.weights.files.tensors import Tensor, Weights
-from penstock.infra.weights.parallel import ordered_map
 
 
 class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):

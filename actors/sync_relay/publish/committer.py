@@ -10,8 +10,7 @@ from itertools import repeat
 from penstock.actors.sync_relay.core.digests import DigestTable, add_to_digest
 from penstock.actors.sync_relay.core.flat_snapshot import Table, table_digest
 from penstock.actors.sync_relay.core.objects import EncodedObject, ManifestHeader
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.core.window import gather_bounded
+from penstock.actors.sync_relay.core.store_io import StoreIO, gather_bounded
 from penstock.actors.sync_relay.publish.attempt import (
     RankUpload,
     StagedManifest,

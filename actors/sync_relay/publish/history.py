@@ -21,8 +21,12 @@ from penstock.actors.sync_relay.core.objects import (
     folder_key,
     manifest_key,
 )
-from penstock.actors.sync_relay.core.store_io import DamagedStoreError, StoreIO, read_manifest
-from penstock.actors.sync_relay.core.window import for_each_shard
+from penstock.actors.sync_relay.core.store_io import (
+    DamagedStoreError,
+    StoreIO,
+    for_each_shard,
+    read_manifest,
+)
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError, PublishConflictError
 from penstock.messages.weights import SnapshotKind, WeightsPublished

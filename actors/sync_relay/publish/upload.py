@@ -14,8 +14,7 @@ from penstock.actors.sync_relay.core.objects import (
     encode_tables,
     make_manifest,
 )
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.core.window import gather_bounded
+from penstock.actors.sync_relay.core.store_io import StoreIO, gather_bounded
 from penstock.messages.weights import Extent, SnapshotKind, WeightsPublished
 
 Encode = Callable[[ManifestHeader, ShardInput], Awaitable[EncodedObject]]

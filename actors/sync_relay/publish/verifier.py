@@ -18,8 +18,7 @@ from penstock.actors.sync_relay.core.digests import DigestTable, make_table
 from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
 from penstock.actors.sync_relay.core.head import read_head
 from penstock.actors.sync_relay.core.objects import EncodedObject
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.core.window import for_each_shard
+from penstock.actors.sync_relay.core.store_io import StoreIO, for_each_shard
 from penstock.actors.sync_relay.publish.attempt import (
     StagedManifest,
     Verification,

@@ -13,8 +13,7 @@ from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
 from penstock.actors.sync_relay.core.head import NO_HEAD, read_head_after
 from penstock.actors.sync_relay.core.leases import leased_path
 from penstock.actors.sync_relay.core.repair import TileServer, tiles_service
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.core.window import for_each_shard
+from penstock.actors.sync_relay.core.store_io import StoreIO, for_each_shard
 from penstock.actors.sync_relay.region.consolidation import Consolidation, MakeBuilder, Merger
 from penstock.actors.sync_relay.region.retention import MERGE_EVERY
 from penstock.actors.sync_relay.replica.weight_replica import WeightReplica

@@ -21,8 +21,7 @@ from penstock.actors.sync_relay.core.digests import decode_table
 from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
 from penstock.actors.sync_relay.core.objects import apply_version, begin_full_snapshot, manifest_key
 from penstock.actors.sync_relay.core.repair import RepairError, refetch
-from penstock.actors.sync_relay.core.store_io import DamagedStoreError, get_checked
-from penstock.actors.sync_relay.core.window import for_each_shard
+from penstock.actors.sync_relay.core.store_io import DamagedStoreError, for_each_shard, get_checked
 from penstock.kernels.delta import Patch
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError

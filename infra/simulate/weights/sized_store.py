@@ -61,7 +61,6 @@ class SizedStore:
         self._site = site
         self._links = links
         self._round_trip_s = round_trip_s
-        self.num_gets = 0
 
     async def put(self, key: str, data: bytes | memoryview) -> None:
         """Store; see `ObjectStore.put`."""
@@ -77,7 +76,6 @@ class SizedStore:
         """Return the bytes; see `ObjectStore.get`."""
         if (data := self._site.find(key)) is None:
             raise NotFoundError(f"object {key!r} is not at this site")
-        self.num_gets += 1
         await carry(self._links, len(data), latency_s=self._round_trip_s)
         return data
 

@@ -1,5 +1,7 @@
-"""Checkpoints and deltas on disk, as tensors that can be read piece by piece.
+"""Checkpoints and deltas on disk, as tensors that can be read slice by slice.
 
-A checkpoint (`checkpoint.py`) and a checkpoint seen through a delta (`patched.py`) are both
-`Weights` (`tensors.py`); `delta_file.py` reads and writes deltas, `manifest.py` is their head.
+`tensors.py` has the `Weights` protocol, `checkpoint.py` safetensors files and folders as such;
+`delta_file.py` reads and writes deltas, `manifest.py` is their table of contents; `output.py`
+writes files that appear whole or not at all. To read another format: a class with the members of
+`Weights`.
 """

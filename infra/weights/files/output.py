@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from penstock.actors.runtime.files import sync_folder
 from penstock.messages.errors import ConfigError, QueueFullError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -79,15 +80,6 @@ def new_folder(path: Path) -> Generator[Path]:
     finally:
         os.close(descriptor)
     sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _name_full_disk(error: BaseException, path: Path) -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from penstock.actors.runtime.clock import run_virtual
 from penstock.actors.sync_relay.core.flat_snapshot import cut
-from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.core.window import (
+from penstock.actors.sync_relay.core.store_io import (
     NUM_TRANSFERS_MAX,
     NUM_TRANSFERS_MIN,
     WINDOW_BYTES,
+    StoreIO,
     gather_bounded,
 )
 from penstock.actors.sync_relay.publish.committer import Committer
