@@ -46,7 +46,7 @@ class Evaluator(Actor):
         return await self._request_due(ctx)
 
     async def on_step_completed(self, event: StepCompleted, ctx: Context) -> Effects:
-        """Make the version due if the period says so."""
+        """Make the version due if the period ends with it."""
         self._schedule.stepped(event.policy_version)
         return await self._request_due(ctx)
 

@@ -14,7 +14,7 @@ class _Evaluation(msgspec.Struct):
     request: EvalRequested | None = None
     requested_at: float = 0.0
     verdicts: dict[str, Verdict] = {}
-    """By rollout."""
+    """Verdicts by rollout id."""
     is_closed: bool = False
 
 

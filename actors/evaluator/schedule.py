@@ -20,7 +20,7 @@ class EvaluatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     replicas: tuple[str, ...] = ()
     """Replicas that serve evaluations: a version is evaluated when all of them have applied it."""
     judge: str = "hidden_tests"
-    """Whose verdict counts."""
+    """Name of the judge whose verdicts count."""
     eval_deadline_s: PositiveFloat = 600.0
     """Verdicts that are missing this long after the request are counted as masked."""
 
@@ -45,7 +45,7 @@ class EvalSchedule:
         self._due.add(policy_version)
 
     def stepped(self, policy_version: int) -> None:
-        """Make a version due if the period says so."""
+        """Make a version due if the period ends with it."""
         if self._every_steps and policy_version % self._every_steps == 0:
             self._due.add(policy_version)
 

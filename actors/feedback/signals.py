@@ -60,7 +60,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     value: float
     weight: float
-    """From the user, 0 to 1."""
+    """Weight that the user gave it, 0 to 1."""
 
 
 def is_known(name: str) -> bool:

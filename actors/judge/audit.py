@@ -51,7 +51,7 @@ _AUTORUN = re.compile(
 )
 
 _VERIFIER = re.compile(r"/logs/verifier|(?<![\w./])/tests/test\.sh")
-"""Of a foreign task, beside the code under test, which could write its reward."""
+"""Files of a foreign task's verifier: the code under test could write its reward."""
 
 
 def audit(rollout: RolloutFinished, task: GradedTask) -> list[CheatFinding]:

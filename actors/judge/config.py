@@ -32,7 +32,7 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     reward_solved: float = 1.0
     reward_failed: float = 0.0
     reward_min: float = -0.25
-    """Of the policy's own faults (a broken turn, a timeout), whatever the tests would say."""
+    """Reward of the policy's own faults (a broken turn, a timeout), whatever the tests find."""
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
     num_attempts_max: PositiveInt = 3
     """Machines tried before a rollout is masked as an infrastructure error."""

@@ -83,7 +83,7 @@ class HiddenTestsJudge:
             return Findings(outcome=Outcome.INFRASTRUCTURE_ERROR, detail=str(error))
 
     def _spec(self, rollout: RolloutFinished, image: str, lease_id: str) -> LeaseSpec:
-        """Return how a machine of the task's own image is asked for."""
+        """Return the lease of a machine with the task's own image."""
         group = GroupSpec(group_id=lease_id, num_machines=1)
         return LeaseSpec(
             holder=f"judge.{rollout.rollout_id}",

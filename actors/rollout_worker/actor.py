@@ -44,7 +44,7 @@ class Slots:
 
     @contextlib.asynccontextmanager
     async def hold(self, ctx: Context) -> AsyncGenerator[None]:
-        """Wait for a slot and hold it for the time of the block; the gauge `episodes` tells."""
+        """Wait for a slot and hold it during the block; the gauge `episodes` counts them."""
         async with self._free:
             self._count(ctx, 1)
             try:
@@ -110,7 +110,7 @@ class RolloutRunner:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def abandon(self, cause: str) -> list[RolloutFinished]:
-        """Close the accounts of rollouts that nobody will carry on."""
+        """Report the rollouts that no worker will continue as failed."""
         ends: list[RolloutFinished] = []
         for command in (self._trunk, *self._branches):
             if await self._is_open(command):
@@ -125,7 +125,7 @@ class RolloutRunner:
         return await self._in_slot(self._episode(command, is_branch=is_branch))
 
     async def _in_slot(self, episode: Episode) -> RolloutFinished:
-        """Run an episode that waits for no other one: every holder of a slot gets to its end."""
+        """Run an episode that waits for no other one: each holder of a slot gets to its end."""
         async with self._slots.hold(self._ctx):
             return await episode.run()
 
@@ -174,7 +174,7 @@ class RolloutWorker(Actor):
     """Shares the work queue with its like; a command is done when its rollouts' ends are kept.
 
     Killed at any moment, it loses nothing: the command is delivered again, and the next worker
-    goes on from the stored turns.
+    continues from the stored turns.
     """
 
     role = "rollout_worker"
@@ -193,7 +193,7 @@ class RolloutWorker(Actor):
         return await self._runner(command, ctx).run()
 
     async def on_message_rejected(self, event: MessageRejected, ctx: Context) -> Effects:
-        """Account for a command that nobody will carry out: its group must not wait for ever."""
+        """Report a command that no worker will carry out as failed: its group must not wait."""
         if event.source_stream != Stream.TASKS:
             return ()
         try:

@@ -20,7 +20,7 @@ TOUCHED_BYTES_MAX = 1 << 20
 
 
 class ChangesError(PenstockError, ValueError):
-    """What the episode left behind cannot be carried over: the policy's own fault."""
+    """The changed files cannot be carried over: the policy's own fault."""
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,21 +28,21 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     lease_s: PositiveFloat = 60.0
     """A machine is reaped this long after its worker's last request."""
     num_machines_max: PositiveInt = 3
-    """Machines tried for one episode; each goes on from a saved state or the stored turns."""
+    """Machines tried for one episode; each resumes from a saved state or the stored turns."""
     checkpoint_turns: NonNegativeInt = 0
     """Save an episode's machine every so many turns, so that a crash costs no more than these;
     needs machines that can be saved. 0: never, the stored turns' calls are run again."""
     restore_wait_s: PositiveFloat = 20.0
     """Longest wait for the host of a saved state, before the machine is rebuilt from the turns."""
     ends_on_parse_error: bool = False
-    """Whether a turn that does not parse ends the episode; otherwise the policy sees the error."""
+    """Whether a turn that does not parse ends the episode; else the policy sees the error."""
     num_files_max: PositiveInt = 256
     """Bound on the files that an episode may leave changed."""
     files_bytes_max: PositiveInt = 256 << 10
 
     @property
     def retry(self) -> RetryPolicy:
-        """How long a turn is asked for."""
+        """How long a turn is requested."""
         return RetryPolicy(
             pause_s=self.retry_delay_s,
             pause_s_max=self.retry_delay_s_max,

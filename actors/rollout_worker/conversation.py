@@ -44,7 +44,7 @@ class Conversation:
 
     @property
     def observation_ids(self) -> list[int]:
-        """What came since the last turn."""
+        """Tokens since the last turn."""
         return self._context
 
     @property
@@ -54,7 +54,7 @@ class Conversation:
 
     @property
     def num_tokens_next_max(self) -> int:
-        """How many tokens the next turn may have."""
+        """Maximum tokens of the next turn."""
         room = self._limits.num_tokens_max - len(self._past) - len(self._context)
         return min(self._limits.turn_tokens_max, room)
 

@@ -5,9 +5,9 @@
  lease ─▶ │ turn ─▶ TurnSampled stored ─▶ calls run in the machine ─▶ observation ─▶  │ ─▶ changes
           └── machine lost: a copy of the newest saved state, else a fresh machine ───┘
 ```
-A turn counts from the moment it is stored. Whatever resumes an episode (this worker in another
+A turn counts from the moment it is stored. Any worker that resumes an episode (this one in another
 machine, another worker after a crash, a branch) takes the stored turns as they are and never
-samples them again. Where a state was saved (`EpisodeSaved`), a copy of that machine goes on from
+samples them again. Where a state was saved (`EpisodeSaved`), a copy of that machine resumes from
 it, and no call before it runs again; without one, the stored turns' calls are run in a fresh
 machine.
 """
@@ -79,9 +79,9 @@ class Episode:
         """Those stored."""
         self._stats = EpisodeStats()
         self._layer_files: list[str] = []
-        """What the image brought, once a fresh machine was seen: a copy cannot tell any more."""
+        """Files of the image layer, listed in a fresh machine: a copy mixes them with changes."""
         self.forked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        """Whether it went on after `fork_at` turns; known at its end at the latest."""
+        """Whether it continued after `fork_at` turns; set at its end at the latest."""
 
     async def run(self) -> RolloutFinished:
         """Run to a typed end; only errors of the bus itself are raised."""
@@ -89,10 +89,10 @@ class Episode:
             self._turns = await self._journal.turns()
             return await self._in_machines()
         finally:
-            self._set_forked(went_on=False)
+            self._set_forked(continued=False)
 
     async def abandon(self, cause: str) -> RolloutFinished:
-        """Close the account of an episode that nobody will carry on."""
+        """Report an episode that no worker will continue as failed."""
         self._turns = await self._journal.turns()
         saved = await self._journal.newest_saved(len(self._turns), above=0)
         self._stats.egress = saved.egress if saved else []
@@ -127,7 +127,7 @@ class Episode:
     async def _run_or_lose(
         self, sandbox: RemoteSandbox, saved: EpisodeSaved | None
     ) -> RolloutFinished:
-        """Run in one machine; the host of a lost one may still report what it tried."""
+        """Run in one machine; if it is lost, its host may still report what it tried."""
         lost = self._stats.egress
         self._stats = EpisodeStats.resumed(sandbox.info, saved, self._ctx.monotonic())
         if lost:  # It has all that was saved meanwhile, and more.
@@ -144,7 +144,7 @@ class Episode:
         runner = await self._open(sandbox, saved)
         conversation = runner.conversation
         if saved is not None and saved.num_turns >= self._fork_at:
-            self._set_forked(went_on=True)
+            self._set_forked(continued=True)
         while conversation.end is None or len(conversation.turns) < len(self._turns):
             num_played = len(conversation.turns)
             if num_played == len(self._turns):
@@ -198,18 +198,18 @@ class Episode:
     async def _save_if_due(self, runner: EpisodeRunner) -> None:
         """Save the state after a turn where the settings or the tree ask for it."""
         count = len(runner.conversation.turns)
-        goes_on = runner.conversation.end is None or count < len(self._turns)
-        if not goes_on or count <= self._journal.num_trunk_turns:
+        continues = runner.conversation.end is None or count < len(self._turns)
+        if not continues or count <= self._journal.num_trunk_turns:
             return
         is_fork = count == self._fork_at
         is_due = is_fork or self._config.is_save_due(count)
         if is_due and await self._journal.saved_after(count) is None:
             await self._save(runner, count)
         if is_fork:
-            self._set_forked(went_on=True)
+            self._set_forked(continued=True)
 
     async def _save(self, runner: EpisodeRunner, num_turns: int) -> None:
-        """Save the machine and say so; an episode that cannot be saved goes on without."""
+        """Save the machine and publish that; an episode that cannot be saved continues without."""
         checkpoint_id = self._ctx.new_id(f"{self._command.rollout_id}-{num_turns}")
         try:
             saved = await runner.sandbox.save(checkpoint_id)
@@ -269,6 +269,6 @@ class Episode:
         """Return whether the episode's own time is up."""
         return self._stats.elapsed_s(self._ctx.monotonic()) > self._command.task.limits.wall_s_max
 
-    def _set_forked(self, *, went_on: bool) -> None:
+    def _set_forked(self, *, continued: bool) -> None:
         if not self.forked.done():
-            self.forked.set_result(went_on)
+            self.forked.set_result(continued)

@@ -76,10 +76,10 @@ def read_tree(folder: Path, commit: str) -> dict[str, str]:
 
     """
     names = git(folder, "ls-tree", "-r", "--name-only", "-z", commit).split("\0")
-    wanted = [name for name in names if PurePosixPath(name).suffix in _TEXT_SUFFIXES]
-    if len(wanted) > FILES_MAX:
-        raise TaskRejectedError(Rejection.TOO_LARGE, f"{commit}: {len(wanted)} files")
-    files = {name: show(folder, commit, name) for name in wanted}
+    texts = [name for name in names if PurePosixPath(name).suffix in _TEXT_SUFFIXES]
+    if len(texts) > FILES_MAX:
+        raise TaskRejectedError(Rejection.TOO_LARGE, f"{commit}: {len(texts)} files")
+    files = {name: show(folder, commit, name) for name in texts}
     if sum(map(len, files.values())) > FILES_BYTES_MAX:
         raise TaskRejectedError(Rejection.TOO_LARGE, f"{commit}: over {FILES_BYTES_MAX} bytes")
     return files
@@ -185,7 +185,7 @@ class CommitPlan:
         self._folder, self._commit = folder, commit
 
     async def draft(self, lab: Lab) -> list[TaskCandidate]:
-        """Run the commit's tests before and after, and keep what tells."""
+        """Run the commit's tests before and after, and keep those that distinguish."""
         commit = self._commit
         before = read_tree(self._folder, f"{commit.digest}~1")
         tests = {path: show(self._folder, commit.digest, path) for path in commit.tests}
@@ -241,10 +241,10 @@ class CommitPlan:
         return TaskCandidate(task=task, hidden=hidden, origin=origin)
 
 
-def _runner(tests: dict[str, str], wanted: list[str]) -> str:
+def _runner(tests: dict[str, str], expected: list[str]) -> str:
     modules = [path.removesuffix(".py").replace("/", ".") for path in sorted(tests)]
     names = [name for name in modules if not name.endswith(("__init__", "conftest"))]
-    return _RUNNER.replace("{modules}", repr(names)).replace("{wanted}", repr(wanted))
+    return _RUNNER.replace("{modules}", repr(names)).replace("{wanted}", repr(expected))
 
 
 def _passed(lines: list[str] | None) -> list[str]:

@@ -32,7 +32,7 @@ class InjectConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     seed: int = 0
     bugs_per_function: int = 3
-    """Of different kinds."""
+    """Maximum bugs per function, each of another kind."""
     features: bool = True
     functions_per_module: int = 8
 

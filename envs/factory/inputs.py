@@ -1,7 +1,7 @@
 """Draws calls of a function from its signature, its doctests and the literals around it.
 
 A call is text, `name(arguments)` or `Class(arguments).method(arguments)`: nothing is imported or
-run here. Which calls tell something is found out in a machine.
+run here. Which calls are informative is found out in a machine.
 """
 
 import ast

@@ -31,7 +31,7 @@ class Module:
 
     root: Path
     path: PurePosixPath
-    """Below the root, e.g. `networkx/utils/misc.py`."""
+    """Path below the root, e.g. `networkx/utils/misc.py`."""
     prefix: str = ""
     """Folder that the agent sees the root as."""
 
@@ -49,7 +49,7 @@ class Module:
 
     @property
     def file(self) -> str:
-        """Where it lies in the agent's repository."""
+        """Path in the agent's repository."""
         return str(PurePosixPath(self.prefix) / self.path)
 
     def read(self) -> str:

@@ -84,7 +84,7 @@ def edits(body: list[ast.stmt], names: list[str]) -> Iterator[Edit]:
 
     Args:
         body: without the docstring.
-        names: variables, of which one may stand in for another.
+        names: variables, of which one may replace another.
 
     """
     statements = ast.Module(body=body, type_ignores=[])
@@ -248,7 +248,7 @@ def without_body(source: str, target: Target) -> str:
 def _all_bugs(module: ModuleText, target: Target) -> Iterator[tuple[str, Callable[[], str | None]]]:
     """Yield the kind of each bug and what writes the module with it.
 
-    Writing parses the function, and most bugs are never asked for.
+    Writing parses the function, and most bugs are never drawn.
     """
     body = body_of(target.node)
     for edit in edits(body, variables(target.node)):
@@ -269,7 +269,7 @@ def _replaced(module: ModuleText, node: ast.AST, text: str) -> str | None:
 
 
 def _written_in_place(module: ModuleText, edit: Edit) -> str | None:
-    """Return the module with the edit made, or None where its text would not say so."""
+    """Return the module with the edit made, or None where its text cannot express it."""
     placed = [node for node, _, _ in edit.changes if hasattr(node, "lineno")]
     if not placed:
         return None

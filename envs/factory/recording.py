@@ -14,7 +14,7 @@ from penstock.envs.tasks.source import Bench, Rejection, TaskRejectedError
 
 PROGRAM_FILE = "_hidden.py"
 ARGV = ["python3", "-I", "-S", "-B", PROGRAM_FILE]
-"""Isolated: no module of the working directory stands in for one that the program needs."""
+"""Isolated: no module of the working directory replaces one that the program needs."""
 RECORD_ARGV = ["python3", "-S", "-B", PROGRAM_FILE]
 """Heeds PYTHONHASHSEED."""
 FAILED_IMPORT = "failed to import"
@@ -88,7 +88,7 @@ def program(module: str, calls: Sequence[str]) -> str:
     return _PROGRAM.replace("{calls}", f"[{rows}\n]").replace("{module}", module)
 
 
-def tells(line: str) -> bool:
+def is_informative(line: str) -> bool:
     """Return whether a recorded line is worth comparing: about a value, not about the caller."""
     is_about_place = " at 0x" in line or "<built-in" in line or "object>" in line
     is_misuse = line.startswith(_MISUSES)
@@ -125,10 +125,10 @@ class Tried:
 async def record(
     bench: Bench, module: Module, files: dict[str, str], drawn: Sequence[str], name: str
 ) -> Recording:
-    """Run calls on the original twice and keep those that tell something, the same both times.
+    """Run calls on the original twice and keep the informative ones, the same both times.
 
     Raises:
-        TaskRejectedError: The module does not run in the machine, or too few calls tell.
+        TaskRejectedError: The module does not run in the machine, or too few calls are informative.
 
     """
     text = program(module.name, drawn)
@@ -140,7 +140,7 @@ async def record(
     stable = [
         (call, line)
         for call, line, again in zip(drawn, first, second, strict=True)
-        if line == again and tells(line)
+        if line == again and is_informative(line)
     ]
     values = [pair for pair in stable if not is_weak(pair[1])]
     weak = [pair for pair in stable if is_weak(pair[1])][: int(len(values) * _WEAK_SHARE_MAX)]
@@ -176,7 +176,7 @@ async def try_changes(
         if run is None or len(run) != len(recording.lines) or run[0] == FAILED_IMPORT:
             continue
         pairs = enumerate(zip(run, recording.lines, strict=True))
-        failed = tuple(index for index, (got, wanted) in pairs if got != wanted)
+        failed = tuple(index for index, (got, expected) in pairs if got != expected)
         if failed:
             found.append(Tried(kind, source, failed))
     return found

@@ -18,7 +18,7 @@ class SplitBy(StrEnum):
 
     FUNCTION = "function"
     REPOSITORY = "repository"
-    """Which implies functions: copies pull their repositories together."""
+    """Repositories, and so functions: copies pull their repositories together."""
 
 
 class SplitLeakError(PenstockError, ValueError):

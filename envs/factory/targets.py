@@ -36,7 +36,7 @@ class Target:
 
     @property
     def num_lines(self) -> int:
-        """From `def` to the last line."""
+        """Lines from `def` to the last one."""
         return (self.node.end_lineno or self.node.lineno) - self.node.lineno + 1
 
     @property
@@ -58,7 +58,7 @@ def find_targets(tree: ast.Module) -> Iterator[Target]:
 
 
 def promise(target: Target) -> int:
-    """Guess how well random calls will tell a function's bugs: higher is better, 0 is hopeless.
+    """Guess how well random calls will reveal a function's bugs: higher is better, 0 is hopeless.
 
     What returns a value of its parameters alone does well; what speaks to the outside does not.
     """

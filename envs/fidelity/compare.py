@@ -102,7 +102,7 @@ def _decoded(data: bytes, where: str) -> Values:
 Rule = Callable[[Any], bool]
 
 
-class Tell(msgspec.Struct, frozen=True, kw_only=True):
+class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     """A sign by which a model could notice that a machine is no product."""
 
     check: str
@@ -142,10 +142,10 @@ _RULES: tuple[tuple[str, Rule, str], ...] = (
 )
 
 
-def find_tells(values: Values) -> list[Tell]:
+def find_fingerprints(values: Values) -> list[Fingerprint]:
     """Return the signs of a probe, in the order of the rules."""
     return [
-        Tell(check=check, value=values[check], why=why)
+        Fingerprint(check=check, value=values[check], why=why)
         for check, rule, why in _RULES
         if check in values and rule(values[check])
     ]

@@ -11,6 +11,6 @@ the old one.
 """
 
 HARNESS_VERSION = "1"
-"""Of episodes that name none."""
+"""Version of episodes that name none."""
 HARNESS_VERSION_2 = "2"
 HARNESS_VERSIONS = (HARNESS_VERSION, HARNESS_VERSION_2)

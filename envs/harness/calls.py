@@ -25,11 +25,11 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvalidCallError(PenstockError, ValueError):
-    """A call that cannot be carried out, told to the policy in these words."""
+    """A call that cannot be carried out; the policy reads this text."""
 
 
 def truncate(text: str, num_bytes_max: int) -> str:
-    """Cut a text to a number of UTF-8 bytes and say so."""
+    """Cut a text to a number of UTF-8 bytes, and append how many it had."""
     data = text.encode("utf-8", "replace")
     if len(data) <= num_bytes_max:
         return text
@@ -58,7 +58,7 @@ class Argument:
     default: str | int | bool | None = None
     """None: the call must give it."""
     bound_min: int = 0
-    """Of an integer; of a text's characters."""
+    """Least value of an integer, least characters of a text."""
     bound_max: int = 4_096
 
     @property

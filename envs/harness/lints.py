@@ -47,5 +47,5 @@ class Lints:
 def linter_files() -> dict[str, bytes]:
     """Return pyflakes' own modules by their path in the guest."""
     sources = [file for file in files("pyflakes") or [] if file.suffix == ".py"]
-    wanted = [file for file in sources if "test" not in file.parts and "scripts" not in file.parts]
-    return {f"{LINTS_DIR}/{file}": Path(str(file.locate())).read_bytes() for file in wanted}
+    modules = [file for file in sources if "test" not in file.parts and "scripts" not in file.parts]
+    return {f"{LINTS_DIR}/{file}": Path(str(file.locate())).read_bytes() for file in modules}

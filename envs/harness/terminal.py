@@ -38,7 +38,7 @@ eval "$_t_command"
 """
 """Few programs are started: each costs milliseconds in a small machine."""
 LOCALE = {"LC_ALL": "C"}
-"""Of bash itself: an image need not hold another one, and a warning would be an observation."""
+"""Locale of bash: an image need not hold another one, and a warning would be an observation."""
 
 
 class Shell:
@@ -49,7 +49,7 @@ class Shell:
         self._sandbox, self._limits = sandbox, limits
 
     async def run(self, command: str) -> str:
-        """Run a command; a non-zero exit code is reported after the output."""
+        """Run a command; a non-zero exit code follows the output."""
         done = await self._exec(command)
         output = (done.stdout + done.stderr).decode("utf-8", "replace").rstrip("\n")
         notes = []
@@ -78,7 +78,7 @@ OUTPUT_BYTES_MAX = 1 << 20
 """A job that writes more is stopped by the size limit of its files."""
 _POLL_S = 0.05
 _SETTLE_S = 0.2
-"""How long a job that wrote something may go on writing, or end, before it is reported."""
+"""Seconds that a job may continue writing, or end, before its output is returned."""
 _TOO_MANY = 77
 _START = f"""\
 number=1
@@ -156,8 +156,8 @@ class Jobs:
         """Return what the job wrote since this was asked last."""
         async with self._reading:
             data = await self._read(f"{folder}/out", OUTPUT_BYTES_MAX)
-            told = await self._read(f"{folder}/num_read", 16)
-            num_read = int(told) if told.isdigit() else 0
+            text = await self._read(f"{folder}/num_read", 16)
+            num_read = int(text) if text.isdigit() else 0
             new = data[num_read:]
             if new:
                 await self._sandbox.write_files({f"{folder}/num_read": b"%d" % len(data)})

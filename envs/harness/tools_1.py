@@ -40,7 +40,7 @@ async def _glob(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
 async def _grep(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     """Search lines by an extended regular expression, below an optional path.
 
-    The search runs in the machine, so that a costly pattern costs nobody else.
+    The search runs in the machine, so that a costly pattern costs no other episode.
     """
     pattern = _checked_pattern(arguments["pattern"])
     path = checked_path(arguments["path"])
@@ -65,7 +65,7 @@ def _checked_pattern(pattern: str) -> str:
 
 
 async def _run_terminal(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
-    """Run a shell command in the working directory; tell a non-zero exit code after the output."""
+    """Run a shell command in the working directory; a non-zero exit code follows the output."""
     command = arguments["command"]
     if not command.strip() or len(command) > _COMMAND_CHARACTERS_MAX or "\0" in command:
         raise InvalidCallError(f"command must be 1 to {_COMMAND_CHARACTERS_MAX} characters")

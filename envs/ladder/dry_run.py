@@ -149,7 +149,7 @@ class DryRunSandbox:
             return self._grep(argv[argv.index("-e") + 1], is_numbered="n" in argv[1])
         words = argv[-1].split()
         if words[0] != "python3" or words[-1] not in self.files:
-            return ExecResult(exit_code=127, stderr=b"not to be had in a dry run")
+            return ExecResult(exit_code=127, stderr=b"not available in a dry run")
         code, output = run_program(self.files, words[-1])
         return ExecResult(exit_code=code, stdout=output.encode()[:output_bytes_max])
 

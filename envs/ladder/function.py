@@ -1,4 +1,4 @@
-"""A template made concrete: its source under given names, its bugs, and the cases that tell."""
+"""A template made concrete: its source under given names, its bugs, the calls that reveal them."""
 
 import ast
 import random

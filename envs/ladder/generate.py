@@ -47,16 +47,16 @@ _ATTEMPTS_MAX = 200
 
 
 class BrokenTaskError(PenstockError, ValueError):
-    """The ladder has no task of the kind that is asked for; the text names it."""
+    """The ladder has no task of the requested kind; the text names it."""
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which part of the ladder."""
 
     categories: tuple[str, ...] = LADDER
-    """In equal shares; in the held-out split also those of `HELDOUT_CATEGORIES`."""
+    """Categories in equal shares; in the held-out split also those of `HELDOUT_CATEGORIES`."""
     families: tuple[str, ...] = ()
-    """Of function templates; empty: all but the novel ones."""
+    """Families of function templates; empty: all but the novel ones."""
 
     def __post_init__(self) -> None:
         """Refuse unknown names."""
@@ -167,14 +167,14 @@ class LadderSource:
         self._repositories = draw_repositories(split, num, selection, rng, prefix)
 
     def plans(self) -> Iterator[TaskPlan]:
-        """Yield one plan a task."""
+        """Yield one plan per task."""
         for repository in self._repositories:
             yield LadderPlan(repository)
 
     def candidates(self) -> Iterator[TaskCandidate]:
         """Yield the tasks that a run starts from, each through the factory's gates.
 
-        They are run in this process: nobody but this project wrote their files.
+        They are run in this process: only this project wrote their files.
 
         Raises:
             TaskRejectedError: A task fails its gates: a fault of the ladder.

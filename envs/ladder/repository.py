@@ -20,7 +20,7 @@ LIMITS = Limits(num_turns_max=8, num_tokens_max=512, turn_tokens_max=96)
 _PIECE = re.compile(r"\n[ ]*| ?\w+| ?[<>=!*/+-]+| ?[^\w\s]|[ ]+")
 _NEIGHBORS_MAX = 4
 _BESIDE = 0.25
-"""How often the file with the bug holds another function."""
+"""Probability that the file with the bug holds another function."""
 _DRAWS_MAX = 8
 _MISSING = "raise NotImplementedError"
 _WINDOWS = sorted(

@@ -23,7 +23,7 @@ class Template:
     family: str
     """Unique name; the split and the log speak of it."""
     verbs: tuple[str, ...]
-    """What `$f` may begin with."""
+    """First words of `$f`."""
     params: dict[str, str]
     """Parameter slot -> kind, a key of `KINDS`, in the order of the signature."""
     body: str

@@ -2,8 +2,8 @@
 
 An actor with known weaknesses (`Habits`) attempts a task with the harness itself, so every
 observation has the wording that the policy will meet. It may give up, edit wrongly, not check, or
-have a call refused and go on. The policy that imitates it starts low; what RL then has to find is
-in there.
+have a call refused and continue. The policy that imitates it starts low, and
+has seen what RL then has to find.
 """
 
 import random
@@ -28,10 +28,10 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     edits: UnitInterval = 0.8
     """Tries an edit after looking; else it gives up."""
     edits_rightly: UnitInterval = 0.45
-    """Of the edits."""
+    """Share of edits that are right."""
     slips: UnitInterval = 0.0
     """Before an edit, tries one that is refused: the wrong file, or text that is not there just
-    once. The policy reads the slip and does not imitate it: what it learns is how to go on."""
+    once. The policy reads the slip and does not imitate it: what it learns is how to continue."""
     checks: UnitInterval = 0.7
     """Runs the visible check after an edit."""
     repairs: UnitInterval = 0.4
@@ -107,7 +107,7 @@ class _Attempt:
         """Edit what the first edit left behind, or take that back and edit in another place.
 
         Returns:
-            False where the first edit's text is not there once, so that it can not be told.
+            False where the first edit's text is not there exactly once: no edit can name it.
 
         """
         text = self._sandbox.files[self._repository.path]

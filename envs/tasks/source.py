@@ -18,7 +18,7 @@ class Rejection(StrEnum):
     TOO_LARGE = "repository_too_large"
     NOT_PARSED = "source_not_parsed"
     DOES_NOT_RUN = "does_not_run_in_the_machine"
-    TOO_FEW_CALLS = "too_few_calls_that_tell"
+    TOO_FEW_CALLS = "too_few_informative_calls"
     NO_BUG_SHOWS = "no_bug_shows"
     TESTS_UNCHANGED = "no_test_fails_before_and_passes_after"
     NULL_PASSES = "gate_null_patch_passes"
@@ -38,7 +38,7 @@ class TaskRejectedError(PenstockError, ValueError):
 
 
 class TaskOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a task comes from: what splits and statistics go by."""
+    """Where a task comes from: the basis of splits and statistics."""
 
     source: str
     """ladder, library, package or commits."""
@@ -51,15 +51,15 @@ class TaskOrigin(msgspec.Struct, frozen=True, kw_only=True):
     path: str = ""
     """File with the bug."""
     digest: str = ""
-    """Of the function whatever its names: copies of one function share it."""
+    """Digest of the function whatever its names: copies of one function share it."""
     change: str = ""
     """Kind of the bug, e.g. `comparison`; the commit of a commit-based task."""
     num_lines: int = 0
-    """Of the function, or of the commit's change."""
+    """Lines of the function, or of the commit's change."""
     num_files: int = 0
-    """Of the repository as the agent sees it."""
+    """Files of the repository as the agent sees it."""
     num_cases_failed: int = 0
-    """Of the hidden tests, before the fix; 0: not counted."""
+    """Hidden tests that fail before the fix; 0: not counted."""
     num_cases: int = 0
     hint: str = ""
     """What the instruction names: function, module or symptom."""

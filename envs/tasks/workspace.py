@@ -51,7 +51,7 @@ rm -f .git/COMMIT_EDITMSG
 
 
 async def open_workspace(sandbox: Sandbox, task: Task, rollout_id: str, *, has_git: bool) -> None:
-    """Write the task's files and the secret, commit the files, open the way out: as the task says.
+    """Write the task's files and the secret, commit the files, and allow the task's hosts.
 
     Raises:
         SandboxError: The machine failed, or git in it.
@@ -65,7 +65,7 @@ async def open_workspace(sandbox: Sandbox, task: Task, rollout_id: str, *, has_g
 
 
 async def open_egress(sandbox: Sandbox, task: Task) -> None:
-    """Let a machine reach the hosts that its task allows; a copy of one is asked for again.
+    """Let a machine reach the hosts that its task allows; a copy of it needs its own request.
 
     Raises:
         SandboxError: The machine cannot, or its host failed.

@@ -89,12 +89,12 @@ def _package_pairs(name: str) -> list[tuple[str, str]]:
 
 
 def retrieval_figures(scores: np.ndarray) -> dict[str, float]:
-    """Return MRR and recalls of scores [Q, N] where the n-th query wants the n-th text.
+    """Return MRR and recalls of scores [Q, N] where the n-th query asks for the n-th text.
 
-    Ties count against the wanted text: a ranking that tells nothing gets nothing.
+    Ties count against the right text: a constant ranking scores nothing.
     """
-    wanted = np.diagonal(scores)[:, None]
-    ranks = (scores >= wanted).sum(axis=1)
+    right = np.diagonal(scores)[:, None]
+    ranks = (scores >= right).sum(axis=1)
     figures = {"mrr": float((1.0 / ranks).mean())}
     figures |= {f"recall_at_{k}": float((ranks <= k).mean()) for k in (1, 5, 10)}
     return {name: round(value, 4) for name, value in figures.items()}

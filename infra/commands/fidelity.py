@@ -1,4 +1,4 @@
-"""`penstock fidelity probe|diff|tells`: how like the production machine a machine is."""
+"""`penstock fidelity probe|diff|fingerprints`: how far a machine differs from production."""
 
 import argparse
 import asyncio
@@ -14,7 +14,7 @@ from penstock.envs.fidelity.compare import (
     ALLOWED_FILE,
     Values,
     compare,
-    find_tells,
+    find_fingerprints,
     read_allowed,
     read_probe,
     run_probe,
@@ -31,8 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _probe(arguments)
     if arguments.action == "diff":
         return _diff(arguments)
-    tells = find_tells(read_probe(arguments.probe))
-    print_result({"num_tells": len(tells), "tells": tells}, as_json=arguments.json)
+    found = find_fingerprints(read_probe(arguments.probe))
+    print_result({"num_fingerprints": len(found), "fingerprints": found}, as_json=arguments.json)
     return 0
 
 

@@ -11,7 +11,7 @@ from penstock.messages.task import Limits
 
 
 class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much of everything."""
+    """Sizes and sources of what a run starts from."""
 
     selection: Selection = Selection()
     """Categories and families of all tasks, trained, held out and demonstrated."""
@@ -27,15 +27,15 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     code_tokens: PositiveInt = 500_000
     """Standard-library tokens of mid-training."""
     code_weight: float = 0.3
-    """Of a code token as a target, next to 1 for what the demonstrating actor says."""
+    """Weight of a code token as a target; a token of the demonstrating actor has 1."""
     context_weight: float = 0.1
-    """Of a token that the demonstrating actor reads."""
+    """Weight of a token that the demonstrating actor reads."""
     drill_tokens: int = 160_000
     """Tokens of rows said twice, from which copying is learned."""
     drill_half_tokens: int = 20
     piece_tokens: int = 256
     habits: Habits = Habits()
     limits: Limits = LIMITS
-    """Of an episode of any of these tasks."""
+    """Limits of an episode of any of these tasks."""
     harness: str = HARNESS_VERSION
     """Version of the tools that demonstrations use; by default the one of `pacer.harness`."""

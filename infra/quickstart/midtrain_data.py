@@ -98,7 +98,7 @@ def standard_library(rng: random.Random) -> tuple[list[str], list[str]]:
 
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    paths = sorted(path for path in root.rglob("*.py") if _is_wanted(path.relative_to(root)))
+    paths = sorted(path for path in root.rglob("*.py") if _is_product_code(path.relative_to(root)))
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths]
     heldout = texts[::_HELDOUT_EVERY]
     train = [text for index, text in enumerate(texts) if index % _HELDOUT_EVERY]
@@ -186,5 +186,5 @@ def _flat(rows: Sequence[Sequence[float]], dtype: type[np.generic]) -> np.ndarra
     return np.concatenate([np.array(row, dtype) for row in rows])
 
 
-def _is_wanted(path: Path) -> bool:
+def _is_product_code(path: Path) -> bool:
     return not _SKIPPED_FOLDERS & set(path.parts)

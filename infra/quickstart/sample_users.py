@@ -1,7 +1,7 @@
 """Sample users of the quickstart: real HTTP clients of the gateway, with real feedback.
 
-Each has a function that one edit would mend, shows its file to the served model, applies the edit
-that the model calls for, and accepts it if the file is then what the user wanted.
+Each has a function that one edit would fix, shows its file to the served model, applies the edit
+that the model calls for, and accepts it if the file is then what the user expects.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ def _messages(task: Task, path: str, harness: str) -> list[dict[str, Any]]:
 
 
 def _accepts(message: dict[str, Any], task: Task, tests: HiddenTests, path: str) -> bool:
-    """Return whether the proposed edits, applied, give the file that the user wanted."""
+    """Return whether the proposed edits, applied, give the file that the user expects."""
     text = task.files[path]
     calls: list[dict[str, Any]] = message.get("tool_calls") or []
     for call in calls:

@@ -87,7 +87,7 @@ def _add_agent(commands: Any) -> None:
 
 
 def _add_fidelity(commands: Any) -> None:
-    fidelity = commands.add_parser("fidelity", help="what tells one machine from another")
+    fidelity = commands.add_parser("fidelity", help="compare machines by a probe that runs in them")
     fidelity.set_defaults(command="commands.fidelity:run")
     actions = fidelity.add_subparsers(required=True, metavar="ACTION", dest="action")
     probe = actions.add_parser("probe", help="run the probe in a machine and write what it saw")
@@ -97,7 +97,9 @@ def _add_fidelity(commands: Any) -> None:
     diff.add_argument("a", type=Path)
     diff.add_argument("b", type=Path)
     diff.add_argument("--allow", type=Path, help="another allow-list than the reviewed one")
-    tells = actions.add_parser("tells", help="what a model could notice in one machine")
-    tells.add_argument("probe", type=Path)
-    for action in (probe, diff, tells):
+    fingerprints = actions.add_parser(
+        "fingerprints", help="list what a model could notice in one machine"
+    )
+    fingerprints.add_argument("probe", type=Path)
+    for action in (probe, diff, fingerprints):
         action.add_argument("--json", action="store_true", help="the last line is one JSON object")

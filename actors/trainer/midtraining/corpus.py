@@ -5,15 +5,12 @@ that the tokens are made of (each starts at position 0 and sees only itself), an
 float32 [N], how much each token counts as a target.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from penstock.actors.trainer.config import MidtrainConfig
 from penstock.messages.errors import CorruptDataError
 
 
@@ -103,74 +100,3 @@ def _check(corpus: Corpus) -> None:
         raise CorruptDataError(
             f"corpus.weights: expected shape {corpus.tokens.shape}, got {corpus.weights.shape}"
         )
-
-
-@dataclass(frozen=True)
-class PackedBatch:
-    """Packed segments: T tokens, M of them targets, Q targets of the second head."""
-
-    token_ids: torch.Tensor
-    lengths: list[int]
-    rows: torch.Tensor
-    """[M] positions that have a next token in their segment."""
-    mtp_rows: torch.Tensor
-    """[Q] positions that have a token after next."""
-    weights: torch.Tensor
-    """[T] of each token as a target."""
-
-
-@dataclass(frozen=True)
-class BatchTotals:
-    """What the losses of a batch are divided by, over all its passes."""
-
-    num_tokens: int
-    next_weight: float
-    mtp_weight: float
-
-    @staticmethod
-    def of(passes: list[PackedBatch]) -> "BatchTotals":
-        """Add up; a batch without targets divides by almost nothing instead of by zero."""
-        return BatchTotals(
-            sum(batch.token_ids.numel() for batch in passes),
-            max(sum(float(batch.weights[batch.rows + 1].sum()) for batch in passes), 1e-6),
-            max(sum(float(batch.weights[batch.mtp_rows + 2].sum()) for batch in passes), 1e-6),
-        )
-
-
-def step_batches(
-    corpus: Corpus, config: MidtrainConfig, random: np.random.Generator
-) -> Iterator[list[PackedBatch]]:
-    """Yield the passes of one step after another, for ever; shuffled again in every epoch."""
-    pieces = segments(corpus, config.sequence_tokens)
-    while True:
-        shuffled = pieces[random.permutation(len(pieces))]
-        for step in packed_runs(shuffled, config.batch_tokens):
-            yield [packed_batch(corpus, part) for part in packed_runs(step, config.pass_tokens)]
-
-
-def packed_runs(pieces: np.ndarray, tokens_max: int) -> Iterator[np.ndarray]:
-    """Cut [S, 2] pieces into runs of at most `tokens_max` tokens."""
-    start, room = 0, tokens_max
-    for index, length in enumerate(pieces[:, 1].tolist()):
-        if length > room:
-            yield pieces[start:index]
-            start, room = index, tokens_max
-        room -= length
-    yield pieces[start:]
-
-
-def packed_batch(corpus: Corpus, pieces: np.ndarray) -> PackedBatch:
-    """Gather [S, 2] pieces of a corpus into one pass."""
-    index = np.concatenate([np.arange(start, start + length) for start, length in pieces.tolist()])
-    lengths = pieces[:, 1].tolist()
-    to_end = np.concatenate([np.arange(length, 0, -1) for length in lengths])
-    weights = np.ones(index.size, np.float32)
-    if corpus.weights is not None:
-        weights = corpus.weights[index].astype(np.float32)
-    return PackedBatch(
-        token_ids=torch.from_numpy(corpus.tokens[index].astype(np.int64)),
-        lengths=lengths,
-        rows=torch.from_numpy(np.flatnonzero(to_end > 1)),
-        mtp_rows=torch.from_numpy(np.flatnonzero(to_end > 2)),
-        weights=torch.from_numpy(weights),
-    )

@@ -22,7 +22,7 @@ class Chunk:
 
     path: str
     first_line: int
-    """From 1."""
+    """First line, from 1."""
     text: str
 
     @property

@@ -44,7 +44,7 @@ class WordIndex:
 def cosine_scores(query: np.ndarray, texts: np.ndarray) -> np.ndarray:
     """Return float32 [N]: cosine of [D] with each row of [N, D], the rows' mean taken off both.
 
-    Hidden states share a large common part; without it they tell more.
+    Hidden states share a large common part; without it they distinguish more.
     """
     mean = texts.mean(axis=0) if len(texts) > 1 else np.zeros_like(query)
     rows, one = texts - mean, query - mean

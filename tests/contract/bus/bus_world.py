@@ -90,7 +90,7 @@ async def take(iterator: AsyncIterator[T], num: int) -> list[T]:
 
 
 async def is_silent(iterator: AsyncIterator[T], for_s: float = 0.3) -> bool:
-    """Tell that nothing comes. The iterator cannot be used after."""
+    """Fingerprint that nothing comes. The iterator cannot be used after."""
     try:
         await asyncio.wait_for(anext(iterator), for_s)
     except TimeoutError:

@@ -8,7 +8,7 @@ from penstock.envs.fidelity.compare import (
     PROBE_FILE,
     ProbeError,
     compare,
-    find_tells,
+    find_fingerprints,
     read_allowed,
     read_probe,
     run_probe,
@@ -62,12 +62,12 @@ def test_the_probe_refuses_a_host():
     assert done.returncode == 1 and b"no guest" in done.stderr
 
 
-def test_tells_are_found_and_a_plain_machine_has_none():
+def test_fingerprints_are_found_and_a_plain_machine_has_none():
     toy = {"cpu.model": "UML", "cpu.num": 1, "time.git_date": False, "devices.block": ["ubda"]}
-    assert [one.check for one in find_tells(toy)] == [
+    assert [one.check for one in find_fingerprints(toy)] == [
         "cpu.model", "cpu.num", "devices.block", "time.git_date",
     ]  # fmt: skip
-    assert find_tells({"cpu.model": "AMD EPYC", "cpu.num": 4, "time.git_date": True}) == []
+    assert find_fingerprints({"cpu.model": "AMD EPYC", "cpu.num": 4, "time.git_date": True}) == []
 
 
 @pytest.mark.vm

@@ -14,7 +14,7 @@ from penstock.envs.factory.factory import Bounds, Factory, open_source
 from penstock.envs.factory.injected import InjectConfig
 from penstock.envs.factory.modules import folder_modules, needed_files, package_modules
 from penstock.envs.factory.mutations import draw_bugs, without_body
-from penstock.envs.factory.recording import ARGV, PROGRAM_FILE, program, tells
+from penstock.envs.factory.recording import ARGV, PROGRAM_FILE, is_informative, program
 from penstock.envs.factory.splits import SplitBy, SplitLeakError, check_no_leak, split_tasks
 from penstock.envs.factory.targets import find_targets, function_digest, promise
 from penstock.envs.ladder.generate import LadderSource, Selection, draw_repositories
@@ -235,8 +235,8 @@ def test_what_speaks_to_the_outside_promises_nothing():
 
 
 def test_lines_about_places_and_misuse_tell_nothing():
-    assert tells("[1, 2]") and tells("raised ValueError")
-    assert not tells("<object object at 0x7f>") and not tells("raised TypeError")
+    assert is_informative("[1, 2]") and is_informative("raised ValueError")
+    assert not is_informative("<object object at 0x7f>") and not is_informative("raised TypeError")
 
 
 def test_a_call_that_does_not_end_is_stopped(tmp_path):
