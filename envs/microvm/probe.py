@@ -6,8 +6,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.envs.backends import backends, open_backend
-from penstock.envs.microvm.images import assets
-from penstock.envs.microvm.qemu import assets as qemu_assets
+from penstock.envs.microvm.images.assets import QemuAssets, VmAssets
 from penstock.envs.sandbox import SandboxError
 
 EXECS = 5
@@ -33,8 +32,10 @@ async def probe_backend(name: str, cache: Path | None = None) -> ProbeResult:
             timeout_s=BOOT_TIMEOUT_S
         )
     except (SandboxError, OSError) as error:
-        how = (qemu_assets if name.startswith(("qemu", "fire")) else assets).HOW_TO_GET
-        return ProbeResult(name=name, available=False, reason=str(error), how_to_get=how)
+        assets = QemuAssets if name.startswith(("qemu", "fire")) else VmAssets
+        return ProbeResult(
+            name=name, available=False, reason=str(error), how_to_get=assets.how_to_get
+        )
     try:
         times = []
         for _ in range(EXECS):

@@ -30,10 +30,9 @@ from penstock.envs.microvm.firecracker.api import (
 )
 from penstock.envs.microvm.firecracker.machine import FirecrackerMachine
 from penstock.envs.microvm.host_process import HostProcess
-from penstock.envs.microvm.images.assets import digest_bytes, load_assets
+from penstock.envs.microvm.images.assets import digest_bytes, load_assets, load_qemu_assets
 from penstock.envs.microvm.machine import booted
 from penstock.envs.microvm.protocol import GuestIdentity, LineState
-from penstock.envs.microvm.qemu.assets import load_qemu_assets
 from penstock.envs.sandbox import (
     BackendUnavailable,
     Capability,

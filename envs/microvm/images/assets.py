@@ -1,29 +1,46 @@
-"""What machines are made of: kernel, image and agent files in the cache, found by digest.
+"""What machines are made of: kernels, images, programs and the agent, found by digest.
 
-`current.json` of the cache folder names the newest complete set; the files it names never change.
+`current.json` of a folder names its newest complete set; the files it names never change. To add a
+file: a field for its name and one for its digest, and its kind in `kinds`.
 """
 
 import hashlib
 import os
 import shutil
 from pathlib import Path
+from typing import ClassVar, TypeVar
 
 import msgspec
 
 from penstock.envs.sandbox import BackendUnavailable
 
-HOW_TO_GET = "run `make setup` or `penstock images base`"
 MANIFEST = "current.json"
+S = TypeVar("S", bound="AssetSet")
 
 
-class VmAssets(msgspec.Struct, frozen=True, kw_only=True):
-    """One complete set; paths are relative to the cache folder."""
+class AssetSet(msgspec.Struct, frozen=True, kw_only=True):
+    """Files that belong together; paths are relative to their folder of the cache."""
+
+    kinds: ClassVar[tuple[str, ...]]
+    folder: ClassVar[str] = ""
+    how_to_get: ClassVar[str]
+
+    def files(self) -> dict[str, str]:
+        """Return the names of the files that it has, by kind."""
+        return {kind: name for kind in self.kinds if (name := getattr(self, kind))}
+
+
+class VmAssets(AssetSet, frozen=True, kw_only=True):
+    """What user-mode machines boot from, and the image and agent of all machines."""
+
+    kinds = ("kernel", "image", "agent")
+    how_to_get = "run `make setup` or `penstock images base`"
 
     kernel: str
     kernel_digest: str
     kernel_version: str
     stock: bool = False
-    """Debian's own kernel stands in: it boots in a second, and has neither erofs nor overlays."""
+    """Debian's own kernel is used: it boots in a second, and has neither erofs nor overlays."""
     image: str
     image_digest: str
     agent: str
@@ -34,6 +51,29 @@ class VmAssets(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the image's recipe and the agent's source."""
 
 
+class QemuAssets(AssetSet, frozen=True, kw_only=True):
+    """QEMU, and what it and Firecracker boot from."""
+
+    kinds = ("kernel", "initramfs", "program", "firmware")
+    folder = "qemu"
+    how_to_get = "run `make vm-qemu` or `penstock images base --qemu`"
+
+    kernel: str
+    kernel_digest: str
+    kernel_version: str
+    initramfs: str
+    initramfs_digest: str
+    inputs: str
+    """Digest of the package's name, the recipe and the first program's source."""
+    program: str = ""
+    """QEMU, static and small; empty if it could not be built: then Debian's is used."""
+    program_digest: str = ""
+    program_inputs: str = ""
+    """Digest of its recipe and the compiler."""
+    firmware: str = ""
+    firmware_digest: str = ""
+
+
 def vm_cache_dir() -> Path:
     """Return `$PENSTOCK_CACHE/vm`, by default `~/.cache/penstock/vm`: all checkouts share it."""
     root = os.environ.get("PENSTOCK_CACHE")
@@ -41,22 +81,31 @@ def vm_cache_dir() -> Path:
 
 
 def load_assets(cache: Path | None = None) -> tuple[Path, VmAssets]:
-    """Return the cache folder and the current set.
+    """Return the cache folder and the current set; raises as `load_set`."""
+    return load_set(VmAssets, cache)
+
+
+def load_qemu_assets(cache: Path | None = None) -> tuple[Path, QemuAssets]:
+    """Return QEMU's folder and its current set; raises as `load_set`."""
+    return load_set(QemuAssets, cache)
+
+
+def load_set(kind: type[S], cache: Path | None) -> tuple[Path, S]:
+    """Return the folder and the current set of one kind.
 
     Raises:
         BackendUnavailable: Nothing was built yet, or a file is missing.
 
     """
-    folder = cache or vm_cache_dir()
+    folder = (cache or vm_cache_dir()) / kind.folder
     try:
-        assets = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=VmAssets)
-    except FileNotFoundError:
-        raise BackendUnavailable(f"no VM kernel and image in {folder}: {HOW_TO_GET}") from None
-    except msgspec.DecodeError as error:
-        raise BackendUnavailable(f"{folder / MANIFEST} is broken ({error}): {HOW_TO_GET}") from None
-    for name in (assets.kernel, assets.image, assets.agent):
+        assets = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        words = f"no complete {folder / MANIFEST} ({error})"
+        raise BackendUnavailable(f"{words}: {kind.how_to_get}") from None
+    for name in assets.files().values():
         if not (folder / name).is_file():
-            raise BackendUnavailable(f"{folder / name} is missing: {HOW_TO_GET}")
+            raise BackendUnavailable(f"{folder / name} is missing: {kind.how_to_get}")
     return folder, assets
 
 

@@ -15,9 +15,8 @@ from collections import deque
 from pathlib import Path
 
 from penstock.envs.microvm.checkpoint import load_checkpoint
-from penstock.envs.microvm.images.assets import digest_bytes, load_assets
+from penstock.envs.microvm.images.assets import digest_bytes, load_assets, load_qemu_assets
 from penstock.envs.microvm.images.layers import check_there, image_digest, layered
-from penstock.envs.microvm.qemu.assets import load_qemu_assets
 from penstock.envs.microvm.qemu.command import MACHINE, QemuCommand
 from penstock.envs.microvm.qemu.machine import MachineKind, QemuMachine, make_template, resume
 from penstock.envs.microvm.qemu.memory import SavedMachine, load_saved

@@ -4,16 +4,17 @@ One process boots; another waits for a saved machine's devices.
 """
 
 import contextlib
+import shutil
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.envs.microvm.host_process import start_process
-from penstock.envs.microvm.images.assets import find_bubblewrap
-from penstock.envs.microvm.qemu.assets import find_qemu
+from penstock.envs.microvm.images.assets import QemuAssets, find_bubblewrap
 from penstock.envs.microvm.qemu.memory import Memory
 from penstock.envs.sandbox import BackendUnavailable, SandboxDied
 
+PROGRAM = "qemu-system-x86_64"
 MACHINE = (
     "microvm,x-option-roms=off,rtc=on,pit=on,pic=on,acpi=on,isa-serial=off,suppress-vmdesc=on"
     ",ioapic2=off"
@@ -29,6 +30,19 @@ _LIBRARIES = (
 """Of the host, that Debian's QEMU needs; the one built for these machines needs none."""
 DEVICES_BYTES_MAX = 1 << 20
 """Of a socket that QEMU reads when it comes to it; a machine's devices take 13 KB."""
+
+
+def find_qemu() -> str:
+    """Return the path of Debian's QEMU.
+
+    Raises:
+        BackendUnavailable: It is not installed.
+
+    """
+    path = shutil.which(PROGRAM)
+    if path is None:
+        raise BackendUnavailable(f"{PROGRAM} is missing: {QemuAssets.how_to_get}")
+    return path
 
 
 def _clock() -> str:

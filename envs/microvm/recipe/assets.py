@@ -7,13 +7,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.envs.microvm.images.assets import (
-    MANIFEST,
-    VmAssets,
-    digest_bytes,
-    digest_file,
-    load_assets,
-)
+from penstock.envs.microvm.images.assets import VmAssets, digest_bytes
 from penstock.envs.microvm.recipe.image import build_agent, build_image, image_inputs
 from penstock.envs.microvm.recipe.kernel import (
     SourceUnavailable,
@@ -21,8 +15,15 @@ from penstock.envs.microvm.recipe.kernel import (
     fetch_stock_kernel,
     kernel_inputs,
 )
-from penstock.envs.microvm.recipe.steps import Say, Steps, build_lock, install
-from penstock.envs.sandbox import BackendUnavailable
+from penstock.envs.microvm.recipe.steps import (
+    Say,
+    Steps,
+    build_lock,
+    current_set,
+    install_by_digest,
+    kept_fields,
+    publish,
+)
 
 
 def build_assets(folder: Path, say: Say) -> VmAssets:
@@ -45,7 +46,7 @@ def build_assets(folder: Path, say: Say) -> VmAssets:
 
 
 def _bring_up_to_date(folder: Path, say: Say) -> VmAssets:
-    old = _current(folder)
+    old = current_set(VmAssets, folder)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
         steps = Steps(Path(scratch), say)
         parts = _kernel_parts(steps, folder, old)
@@ -54,31 +55,14 @@ def _bring_up_to_date(folder: Path, say: Say) -> VmAssets:
         if assets == old:
             say(f"kernel {assets.kernel_version} and image are up to date")
             return assets
-        return _publish(folder, assets, old)
-
-
-def _current(folder: Path) -> VmAssets | None:
-    try:
-        return load_assets(folder)[1]
-    except BackendUnavailable:
-        return None
-
-
-def _fields(assets: VmAssets, prefixes: tuple[str, ...]) -> dict[str, Any]:
-    return {k: v for k, v in msgspec.structs.asdict(assets).items() if k.startswith(prefixes)}
-
-
-def _by_digest(kind: str, path: Path) -> dict[str, Any]:
-    digest = digest_file(path)
-    name = f"{kind}-{digest[:16]}"
-    path.replace(path.with_name(name))
-    return {kind: name, f"{kind}_digest": digest}
+        publish(folder, assets, old)
+        return assets
 
 
 def _kernel_parts(steps: Steps, folder: Path, old: VmAssets | None) -> dict[str, Any]:
     inputs = digest_bytes(*kernel_inputs())
     if old is not None and old.kernel_inputs == inputs:
-        return _fields(old, ("kernel", "stock"))
+        return kept_fields(old, ("kernel", "stock"))
     stock = False
     try:
         path, version = build_kernel(steps, folder)
@@ -87,32 +71,18 @@ def _kernel_parts(steps: Steps, folder: Path, old: VmAssets | None) -> dict[str,
         steps.say("kernel: Debian's own kernel stands in: each machine takes 1.3 s to boot")
         path, version = fetch_stock_kernel(steps, folder)
         inputs, stock = "", True  # the next set-up tries again
-    named = _by_digest("kernel", path)
+    named = install_by_digest(folder, "kernel", path, 0o755)
     return {**named, "kernel_version": version, "kernel_inputs": inputs, "stock": stock}
 
 
 def _image_parts(steps: Steps, folder: Path, old: VmAssets | None, *, ext4: bool) -> dict[str, Any]:
     inputs = digest_bytes(*image_inputs(ext4))
     if old is not None and old.image_inputs == inputs:
-        return _fields(old, ("image", "agent"))
+        return kept_fields(old, ("image", "agent"))
     agent = build_agent(steps, folder)
     image = build_image(steps, folder, agent, ext4=ext4)
-    return {**_by_digest("agent", agent), **_by_digest("image", image), "image_inputs": inputs}
-
-
-def _publish(folder: Path, assets: VmAssets, old: VmAssets | None) -> VmAssets:
-    fresh = folder / f"{MANIFEST}.new"
-    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(assets), indent=2))
-    install(fresh, folder / MANIFEST, 0o644)
-    keep = {MANIFEST, "build.lock"}
-    for one in (assets, old or assets):  # runs that started before boot from the old set
-        keep |= {one.kernel, one.image, one.agent}
-    _sweep(folder, keep)
-    return assets
-
-
-def _sweep(folder: Path, keep: set[str]) -> None:
-    """Remove the files of sets before the last one."""
-    for path in folder.iterdir():
-        if path.is_file() and path.name not in keep:
-            path.unlink()
+    return {
+        **install_by_digest(folder, "agent", agent, 0o755),
+        **install_by_digest(folder, "image", image, 0o644),
+        "image_inputs": inputs,
+    }

@@ -10,19 +10,20 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.envs.microvm.images.assets import MANIFEST, digest_bytes, digest_file
-from penstock.envs.microvm.qemu.assets import FOLDER, QemuAssets, load_qemu_assets
+from penstock.envs.microvm.images.assets import QemuAssets, digest_bytes
 from penstock.envs.microvm.recipe.qemu_program import build_program, program_inputs
 from penstock.envs.microvm.recipe.steps import (
     BuildError,
     Say,
     Steps,
     build_lock,
-    install,
+    current_set,
+    install_by_digest,
+    kept_fields,
     need_programs,
     output_of,
+    publish,
 )
-from penstock.envs.sandbox import BackendUnavailable
 
 PACKAGE = "linux-image-cloud-amd64"
 FIRST_PROGRAM = Path(__file__).resolve().parents[1] / "initramfs" / "init.c"
@@ -44,46 +45,29 @@ def build_qemu_assets(cache: Path, say: Say) -> QemuAssets:
 
     """
     need_programs("apt-get", "apt-cache", "dpkg-deb", "lz4", "gcc", "strip")
-    folder = cache / FOLDER
+    folder = cache / QemuAssets.folder
     with build_lock(folder, say), tempfile.TemporaryDirectory(dir=folder) as scratch:
-        old = _current(cache)
+        old = current_set(QemuAssets, cache)
         steps = Steps(Path(scratch), say)
         parts = _boot_parts(steps, folder, old) | _program_parts(steps, folder, old)
         assets = msgspec.convert(parts, QemuAssets)
         if assets == old:
             say(f"QEMU: kernel {assets.kernel_version} is up to date")
             return assets
-        return _publish(folder, assets, old)
-
-
-def _current(cache: Path) -> QemuAssets | None:
-    try:
-        return load_qemu_assets(cache)[1]
-    except BackendUnavailable:
-        return None
-
-
-def _fields(assets: QemuAssets, prefixes: tuple[str, ...]) -> dict[str, str]:
-    return {k: v for k, v in msgspec.structs.asdict(assets).items() if k.startswith(prefixes)}
-
-
-def _by_digest(folder: Path, kind: str, path: Path, mode: int) -> dict[str, str]:
-    digest = digest_file(path)
-    name = f"{kind}-{digest[:16]}"
-    install(path, folder / name, mode)
-    return {kind: name, f"{kind}_digest": digest}
+        publish(folder, assets, old)
+        return assets
 
 
 def _boot_parts(steps: Steps, folder: Path, old: QemuAssets | None) -> dict[str, str]:
     package = _package_name()
     inputs = digest_bytes(package.encode(), Path(__file__).read_bytes(), FIRST_PROGRAM.read_bytes())
     if old is not None and old.inputs == inputs:
-        return _fields(old, ("kernel", "initramfs", "inputs"))
+        return kept_fields(old, ("kernel", "initramfs", "inputs"))
     steps.run(f"QEMU: downloading {package}", ["apt-get", "download", package], timeout_s=600)
     archive = next(steps.scratch.glob("linux-image-*.deb"))
     steps.run("QEMU: unpacking it", ["dpkg-deb", "-x", str(archive), "."], timeout_s=120)
-    parts = _by_digest(folder, "kernel", _unpack_kernel(steps), 0o644)
-    parts |= _by_digest(folder, "initramfs", _pack_initramfs(steps), 0o644)
+    parts = install_by_digest(folder, "kernel", _unpack_kernel(steps), 0o644)
+    parts |= install_by_digest(folder, "initramfs", _pack_initramfs(steps), 0o644)
     version = package.removeprefix("linux-image-")
     return {**parts, "kernel_version": version, "inputs": inputs}
 
@@ -91,28 +75,17 @@ def _boot_parts(steps: Steps, folder: Path, old: QemuAssets | None) -> dict[str,
 def _program_parts(steps: Steps, folder: Path, old: QemuAssets | None) -> dict[str, str]:
     inputs = digest_bytes(*program_inputs())
     if old is not None and old.program_inputs == inputs:
-        return _fields(old, ("program", "firmware"))
+        return kept_fields(old, ("program", "firmware"))
     try:
         program, firmware = build_program(steps)
     except BuildError as error:
         steps.say(f"QEMU: what is here stands in, at worst Debian's: {error}")
-        return {} if old is None else _fields(old, ("program", "firmware"))  # tried again next time
-    parts = _by_digest(folder, "program", program, 0o755)
-    parts |= _by_digest(folder, "firmware", firmware, 0o644)
+        return (
+            {} if old is None else kept_fields(old, ("program", "firmware"))
+        )  # tried again next time
+    parts = install_by_digest(folder, "program", program, 0o755)
+    parts |= install_by_digest(folder, "firmware", firmware, 0o644)
     return {**parts, "program_inputs": inputs}
-
-
-def _publish(folder: Path, assets: QemuAssets, old: QemuAssets | None) -> QemuAssets:
-    fresh = folder / f"{MANIFEST}.new"
-    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(assets), indent=2))
-    install(fresh, folder / MANIFEST, 0o644)
-    keep = {MANIFEST, "build.lock"}
-    for one in (assets, old or assets):  # runs that started before boot from the old set
-        keep |= set(one.files().values())
-    for path in folder.iterdir():
-        if path.is_file() and path.name not in keep:
-            path.unlink()
-    return assets
 
 
 def _package_name() -> str:

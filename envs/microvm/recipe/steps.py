@@ -1,4 +1,4 @@
-"""Running build steps: a lock against a second builder, logs, progress, atomic products."""
+"""Build steps: a lock against a second builder, logs, progress, and products installed at once."""
 
 import contextlib
 import fcntl
@@ -8,7 +8,11 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from penstock.envs.microvm.images.assets import MANIFEST, AssetSet, S, digest_file, load_set
 from penstock.envs.sandbox import BackendUnavailable
 
 Say = Callable[[str], None]
@@ -118,3 +122,37 @@ def install(source: Path, target: Path, mode: int) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def current_set(kind: type[S], cache: Path) -> S | None:
+    """Return the current set of one kind; None if there is none."""
+    try:
+        return load_set(kind, cache)[1]
+    except BackendUnavailable:
+        return None
+
+
+def kept_fields(assets: AssetSet, prefixes: tuple[str, ...]) -> dict[str, Any]:
+    """Return the fields of parts that need no build, by the beginnings of their names."""
+    return {k: v for k, v in msgspec.structs.asdict(assets).items() if k.startswith(prefixes)}
+
+
+def install_by_digest(folder: Path, kind: str, path: Path, mode: int) -> dict[str, Any]:
+    """Move a finished file to a name by its content; return its two fields of the set."""
+    digest = digest_file(path)
+    name = f"{kind}-{digest[:16]}"
+    install(path, folder / name, mode)
+    return {kind: name, f"{kind}_digest": digest}
+
+
+def publish(folder: Path, assets: AssetSet, old: AssetSet | None) -> None:
+    """Name a new set at once; remove the files of sets before the last one."""
+    fresh = folder / f"{MANIFEST}.new"
+    fresh.write_bytes(msgspec.json.format(msgspec.json.encode(assets), indent=2))
+    install(fresh, folder / MANIFEST, 0o644)
+    keep = {MANIFEST, "build.lock"}
+    for one in (assets, old or assets):  # runs that started before boot from the old set
+        keep |= set(one.files().values())
+    for path in folder.iterdir():
+        if path.is_file() and path.name not in keep:
+            path.unlink()

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.envs.microvm.firecracker import backend as firecracker
-from penstock.envs.microvm.images.assets import VmAssets
-from penstock.envs.microvm.qemu.assets import QemuAssets
+from penstock.envs.microvm.images.assets import QemuAssets, VmAssets
 from penstock.envs.sandbox import (
     BackendUnavailable,
     Capability,

@@ -5,9 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.envs.microvm.images.assets import find_bubblewrap
-from penstock.envs.microvm.qemu.assets import FOLDER, QemuAssets, find_qemu, load_qemu_assets
-from penstock.envs.microvm.qemu.command import QemuCommand
+from penstock.envs.microvm.images.assets import QemuAssets, find_bubblewrap, load_qemu_assets
+from penstock.envs.microvm.qemu.command import QemuCommand, find_qemu
 from penstock.envs.sandbox import BackendUnavailable
 
 BOOTED = {name: Path(f"/cache/{name}") for name in ("kernel", "initramfs", "image")}
@@ -54,7 +53,7 @@ def test_a_device_of_the_host_is_not_hidden_by_the_other_devices(files):
 
 
 def test_a_set_without_a_program_is_whole_and_one_whose_program_is_gone_is_not(tmp_path):
-    folder = tmp_path / FOLDER
+    folder = tmp_path / QemuAssets.folder
     folder.mkdir()
     for name in ("k", "i"):
         (folder / name).touch()
