@@ -6,7 +6,7 @@
                                        ──AcquireGroup, RenewGroups, ReleaseGroup: many at once──▶
 ```
 Every request that names a lease renews it; the pool reaps what nobody renews. The guest runs a
-command once for each `op_key`, however often it is asked.
+command once for each `op_key`, however often it is requested.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ class SandboxHost(Actor):
         self._reserved_slots = min(config.reserved_slots, pool.live_max - 1)
         self._checkpoints: Checkpoints | None = None
         self._newest: dict[str, str] = {}
-        """Holder -> the lease that it asked for last."""
+        """Holder -> the lease that it requested last."""
 
     def services(self) -> Mapping[str, Serve]:
         """Return both services."""
@@ -98,7 +98,7 @@ class SandboxHost(Actor):
         return ()
 
     async def _report(self, ctx: Context) -> None:
-        """Report to the scheduler what is here; without one the host serves any client."""
+        """Report to the scheduler; without one the host serves every client."""
         counters = self._pool.counters()
         report = ReportHost(
             host=self._host,
@@ -117,7 +117,7 @@ class SandboxHost(Actor):
         return ()
 
     async def _answer_acquire(self, message: Message) -> AsyncIterator[Message]:
-        """Lease a machine to a client; asking again with one lease id returns the same one."""
+        """Lease a machine; a repeated request with one lease id gets the same one."""
         if not isinstance(message, AcquireSandbox):
             yield _unexpected(message)
             return
@@ -133,7 +133,7 @@ class SandboxHost(Actor):
             await self._pool.release(earlier)
         try:
             if message.checkpoint_id:
-                reserved_slots = self._left_by(message)
+                reserved_slots = self._reserved_against(message)
                 lease = await self._saved().restore(message, lease_s, reserved_slots)
             else:
                 lease = await self._pool.acquire(
@@ -141,7 +141,7 @@ class SandboxHost(Actor):
                     lease_id=lease_id,
                     timeout_s=self._config.acquire_s_max,
                     image=message.image_digest,
-                    reserved_slots=self._left_by(message),
+                    reserved_slots=self._reserved_against(message),
                 )
         except (DeadlineError, QueueFullError) as error:
             raise SandboxBusyError(str(error)) from error
@@ -149,39 +149,27 @@ class SandboxHost(Actor):
         self._newest[message.holder] = lease_id
         return self._leased(message.lease_id, lease.sandbox)
 
-    def _lease_s(self, wanted: AcquireSandbox | AcquireGroup) -> float:
-        """Return how long a lease is; no number and less than nothing would never run out."""
-        if not wanted.lease_s > 0:
-            raise SandboxRequestError(f"lease_s: expected > 0, got {wanted.lease_s}")
-        return min(wanted.lease_s, self._config.lease_s_max)
+    def _lease_s(self, request: AcquireSandbox | AcquireGroup) -> float:
+        """Return how long a lease is; NaN or a negative number would never expire."""
+        if not request.lease_s > 0:
+            raise SandboxRequestError(f"lease_s: expected > 0, got {request.lease_s}")
+        return min(request.lease_s, self._config.lease_s_max)
 
-    def _left_by(self, wanted: AcquireSandbox) -> int:
-        """Return how many machines it leaves for grading; for groups the scheduler sees to it."""
-        return 0 if wanted.is_grading or wanted.group_id else self._reserved_slots
+    def _reserved_against(self, request: AcquireSandbox) -> int:
+        """Return how many machines it must leave for grading; groups were placed with that room."""
+        return 0 if request.is_grading or request.group_id else self._reserved_slots
 
-    async def _operate_on_groups(
-        self, message: AcquireGroup | RenewGroups | ReleaseGroup
-    ) -> Message:
-        match message:
-            case AcquireGroup():
-                return await self._acquire_group(message)
-            case RenewGroups():
-                return GroupsRenewed(gone=self._groups.renew(message.group_ids))
-            case ReleaseGroup():
-                await self._groups.release(message.group_id)
-                return Ack()
-
-    async def _acquire_group(self, wanted: AcquireGroup) -> GroupLeased:
-        lease_s = self._lease_s(wanted)
+    async def _acquire_group(self, request: AcquireGroup) -> GroupLeased:
+        lease_s = self._lease_s(request)
         try:
-            leases = await self._groups.acquire(wanted, lease_s, self._config.acquire_s_max)
+            leases = await self._groups.acquire(request, lease_s, self._config.acquire_s_max)
         except (DeadlineError, QueueFullError) as error:
             raise SandboxBusyError(str(error)) from error
         records = [lease.sandbox.info for lease in leases]
-        return GroupLeased(group_id=wanted.group_id, host=self._host, sandboxes=records)
+        return GroupLeased(group_id=request.group_id, host=self._host, sandboxes=records)
 
     async def _answer(self, message: Message) -> AsyncIterator[Message]:
-        """Do something in a leased machine; a machine that died loses its lease."""
+        """Serve this host's own service; a machine that died loses its lease."""
         try:
             yield await self._operate(message)
         except (SandboxDied, SandboxTimeout) as error:
@@ -197,34 +185,36 @@ class SandboxHost(Actor):
                 yield EgressRead(attempts=lost)
 
     async def _lose(self, lease_id: str) -> None:
-        """End a machine that died; what it tried to reach can still be asked for."""
+        """End a machine that died; its egress record can still be read."""
         with contextlib.suppress(SandboxError, NotFoundError):
             machine = networked(self._machine(lease_id))
             self._lost.keep(lease_id, await machine.egress_attempts())
         await self._pool.release(lease_id)
 
-    async def _operate(self, message: Message) -> Message:
-        if isinstance(message, Operation):
-            machine, config = self._machine(message.lease_id), self._config
-            return await operate(machine, message, egress_addresses=config.egress_addresses)
+    async def _operate(self, message: Message) -> Message:  # noqa: PLR0911 - a case each
         match message:
+            case AcquireSandbox():
+                if message.is_placed:
+                    return await self._acquire(message)
+                return self._leased(message.lease_id, self._machine(message.lease_id))
+            case SaveSandbox():
+                await self._saved().save(message.lease_id, message.checkpoint_id)
+                return SandboxSaved(checkpoint_id=message.checkpoint_id, host=self._host)
             case ReleaseSandbox():
                 await self._pool.release(message.lease_id)
                 return Ack()
-            case AcquireGroup() | RenewGroups() | ReleaseGroup():
-                return await self._operate_on_groups(message)
-            case AcquireSandbox() if not message.is_placed:
-                return self._leased(message.lease_id, self._machine(message.lease_id))
-            case AcquireSandbox() | SaveSandbox():
-                return await self._acquire_or_save(message)
+            case AcquireGroup():
+                return await self._acquire_group(message)
+            case RenewGroups():
+                return GroupsRenewed(gone=self._groups.renew(message.group_ids))
+            case ReleaseGroup():
+                await self._groups.release(message.group_id)
+                return Ack()
+            case _ if isinstance(message, Operation):
+                machine, config = self._machine(message.lease_id), self._config
+                return await operate(machine, message, egress_addresses=config.egress_addresses)
             case _:
                 return _unexpected(message)
-
-    async def _acquire_or_save(self, message: AcquireSandbox | SaveSandbox) -> Message:
-        if isinstance(message, AcquireSandbox):
-            return await self._acquire(message)
-        await self._saved().save(message.lease_id, message.checkpoint_id)
-        return SandboxSaved(checkpoint_id=message.checkpoint_id, host=self._host)
 
     def _saved(self) -> Checkpoints:
         """Return the host's checkpoints.

@@ -6,5 +6,6 @@
 ```
 A machine has no network and no names. Where a task lists hosts (`Task.egress`), its programs find a
 proxy in their environment; everything else stays as it is. `rules.py` decides and is pure,
-`proxy.py` speaks HTTP, `streams.py` carries bytes between it and the guest agent.
+`proxy.py` speaks HTTP, `streams.py` carries bytes between it and the guest agent. To add a bound: a
+field of `EgressLimits`, enforced in `account.py`.
 """

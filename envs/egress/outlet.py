@@ -2,13 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
 
 from penstock.envs.egress.account import EgressLimits
 from penstock.envs.egress.proxy import EgressProxy, Resolve
 from penstock.envs.egress.rules import EgressRuleError, parse_rules
 from penstock.envs.egress.streams import GuestLine, GuestStreams
-from penstock.envs.microvm.protocol import GuestRequest, PieceHandler
+from penstock.envs.microvm.protocol import GuestRequest
 from penstock.envs.sandbox import SandboxRequestError
 from penstock.messages.rollout import EgressAttempt
 
@@ -23,12 +22,6 @@ ENVIRONMENT = {
 """Of programs in a machine whose task may reach hosts; most programs heed it."""
 
 
-class PieceLine(GuestLine, Protocol):
-    """A line that hands out the pieces of streams."""
-
-    on_piece: PieceHandler | None
-
-
 class EgressOutlet:
     """A machine's way out; closed until `open`.
 
@@ -41,7 +34,7 @@ class EgressOutlet:
 
     def __init__(
         self,
-        line: PieceLine,
+        line: GuestLine,
         limits: EgressLimits | None = None,
         resolve: Resolve | None = None,
     ) -> None:

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from penstock.envs.microvm.protocol import GuestRequest
+from penstock.envs.microvm.protocol import GuestRequest, PieceHandler
 from penstock.envs.sandbox import SandboxError
 
 PIECE_BYTES_MAX = 1 << 14
@@ -22,12 +22,15 @@ ENDED_MAX = 4096
 class GuestLine(Protocol):
     """What is needed of a connection to a guest agent."""
 
+    on_piece: PieceHandler | None
+    """Takes the pieces of streams."""
+
     async def call(self, request: GuestRequest, *, timeout_s: float) -> object:
-        """Ask and wait for the answer."""
+        """Send a request and wait for the answer."""
         ...
 
     def post(self, request: GuestRequest) -> None:
-        """Ask and wait for nothing."""
+        """Send a request without waiting for the answer."""
         ...
 
 

@@ -61,7 +61,8 @@ class GuestConnection(asyncio.Protocol):
         self._describe_death = describe_death
         self._transport: asyncio.Transport | None = None
         self._next_id = state.next_id
-        self._epoch = state.epoch
+        self.epoch = state.epoch
+        """Which of its guest's copies this connection means."""
         self._waiting: dict[int, asyncio.Future[GuestReply]] = {}
         self._inbox = bytearray()
         self._outbox = bytearray()
@@ -69,7 +70,8 @@ class GuestConnection(asyncio.Protocol):
         """Of requests that wait for the thaw, while the guest is frozen."""
         self._sent = state.sent
         self._confirmed = state.sent
-        self._death: SandboxDied | None = None
+        self.died: SandboxDied | None = None
+        """Why the connection ended; None while it lives."""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(GuestReply)
 
@@ -101,12 +103,12 @@ class GuestConnection(asyncio.Protocol):
         future.add_done_callback(lambda _: self._waiting.pop(reply_id, None))
 
     def _begin(self, request: GuestRequest) -> asyncio.Future[GuestReply]:
-        if self._death is not None:
-            raise self._death
+        if self.died is not None:
+            raise self.died
         if len(self._waiting) >= REQUESTS_MAX:
             raise SandboxRequestError(f"more than {REQUESTS_MAX} requests wait for one guest")
         request.v = VERSION
-        request.epoch = self._epoch
+        request.epoch = self.epoch
         request.id = self._next_id
         self._next_id += 1
         body = self._encoder.encode(request)
@@ -147,11 +149,11 @@ class GuestConnection(asyncio.Protocol):
         await asyncio.sleep(0)  # its frame is in the outbox now: what comes next must wait
         self._backlog = bytearray()
         await asking
-        return LineState(sent=self._sent, next_id=self._next_id, epoch=self._epoch)
+        return LineState(sent=self._sent, next_id=self._next_id, epoch=self.epoch)
 
     async def thaw(self, identity: GuestIdentity, *, timeout_s: float) -> None:
         """Let a frozen guest go on, as the machine it was or as a new one."""
-        self._epoch = identity.epoch
+        self.epoch = identity.epoch
         request = GuestRequest(
             op="thaw",
             clock_ns=time.time_ns() if identity.entropy else 0,
@@ -220,23 +222,13 @@ class GuestConnection(asyncio.Protocol):
             self.lost.set_result(None)
 
     def _die(self, death: SandboxDied) -> None:
-        if self._death is not None:
+        if self.died is not None:
             return
-        self._death = death
+        self.died = death
         for future in (self.ready, *self._waiting.values()):
             if not future.done():
                 future.set_exception(death)
                 future.exception()  # seen: a waiter may have gone already
-
-    @property
-    def epoch(self) -> int:
-        """Which of its guest's copies this connection means."""
-        return self._epoch
-
-    @property
-    def died(self) -> SandboxDied | None:
-        """Why the connection ended, or None while it lives."""
-        return self._death
 
     def abort(self) -> None:
         """End the connection at once."""

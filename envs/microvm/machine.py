@@ -103,10 +103,6 @@ class GuestSandbox:
         """Return when the guest agent has answered."""
         await self._connection.call(GuestRequest(op="ping"), timeout_s=self.hang_grace_s)
 
-    async def shutdown(self) -> None:
-        """Ask the guest to power off; raises `SandboxDied` when it has."""
-        await self._connection.call(GuestRequest(op="shutdown"), timeout_s=self.hang_grace_s)
-
     async def read_file(self, path: str, bytes_max: int) -> bytes:
         """See `Sandbox.read_file`."""
         content = bytearray()

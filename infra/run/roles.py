@@ -172,7 +172,7 @@ async def _sandbox(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
 
 def _pool(config: RunConfig, host: str) -> "Pool":
     from penstock.envs.backends import open_backend
-    from penstock.envs.microvm.images.images import images_of
+    from penstock.envs.microvm.images.layers import images_of
     from penstock.envs.microvm.pool.pool import Pool
 
     settings, sandbox = config.pool, config.sandbox

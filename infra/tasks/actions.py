@@ -19,7 +19,7 @@ from penstock.envs.factory.injected import InjectConfig
 from penstock.envs.factory.lab import MachineLab
 from penstock.envs.factory.splits import SplitBy, check_no_leak, split_tasks
 from penstock.envs.ladder.generate import LadderSource, Selection
-from penstock.envs.microvm.images.images import images_of
+from penstock.envs.microvm.images.layers import images_of
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.tasks.gates import check_candidate
 from penstock.envs.tasks.harbor import write_harbor

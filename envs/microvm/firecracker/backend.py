@@ -57,7 +57,6 @@ class FirecrackerBackend:
         cache: Folder with kernel, image and agent; default `assets.vm_cache_dir()`.
         mem_mib: The guest's memory.
         jails: Folder of the jails, on the file system of the cache: files are linked into them.
-        uffd: Socket of a page server of one's own, in place of mapping the memory's file.
         jailer: Its program, and Firecracker's; by default those in the PATH.
 
     Raises:
@@ -80,7 +79,6 @@ class FirecrackerBackend:
         mem_mib: int = MEM_MIB,
         *,
         jails: Path | None = None,
-        uffd: Path | None = None,
         jailer: tuple[str, ...] = (),
     ) -> None:
         folder, base = load_assets(cache)
@@ -92,7 +90,6 @@ class FirecrackerBackend:
             "image": folder / base.image,
         }
         self._mem_mib = mem_mib
-        self._uffd = uffd
         self._jails = jails or folder / "jails"
         if len(str(self._jails)) > JAILS_CHARS_MAX:
             raise BackendUnavailable(f"{self._jails}: too long a path for the sockets in it")
@@ -161,9 +158,6 @@ class FirecrackerBackend:
         files = {"image": self._files["image"], "saved": folder / STATE, "mem": folder / MEMORY}
         async with self._jailed(files, cpu, timeout_s) as (process, jail, api):
             memory = {"backend_type": "File", "backend_path": "/mem"}
-            if self._uffd is not None:
-                await asyncio.to_thread(os.link, self._uffd, jail / "root" / "uffd.sock")
-                memory = {"backend_type": "Uffd", "backend_path": "/uffd.sock"}
             await api.put(
                 "/snapshot/load", snapshot_path="/saved", mem_backend=memory, resume_vm=True
             )

@@ -101,7 +101,7 @@ def load_set(kind: type[S], cache: Path | None) -> tuple[Path, S]:
     try:
         assets = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError) as error:
-        words = f"no complete {folder / MANIFEST} ({error})"
+        words = f"{folder / MANIFEST} is missing or broken ({error})"
         raise BackendUnavailable(f"{words}: {kind.how_to_get}") from None
     for name in assets.files().values():
         if not (folder / name).is_file():

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 
-from penstock.envs.microvm.images.images import Images
+from penstock.envs.microvm.images.layers import Images
 from penstock.envs.microvm.pool.image_pool import ImagePool
 from penstock.envs.sandbox import ImageAbsent, Machine, SandboxBackend
 

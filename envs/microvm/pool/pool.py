@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self, cast
 
-from penstock.envs.microvm.images.images import Images
+from penstock.envs.microvm.images.layers import Images
 from penstock.envs.microvm.pool.image_pool import ImagePool
 from penstock.envs.microvm.pool.image_pools import ImagePools
 from penstock.envs.microvm.pool.lease import Lease, Leases, PoolCounters, percentile

@@ -5,8 +5,7 @@ import random
 
 import msgspec
 
-from penstock.actors.scheduler.host_registry import HostRegistry, HostsFullError
-from penstock.actors.scheduler.placement import Host
+from penstock.actors.scheduler.host_registry import Host, HostRegistry, HostsFullError
 from penstock.messages.errors import ConfigError
 
 FLAGS = {"num_machines": "--machines", "num_hosts": "--hosts", "num_failures": "--failures"}

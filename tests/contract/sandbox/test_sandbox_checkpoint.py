@@ -79,7 +79,7 @@ async def test_a_request_for_the_machine_before_the_copy_is_refused(backend, tmp
     machine = await backend.start(timeout_s=START_S)
     await machine.checkpoint(tmp_path / "saved")
     copy = await backend.restore(tmp_path / "saved", timeout_s=START_S)
-    copy._connection._epoch -= 1
+    copy._connection.epoch -= 1
     with pytest.raises(SandboxRequestError, match="stale_epoch"):
         await copy.exec(["true"], timeout_s=START_S)
     await machine.close()

@@ -15,8 +15,7 @@ from penstock.actors.sandbox_host.actor import SandboxHost
 from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.actors.scheduler.actor import SandboxScheduler
 from penstock.envs.backends import open_backend
-from penstock.envs.microvm.images.images import Images
-from penstock.envs.microvm.images.layers import image_digest, layer_path
+from penstock.envs.microvm.images.layers import Images, image_digest, layer_path
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.remote.client import GroupSpec, LeaseSpec

@@ -10,8 +10,7 @@ import pytest
 from tests.needs import need_layers
 
 from penstock.envs.backends import open_backend
-from penstock.envs.microvm.images.images import Images
-from penstock.envs.microvm.images.layers import layer_folder, layer_path
+from penstock.envs.microvm.images.layers import Images, layer_folder, layer_path
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.sandbox import ImageAbsent

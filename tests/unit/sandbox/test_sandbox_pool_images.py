@@ -5,8 +5,7 @@ import hashlib
 
 import pytest
 
-from penstock.envs.microvm.images.images import Images
-from penstock.envs.microvm.images.layers import layer_path
+from penstock.envs.microvm.images.layers import Images, layer_path
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import ImageAbsent, SandboxDied, SandboxError
 from penstock.messages.errors import DeadlineError
