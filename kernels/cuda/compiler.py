@@ -46,7 +46,7 @@ def compile_cubin(source: str) -> Path:
     nvcc = find_nvcc()
     if nvcc is None:
         raise KernelUnavailableError("CUDA kernels need nvcc: none on PATH nor under CUDA_HOME")
-    command = [nvcc, *_FLAGS, str(source_path(source))]
+    command = [nvcc, *_FLAGS, f"-I{FOLDER}", str(source_path(source))]
     cubin = build(command, f"{source}.cubin", source_bytes(source))
     if cubin is None:
         raise KernelUnavailableError(

@@ -14,7 +14,7 @@ from penstock.kernels.cuda.compiler import FOLDER, source_bytes
 from penstock.kernels.cuda.launch import Argument
 from penstock.kernels.native import build
 
-_HEADER = Path(__file__).with_name("simt.h")
+_OWN = Path(__file__).parent
 _FLAGS = (
     *("-x", "c++", "-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-Wno-psabi"),
     *("-shared", "-fPIC"),
@@ -43,8 +43,9 @@ def _host_value(argument: Argument) -> np.ndarray:
 @cache
 def _simt_library(source: str) -> ctypes.CDLL:
     assert COMPILER is not None, "the SIMT shim needs g++ or clang++"
-    command = [COMPILER, *_FLAGS, f"-I{FOLDER}", f"-I{_HEADER.parent}", "-"]
-    content = source_bytes(source) + _HEADER.read_bytes()
+    command = [COMPILER, *_FLAGS, f"-I{_OWN}", f"-I{FOLDER}", "-"]
+    headers = [_OWN / name for name in ("simt.h", "instructions.cuh")]
+    content = source_bytes(source) + b"".join(path.read_bytes() for path in headers)
     library = build(command, f"{source}-simt.so", content, _simt_unit(source))
     assert library is not None, f"the SIMT shim does not compile {source}.cu; see the log"
     return ctypes.CDLL(str(library))

@@ -1,8 +1,8 @@
 // The frozen float32 arithmetic. The same operations in the same order stand in
 // kernels/reference/float32.py. Compile with -fmad=false: what is fused says so.
 //
-// Where the chip converts in one instruction, the CPU build has an integer twin beside it; these
-// are the only lines of the bit-exact kernels that differ between the two.
+// What the chip does in one instruction is in `instructions.cuh`; the CPU build of the tests has a
+// twin of that file, the only one that differs between the two.
 #pragma once
 
 #include <stdint.h>
@@ -17,17 +17,8 @@ __device__ __forceinline__ float to_float(bf16 x) {
     return __uint_as_float(static_cast<unsigned>(x) << 16);
 }
 
-__device__ __forceinline__ bf16 to_bf16(float x) {
-#ifdef __CUDACC__
-    bf16 result;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result) : "f"(x));
-    return result;
-#else
-    unsigned bits = __float_as_uint(x);
-    if (abs_bits(x) > 0x7F800000u) return 0x7FFF;
-    return static_cast<bf16>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-#endif
-}
+#include <instructions.cuh> // to_bf16
+
 __device__ __forceinline__ void store(float *to, float x) { *to = x; }
 __device__ __forceinline__ void store(bf16 *to, float x) { *to = to_bf16(x); }
 

@@ -1,7 +1,7 @@
 // Tiles of operands in shared memory, and their copies from global memory.
 #pragma once
 
-#include "tensor_cores.cuh"
+#include "numbers.cuh"
 
 constexpr int TILE_M = 64, TILE_N = 64, TILE_K = 64, STAGES = 3, GEMM_THREADS = 128;
 constexpr int CHUNK = 8, ROW_CHUNKS = TILE_K / CHUNK;
