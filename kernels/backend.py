@@ -1,4 +1,4 @@
-"""What runs a kernel: one protocol, and the values that operations exchange.
+"""What runs a kernel: one protocol, the values that operations exchange, and their errors.
 
 `penstock.kernels.ops` checks arguments and allocates results; a backend only fills them in.
 """
@@ -7,7 +7,17 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from penstock.messages.errors import PenstockError
+
 Tensor = torch.Tensor
+
+
+class KernelArgumentError(PenstockError, ValueError):
+    """A tensor's shape, dtype, device or values do not fit; the text says what does."""
+
+
+class KernelUnavailableError(PenstockError, RuntimeError):
+    """The compiler, driver or library of a requested device is missing; the text says which."""
 
 
 class Mxfp8(NamedTuple):

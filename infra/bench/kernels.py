@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from penstock.infra.bench.kernel_cases import KernelCase, Run, list_cases
-from penstock.kernels.errors import KernelUnavailableError
+from penstock.kernels.backend import KernelUnavailableError
 
 _NUM_ROUNDS = 7
 _COPY_BYTES = 1 << 32

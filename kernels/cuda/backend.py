@@ -3,9 +3,8 @@
 import numpy as np
 import torch
 
-from penstock.kernels.backend import Mxfp8, Routing
+from penstock.kernels.backend import KernelArgumentError, Mxfp8, Routing
 from penstock.kernels.cuda.launch import Launch
-from penstock.kernels.errors import KernelArgumentError
 
 Tensor = torch.Tensor
 _THREADS = 256

@@ -8,7 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
-from penstock.kernels.errors import KernelUnavailableError
+from penstock.kernels.backend import KernelUnavailableError
 from penstock.kernels.native import build
 
 FOLDER = Path(__file__).parent / "src"

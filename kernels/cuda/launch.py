@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from penstock.kernels.backend import KernelUnavailableError
 from penstock.kernels.cuda.compiler import compile_cubin
-from penstock.kernels.errors import KernelUnavailableError
 
 Argument = torch.Tensor | np.generic | None
 """A tensor goes as its pointer, None as a null pointer, a numpy scalar as itself."""

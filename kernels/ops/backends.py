@@ -2,10 +2,9 @@
 
 import torch
 
-from penstock.kernels.backend import KernelBackend
+from penstock.kernels.backend import KernelArgumentError, KernelBackend
 from penstock.kernels.cuda.backend import CudaBackend
 from penstock.kernels.cuda.launch import launch_cuda
-from penstock.kernels.errors import KernelArgumentError
 from penstock.kernels.reference.backend import ReferenceBackend
 
 _BACKENDS: dict[str, KernelBackend] = {

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from penstock.kernels.backend import KernelBackend
-from penstock.kernels.errors import KernelArgumentError
+from penstock.kernels.backend import KernelArgumentError, KernelBackend
 
 FLOATS = (torch.float32, torch.bfloat16)
 _ALIGNED_BYTES = 16

@@ -2,8 +2,7 @@
 
 import torch
 
-from penstock.kernels.backend import KernelBackend
-from penstock.kernels.errors import KernelArgumentError
+from penstock.kernels.backend import KernelArgumentError, KernelBackend
 from penstock.kernels.ops.backends import backend_for
 from penstock.kernels.ops.checks import check_range, check_tensor, check_values
 

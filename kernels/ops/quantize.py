@@ -2,8 +2,7 @@
 
 import torch
 
-from penstock.kernels.backend import KernelBackend, Mxfp8
-from penstock.kernels.errors import KernelArgumentError
+from penstock.kernels.backend import KernelArgumentError, KernelBackend, Mxfp8
 from penstock.kernels.ops.backends import backend_for
 from penstock.kernels.ops.checks import FLOATS, check_multiple, check_tensor
 from penstock.kernels.reference.quantize import MX_BLOCK

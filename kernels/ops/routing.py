@@ -2,8 +2,7 @@
 
 import torch
 
-from penstock.kernels.backend import KernelBackend, Routing
-from penstock.kernels.errors import KernelArgumentError
+from penstock.kernels.backend import KernelArgumentError, KernelBackend, Routing
 from penstock.kernels.ops.backends import backend_for
 from penstock.kernels.ops.checks import FLOATS, check_range, check_tensor, check_values
 from penstock.kernels.reference.routing import bits_per_id

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from penstock.kernels import ops
-from penstock.kernels.errors import KernelArgumentError
+from penstock.kernels.backend import KernelArgumentError
 
 pytestmark = [
     pytest.mark.gpu,

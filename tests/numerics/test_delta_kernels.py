@@ -10,8 +10,8 @@ import torch
 from tests.simt.shim import SIMT
 
 from penstock.kernels import delta, ops
+from penstock.kernels.backend import KernelArgumentError
 from penstock.kernels.delta import Dtype
-from penstock.kernels.errors import KernelArgumentError
 
 TORCH_DTYPES = {
     Dtype.INT8: torch.int8,

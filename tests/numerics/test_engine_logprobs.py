@@ -13,7 +13,7 @@ from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.generator.sampler import SamplingBatch, sample
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy, token_logprobs
-from penstock.kernels.errors import KernelArgumentError
+from penstock.kernels.backend import KernelArgumentError
 from penstock.kernels.ops.checks import check_values
 from penstock.messages.task import Sampling
 

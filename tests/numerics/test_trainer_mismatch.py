@@ -14,7 +14,7 @@ from penstock.actors.trainer.config import LossConfig, TrainerConfig
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.step import train_step
 from penstock.kernels.arrays import to_array
-from penstock.kernels.errors import KernelArgumentError
+from penstock.kernels.backend import KernelArgumentError
 from penstock.kernels.ops.checks import check_values
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import StopReason, Turn, VersionSpan

@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 
 from penstock.kernels import ops
-from penstock.kernels.errors import KernelArgumentError
+from penstock.kernels.backend import KernelArgumentError
 from penstock.kernels.reference.float32 import fma
 from penstock.kernels.routes import HEADER_BYTES, open_routes, seal_routes
 from penstock.messages.errors import CorruptDataError
