@@ -1,5 +1,6 @@
 """`penstock mismatch`: trainer against sampler, token by token, with each remedy and without it.
 
 `subject.py` loads policies and prompts, `rollouts.py` samples, `trainers.py` perturbs, `figures.py`
-measures, `report.py` adds what remedies cost, `formatting.py` prints. To add a kind of kernels: a line in `KERNELS`.
+measures, `report.py` adds what remedies cost, `formatting.py` prints.
+To add a kind of kernels: a line in `KERNELS`.
 """
