@@ -2,7 +2,8 @@
 
 import asyncio
 
-from tests.sim.rollout.conftest import FakeBackend, Hosted, World
+from tests.sim.rollout.conftest import Hosted, World
+from tests.sim.rollout.machines import FakeBackend
 
 from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.sandbox_host.actor import SandboxHost

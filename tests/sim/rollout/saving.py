@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import msgspec
-from tests.sim.rollout.conftest import FakeBackend, FakeMachine
+from tests.sim.rollout.machines import FakeBackend, FakeMachine
 
 from penstock.envs.sandbox import Capability, SandboxFileError
 from penstock.messages.sandbox import ExecResult

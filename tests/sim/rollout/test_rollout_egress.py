@@ -2,8 +2,9 @@
 
 import msgspec
 import pytest
-from tests.sim.rollout.conftest import FINISH, FIX, LOOK, FakeMachine, World, make_task
+from tests.sim.rollout.conftest import FINISH, FIX, LOOK, World, make_task
 from tests.sim.rollout.conftest import make_command as command_of
+from tests.sim.rollout.machines import FakeMachine
 from tests.sim.rollout.saving import SavingBackend
 
 from penstock.actors.pacer.actor import group_commands

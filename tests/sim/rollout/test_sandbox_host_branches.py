@@ -2,7 +2,8 @@
 
 import msgspec
 import pytest
-from tests.sim.rollout.conftest import FakeBackend, World
+from tests.sim.rollout.conftest import World
+from tests.sim.rollout.machines import FakeBackend
 
 from penstock.envs.remote.client import LeaseSpec, SandboxBusyError
 from penstock.envs.remote.lease import lease_sandbox

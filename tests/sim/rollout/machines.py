@@ -1,0 +1,83 @@
+"""Machines of simulated hosts: files in memory, and a death at a chosen operation."""
+
+import asyncio
+from collections.abc import Sequence
+
+from penstock.envs.ladder.dry_run import DryRunSandbox, run_program
+from penstock.envs.sandbox import Capability, IsolationClass, SandboxDied, SandboxError
+from penstock.messages.sandbox import ExecResult
+
+
+class FakeMachine(DryRunSandbox):
+    """Files in memory; dies at its operation number `dies_at`."""
+
+    def __init__(self, dies_at: int, delay_s: float, padding: bytes) -> None:
+        super().__init__({})
+        self._padding = padding
+        self.alive = True
+        self.commands: list[list[str]] = []
+        self._results: dict[str, asyncio.Task[ExecResult]] = {}
+        self._dies_at = dies_at
+        self._delay_s = delay_s
+        self._num_operations = 0
+
+    async def _operate(self) -> None:
+        self._num_operations += 1
+        await asyncio.sleep(self._delay_s)
+        if 0 < self._dies_at <= self._num_operations:
+            self.alive = False
+        if not self.alive:
+            raise SandboxDied("killed by the test")
+
+    async def exec(self, argv: Sequence[str], *, op_key: str = "", **options: object) -> ExecResult:
+        if op_key not in self._results:
+            self._results[op_key] = asyncio.create_task(self._run(argv, options))
+        return await asyncio.shield(self._results[op_key])
+
+    async def _run(self, argv: Sequence[str], options: dict) -> ExecResult:
+        await self._operate()
+        self.commands.append(list(argv))
+        if argv[0] == "rm":
+            self.files.pop(argv[-1])
+            return ExecResult(exit_code=0)
+        if argv[0] == "python3":
+            code, output = run_program(self.files, argv[-1])
+            return ExecResult(exit_code=code, stdout=output.encode())
+        return await super().exec(argv, **options)
+
+    async def read_file(self, path: str, bytes_max: int) -> bytes:
+        await self._operate()
+        data = await super().read_file(path, bytes_max)
+        return data + self._padding if path == "other.py" else data
+
+    async def write_files(self, files: dict[str, bytes]) -> None:
+        await self._operate()
+        await super().write_files(files)
+
+    async def close(self) -> None:
+        self.alive = False
+
+
+class FakeBackend:
+    """Boots fake machines; `deaths[n]` says at which operation machine n dies, -1 any other."""
+
+    name = "dry_run"
+    isolation_class = IsolationClass.PROCESS
+    capabilities = frozenset({Capability.COLD_BOOT})
+
+    def __init__(self) -> None:
+        self.machines: list[FakeMachine] = []
+        self.deaths: dict[int, int] = {}
+        self.padding: dict[int, bytes] = {}
+        """Machine -> what reading `other.py` gives after its text."""
+        self.delay_s = 0.002
+        self.is_broken = False
+
+    async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> FakeMachine:
+        await asyncio.sleep(0.02)
+        if self.is_broken:
+            raise SandboxError("no boot today")
+        dies_at = self.deaths.get(len(self.machines), self.deaths.get(-1, 0))
+        padding = self.padding.get(len(self.machines), b"")
+        self.machines.append(FakeMachine(dies_at, self.delay_s, padding))
+        return self.machines[-1]
