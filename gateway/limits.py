@@ -1,4 +1,8 @@
-"""Rate limits of a key: token buckets, and a bound on parallel requests. Pure; time is given."""
+"""Rate limits of a key: token buckets, and a bound on parallel requests. Pure; time is given.
+
+Not aiolimiter: its bucket waits for capacity, but here a request is refused with the time until it
+fits, a reply's tokens are charged afterwards and may be owed, and headers report what remains.
+"""
 
 import math
 from collections.abc import Mapping

@@ -1,8 +1,9 @@
-"""What the endpoints share."""
+"""What the endpoints share: configuration, keys, limits, metrics, recent requests."""
 
 from collections import OrderedDict
 
 from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.actors.runtime.context import Context
@@ -11,10 +12,10 @@ from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
 from penstock.gateway.keys import KeyRing, KeySpec
 from penstock.gateway.limits import RateLimiter
-from penstock.gateway.metrics import GatewayMetrics
 from penstock.messages.feedback import InferenceRecorded
 
 NUM_REQUESTS_KNOWN_MAX = 100_000
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 REQUEST_ID = web.RequestKey("request_id", str)
 EXTRA_HEADERS = web.RequestKey("extra_headers", dict[str, str])
 """Sent with the reply, whether it is one or an error."""
@@ -44,6 +45,54 @@ class RequestIndex:
     def last_of(self, key_id: str, session_id: str) -> str | None:
         """Return the last request of a key's session, or None."""
         return self._last.get((key_id, session_id))
+
+
+class GatewayMetrics:
+    """One registry a gateway, so that several live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "penstock_gateway_requests",
+            "HTTP requests answered.",
+            ["route", "status"],
+            registry=self.registry,
+        )
+        self.in_progress = Gauge(
+            "penstock_gateway_chat_in_progress", "Chat requests open.", registry=self.registry
+        )
+        self.first_token_s = Histogram(
+            "penstock_gateway_first_token_seconds",
+            "From the request to its first sampled token.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.duration_s = Histogram(
+            "penstock_gateway_chat_seconds",
+            "From the request to the end of its reply.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.tokens = Counter(
+            "penstock_gateway_tokens", "Tokens by kind.", ["kind"], registry=self.registry
+        )
+        self.retries = Counter(
+            "penstock_gateway_retries",
+            "Attempts after the first, over all chat requests.",
+            registry=self.registry,
+        )
+        self.unrecorded = Counter(
+            "penstock_gateway_unrecorded",
+            "Replies that went out although the log did not take their record.",
+            registry=self.registry,
+        )
+        self.feedback = Counter(
+            "penstock_gateway_feedback", "Feedback taken.", ["name"], registry=self.registry
+        )
+
+    def render(self) -> bytes:
+        """Return the exposition text."""
+        return generate_latest(self.registry)
 
 
 class Services:

@@ -6,16 +6,21 @@ from collections.abc import AsyncGenerator
 
 from aiohttp import web
 
+from penstock.actors.policy.sampling import make_turn
+from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.gateway.chat.chunks import ReplyWriter
 from penstock.gateway.chat.generation import Generation
 from penstock.gateway.chat.prompt import offered_tools
-from penstock.gateway.chat.record import inference_record
 from penstock.gateway.chat.reply import ReplyAssembler
 from penstock.gateway.chat.schema import ChatRequest
 from penstock.gateway.errors import ApiError, error_body
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.services import EXTRA_HEADERS, Services
 from penstock.messages.errors import PenstockError
+from penstock.messages.feedback import InferenceRecorded
+
+VARIANT = "current"
+"""There is one variant yet, chosen with certainty."""
 
 
 class Exchange:
@@ -161,3 +166,21 @@ class Exchange:
 
 def _too_late() -> ApiError:
     return ApiError(504, "deadline_exceeded", "the reply did not end in time")
+
+
+def inference_record(
+    generation: Generation, key: KeySpec, tokenizer: Tokenizer
+) -> InferenceRecorded:
+    """Return the record of a request that got at least one token."""
+    sampled = generation.sampled
+    return InferenceRecorded(
+        request_id=generation.request_id,
+        session_id=generation.session_id,
+        key_id=key.key_id,
+        training_consent=key.training_consent,
+        variant=VARIANT,
+        propensity=1.0,
+        turn=make_turn(tokenizer, generation.context_ids, sampled),
+        policy_version=sampled.min_policy_version,
+        replica=sampled.replica,
+    )

@@ -1,13 +1,18 @@
 """What the bus does on this machine: `penstock bench bus`."""
 
+import random
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
+import nats
+
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.object_store.store import JetStreamStore
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.base import Event, Message
@@ -18,12 +23,15 @@ BATCH = 500
 NUM_BATCHES = 8
 NUM_REQUESTS = 500
 NUM_SINGLE = 200
+OBJECT_BYTES = 24_000_000
+NUM_OBJECTS = 3
 
 
 async def bench_bus() -> dict[str, Any]:
     """Measure an embedded server with `sync_interval: always`, on a folder of its own.
 
-    Returns rates in events/s and latencies in ms, by payload size in bytes.
+    Returns rates in events/s and latencies in ms, by payload size in bytes, and MB/s of objects in
+    a bucket, beside those of nats-py's own object store.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         server = EmbeddedServer(store_dir=Path(folder) / "nats")
@@ -32,7 +40,7 @@ async def bench_bus() -> dict[str, Any]:
         bus = await NatsBus.connect(server.url, run_id="bench", store=store, name="bench")
         try:
             await bus.provision()
-            return await _measure(bus)
+            return await _measure(bus) | await _object_rates(server.url)
         finally:
             await bus.close()
             await server.stop()
@@ -84,6 +92,33 @@ async def _request_ms(bus: NatsBus) -> float:
         await bus.request("bench", Ack(), deadline_s=10)
         times.append(time.perf_counter() - started)
     return round(statistics.median(times) * 1e3, 3)
+
+
+async def _object_rates(url: str) -> dict[str, Any]:
+    """Measure whole objects: medians of alternating puts and gets, ours and nats-py's."""
+    store = await JetStreamStore.connect(url, "bench")
+    client = await nats.connect(url)  # pyright: ignore[reportUnknownMemberType]
+    peer = await client.jetstream().create_object_store("bench-peer")  # pyright: ignore[reportUnknownMemberType]
+    times: dict[str, list[float]] = defaultdict(list)
+
+    async def timed(name: str, work: Awaitable[object]) -> None:
+        started = time.perf_counter()
+        await work
+        times[name].append(time.perf_counter() - started)
+
+    try:
+        for n in range(NUM_OBJECTS):
+            data = random.Random(n).randbytes(OBJECT_BYTES)
+            await timed("object_put_mb_per_s", store.put(str(n), data))
+            await timed("nats_py_put_mb_per_s", peer.put(str(n), data))
+            await timed("object_get_mb_per_s", store.get(str(n)))
+            await timed("nats_py_get_mb_per_s", peer.get(str(n)))
+    finally:
+        await client.close()
+        await store.close()
+    return {
+        name: round(OBJECT_BYTES / 1e6 / statistics.median(each), 1) for name, each in times.items()
+    }
 
 
 def _event(step: int, num_bytes: int) -> CheckpointSaved:

@@ -32,7 +32,9 @@ class ObjectInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The layout's room for what clients add; ours, the bytes of a small object once more."""
 
     @classmethod
-    def describe(cls, name: str, bucket: str, data: bytes, num_chunks: int) -> Self:
+    def describe(
+        cls, name: str, bucket: str, data: bytes, own_digest: str, num_chunks: int
+    ) -> Self:
         """Describe an object that is about to be stored, under chunks of its own."""
         return cls(
             name=name,
@@ -41,7 +43,7 @@ class ObjectInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             size=len(data),
             mtime=datetime.now(UTC).isoformat().replace("+00:00", "Z"),
             chunks=num_chunks,
-            digest=digest(data),
+            digest=own_digest,
             metadata={_DATA: base64.b64encode(data).decode()} if len(data) <= SMALL_BYTES else {},
         )
 

@@ -104,10 +104,11 @@ class JetStreamStore:
     async def put(self, key: str, data: bytes | memoryview) -> None:
         """Store unless it is there; see `ObjectStore.put`."""
         subject = self._meta_subject(key)
+        own_digest = digest(data)
         found = await self._info(subject)
         if found is None:
-            found = await self._store(subject, key, bytes(data))
-        if found.digest != digest(data):
+            found = await self._store(subject, key, bytes(data), own_digest)
+        if found.digest != own_digest:
             raise CorruptDataError(f"object {key!r} is in {self._bucket} with other bytes")
 
     async def get(self, key: str) -> bytes:
@@ -152,10 +153,10 @@ class JetStreamStore:
             if len(page) < _SUBJECTS_PER_PAGE:
                 return sorted(key for key in found if key.startswith(prefix))
 
-    async def _store(self, subject: str, key: str, data: bytes) -> ObjectInfo:
+    async def _store(self, subject: str, key: str, data: bytes, own_digest: str) -> ObjectInfo:
         """Send the chunks, then what they are; return what is there then, ours or another's."""
         pieces = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
-        info = ObjectInfo.describe(key, self._bucket, data, len(pieces))
+        info = ObjectInfo.describe(key, self._bucket, data, own_digest, len(pieces))
         chunks = f"$O.{self._bucket}.C.{info.nuid}"
         is_stored = False
         try:
