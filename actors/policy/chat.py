@@ -53,7 +53,7 @@ def opening_messages(tools: str, instruction: str) -> list[ChatMessage]:
 
 
 def render_prompt(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> list[int]:
-    """Render a conversation and the mark after which the assistant's next turn is sampled."""
+    """Render a conversation and the token after which the assistant's next turn is sampled."""
     ids: list[int] = []
     for message in messages:
         ids.append(tokenizer.special_id(_ROLE_TOKENS[message.role]))
@@ -69,7 +69,7 @@ def render_observation(tokenizer: Tokenizer, results: Sequence[str]) -> list[int
 
 
 def render_turn(tokenizer: Tokenizer, text: str, calls: Sequence[ToolCall] = ()) -> list[int]:
-    """Render the body of a message with its end mark: what a policy would have to sample."""
+    """Render the body of a message with its end token: what a policy would have to sample."""
     ids = tokenizer.encode(text) if text else []
     for call in calls:
         ids += _render_call(tokenizer, call)
@@ -78,7 +78,7 @@ def render_turn(tokenizer: Tokenizer, text: str, calls: Sequence[ToolCall] = ())
 
 
 def _render_call(tokenizer: Tokenizer, call: ToolCall) -> list[int]:
-    mark = tokenizer.special_id
+    special_id = tokenizer.special_id
     known = special_tokens.call_open(call.name)
     ids = _opening(tokenizer, known, special_tokens.CALL_OPEN, call.name)
     for name, value in call.arguments.items():
@@ -86,9 +86,9 @@ def _render_call(tokenizer: Tokenizer, call: ToolCall) -> list[int]:
         ids += _opening(tokenizer, opening, special_tokens.ARGUMENT_OPEN, name)
         ids += tokenizer.encode(value)
         ids.append(
-            mark(closing if tokenizer.has_special(opening) else special_tokens.ARGUMENT_CLOSE)
+            special_id(closing if tokenizer.has_special(opening) else special_tokens.ARGUMENT_CLOSE)
         )
-    ids.append(mark(special_tokens.CALL_CLOSE))
+    ids.append(special_id(special_tokens.CALL_CLOSE))
     return ids
 
 

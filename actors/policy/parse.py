@@ -21,7 +21,7 @@ class ParseFailureReason(StrEnum):
     """What is wrong with a turn."""
 
     UNFINISHED = "unfinished"
-    """The end mark is missing: sampling was cut short."""
+    """The end token is missing: sampling was cut short."""
     UNEXPECTED = "unexpected"
     """A token where the format allows none of its kind."""
     BAD_NAME = "bad_name"
@@ -51,7 +51,7 @@ class _Malformed(Exception):
 
 
 def parse_turn(tokenizer: Tokenizer, token_ids: Sequence[int]) -> ParsedTurn | ParseFailure:
-    """Parse one sampled turn, end mark included.
+    """Parse one sampled turn, end token included.
 
     Grammar: turn = text call* END; call = open argument* CALL_CLOSE; argument = open text close.
     Nothing may stand between calls or between arguments.
@@ -71,10 +71,10 @@ class _Parser:
     def turn(self) -> ParsedTurn:
         text = self._text()
         calls = []
-        while (mark := self._mark()) != special_tokens.END:
-            calls.append(self._call(mark))
+        while (special := self._special()) != special_tokens.END:
+            calls.append(self._call(special))
         if self._position != len(self._ids):
-            raise self._unexpected("a token after the end mark", self._position)
+            raise self._unexpected("a token after the end token", self._position)
         return ParsedTurn(text=text, calls=tuple(calls))
 
     def _call(self, opening: str) -> ToolCall:
@@ -82,9 +82,9 @@ class _Parser:
         if name is None:
             name = self._spelled(opening, special_tokens.CALL_OPEN)
         arguments: dict[str, str] = {}
-        while (mark := self._mark()) != special_tokens.CALL_CLOSE:
+        while (special := self._special()) != special_tokens.CALL_CLOSE:
             start = self._position - 1
-            argument, value = self._argument(mark)
+            argument, value = self._argument(special)
             if argument in arguments:
                 reason = ParseFailureReason.DUPLICATE_ARGUMENT
                 raise _Malformed(reason, f"argument {argument!r} is given twice", start)
@@ -114,29 +114,29 @@ class _Parser:
         return name
 
     def _text(self) -> str:
-        """Read plain tokens up to the next mark."""
+        """Read plain tokens up to the next special one."""
         start = self._position
-        while self._position < len(self._ids) and self._mark_at(self._position) is None:
+        while self._position < len(self._ids) and self._special_at(self._position) is None:
             self._position += 1
         return self._tokenizer.decode(self._ids[start : self._position])
 
-    def _mark(self) -> str:
-        """Read one token that must be a mark."""
+    def _special(self) -> str:
+        """Read one token that must be special."""
         if self._position >= len(self._ids):
             detail = f"no {special_tokens.END} after {len(self._ids)} tokens"
             raise _Malformed(ParseFailureReason.UNFINISHED, detail, len(self._ids))
-        mark = self._mark_at(self._position)
-        if mark is None:
+        special = self._special_at(self._position)
+        if special is None:
             raise self._unexpected("text between calls or arguments", self._position)
         self._position += 1
-        return mark
+        return special
 
     def _expect(self, expected: str) -> None:
-        mark = self._mark()
-        if mark != expected:
-            raise self._unexpected(f"{mark!r}, not {expected!r}", self._position - 1)
+        special = self._special()
+        if special != expected:
+            raise self._unexpected(f"{special!r}, not {expected!r}", self._position - 1)
 
-    def _mark_at(self, position: int) -> str | None:
+    def _special_at(self, position: int) -> str | None:
         return self._tokenizer.special_of(self._ids[position])
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""The marks of the chat format: each is one token, and only the format writes them.
+"""The special tokens of the chat format: only the format writes them.
 
-Tools and arguments that the built-in harness uses have marks of their own, so that a small model
-names them with one token; any other name is spelled between the generic marks.
+Tools and arguments that the built-in harness uses have special tokens of their own, so that a small
+model names them with one token; any other name is spelled between generic ones.
 """
 
 PAD = "<|pad|>"
@@ -33,17 +33,17 @@ ARGUMENT_NAMES = ("path", "old", "new", "content", "pattern", "command", "answer
 
 
 def call_open(tool: str) -> str:
-    """Return the mark that opens a call of a known tool."""
+    """Return the special token that opens a call of a known tool."""
     return f'<call name="{tool}">'
 
 
 def argument_open(name: str) -> str:
-    """Return the mark that opens a known argument."""
+    """Return the special token that opens a known argument."""
     return f"<{name}>"
 
 
 def argument_close(name: str) -> str:
-    """Return the mark that closes a known argument."""
+    """Return the special token that closes a known argument."""
     return f"</{name}>"
 
 

@@ -1,9 +1,9 @@
-"""Byte-level BPE, trained locally, with one special token for each mark of the chat format.
+"""Byte-level BPE, trained locally, with the special tokens of the chat format.
 
 Pieces never cross a line break, and every digit and operator is a piece of its own, so that an
 edit to code changes few tokens. Any bytes round-trip. Text never encodes to a special token:
 what looks like `<|end|>` in a file or in a user's message stays plain characters, so that only
-the chat format itself can write marks.
+the chat format itself can write special tokens.
 """
 
 import re
@@ -46,16 +46,16 @@ class Tokenizer:
         self._special_ids = {
             token.content: index for index, token in bpe.get_added_tokens_decoder().items()
         }
-        self._special_names = {index: mark for mark, index in self._special_ids.items()}
+        self._special_names = {index: name for name, index in self._special_ids.items()}
         self.end_id = self._special_ids[END]
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids, marks included."""
+        """Number of token ids, special tokens included."""
         return len(self._bytes)
 
     def encode(self, text: str | bytes) -> list[int]:
-        """Encode to plain tokens, never marks."""
+        """Encode to plain tokens, never special ones."""
         if isinstance(text, bytes):
             text = text.decode("utf-8", "surrogateescape")
         if text.isascii() or not _ESCAPED_BYTE.search(text):
@@ -69,28 +69,28 @@ class Tokenizer:
         return ids
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        """Decode exactly; marks give their literal text."""
+        """Decode exactly; special tokens give their literal text."""
         return b"".join(self._bytes[index] for index in ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode to text; bytes that are no UTF-8 become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
-    def special_id(self, mark: str) -> int:
-        """Return the token id of a mark of the chat format.
+    def special_id(self, name: str) -> int:
+        """Return the token id of a special token of the chat format.
 
         Raises:
-            KeyError: this tokenizer has no such mark.
+            KeyError: this tokenizer has no such special token.
 
         """
-        return self._special_ids[mark]
+        return self._special_ids[name]
 
-    def has_special(self, mark: str) -> bool:
-        """Return whether a mark has a token of its own."""
-        return mark in self._special_ids
+    def has_special(self, name: str) -> bool:
+        """Return whether there is such a special token."""
+        return name in self._special_ids
 
     def special_of(self, token_id: int) -> str | None:
-        """Return the mark that a token id stands for, or None if it is plain."""
+        """Return the special token of an id, or None if it is plain."""
         return self._special_names.get(token_id)
 
     def to_json(self) -> str:
@@ -115,11 +115,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
     """Learn merges from texts; the same texts in the same order give the same tokenizer.
 
     Args:
-        texts: plain text (code, instructions, tool output); marks are added by themselves.
-        vocab_size: at least 256 bytes plus the marks.
+        texts: plain text (code, instructions, tool output); special tokens are added by themselves.
+        vocab_size: at least 256 bytes plus the special tokens.
 
     Raises:
-        ValueError: `vocab_size` leaves no room for the bytes and marks.
+        ValueError: `vocab_size` leaves no room for the bytes and special tokens.
 
     """
     smallest = 256 + len(ALL_SPECIAL_TOKENS)
@@ -141,14 +141,14 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
 
 
 def _bytes_by_id(bpe: BpeTokenizer) -> list[bytes]:
-    """Return the bytes of every token id; the byte-level alphabet is undone, marks stay text."""
-    marks = {index: token.content for index, token in bpe.get_added_tokens_decoder().items()}
+    """Return the bytes of every token id: byte-level BPE undone, special tokens as text."""
+    special = {index: token.content for index, token in bpe.get_added_tokens_decoder().items()}
     byte_of = _byte_alphabet()
     table = []
     for index in range(bpe.get_vocab_size()):
         token = bpe.id_to_token(index) or ""
-        plain = index not in marks
-        table.append(bytes(byte_of[c] for c in token) if plain else marks[index].encode())
+        plain = index not in special
+        table.append(bytes(byte_of[c] for c in token) if plain else special[index].encode())
     return table
 
 

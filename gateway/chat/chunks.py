@@ -59,7 +59,7 @@ class ReplyWriter:
             yield msgspec.json.encode(self._chunk([self._choice({}) | fields]))
 
     def closing(self, reply: ReplyAssembler) -> Iterator[bytes]:
-        """Yield the last events: why it ended, usage if asked for, and the end mark."""
+        """Yield the last events: why it ended, usage if asked for, and the end marker."""
         choice = self._choice({}) | {"finish_reason": self._finish_reason(reply)}
         yield msgspec.json.encode(self._chunk([choice]))
         options = self._chat.stream_options

@@ -88,7 +88,7 @@ def with_tools(request: ChatRequest) -> list[RequestMessage]:
     """Return the messages, led by a description of the tools.
 
     A client that offers all tools of one version of the harness gets the very words of training.
-    Else only tools without a mark of their own need a description.
+    Else only tools without a special token of their own need a description.
     """
     offered = offered_tools(request)
     text = prompt_for(offered)

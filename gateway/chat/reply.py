@@ -1,7 +1,7 @@
 """From sampled ids to content and tool calls, while they come.
 
 ```
- text ──first mark──▶ call ──CALL_CLOSE──▶ call ... ──END──▶ done
+ text ──first special token──▶ call ──CALL_CLOSE──▶ call ... ──END──▶ done
    │                    └─ malformed, or a tool that was not offered ─▶ literal
    └─ content deltas                                                     └─ content deltas
 ```
@@ -61,14 +61,14 @@ class ReplyAssembler:
     def _push_one(self, token_id: int) -> Iterator[Delta]:
         if self._is_ended:
             return
-        mark = self._tokenizer.special_of(token_id)
-        if mark == special_tokens.END:
+        special = self._tokenizer.special_of(token_id)
+        if special == special_tokens.END:
             self._is_ended = True
-        elif self._is_literal or (mark is None and not self._call_ids and not self.calls):
+        elif self._is_literal or (special is None and not self._call_ids and not self.calls):
             yield from self._content([token_id])
         else:
             self._call_ids.append(token_id)
-            if mark == special_tokens.CALL_CLOSE:
+            if special == special_tokens.CALL_CLOSE:
                 yield from self._close_call()
 
     def _close_call(self) -> Iterator[Delta]:

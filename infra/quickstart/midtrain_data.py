@@ -163,7 +163,7 @@ class CorpusBuilder:
         Looking up what followed earlier (induction heads, arXiv 2209.11895) is learned from these
         in a tenth of the tokens that transcripts alone need, and edits are made of it.
         """
-        first = max(self._tokenizer.special_id(mark) for mark in ALL_SPECIAL_TOKENS) + 1
+        first = max(self._tokenizer.special_id(name) for name in ALL_SPECIAL_TOKENS) + 1
         weights = [0.0] * (half_tokens + 1) + [1.0] * (half_tokens - 1)
         for _ in range(num_tokens // (2 * half_tokens)):
             row = rng.integers(first, self._tokenizer.vocab_size, half_tokens).tolist()

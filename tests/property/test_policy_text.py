@@ -1,4 +1,4 @@
-"""Tokenizer and chat format: everything round-trips, and nothing but the format writes marks."""
+"""Tokenizer and chat format: all round-trips, and only the format writes special tokens."""
 
 from pathlib import Path
 
@@ -92,7 +92,7 @@ def test_a_known_call_costs_one_token_a_tag():
     ],
 )
 def test_malformed_turns_say_what_and_where(ids, reason, position):
-    failure = parse_turn(TOKENIZER, [TOKENIZER.special_id(mark) for mark in ids])
+    failure = parse_turn(TOKENIZER, [TOKENIZER.special_id(name) for name in ids])
     assert isinstance(failure, ParseFailure)
     assert (failure.reason, failure.position) == (reason, position)
 
