@@ -1,8 +1,10 @@
-"""The monitor: folds every stream into one state that people and Prometheus can read.
+"""The monitor: folds all streams into one view model that people and Prometheus read.
 
 ```
- all streams ──▶ Fold (fold.py) ──▶ MonitorState ──▶ live page, report.html, penstock status
-                                        └──▶ exposition.py ──▶ /metrics
+ all streams ──▶ RunFold (fold.py) ──▶ MonitorState ──▶ live page, report.html, penstock status
+                                             ├──▶ exposition.py ──▶ /metrics
+                                             └──▶ infra/run/summary.py ──▶ summary.json
 ```
-To show one more thing: a field in `state.py`, its event in `fold.py`, its place on the page.
+`fold.py` dispatches events to `learning.py`, `regions.py` and `actor_views.py`; `waits.py` explains
+stalls. To show one more figure: a field in `state.py`, its event's handler, its place on the page.
 """

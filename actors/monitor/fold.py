@@ -7,7 +7,7 @@ from typing import Any
 from penstock.actors.monitor.actor_views import ActorViews
 from penstock.actors.monitor.curves import NUM_SAMPLES_MAX, append_tail, median_or_none
 from penstock.actors.monitor.learning import LearningViews
-from penstock.actors.monitor.log_lines import describe
+from penstock.actors.monitor.log_lines import LOGGED, describe
 from penstock.actors.monitor.regions import RegionViews
 from penstock.actors.monitor.state import LedgerView, MonitorState
 from penstock.actors.monitor.waits import weight_backpressure
@@ -70,12 +70,13 @@ class RunFold:
 
     @property
     def types(self) -> tuple[type[Event], ...]:
-        """The events that the fold reads."""
-        return tuple(self._handlers)
+        """All event types that the fold reads."""
+        return tuple({**self._handlers, **dict.fromkeys(LOGGED)})
 
     def apply(self, event: Event, at: float) -> None:
         """Fold one event that was stored at `at` (unix seconds)."""
-        self._handlers[type(event)](event, at)
+        if handler := self._handlers.get(type(event)):
+            handler(event, at)
         self.last_at = max(self.last_at, at)
         if isinstance(event, _MOVES):
             self._moved_at = max(self._moved_at, at)

@@ -9,10 +9,10 @@ from typing import Any
 from penstock.actors.monitor.curves import NUM_SAMPLES_MAX, append_thinned, median_or_none
 from penstock.actors.monitor.state import EvalPoint, MidtrainPoint, MonitorState, StepPoint
 from penstock.messages.base import Event
-from penstock.messages.reward import EvalCompleted, EvalRequested
+from penstock.messages.reward import EvalCompleted
 from penstock.messages.task import CreditsChanged
 from penstock.messages.telemetry import MidtrainProgressed
-from penstock.messages.training import CheckpointSaved, MidtrainCompleted, StepCompleted
+from penstock.messages.training import MidtrainCompleted, StepCompleted
 
 NUM_METRICS_MAX = 32
 """Metrics kept of a step, so that the state stays small."""
@@ -29,8 +29,6 @@ class LearningViews:
             MidtrainProgressed: self._midtrain_progressed,
             MidtrainCompleted: self._midtrain_completed,
             StepCompleted: self._step_completed,
-            CheckpointSaved: self._checkpoint_saved,
-            EvalRequested: self._eval_requested,
             EvalCompleted: self._eval_completed,
             CreditsChanged: self._credits_changed,
         }
@@ -84,12 +82,6 @@ class LearningViews:
         for staleness, num_tokens in event.staleness_tokens.items():
             view.tokens[staleness] = view.tokens.get(staleness, 0) + num_tokens
         view.seen_max = max(view.tokens, default=0)
-
-    def _checkpoint_saved(self, event: CheckpointSaved, at: float) -> None:
-        """Shown in the log tail only."""
-
-    def _eval_requested(self, event: EvalRequested, at: float) -> None:
-        """Shown in the log tail only."""
 
     def _eval_completed(self, event: EvalCompleted, at: float) -> None:
         point = EvalPoint(

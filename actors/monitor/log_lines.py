@@ -80,3 +80,6 @@ _WORDS: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
     FeedbackRetracted: ("warn", lambda e: f"feedback {e.feedback_id} retracted"),
     LiveSampleJoined: ("info", lambda e: f"{e.request_id} joined with reward {e.reward:.2f}"),
 }
+
+LOGGED = tuple(_WORDS)
+"""Event types that always have a line."""

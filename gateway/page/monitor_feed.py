@@ -1,4 +1,4 @@
-"""The run's state for the live page: asked of the monitor once for all viewers."""
+"""The run's state for the live page: one request to the monitor serves all viewers."""
 
 import asyncio
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ FRESH_S = 0.5
 ANSWER_S = 3.0
 PERIOD_S = 1.0
 STREAM_S_MAX = 3600.0
-"""A viewer's browser connects again after this by itself."""
+"""Longest stream; the browser then reconnects by itself."""
 
 
 class MonitorFeed:
-    """Keeps the last snapshot for half a second, so that viewers cost the monitor nothing."""
+    """Caches the last snapshot for half a second, so that more viewers cost the monitor nothing."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx

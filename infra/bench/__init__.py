@@ -1,4 +1,4 @@
 """`penstock bench`: speed as ratios in one run; each module measures one thing.
 
-To add one: a module with a function that returns its figures, and its line in `command.BENCHES`.
+To add one: a module `<name>.py` with a function `bench_<name>`, and its name in `command.BENCHES`.
 """

@@ -1,4 +1,4 @@
-"""Commands that look at a run or a machine; each module holds one.
+"""Commands that inspect a run or a machine; one module each.
 
-To add a command: a module here and its parser in `infra/cli.py`.
+To add a command: a module with a function of the parsed arguments, and its line in `infra/cli.py`.
 """

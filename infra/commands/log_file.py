@@ -21,11 +21,11 @@ from penstock.messages.errors import CorruptDataError
 
 ENTRY_BYTES_MAX = 1 << 30
 NOT_FACTS = frozenset({Stream.METRICS, Stream.TASKS, Stream.CREDITS})
-"""Telemetry, and commands that are done once handled."""
+"""Streams that are not exported: telemetry, and commands that end once handled."""
 
 
 def log_types() -> list[type[Event]]:
-    """Return the event types that make the log of a run."""
+    """Return the event types that are exported."""
     return [event for event in EVENTS if event.stream not in NOT_FACTS]
 
 
@@ -57,10 +57,10 @@ async def export_log(bus: Bus, store: ObjectStore, path: Path) -> int:
 
 
 async def import_log(bus: Bus, store: ObjectStore, path: Path) -> int:
-    """Put a file's objects and events into an empty server, in the file's order.
+    """Write a file's objects and events to an empty server, in the file's order.
 
     Raises:
-        CorruptDataError: Not a log, or cut short.
+        CorruptDataError: Not a log, or truncated.
 
     """
     count = 0

@@ -53,7 +53,7 @@ async def top_command(arguments: argparse.Namespace) -> int:
         async with open_log(run, "top") as bus:
             with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
                 while run.read_state() is not None:
-                    with contextlib.suppress(BusError, TimeoutError):  # It may be at its end.
+                    with contextlib.suppress(BusError, TimeoutError):  # The run may be ending.
                         async with asyncio.timeout(READ_S):
                             state = await read_state(bus, is_up=True)
                         live.update(render(state), refresh=True)
@@ -63,7 +63,7 @@ async def top_command(arguments: argparse.Namespace) -> int:
 
 
 async def read_state(bus: Bus, *, is_up: bool) -> MonitorState:
-    """Return the state of a run: from its monitor, or from the log where none answers."""
+    """Return the state of a run: from its monitor, or from the log if no monitor answers."""
     if is_up:
         with contextlib.suppress(DeadlineError):
             reply = await bus.request("monitor.state", ReadMonitor(), deadline_s=ANSWER_S)
@@ -182,8 +182,8 @@ def _actors(state: MonitorState) -> Table:
         restarts = str(max(0, view.num_starts - 1))
         is_over = state.run.phase == "finished"
         busy = f"{view.busy_fraction if is_over else view.busy_fraction_recent:.0%}"
-        is_told = view.uptime_s > 0  # The log of a stopped run holds no reports.
-        busy, queued = (busy, str(view.num_queued)) if is_told else ("–", "–")
+        has_reports = view.uptime_s > 0  # The log of a stopped run holds none.
+        busy, queued = (busy, str(view.num_queued)) if has_reports else ("–", "–")
         table.add_row(name, busy, queued, restarts, _waits_for(view, state))
     return table
 

@@ -1,6 +1,10 @@
-"""`penstock run`: configuration, preparation, the launcher and its processes, and a run's end.
+"""`penstock run`: configuration, launcher, processes, progress, and the end of a run.
 
-`command.py` is the command, `config.py` its configuration, `roles.py` builds each actor from it,
-`launcher.py` supervises processes, `closing.py` does what comes last. To add a role: a builder in
-`roles.py` and its name in `config.py`.
+```
+ config.py (+ config_file.py, config_checks.py) ──▶ command.py ──▶ prepare.py, launcher.py
+ launcher.py ──▶ one process.py per entry of `[processes]` ──▶ roles.py builds its actors
+ closing.py ◀── the log: replay.py, summary.py, report.html
+```
+`runs.py` is a run's folder and the connection to its log. To add a role: a builder in `roles.py`
+with its line in `ROLES`, and its settings as a field of `RunConfig` in `config.py`.
 """

@@ -1,4 +1,4 @@
-"""A run's configuration: typed TOML. Every table is the settings struct of the part it configures.
+"""A run's configuration: typed TOML. Every table is the settings struct of one component.
 
 Imports no torch, so that a wrong key is refused at once.
 """
@@ -32,16 +32,16 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Deaths of one process within `restart_period_s` before the run gives up."""
     restart_period_s: PositiveFloat = 300.0
     wall_s_max: PositiveFloat = 3600.0
-    """The run is stopped in order, and fails, when it takes longer."""
+    """A run that takes longer is stopped in order, and fails."""
 
 
 class BusSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which NATS server."""
+    """The NATS server."""
 
     url: str = ""
-    """Empty: one embedded in the run."""
+    """Address of a server; empty: one embedded in the run."""
     server_path: str = ""
-    """nats-server to embed; empty: the installed wheel's, then PATH."""
+    """Executable to embed; empty: that of the installed wheel, then that in PATH."""
 
 
 class RegionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,7 +50,7 @@ class RegionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     name: str
     serves: list[Purpose]
     link: LinkSection | None = None
-    """It is far away: its processes reach the others over a link of these properties."""
+    """Emulated link between this region and the others; by default there is none."""
 
 
 class PoolSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,11 +58,11 @@ class PoolSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     backend: str = "uml"
     allow_process: bool = False
-    """Accept the `process` backend, which isolates less, and train what ran in it."""
+    """Accept the `process` backend, which isolates less, and train on its rollouts."""
     size: NonNegativeInt = 4
-    """Idle machines kept ready."""
+    """Maximum idle machines kept ready."""
     live_max: PositiveInt = 40
-    """All machines that exist; bounds memory."""
+    """Maximum machines, idle and leased; bounds memory."""
 
 
 class UsersSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """All settings of a run."""
 
     processes: dict[str, list[str]]
-    """Process -> the roles (`role` or `role:region`) that share it."""
+    """Process name -> the roles (`role` or `role:region`) that run in it."""
     regions: list[RegionSection]
     run: RunSection = RunSection()
     bus: BusSection = BusSection()
@@ -97,7 +97,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     users: UsersSection = UsersSection()
 
     def replicas(self, purpose: Purpose) -> tuple[str, ...]:
-        """Return the replicas that serve a purpose; a replica bears its region's name."""
+        """Return the replicas that serve a purpose; a replica has its region's name."""
         return tuple(region.name for region in self.regions if purpose in region.serves)
 
     def region(self, name: str) -> RegionSection:

@@ -1,4 +1,4 @@
-"""Processes that a killed process left behind: the launcher adopts them and ends them.
+"""Orphans of killed processes: the launcher adopts them and kills them.
 
 A process that dies takes its children along only where the kernel knew in time. Whatever it
 started is re-parented to the nearest subreaper, the launcher, instead of pid 1.
@@ -15,7 +15,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _END_S_MAX = 10.0
-"""A killed process that the kernel holds for longer is left to `reap_ended`."""
+"""Longest wait for killed processes; `reap_ended` reaps the others later."""
 _POLL_S = 0.01
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -40,8 +40,8 @@ def end_orphans(started: Collection[int]) -> int:
     """Kill and reap the adopted children; return how many.
 
     Args:
-        started: Process ids of our own session leaders; helpers that stay in our session are
-            left alone as well.
+        started: Process ids of this process's own session leaders, which are spared, as is
+            every process of this session.
 
     """
     orphans = [pid for pid in _children() if pid not in started and not _is_in_our_session(pid)]
@@ -58,8 +58,8 @@ def end_orphans(started: Collection[int]) -> int:
 def reap_ended(started: Collection[int]) -> int:
     """Reap adopted children that ended by themselves; return how many.
 
-    A machine's inner processes come to us whenever their outer one ends first, thousands of times
-    a run; unreaped, they would fill the process table.
+    A machine's inner processes are adopted whenever their parent ends first, thousands of times
+    per run; unreaped, they would fill the process table.
     """
     ended = [
         pid

@@ -93,7 +93,7 @@ async def replay_run(
 
 
 async def _other_versions(bus: Bus) -> dict[str, str]:
-    """Return what the run was made with and this process is not: the likeliest cause."""
+    """Return the versions that differ between the run and this process: the likeliest cause."""
     started = await bus.last(RunStarted)
     if started is None or not isinstance(started.event, RunStarted):
         return {}
@@ -118,7 +118,7 @@ def _text(figures: dict[str, Any]) -> str:
 
 
 def environment_versions() -> dict[str, str]:
-    """Return what a replay must match to give the same bits, and the wording of the tools."""
+    """Return the versions that decide a run's bits, and the version of the agents' tools."""
     return {
         "penstock": version("penstock"),
         "torch": version("torch"),

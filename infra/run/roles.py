@@ -1,4 +1,4 @@
-"""Which roles there are, and how each is put together: one line a role.
+"""The roles, and the builder of each: one line per role in `ROLES`.
 
 A role that is local to a region is named `role:region`. Only the builders of the trainer and the
 generator import torch.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Assembly:
-    """What actors are put together from."""
+    """Everything that actors are built from."""
 
     run: RunDir
     config: RunConfig
@@ -58,15 +58,15 @@ async def build_actors(spec: str, assembly: Assembly) -> list[tuple[str, Actor]]
     """Build the actors of `role` or `role:region`, with their names.
 
     Raises:
-        ConfigError: Unknown role, or a region given or left out where it must not be.
+        ConfigError: Unknown role, or a region is missing or not expected.
 
     """
     role, _, region = spec.partition(":")
     if role not in ROLES:
         raise ConfigError(f"role: expected one of {', '.join(ROLES)}, got {role!r}")
     if (role in REGIONAL) != bool(region) and role not in NAMED:
-        wanted = f"{role}:REGION" if role in REGIONAL else role
-        raise ConfigError(f"role {spec!r}: expected {wanted}")
+        expected = f"{role}:REGION" if role in REGIONAL else role
+        raise ConfigError(f"role {spec!r}: expected {expected}")
     if role in REGIONAL:
         assembly.config.region(region)
     return await ROLES[role](assembly, region)
@@ -106,7 +106,7 @@ async def _publisher_rank(assembly: Assembly, rank: str) -> list[tuple[str, Acto
 
 
 async def _generator(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
-    """Build a generator and the receiver that brings it weights: one engine, one process."""
+    """Build a generator and the receiver of its weights: one engine, one process."""
     from penstock.actors.generator.actor import Generator
     from penstock.actors.sync_relay.replica.receiver import Receiver
 
@@ -228,7 +228,7 @@ async def _monitor(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
 
 
 def _plain(module: str, name: str, section: str) -> Build:
-    """Build an actor that takes its settings and nothing else."""
+    """Return the builder of an actor that takes only its settings."""
 
     async def build(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
         make = getattr(importlib.import_module(module), name)
@@ -255,4 +255,4 @@ ROLES: dict[str, Build] = {
 }
 REGIONAL = frozenset({"generator", "relay"})
 NAMED = frozenset({"sandbox", "publisher"})
-"""Roles that may be there several times: what follows the colon is a name, and no region's."""
+"""Roles that may run several times: a name follows the colon, not a region."""
