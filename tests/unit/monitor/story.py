@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from penstock.messages.base import Array, Event, Stream
+from penstock.messages.base import FORMAT, Array, Event, Stream
 from penstock.messages.control import ActorFailed, ActorStarted, RunFinished, RunStarted
 from penstock.messages.feedback import (
     FeedbackReceived,
