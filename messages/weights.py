@@ -1,4 +1,4 @@
-"""Weight snapshots and deltas: manifests and acknowledgements; the bytes go by claim check."""
+"""Weight snapshots and deltas: manifests and acknowledgements; their bytes lie in object stores."""
 
 from enum import StrEnum
 from typing import ClassVar
@@ -9,10 +9,10 @@ from penstock.messages.base import Event, Message, Stream
 
 
 class SnapshotKind(StrEnum):
-    """What an object set is applied to."""
+    """What an update is applied to."""
 
     FULL = "full"
-    """Nothing: a full snapshot."""
+    """Nothing: it is a full snapshot."""
     DELTA = "delta"
     """The version before."""
     MERGED = "merged"
@@ -36,40 +36,39 @@ class ShardRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     codec: str
     codec_version: int = 1
     extents: list[Extent] = []
-    """What the object's elements are, one run after the other; all of one dtype. Publishers may
-    cut a snapshot as they like."""
+    """Runs of its elements, one after the other, all of one dtype; any cut of a snapshot is valid."""
 
 
 class WeightsPublished(Event, frozen=True, kw_only=True):
-    """Publisher -> relays. The manifest of one policy version; immutable."""
+    """Publisher -> relays. The manifest of one update; immutable."""
 
     stream: ClassVar[Stream] = Stream.WEIGHTS
     policy_version: int
     base_version: int
-    """-1 for an anchor."""
+    """-1 for a full snapshot."""
     kind: SnapshotKind
     optimizer_step: int
     fencing_token: int
-    """Of the publisher; a lower one than the head's is refused."""
+    """Token of the publisher; a lower one than the head's is refused."""
     representation: str
-    """What its elements are, the most first, e.g. `bf16`, `fp8_e4m3+bf16`, `mxfp8+bf16`."""
+    """Element types, the most frequent first, e.g. `bf16`, `fp8_e4m3+bf16`, `mxfp8+bf16`."""
     base_root_digest: str
     target_root_digest: str
     num_params: int
     num_changed: int
     full_bytes: int
-    """Of the whole snapshot, for the ratio."""
+    """Size of the whole snapshot, for the ratio."""
     shards: list[ShardRef]
     config_json: str = ""
-    """The policy's config.json, on anchors."""
+    """The policy's config.json, on the full snapshot of version 0."""
     tensor_table_digest: str = ""
-    """Of names, dtypes and shapes: what flat coordinates mean."""
+    """Digest of names, dtypes and shapes, which define flat coordinates."""
     base_element_digest: str = ""
     target_element_digest: str = ""
-    """Sum over all elements of a mix of place and value: parts of a snapshot may be digested by
-    those who hold them, however it is cut, and added up."""
+    """Sum over all elements of a mix of position and value: parts of a snapshot, however it is cut,
+    are digested where they are held, and added up."""
     digests: ShardRef | None = None
-    """The digests of tensors and tiles, for who must find out what is damaged."""
+    """The digests of tensors and tiles, which locate damage."""
 
     def key(self) -> str:
         """One per version: two publishers cannot both publish it."""
@@ -102,9 +101,9 @@ class WeightsApplied(Event, frozen=True, kw_only=True):
     from_version: int
     num_bytes: int
     stage_ms: float
-    """Fetch, decode and verify, while generation goes on."""
+    """Fetch, decode and verify, while generation continues."""
     pause_ms: float
-    """Generation stood still."""
+    """Pause of generation."""
 
     def key(self) -> str:
         """One per replica and version and start of the replica (it may apply a version again)."""
@@ -119,14 +118,14 @@ class TileRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReadTiles(Message, frozen=True, kw_only=True):
-    """Receiver -> the relay of its region, whose store is sound: what its own copy should hold."""
+    """Receiver -> the relay of its region: the tiles that its own copy should hold."""
 
     policy_version: int
     tiles: list[TileRef]
 
 
 class TileRead(Message, frozen=True, kw_only=True):
-    """Relay -> receiver, one reply a tile."""
+    """Relay -> receiver, one reply per tile."""
 
     tile: TileRef
     data: bytes
@@ -134,7 +133,7 @@ class TileRead(Message, frozen=True, kw_only=True):
 
 
 class UploadWeights(Message, frozen=True, kw_only=True):
-    """Trainer -> one publishing rank: upload your part of what was handed over, then prove it.
+    """Trainer -> one publishing rank: upload your part of the snapshot, then verify.
 
     Answered by `Ack` every second, until it is done.
     """
@@ -142,6 +141,6 @@ class UploadWeights(Message, frozen=True, kw_only=True):
     policy_version: int
     fencing_token: int
     attempt: str
-    """Unlike any other; asked again under it, a rank does nothing twice."""
+    """Unique id of the attempt; a rank does the work of an attempt once."""
     tensor_table: bytes
     """Names, dtypes and shapes of the whole snapshot."""

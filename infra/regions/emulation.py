@@ -29,7 +29,7 @@ class Linked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Emulation:
-    """Links first, as the hub listens on their address; then leaf nodes, which dial it."""
+    """Links first, since the hub listens on their address; then leaf nodes, which dial it."""
 
     def __init__(self, regions: Sequence[Linked], folder: Path) -> None:
         """Args: `folder`, in that of the run, gets a folder of each region, for its leaf node."""
@@ -37,11 +37,11 @@ class Emulation:
         self._folder = folder
         self._links: dict[str, Link] = {}
         self.nodes: dict[str, LeafNode] = {}
-        """By region, while `places` is open."""
+        """Leaf nodes by region, while `places` is open."""
 
     @contextlib.asynccontextmanager
     async def links(self, say: Callable[[str], None]) -> AsyncGenerator[str]:
-        """Open every link; give the host:port on which the hub is to listen for leaf nodes.
+        """Open every link; yield the host:port on which the hub is to listen for leaf nodes.
 
         Raises:
             LinkError: one could not be made.
@@ -65,7 +65,7 @@ class Emulation:
     async def places(
         self, server: EmbeddedServer, program: str | None
     ) -> AsyncGenerator[dict[str, RegionPlace]]:
-        """Start a leaf node in every region; give where the regions are.
+        """Start a leaf node in every region; yield the regions' places.
 
         Raises:
             LinkError: one did not reach the hub, or a link ended.
@@ -78,16 +78,16 @@ class Emulation:
                 self.nodes[name] = await stack.enter_async_context(node)
             try:
                 async with asyncio.TaskGroup() as group:
-                    keepers = [group.create_task(node.keep()) for node in self.nodes.values()]
-                    keepers += [group.create_task(self._watch(name)) for name in self._links]
+                    watchers = [group.create_task(node.keep()) for node in self.nodes.values()]
+                    watchers += [group.create_task(self._watch(name)) for name in self._links]
                     yield {name: node.place for name, node in self.nodes.items()}
-                    for keeper in keepers:
-                        keeper.cancel()
+                    for watcher in watchers:
+                        watcher.cancel()
             except ExceptionGroup as failures:  # The body's own error comes in a group, too.
                 raise failures.exceptions[0] from None
 
     async def _watch(self, name: str) -> None:
-        """Wait that a link ends: its namespace, and all that is in it, is lost then.
+        """Wait until a link ends: its namespace and everything in it are lost then.
 
         Raises:
             LinkError: it ended.
@@ -95,7 +95,7 @@ class Emulation:
         """
         await self._links[name].process.wait()
         resume = f"penstock run --resume {self._folder.parent.name}"
-        raise LinkError(f"the link of region {name} ended; go on with: {resume}")
+        raise LinkError(f"the link of region {name} ended; resume with: {resume}")
 
 
 def _words(region: Linked, obstacle: str) -> str:

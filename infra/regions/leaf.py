@@ -45,7 +45,7 @@ class LeafNode:
 
     @property
     def pid(self) -> int:
-        """Of the newest process; 0 before the first start."""
+        """Id of the newest process; 0 before the first start."""
         return self._process.pid if self._process else 0
 
     async def start(self) -> None:
@@ -80,7 +80,7 @@ class LeafNode:
             await self.start()
 
     async def stop(self) -> None:
-        """End it in good order, or kill it."""
+        """Terminate it, or kill it."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):

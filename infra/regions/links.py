@@ -22,7 +22,7 @@ STOP_S_MAX = 5.0
 
 
 class LinkError(PenstockError, OSError):
-    """A region's link could not be made, or broke; the text has what its process said."""
+    """A region's link could not be made, or broke; the text has its process's error."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,14 +163,14 @@ async def _until_ready(process: asyncio.subprocess.Process, module: str) -> None
 _PROGRAMS = {"ip": "iproute2", "nsenter": "util-linux"}
 _ANY = LinkSection(bandwidth_mbit_s=1000.0, rtt_ms=0.0)
 _INDEX = 200
-"""Of the probe's own region, beside those of a run."""
+"""Index of the probe's own region, beyond those of a run."""
 HOW_TO_GET = (
     "run as root, with /dev/net/tun (modprobe tun) and: apt-get install iproute2 util-linux"
 )
 
 
 async def probe_namespaces() -> str:
-    """Make a link and drop it; return what prevents it, "" where nothing does."""
+    """Make a link and drop it; return the obstacle, "" if there is none."""
     for program, package in _PROGRAMS.items():
         if shutil.which(program) is None:
             return f"`{program}` is not installed (apt-get install {package})"

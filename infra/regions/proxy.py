@@ -1,7 +1,7 @@
 """A link where namespaces are not allowed: `python -m penstock.infra.regions.proxy SPEC`.
 
-It listens on a loopback port, dials the hub for each connection, and lets every piece of the stream
-arrive when a link of that bandwidth, delay and loss would: a lost piece comes a round trip later,
+It listens on a loopback port, dials the hub for each connection, and lets every chunk of the stream
+arrive when a link of that bandwidth, delay and loss would: a lost chunk comes a round trip later,
 and all behind it. TCP itself sees a perfect network, so its congestion control is not exercised.
 """
 
@@ -14,9 +14,9 @@ import msgspec
 from penstock.infra.regions.settings import LinkSection
 from penstock.infra.regions.shaping import Shaper
 
-PIECE_BYTES = 16 << 10
+CHUNK_BYTES = 16 << 10
 NUM_IN_FLIGHT_MAX = 4096
-"""Pieces of one direction of one connection; the sender waits beyond it."""
+"""Chunks in flight in one direction of one connection; beyond it the sender waits."""
 CONNECT_S_MAX = 10.0
 
 
@@ -52,39 +52,44 @@ class ShapedProxy:
         except (OSError, TimeoutError):
             writer.close()
             return
-        ways = (_way(reader, hub[1], self._up), _way(hub[0], writer, self._down))
-        await asyncio.gather(*ways, return_exceptions=True)
+        directions = (
+            _carry_one_way(reader, hub[1], self._up),
+            _carry_one_way(hub[0], writer, self._down),
+        )
+        await asyncio.gather(*directions, return_exceptions=True)
 
 
-async def _way(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, shaper: Shaper) -> None:
+async def _carry_one_way(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, shaper: Shaper
+) -> None:
     """Carry one direction to its end; then close the other end of it."""
     now_s = asyncio.get_running_loop().time
-    pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(NUM_IN_FLIGHT_MAX)
+    chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(NUM_IN_FLIGHT_MAX)
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(_deliver(pieces, writer))
-            while piece := await reader.read(PIECE_BYTES):
-                await pieces.put((shaper.arrival_in_stream_s(now_s(), len(piece)), piece))
-            await pieces.put((now_s(), b""))
+            group.create_task(_deliver(chunks, writer))
+            while chunk := await reader.read(CHUNK_BYTES):
+                await chunks.put((shaper.arrival_in_stream_s(now_s(), len(chunk)), chunk))
+            await chunks.put((now_s(), b""))
     finally:
         writer.close()
 
 
 async def _deliver(
-    pieces: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter
+    chunks: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter
 ) -> None:
     now_s = asyncio.get_running_loop().time
     while True:
-        arrival_s, piece = await pieces.get()
-        if not piece:
+        arrival_s, chunk = await chunks.get()
+        if not chunk:
             return
         await asyncio.sleep(arrival_s - now_s())
-        writer.write(piece)
+        writer.write(chunk)
         await writer.drain()
 
 
 async def run(spec: Proxy) -> None:
-    """Serve until killed, once `ready` is said."""
+    """Print `ready`, and serve until killed."""
     server = await ShapedProxy(spec).serve()
     sys.stdout.write("ready\n")
     sys.stdout.flush()

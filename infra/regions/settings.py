@@ -1,4 +1,4 @@
-"""What a configuration says of a region's link, and what a run knows of it."""
+"""Settings of a region's link, and the region's place while a run is up."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
@@ -23,7 +23,7 @@ class LinkSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def delay_s(self) -> float:
-        """One way."""
+        """Delay in one direction."""
         return self.rtt_ms / 2e3
 
 
@@ -31,9 +31,9 @@ class RegionPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a region with a link is while the run is up."""
 
     url: str
-    """Of its leaf node, credentials included."""
+    """URL of its leaf node, including credentials."""
     namespace_pid: int = 0
-    """A process in its network namespace; 0 where it has none."""
+    """A process in its network namespace; 0 if it has none."""
 
     @property
     def entrance(self) -> list[str]:
@@ -53,7 +53,7 @@ def region_of(specs: Iterable[str]) -> str:
 
 
 def check_processes(processes: Mapping[str, Sequence[str]], linked: Iterable[str]) -> None:
-    """See that what is in a region with a link shares its process with nothing outside it.
+    """Check that roles behind a link share their process with none outside the region.
 
     Raises:
         ConfigError: It does; the text names process, role and region.

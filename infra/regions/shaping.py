@@ -16,7 +16,7 @@ class Bandwidth:
         self.bytes_per_s = bytes_per_s
         """May change while it is in use."""
         self.num_bytes = 0
-        """Carried so far."""
+        """Bytes carried so far."""
         self._free_at_s = 0.0
 
     def wait_s(self, now_s: float) -> float:
@@ -47,7 +47,7 @@ class Shaper:
         self._queue = Bandwidth(link.bytes_per_s)
 
     def arrival_s(self, now_s: float, num_bytes: int) -> float | None:
-        """Return when a packet that enters now arrives; None where it is lost.
+        """Return when a packet that enters now arrives; None if it is lost.
 
         What the queue refuses takes no bandwidth; what is lost later does.
         """
@@ -59,14 +59,14 @@ class Shaper:
         return through_s + self._link.delay_s
 
     def arrival_in_stream_s(self, now_s: float, num_bytes: int) -> float:
-        """Return when a piece of a stream arrives; a lost one is sent again a round trip later."""
+        """Return when a chunk of a stream arrives; a lost one is sent again a round trip later."""
         while (arrival_s := self.arrival_s(now_s, num_bytes)) is None:
             now_s += self._queue_s_max
         return arrival_s
 
 
 class InFlight:
-    """Packets on their way, in order of arrival."""
+    """Packets in flight, in order of arrival."""
 
     def __init__(self) -> None:
         self._packets: deque[tuple[float, bytes]] = deque()
@@ -82,5 +82,5 @@ class InFlight:
         return self._packets.popleft()[1]
 
     def wait_s(self, now_s: float) -> float | None:
-        """Return the time to the next arrival; None where nothing is on its way."""
+        """Return the time to the next arrival; None if nothing is in flight."""
         return max(0.0, self._packets[0][0] - now_s) if self._packets else None

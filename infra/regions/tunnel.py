@@ -40,7 +40,7 @@ class Tunnel(msgspec.Struct, frozen=True, kw_only=True):
     """One region's tunnel."""
 
     device: Annotated[str, msgspec.Meta(max_length=15)]
-    """In the hub's namespace."""
+    """Name of the device in the hub's namespace."""
     hub: str
     """IPv4 address of the hub, as the region sees it."""
     region: str
@@ -71,7 +71,7 @@ class Direction:
                 self._in_flight.add(arrival_s, packet)
 
     def deliver(self) -> float:
-        """Hand over what has arrived; return the seconds to the next arrival."""
+        """Deliver the packets that have arrived; return the seconds to the next arrival."""
         now_s = time.monotonic()
         while (packet := self._in_flight.pop_arrived(now_s)) is not None:
             try:

@@ -10,7 +10,7 @@ class LazyJetStreamStore:
     """An `ObjectStore` for parts that are built before the server is up."""
 
     def __init__(self, url: Callable[[], str], bucket: str) -> None:
-        """Args: `url` tells where the server is, once that is known."""
+        """Args: `url` returns the server's URL; it is called at the first use."""
         self._url = url
         self._bucket = bucket
         self._opening = asyncio.Lock()

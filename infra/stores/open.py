@@ -51,7 +51,7 @@ def _read_section(config: Path) -> StoreSection:
 
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _PREFIX = "penstock-check"
-"""Under which there is nothing, so that the answer is short."""
+"""A prefix without objects, so that the reply is short."""
 _STATUS = re.compile(r"status code: (\d{3})")
 _REFUSED = {"401", "403"}
 

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from obstore.store import S3Store as Bucket
 
 _FULL = ("status code: 507", "StorageFull", "QuotaExceeded")
-"""How servers say it."""
+"""Texts of servers without room."""
 _DETAILS = "Debug source"
-"""From here on, an error's text is of the library's insides."""
+"""Start of the library's internal details in an error's text."""
 PATIENCE_S = 60.0
 """How long a server may be away before an operation fails, all attempts together."""
 _PATIENCE_S_MIN = 10.0
-"""For one attempt, where there is no patience."""
+"""Deadline of a single attempt, without retries."""
 _PAUSE_S = 0.5
 _NO_RETRY: "RetryConfig" = {"max_retries": 0}
 """The library does not repeat conditional puts; here, as bytes are compared, all can be."""

@@ -12,7 +12,7 @@ _ENDPOINT = r"^(https?://[A-Za-z0-9.\-\[\]:]+(/[A-Za-z0-9._~/-]*)?)?$"
 
 
 class StoreKind(StrEnum):
-    """What there is; each passes `tests/contract/stores/check_store.py`."""
+    """The kinds of store; each passes `tests/contract/stores/check_store.py`."""
 
     DIRECTORY = "directory"
     """The run's own folder, on this machine or a shared file system."""
@@ -33,7 +33,8 @@ class StoreSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     retain_for_replay: bool = True
     """Keep every version for ever. Replaying needs none of them: it starts from the checkpoint of
     version 0. But any version can then be rebuilt, and compared, and a region joined from nothing.
-    Otherwise the origin is folded and collected as regions are, as far back as the checkpoints."""
+    Otherwise the compactor keeps the origin as short as relays keep their regions, back to the
+    oldest checkpoint."""
 
     def __post_init__(self) -> None:
         """Check fields against each other."""

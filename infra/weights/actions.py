@@ -28,7 +28,7 @@ from penstock.messages.errors import ConfigError
 
 @contextmanager
 def progress_bar(label: str, num_bytes: int) -> Generator[Callable[[int], None]]:
-    """Give a function that is called with the bytes done since its last call."""
+    """Yield a function to call with the bytes done since its last call."""
     columns = (
         "{task.description}",
         BarColumn(),
@@ -130,7 +130,7 @@ def _say_summary(arguments: argparse.Namespace, summary: DeltaSummary) -> int:
 
 
 def say(arguments: argparse.Namespace, figures: dict[str, object], text: str) -> None:
-    """Print figures as one line of JSON where they are asked for, else the text."""
+    """Print figures as one line of JSON with --json, else the text."""
     line = msgspec.json.encode(figures).decode() if arguments.json else text
     sys.stdout.write(line + "\n")
 

@@ -21,7 +21,7 @@ from penstock.infra.weights.patched import Patched
 from penstock.messages.errors import CorruptDataError
 
 Places = list[tuple[int, int]]
-"""By row of the target table: file descriptor, and offset of its first byte."""
+"""File descriptor and offset of the first byte, by row of the target table."""
 
 
 def apply_delta(
@@ -69,7 +69,7 @@ def apply_delta(
 
 
 def _rooms(manifest: Manifest, count: int) -> SimpleQueue[np.ndarray]:
-    """Give memory for as many extents as are decoded at once, to be used again and again."""
+    """Return memory for as many extents as are decoded at once, which they reuse."""
     num_bytes = max(
         (e.num_words * manifest.target[e.row].element_type.word_bytes for e in manifest.extents),
         default=0,

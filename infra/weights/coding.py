@@ -1,7 +1,7 @@
-"""How the words of an extent are coded: as what their dtype says, or as packed four-bit integers.
+"""The coding of an extent's words: by their element type, or as packed four-bit integers.
 
-No dtype tells that an I32 holds eight weights of four bits, or a U8 two (as GPTQ, AWQ,
-compressed-tensors and others store them); the changes tell it. A changed weight moves bits of its
+No element type shows that an I32 holds eight weights of four bits, or a U8 two (as GPTQ, AWQ,
+compressed-tensors and others store them); the changes do. A changed weight moves bits of its
 own half byte and of no other. Coded half byte by half byte, such a change is a small step wherever
 in the word it is: half the size for I32, a tenth less for U8.
 """
@@ -13,12 +13,12 @@ from penstock.kernels.delta import Dtype
 
 _MAY_BE_PACKED = {Dtype.INT8, Dtype.INT32}
 _PACKED_SHARE_MIN = 0.25
-"""Of the changed words, those in which one half byte changed, and not the lowest: in packed words
+"""Share of the changed words in which one half byte changed, and not the lowest: in packed words
 of 2 or 8 half bytes a half and seven eighths; in whole integers, which take small steps, none."""
 
 
 def encode_words(base: np.ndarray, target: np.ndarray, kind: Dtype) -> bytes:
-    """Encode words [N] against their base [N], of the kind that their dtype says."""
+    """Encode words [N] against their base [N], by their element type."""
     if kind in _MAY_BE_PACKED and _is_packed(base, target):
         return delta.encode(_as_bytes(base), _as_bytes(target), Dtype.INT4X2)
     return delta.encode(base, target, kind)

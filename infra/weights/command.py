@@ -23,7 +23,7 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
     apply.add_argument("delta", type=Path, metavar="DELTA")
     _add_output(apply, "OUT", "a file, or a new folder")
     merge = _add(actions, "merge", "make one delta of several in a row")
-    merge.add_argument("base", type=Path, metavar="BASE", help="what the first delta applies to")
+    merge.add_argument("base", type=Path, metavar="BASE", help="the base of the first delta")
     merge.add_argument("deltas", type=Path, metavar="DELTA", nargs="+")
     _add_output(merge, "DELTA", "the delta file")
     verify = _add(actions, "verify", "report whether a checkpoint is a delta's base or its target")
@@ -40,7 +40,7 @@ def _add(actions: Subparsers, name: str, help_text: str) -> argparse.ArgumentPar
     parser = actions.add_parser(name, help=help_text, description=help_text.capitalize() + ".")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     parser.add_argument(
-        "--threads", type=_count, default=os.cpu_count() or 1, help="default: one a processor"
+        "--threads", type=_count, default=os.cpu_count() or 1, help="default: one per processor"
     )
     return parser
 

@@ -29,13 +29,13 @@ from penstock.kernels import delta
 from penstock.kernels.digest import TensorHasher
 
 EXTENT_WORDS = 1 << 21
-"""Half of what the format allows costs 0.3 % in size, and halves what a thread holds."""
+"""Half of the format's maximum: costs 0.3 % in size, and halves the memory of a thread."""
 Advance = Callable[[int], None]
-"""Called with the number of bytes of the target that were done."""
+"""Called with the number of bytes of the target that are done."""
 
 
 class DeltaSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a delta takes, beside what it stands for."""
+    """The size of a delta, and of its target."""
 
     num_bytes: int
     target_bytes: int
@@ -53,9 +53,9 @@ class _Coded(msgspec.Struct, frozen=True):
     codec: str
     num_changed: int
     has_half_bytes: bool
-    """It is these that `num_changed` counts."""
+    """Whether `num_changed` counts half bytes."""
     base: list[np.ndarray]
-    """By piece."""
+    """Words by slice."""
     target: list[np.ndarray]
 
 
@@ -89,7 +89,7 @@ def write_delta(
 
 
 class _Job:
-    """The tables of one diff, while it goes on."""
+    """The tables of one diff, while it runs."""
 
     def __init__(self, base: Weights, target: Weights) -> None:
         self._base, self._target = base, target
@@ -162,7 +162,7 @@ class _Job:
 def plan_runs(
     tensors: list[Tensor], is_based: Callable[[Tensor], bool]
 ) -> Iterator[list[TensorSlice]]:
-    """Cut sorted tensors into extents: small neighbors of one kind share one."""
+    """Cut sorted tensors into extents: small neighbors of one element type share one."""
     run: list[TensorSlice] = []
     kind = None
     room = 0
@@ -194,7 +194,7 @@ def _extent(run: list[TensorSlice], coded: _Coded, digest: bytes) -> ExtentRecor
 
 
 def read_base(base: Weights, tensor: Tensor, piece: TensorSlice) -> np.ndarray:
-    """Read what a piece of a target's tensor is coded against: the base's words, or zeros."""
+    """Read the words that a slice is coded against: the base's, or zeros."""
     own = base.tensors.get(tensor.key)
     if own is None or not own.is_base_of(tensor):
         return np.zeros(piece.num_words, tensor.word_dtype)
@@ -202,7 +202,7 @@ def read_base(base: Weights, tensor: Tensor, piece: TensorSlice) -> np.ndarray:
 
 
 def joined(parts: list[np.ndarray]) -> np.ndarray:
-    """Put the pieces of an extent together; one alone is not copied."""
+    """Join the slices of an extent; a single one is not copied."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

@@ -63,7 +63,7 @@ class TensorChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CodecUse(msgspec.Struct, frozen=True):
-    """What one codec was used for."""
+    """Use of one codec."""
 
     num_extents: int
     num_words: int
@@ -71,7 +71,7 @@ class CodecUse(msgspec.Struct, frozen=True):
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of a delta."""
+    """Contents of a delta."""
 
     num_bytes: int
     target_bytes: int
@@ -85,7 +85,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """By dtype: changed words by the first exponent of the class that they were coded in."""
 
     def grouped(self, group: Callable[[TensorChange], str | None]) -> dict[str, Share]:
-        """Add up the tensors that are there, by what `group` says of each."""
+        """Add up the tensors that are there, by `group`."""
         totals: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         for tensor in self.tensors:
             label = group(tensor)

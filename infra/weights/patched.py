@@ -106,7 +106,7 @@ class Patched:
 
 
 def _check_base(base: Weights, patch: DeltaFile) -> None:
-    """Compare tables: tells most wrong bases before a byte is decoded."""
+    """Compare tables, which detects most wrong bases before a byte is decoded."""
     expected = {row.key: (row.dtype, row.shape) for row in patch.manifest.base}
     found = {key: (tensor.dtype, tensor.shape) for key, tensor in base.tensors.items()}
     if expected != found:

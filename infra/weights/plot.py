@@ -34,7 +34,7 @@ def draw(found: Inspection) -> str:
 
 
 def _heatmap(found: Inspection) -> tuple[str, int, int]:
-    """Draw one row a kind of tensor, one column a layer; return it with its size in pixels."""
+    """Draw one row per kind of tensor, one column per layer; return it with its size in pixels."""
     cells = found.grouped(
         lambda t: f"{t.kind}\n{t.layer or ''}" if t.status in _WITH_BASE else None
     )

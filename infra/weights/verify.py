@@ -9,7 +9,7 @@ from penstock.infra.weights.files.tensors import Tensor, Weights
 
 
 class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found."""
+    """How a checkpoint relates to a delta."""
 
     is_base: bool
     is_target: bool

@@ -12,7 +12,7 @@ class Patch(msgspec.Struct, frozen=True):
     """Absolute overwrites of a flat array: writing them twice does no harm."""
 
     flat_indices: np.ndarray
-    """[K] int64, rising, each once."""
+    """[K] int64, strictly rising."""
     values: np.ndarray
     """[K] bit patterns."""
 
@@ -41,7 +41,7 @@ def check_of(array: np.ndarray) -> int:
 
 
 def check_pair(base: np.ndarray, target: np.ndarray, dtype: Dtype | None) -> Dtype:
-    """Return the kind of a base's and a target's elements, by default that of their dtype.
+    """Check a base and a target; return their element type, by default that of their dtype.
 
     Raises:
         ValueError: not two contiguous arrays of one shape and of the kind's storage type.
@@ -64,7 +64,7 @@ def check_pair(base: np.ndarray, target: np.ndarray, dtype: Dtype | None) -> Dty
 
 
 def check_out(base: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Return memory for a target, of the base's shape and dtype and apart from it.
+    """Check memory for a target: of the base's shape and dtype, apart from it.
 
     Raises:
         ValueError: it is not.

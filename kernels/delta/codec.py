@@ -101,7 +101,7 @@ def decode(base: np.ndarray, payload: bytes | memoryview) -> Patch:
 def apply(
     base: np.ndarray, payload: bytes | memoryview, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return the target, proved equal to the one encoded.
+    """Return the target, verified against the one encoded.
 
     Args:
         base: what the payload was made against, contiguous.
@@ -131,11 +131,11 @@ def apply(
 
 
 def _apply_steps(header: Header, old: np.ndarray, body: bytes | memoryview, new: np.ndarray) -> int:
-    """Write the target, proving the base on the way; return the target's check."""
+    """Write the target, checking the base at the same time; return the target's check."""
     try:
         base_check, target_check = apply_steps(header, old, body, new)
     except ValueError:
-        _prove_base(header, old)  # streams contradict another base, too: that is to be said
+        _prove_base(header, old)  # streams contradict another base, too: report that instead
         raise
     _demand_base(header, base_check)
     return target_check
@@ -144,7 +144,7 @@ def _apply_steps(header: Header, old: np.ndarray, body: bytes | memoryview, new:
 def _apply_whole(
     header: Header, old: np.ndarray, body: bytes | memoryview, new: np.ndarray
 ) -> None:
-    """Write the target over `new`, by what works on whole arrays."""
+    """Write the target over `new`, array by array."""
     if header.codec is Codec.EQUAL:
         new[...] = old
     elif not header.codec.has_steps:
@@ -183,7 +183,7 @@ def _elements(array: np.ndarray, dtype: Dtype) -> np.ndarray:
 
 
 def _open(base: np.ndarray, payload: bytes | memoryview) -> tuple[Header, bytes | memoryview]:
-    """Return header and body of a payload that fits a base; whether it belongs is to be proved."""
+    """Return header and body of a payload that fits a base; its base is not checked yet."""
     header, stored = unpack(payload)
     if base.size != header.num_items or base.dtype != header.dtype.storage:
         raise CorruptDataError(

@@ -22,10 +22,10 @@ from penstock.kernels.native import load_library
 
 _SOURCE = Path(__file__).parent / "c" / "delta.c"
 _SLACK_BYTES = 2048
-"""Room that the writer of a string wants beyond what it fills."""
+"""Room that the writer of a string needs beyond what it fills."""
 _GROUP_ELEMENTS = 1024
 _NUMBER_BYTES_MAX = 5
-"""Of a number in either string: 33 bits, and its share of its block's parameter."""
+"""Largest number in either string: 33 bits, and its share of its block's parameter."""
 _CHUNK_BYTES = 1 << 18
 """Chunk of each array, hashed while it is in the second cache; a whole number of tiles of any
 element size."""
@@ -72,7 +72,7 @@ Series = ctypes.c_int64 * 128
 
 
 class Walk(NamedTuple):
-    """A body that was read, on its way to a target."""
+    """A body whose series are read, before the target is made."""
 
     shape: Shape
     series: ctypes.Array[ctypes.c_int64]
@@ -102,7 +102,7 @@ def shape_of(
 
 
 def class_record_of(first_key: int, record: Record) -> ClassRecord:
-    """Return what identifies a class that was encoded."""
+    """Return the record of a class that was encoded."""
     return ClassRecord(
         first_key=first_key,
         num_changed=record.num_changed,
@@ -131,7 +131,7 @@ def address(array: np.ndarray) -> int:
 
 
 class _Kept(threading.local):
-    """By name, what this thread holds."""
+    """Memory of this thread, by name."""
 
     def __init__(self) -> None:
         self.rooms: dict[str, np.ndarray] = {}
@@ -141,7 +141,7 @@ _kept = _Kept()
 
 
 def room(name: str, num_bytes: int) -> np.ndarray:
-    """Return uint8 [num_bytes] of this thread: what its last one of that name held is lost.
+    """Return uint8 [num_bytes] of this thread; the contents of its last one of that name are lost.
 
     Rooms of more than 64 MiB are not kept.
     """
@@ -238,10 +238,10 @@ def decode_steps(
 def apply_steps(
     header: Header, base: np.ndarray, body: bytes | memoryview, target: np.ndarray
 ) -> tuple[int, int]:
-    """Write to `target` what `base` becomes; they share no memory.
+    """Write the target of `base` to `target`; they share no memory.
 
     Returns:
-        The checks of the base, of which nothing was asked before, and of the target.
+        The checks of the base, which was not checked before, and of the target.
 
     Raises:
         ValueError: as `portable.decode_steps`; what `target` holds then is undefined.

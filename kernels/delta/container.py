@@ -1,4 +1,4 @@
-"""The byte layout of one delta payload, and its strict parser; `docs/weight-format.md` tells more.
+"""The byte layout of one delta payload, and its strict parser; see `docs/weight-format.md`.
 
 ```
  offset  bytes  field                                     all integers little-endian
@@ -47,7 +47,7 @@ _LEB128_BYTES_MAX = 5
 
 
 class _Zstd(threading.local):
-    """Each thread's own, with the memory that it works in."""
+    """Compression contexts of one thread, with their memory."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
@@ -81,12 +81,12 @@ def pack(header: Header, body: bytes | memoryview) -> bytes:
 
 
 def compress(data: bytes | memoryview) -> bytes:
-    """Return what this thread's compressor makes of some bytes."""
+    """Compress some bytes."""
     return _zstd.compressor.compress(data)
 
 
 def checksum(body: bytes | bytearray | memoryview) -> bytes:
-    """Return what ends a payload: the xxh3-64 of all bytes before."""
+    """Return the end of a payload: the xxh3-64 of all bytes before."""
     return _check_bytes(xxhash.xxh3_64_intdigest(body))
 
 

@@ -1,4 +1,4 @@
-"""The kinds of elements, and what a codec must know of each.
+"""The element types of the codecs, and their properties.
 
 An array travels as unsigned integers of its element size, the bit patterns of what it holds. The
 kind says how far two patterns are apart (in units in the last place, or as integers), and for
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Dtype(IntEnum):
-    """The kind of an array's elements; the numbers stand in payloads."""
+    """The type of an array's elements; the numbers are part of payloads."""
 
     INT8 = 0
     """Also uint8 and bool."""
@@ -24,13 +24,13 @@ class Dtype(IntEnum):
     FP32 = 6
     FP64 = 7
     FP8_E4M3 = 8
-    """Without infinities; its scales are a tensor of their own."""
+    """Without infinities; its scales are a separate tensor."""
     INT4X2 = 9
-    """Two elements of four bits a byte, the first in the low bits."""
+    """Two elements of four bits per byte, the first in the low bits."""
 
     @classmethod
     def of(cls, array: np.ndarray) -> "Dtype":
-        """Return what an array of bit patterns holds where nobody says.
+        """Return the default type of an array of bit patterns.
 
         Raises:
             ValueError: not unsigned integers.
@@ -43,32 +43,32 @@ class Dtype(IntEnum):
 
     @property
     def traits(self) -> "Traits":
-        """Return what the codecs go by."""
+        """The properties that the codecs use."""
         return _TRAITS[self]
 
     @property
     def storage(self) -> np.dtype:
-        """Return the numpy dtype that an array of this kind travels as."""
+        """The numpy dtype of arrays of this type."""
         return np.dtype(f"u{self.traits.itemsize}")
 
 
 class Traits(msgspec.Struct, frozen=True):
-    """One row of the table of kinds."""
+    """Properties of one element type."""
 
     itemsize: int
     """Bytes of an element in memory (of a pair of elements for INT4X2)."""
     bits: int
-    """Of one element."""
+    """Bits of one element."""
     is_float: bool = False
     """The highest bit is a sign, the rest a magnitude; else the elements are integers."""
     key_shift: int = 0
-    """Below the exponent."""
+    """Bits below the exponent."""
     num_keys: int = 1
-    """Exponents; 1 where there are no classes to go by."""
+    """Number of exponents; 1 for types without classes."""
 
     @property
     def has_steps(self) -> bool:
-        """Return whether changes can be coded as steps; 8-byte elements go by raw and xor alone."""
+        """Whether changes can be coded as steps; 8-byte elements are coded by raw and xor alone."""
         return self.bits <= 32
 
 

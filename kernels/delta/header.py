@@ -11,17 +11,17 @@ NUM_CLASSES_MAX = 16
 
 
 class Codec(IntEnum):
-    """How a payload says what changed."""
+    """How a payload codes the changes."""
 
     EQUAL = 0
     """Nothing changed: no body."""
     CLASS_GAP_ULP = 1
-    """Gaps between changed positions, apart for each class of base exponents, and steps in units
+    """Gaps between changed positions, separate for each class of base exponents, and steps in units
     in the last place."""
     GAP_ULP = 2
     """The same, all elements one class."""
     BITMASK_ULP = 3
-    """One bit an element for the changed positions, and steps."""
+    """One bit per element for the changed positions, and steps."""
     XOR_ZSTD = 4
     """The exclusive or of base and target, cut into byte planes."""
     RAW = 5

@@ -33,7 +33,7 @@ SMALLEST_LARGE = 2
 def encode_steps(
     header: Header, thresholds: list[int], base: np.ndarray, target: np.ndarray
 ) -> tuple[Header, bytes]:
-    """Code the changed places and their steps.
+    """Code the changed positions and their steps.
 
     Args:
         header: the codec and the kind; what the coding finds out is filled in.

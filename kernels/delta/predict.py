@@ -28,13 +28,13 @@ from penstock.kernels.delta.header import NUM_CLASSES_MAX, Codec
 from penstock.kernels.delta.portable import SMALLEST_LARGE, steps_between
 
 _CLASS_COST_BITS = 120.0
-"""What one more class costs in its record and in the first parameters of its series."""
+"""Cost of one more class in its record and in the first parameters of its series."""
 _BLOCK = 256
 _SAMPLE_MAX = 1 << 16
 _PLANES_FROM_SHARE = 1 / 8
-"""Planes are looked at where steps take this share of the array; below, they do not win."""
+"""Planes are tried if steps take this share of the array; below it, they never win."""
 _SIZE_EXTRA_BITS = 1.5
-"""Of a Rice code over the length of its number."""
+"""Overhead of a Rice code over the length of its number."""
 
 
 class CodecChoice(msgspec.Struct, frozen=True):
@@ -103,7 +103,7 @@ def _step_bits(
 
 
 def _plane_bits(array: np.ndarray) -> float:
-    """Return what zstd makes of an array's byte planes."""
+    """Return the bits of an array's byte planes under zstd."""
     planes = array.view(np.uint8).reshape(-1, array.itemsize).T.tobytes()
     return 8.0 * min(len(compress(planes)), len(planes))
 

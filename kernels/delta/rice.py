@@ -18,7 +18,7 @@ import numpy as np
 
 BLOCK = 128
 ESCAPE = 32
-"""A high part that says: the number stands whole among the low bits."""
+"""The high part of a number that is stored whole among the low bits."""
 K_MAX = 31
 _WHOLE_BITS = 32
 

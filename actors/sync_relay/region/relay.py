@@ -66,7 +66,7 @@ class Relay(Actor):
         self._ctx: Context
 
     def services(self) -> Mapping[str, Serve]:
-        """Return the service that mends replicas' copies."""
+        """Return the service that repairs replicas' copies."""
         return {tiles_service(self._region): self._tiles.answer}
 
     async def start(self, ctx: Context) -> Effects:

@@ -14,7 +14,7 @@ from penstock.infra.simulate.weights.simulation import simulate
 
 
 def scenarios(base: Scenario) -> dict[str, Scenario]:
-    """Return what is simulated: a good day, and one mishap each."""
+    """Return the scenarios: without a mishap, and with one each."""
     steps = base.num_steps
     mishaps = {
         "as planned": Mishap(),
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _headline(figures: dict[str, Any]) -> str:
-    """Return what holds of all regions on the good day."""
+    """Return the figures of all regions without a mishap."""
     first = figures["first_snapshot_s"]
     return (
         f"as planned: the trainer uploads {figures['trainer_egress_gb_step']:g} GB a step of "

@@ -22,7 +22,7 @@ from penstock.messages.weights import WeightsRelayed
 
 
 class QuietBus(MemoryBus):
-    """Leaves the reports out: one a second and actor is most of what would happen."""
+    """A bus without actors' reports: one per second and actor would be most of the traffic."""
 
     async def publish(self, events: Sequence[Event]) -> list[PublishReceipt]:
         """See `Bus.publish`."""

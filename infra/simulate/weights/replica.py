@@ -28,7 +28,7 @@ class Updates:
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
-        """Of the region's store; as manifests never change, its replicas may share what is read."""
+        """Catalog of the region's store, shared by its replicas, as manifests never change."""
         self._event = asyncio.Event()
         self._paths: dict[int, UpdatePath] = {}
 
@@ -44,7 +44,7 @@ class Updates:
         await self._event.wait()
 
     def path_from(self, version: int) -> UpdatePath:
-        """Return the catalog's choice; replicas of one version are given the same."""
+        """Return the catalog's choice; it is shared by replicas of one version."""
         if version not in self._paths:
             manifests = self.catalog.plan(version)
             self._paths[version] = UpdatePath(
@@ -54,11 +54,11 @@ class Updates:
 
 
 class Reach(NamedTuple):
-    """What a replica reaches."""
+    """The surroundings of a replica."""
 
     store: SizedStore
     links: tuple[Bandwidth, ...]
-    """That an object passes to it."""
+    """Links that an object crosses to it."""
     updates: Updates
 
 
@@ -70,7 +70,7 @@ class SizedReplica:
         self.version = NOTHING
         self.began_s = asyncio.get_running_loop().time()
         self.num_bytes = 0
-        """Fetched so far."""
+        """Bytes fetched so far."""
         self._scenario = scenario
         self._reach = reach
         self._on_applied = on_applied

@@ -13,7 +13,7 @@ class RegionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     link_gbit_s: float
-    """From the origin store to the relay."""
+    """Bandwidth from the origin store to the relay."""
     round_trip_s: float
 
 
@@ -24,10 +24,10 @@ class Mishap(msgspec.Struct, frozen=True, kw_only=True):
     relay_lost_at_step: int = 0
     relay_lost_s: float = 0.0
     link_factor: float = 1.0
-    """Of the region's bandwidth that is left, from the first step on."""
+    """Remaining share of the region's bandwidth, from the first step on."""
     join_at_step: int = 0
     num_joiners: int = 0
-    """Replicas that come in with nothing."""
+    """Replicas that join without weights."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,11 +39,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     model_bytes: int = 10**12
     num_ranks: int = 512
     rank_gbit_s: float = 25.0
-    """Of each rank, each verifier and the committer."""
+    """Bandwidth of each rank, each verifier and the committer."""
     ranks_per_verifier: int = 8
-    """Whose shards one verifier reads back: the tensors that these ranks hold together."""
+    """Ranks whose shards one verifier reads back: they hold its tensors together."""
     origin_round_trip_s: float = 0.002
-    """From them to the origin store."""
+    """Round trip from ranks, verifiers and committer to the origin store."""
     regions: tuple[RegionSettings, ...] = (
         RegionSettings(name="home", link_gbit_s=100.0, round_trip_s=0.002),
         RegionSettings(name="europe", link_gbit_s=100.0, round_trip_s=0.09),
@@ -53,22 +53,22 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     num_replicas: int = 1000
     """Spread evenly over the regions."""
     fan_out_gbit_s: float = 1600.0
-    """Of each region's store, all its replicas together."""
+    """Bandwidth of each region's store, for all its replicas together."""
     replica_gbit_s: float = 100.0
     encode_gb_s: float = 4 * 0.89
-    """Of model, each rank: four threads at the measured speed of one."""
+    """Speed of each rank, in bytes of the model: four threads at the measured speed of one."""
     verifier_decode_gb_s: float = 16 * 1.0
-    """Of model, each verifier: sixteen threads."""
+    """Speed of each verifier, in bytes of the model: sixteen threads."""
     verifier_digest_gb_s: float = 16 * 1.15
-    """Of model, each verifier, for all digests together; likewise."""
+    """Likewise, for all digests together."""
     decode_gb_s: float = 256 * 1.0
-    """Of model, each replica: 256 threads on its hosts."""
+    """Speed of each replica, in bytes of the model: 256 threads on its hosts."""
     relay_gb_s: float = 64 * 0.89
-    """Of model, each relay, for a merged delta or a full snapshot: 64 threads."""
+    """Speed of each relay, for a merged delta or a full snapshot: 64 threads."""
     swap_s: float = 0.03
-    """Generation stands still; a given."""
+    """Pause of generation; an assumption."""
     learning_rate: str = "3e-6"
-    """Which row of the measured ratios."""
+    """Row of the measured ratios."""
     mishap: Mishap = Mishap()
 
     def __post_init__(self) -> None:
@@ -81,6 +81,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"simulation: num_replicas: {text}")
 
     @property
-    def num_replicas_a_region(self) -> int:
+    def replicas_per_region(self) -> int:
         """Return the replicas of each region."""
         return self.num_replicas // len(self.regions)

@@ -20,10 +20,10 @@ from penstock.infra.simulate.weights.sized_store import Site, SizedStore
 from penstock.infra.simulate.weights.trainer import RankedTrainer
 
 SETTLE_S_MAX = 4 * 3600.0
-"""For everyone to come to one version."""
+"""Time for all replicas to reach one version."""
 POLL_S = 1.0
 NUM_VERSIONS_KEPT = 8
-"""At the origin, whatever its full snapshots."""
+"""Newest versions kept at the origin in any case."""
 
 
 def simulate(scenario: Scenario) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class WeightsSimulation:
         for region in self._regions:
             region.start_relay()
             tasks.append(asyncio.create_task(region.follow()))
-            tasks += region.add_replicas(scenario.num_replicas_a_region, self._on_applied)
+            tasks += region.add_replicas(scenario.replicas_per_region, self._on_applied)
         await self._trainer.publish(0)
         await self._until_all_at(0)
         tasks.append(asyncio.create_task(self._mishap(tasks)))

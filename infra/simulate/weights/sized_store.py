@@ -10,7 +10,7 @@ from penstock.messages.errors import CorruptDataError, NotFoundError
 
 
 class SizedBytes(bytes):
-    """A few bytes that stand for many: its length is the object's, its digest that of the few."""
+    """A few bytes in place of many: its length is the object's, its digest that of the few."""
 
     num_bytes: int
 
@@ -26,7 +26,7 @@ class SizedBytes(bytes):
 
 
 class Site:
-    """What one place holds, by key; each user reaches it by a `SizedStore` of its own."""
+    """The objects of one place, by key; each user reaches it by a `SizedStore` of its own."""
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}

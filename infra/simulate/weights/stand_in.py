@@ -25,7 +25,7 @@ from penstock.kernels.element_types import TensorSpec
 from penstock.messages.weights import Extent
 
 ROW_ELEMENTS = 32
-"""Of each rank."""
+"""Elements of each rank."""
 _NUM_CHANGED = 2
 _ONE = 0x3F80
 """In bf16; all weights begin there."""
@@ -51,7 +51,7 @@ class StandIn:
         self._dice = random.Random(f"stand-in/{seed}")
 
     def layout(self, rank: int) -> Layout:
-        """Return what a rank holds: one shard of one run."""
+        """Return a rank's layout: one shard of one run."""
         return [[Extent(rank * ROW_ELEMENTS, ROW_ELEMENTS)]]
 
     def step(self) -> list[np.ndarray]:

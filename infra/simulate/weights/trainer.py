@@ -17,7 +17,7 @@ from penstock.messages.bus import Bus
 
 
 class RankedTrainer:
-    """A version a step, uploaded by all ranks at once; only arrays and their coding are modeled."""
+    """Publishes a version per step, by all ranks; only arrays and their coding are modeled."""
 
     def __init__(self, scenario: Scenario, origin: Site, bus: Bus) -> None:
         self._scenario = scenario
@@ -28,7 +28,7 @@ class RankedTrainer:
             scenario.model_bytes, scenario.num_ranks, scenario.learning_rate, scenario.seed
         )
         self._now: list[int] = []
-        """Sizes of the version in hand, by rank."""
+        """Sizes of the current version, by rank."""
         self._ranks = [self._rank(rank) for rank in range(scenario.num_ranks)]
         self._verifiers = [self._verifier(number) for number in range(len(self._model.spans))]
         self._committer = Committer(
@@ -37,9 +37,9 @@ class RankedTrainer:
         self.began_s: list[float] = []
         """When each version's weights were ready, by version."""
         self.published_s: list[float] = []
-        """From then to its event."""
+        """Seconds from then to its event, by version."""
         self.num_bytes: list[int] = []
-        """Uploaded for each version."""
+        """Bytes uploaded, by version."""
         self.manifest_bytes_max = 0
 
     async def run(self) -> None:

@@ -65,7 +65,7 @@ def contestants(pair: Pair) -> dict[str, Contestant]:
 
 
 def peer_is_there() -> bool:
-    """Say whether the public peer's package can be imported."""
+    """Return whether the public peer's package can be imported."""
     try:
         importlib.import_module(_PEER_MODULE)
     except ImportError:
@@ -88,7 +88,7 @@ def _apply(arrays: ArrayPair, payload: bytes, out: np.ndarray) -> np.ndarray:
 
 
 class _Xor:
-    """XOR + zstd, its contexts and its difference in memory that it keeps, as the others do."""
+    """XOR + zstd, whose contexts and difference stay in memory, as those of the others do."""
 
     def __init__(self) -> None:
         self._compressor = zstandard.ZstdCompressor(level=1)

@@ -38,9 +38,9 @@ class CodecFigures(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float
     """Size of the target over that of the delta."""
     encode_gb_s: float
-    """Bytes of the target, a second of one core."""
+    """Bytes of the target per second of one core."""
     decode_gb_s: float
-    """The same, to an array whose check was computed."""
+    """Likewise, to an array whose check was computed."""
     bit_exact: bool
 
 
@@ -50,7 +50,7 @@ class PairFigures(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
     changed_fraction: float
     entropy_bound_ratio: float
-    """Of mask and step, each given the base's exponent."""
+    """Bound by the entropy of mask and step, each given the base's exponent."""
     codecs: dict[str, CodecFigures]
 
 
@@ -105,7 +105,7 @@ def _round(
 
 
 def _timed(work: Callable[[], _Result]) -> tuple[float, _Result]:
-    """Work for `_SPAN_S` at least; return the mean seconds of one time, and its result."""
+    """Repeat work for `_SPAN_S` at least; return the mean seconds, and its result."""
     _wait_idle()
     began = time.process_time()
     result, times = work(), 1
@@ -136,7 +136,7 @@ def _wait_idle() -> None:
 
 
 def _entropy_bound_bytes(pair: Pair) -> float:
-    """Add up the bounds of the kinds of elements, each over all tensors together."""
+    """Add up the bounds of the element types, each over all tensors together."""
     kinds = {
         arrays.kind: [p for p in pair.tensors if p.kind is arrays.kind] for arrays in pair.tensors
     }

@@ -26,7 +26,7 @@ from penstock.messages.errors import ConfigError
 
 LEARNING_RATES = (1e-6, 2e-6, 3e-6, 1e-5, 3e-5)
 BYTES_MAX = 1 << 28
-"""Of a pair that is read: whole tensors, in the order of their names, up to this size."""
+"""Bound of a pair that is read: whole tensors, in the order of their names."""
 _CONFIG = PolicyConfig(vocab_size=256, hidden_size=256, moe_intermediate_size=256, mtp_num_heads=0)
 _NUM_SEQUENCES, _SEQUENCE_TOKENS = 8, 128
 _NUM_PRETRAIN_STEPS, _NUM_WARM_STEPS = 60, 8
@@ -35,7 +35,7 @@ _State = dict[str, np.ndarray]
 
 
 class ArrayPair(msgspec.Struct, frozen=True):
-    """Words [N] of one kind, before and after."""
+    """Words [N] of one element type, before and after."""
 
     kind: Dtype
     base: np.ndarray
@@ -46,9 +46,9 @@ class Pair(msgspec.Struct, frozen=True):
     """Two neighboring checkpoints, cut in two ways."""
 
     tensors: list[ArrayPair]
-    """One by one, as peers take them."""
+    """Tensors one by one, as peers take them."""
     extents: list[ArrayPair]
-    """As delta files cut them: small neighbors together, large ones cut."""
+    """Arrays as delta files cut them: small neighbors together, large ones cut."""
 
     @property
     def num_bytes(self) -> int:

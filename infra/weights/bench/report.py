@@ -15,7 +15,7 @@ _SPEED_BARS = {"class_gap_ulp": (1.0, 1.0), "gap_ulp": (1.5, 3.5)}
 _BOUND_SHARE_MIN, _BOUND_SHARE_STRETCH = 0.85, 0.95
 _RAW_EXCESS_MAX = 1.001
 Bar = tuple[str, float, str, bool]
-"""What, the measured figure, the bar, met."""
+"""Name, measured figure, bar, and whether it is met."""
 
 
 def bars(label: str, figures: PairFigures) -> Iterator[Bar]:

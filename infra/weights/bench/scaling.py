@@ -29,7 +29,7 @@ class Scaled(msgspec.Struct, frozen=True):
     ratio: float
     """Size of the target over that of all payloads."""
     encode_gb_s: float
-    """Bytes of the target, a second of wall clock."""
+    """Bytes of the target per second of wall clock."""
     decode_gb_s: float
 
 

@@ -40,7 +40,7 @@ _FOOTER_BYTES = _NUMBERS.size + _DIGEST_BYTES + len(END_MAGIC)
 
 
 def is_delta(path: Path) -> bool:
-    """Say whether a file begins as a delta does."""
+    """Return whether a file begins as a delta does."""
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 

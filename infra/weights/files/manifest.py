@@ -16,7 +16,7 @@ from penstock.messages.errors import CorruptDataError
 
 EXTENT_WORDS_MAX = 1 << 22
 PAYLOAD_BYTES_MAX = 1 << 25
-"""Twice the largest extent as it is, which a writer stores where coding does not help."""
+"""Twice the largest extent, which a writer stores as it is where coding does not help."""
 _TENSOR_BYTES_MAX = 1 << 48
 _NATURAL = Annotated[int, msgspec.Meta(ge=0)]
 _DIGEST = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
@@ -48,7 +48,7 @@ class ExtentRecord(msgspec.Struct, frozen=True, array_like=True):
 
     row: _NATURAL
     first_word: _NATURAL
-    """In that row; the run goes on through the rows that follow."""
+    """Offset in that row; the run continues through the rows that follow."""
     num_words: Annotated[int, msgspec.Meta(ge=1, le=EXTENT_WORDS_MAX)]
     num_changed: _NATURAL
     codec: str
@@ -151,7 +151,7 @@ def _check_files(manifest: Manifest) -> None:
 
 
 def _check_extents(manifest: Manifest) -> None:
-    """Demand that they cover the target table in order, without a gap, one dtype each."""
+    """Check that they cover the target table in order, without a gap, one dtype each."""
     lengths = [row.num_words for row in manifest.target]
     starts = list(accumulate(lengths, initial=0))
     reached = 0
@@ -173,5 +173,5 @@ def _check_extents(manifest: Manifest) -> None:
 
 
 def is_plain_bytes(row: Tensor) -> bool:
-    """Say whether a row stands for a file's plain bytes."""
+    """Return whether a row is a file's plain bytes."""
     return row.dtype == BYTES

@@ -50,7 +50,7 @@ def new_file(path: Path) -> Generator[BinaryIO]:
 
 @contextmanager
 def new_folder(path: Path) -> Generator[Path]:
-    """Give an empty folder that becomes `path` when the block ends well.
+    """Yield an empty folder that becomes `path` when the block ends well.
 
     Raises:
         ConfigError: `path` exists, and is not an empty folder.
@@ -83,7 +83,7 @@ def new_folder(path: Path) -> Generator[Path]:
 
 
 def _name_full_disk(error: BaseException, path: Path) -> None:
-    """Say what found no room: the system does not where a descriptor is written to."""
+    """Name the file that found no room: the system does not for writes to a descriptor."""
     if isinstance(error, OSError) and error.errno in _FULL:
         error.filename = str(path)
 

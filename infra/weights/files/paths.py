@@ -6,12 +6,12 @@ from pathlib import Path
 from penstock.messages.errors import ConfigError, NotFoundError
 
 FILES_MAX = 10_000
-"""Of a checkpoint: all are open at once."""
+"""Maximum files of a checkpoint, which are all open at once."""
 _NAME_BYTES_MAX = 255
 
 
 def is_portable(path: str) -> bool:
-    """Say whether a path of a folder's file stays in that folder, and means one file everywhere."""
+    """Return whether a path stays in its folder, and means the same file everywhere."""
     parts = path.split("/")
     return (
         path.isprintable()
@@ -23,7 +23,7 @@ def is_portable(path: str) -> bool:
 
 
 def require_file(path: Path) -> None:
-    """Demand a regular file: a pipe could keep its reader waiting for good.
+    """Require a regular file: a pipe could block its reader for ever.
 
     Raises:
         NotFoundError: there is nothing.
@@ -37,7 +37,7 @@ def require_file(path: Path) -> None:
 
 
 def require_apart(output: Path, inputs: Iterable[Path]) -> None:
-    """Demand that writing `output` changes none of `inputs`.
+    """Require that writing `output` changes none of `inputs`.
 
     Raises:
         ConfigError: it is one of them, or lies in one of them.
@@ -49,5 +49,5 @@ def require_apart(output: Path, inputs: Iterable[Path]) -> None:
 
 
 def printable(name: str) -> str:
-    """Return a name with what a terminal could take for a command spelled out."""
+    """Return a name with control characters escaped."""
     return name if name.isprintable() else repr(name)[1:-1]

@@ -9,7 +9,7 @@ from penstock.kernels.digest import TensorHasher
 from penstock.kernels.element_types import BYTES, TensorSpec
 
 Key = tuple[bool, str]
-"""Whether it is a file's plain bytes, and the name: what two checkpoints are matched by."""
+"""Whether it is a file's plain bytes, and the name: tensors of two checkpoints match by it."""
 
 
 class Tensor(TensorSpec, frozen=True, array_like=True):
@@ -17,7 +17,7 @@ class Tensor(TensorSpec, frozen=True, array_like=True):
 
     @property
     def key(self) -> Key:
-        """What it is matched by."""
+        """What it is matched by in another checkpoint."""
         return self.dtype == BYTES, self.name
 
     @property
@@ -31,7 +31,7 @@ class Tensor(TensorSpec, frozen=True, array_like=True):
         return np.dtype(f"<u{self.element_type.word_bytes}")
 
     def is_base_of(self, other: "Tensor") -> bool:
-        """Say whether `other` is coded as changes of this one: same dtype, as many words."""
+        """Return whether `other` is coded as changes of this one: same dtype, as many words."""
         return self.dtype == other.dtype and self.num_bytes == other.num_bytes
 
     def hasher(self) -> TensorHasher:
@@ -43,13 +43,13 @@ class FileLayout(msgspec.Struct, frozen=True):
     """One file: its plain bytes, then tensors, without a gap."""
 
     path: str
-    """Relative, `/` between its parts; of a file that stands alone, `model.safetensors`."""
+    """Relative path with `/` between parts; `model.safetensors` for a single file."""
     keys: tuple[Key, ...]
-    """What it holds, in order; the first are its plain bytes."""
+    """Its tensors, in order; the first are its plain bytes."""
 
 
 class Weights(Protocol):
-    """What a delta is made from, and what it is applied to."""
+    """A source of tensors: what a delta is made from, and applied to."""
 
     @property
     def tensors(self) -> dict[Key, Tensor]:
@@ -58,12 +58,12 @@ class Weights(Protocol):
 
     @property
     def files(self) -> tuple[FileLayout, ...]:
-        """Return how they lie in files."""
+        """Return the files, with their tensors in order."""
         ...
 
     @property
     def is_folder(self) -> bool:
-        """Say whether the files make a folder, or one stands alone."""
+        """Return whether the files are a folder, or a single file."""
         ...
 
     def read(self, key: Key, first: int, num_words: int) -> np.ndarray:
