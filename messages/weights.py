@@ -36,7 +36,7 @@ class ShardRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     codec: str
     codec_version: int = 1
     extents: list[Extent] = []
-    """Runs of its elements, one after the other, all of one dtype; any cut of a snapshot is valid."""
+    """Runs of its elements in order, all of one dtype; any cut of a snapshot is valid."""
 
 
 class WeightsPublished(Event, frozen=True, kw_only=True):
