@@ -21,20 +21,12 @@ C_SUFFIXES = (".c", ".h", ".cu", ".cuh")
 C_COMMENT = re.compile(r"/\*.*?\*/|^\s*//.*?$", re.DOTALL | re.MULTILINE)
 
 
-def _is_docstring(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
-
-
 def num_statements(repository: Repository) -> int:
     """Count the statements of the product's Python; docstrings do not count."""
     return sum(
-        isinstance(node, ast.stmt) and not _is_docstring(node)
+        sum(isinstance(node, ast.stmt) for node in repository.nodes(path))
+        - len(repository.docstrings(path))
         for path in repository.python()
-        for node in repository.nodes(path)
     )
 
 

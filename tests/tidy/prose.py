@@ -1,7 +1,6 @@
 """Rules on what people read: file names that exist, terms of the field, nothing left open."""
 
 import re
-import tokenize
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -79,18 +78,11 @@ def open_ends(repository: Repository) -> Iterator[str]:
                 yield f"{path}:{number}: {line.strip()[:90]}"
 
 
-def _comments(repository: Repository, path: str) -> Iterator[tuple[int, str]]:
-    lines = iter(repository.text(path).splitlines(keepends=True))
-    for token in tokenize.generate_tokens(lambda: next(lines, "")):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
-
-
 def _sentences(repository: Repository, path: str) -> Iterator[tuple[int, str]]:
     """Yield what a file says to people, with its line."""
     if path.endswith(".py"):
         yield from repository.docstrings(path)
-        yield from _comments(repository, path)
+        yield from repository.comments(path)
     elif path.endswith((".md", "Makefile")):
         yield from enumerate(repository.text(path).splitlines(), 1)
     else:

@@ -2,7 +2,7 @@
 
 import ast
 import os
-from collections.abc import Iterator
+import tokenize
 from functools import cached_property
 from pathlib import Path
 
@@ -22,6 +22,25 @@ class _File:
     @cached_property
     def tree(self) -> ast.Module:
         return ast.parse(self.text, self._name)
+
+    @cached_property
+    def docstrings(self) -> list[tuple[int, str]]:
+        return [
+            (node.lineno, node.value.value)
+            for node in self.nodes
+            if isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ]
+
+    @cached_property
+    def comments(self) -> list[tuple[int, str]]:
+        lines = iter(self.text.splitlines(keepends=True))
+        return [
+            (token.start[0], token.string)
+            for token in tokenize.generate_tokens(lambda: next(lines, ""))
+            if token.type == tokenize.COMMENT
+        ]
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
@@ -81,10 +100,10 @@ class Repository:
         """Return every node of a Python file."""
         return self._file(path).nodes
 
-    def docstrings(self, path: str) -> Iterator[tuple[int, str]]:
-        """Yield every string that stands alone as a statement, with its first line."""
-        for node in self.nodes(path):
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-                value = node.value.value
-                if isinstance(value, str):
-                    yield node.lineno, value
+    def docstrings(self, path: str) -> list[tuple[int, str]]:
+        """Return every string that stands alone as a statement, with its first line."""
+        return self._file(path).docstrings
+
+    def comments(self, path: str) -> list[tuple[int, str]]:
+        """Return every comment of a Python file, with its line."""
+        return self._file(path).comments

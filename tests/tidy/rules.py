@@ -31,7 +31,6 @@ RULES: dict[str, Rule] = {
 
 # Faults that are known and will go: the beginning of the line that a rule yields.
 KNOWN: dict[str, tuple[str, ...]] = {
-    "colliding_classes": ("Extent:", "Piece:", "Verdict:"),
     "strange_phrases": ("envs/microvm/guest/",),
 }
 
