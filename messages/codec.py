@@ -1,6 +1,6 @@
 """Every message there is, to and from msgpack maps, readable by any msgpack reader."""
 
-from typing import Union
+from typing import TypeVar, Union
 
 import msgspec
 
@@ -67,6 +67,8 @@ from penstock.messages.weights import (
     WeightsRelayed,
 )
 
+M = TypeVar("M", bound=Message)
+
 EVENTS = (
     StartRollout, TurnSampled, EpisodeSaved, RolloutFinished, Verdict,
     WeightsPublished, WeightsRelayed, WeightsApplied, CreditsChanged,
@@ -113,3 +115,12 @@ def decode(data: bytes | memoryview) -> Message:
         return _decoder.decode(data)
     except msgspec.DecodeError as error:
         raise CodecError(f"undecodable message of {len(data)} bytes: {error}") from error
+
+
+def decode_as(message_type: type[M], data: bytes) -> M | None:
+    """Decode a message of one type; None for any other, and for what does not decode."""
+    try:
+        message = decode(data)
+    except CodecError:
+        return None
+    return message if isinstance(message, message_type) else None

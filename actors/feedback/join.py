@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.actors.feedback.signals import DEFAULT_WEIGHTS, Signal, is_known, reward_of
+from penstock.actors.feedback.signals import DEFAULT_WEIGHTS, is_known, reward_of
 from penstock.messages.errors import ConfigError
 from penstock.messages.feedback import (
     FeedbackReceived,
@@ -136,7 +136,7 @@ class FeedbackJoin:
             if age_s < self._config.reward_wait_s:
                 continue
             signals = self._counting(entry.record)
-            reward = reward_of(map(_signal, signals), self._config.weights)
+            reward = reward_of(signals, self._config.weights)
             if reward is None and self._config.default_reward is not None:
                 reward, signals = self._config.default_reward, []
                 self.counts.num_defaulted += 1
@@ -166,10 +166,6 @@ class FeedbackJoin:
     def _bound(self, table: OrderedDict[str, Any]) -> None:
         while len(table) > self._config.num_open_max:
             table.popitem(last=False)
-
-
-def _signal(event: FeedbackReceived) -> Signal:
-    return Signal(name=event.name, value=event.value, weight=event.weight)
 
 
 def _joined(

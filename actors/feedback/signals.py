@@ -6,7 +6,7 @@ user did weighs more than what a user said, and what a test found weighs most.
 
 from collections.abc import Callable, Iterable
 
-import msgspec
+from penstock.messages.feedback import FeedbackReceived
 
 
 def _sign(value: float) -> float:
@@ -54,26 +54,16 @@ DEFAULT_WEIGHTS: dict[str, float] = {
 }
 
 
-class Signal(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of feedback that counts."""
-
-    name: str
-    value: float
-    weight: float
-    """Weight that the user gave it, 0 to 1."""
-
-
 def is_known(name: str) -> bool:
     """Return whether a signal has a meaning here."""
     return name in _SCORES
 
 
-def reward_of(signals: Iterable[Signal], weights: dict[str, float]) -> float | None:
+def reward_of(signals: Iterable[FeedbackReceived], weights: dict[str, float]) -> float | None:
     """Return the weighted mean score, brought to 0..1; None where no signal counts.
 
     Example:
-        >>> reward_of([Signal(name="accept", value=1.0, weight=1.0)], DEFAULT_WEIGHTS)
-        1.0
+        A single `accept` with value 1 gives 1.0, a single `reject` 0.0.
 
     """
     total = score = 0.0

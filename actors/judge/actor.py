@@ -10,9 +10,9 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.envs.tasks.storage import GradedTask, TaskBook
 from penstock.messages.base import Event
-from penstock.messages.codec import decode
+from penstock.messages.codec import decode_as
 from penstock.messages.control import MessageRejected
-from penstock.messages.errors import CodecError, ConfigError, NotFoundError
+from penstock.messages.errors import ConfigError, NotFoundError
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished
 
@@ -70,12 +70,7 @@ class JudgeActor(Actor):
         self.num_concurrent = config.num_concurrent
         self._config = config
         self._judge = make_judge(config)
-        self._tasks: TaskBook | None = None
-
-    async def start(self, ctx: Context) -> Effects:
-        """Open the book of tasks."""
-        self._tasks = TaskBook(ctx.store)
-        return ()
+        self._tasks = TaskBook()
 
     async def on_rollout_finished(self, rollout: RolloutFinished, ctx: Context) -> Effects:
         """Judge one rollout."""
@@ -91,11 +86,8 @@ class JudgeActor(Actor):
         """
         if ctx.actor not in event.actor.split("+"):
             return ()
-        try:
-            rollout = decode(event.data)
-        except CodecError:
-            return ()
-        if not isinstance(rollout, RolloutFinished):
+        rollout = decode_as(RolloutFinished, event.data)
+        if rollout is None:
             return ()
         findings = Findings(outcome=Outcome.JUDGE_ERROR, detail=f"rejected: {event.cause}")
         return (self._verdict(rollout, findings, 0.0),)
@@ -127,9 +119,8 @@ class JudgeActor(Actor):
         outcome = outcome_of_end(rollout.end)
         if outcome is not None:
             return Findings(outcome=outcome, detail=rollout.error)
-        assert self._tasks is not None, "a rollout before start"
         try:
-            task = await self._tasks.find(rollout.purpose, rollout.task_id)
+            task = await self._tasks.find(ctx.store, rollout.purpose, rollout.task_id)
         except NotFoundError as error:
             return Findings(outcome=Outcome.JUDGE_ERROR, detail=str(error))
         return await self._judge.judge(rollout, task, ctx)

@@ -27,9 +27,8 @@ from penstock.actors.rollout_worker.episode import Episode
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.messages.base import Event, Stream
-from penstock.messages.codec import decode
+from penstock.messages.codec import decode_as
 from penstock.messages.control import MessageRejected
-from penstock.messages.errors import CodecError
 from penstock.messages.rollout import RolloutFinished, Trunk, TurnSampled
 from penstock.messages.task import StartRollout
 
@@ -196,11 +195,8 @@ class RolloutWorker(Actor):
         """Report a command that no worker will carry out as failed: its group must not wait."""
         if event.source_stream != Stream.TASKS:
             return ()
-        try:
-            command = decode(event.data)
-        except CodecError:
-            return ()
-        if not isinstance(command, StartRollout):
+        command = decode_as(StartRollout, event.data)
+        if command is None:
             return ()
         return await self._runner(command, ctx).abandon(f"rejected: {event.cause}")
 

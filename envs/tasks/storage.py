@@ -73,12 +73,11 @@ class GradedTask(msgspec.Struct, frozen=True, kw_only=True):
 class TaskBook:
     """Both splits, each read once from the store."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self) -> None:
         """Read nothing yet."""
-        self._store = store
         self._splits: dict[Split, dict[str, GradedTask]] = {}
 
-    async def find(self, purpose: Purpose, task_id: str) -> GradedTask:
+    async def find(self, store: ObjectStore, purpose: Purpose, task_id: str) -> GradedTask:
         """Return a task of the split that the purpose uses.
 
         Raises:
@@ -89,16 +88,17 @@ class TaskBook:
         if split is None:
             raise NotFoundError(f"{task_id}: rollouts for {purpose} have no tasks")
         if split not in self._splits:
-            self._splits[split] = await self._load(split)
+            self._splits[split] = await _load_graded(store, split)
         tasks = self._splits[split]
         if task_id not in tasks:
             raise NotFoundError(f"task {task_id} is none of the {len(tasks)} of {split}")
         return tasks[task_id]
 
-    async def _load(self, split: Split) -> dict[str, GradedTask]:
-        hidden = await load_hidden_tests(self._store, split)
-        return {
-            task.task_id: GradedTask(task=task, hidden=hidden[task.task_id])
-            for task in await load_tasks(self._store, split)
-            if task.task_id in hidden
-        }
+
+async def _load_graded(store: ObjectStore, split: Split) -> dict[str, GradedTask]:
+    hidden = await load_hidden_tests(store, split)
+    return {
+        task.task_id: GradedTask(task=task, hidden=hidden[task.task_id])
+        for task in await load_tasks(store, split)
+        if task.task_id in hidden
+    }
