@@ -40,7 +40,7 @@ class Gateway(Actor):
             config: Address and bounds.
             tokenizer: The policy's.
             keys: Who may ask.
-            on_listening: Told the base URL, `http://host:port`, once it listens.
+            on_listening: Called with the base URL, `http://host:port`, once it listens.
 
         Raises:
             ConfigError: A key is wrong; see `KeyRing`.

@@ -1,4 +1,4 @@
-"""What a gateway can be told."""
+"""Settings of a gateway."""
 
 import ipaddress
 from typing import Annotated
@@ -12,8 +12,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Address and bounds of one gateway."""
 
     host: str = "127.0.0.1"
-    """Where it listens. Beyond loopback the live page, its state and the metrics need a key, too,
-    and TLS is a proxy's work."""
+    """Address to listen on. Beyond loopback the live page, its state and the metrics need a key,
+    too, and TLS is a proxy's work."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8080
     """0 takes a free one."""
     model: str = "policy"
@@ -42,7 +42,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     retry_s: PositiveFloat = 0.25
     """Pause before the second attempt; doubles, up to 4 s."""
     drain_s_max: NonNegativeFloat = 10.0
-    """Open requests may go on for this long after the order to stop."""
+    """Time that open requests have to end after a stop."""
 
     @property
     def is_local(self) -> bool:

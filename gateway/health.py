@@ -9,7 +9,7 @@ from penstock.messages.errors import PenstockError
 
 
 async def healthz(services: Services, request: web.Request) -> web.Response:
-    """Tell that the process serves."""
+    """Return 200: the process serves."""
     return web.json_response({"status": "ok"})
 
 

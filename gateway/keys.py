@@ -19,15 +19,15 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One bearer key and what its holder may do."""
 
     key_id: str
-    """Stands in events and metrics."""
+    """Name of the key in events and metrics."""
     key_hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     """SHA-256 of the key, in lower-case hex."""
     training_consent: bool = False
     """Whether requests and feedback of this key may become training data."""
     rpm_limit: PositiveInt = 600
-    """Requests a minute."""
+    """Requests per minute."""
     tpm_limit: PositiveInt = 600_000
-    """Prompt and reply tokens a minute."""
+    """Prompt and reply tokens per minute."""
     max_parallel_requests: PositiveInt = 16
     is_trusted: bool = False
     """May give feedback on requests of other keys."""
@@ -77,7 +77,7 @@ def create_key(path: Path, *, key_id: str, training_consent: bool = False) -> Ke
 
 
 def load_keys(path: Path) -> list[KeySpec]:
-    """Read a TOML file with one `[[keys]]` table a key.
+    """Read a TOML file with one `[[keys]]` table per key.
 
     Raises:
         ConfigError: Not TOML, or a field is unknown, missing or wrong; the text gives its path.

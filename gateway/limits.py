@@ -77,11 +77,11 @@ class RateLimiter:
             raise _too_many("too_many_parallel_requests", text, 1.0)
         wait_s = account.requests.wait_s(1.0, now)
         if wait_s > 0:
-            text = f"the limit of {key.rpm_limit} requests a minute is reached"
+            text = f"the limit of {key.rpm_limit} requests per minute is reached"
             raise _too_many("rate_limit_exceeded", text, wait_s)
         wait_s = account.tokens.wait_s(1.0, now)
         if wait_s > 0:
-            text = f"the limit of {key.tpm_limit} tokens a minute is reached"
+            text = f"the limit of {key.tpm_limit} tokens per minute is reached"
             raise _too_many("rate_limit_exceeded", text, wait_s)
         account.requests.spend(1.0, now)
         account.num_parallel += 1

@@ -22,7 +22,7 @@ EXTRA_HEADERS = web.RequestKey("extra_headers", dict[str, str])
 
 
 class RequestIndex:
-    """Whose each recent request is, and which was the last of each session. Follows the log."""
+    """Keys of recent requests, and the last request of each session. Follows the log."""
 
     def __init__(self, num_max: int = NUM_REQUESTS_KNOWN_MAX) -> None:
         self._num_max = num_max
@@ -48,7 +48,7 @@ class RequestIndex:
 
 
 class GatewayMetrics:
-    """One registry a gateway, so that several live in one process."""
+    """One registry per gateway, so that several live in one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

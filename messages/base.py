@@ -27,7 +27,7 @@ def check_format(found: object, what: str) -> None:
 
 
 class Stream(StrEnum):
-    """The durable streams; what each keeps and for how long stands in `streams.py`."""
+    """The durable streams; `streams.py` says what each keeps and for how long."""
 
     TASKS = "tasks"
     TRAJECTORIES = "trajectories"

@@ -43,7 +43,7 @@ class ActorStarted(Event, frozen=True, kw_only=True):
     pid: int
 
     def key(self) -> str:
-        """One a start."""
+        """One per start."""
         return f"{self.actor}.{self.incarnation}"
 
 
@@ -57,7 +57,7 @@ class ActorFailed(Event, frozen=True, kw_only=True):
     num_restarts: int
 
     def key(self) -> str:
-        """One a failure."""
+        """One per failure."""
         return f"{self.actor}.{self.incarnation}"
 
 
@@ -71,8 +71,8 @@ class MessageRejected(Event, frozen=True, kw_only=True):
     actor: str
     cause: str
     data: bytes
-    """As received, so that it can be put back."""
+    """Bytes as received, so that it can be published again."""
 
     def key(self) -> str:
-        """One a source position and actor."""
+        """One per source position and actor."""
         return f"{self.source_stream}.{self.source_sequence}.{self.actor}"

@@ -28,7 +28,7 @@ class InferenceRecorded(Event, frozen=True, kw_only=True):
 
 
 class FeedbackReceived(Event, frozen=True, kw_only=True):
-    """Gateway -> feedback join. May come before the record, late, or twice."""
+    """Gateway -> feedback join. May arrive before the record, late, or twice."""
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
     feedback_id: str
@@ -43,10 +43,10 @@ class FeedbackReceived(Event, frozen=True, kw_only=True):
     source: str = ""
     occurred_at: str = ""
     amends: str = ""
-    """The feedback id that this one takes the place of; the newest amendment counts."""
+    """Feedback id that this one replaces; the newest amendment counts."""
 
     def key(self) -> str:
-        """One a feedback id."""
+        """One per feedback id."""
         return self.feedback_id
 
 
@@ -58,7 +58,7 @@ class FeedbackRetracted(Event, frozen=True, kw_only=True):
     request_id: str
 
     def key(self) -> str:
-        """One a feedback id."""
+        """One per feedback id."""
         return self.feedback_id
 
 

@@ -34,7 +34,7 @@ class TokensSampled(Message, frozen=True, kw_only=True):
     replica: str = ""
     queue_ms: float = 0.0
     route_segments: list[bytes] = []
-    """On the last chunk, sealed (`kernels.routes`), one a policy version: up to position total-2,
+    """On the last chunk, sealed (`kernels.routes`), one per policy version: up to position total-2,
     from routes_from or, where earlier positions were computed again, from before."""
 
     arithmetic: str = ""

@@ -3,7 +3,7 @@
 generated = trained + stale + filtered + infra_failed + judge_failed + in_flight, for each policy
 version. It is folded from the log alone: turns say what was generated, batch manifests what became
 of it. Streams are not ordered among each other, so a manifest may come before its turns; the
-balance is judged on the state, not on the way to it.
+balance is judged on the state, not on the order of arrival.
 """
 
 from collections import Counter
@@ -86,7 +86,7 @@ class Ledger:
 
     @property
     def violations(self) -> list[str]:
-        """What does not add up, in words; empty is what a run must end with."""
+        """What does not add up, in words; a sound run ends with none."""
         return [*self._faults, *map(self._describe, self._unequal)]
 
     @property

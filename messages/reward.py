@@ -67,7 +67,7 @@ class CheatFinding(msgspec.Struct, frozen=True, kw_only=True):
     """`turn 3, call 0` or `file a.py`."""
     detail: str
     is_decisive: bool = False
-    """A solved task with it counts as the policy's fault; else it is only told."""
+    """A solved task with it counts as the policy's fault; else it is only reported."""
 
 
 class Verdict(Event, frozen=True, kw_only=True):
@@ -110,7 +110,7 @@ class EvalRequested(Event, frozen=True, kw_only=True):
     num_tasks: int
 
     def key(self) -> str:
-        """One an evaluation."""
+        """One per evaluation."""
         return self.eval_id
 
 
@@ -127,5 +127,5 @@ class EvalCompleted(Event, frozen=True, kw_only=True):
     pass_rate_by_category: dict[str, float] = {}
 
     def key(self) -> str:
-        """One an evaluation."""
+        """One per evaluation."""
         return self.eval_id

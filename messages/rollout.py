@@ -66,7 +66,7 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EgressAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One try of a program in a machine to reach a host outside, by way of the proxy."""
+    """One attempt of a program in a machine to reach a host outside through the proxy."""
 
     method: str
     """`CONNECT`, `GET`...; empty where the request was malformed."""
@@ -84,7 +84,7 @@ class EgressAttempt(msgspec.Struct, frozen=True, kw_only=True):
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One turn: new context, then sampled tokens.
 
-    Shapes: P new context tokens, N sampled tokens, L layers, K experts a token.
+    Shapes: P new context tokens, N sampled tokens, L layers, K experts per token.
     """
 
     context_ids: Array
@@ -101,7 +101,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     parse_error: str = ""
     """Why the sampled tokens are no valid turn; empty if they are."""
     route_segments: list[bytes] = []
-    """Sealed (`kernels.routes`), one a policy version: positions up to, and without, this turn's
+    """Sealed (`kernels.routes`), one per policy version: positions up to, and without, this turn's
     last token. Where they begin before the previous turn's last token, the sampler computed those
     positions again, and they take the place of what was recorded."""
 
@@ -145,7 +145,7 @@ class EpisodeSaved(Event, frozen=True, kw_only=True):
     num_invalid_calls: int
     tool_s: float
     elapsed_s: float
-    """Of the episode's own time."""
+    """Seconds of the episode's own time."""
     egress: list[EgressAttempt] = []
     """What its programs had tried to reach by then: a copy of the machine begins a new record."""
 
@@ -189,7 +189,7 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     """What the episode's programs tried to reach, where the task allows hosts: in all of its
     machines, and of a branch before it left its trunk."""
     trunk: Trunk | None = None
-    """Of a branch: `turns` has the trunk's first."""
+    """Where a branch left its trunk; `turns` starts with the trunk's."""
 
     def key(self) -> str:
         """One per rollout."""

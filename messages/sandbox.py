@@ -15,7 +15,7 @@ class AcquireSandbox(Message, frozen=True, kw_only=True):
     is_placed: bool = False
     """Sent to the host that a placement named: it gives the lease, where else it would renew it."""
     checkpoint_id: str = ""
-    """Go on from this checkpoint of the host; sent to it, with `is_placed`."""
+    """Start from this checkpoint of the host; sent to it, with `is_placed`."""
     group_id: str = ""
     """The placed group that it belongs to: the host reports it as held."""
     image_digest: str = ""
@@ -123,7 +123,7 @@ class ReleaseSandbox(Message, frozen=True, kw_only=True):
 
 
 class SaveSandbox(Message, frozen=True, kw_only=True):
-    """Save a leased machine while it runs; it goes on."""
+    """Save a leased machine while it runs; it keeps running."""
 
     lease_id: str
     checkpoint_id: str
@@ -131,7 +131,7 @@ class SaveSandbox(Message, frozen=True, kw_only=True):
 
 
 class SandboxSaved(Message, frozen=True, kw_only=True):
-    """The machine's state is on the host's disk; any number of machines may go on from it."""
+    """The machine's state is on the host's disk; any number of machines may start from it."""
 
     checkpoint_id: str
     host: str

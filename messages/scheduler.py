@@ -27,7 +27,7 @@ class PlaceGroup(Message, frozen=True, kw_only=True):
     group_id: str
     """Asking again gives the same host, as long as it lives, and renews the placement."""
     holder: str
-    """Whose quota it counts against."""
+    """Holder whose quota it counts against."""
     num_machines: int
     image_digest: str = ""
     """As in `AcquireSandbox`: hosts that have it ready come first."""
@@ -62,7 +62,7 @@ class ReportHost(Message, frozen=True, kw_only=True):
     host: str
     num_slots: int
     num_live: int
-    """Machines in use or on the way; ready ones that nobody has yet do not count."""
+    """Machines in use or being made; idle ready ones do not count."""
     image_digests: list[str] = []
     """Layers that it has ready: those asked for last."""
     groups: list[HeldGroup] = []

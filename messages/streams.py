@@ -84,7 +84,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_\-=+:]+(\.[A-Za-z0-9_\-=+:]+)*")
 
 
 def check_token(value: str, field: str) -> str:
-    """Return `value` if it can stand in a subject.
+    """Return `value` if it is valid in a subject.
 
     Raises:
         ConfigError: Empty, or has white space, wildcards or empty tokens.

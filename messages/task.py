@@ -33,7 +33,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     wall_s_max: float = 120.0
     tool_s_max: float = 10.0
     output_bytes_max: int = 2048
-    """Of one tool observation; the rest is cut and said so."""
+    """Maximum size of one tool observation; what is cut is reported in it."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,8 +63,8 @@ class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):
     argv: list[str]
     """Run in the working directory of a fresh VM with the episode's files plus `files`."""
     expected: list[str] = []
-    """The last lines it must print, one a test. Never enters a VM: code under test cannot say what
-    it does not know."""
+    """The last lines it must print, one per test. Never enters a VM: code under test cannot print
+    what it does not know."""
     timeout_s: float = 10.0
     gold_files: dict[str, str] = {}
     """A known solution, for the task's own gates."""
@@ -89,11 +89,11 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
     rollout_id: str
     member: int
     seed: int
-    """Of its own turns."""
+    """Seed of its own turns."""
 
 
 class Branching(msgspec.Struct, frozen=True, kw_only=True):
-    """Makes a command a tree: its rollout is the trunk, and goes on as one branch of several."""
+    """Makes a command a tree: its rollout is the trunk and continues as one of its branches."""
 
     trunk_turns: int
     """Shared by all. An episode that ends with them or before has no branches: the others then

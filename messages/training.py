@@ -32,7 +32,7 @@ class SampleEntry(msgspec.Struct, frozen=True, kw_only=True):
     version_spans: list[VersionSpan]
     """All sampled tokens, merged over turns: the conservation ledger counts these."""
     trunk: TrunkCredit | None = None
-    """Of a rollout that others branched off."""
+    """Credit of the shared turns, where other rollouts branched off this one."""
 
 
 class GroupEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class BatchManifest(Event, frozen=True, kw_only=True):
     policy_version: int
     """The version that this batch trains, = step - 1."""
     groups: list[GroupEntry]
-    """In the order of training."""
+    """Groups in the order of training."""
     discarded: list[GroupEntry] = []
     """Groups that left the pool with this step without being trained (filtered, failed, stale)."""
     live: list[SampleEntry] = []
@@ -84,7 +84,7 @@ class StepCompleted(Event, frozen=True, kw_only=True):
     policy_version: int
     """The version that the step made, = step."""
     weights_digest: str
-    """Of the fp32 master weights."""
+    """Digest of the fp32 master weights."""
     optimizer_digest: str
     metrics: dict[str, float]
     """loss, reward_mean, pass_rate, grad_norm, mismatch_k1, mismatch_k3, ess, masked_fraction,
@@ -122,7 +122,7 @@ class CheckpointSaved(Event, frozen=True, kw_only=True):
     stream: ClassVar[Stream] = Stream.TRAINING
     step: int
     object_key: str
-    """In the run's object store: weights, optimizer, random state, in one file."""
+    """Key in the run's object store of one file: weights, optimizer, random state."""
     weights_digest: str
 
     def key(self) -> str:

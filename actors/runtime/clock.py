@@ -10,7 +10,7 @@ R = TypeVar("R")
 
 
 class Clock(Protocol):
-    """What the runtime asks for the time. Sleeping is the event loop's part."""
+    """A source of time; sleeping is the event loop's."""
 
     uses_threads: bool
     """Blocking work goes to a thread; a simulation does it in place."""
@@ -73,7 +73,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock stands still while code runs: the same seed, the same run."""
+    """An event loop whose clock stops while code runs: the same seed gives the same run."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()

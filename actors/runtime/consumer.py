@@ -1,4 +1,4 @@
-"""Shared work: several events in hand at once, each settled after its effects are stored."""
+"""Shared work: several events handled at once, each settled after its effects are stored."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from penstock.messages.errors import RemoteCallError
 log = logging.getLogger(__name__)
 
 ACK_WAIT_S = 15.0
-"""A killed worker's events are delivered again so long after its last heartbeat."""
+"""Events of a killed worker are delivered again this long after its last heartbeat."""
 HEARTBEAT_S = ACK_WAIT_S / 3
 RETRY_S = 1.0
 OUTSIDE_ERRORS = (TimeoutError, ConnectionError, BlockingIOError, RemoteCallError)
@@ -44,14 +44,14 @@ class Consumer:
         self._intake.start(f"{self._name}: consume", self._take(durable, types, num_concurrent))
 
     async def drain(self, within_s: float) -> None:
-        """Take no more; let what is in hand end; give back what does not end in time."""
+        """Take no more; let running handlers end; return what does not end in time to the bus."""
         await self._intake.cancel()
         if not await self._running.settled(within_s):
-            log.warning("%s: %d events given back unfinished", self._name, len(self._running))
+            log.warning("%s: %d events returned unfinished", self._name, len(self._running))
         await self._running.cancel()
 
     async def close(self) -> None:
-        """Give everything back at once."""
+        """Return everything to the bus at once."""
         await self.drain(0.0)
         self._intake.close()
         self._running.close()

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 REPORT_S = 1.0
 REST_S_MAX = 25.0
-"""Longest that a followed event or a tick may go on after a stop."""
+"""Maximum time that a followed event or a tick may take after a stop."""
 
 
 class ActorHost:
@@ -61,7 +61,7 @@ class ActorHost:
             seed: The run's.
             clock: Default: the machine's.
             incarnation: Distinguishes the starts of one name; default: time and process id.
-            drain_s: So long may consumed events go on after a stop; then they are given back.
+            drain_s: Time that consumed events may take after a stop; then the bus has them back.
 
         Raises:
             ConfigError: The actor lacks a handler for something it follows or consumes.

@@ -158,7 +158,7 @@ class HostContext:
         self.gauges[name] = value
 
     async def close(self) -> None:
-        """End the background tasks; work in the thread is left to end by itself."""
+        """End the background tasks; work in the thread ends by itself."""
         await self.tasks.cancel()
         self.tasks.close()
         self._thread.shutdown(wait=False, cancel_futures=True)

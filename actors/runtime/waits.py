@@ -10,7 +10,7 @@ from penstock.messages.errors import DeadlineError
 from penstock.messages.telemetry import Wait
 
 WAITS_REPORTED_MAX = 32
-"""Of the oldest, in one report."""
+"""Maximum waits in one report, oldest first."""
 
 
 class Waits:

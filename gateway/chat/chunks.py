@@ -13,7 +13,7 @@ from penstock.gateway.chat.schema import ChatRequest, Tool
 from penstock.messages.rollout import StopReason, ToolCall
 
 _LOGPROB_MIN = -9999.0
-"""What stands for minus infinity in JSON."""
+"""Minus infinity in JSON, which has none."""
 DONE = b"[DONE]"
 
 

@@ -50,9 +50,9 @@ def plan(chat: ChatRequest, services: Services, request_id: str, session_id: str
     config, tokenizer = services.config, services.tokenizer
     session_id = session_id or request_id
     context = render_context(chat, tokenizer, session_id, services.memory)
-    wanted = chat.max_completion_tokens or chat.max_tokens
+    requested = chat.max_completion_tokens or chat.max_tokens
     room = min(config.reply_tokens_max, config.context_tokens_max - len(context))
-    num_reply = min(wanted or max(1, room), config.reply_tokens_max)
+    num_reply = min(requested or max(1, room), config.reply_tokens_max)
     check_length(len(context), num_reply, config.context_tokens_max)
     stops = [tokenizer.end_id]
     if not chat.parallel_tool_calls and offered_tools(chat):

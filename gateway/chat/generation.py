@@ -1,4 +1,4 @@
-"""One reply from whichever generator is there: retried and resumed, token by token on record.
+"""One reply from any available generator: retried and resumed, token by token on record.
 
 A generator that goes away is not the user's trouble: the next attempt continues after the tokens
 that are out already, possibly under a newer policy version; the version spans say which token came

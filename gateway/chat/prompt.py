@@ -151,8 +151,8 @@ def _as_text(value: Any) -> str:
 def _as_type(value: str, schema: Any) -> Any:
     """Return `value` in the schema's type, or as it is where it does not read as that."""
     try:
-        wanted = msgspec.convert(schema, _PropertySchema).type
-        return msgspec.json.decode(value, type=_TYPES[wanted])
+        type_name = msgspec.convert(schema, _PropertySchema).type
+        return msgspec.json.decode(value, type=_TYPES[type_name])
     except (msgspec.MsgspecError, KeyError):
         return value
 

@@ -60,7 +60,7 @@ class ToolParameters(msgspec.Struct, frozen=True):
 
 
 class ToolFunction(msgspec.Struct, frozen=True):
-    """What a tool is called and takes."""
+    """Name and parameters of a tool."""
 
     name: str
     description: str = ""

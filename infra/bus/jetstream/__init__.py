@@ -1,1 +1,6 @@
-"""The bus on NATS JetStream; the only code that speaks the NATS protocol to a server."""
+"""The bus on NATS JetStream.
+
+`connection.py` is the one connection; `bus.py` composes what publishes, reads, consumes and serves
+over it. To add an operation: a method of `NatsBus` and one of `MemoryBus`, with a check in the
+contract suite of the bus.
+"""

@@ -12,7 +12,7 @@ CLAIM_HEADER = "Penstock-Claim"
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """What stands on the bus in place of the payload."""
+    """Pointer that the bus carries in place of the payload."""
 
     object_key: str
     num_bytes: int

@@ -1,4 +1,4 @@
-"""One NATS connection: an inbox shared by all requests, and word of every break."""
+"""One NATS connection: an inbox shared by all requests, and a callback on every break."""
 
 import asyncio
 import contextlib
@@ -172,7 +172,7 @@ class NatsConnection:
         """Give a prefix `p` whose subjects `p.*` all come to `on_message`.
 
         Deliveries of JetStream come to a reply subject but bear the subject they were stored
-        under: only a subscription of their own tells whose they are.
+        under: only a subscription of their own identifies the request.
         """
         prefix = self._client.new_inbox()
         token = next(self._tokens)

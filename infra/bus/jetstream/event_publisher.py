@@ -32,11 +32,11 @@ BATCH_EVENTS_MAX = 500
 """The server's own bound is 1000."""
 BATCH_BYTES_MAX = 8 << 20
 PUBLISH_HEADER = "Penstock-Publish"
-"""Names one publish: tells our own first copy, whose ack was lost, from another's."""
+"""Names one publish: distinguishes our own first copy, whose ack was lost, from another's."""
 
 
 class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
-    """One event on its way."""
+    """One encoded event, ready to send."""
 
     stream: Stream
     subject: str
@@ -65,7 +65,7 @@ class EventPublisher:
             raise BusError(
                 f"publish: {len(receipts)} of {len(events)} events were stored within "
                 f"{PUBLISH_S_MAX} s; next is {outgoing[len(receipts)].subject}; a server that does "
-                "not answer is down, or its disk is full: its log (nats.log) tells"
+                "not answer is down, or its disk is full: see its log (nats.log)"
             ) from error
         return receipts
 

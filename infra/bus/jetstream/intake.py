@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a delivered message stands, read from its reply subject."""
+    """Position of a delivered message, read from its reply subject."""
 
     sequence: int
     consumer_sequence: int

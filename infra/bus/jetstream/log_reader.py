@@ -25,7 +25,7 @@ from penstock.messages.rpc import with_retries
 from penstock.messages.streams import STREAMS, type_filter
 
 READ_AHEAD = 128
-"""Events on their way to one reader of one stream; at most 64 MiB."""
+"""Events in flight to one reader of one stream; at most 64 MiB."""
 INACTIVE_S = 60.0
 T = TypeVar("T", "Delivery", "RawMessage")
 

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 EXPIRES_S = 20.0
 HEARTBEAT_S = 1.0
 STALL_S = 4.0
-"""Without a message or heartbeat for so long, a pull is taken for lost and made again."""
+"""A pull without a message or heartbeat for this long counts as lost and is repeated."""
 AWAY_S_MAX = 60.0
 """A server gone for longer ends the iteration with an error."""
 STREAM_NOT_FOUND = 10059

@@ -7,7 +7,7 @@ client ── request (reply to an inbox of its own) ──▶ one server of the
 ```
 
 A number that is missing means that a reply was lost with a connection: the client raises rather
-than go on with a hole. Who wants one reply and no more says so by the end of its inbox's name, and
+than continue with a hole. A client of one reply marks that at the end of its inbox's name, and
 gets it without number and end.
 """
 
@@ -186,7 +186,7 @@ async def _within(service: str, deadline_s: float) -> AsyncGenerator[None]:
 
 
 def _is_end(service: str, reply: Msg, num_expected: int) -> bool:
-    """Tell an end from a reply, and find holes."""
+    """Return whether it is the end; raise where a reply is missing."""
     headers = reply.headers or {}
     number = headers.get(END_HEADER, headers.get(REPLY_HEADER))
     if number != str(num_expected):

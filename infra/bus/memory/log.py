@@ -33,7 +33,7 @@ class MemoryLog:
         """Message id -> when, sequence, publish id."""
 
     def store(self, message: Stored) -> PublishReceipt:
-        """Append, unless the key is there; our own earlier copy counts as stored now."""
+        """Append, unless the key is there; our own earlier copy counts as this one."""
         earlier = self._earlier(message)
         if earlier is not None:
             sequence, publish_id = earlier

@@ -33,7 +33,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     lose_request: float = 0.0
     lose_reply: float = 0.0
     latency_s_max: float = 0.0
-    """Of every step over the network, evenly drawn."""
+    """Maximum latency of each step over the network, drawn uniformly."""
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryServer:
-    """Stands in for a nats-server. Kept while processes of the simulation crash and return."""
+    """The simulated nats-server. Kept while processes of the simulation crash and return."""
 
     def __init__(self, *, seed: int, clock: Clock, faults: Faults | None = None) -> None:
         self.faults = faults or Faults()

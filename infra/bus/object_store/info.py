@@ -23,7 +23,7 @@ class ObjectInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nuid: str
     """Names its chunks."""
     size: int
-    """In bytes."""
+    """Size in bytes."""
     mtime: str
     chunks: int
     digest: str

@@ -1,11 +1,11 @@
-"""Objects in a JetStream bucket, with a window of chunks on the way in both directions.
+"""Objects in a JetStream bucket, with a window of chunks in flight in both directions.
 
 ```
  stream OBJ_<bucket>     $O.<bucket>.C.<id>      the chunks of one object, in order
                          $O.<bucket>.M.<name>    what it is, in JSON; written last, once
 ```
 The layout is that of the NATS object store, so that other clients read it. Theirs waits for every
-chunk's receipt before it sends the next; here many are on their way, and one request brings many.
+chunk's acknowledgement before the next; here many are in flight, and one request brings many.
 The bytes of a small object are in its description, too, so that one round trip brings them.
 """
 
@@ -102,7 +102,7 @@ class JetStreamStore:
         await self._connection.close()
 
     async def put(self, key: str, data: bytes | memoryview) -> None:
-        """Store unless it is there; see `ObjectStore.put`."""
+        """Store unless it exists; see `ObjectStore.put`."""
         subject = self._meta_subject(key)
         own_digest = digest(data)
         found = await self._info(subject)

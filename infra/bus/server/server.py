@@ -66,7 +66,7 @@ class EmbeddedServer:
         self._leaf_listen = leaf_listen
         self._token = ""
         self._name = f"penstock-{secrets.token_hex(8)}"
-        """Told in the greeting: another server on our port is not taken for ours."""
+        """Name in the greeting, so that another server on our port is not taken for ours."""
 
     @property
     def url(self) -> str:
@@ -77,12 +77,12 @@ class EmbeddedServer:
 
     @property
     def token(self) -> str:
-        """What clients and leaf nodes show; known after start()."""
+        """Credential of clients and leaf nodes; known after start()."""
         return self._token
 
     @property
     def pid(self) -> int:
-        """Of the newest process; 0 before the first start."""
+        """Process id of the newest process; 0 before the first start."""
         return 0 if self._process is None else self._process.pid
 
     async def start(self) -> None:
@@ -240,7 +240,7 @@ def find_server(explicit: Path | None = None) -> Path:
     """Return the program: `explicit`, else the wheel's, else the one on PATH.
 
     Raises:
-        NotFoundError: None is there, or it is too old; the text says where was looked.
+        NotFoundError: None is there, or it is too old; the text lists the folders searched.
 
     """
     if explicit is not None:
@@ -267,6 +267,6 @@ def _checked(program: Path) -> Path:
         raise NotFoundError(f"nats-server: {program} does not run: {error}") from error
     match = re.search(r"v(\d+)\.(\d+)", answer)
     if match is None or (int(match[1]), int(match[2])) < VERSION_MIN:
-        wanted = ".".join(map(str, VERSION_MIN))
-        raise NotFoundError(f"nats-server: {program} is {answer.strip()!r}, need >= {wanted}")
+        minimum = ".".join(map(str, VERSION_MIN))
+        raise NotFoundError(f"nats-server: {program} is {answer.strip()!r}, need >= {minimum}")
     return program

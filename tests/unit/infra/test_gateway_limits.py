@@ -35,7 +35,7 @@ def test_tokens_are_charged_afterwards_and_owed():
     limiter = RateLimiter()
     limiter.enter(KEY, 0.0)
     limiter.leave(KEY, 900, 0.0)
-    assert "tokens a minute" in refused(limiter, 0.0).message
+    assert "tokens per minute" in refused(limiter, 0.0).message
     assert limiter.headers(KEY, 0.0)["x-ratelimit-remaining-tokens"] == "0"
     assert refused(limiter, 30.0).retry_after_s == pytest.approx(0.1)
     limiter.enter(KEY, 31.0)
