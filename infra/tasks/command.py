@@ -15,29 +15,64 @@ def add_sandbox_commands(commands: Any) -> None:
 
 
 def _add_tasks(commands: Any) -> None:
-    tasks = commands.add_parser("tasks", help="make coding tasks from local repositories")
+    tasks = commands.add_parser(
+        "tasks", help="make coding tasks from local code, check and count them"
+    )
     tasks.set_defaults(command="tasks.actions:run")
     actions = tasks.add_subparsers(required=True, metavar="ACTION", dest="action")
-    make = actions.add_parser("make", help="make tasks, gate them in machines, write them")
-    make.add_argument("sources", nargs="+", metavar="SOURCE",
-                      help="stdlib, ladder, a folder, or an installed package")  # fmt: skip
+    make = actions.add_parser("make", help="make tasks, and keep those that pass the gates")
+    make.add_argument(
+        "sources",
+        nargs="+",
+        metavar="SOURCE",
+        help="stdlib, ladder, a folder, or the name of an installed package",
+    )
     make.add_argument("-o", "--output", type=Path, required=True, help="a new or empty folder")
-    make.add_argument("-n", "--num", type=_count, default=300, help="stop after so many tasks")
-    make.add_argument("--wall-s", type=_seconds, default=7200.0, help="begin nothing after it")
-    make.add_argument("--seed", type=int, default=0)
-    make.add_argument("--concurrent", type=_count, default=os.cpu_count() or 1)
-    make.add_argument("--commits", action="store_true", help="folders: from the git history")
-    make.add_argument("--split-by", choices=["function", "repository"], default="repository")
-    make.add_argument("--heldout", type=_share, default=0.2, metavar="SHARE")
-    check = actions.add_parser("check", help="pass Harbor tasks through the gates")
-    check.add_argument("folder", type=Path)
-    stats = actions.add_parser("stats", help="count Harbor tasks; write their page")
-    stats.add_argument("folder", type=Path)
+    make.add_argument(
+        "-n", "--num", type=_count, default=300, help="number of tasks (default: %(default)s)"
+    )
+    make.add_argument(
+        "--wall-s",
+        type=_seconds,
+        default=7200.0,
+        help="seconds after which no further task is started (default: %(default)s)",
+    )
+    make.add_argument(
+        "--seed", type=int, default=0, help="seed of all choices (default: %(default)s)"
+    )
+    make.add_argument(
+        "--concurrent",
+        type=_count,
+        default=os.cpu_count() or 1,
+        help="tasks checked at once (default: %(default)s)",
+    )
+    make.add_argument(
+        "--commits", action="store_true", help="of folders: use the commits of their git history"
+    )
+    make.add_argument(
+        "--split-by",
+        choices=["function", "repository"],
+        default="repository",
+        help="unit that is never in both splits (default: %(default)s)",
+    )
+    make.add_argument(
+        "--heldout",
+        type=_share,
+        default=0.2,
+        metavar="SHARE",
+        help="held-out share (default: %(default)s)",
+    )
+    check = actions.add_parser("check", help="run the gates on a folder of Harbor tasks")
+    check.add_argument("folder", type=Path, help="folder of Harbor tasks")
+    stats = actions.add_parser(
+        "stats", help="count the tasks of a folder and write its browsable page"
+    )
+    stats.add_argument("folder", type=Path, help="folder of Harbor tasks")
     for action in (check, stats):
         action.add_argument(
             "--egress-addresses",
             action="store_true",
-            help="let allow-lists name addresses, private ones included (name:port@address)",
+            help="accept addresses in egress rules, private ones included (name:port@address)",
         )
     for action in (make, check, stats):
         action.add_argument("--json", action="store_true", help="the last line is one JSON object")
@@ -70,19 +105,43 @@ def _number(text: str) -> float:
 
 
 def _add_agent(commands: Any) -> None:
-    agent = commands.add_parser("agent", help="work on a checkout with the harness of training")
+    agent = commands.add_parser(
+        "agent", help="let a model work on a checkout, with the harness of training"
+    )
     agent.set_defaults(command="commands.agent:run")
-    agent.add_argument("instruction", help="what to do")
-    agent.add_argument("--repo", type=Path, default=Path(), help="the checkout; default: here")
-    agent.add_argument("--run", default="latest", help="the run whose gateway serves the model")
-    agent.add_argument("--url", default="", help="another endpoint, up to and with /v1")
-    agent.add_argument("--key", default="", help="its key")
-    agent.add_argument("--model", default="policy")
-    agent.add_argument("--turns", type=int, default=30, help="at most so many")
-    agent.add_argument("--tool-s", type=float, default=60.0, help="seconds of one call")
-    agent.add_argument("--output-bytes", type=int, default=16_384, help="of one observation")
-    agent.add_argument("--embeddings", default="", metavar="URL", help="for semantic search")
-    agent.add_argument("--embeddings-model", default="policy")
+    agent.add_argument("instruction", help="the task, in words")
+    agent.add_argument(
+        "--repo", type=Path, default=Path(), help="the checkout (default: the current folder)"
+    )
+    agent.add_argument(
+        "--run", default="latest", help="run whose gateway serves the model (default: %(default)s)"
+    )
+    agent.add_argument(
+        "--url",
+        default="",
+        help="chat-completions endpoint to use instead, up to and including /v1",
+    )
+    agent.add_argument("--key", default="", help="bearer key of that endpoint")
+    agent.add_argument("--model", default="policy", help="name of the model (default: %(default)s)")
+    agent.add_argument("--turns", type=int, default=30, help="maximum turns (default: %(default)s)")
+    agent.add_argument(
+        "--tool-s",
+        type=float,
+        default=60.0,
+        help="maximum seconds per tool call (default: %(default)s)",
+    )
+    agent.add_argument(
+        "--output-bytes",
+        type=int,
+        default=16_384,
+        help="maximum bytes per observation (default: %(default)s)",
+    )
+    agent.add_argument(
+        "--embeddings", default="", metavar="URL", help="embeddings endpoint, for semantic search"
+    )
+    agent.add_argument(
+        "--embeddings-model", default="policy", help="name of its model (default: %(default)s)"
+    )
     agent.add_argument("--json", action="store_true", help="the last line is one JSON object")
 
 
@@ -90,16 +149,18 @@ def _add_fidelity(commands: Any) -> None:
     fidelity = commands.add_parser("fidelity", help="compare machines by a probe that runs in them")
     fidelity.set_defaults(command="commands.fidelity:run")
     actions = fidelity.add_subparsers(required=True, metavar="ACTION", dest="action")
-    probe = actions.add_parser("probe", help="run the probe in a machine and write what it saw")
-    probe.add_argument("--backend", default="uml")
-    probe.add_argument("-o", "--output", type=Path, required=True)
+    probe = actions.add_parser("probe", help="run the probe in a machine and write its findings")
+    probe.add_argument("--backend", default="uml", help="sandbox backend (default: %(default)s)")
+    probe.add_argument("-o", "--output", type=Path, required=True, help="the JSON file")
     diff = actions.add_parser("diff", help="compare two probes; exit 1 on unexplained differences")
-    diff.add_argument("a", type=Path)
-    diff.add_argument("b", type=Path)
-    diff.add_argument("--allow", type=Path, help="another allow-list than the reviewed one")
+    diff.add_argument("a", type=Path, help="a probe's file")
+    diff.add_argument("b", type=Path, help="another one's")
+    diff.add_argument(
+        "--allow", type=Path, help="allow-list of differences (default: the reviewed one)"
+    )
     fingerprints = actions.add_parser(
         "fingerprints", help="list what a model could notice in one machine"
     )
-    fingerprints.add_argument("probe", type=Path)
+    fingerprints.add_argument("probe", type=Path, help="a probe's file")
     for action in (probe, diff, fingerprints):
         action.add_argument("--json", action="store_true", help="the last line is one JSON object")

@@ -14,25 +14,27 @@ _THREADS_MAX = 256
 def add_actions(parser: argparse.ArgumentParser) -> None:
     """Add the actions of `penstock weights` to its parser."""
     actions = parser.add_subparsers(required=True, dest="action", metavar="ACTION")
-    diff = _add(actions, "diff", "write what turns one checkpoint into another")
+    diff = _add(actions, "diff", "write the delta between two checkpoints")
     diff.add_argument("base", type=Path, metavar="BASE", help="safetensors file, or a folder")
     diff.add_argument("next", type=Path, metavar="NEXT", help="safetensors file, or a folder")
     _add_output(diff, "DELTA", "the delta file")
-    apply = _add(actions, "apply", "write the checkpoint that a delta leads to")
+    apply = _add(actions, "apply", "apply a delta to its base and write the result")
     apply.add_argument("base", type=Path, metavar="BASE")
     apply.add_argument("delta", type=Path, metavar="DELTA")
     _add_output(apply, "OUT", "a file, or a new folder")
-    merge = _add(actions, "merge", "make one delta of several in a row")
-    merge.add_argument("base", type=Path, metavar="BASE", help="the base of the first delta")
+    merge = _add(actions, "merge", "merge consecutive deltas into one")
+    merge.add_argument("base", type=Path, metavar="BASE", help="base of the first delta")
     merge.add_argument("deltas", type=Path, metavar="DELTA", nargs="+")
     _add_output(merge, "DELTA", "the delta file")
     verify = _add(actions, "verify", "report whether a checkpoint is a delta's base or its target")
     verify.add_argument("checkpoint", type=Path, metavar="BASE|OUT")
     verify.add_argument("delta", type=Path, metavar="DELTA")
-    inspect = _add(actions, "inspect", "show what a delta changes")
+    inspect = _add(actions, "inspect", "summarize the changes of a delta")
     inspect.add_argument("delta", type=Path, metavar="DELTA")
-    inspect.add_argument("--base", type=Path, help="its base: adds shares by exponent and expert")
-    inspect.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw it")
+    inspect.add_argument(
+        "--base", type=Path, help="the delta's base; adds shares per exponent and expert"
+    )
+    inspect.add_argument("--plot", type=Path, metavar="FILE.svg", help="also draw the summary")
     inspect.add_argument("--all", action="store_true", help="list every tensor")
 
 

@@ -25,12 +25,14 @@ ROWS = (
 def add_sandbox_simulation(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     default = BurstScenario()
-    parser.add_argument("--seed", type=int, default=default.seed)
-    parser.add_argument("--machines", type=int, default=default.num_machines)
-    parser.add_argument("--hosts", type=int, default=default.num_hosts)
-    failures = f"hosts that die meanwhile, on the real server; default {default.num_failures}"
+    parser.add_argument("--seed", type=int, default=default.seed, help="default: %(default)s")
+    parser.add_argument(
+        "--machines", type=int, default=default.num_machines, help="default: %(default)s"
+    )
+    parser.add_argument("--hosts", type=int, default=default.num_hosts, help="default: %(default)s")
+    failures = "hosts that die during the burst, on the real server (default: %(default)s)"
     parser.add_argument("--failures", type=int, default=default.num_failures, help=failures)
-    only = "over a real server alone, or on virtual time alone"
+    only = "run one part only: over a real server, or on virtual time"
     parser.add_argument("--only", choices=["nats", "virtual"], help=only)
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
 
