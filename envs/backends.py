@@ -1,6 +1,7 @@
-"""Which backends there are; each is imported when it is opened, so listing is free.
+"""The sandbox backends; each is imported when it is opened, so listing is free.
 
-Nothing stands in for another in silence: one is opened by name, or the first that has it all.
+No backend silently replaces another: one is opened by name, or the first with all capabilities.
+To add one: a line in `backends`, in the order of preference.
 """
 
 import importlib
@@ -16,7 +17,7 @@ backends: dict[str, str] = {
     "qemu-tcg": "penstock.envs.microvm.qemu.backend:QemuTcgBackend",
     "process": "penstock.envs.microvm.process:ProcessBackend",
 }
-"""Name -> "module:class", in the order of choice; imported when opened, so listing is free."""
+"""Name -> "module:class", in the order of preference."""
 
 
 def open_backend(name: str, *, allow_process: bool = False, **options: Any) -> SandboxBackend:
@@ -49,20 +50,20 @@ def backend_class(name: str) -> Any:
 
 
 def choose_backend(
-    wanted: Iterable[Capability], available: Container[str], **options: Any
+    required: Iterable[Capability], available: Container[str], **options: Any
 ) -> SandboxBackend:
-    """Return the first backend, in the order of `backends`, that has all of `wanted`.
+    """Return the first backend, in the order of `backends`, that has all of `required`.
 
     Args:
-        wanted: What the machines must be able to do.
+        required: What the machines must be able to do.
         available: Names of backends that were seen to work here (`penstock doctor`, `probe`).
         options: Passed to the backend's class.
 
     Raises:
-        BackendUnavailable: None of them has it all. `process` is never chosen.
+        BackendUnavailable: None of them has all of it. `process` is never chosen.
 
     """
-    needed = frozenset(wanted)
+    needed = frozenset(required)
     for name in backends:
         if name in available and name != "process" and needed <= backend_class(name).capabilities:
             return open_backend(name, **options)

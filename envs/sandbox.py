@@ -1,4 +1,4 @@
-"""The sandbox contract: what the agent harness and the graders may ask of a machine.
+"""The sandbox contract: what the agent harness and the graders may do with a machine.
 
 To add a backend: write a class that implements `SandboxBackend`, add its line to
 `envs/backends.py`, and pass `tests/contract/sandbox/check_sandbox.py`. A backend declares only what
@@ -39,7 +39,7 @@ class SandboxRequestError(SandboxError, ValueError):
 
 
 class CapabilityMissing(SandboxError, NotImplementedError):
-    """A backend was asked for what it does not declare; the text lists what it has."""
+    """A backend lacks a required capability; the text lists what it has."""
 
 
 class BackendUnavailable(SandboxError, LookupError):
@@ -47,33 +47,33 @@ class BackendUnavailable(SandboxError, LookupError):
 
 
 class ImageAbsent(SandboxError, LookupError):
-    """A machine was asked for on an image that its host has not and cannot get."""
+    """A host does not have a requested image and cannot get it."""
 
 
 class IsolationClass(StrEnum):
     """What stands between the guest's code and the host."""
 
     HARDWARE_VM = "hardware_vm"
-    """A kernel of its own on virtual hardware, kept apart by the processor."""
+    """Its own kernel on virtual hardware, isolated by the processor."""
     EMULATED_VM = "emulated_vm"
-    """A kernel of its own on a processor that is emulated, in one unprivileged process."""
+    """Its own kernel on an emulated processor, in one unprivileged process."""
     USER_MODE_KERNEL = "user_mode_kernel"
-    """A kernel of its own, as an unprivileged process inside namespaces."""
+    """Its own kernel, as an unprivileged process inside namespaces."""
     PROCESS = "process"
     """Namespaces alone: the host's kernel answers the guest's system calls."""
 
 
 class Capability(StrEnum):
-    """What a backend may declare."""
+    """What a backend may declare that it can do."""
 
     COLD_BOOT = "cold_boot"
     OWN_KERNEL = "own_kernel"
     RAM_SNAPSHOT = "ram_snapshot"
     """Machines start as copies of one that has booted."""
     FORK = "fork"
-    """Several machines may go on from one checkpoint."""
+    """Several machines may resume from one checkpoint."""
     CHECKPOINT = "checkpoint"
-    """A running machine can be saved, and goes on."""
+    """A running machine can be saved, and continues."""
     LAYERS = "layers"
     """Machines may have an image layer above the base image (`envs/microvm/images/layers.py`)."""
     NETWORK = "network"
@@ -103,7 +103,7 @@ class Sandbox(Protocol):
             cwd: Working directory in the guest.
             env: Added to the default environment (PATH, HOME, LC_ALL, TERM).
             output_bytes_max: Kept of each stream; at most 1 MiB.
-            op_key: At most 64 bytes. A repeat with this key answers without running again.
+            op_key: At most 64 bytes. A repeat with this key does not run again.
 
         Raises:
             SandboxDied: The machine ended.
@@ -125,7 +125,7 @@ class Sandbox(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the machine and everything in it. May be called twice."""
+        """End the machine and everything in it; repeating it does nothing."""
         ...
 
 
@@ -134,7 +134,7 @@ class NetworkedSandbox(Sandbox, Protocol):
     """A sandbox of a backend that declares `NETWORK`."""
 
     async def allow_egress(self, rules: Sequence[str]) -> None:
-        """Let programs started from now on reach some hosts; once a machine.
+        """Let programs started from now on reach some hosts; once per machine.
 
         Args:
             rules: Each `name:port`, `*.name:port` or `name:port@address`.
@@ -146,7 +146,7 @@ class NetworkedSandbox(Sandbox, Protocol):
         ...
 
     async def egress_attempts(self) -> list[EgressAttempt]:
-        """Return what programs tried to reach, allowed or not; alike attempts are one line."""
+        """Return what programs tried to reach, allowed or not; similar attempts share a line."""
         ...
 
 
@@ -192,7 +192,7 @@ class SavingMachine(Machine, Protocol):
     """A machine of a backend that declares `CHECKPOINT`."""
 
     async def checkpoint(self, folder: Path) -> None:
-        """Save the running machine, commands in flight included; it stands still meanwhile.
+        """Save the running machine, commands in flight included; it is paused meanwhile.
 
         Args:
             folder: Must not exist; holds the checkpoint afterwards, or nothing.
@@ -211,10 +211,10 @@ class SavingBackend(SandboxBackend, Protocol):
     async def restore(
         self, folder: Path, *, cpu: int | None = None, timeout_s: float = 10.0
     ) -> SavingMachine:
-        """Return a machine that goes on from a checkpoint, with a clock and names of its own.
+        """Return a machine that resumes from a checkpoint, with its own clock and names.
 
-        A command that ran when it was saved runs on; asking again with its `op_key` waits for
-        its end and does not run it twice.
+        A command that ran when it was saved continues; a repeat with its `op_key` waits for its
+        end and does not run it twice.
 
         Raises:
             SandboxFileError: The folder holds no complete checkpoint of this kind of machine.
@@ -223,9 +223,9 @@ class SavingBackend(SandboxBackend, Protocol):
         ...
 
 
-def require(backend: SandboxBackend, wanted: Iterable[Capability]) -> None:
-    """Raise `CapabilityMissing` unless `backend` declares all of `wanted`."""
-    missing = sorted(set(wanted) - backend.capabilities)
+def require(backend: SandboxBackend, required: Iterable[Capability]) -> None:
+    """Raise `CapabilityMissing` unless `backend` declares all of `required`."""
+    missing = sorted(set(required) - backend.capabilities)
     if missing:
         raise CapabilityMissing(
             f"sandbox backend {backend.name!r} has no {', '.join(missing)}; "
@@ -234,7 +234,7 @@ def require(backend: SandboxBackend, wanted: Iterable[Capability]) -> None:
 
 
 def networked(sandbox: Sandbox) -> NetworkedSandbox:
-    """Return a sandbox that has a way out; raises `CapabilityMissing` for one that has none."""
+    """Return a sandbox that has network access; raises `CapabilityMissing` if it has none."""
     if not isinstance(sandbox, NetworkedSandbox):
-        raise CapabilityMissing(f"machines of {sandbox.info.backend!r} have no way out")
+        raise CapabilityMissing(f"machines of {sandbox.info.backend!r} have no network access")
     return sandbox

@@ -8,12 +8,12 @@ class AcquireSandbox(Message, frozen=True, kw_only=True):
     """Rollout worker or judge -> any sandbox host with room."""
 
     lease_id: str
-    """Chosen by the client: asking twice gives the same machine."""
+    """Chosen by the client: a repeat gets the same machine."""
     holder: str
     lease_s: float
     """Reaped this long after the last request that names the lease."""
     is_placed: bool = False
-    """Sent to the host that a placement named: it gives the lease, where else it would renew it."""
+    """Sent to the host that a placement named, which then grants the lease if there is none."""
     checkpoint_id: str = ""
     """Start from this checkpoint of the host; sent to it, with `is_placed`."""
     group_id: str = ""
@@ -40,7 +40,7 @@ class ExecCommand(Message, frozen=True, kw_only=True):
 
     lease_id: str
     op_key: str
-    """Asking twice with one key runs it once."""
+    """A repeat with the same key does not run it again."""
     argv: list[str]
     cwd: str = "/work"
     env: dict[str, str] = {}
@@ -91,7 +91,7 @@ class ListFiles(Message, frozen=True, kw_only=True):
 
 
 class FilesListed(Message, frozen=True, kw_only=True):
-    """Paths relative to the asked root, sorted."""
+    """Paths relative to the requested root, sorted."""
 
     paths: list[str]
 
@@ -101,11 +101,11 @@ class AllowEgress(Message, frozen=True, kw_only=True):
 
     lease_id: str
     rules: list[str]
-    """As `Task.egress`; asking again for the same ones changes nothing."""
+    """As `Task.egress`; a repeat with the same ones changes nothing."""
 
 
 class ReadEgress(Message, frozen=True, kw_only=True):
-    """Ask what the programs of a leased machine tried to reach."""
+    """Read what the programs of a leased machine tried to reach."""
 
     lease_id: str
 
@@ -117,7 +117,7 @@ class EgressRead(Message, frozen=True, kw_only=True):
 
 
 class ReleaseSandbox(Message, frozen=True, kw_only=True):
-    """Give the machine back; it is destroyed."""
+    """Release the machine; it is destroyed."""
 
     lease_id: str
 
@@ -127,7 +127,7 @@ class SaveSandbox(Message, frozen=True, kw_only=True):
 
     lease_id: str
     checkpoint_id: str
-    """Chosen by the client: asking twice saves once."""
+    """Chosen by the client: a repeat does not save again."""
 
 
 class SandboxSaved(Message, frozen=True, kw_only=True):
@@ -143,7 +143,7 @@ class AcquireGroup(Message, frozen=True, kw_only=True):
     group_id: str
     holder: str
     lease_ids: list[str]
-    """Chosen by the client: asking again gives the same machines, and renews them."""
+    """Chosen by the client: a repeat gets the same machines, and renews them."""
     lease_s: float
     """Reaped this long after the last request that names them or their group."""
     image_digest: str = ""

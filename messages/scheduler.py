@@ -25,7 +25,7 @@ class PlaceGroup(Message, frozen=True, kw_only=True):
     """Rollout worker or judge -> scheduler: choose one host for all of a group."""
 
     group_id: str
-    """Asking again gives the same host, as long as it lives, and renews the placement."""
+    """A repeat gets the same host while it lives, and renews the placement."""
     holder: str
     """Holder whose quota it counts against."""
     num_machines: int
@@ -64,7 +64,7 @@ class ReportHost(Message, frozen=True, kw_only=True):
     num_live: int
     """Machines in use or being made; idle ready ones do not count."""
     image_digests: list[str] = []
-    """Layers that it has ready: those asked for last."""
+    """Layers that it has ready: the most recently requested ones."""
     groups: list[HeldGroup] = []
     """Placed groups that have machines here: a scheduler that was started again adopts them."""
     reserved_slots: int = 0

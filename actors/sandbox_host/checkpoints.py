@@ -1,4 +1,4 @@
-"""A host's checkpoints: saved from leased machines, gone on from, the oldest removed."""
+"""A host's checkpoints: saved from leased machines, restored, the oldest removed."""
 
 import asyncio
 import functools
@@ -27,9 +27,9 @@ class Checkpoints:
     """Checkpoints below one folder.
 
     Args:
-        pool: Whose machines are saved and where copies are lent from.
-        folder: One folder a checkpoint.
-        num_max: Kept; the oldest goes first.
+        pool: Its machines are saved, and restored ones are leased from it.
+        folder: Holds one folder per checkpoint.
+        num_max: Checkpoints to keep; the oldest is removed first.
         ctx: For work with the disk.
 
     """
@@ -42,7 +42,7 @@ class Checkpoints:
         self._saving = asyncio.Lock()
 
     async def clean(self) -> None:
-        """Remove what no event names: a host that was killed left it, half written or unsaid."""
+        """Remove what no event names: a killed host left it, half written or unreported."""
         names = await self._ctx.offload(self._names)
         for name in names:
             if not await self._is_named(name):
@@ -80,13 +80,13 @@ class Checkpoints:
                 await machine.checkpoint(folder)
             await self._ctx.offload(self._trim)
 
-    async def restore(self, wanted: AcquireSandbox, lease_s: float, reserved_slots: int) -> Lease:
-        """Lend a machine that goes on from a checkpoint; raises as `Pool.restore`."""
+    async def restore(self, request: AcquireSandbox, lease_s: float, reserved_slots: int) -> Lease:
+        """Lease a machine that resumes from a checkpoint; raises as `Pool.restore`."""
         return await self._pool.restore(
-            self._path(wanted.checkpoint_id),
+            self._path(request.checkpoint_id),
             lease_s,
-            lease_id=wanted.lease_id,
-            image=wanted.image_digest,
+            lease_id=request.lease_id,
+            image=request.image_digest,
             reserved_slots=reserved_slots,
         )
 

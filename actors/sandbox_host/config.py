@@ -36,11 +36,11 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     from the shared cache (`penstock images`). By default machines use those of the cache."""
     images_max: PositiveInt = 8
     """Images ready at once besides the one that all machines have by default, each with a machine
-    that waits; the one that nobody asked for for longest goes first."""
+    that waits; the least recently requested one is removed first."""
 
     reserved_slots: NonNegativeInt = 1
-    """Of a host's machines, those that only grading may have: rollouts that want more machines than
-    there are leave room for it. A host of one machine keeps none."""
+    """Of a host's machines, those reserved for grading: rollouts that need more machines than there
+    are leave room for it. A host of one machine reserves none."""
     quota: NonNegativeInt = 0
     """Of the scheduler: most machines that one holder may have placed; 0 for no bound."""
     quotas: dict[Annotated[str, one_of(Purpose)], NonNegativeInt] = {}

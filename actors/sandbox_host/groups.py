@@ -1,4 +1,4 @@
-"""A host's groups: machines of one group are leased as one, counted as one, ended as one."""
+"""A host's groups: the machines of one group are leased, counted and ended together."""
 
 import asyncio
 from collections import Counter
@@ -25,11 +25,11 @@ class Groups:
         """Lease id -> its group."""
 
     def join(self, message: AcquireSandbox) -> None:
-        """Take in one machine that was leased alone."""
+        """Add one machine that was leased alone."""
         if message.group_id:
             self._members[message.lease_id] = _Member(message.group_id, message.holder)
 
-    async def acquire(self, wanted: AcquireGroup, lease_s: float, timeout_s: float) -> list[Lease]:
+    async def acquire(self, request: AcquireGroup, lease_s: float, timeout_s: float) -> list[Lease]:
         """Lease all machines of a group, in the order of its lease ids, or none.
 
         Raises:
@@ -41,21 +41,21 @@ class Groups:
         """
         leases = [
             self._pool.acquire(
-                lease_s, lease_id=lease_id, timeout_s=timeout_s, image=wanted.image_digest
+                lease_s, lease_id=lease_id, timeout_s=timeout_s, image=request.image_digest
             )
-            for lease_id in wanted.lease_ids
+            for lease_id in request.lease_ids
         ]
         given = await asyncio.gather(*leases, return_exceptions=True)
         failures = [lease for lease in given if isinstance(lease, BaseException)]
         if failures:
-            await self._release(wanted.lease_ids)
+            await self._release(request.lease_ids)
             raise failures[0]
-        member = _Member(wanted.group_id, wanted.holder)
-        self._members.update(dict.fromkeys(wanted.lease_ids, member))
+        member = _Member(request.group_id, request.holder)
+        self._members.update(dict.fromkeys(request.lease_ids, member))
         return [lease for lease in given if isinstance(lease, Lease)]
 
     async def release(self, group_id: str) -> None:
-        """End all machines of a group; twice does nothing."""
+        """End all machines of a group; repeating it does nothing."""
         await self._release(
             [lease_id for lease_id, m in self._members.items() if m.group_id == group_id]
         )
@@ -76,9 +76,9 @@ class Groups:
             self._members.pop(lease_id, None)
 
     def held(self) -> list[HeldGroup]:
-        """Return the groups that have machines here, or had some since this was last asked.
+        """Return the groups that have machines here, or had some at the last call.
 
-        Else the scheduler would keep room for a short-lived group as for one that did not come.
+        Otherwise the scheduler would keep room for a short-lived group as for one that never came.
         """
         live = self._pool.lease_ids()
         seen, self._members = self._members, {k: m for k, m in self._members.items() if k in live}

@@ -25,11 +25,11 @@ RECORDS_MAX = 1024
 
 
 async def operate(sandbox: Sandbox, message: Operation, *, egress_addresses: bool) -> Message:
-    """Do it; return the answer.
+    """Carry out one operation; return the answer.
 
     Args:
         sandbox: The machine.
-        message: What is asked.
+        message: The operation.
         egress_addresses: See `SandboxHostConfig`.
 
     Raises:
@@ -77,11 +77,11 @@ class LostRecords:
         self._records: OrderedDict[str, list[EgressAttempt]] = OrderedDict()
 
     def keep(self, lease_id: str, attempts: Sequence[EgressAttempt]) -> None:
-        """Keep one."""
+        """Keep the record of one machine."""
         self._records[lease_id] = list(attempts)
         if len(self._records) > RECORDS_MAX:
             self._records.popitem(last=False)
 
     def find(self, lease_id: str) -> list[EgressAttempt] | None:
-        """Return one, None where there is none."""
+        """Return the record of one machine; None if there is none."""
         return self._records.get(lease_id)

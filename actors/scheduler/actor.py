@@ -1,7 +1,7 @@
 """The sandbox scheduler: hosts report to it, and it decides where a group's machines go.
 
 It keeps nothing on disk: after a restart the hosts report within a second, with the groups that
-they hold, and those are adopted. Hosts bound themselves, so a wrong guess costs a wait and no more.
+they hold, and those are adopted. Hosts bound themselves, so a wrong guess costs only a wait.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -16,7 +16,7 @@ from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup, ReportHost
 
 LEARN_S = 2.5
-"""So long after a start only groups that hosts report have a place: others might get a second."""
+"""After a start, how long only groups that hosts report are placed: others might get two hosts."""
 
 
 class SandboxScheduler(Actor):
@@ -55,7 +55,7 @@ class SandboxScheduler(Actor):
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:
-        """Forget the silent and the late; show the rest."""
+        """Forget silent hosts and expired groups; set gauges."""
         self._tally["expired"] += self._hosts.expire(ctx.monotonic())
         for name, value in self._tally.items():
             ctx.set_gauge(name, value)
@@ -84,20 +84,20 @@ class SandboxScheduler(Actor):
             case _:
                 yield _refused(f"{type(message).__name__} is no request to a scheduler")
 
-    def _place(self, wanted: PlaceGroup) -> Message:
+    def _place(self, request: PlaceGroup) -> Message:
         now = self._ctx.monotonic()
-        if now < self._learns_until and not self._hosts.knows(wanted.group_id):
+        if now < self._learns_until and not self._hosts.knows(request.group_id):
             return self._busy("the scheduler has just started and waits for hosts' reports")
         try:
             placement = self._hosts.place(
-                wanted.group_id,
-                num_machines=wanted.num_machines,
-                image=wanted.image_digest,
-                holder=wanted.holder,
-                lease_s=wanted.lease_s,
+                request.group_id,
+                num_machines=request.num_machines,
+                image=request.image_digest,
+                holder=request.holder,
+                lease_s=request.lease_s,
                 now=now,
-                avoid=wanted.avoid_host,
-                is_grading=wanted.is_grading,
+                avoid=request.avoid_host,
+                is_grading=request.is_grading,
             )
         except HostsFullError as error:
             return self._busy(str(error))
@@ -106,7 +106,7 @@ class SandboxScheduler(Actor):
         self._tally["placed"] += 1
         self._tally["image_hits"] += placement.has_image
         return GroupPlaced(
-            group_id=wanted.group_id, host=placement.host, has_image=placement.has_image
+            group_id=request.group_id, host=placement.host, has_image=placement.has_image
         )
 
     def _busy(self, words: str) -> RemoteError:

@@ -5,7 +5,7 @@
                    │ no
                    ├─▶ of two hosts that hold its image the emptier, if below the soft cap
                    ├─▶ of any two hosts the emptier, if it has room; it holds the image then
-                   └─▶ any host with room, else `HostsFullError`: the client waits, asks again
+                   └─▶ any host with room, else `HostsFullError`: the client waits and retries
 ```
 A group is placed as a unit: its machines share one image and begin alike, so a host pages that
 image in once. The soft cap keeps holders of popular images from becoming hot spots. Hosts report
@@ -36,12 +36,12 @@ class Host(msgspec.Struct):
     reserved_slots: int = 0
     """Of the slots, those that only grading may have."""
     num_others: int = 0
-    """Machines of no group that is placed here, as it last reported: a judge's, say."""
+    """Machines of no group that is placed here, by its last report: a judge's, for example."""
     num_placed: int = 0
     """Of groups that are placed here."""
     seen_at: float = 0.0
     is_silent: bool = False
-    """Somebody had no answer from it since it last reported: nothing new is placed here."""
+    """It did not answer a client since its last report: nothing new is placed here."""
     images: set[str] = msgspec.field(default_factory=set[str])
     groups: set[str] = msgspec.field(default_factory=set[str])
     """Ids of the groups that are placed here."""
@@ -77,7 +77,7 @@ class Placement(msgspec.Struct):
 
 
 class HostsFullError(QueueFullError):
-    """No host has room now, or the holder's quota is used up; ask again later."""
+    """No host has room now, or the holder's quota is used up; retry later."""
 
 
 class HostRegistry:
@@ -132,7 +132,7 @@ class HostRegistry:
         images: Sequence[str] = (),
         groups: Sequence[HeldGroup] = (),
     ) -> None:
-        """Take in what a host says of itself."""
+        """Record a host's report."""
         host = self.hosts.get(name)
         if host is None:
             host = self.hosts[name] = Host(name)
@@ -146,7 +146,7 @@ class HostRegistry:
         host.num_others = max(0, num_live - held)
 
     def _note_images(self, host: Host, images: Sequence[str]) -> None:
-        """Take in which images a host has ready; those of groups on their way there count, too."""
+        """Record which images a host has ready; those of groups placed there count, too."""
         coming = {self._placements[group_id].image for group_id in host.groups}
         for image in host.images - coming.difference([""]) - set(images):
             host.images.remove(image)
@@ -155,7 +155,7 @@ class HostRegistry:
             self._hold(image, host)
 
     def _adopt(self, host: Host, groups: Sequence[HeldGroup], now: float) -> None:
-        """Renew the groups that a host holds; end those that it held before and holds no more."""
+        """Renew the groups that a host holds; end those that it no longer holds."""
         for group in groups:
             placement = self._placements.get(group.group_id)
             if placement is None and group.num_machines == 0:
@@ -187,7 +187,7 @@ class HostRegistry:
         """Return the room of a group, and renew it.
 
         Args:
-            group_id: Whose room; asking again gives the same host.
+            group_id: Whose room; a repeat gets the same host.
             num_machines: All of the group, on one host.
             image: What they start from.
             holder: Whose quota it counts against.
@@ -276,7 +276,7 @@ class HostRegistry:
         host.groups.add(group_id)
 
     def release(self, group_id: str) -> None:
-        """Give a group's room back; twice does nothing."""
+        """Release a group's room; repeating it does nothing."""
         placement = self._placements.pop(group_id, None)
         if placement is None:
             return
@@ -291,7 +291,7 @@ class HostRegistry:
     def expire(self, now: float) -> int:
         """Forget hosts that fell silent and groups that nobody renewed; return how many of both.
 
-        A group whose host is gone is placed again when it is asked for again.
+        A group whose host is gone is placed again on its next request.
         """
         silent = [h for h in self.hosts.values() if h.seen_at + HOST_SILENCE_S < now]
         late = {g for g, placement in self._placements.items() if placement.expires_at <= now}

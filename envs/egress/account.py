@@ -1,4 +1,4 @@
-"""What one machine may do outside, and what it has done: bounds, and a bounded record. Pure."""
+"""Bounds of one machine's network use, and a bounded record of it. Pure."""
 
 import msgspec
 
@@ -10,16 +10,16 @@ STILL_OPEN = "still open"
 
 
 class EgressLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of what one machine may do outside."""
+    """Bounds of one machine's network use."""
 
     attempts_max: int = 256
-    """To allowed hosts; later ones are refused."""
+    """Attempts to allowed hosts; later ones are refused."""
     lines_max: int = LINES_MAX
-    """Of the record; see `EgressRecord`."""
+    """Lines of the record; see `EgressRecord`."""
     connections_max: int = 8
-    """At once."""
+    """Connections open at once."""
     bytes_max: int = 64 << 20
-    """Of all connections, both ways."""
+    """Bytes of all connections, both directions."""
     connect_s_max: float = 10.0
     connection_s_max: float = 120.0
 
@@ -29,7 +29,7 @@ class EgressLimitError(PenstockError, RuntimeError):
 
 
 class EgressEntry(msgspec.Struct):
-    """A connection's line of the record, while it is written; see `EgressAttempt`."""
+    """An open connection's line of the record; see `EgressAttempt`."""
 
     method: str = ""
     target: str = ""
@@ -38,14 +38,14 @@ class EgressEntry(msgspec.Struct):
     num_bytes_sent: int = 0
     num_bytes_received: int = 0
     is_answered: bool = False
-    """The program has had the beginning of an answer."""
+    """The program has received the beginning of an answer."""
 
 
 class EgressAccount:
-    """Of one machine."""
+    """One machine's network use."""
 
     def __init__(self, limits: EgressLimits) -> None:
-        """Begin with nothing."""
+        """Start with nothing used."""
         self.limits = limits
         self._record = EgressRecord(lines_max=limits.lines_max)
         self._open: dict[int, EgressEntry] = {}
@@ -54,7 +54,7 @@ class EgressAccount:
 
     @property
     def attempts(self) -> list[EgressAttempt]:
-        """What has ended, then what is still open, with the bytes that it has carried so far."""
+        """Ended attempts, then open ones with their bytes so far."""
         record = EgressRecord(self._record.lines, self.limits.lines_max)
         for entry in self._open.values():
             if entry.method:
@@ -69,10 +69,10 @@ class EgressAccount:
         return entry
 
     def admit(self) -> None:
-        """Demand that there is room for one more attempt at an allowed host.
+        """Count one more attempt at an allowed host.
 
         Raises:
-            EgressLimitError: There is none.
+            EgressLimitError: There is no room for it.
 
         """
         if self._num_admitted >= self.limits.attempts_max:
@@ -92,7 +92,7 @@ class EgressAccount:
         self._count(num_bytes)
 
     def close(self, entry: EgressEntry) -> None:
-        """Put a connection on record; one that asked for nothing leaves no line."""
+        """Record a connection; one without a request leaves no line."""
         del self._open[id(entry)]
         if entry.method or entry.reason:
             self._record.add(_attempt(entry))

@@ -1,4 +1,4 @@
-"""HTTP as the proxy speaks it: what is asked for, what is passed on, and refusals. Pure."""
+"""HTTP as the proxy speaks it: requested targets, forwarded requests, and refusals. Pure."""
 
 import re
 
@@ -9,15 +9,15 @@ from penstock.envs.egress.rules import EgressDeniedError, parse_target
 TUNNEL_OPEN = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _ADDRESS = re.compile(r"http://([^/?#]*)([^#]*)(?:#.*)?", re.IGNORECASE)
 _CHUNKED = (b"transfer-encoding", b"chunked")
-_NOT_PASSED_ON = frozenset(
+_NOT_FORWARDED = frozenset(
     {b"connection", b"proxy-connection", b"proxy-authorization", b"keep-alive", b"te", b"upgrade",
      b"host", b"trailer", b"transfer-encoding", b"expect"}
 )  # fmt: skip
 _REASONS = {400: "Bad Request", 403: "Forbidden", 429: "Too Many Requests", 502: "Bad Gateway"}
 
 
-def asked_target(method: str, text: str) -> tuple[str, int, str]:
-    """Return the name, the port and the path of what a program asks for.
+def requested_target(method: str, text: str) -> tuple[str, int, str]:
+    """Return the name, port and path of a program's request.
 
     Raises:
         EgressDeniedError: It is neither `CONNECT name:port` nor a whole `http://` address.
@@ -32,8 +32,8 @@ def asked_target(method: str, text: str) -> tuple[str, int, str]:
     return *parse_target(host, 80), path if path.startswith("/") else f"/{path}"
 
 
-def passed_on(request: h11.Request, target: str, path: str) -> h11.Request:
-    """Return the request as the host gets it: under the name that was allowed, and alone.
+def forwarded(request: h11.Request, target: str, path: str) -> h11.Request:
+    """Return the request as the host gets it: under the allowed name, without hop-by-hop headers.
 
     Args:
         request: The program's.
@@ -42,7 +42,7 @@ def passed_on(request: h11.Request, target: str, path: str) -> h11.Request:
 
     """
     is_chunked = any(key == _CHUNKED[0] for key, _ in request.headers)
-    left_out = _NOT_PASSED_ON | _named_in_connection(request)
+    left_out = _NOT_FORWARDED | _named_in_connection(request)
     if is_chunked:
         left_out |= {b"content-length"}
     headers = [(b"host", target.removesuffix(":80").encode()), (b"connection", b"close")]
@@ -52,13 +52,13 @@ def passed_on(request: h11.Request, target: str, path: str) -> h11.Request:
 
 
 def _named_in_connection(request: h11.Request) -> set[bytes]:
-    """Return the headers that are meant for the next hop alone (RFC 9110, 7.6.1)."""
+    """Return the headers that are meant only for the next hop (RFC 9110, 7.6.1)."""
     values = [value for key, value in request.headers if key == b"connection"]
     return {name.strip().lower() for value in values for name in value.split(b",")}
 
 
 def refusal(status: int, text: str) -> bytes:
-    """Return a whole answer of the proxy's own."""
+    """Return a complete answer from the proxy itself."""
     body = f"egress proxy: {text}\n".encode("ascii", "replace")
     head = (
         f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: text/plain\r\n"

@@ -19,11 +19,11 @@ ENVIRONMENT = {
     **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), _URL),
     **dict.fromkeys(("no_proxy", "NO_PROXY"), _LOCAL),
 }
-"""Of programs in a machine whose task may reach hosts; most programs heed it."""
+"""Environment of programs whose task may reach hosts; most programs respect it."""
 
 
 class EgressOutlet:
-    """A machine's way out; closed until `open`.
+    """A machine's network access; closed until `open`.
 
     Args:
         line: To the guest agent.
@@ -46,7 +46,7 @@ class EgressOutlet:
         self._streams: GuestStreams | None = None
 
     async def open(self, rules: Sequence[str], *, allows_addresses: bool = False) -> None:
-        """Let programs reach some hosts; asking again for the same ones changes nothing.
+        """Let programs reach some hosts; repeating it with the same ones changes nothing.
 
         Args:
             rules: As `Task.egress`.

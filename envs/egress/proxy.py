@@ -1,8 +1,8 @@
 """The proxy of one machine: HTTP `CONNECT` and plain requests to allowed hosts, all on record.
 
 A name is resolved once, here, and the connection goes to an address that was checked. Redirects are
-not followed: a program that follows one asks again. One connection carries one request, so nothing
-for another host can ride behind it. What is inside a TLS tunnel is not seen.
+not followed: a program that follows one sends another request. One connection carries one request,
+so nothing for another host can follow it. The content of a TLS tunnel is not seen.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import h11
 
 from penstock.envs.egress.account import EgressAccount, EgressEntry, EgressLimitError, EgressLimits
-from penstock.envs.egress.http import TUNNEL_OPEN, asked_target, passed_on, refusal
+from penstock.envs.egress.http import TUNNEL_OPEN, forwarded, refusal, requested_target
 from penstock.envs.egress.rules import EgressDeniedError, EgressRule, check_addresses, find_rule
 from penstock.envs.egress.streams import GuestStream
 from penstock.messages.errors import PenstockError
@@ -73,10 +73,10 @@ class EgressProxy:
         head = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
         request = await _next_event(client, head)
         if not isinstance(request, h11.Request):
-            return  # hung up before it asked
-        entry.method, asked = request.method.decode(), request.target.decode()
-        entry.target = asked[:TARGET_CHARACTERS_MAX]
-        name, port, path = asked_target(entry.method, asked)
+            return  # hung up before its request
+        entry.method, target_text = request.method.decode(), request.target.decode()
+        entry.target = target_text[:TARGET_CHARACTERS_MAX]
+        name, port, path = requested_target(entry.method, target_text)
         entry.target = f"{name}:{port}"
         rule = find_rule(self._rules, name, port)
         self.account.admit()
@@ -89,7 +89,7 @@ class EgressProxy:
                 await client.send(TUNNEL_OPEN)
                 await self._tunnel(client, head.trailing_data[0], reader, writer, entry)
             else:
-                onward = passed_on(request, entry.target, path)
+                onward = forwarded(request, entry.target, path)
                 await self._forward(client, head, onward, writer, entry)
                 await self._back(client, reader, entry)
         except OSError as error:
@@ -177,7 +177,7 @@ class EgressProxy:
 
 
 async def resolve_here(name: str, port: int) -> list[str]:
-    """Ask the host's resolver; raises OSError where there is no such name."""
+    """Resolve by the host's resolver; raises OSError if there is no such name."""
     found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
 

@@ -1,4 +1,4 @@
-"""What programs tried to reach, as bounded lines: alike attempts are one line. Pure."""
+"""What programs tried to reach, as bounded lines: similar attempts share a line. Pure."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ import msgspec
 from penstock.messages.rollout import EgressAttempt
 
 LINES_MAX = 128
-"""Of allowed attempts, and as many of refused ones: neither takes the other's room."""
+"""Lines of allowed attempts, and as many of refused ones: neither takes the other's room."""
 TEXT_CHARACTERS_MAX = 160
 METHOD_CHARACTERS_MAX = 32
 Key = tuple[str, str, bool, str]
@@ -18,7 +18,7 @@ class EgressRecord:
     """Lines by method, target and outcome.
 
     Args:
-        lines: To begin with.
+        lines: Initial lines.
         lines_max: See `LINES_MAX`.
 
     """
@@ -33,12 +33,12 @@ class EgressRecord:
 
     @property
     def lines(self) -> list[EgressAttempt]:
-        """In the order of their first; what found no room comes before, as one refused line."""
+        """Lines by first attempt; before them what found no room, as one refused line."""
         first = [] if self._unrecorded is None else [self._unrecorded]
         return [*first, *self._lines.values()]
 
     def add(self, line: EgressAttempt) -> None:
-        """Put attempts on record."""
+        """Record attempts."""
         line = msgspec.structs.replace(
             line,
             method=line.method[:METHOD_CHARACTERS_MAX],

@@ -40,7 +40,7 @@ class EgressRule(msgspec.Struct, frozen=True):
     is_below: bool = False
     """Names below `name`, and not itself."""
     address: str = ""
-    """Where it is; empty: asked of the host's resolver, and public."""
+    """Its address; empty: resolved by the host, and public."""
 
     def fits(self, name: str, port: int) -> bool:
         """Return whether a target is meant."""
@@ -73,7 +73,7 @@ def parse_rules(texts: Iterable[str], *, allows_addresses: bool = False) -> tupl
 
 
 def parse_target(text: str, default_port: int | None = None) -> tuple[str, int]:
-    """Split `name:port` as a program asks for it.
+    """Split a requested `name:port`.
 
     Raises:
         EgressDeniedError: It is no name and port that a rule could mean.
@@ -103,7 +103,7 @@ def find_rule(rules: Iterable[EgressRule], name: str, port: int) -> EgressRule:
 
 
 def check_addresses(addresses: Iterable[str]) -> None:
-    """Demand that what a name resolves to is public: a name may lead to the host itself.
+    """Check that all addresses of a name are public: it may lead to the host itself.
 
     Raises:
         EgressDeniedError: An address is private, local, reserved or of a group.

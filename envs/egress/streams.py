@@ -1,7 +1,7 @@
 """Connections of a guest's programs to the one port that its agent listens on, host side.
 
 The agent sends the next piece of a stream when the last one was taken, and answers a piece sent to
-it when the program has it: so at most one piece a stream and direction is held here.
+it when the program has it: so at most one piece per stream and direction is held here.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ SEND_S_MAX = 60.0
 STREAMS_MAX = 64
 """More than an agent opens at once, as ends are reported later than beginnings."""
 ENDED_MAX = 4096
-"""Streams that may end while one opened before them says nothing; after these it is given up."""
+"""Streams that may end while an earlier one is silent; after these it counts as ended."""
 
 
 class GuestLine(Protocol):
@@ -35,7 +35,7 @@ class GuestLine(Protocol):
 
 
 class StreamLie(SandboxError, ValueError):
-    """The guest agent broke the rules of its streams: it is not the agent that we wrote."""
+    """The guest agent broke the rules of its streams: it is not our agent."""
 
 
 class GuestStream:
@@ -47,10 +47,10 @@ class GuestStream:
         self._is_ended = False
 
     def put(self, piece: bytes) -> None:
-        """Take in a piece from the agent.
+        """Queue a piece from the agent.
 
         Raises:
-            StreamLie: It is too long, or one more than was asked for.
+            StreamLie: It is too long, or was not requested.
 
         """
         if len(piece) > PIECE_BYTES_MAX or self._is_ended or self._pieces.full():
@@ -59,7 +59,7 @@ class GuestStream:
         self._pieces.put_nowait(piece)
 
     async def receive(self) -> bytes:
-        """Return the next piece; nothing is the end, and is given for ever."""
+        """Return the next piece; empty from the end on."""
         if self._is_ended and self._pieces.empty():
             return b""
         piece = await self._pieces.get()
@@ -71,7 +71,7 @@ class GuestStream:
         """Return when the program has taken some bytes.
 
         Raises:
-            SandboxError: It hung up, or takes nothing.
+            SandboxError: It hung up, or reads nothing.
 
         """
         for start in range(0, len(data), PIECE_BYTES_MAX):
@@ -80,12 +80,12 @@ class GuestStream:
             await self._line.call(request, timeout_s=SEND_S_MAX)
 
     async def close(self) -> None:
-        """End the connection; one that is gone already stays so."""
+        """End the connection; it may be gone already."""
         await self._line.call(GuestRequest(op="send", target=self._id), timeout_s=SEND_S_MAX)
 
 
 class GuestStreams:
-    """All streams of one guest; each is served by a task of its own.
+    """All streams of one guest, each served by its own task.
 
     Args:
         line: To the guest agent.
@@ -98,10 +98,10 @@ class GuestStreams:
         self._streams: dict[int, GuestStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._all_ended_to = 0
-        self._ended: set[int] = set()  # of later ones: a program may speak after its successor
+        self._ended: set[int] = set()  # of later ones: a program may write after its successor
 
     def take(self, stream_id: int, piece: bytes) -> None:
-        """Take in a piece; the first of a stream begins it.
+        """Queue a piece; the first one of a stream begins it.
 
         Raises:
             StreamLie: As `GuestStream.put`, or there are too many streams.
@@ -128,7 +128,7 @@ class GuestStreams:
             await self._serve(stream)
             await stream.close()
         except SandboxError:
-            pass  # the program or its machine is gone: nobody is left to be told
+            pass  # the program or its machine is gone
         finally:
             del self._streams[stream_id]
             self._end(stream_id)
@@ -142,7 +142,7 @@ class GuestStreams:
             self._ended.remove(self._all_ended_to)
 
     async def close(self) -> None:
-        """End whatever is served."""
+        """End all streams."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""What tells one machine from another: a probe that runs in the guest, and its comparison.
+"""Differences between machines: a probe that runs in the guest, and its comparison.
 
 The aim is that training machines equal the production machine, not that they hide what they are.
 `probe.py` is the guest's program, `compare.py` sets two results against each other and against the

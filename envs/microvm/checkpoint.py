@@ -1,4 +1,4 @@
-"""A machine's state on disk, from which any number of copies can go on.
+"""A machine's state on disk, from which any number of copies can resume.
 
 ```
  <folder>/state             processors and devices
@@ -21,17 +21,17 @@ MANIFEST = "checkpoint.json"
 
 
 class MachineCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What a saved machine needs to go on."""
+    """What a saved machine needs to resume."""
 
     backend: str
     machine_digest: str
-    """Of kernel, image, memory size and machine type: a copy needs the same."""
+    """Digest of kernel, image, memory size and machine type: a copy needs the same."""
     line: LineState
     num_bytes: int
     pause_ms: float
-    """For how long the machine stood still."""
+    """How long the machine was paused."""
     token: str = ""
-    """Names this one among all, for who keeps its memory at hand."""
+    """Unique; the backend keeps its memory at hand under this name."""
 
 
 def save_manifest(folder: Path, checkpoint: MachineCheckpoint) -> None:
@@ -42,7 +42,7 @@ def save_manifest(folder: Path, checkpoint: MachineCheckpoint) -> None:
 
 
 def load_checkpoint(folder: Path, *, backend: str, machine_digest: str) -> MachineCheckpoint:
-    """Return a complete checkpoint that `backend` can go on from.
+    """Return a complete checkpoint that `backend` can resume from.
 
     Raises:
         SandboxFileError: It is absent, incomplete or damaged, or another machine's.

@@ -2,7 +2,7 @@
 
 The guest's serial line holds 4 KiB and throttles near that, so no more than `WINDOW_BYTES` travel
 beyond what the guest's last `credit` confirms; frames may be larger, as the guest consumes them
-while they come. Everything from the guest is hostile input: lengths are bounded, and what does not
+as they arrive. Everything from the guest is hostile input: lengths are bounded, and what does not
 decode ends the connection.
 """
 
@@ -49,7 +49,7 @@ class GuestConnection(asyncio.Protocol):
 
     Args:
         describe_death: Called once when the connection ends; returns the machine's last words.
-        state: Of the line to a guest that was copied while it ran; by default a new guest's.
+        state: Line state of a guest that was copied while it ran; by default a new guest's.
 
     """
 
@@ -67,7 +67,7 @@ class GuestConnection(asyncio.Protocol):
         self._inbox = bytearray()
         self._outbox = bytearray()
         self._backlog: bytearray | None = None
-        """Of requests that wait for the thaw, while the guest is frozen."""
+        """Requests that wait for the thaw while the guest is frozen; else None."""
         self._sent = state.sent
         self._confirmed = state.sent
         self.died: SandboxDied | None = None
@@ -97,7 +97,7 @@ class GuestConnection(asyncio.Protocol):
         return reply
 
     def post(self, request: GuestRequest) -> None:
-        """Send a request whose reply nobody waits for."""
+        """Send a request without waiting for its reply."""
         future = self._begin(request)
         reply_id = request.id
         future.add_done_callback(lambda _: self._waiting.pop(reply_id, None))
@@ -133,7 +133,7 @@ class GuestConnection(asyncio.Protocol):
     async def freeze(self, *, timeout_s: float) -> LineState:
         """Silence the guest agent, so that its machine can be copied; programs run on.
 
-        Requests that are made meanwhile wait for the thaw.
+        Requests made meanwhile wait for the thaw.
 
         Returns:
             The state in which a copy's line starts.
@@ -152,7 +152,7 @@ class GuestConnection(asyncio.Protocol):
         return LineState(sent=self._sent, next_id=self._next_id, epoch=self.epoch)
 
     async def thaw(self, identity: GuestIdentity, *, timeout_s: float) -> None:
-        """Let a frozen guest go on, as the machine it was or as a new one."""
+        """Thaw a frozen guest, as the machine it was or as a new one."""
         self.epoch = identity.epoch
         request = GuestRequest(
             op="thaw",
@@ -189,7 +189,7 @@ class GuestConnection(asyncio.Protocol):
         try:
             reply = self._decoder.decode(frame)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return self._fail(f"the guest sent what is no reply: {error}")
+            return self._fail(f"the guest sent an invalid reply: {error}")
         if not self._confirmed <= reply.credit <= self._sent:
             return self._fail(f"the guest confirmed {reply.credit} of {self._sent} bytes")
         self._confirmed = reply.credit
@@ -204,7 +204,7 @@ class GuestConnection(asyncio.Protocol):
 
     def _take_piece(self, reply: GuestReply) -> None:
         if self.on_piece is None:
-            return self._fail("the guest sent a piece of a stream, unasked")
+            return self._fail("the guest sent a piece of a stream that was not opened")
         try:
             self.on_piece(reply.stream, reply.data)
         except SandboxError as lie:

@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.envs.sandbox import SandboxDied, SandboxTimeout
 
 HANG_GRACE_S = 10.0
-"""A loaded host may answer late; beyond this the machine counts as hung."""
+"""Extra time for a loaded host; beyond this the machine counts as hung."""
 LAST_WORDS_BYTES = 2048
 
 
@@ -55,7 +55,7 @@ class HostProcess:
 
     @property
     def pid(self) -> int:
-        """Of the outermost process."""
+        """Id of the outermost process."""
         return self._popen.pid
 
     def last_words(self) -> str:
@@ -72,7 +72,7 @@ class HostProcess:
         """Kill and reap; returns when the kernel has taken the process away.
 
         Raises:
-            SandboxTimeout: It has not, for the host is stuck.
+            SandboxTimeout: It has not: the host is stuck.
 
         """
         self._popen.send_signal(signal.SIGKILL)
@@ -130,7 +130,7 @@ def start_process(
 
 
 def process_tree(pid: int) -> list[int]:
-    """Return a process and all that it started, directly or not, and that live."""
+    """Return a process and all its living descendants."""
     found = [pid]
     for listing in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in listing.read_text().split():

@@ -1,4 +1,4 @@
-"""Which sandbox backends work here, found out by booting them and running guest code."""
+"""Which sandbox backends work on this host, found by booting them and running guest code."""
 
 import time
 from pathlib import Path

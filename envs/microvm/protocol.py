@@ -1,4 +1,4 @@
-"""What travels between the host and a guest's agent, and the bounds of it.
+"""Messages between the host and a guest's agent, and their bounds.
 
 A frame is u32 little-endian length + a msgpack map: a `GuestRequest`, or a `GuestReply`.
 """
@@ -16,7 +16,7 @@ REPLY_BYTES_MAX = 4 << 20
 REQUESTS_MAX = 256
 
 PieceHandler = Callable[[int, bytes], None]
-"""Takes a stream's id and the next bytes of it; raises `SandboxError` on what no agent sends."""
+"""Takes a stream's id and the next bytes of it; raises `SandboxError` if it breaks the protocol."""
 
 
 class FilePiece(msgspec.Struct, array_like=True, frozen=True):
@@ -52,18 +52,18 @@ class GuestRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class LineState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a quiet line stands, so that another connection can go on with a copy of the guest."""
+    """State of a quiet line, from which another connection can continue with a copy."""
 
     sent: int = 0
-    """Bytes that the guest has taken in since it booted."""
+    """Bytes that the guest has read since it booted."""
     next_id: int = 1
     """Running commands answer to their old ids: new ones must not repeat these."""
     epoch: int = 0
-    """Which of the copies is meant; the guest refuses requests for an earlier one."""
+    """Number of the copy; the guest refuses requests for an earlier one."""
 
 
 class GuestIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What tells a copy from the machine it was copied from; empty fields leave things be."""
+    """What distinguishes a copy from the original machine; empty fields change nothing."""
 
     epoch: int
     entropy: bytes = b""
@@ -95,7 +95,7 @@ class GuestReply(msgspec.Struct, kw_only=True):
     hello: int = 0
     error: str = ""
     text: bytes = b""
-    """Bytes, as a path in it need not be UTF-8."""
+    """Bytes, since a path in it need not be UTF-8."""
     exit_code: int = 0
     duration_ms: int = 0
     timed_out: bool = False
@@ -107,4 +107,4 @@ class GuestReply(msgspec.Struct, kw_only=True):
     written: int = 0
     files: list[FileEntry] = []
     stream: int = 0
-    """Sent unasked: `data` are the next bytes of this stream, and none are its end."""
+    """Sent without a request: `data` are the next bytes of this stream; empty means its end."""

@@ -1,6 +1,6 @@
 """User-mode Linux in bubblewrap: a separate kernel as one unprivileged process.
 
-Its seccomp mode is quick but no boundary by itself (a program may reach its own kernel's memory),
+Its seccomp mode is fast but no boundary by itself (a program may reach its own kernel's memory),
 so it always runs inside bubblewrap: own user, pid, net, ipc, uts and mount namespaces, no
 network, no capabilities, nothing of the host's files but the kernel and the image, read-only.
 """
@@ -96,7 +96,7 @@ class UmlBackend:
         ]
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> GuestSandbox:
-        """See `SandboxBackend.start`; raises `ImageAbsent` where the layer is gone."""
+        """See `SandboxBackend.start`; raises `ImageAbsent` if the layer is gone."""
         try:
             return await start_machine(self._command, self._info, cpu=cpu, timeout_s=timeout_s)
         except SandboxDied:

@@ -151,10 +151,10 @@ async def _megabytes_per_s(machine: GuestSandbox) -> float:
 
 
 async def bench_live(backend: SandboxBackend) -> dict[str, float]:
-    """Hold machines at once, ask each for an answer, end them all.
+    """Hold machines at once, get an answer from each, end them all.
 
     Returns:
-        `live_max` (all of them answered; fewer than wanted where the host's memory runs short),
+        `live_max` (all of them answered; fewer than requested where the host's memory runs short),
         `pss_mib` and `pss_mib_max` (of one machine's processes, shared pages in proportion),
         `live_s` (until the last one answered), `left_behind` (processes after all were closed).
 
@@ -181,11 +181,11 @@ async def bench_live(backend: SandboxBackend) -> dict[str, float]:
     }
 
 
-async def _fill(backend: SandboxBackend, machines: list[GuestSandbox], wanted: int) -> None:
+async def _fill(backend: SandboxBackend, machines: list[GuestSandbox], num_machines: int) -> None:
     cpus = sorted(os.sched_getaffinity(0))
 
     async def one_after_the_other(first: int) -> None:
-        for number in range(first, wanted, AT_ONCE):
+        for number in range(first, num_machines, AT_ONCE):
             if machines and _available_mib() < RESERVE_MIB:
                 return
             cpu = cpus[number % len(cpus)]

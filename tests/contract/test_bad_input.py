@@ -79,9 +79,9 @@ async def test_a_guest_that_announces_an_oversized_frame_is_cut_off(line):
     ("lie", "words"),
     [
         ({"credit": 1 << 40}, "confirmed"),
-        ({"exit_code": "zero"}, "no reply"),
-        ({"files": [[b"x"]]}, "no reply"),
-        ({"stream": 1, "data": b"x"}, "unasked"),
+        ({"exit_code": "zero"}, "invalid reply"),
+        ({"files": [[b"x"]]}, "invalid reply"),
+        ({"stream": 1, "data": b"x"}, "not opened"),
     ],
 )
 async def test_a_guest_that_lies_is_cut_off(line, lie, words):

@@ -37,7 +37,7 @@ class FirecrackerApi:
 
         Raises:
             FirecrackerError: It was refused.
-            SandboxDied: Nobody listens any more.
+            SandboxDied: Firecracker has ended.
             SandboxTimeout: No answer in time.
 
         """
@@ -69,10 +69,10 @@ class FirecrackerApi:
 
 
 async def await_socket(path: Path, *, deadline_s: float) -> None:
-    """Wait until somebody listens at a socket.
+    """Wait until a server listens at a socket.
 
     Raises:
-        TimeoutError: Nobody does, in time.
+        TimeoutError: None does in time.
 
     """
     async with asyncio.timeout(deadline_s):
@@ -93,7 +93,7 @@ async def connect_vsock(
     next attempt follows.
 
     Raises:
-        TimeoutError: Nobody listened in time.
+        TimeoutError: The guest did not listen in time.
 
     """
     loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
 """Firecracker in its jailer: hardware machines for hosts with real KVM.
 
 Written to the published API (1.16) and tested against a server that checks requests by its rules,
-as no binary can be had where this was made: **it has never driven a real Firecracker**.
+as no binary was available: **it has never driven a real Firecracker**.
 
 ```
  template: boots once, freezes, pauses, is saved          machine: PUT /snapshot/load, vsock, thaw
@@ -45,7 +45,7 @@ from penstock.messages.rollout import SandboxRecord
 MEM_MIB = 256
 UID = 1000
 JAILS_CHARS_MAX = 60
-"""A socket's path has at most 107, and the jail's own part takes the rest."""
+"""A socket's path has at most 107 bytes, and the jail's own part takes the rest."""
 TEMPLATE_DEADLINE_S = 20.0
 BOOT_WORDS = f"quiet panic=-1 reboot=k pci=off penstock_line=vsock:{VSOCK_PORT}"
 
@@ -174,7 +174,7 @@ class FirecrackerBackend:
     async def _connect(
         process: HostProcess, jail: Path, line: LineState | None, timeout_s: float
     ) -> GuestConnection:
-        """Connect to a guest that boots, or to a frozen one, which goes on as a new machine."""
+        """Connect to a guest that boots, or to a frozen one, which resumes as a new machine."""
         _, connection = await connect_vsock(
             jail / "root" / "vsock.sock",
             lambda: GuestConnection(process.last_words, line),

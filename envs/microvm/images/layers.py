@@ -38,7 +38,7 @@ FOLDER = "images"
 SUFFIX = ".erofs"
 DIGEST = re.compile(r"[0-9a-f]{64}")
 IMAGES_MAX = 8
-"""Images that a host has ready, besides the one of its backend: those asked for last."""
+"""Images that a host has ready, besides its backend's own: the most recently requested."""
 
 
 class ImageLayer(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +95,7 @@ def load_layer(name: str, cache: Path | None = None) -> tuple[Path, ImageLayer]:
 
 
 def pinned(reference: str, cache: Path | None = None) -> str:
-    """Return the digest that a reference means here, and as it is what means nothing here.
+    """Return the digest that a reference names here, or the reference itself if it names none.
 
     Args:
         reference: `NAME`, `NAME@sha256:DIGEST` or `sha256:DIGEST`, as container images are named.
@@ -123,7 +123,7 @@ def list_layers(cache: Path | None = None) -> list[ImageLayer]:
 
 
 def remove_unnamed(cache: Path | None = None) -> list[Path]:
-    """Remove what no name means any more; machines that run keep their files till they end.
+    """Remove layers that no name refers to; running machines keep their files until they end.
 
     The caller holds the build lock (`recipe/steps.py`): a layer has its name a moment after its
     file, and only folders of builds that were killed are there then.
@@ -160,7 +160,7 @@ def layered(layer: str | Path, cache: Path | None, *, stock: bool) -> Path | Non
 
 
 def check_there(layer: Path | None) -> None:
-    """See that a layer's file is there still: `penstock images gc` may have removed it.
+    """Check that a layer's file still exists: `penstock images gc` may have removed it.
 
     Raises:
         ImageAbsent: It is not.
@@ -210,7 +210,7 @@ class Images:
             ready: Images that are in use: their files stay.
 
         Raises:
-            ImageAbsent: The shared cache has it not, or it is not what its name says.
+            ImageAbsent: The shared cache does not have it, or its digest differs.
             SandboxError: It cannot be copied, or the backend has no layers.
 
         """
@@ -237,7 +237,7 @@ class Images:
         return path
 
     def _copy(self, source: Path, path: Path, digest: str) -> None:
-        """Copy a layer, which has its name once it is whole."""
+        """Copy a layer; it gets its name once it is complete."""
         partial = path.with_name(f"{digest}.{uuid.uuid4().hex}")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -250,7 +250,7 @@ class Images:
             partial.unlink(missing_ok=True)
 
     def _trim(self, own: Path, kept: Collection[str]) -> None:
-        """Remove what is not in use, the oldest first, and what a copy that was killed left."""
+        """Remove unused layers, the oldest first, and leftovers of killed copies."""
         files = sorted(own.iterdir(), key=lambda path: path.stat().st_mtime_ns)
         unused = [path for path in files if path.name.removesuffix(SUFFIX) not in kept]
         whole = [path for path in unused if path.suffix == SUFFIX]

@@ -1,10 +1,10 @@
-"""QEMU's small machine in bubblewrap: slow without KVM, but its memory can be copied and saved.
+"""QEMU's microvm machine in bubblewrap: slow without KVM, but it can be copied and saved.
 
 ```
  template: boots once, freezes, stops; its memory is a sealed memfd, its devices 13 KB
-     └─ clone: maps that memory copy-on-write, loads the devices, goes on, thaws   = `start`
-           └─ checkpoint: freezes, stops; its memory and devices are copied; goes on, thaws
-                 └─ copy: as a clone, of the checkpoint; as often as one likes     = `restore`
+     └─ clone: maps that memory copy-on-write, loads the devices, resumes, thaws   = `start`
+           └─ checkpoint: freezes, stops; its memory and devices are copied; resumes, thaws
+                 └─ copy: as a clone, but of the checkpoint; any number of times   = `restore`
 ```
 """
 
@@ -50,9 +50,9 @@ class QemuTcgBackend:
     )
     accelerator = "tcg,thread=multi,tb-size=64"
     devices: tuple[str, ...] = ()
-    """Of the host, that the confined process may open."""
+    """Device files of the host that the confined process may open."""
     template_deadline_s = 120.0
-    """A cold boot takes 1.5 s on a free core, and many times that on a busy host."""
+    """Deadline of the first boot: 1.5 s on a free core, many times that on a busy host."""
 
     def __init__(
         self, cache: Path | None = None, mem_mib: int = MEM_MIB, layer: str | Path = ""
@@ -91,7 +91,7 @@ class QemuTcgBackend:
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> QemuMachine:
         """See `SandboxBackend.start`; the first call also boots the template, beyond `timeout_s`.
 
-        Raises `ImageAbsent` where the layer is gone.
+        Raises `ImageAbsent` if the layer is gone.
         """
         check_there(self._layer)
         template = await self._get_template()
@@ -116,7 +116,7 @@ class QemuTcgBackend:
     async def restore(
         self, folder: Path, *, cpu: int | None = None, timeout_s: float = 10.0
     ) -> QemuMachine:
-        """See `SavingBackend.restore`; raises `ImageAbsent` where the layer is gone."""
+        """See `SavingBackend.restore`; raises `ImageAbsent` if the layer is gone."""
         check_there(self._layer)
         asked_at = time.perf_counter()
         return await self._copy(await self._get_saved(folder), asked_at, cpu, timeout_s)
@@ -131,13 +131,13 @@ class QemuTcgBackend:
         return saved
 
     async def prepare(self, num_copies: int, folder: Path | None = None) -> None:
-        """Make copies beforehand, which `start` or `restore` then give in milliseconds.
+        """Make copies beforehand, which `start` or `restore` then return in milliseconds.
 
-        They stand still, for as long as it takes, and are pinned to no processor. Each has gone on
-        once, with an identity that is not used again: its code is translated.
+        They are paused until then, and pinned to no processor. Each has resumed once, with an
+        identity that is not used again, so that its code is translated.
 
         Args:
-            num_copies: At most `PREPARED_MAX` stand by; the oldest are ended for newer ones.
+            num_copies: At most `PREPARED_MAX` are kept; the oldest end for newer ones.
             folder: A checkpoint that will be restored; by default the template, for `start`.
 
         """
@@ -165,7 +165,7 @@ class QemuTcgBackend:
         return None
 
     async def close(self) -> None:
-        """End the copies that stand by; the machines in use go on."""
+        """End the prepared copies; machines in use continue."""
         while self._prepared:
             await self._prepared.popleft()[1].close()
 
@@ -178,7 +178,7 @@ class QemuKvmBackend(QemuTcgBackend):
     accelerator = "kvm"
     devices = ("/dev/kvm",)
     template_deadline_s = 8.0
-    """Some hosts open KVM and then emulate it, at a hundredth of the speed: of no use."""
+    """Some hosts open KVM and then emulate it at a hundredth of the speed: they fail here."""
 
     def __init__(
         self, cache: Path | None = None, mem_mib: int = MEM_MIB, layer: str | Path = ""

@@ -19,17 +19,17 @@ MACHINE = (
     "microvm,x-option-roms=off,rtc=on,pit=on,pic=on,acpi=on,isa-serial=off,suppress-vmdesc=on"
     ",ioapic2=off"
 )
-"""Devices' state without a description of itself, as it is loaded by the same QEMU; and places for
-8 devices, not 24, each of which takes time to make.
+"""The devices' state has no description of itself, since the same QEMU loads it; and there are
+slots for 8 devices, not 24, each of which takes time to create.
 """
 _LIBRARIES = (
     *("--ro-bind", "/usr", "/usr", "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
     *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64", "--dev", "/dev"),
     *("--ro-bind-try", "/etc/alternatives", "/etc/alternatives"),
 )
-"""Of the host, that Debian's QEMU needs; the one built for these machines needs none."""
+"""Libraries of the host that Debian's QEMU needs; the one built for these machines needs none."""
 DEVICES_BYTES_MAX = 1 << 20
-"""Of a socket that QEMU reads when it comes to it; a machine's devices take 13 KB."""
+"""Send buffer of the socket that QEMU reads once it is up; a machine's devices take 13 KB."""
 
 
 def find_qemu() -> str:
@@ -46,10 +46,10 @@ def find_qemu() -> str:
 
 
 def _clock() -> str:
-    """Return what the guest's kernel has to know of the processor's clock.
+    """Return the guest kernel's options about the processor's clock.
 
-    Its frequency: measuring it hangs at times. And that it is right: where the host is busy, ticks
-    are late, and the kernel would trust them more, and go by steps of 4 ms from then on.
+    Its frequency, since measuring it hangs at times; and that it is reliable: on a busy host ticks
+    are late, and the kernel would trust them more and use steps of 4 ms from then on.
     """
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("cpu MHz"):
@@ -61,7 +61,7 @@ def _clock() -> str:
 def _disk(name: str) -> list[str]:
     """Return the options of one drive.
 
-    Unlocked: nobody may write the file, and a user-mode machine's lock on it would keep QEMU out.
+    Unlocked: the file is read-only, and a user-mode machine's lock on it would keep QEMU out.
     """
     drive = f"file=/vm/{name},id={name},file.locking=off,format=raw,if=none,readonly=on"
     return ["-drive", drive, "-device", f"virtio-blk-device,drive={name}"]
@@ -79,8 +79,8 @@ class QemuCommand:
         files: `kernel`, `initramfs` and `image`; `layer` if there is one; `program` and `firmware`
             if QEMU was built for these machines, which then sees no other file of the host.
         mem_bytes: The guest's memory.
-        accelerator: As QEMU's `-accel` has it.
-        devices: Of the host, that the confined process may open.
+        accelerator: QEMU's `-accel` option.
+        devices: Device files of the host that the confined process may open.
 
     Raises:
         BackendUnavailable: QEMU or bubblewrap is missing.
@@ -114,11 +114,11 @@ class QemuCommand:
         """Return one command line.
 
         Args:
-            line: QEMU's end of the guest agent's line.
+            line: Descriptor of QEMU's end of the guest agent's line.
             monitor: QEMU's end of its monitor.
             devices: Where it reads the devices' state, if it does not boot.
             memory: The guest's; written by one that boots, else mapped privately.
-            boots: From its kernel, in place of waiting for a state.
+            boots: Whether it boots from its kernel; else it waits for a state.
 
         """
         words = f"quiet panic=-1 reboot=t {_clock()}"
@@ -145,7 +145,7 @@ class QemuCommand:
 
 
 class Launched:
-    """A QEMU and our ends of its lines.
+    """A QEMU process and our ends of its lines.
 
     It boots with an empty memory, or maps a saved one and waits for the devices' state.
 
@@ -170,8 +170,8 @@ class Launched:
             )
             ours.pop_all()
 
-    def go_on_from(self, devices: bytes) -> None:
-        """Hand over the devices' state; the machine goes on as soon as QEMU has read it.
+    def load_devices(self, devices: bytes) -> None:
+        """Hand over the devices' state; the machine resumes as soon as QEMU has read it.
 
         Raises:
             SandboxDied: QEMU has ended.
@@ -187,7 +187,7 @@ class Launched:
         self._devices.shutdown(socket.SHUT_WR)
 
     def close_devices(self) -> None:
-        """Close what only a starting machine needs; its line and monitor are others' by then."""
+        """Close what only a starting machine needs; its line and monitor are in use."""
         self._devices.close()
 
 

@@ -30,8 +30,8 @@ from penstock.messages.rollout import SandboxRecord
 KEPT_MAX = 2
 """Checkpoints whose memory is kept at hand, each some 70 MB of it."""
 SETTLE_S = 1.0
-"""What the template's guest does after its last answer, no copy has to do again: its kernel
-measures the processor's clock for a second, and ticks every 4 ms till then.
+"""Pause before the template is saved: its kernel measures the processor's clock for a second, and
+ticks every 4 ms until then, which no copy has to repeat.
 """
 
 
@@ -61,7 +61,7 @@ class QemuMachine(GuestSandbox):
         kind: Shared with all machines of its backend.
         connection: To its guest agent.
         launched: Its process and monitor.
-        memory: What its own memory was mapped from.
+        memory: Its own memory is a private mapping of this.
 
     """
 
@@ -79,7 +79,7 @@ class QemuMachine(GuestSandbox):
         await self._connection.ready
 
     async def become(self, identity: GuestIdentity, *, timeout_s: float) -> None:
-        """Let a frozen guest go on."""
+        """Thaw a frozen guest, as the machine it was or as a new one."""
         await self._connection.thaw(identity, timeout_s=timeout_s)
 
     async def stand_by(self, *, settle_s: float = 0.0) -> LineState:
@@ -90,7 +90,7 @@ class QemuMachine(GuestSandbox):
         return line
 
     async def take_up(self, *, asked_at: float, timeout_s: float) -> None:
-        """Go on from `stand_by` as a new machine; it ends if that takes too long."""
+        """Resume from `stand_by` as a new machine; it ends if that takes too long."""
         try:
             await self.monitor.run("cont", deadline_s=timeout_s)
             await self.become(_copys_identity(self._connection.epoch + 1), timeout_s=timeout_s)
@@ -100,10 +100,10 @@ class QemuMachine(GuestSandbox):
         self.info = booted(self._kind.info, asked_at)
 
     async def _save(self) -> tuple[SavedMachine, float]:
-        """Save, and go on as the machine it was, also when saving failed.
+        """Save, and resume as the machine it was, also when saving failed.
 
-        Fresh memory is slow to get from the host: so all is copied once while the guest runs on,
-        and what is its own a second time over that, while it stands still.
+        The host is slow to provide fresh memory: so all is copied once while the guest runs, and
+        its own pages again over that copy while it is paused.
         """
         memory = Memory(self._kind.command.mem_bytes)
         mapping = await asyncio.to_thread(self._copy_beforehand, memory)
@@ -127,7 +127,7 @@ class QemuMachine(GuestSandbox):
         return mapping
 
     async def checkpoint(self, folder: Path) -> None:
-        """See `SavingMachine.checkpoint`. The machine waits for memory alone, not for the disk."""
+        """See `SavingMachine.checkpoint`. The machine waits only for memory, not for the disk."""
         try:
             await asyncio.to_thread(folder.mkdir, parents=True, mode=0o700)
         except FileExistsError:
@@ -157,7 +157,7 @@ class QemuMachine(GuestSandbox):
 
 
 def _copys_identity(epoch: int) -> GuestIdentity:
-    """Return who a copy is; its host name the template had already."""
+    """Return a copy's identity; it keeps the template's host name."""
     return GuestIdentity.new(epoch, hostname="")
 
 
@@ -165,7 +165,7 @@ def _copys_identity(epoch: int) -> GuestIdentity:
 async def _connected(
     kind: MachineKind, launched: Launched, memory: Memory, line: LineState | None, timeout_s: float
 ) -> AsyncGenerator[QemuMachine]:
-    """Connect to a QEMU; what goes wrong in the block, or takes too long, ends it."""
+    """Connect to a QEMU; an error in the block, or a timeout, ends it."""
     _, connection = await asyncio.get_running_loop().create_connection(
         lambda: GuestConnection(launched.process.last_words, line), sock=launched.line
     )
@@ -188,19 +188,19 @@ async def _connected(
 async def resume(
     kind: MachineKind, saved: SavedMachine, *, asked_at: float, cpu: int | None, timeout_s: float
 ) -> QemuMachine:
-    """Start a machine that goes on from a saved one, as a new one.
+    """Start a new machine that resumes from a saved one.
 
     Args:
         kind: Of both.
-        saved: Where it goes on from.
-        asked_at: By `time.perf_counter`, for the record.
+        saved: What it resumes from.
+        asked_at: Time of the request by `time.perf_counter`, for the record.
         cpu: Host CPU to pin it to.
         timeout_s: Until the guest has answered.
 
     """
     launched = Launched(kind.command, saved.memory, boots=False, cpu=cpu)
     async with _connected(kind, launched, saved.memory, saved.line, timeout_s) as machine:
-        launched.go_on_from(saved.devices)
+        launched.load_devices(saved.devices)
         await machine.become(_copys_identity(saved.line.epoch + 1), timeout_s=timeout_s)
     machine.info = booted(kind.info, asked_at)
     return machine

@@ -5,8 +5,8 @@
    └─ a copy maps it privately; what it writes becomes a page of its own
          └─ saved again: a new memfd with the base's pages, and the copy's own over them
 ```
-The host tells a process's own pages from the file's (`/proc/PID/pagemap`), and reads them through
-`/proc/PID/mem`: a machine that is saved stands still for as long as its own pages take to copy.
+The host finds a process's own pages in `/proc/PID/pagemap` and reads them through `/proc/PID/mem`:
+a machine that is saved is paused for as long as its own pages take to copy.
 """
 
 import fcntl
@@ -31,7 +31,7 @@ _OF_A_FILE = np.uint64(1 << 61)
 
 
 class Memory:
-    """A guest's memory; it goes when this object and all mappings are gone.
+    """A guest's memory; freed when this object and all mappings are gone.
 
     Raises:
         SandboxDied: The host has no room for it.
@@ -53,7 +53,7 @@ class Memory:
             os.close(self.fd)
 
     def seal(self) -> None:
-        """Let nobody change it any more."""
+        """Forbid all further changes."""
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
 
 
@@ -93,7 +93,7 @@ def find_mapping(pid: int, memory: Memory) -> Mapping:
     """Return where a process, or one that it started, maps a memory.
 
     Raises:
-        SandboxDied: None does, or this process may not look.
+        SandboxDied: None does, or this process may not read its maps.
 
     """
     inode = str(os.fstat(memory.fd).st_ino)
@@ -115,7 +115,7 @@ def _part(addresses: str, _: str, offset: str) -> tuple[int, int, int]:
 
 
 def copy_own_pages(mapping: Mapping, target: Memory) -> None:
-    """Write the pages that a process made its own over a memory, each to its place in `target`.
+    """Copy a process's own pages of a memory to their places in `target`.
 
     Raises:
         SandboxDied: The process ended.

@@ -99,10 +99,10 @@ class Qmp:
         with os.fdopen(os.memfd_create("devices", os.MFD_CLOEXEC), "rb") as state:
             path = f"/proc/self/fd/{state.fileno()}"
             with open(path, "wb") as writable:  # noqa: ASYNC230, PTH123 - a descriptor, not a disk
-                lent = await self.run("add-fd", fd=writable.fileno())
-            name = f"/dev/fdset/{lent['fdset-id']}"
+                added = await self.run("add-fd", fd=writable.fileno())
+            name = f"/dev/fdset/{added['fdset-id']}"
             await self.run("xen-save-devices-state", filename=name, live=False)
-            await self.run("remove-fd", **{"fdset-id": lent["fdset-id"]})
+            await self.run("remove-fd", **{"fdset-id": added["fdset-id"]})
             return state.read()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Brings the cache up to date: builds what is missing, then names the new set at once."""
+"""Brings the cache up to date: builds what is missing, then publishes the new set atomically."""
 
 import shutil
 import tempfile
@@ -68,7 +68,7 @@ def _kernel_parts(steps: Steps, folder: Path, old: VmAssets | None) -> dict[str,
         path, version = build_kernel(steps, folder)
     except SourceUnavailable as error:
         steps.say(f"kernel: no newer source: {error}")
-        steps.say("kernel: Debian's own kernel stands in: each machine takes 1.3 s to boot")
+        steps.say("kernel: using Debian's own kernel: each machine takes 1.3 s to boot")
         path, version = fetch_stock_kernel(steps, folder)
         inputs, stock = "", True  # the next set-up tries again
     named = install_by_digest(folder, "kernel", path, 0o755)

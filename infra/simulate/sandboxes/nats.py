@@ -64,7 +64,9 @@ async def serve_hosts(
     return figures
 
 
-async def ask(url: str, scenario: BurstScenario, policy: str, line: ChildPipe) -> dict[str, Any]:
+async def lease_all(
+    url: str, scenario: BurstScenario, policy: str, line: ChildPipe
+) -> dict[str, Any]:
     """Place the whole burst and hold it until the parent says stop; return the figures."""
     bus = await _connect(url, "clients")
     line.send("ready")
@@ -143,7 +145,7 @@ async def place_over_nats(scenario: BurstScenario, policy: str) -> dict[str, Any
 
         scheduler, hosts = await start(schedule), await start(serve_hosts)
         await asyncio.sleep(LEARN_S)
-        clients = await start(ask)
+        clients = await start(lease_all)
         figures = await clients.receive(BURST_S_MAX)
         await asyncio.sleep(SETTLE_S)
         (found, hosts_s), (held, clients_s) = await hosts.end(), await clients.end()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.envs.egress.http import asked_target
+from penstock.envs.egress.http import requested_target
 from penstock.envs.egress.rules import (
     EgressDeniedError,
     EgressRule,
@@ -75,7 +75,7 @@ def test_what_no_rule_names_is_denied(name, port):
 )  # fmt: skip
 def test_a_disguised_target_is_refused_and_not_understood(text):
     with pytest.raises(EgressDeniedError):
-        asked_target("CONNECT", text)
+        requested_target("CONNECT", text)
 
 
 @pytest.mark.parametrize(
@@ -86,14 +86,18 @@ def test_a_disguised_target_is_refused_and_not_understood(text):
 )  # fmt: skip
 def test_a_disguised_address_is_refused(text):
     with pytest.raises(EgressDeniedError):
-        asked_target("GET", text)
+        requested_target("GET", text)
 
 
 def test_an_address_is_split_into_host_and_path():
-    assert asked_target("GET", "http://A.files.test/x/y?q=1#f") == ("a.files.test", 80, "/x/y?q=1")
-    assert asked_target("POST", "http://mirror.test:8080") == ("mirror.test", 8080, "/")
-    assert asked_target("GET", "HTTP://a.test/a?") == ("a.test", 80, "/a?")
-    assert asked_target("GET", "http://a.test?q=1") == ("a.test", 80, "/?q=1")
+    assert requested_target("GET", "http://A.files.test/x/y?q=1#f") == (
+        "a.files.test",
+        80,
+        "/x/y?q=1",
+    )
+    assert requested_target("POST", "http://mirror.test:8080") == ("mirror.test", 8080, "/")
+    assert requested_target("GET", "HTTP://a.test/a?") == ("a.test", 80, "/a?")
+    assert requested_target("GET", "http://a.test?q=1") == ("a.test", 80, "/?q=1")
     assert parse_target("PyPI.test:443") == ("pypi.test", 443)
 
 

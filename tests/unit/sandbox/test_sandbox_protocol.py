@@ -81,11 +81,11 @@ async def test_no_more_than_the_window_is_unconfirmed(ends):
 @pytest.mark.parametrize(
     ("frame", "reason"),
     [
-        (b"\xc1", "no reply"),
-        (msgspec.msgpack.encode({"v": 1}), "no reply"),
+        (b"\xc1", "invalid reply"),
+        (msgspec.msgpack.encode({"v": 1}), "invalid reply"),
         (msgspec.msgpack.encode({"v": 1, "id": 1, "credit": 10**9}), "confirmed"),
-        (msgspec.msgpack.encode({"v": 1, "id": 1, "credit": 0, "stdout": 3}), "no reply"),
-        (b"", "no reply"),
+        (msgspec.msgpack.encode({"v": 1, "id": 1, "credit": 0, "stdout": 3}), "invalid reply"),
+        (b"", "invalid reply"),
     ],
 )
 async def test_nonsense_ends_the_connection(ends, frame, reason):
