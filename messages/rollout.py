@@ -77,7 +77,7 @@ class EgressAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """Why it was denied, or ended before its time."""
     num_bytes_sent: int = 0
     num_bytes_received: int = 0
-    num_alike: int = 1
+    num_attempts: int = 1
     """Attempts that this line stands for, bytes summed."""
 
 

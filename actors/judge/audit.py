@@ -91,7 +91,7 @@ def _audit_egress(rollout: RolloutFinished) -> Iterator[CheatFinding]:
     """Yield what the proxy refused: a host on the task's own list is no cheat."""
     for index, attempt in enumerate(rollout.egress):
         if not attempt.is_allowed:
-            said = f"{attempt.num_alike} x {attempt.method} {attempt.target}: {attempt.reason}"
+            said = f"{attempt.num_attempts} x {attempt.method} {attempt.target}: {attempt.reason}"
             yield _finding(CheatKind.EGRESS, f"attempt {index}", said)
 
 

@@ -66,5 +66,5 @@ def _sum(one: EgressAttempt | None, other: EgressAttempt) -> EgressAttempt:
         one,
         num_bytes_sent=one.num_bytes_sent + other.num_bytes_sent,
         num_bytes_received=one.num_bytes_received + other.num_bytes_received,
-        num_alike=one.num_alike + other.num_alike,
+        num_attempts=one.num_attempts + other.num_attempts,
     )

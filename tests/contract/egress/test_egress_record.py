@@ -80,7 +80,7 @@ async def test_allowed_attempts_take_no_room_of_refused_ones():
         await proxy.serve(program)
     assert program.said.startswith(b"HTTP/1.1 403 ")
     attempts = proxy.account.attempts
-    assert [line.num_alike for line in attempts] == [3, 2, 1]
+    assert [line.num_attempts for line in attempts] == [3, 2, 1]
     assert attempts[-1].target == "evil.test:80"
     assert any("evil.test:80" in one.detail for one in findings(attempts))
 
@@ -90,21 +90,21 @@ def test_alike_attempts_are_one_line_with_their_bytes():
         method="GET", target="a.test:80", is_allowed=True, num_bytes_sent=2, num_bytes_received=3
     )
     (line,) = EgressRecord([one, one, one]).lines
-    assert (line.num_alike, line.num_bytes_sent, line.num_bytes_received) == (3, 6, 9)
+    assert (line.num_attempts, line.num_bytes_sent, line.num_bytes_received) == (3, 6, 9)
 
 
 @pytest.mark.parametrize("num", [129, 400])
 def test_what_finds_no_room_is_counted_and_found(num):
     lines = EgressRecord(refused(number) for number in range(num)).lines
     assert len(lines) == 129
-    assert (lines[0].reason, lines[0].num_alike) == (UNRECORDED, num - 128)
+    assert (lines[0].reason, lines[0].num_attempts) == (UNRECORDED, num - 128)
     assert any(UNRECORDED in one.detail for one in findings(lines))
 
 
 def test_records_add_up_over_machines():
     first = EgressRecord([refused(1), refused(2), refused(3)], lines_max=2).lines
     both = EgressRecord([*first, refused(1), refused(4)], lines_max=2).lines
-    assert [(line.target, line.num_alike) for line in both] == [
+    assert [(line.target, line.num_attempts) for line in both] == [
         ("", 2), ("h1.test:80", 2), ("h2.test:80", 1),
     ]  # fmt: skip
 

@@ -108,7 +108,7 @@ async def test_allowed_hosts_are_reached_and_others_refused_on_record(backend):
     assert said[4].startswith("403 ") and "not an address" in said[4]
     assert "refused" in said[5]  # the guest's own loopback, not the host's
     assert said[6].startswith("502 ") and "403 Forbidden" in said[7]
-    assert [(one.method, one.is_allowed, one.num_alike) for one in attempts] == [
+    assert [(one.method, one.is_allowed, one.num_attempts) for one in attempts] == [
         ("GET", True, 3), ("GET", False, 2), ("GET", False, 1), ("GET", True, 1),
         ("CONNECT", False, 1),
     ]  # fmt: skip

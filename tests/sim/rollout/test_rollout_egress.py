@@ -62,7 +62,7 @@ def open_task():
 
 def refused(rollout: RolloutFinished) -> int:
     assert all(one.target == REFUSED.target for one in rollout.egress)
-    return sum(one.num_alike for one in rollout.egress)
+    return sum(one.num_attempts for one in rollout.egress)
 
 
 @pytest.mark.parametrize("num_turns", [1, 2, 3])
@@ -79,7 +79,7 @@ def test_what_a_saved_machine_had_on_record_stays(simulate, tmp_path, num_turns:
         assert len(world.backend.copies) == 1
         assert refused(rollout) == 2
         saved = await world.read(EpisodeSaved)
-        assert [sum(one.num_alike for one in event.egress) for event in saved] == [1, 1, 2, 2]
+        assert [sum(one.num_attempts for one in event.egress) for event in saved] == [1, 1, 2, 2]
 
     simulate(scenario)
 
