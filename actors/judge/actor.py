@@ -115,7 +115,7 @@ class JudgeActor(Actor):
         )
 
     async def _find(self, rollout: RolloutFinished, ctx: Context) -> Findings:
-        """Ask the judge, unless the episode's end says it all or there is nothing to ask about."""
+        """Ask the judge, unless the episode's end decides the outcome or the task is unknown."""
         outcome = outcome_of_end(rollout.end)
         if outcome is not None:
             return Findings(outcome=outcome, detail=rollout.error)

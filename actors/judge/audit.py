@@ -91,8 +91,8 @@ def _audit_egress(rollout: RolloutFinished) -> Iterator[CheatFinding]:
     """Yield what the proxy refused: a host on the task's own list is no cheat."""
     for index, attempt in enumerate(rollout.egress):
         if not attempt.is_allowed:
-            said = f"{attempt.num_attempts} x {attempt.method} {attempt.target}: {attempt.reason}"
-            yield _finding(CheatKind.EGRESS, f"attempt {index}", said)
+            detail = f"{attempt.num_attempts} x {attempt.method} {attempt.target}: {attempt.reason}"
+            yield _finding(CheatKind.EGRESS, f"attempt {index}", detail)
 
 
 def _audit_files(rollout: RolloutFinished, task: GradedTask) -> Iterator[CheatFinding]:

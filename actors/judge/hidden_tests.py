@@ -6,7 +6,7 @@
  8 rollouts of a task ──▶ 3 distinct results ──▶ 3 fresh machines ──▶ 8 verdicts
 ```
 An episode that changed nothing is not run: no task enters a task set unless its tests fail on the
-unchanged files (the null patch), so the answer is known. The verdict says so.
+unchanged files (the null patch), so the answer is known. The verdict names that.
 
 Every distinct result is graded once: rollouts of a group often leave the very same files behind. A
 verdict that shares another's grading names it, and no machine: it had none of its own. Signs of
@@ -162,7 +162,7 @@ async def grade(
 def broken_tests(task: GradedTask) -> str:
     """Return what is wrong with the hidden tests themselves, or an empty string.
 
-    Tests that cannot run say nothing of the policy.
+    Tests that cannot run are no evidence about the policy.
     """
     for path, text in task.hidden.files.items():
         if path.endswith(".py"):
@@ -213,7 +213,7 @@ class SameFilesJudge:
         self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
     async def judge(self, rollout: RolloutFinished, task: GradedTask, ctx: Context) -> Findings:
-        """Grade one rollout, or say what was found about another one with the same files.
+        """Grade one rollout, or return what was found about another one with the same files.
 
         One that waits for another's grading waits as long as that may take, which is bounded.
         """

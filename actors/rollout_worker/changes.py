@@ -9,7 +9,7 @@ from penstock.envs.sandbox import WORK_DIR, Sandbox, SandboxFileError
 from penstock.messages.errors import PenstockError
 
 _SEALED_FOLDERS = frozenset({"__pycache__", ".git", ".pytest_cache"})
-"""Never carried over: bytecode and history could smuggle in what the sources do not say."""
+"""Never carried over: bytecode and history could smuggle in what the sources do not show."""
 
 
 _TOUCHED = ("find", ".", "-type", "f", "-newerct", "@86400", "-print0")

@@ -27,7 +27,7 @@ class Conversation:
     def __init__(
         self, tokenizer: Tokenizer, task: Task, *, tools: str = "", ends_on_parse_error: bool
     ) -> None:
-        """Render the prompt; `tools` is what it says of them."""
+        """Render the prompt; `tools` describes them in it."""
         self.turns: list[Turn] = []
         self.end: EpisodeEnd | None = None
         self._tokenizer = tokenizer
@@ -65,7 +65,7 @@ class Conversation:
     def append(self, turn: Turn) -> None:
         """Take a turn, just sampled or stored by an earlier incarnation.
 
-        A stored turn proves that the episode went on, whatever a tool says when it runs again.
+        A stored turn proves that the episode continued, whatever a tool returns when it runs again.
         """
         self.end = None
         self.turns.append(turn)

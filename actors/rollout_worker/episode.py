@@ -49,7 +49,7 @@ class Episode:
     """Carries out one rollout.
 
     Args:
-        command: Its own; what the command says of branches is the tree's to read.
+        command: The rollout's own; `RolloutRunner` handles its branches.
         tokenizer: Of the policy.
         config: Bounds.
         ctx: The worker's.
@@ -224,7 +224,7 @@ class Episode:
         await self._ctx.publish(event)
 
     async def _leave(self, sandbox: RemoteSandbox, end: EpisodeEnd) -> RolloutFinished:
-        """Read what the episode changed, and close its account."""
+        """Read what the episode changed, and return its end."""
         config, task = self._config, self._command.task
         self._stats.add_egress(await read_egress(sandbox, task))
         try:

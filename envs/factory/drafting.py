@@ -39,7 +39,7 @@ def write_candidate(  # noqa: PLR0913 - all that a task is made of
         files: The repository with the original.
         recording: Calls and their right results.
         tried: The change and the calls that it shows in.
-        rng: Decides what is shown and how much is said.
+        rng: Decides what is shown and what the instruction names.
 
     """
     shown, hidden = _divide(tried, len(recording.calls), rng)

@@ -63,7 +63,7 @@ class Factory:
     Args:
         lab: Machines.
         bounds: Of the work.
-        say: Told of the progress, now and then.
+        say: Called with the progress, now and then.
 
     """
 

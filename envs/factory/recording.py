@@ -96,7 +96,7 @@ def is_informative(line: str) -> bool:
 
 
 def is_weak(line: str) -> bool:
-    """Return whether a line says little: nothing given, or an error."""
+    """Return whether a line is weak evidence: None, or an error."""
     return line == "None" or line.startswith(RAISED)
 
 

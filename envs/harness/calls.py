@@ -21,7 +21,7 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     is_valid: bool = True
     """False where the call itself was wrong: an unknown tool, a bad argument, no unique match."""
     is_finish: bool = False
-    """True where the agent said that it is done."""
+    """Whether the agent called `finish`."""
 
 
 class InvalidCallError(PenstockError, ValueError):

@@ -22,7 +22,7 @@ async def read_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
 
 
 def numbered_lines(path: str, text: str, first: int, num: int) -> str:
-    """Return what `read_file` says of a file with this text.
+    """Return what `read_file` returns for a file with this text.
 
     Raises:
         InvalidCallError: The file has no line `first`.

@@ -108,7 +108,7 @@ class Jobs:
         self._reading = asyncio.Lock()
 
     async def start(self, command: str) -> str:
-        """Start a command where the terminal is, and say its number."""
+        """Start a command where the terminal is, and return its number."""
         if not command.strip():
             raise InvalidCallError("command is empty")
         done = await self._sandbox.exec(
@@ -126,7 +126,7 @@ class Jobs:
         """Write to a job, stop it if asked, wait for new output, and return it with its state.
 
         Args:
-            number: As `start` said it.
+            number: Returned by `start`.
             text: For its input; empty for none.
             wait_s: Longest wait for something new.
             stops: Whether to end it first.

@@ -1,4 +1,4 @@
-"""What each version of the harness offers, and what a prompt says of it.
+"""What each version of the harness offers, and what a prompt holds of it.
 
 The wording is part of a version: what a policy learned under it, and every logged context, depend
 on each byte. `tests/unit/harness/test_harness_wording.py` holds its digest.
@@ -50,7 +50,7 @@ def tool_schemas(version: str) -> list[dict[str, object]]:
 
 
 def tools_prompt(version: str) -> str:
-    """Return the system message of an episode; empty where the prompt says nothing of tools.
+    """Return the system message of an episode; empty where the prompt names no tools.
 
     Version 1 is learned in mid-training and needs no words. Version 2 names every tool with its
     arguments, one tool per line: `name argument argument=default`.

@@ -31,7 +31,7 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     context_weight: float = 0.1
     """Weight of a token that the demonstrating actor reads."""
     drill_tokens: int = 160_000
-    """Tokens of rows said twice, from which copying is learned."""
+    """Tokens of repeated rows, from which copying is learned."""
     drill_half_tokens: int = 20
     piece_tokens: int = 256
     habits: Habits = Habits()

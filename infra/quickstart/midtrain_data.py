@@ -149,16 +149,16 @@ class CorpusBuilder:
         ids = render_prompt(self._tokenizer, opening_messages(tools, transcript.instruction))
         weights = [context_weight] * len(ids)
         for turn in transcript.turns:
-            said = render_turn(self._tokenizer, "", turn.calls)
+            sampled = render_turn(self._tokenizer, "", turn.calls)
             seen = render_observation(self._tokenizer, [result.text for result in turn.results])
-            ids += said + seen
-            weights += [0.0 if turn.is_slip else 1.0] * len(said) + [context_weight] * len(seen)
+            ids += sampled + seen
+            weights += [0.0 if turn.is_slip else 1.0] * len(sampled) + [context_weight] * len(seen)
         unseen = len(render_observation(self._tokenizer, ["done"]))
         self._add(ids[:-unseen], weights[:-unseen])
         return len(ids) - unseen
 
     def add_drills(self, rng: np.random.Generator, num_tokens: int, half_tokens: int) -> None:
-        """Add rows of random plain tokens, each row said twice; only the second time counts.
+        """Add rows of random plain tokens, each row repeated; only the second time counts.
 
         Looking up what followed earlier (induction heads, arXiv 2209.11895) is learned from these
         in a tenth of the tokens that transcripts alone need, and edits are made of it.

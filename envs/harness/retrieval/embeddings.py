@@ -52,8 +52,8 @@ class HttpEmbedder:
         try:
             async with session.post(f"{self._url}/embeddings", json=body) as reply:
                 if reply.status != 200:
-                    said = (await reply.text())[:200]
-                    raise EmbeddingError(f"{self._url}: status {reply.status}: {said}")
+                    text = (await reply.text())[:200]
+                    raise EmbeddingError(f"{self._url}: status {reply.status}: {text}")
                 answer: Any = await reply.json()
             data = sorted(answer["data"], key=lambda one: one["index"])
             rows = [[float(value) for value in one["embedding"]] for one in data]
