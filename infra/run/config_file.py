@@ -1,5 +1,6 @@
 """Reading a run's configuration: TOML files, overrides, and defaults taken from other tables."""
 
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from penstock.infra.run.config_checks import check_config
 from penstock.messages.errors import ConfigError
 
 Table = dict[str, Any]
+_PATH = re.compile(r" - at `\$\.([\w.-]+)`")
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -41,8 +43,21 @@ def parse_config(data: Table, source: str) -> RunConfig:
         config = msgspec.convert(data, RunConfig)
         check_config(config)
     except ValueError as error:
-        raise ConfigError(f"{source}: {error}") from error
+        raise ConfigError(f"{source}: {error}{_given(data, str(error))}") from error
     return config
+
+
+def _given(data: Table, text: str) -> str:
+    """Return the value that broke a field's constraint, which the error `text` leaves out."""
+    value: Any = data
+    path = _PATH.search(text)
+    if path is None or ", got " in text:
+        return ""
+    for key in path[1].split("."):
+        if not _is_table(value) or key not in value:
+            return ""
+        value = value[key]
+    return f", got {value!r}"
 
 
 def read_toml(path: Path) -> Table:
