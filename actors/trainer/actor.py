@@ -150,8 +150,8 @@ class Trainer(Actor):
     async def _advance(self, ctx: Context) -> Effects:
         """Train what the log has ready, then propose the next batch if there is one."""
         effects = await self._phase.take_ready(ctx)
-        ctx.set_gauge("pool_groups", self._batcher.num_groups)
-        ctx.set_gauge("pool_samples", len(self._phase.turns))
+        ctx.set_gauge("pending_groups", self._batcher.num_groups)
+        ctx.set_gauge("pending_samples", len(self._phase.turns))
         return [*effects, *self._propose()]
 
     def _propose(self) -> Effects:

@@ -2,7 +2,7 @@
 
 The object is a safetensors file whose metadata hold a `CheckpointHead`. Stores put atomically, so a
 checkpoint is there whole or not at all, and all digests are checked on loading. RL draws no
-random numbers, and the pool of groups is folded again from the log, so that neither is kept: the
+random numbers, and pending groups are folded again from the log, so that neither is kept: the
 step is the whole position.
 """
 

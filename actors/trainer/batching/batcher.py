@@ -11,7 +11,7 @@
 ```
 `propose` only looks; `commit` moves, and is fed with the manifests of the log alone. So of two
 trainers, or of one that was killed after publishing, only the stored manifest counts, and a group
-leaves the pool exactly once.
+leaves it exactly once.
 
 Example (2 groups a batch, staleness_max 1): groups 0..3 are granted at version 0. Complete: 1, 2,
 then `propose(1)` takes 1 and 2. Version 1: group 4 is granted; 0 (deadline 1) runs, 3 and 4 are
@@ -36,7 +36,7 @@ from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry
 
 
 class Batcher:
-    """The pool of groups and live samples, and the next batch from it."""
+    """Groups and live samples that are not trained yet, and the next batch from them."""
 
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
@@ -71,7 +71,7 @@ class Batcher:
         self._live.add(event, fault)
 
     def retract(self, event: FeedbackRetracted) -> None:
-        """Take a sample out of the pool, if it is still there."""
+        """Withdraw a sample that is not trained yet."""
         self._live.retract(event)
 
     def add_credits(self, event: CreditsChanged) -> None:
@@ -116,7 +116,7 @@ class Batcher:
 
     @property
     def num_groups(self) -> int:
-        """Groups in the pool, running and complete."""
+        """Pending groups, running and complete."""
         return len(self._groups)
 
     def _group(self, group_id: str, purpose: Purpose) -> PendingGroup | None:
