@@ -17,7 +17,7 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Bounds of what one host leases."""
 
     host: str = "local"
-    """Its name in the fleet: one subject token, no two hosts alike."""
+    """Its name, unique among a run's hosts: one subject token."""
     lease_s_max: PositiveFloat = 600.0
     """Longest lease that a client may name."""
     acquire_s_max: PositiveFloat = 5.0

@@ -1,7 +1,7 @@
 """`python -m tests.sim.boots`: thousands of machines booted while everything is killed at random.
 
 ```
- episodes (this process) ──place, lease, exec──▶ fleet ─▶ sandbox:a, sandbox:b ─▶ real machines
+ episodes (this process) ──place, lease, exec──▶ scheduler ─▶ sandbox:a, sandbox:b ─▶ real machines
  chaos (this process)    ──────kill -9──────▶ a machine, a host's process, the scheduler's
 ```
 Every round is a fleet of its own: real processes as `penstock actor` starts them, on a nats-server.
