@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.envs.microvm.probe import probe
 from penstock.infra.bus.server.server import find_server
+from penstock.infra.commands.output import print_result
 from penstock.infra.regions.links import HOW_TO_GET, probe_namespaces
 from penstock.messages.errors import PenstockError
 
@@ -33,7 +34,7 @@ async def doctor(arguments: argparse.Namespace) -> int:
     findings = [_python(), _disk(), _nats_server(), *_packages(), *await _backends(),
                 await _namespaces()]  # fmt: skip
     if arguments.json:
-        sys.stdout.write(msgspec.json.encode(findings).decode() + "\n")
+        print_result(findings, as_json=True)
     else:
         for finding in findings:
             sys.stdout.write(_line(finding) + "\n")

@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from penstock.envs.microvm.images.assets import load_assets, vm_cache_dir
 from penstock.envs.microvm.images.layers import layer_folder, list_layers, remove_unnamed
 from penstock.envs.microvm.recipe.assets import build_assets
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.microvm.recipe.qemu import build_qemu_assets
 from penstock.envs.microvm.recipe.steps import build_lock
+from penstock.infra.commands.output import print_result
 
 
 def add_images(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     for line in lines:
         sys.stdout.write(line + "\n")
     if arguments.json:
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        print_result(found, as_json=True)
     return 0
 
 

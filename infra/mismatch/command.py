@@ -5,10 +5,10 @@ import asyncio
 import sys
 from typing import Any
 
-import msgspec
 import torch
 
 from penstock.actors.trainer.midtraining.corpus import decode_corpus
+from penstock.infra.commands.output import print_result
 from penstock.infra.mismatch.formats import compare_formats
 from penstock.infra.mismatch.formatting import format_line, format_report, short_report
 from penstock.infra.mismatch.report import report
@@ -32,7 +32,7 @@ def mismatch_command(arguments: argparse.Namespace) -> int:
         figures["formats"] = asyncio.run(_formats(arguments, subject))
     if arguments.json:
         for each in (figures, short_report(figures)):
-            sys.stdout.write(msgspec.json.encode(each).decode() + "\n")
+            print_result(each, as_json=True)
     else:
         sys.stdout.write(format_report(figures) + "\n")
     return 0 if figures["exact"]["logprob_abs_diff_max"] == 0.0 else 1

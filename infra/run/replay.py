@@ -8,9 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from penstock.envs.harness import HARNESS_VERSION
+from penstock.infra.commands.output import print_result
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import RunDir, find_run, open_log
@@ -35,7 +34,7 @@ async def replay_command(arguments: argparse.Namespace) -> int:
     async with open_log(run, "replay") as bus:
         figures = await replay_run(run, config, bus, with_progress=not arguments.json)
     if arguments.json:
-        sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")
+        print_result(figures, as_json=True)
     else:
         sys.stdout.write(_text(figures) + "\n")
     return 0 if figures["identical"] else DIFFERENT

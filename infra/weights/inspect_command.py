@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from penstock.infra.commands.output import print_result
 from penstock.infra.weights.files.checkpoint import CheckpointFiles
 from penstock.infra.weights.files.delta_file import DeltaFile
 from penstock.infra.weights.files.output import new_file
@@ -38,7 +39,7 @@ def inspect_delta(arguments: argparse.Namespace) -> int:
         with new_file(arguments.plot) as file:
             file.write(draw(found).encode())
     if arguments.json:
-        sys.stdout.write(msgspec.json.encode(_figures(found)).decode() + "\n")
+        print_result(_figures(found), as_json=True)
     else:
         _print(found, is_whole=arguments.all)
     return 0

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.actors.scheduler.host_registry import HostRegistry
+from penstock.infra.commands.output import print_result
 from penstock.infra.simulate.sandboxes.settings import BurstScenario
 
 ROWS = (
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
             figures[f"{part}_{policy}"] = simulate(scenario, policy)
     Console().print(_table(figures))
     if arguments.json:
-        sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")
+        print_result(figures, as_json=True)
     return 0
 
 

@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from penstock.infra.commands.output import print_result
 from penstock.infra.simulate.weights.settings import Mishap, Scenario
 from penstock.infra.simulate.weights.simulation import simulate
 
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     Console().print(_table(found))
     sys.stdout.write(_headline(found["as planned"]) + "\n")
     if arguments.json:
-        sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")
+        print_result(figures, as_json=True)
     return 0
 
 
