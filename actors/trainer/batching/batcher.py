@@ -11,7 +11,7 @@
 ```
 `propose` only looks; `commit` moves, and is fed with the manifests of the log alone. So of two
 trainers, or of one that was killed after publishing, only the stored manifest counts, and a group
-leaves it exactly once.
+leaves the batcher exactly once.
 
 Example (2 groups a batch, staleness_max 1): groups 0..3 are granted at version 0. Complete: 1, 2,
 then `propose(1)` takes 1 and 2. Version 1: group 4 is granted; 0 (deadline 1) runs, 3 and 4 are
