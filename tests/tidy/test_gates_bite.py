@@ -1,10 +1,6 @@
-"""Each gate fails on one seeded violation, and passes without it.
-
-A scratch copy is made of hard links, so seeds are new files, never changes to old ones.
-"""
+"""Each gate fails on one seeded violation, and passes without it."""
 
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -12,54 +8,24 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.tidy.repository import PRODUCT, ROOT, Repository
+from tests.tidy.repository import ROOT, Repository
 from tests.tidy.rules import RULES
+from tests.tidy.scratch import copy, write
 from tests.tidy.types import type_faults
 from tests.tidy.unreachable import unreachable_names
 
-COPIED = (*PRODUCT, "docs", "tests", ".pyroot", ".ci", ".github", "Makefile", "pyproject.toml")
 BIN = Path(sys.executable).parent
 Files = dict[str, str]
 
 
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system
-        shutil.copy2(source, target)
-
-
-def _copy(target: Path, names: tuple[str, ...]) -> Path:
-    skipped = shutil.ignore_patterns("__pycache__")
-    for name in names:
-        if (ROOT / name).is_dir():
-            shutil.copytree(
-                ROOT / name, target / name, symlinks=True, ignore=skipped, copy_function=_link
-            )
-        elif (ROOT / name).exists():
-            _link(str(ROOT / name), str(target / name))
-    return target
-
-
-def _seed(root: Path, files: Files) -> None:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        path.write_text(text, encoding="utf-8")
-
-
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    documents = tuple(path.name for path in ROOT.glob("*.md"))
-    more = ("LICENSE", ".pre-commit-config.yaml", *documents)
-    return _copy(tmp_path_factory.mktemp("clean"), (*COPIED, *more))
+    return copy(tmp_path_factory.mktemp("clean"))
 
 
 @pytest.fixture
 def scratch(clean: Path, tmp_path: Path) -> Path:
-    shutil.copytree(clean, tmp_path / "copy", symlinks=True, copy_function=_link)
-    return tmp_path / "copy"
+    return copy(tmp_path, root=clean)
 
 
 FUNCTION = "def f():\n" + "    pass\n" * 70
@@ -101,21 +67,21 @@ def _faults(name: str, root: Path) -> frozenset[str]:
     return frozenset(RULES[name](Repository(root)))
 
 
-def test_every_tidy_rule_has_a_seed():
+def test_every_tidy_rule_has_awrite():
     assert set(TIDY) == set(RULES)
 
 
 @pytest.mark.parametrize(("name", "files"), SEEDS)
 def test_a_tidy_rule_bites(name: str, files: Files, clean: Path, scratch: Path):
     before = _faults(name, clean)  # none, says test_tidy.py
-    _seed(scratch, files)
+    write(scratch, files)
     [fault] = set(RULES[name](Repository(scratch))) - before
     assert any(path.rpartition("/")[0] in fault.replace(".", "/") for path in files), fault
 
 
 def test_unreachable_names_bite(scratch: Path):
-    _seed(scratch, {"messages/seed.py": "def only_a_test_calls_me(): ...\n"})
-    _seed(scratch, {"tests/unit/seed.py": "from penstock.messages.seed import *\n"})
+    write(scratch, {"messages/seed.py": "def only_a_test_calls_me(): ...\n"})
+    write(scratch, {"tests/unit/seed.py": "from penstock.messages.seed import *\n"})
     assert list(unreachable_names(Repository(scratch))) == [
         "messages/seed.py:1: unused function only_a_test_calls_me"
     ]
@@ -131,7 +97,7 @@ RUFF = {
 def test_ruff_bites(command: str, scratch: Path):
     words = [str(BIN / "ruff"), command, "--no-cache", *(["--check"] * (command == "format")), "."]
     assert subprocess.run(words, cwd=scratch, capture_output=True, check=False).returncode == 0
-    _seed(scratch, {"kernels/seed.py": RUFF[command]})
+    write(scratch, {"kernels/seed.py": RUFF[command]})
     done = subprocess.run(words, cwd=scratch, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "kernels/seed.py" in done.stdout.replace(os.sep, "/")
@@ -166,7 +132,7 @@ def test_every_contract_has_a_seed_and_holds(clean: Path):
 
 @pytest.mark.parametrize("name", CONTRACTS)
 def test_an_import_contract_bites(name: str, scratch: Path):
-    _seed(scratch, CONTRACTS[name])
+    write(scratch, CONTRACTS[name])
     code, broken = _contracts(scratch)
     assert code == 1
     assert [line for line in broken if line.startswith(name)] == broken
@@ -175,7 +141,7 @@ def test_an_import_contract_bites(name: str, scratch: Path):
 @pytest.fixture(scope="module")
 def typed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One package is enough to see that the check looks, and at what."""
-    root = _copy(tmp_path_factory.mktemp("typed"), ("messages", ".pyroot", "pyproject.toml"))
+    root = copy(tmp_path_factory.mktemp("typed"), ("messages", ".pyroot", "pyproject.toml"))
     (root / ".venv").symlink_to(BIN.parent)
     return root
 
@@ -183,7 +149,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_types_bite(typed: Path):
     found, num_files = type_faults(typed)
     assert found == [f"only {num_files} files analysed, at least 400 expected"]
-    _seed(typed, {"messages/seed.py": 'x: int = "no number"\n'})
+    write(typed, {"messages/seed.py": 'x: int = "no number"\n'})
     found, _ = type_faults(typed, files_min=num_files)
     assert len(found) == 1
     assert found[0].startswith("messages/seed.py:1: ")
