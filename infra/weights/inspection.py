@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.infra.weights.diff import joined, ordered_map, read_base
 from penstock.infra.weights.files.delta_file import DeltaFile
-from penstock.infra.weights.files.manifest import Manifest, TargetRow, TensorRow, is_plain_bytes
+from penstock.infra.weights.files.manifest import Manifest, TargetRow, TensorRow
 from penstock.infra.weights.files.tensors import Weights
 from penstock.infra.weights.patched import Patched
 from penstock.kernels import delta
@@ -109,9 +109,9 @@ def inspect(patch: DeltaFile, base: Weights | None, *, num_threads: int) -> Insp
     removed = [
         TensorChange(name=r.name, dtype=r.dtype, shape=r.shape, status="removed", share=Share(0, 0))
         for r in manifest.base
-        if r.key not in target_keys and not is_plain_bytes(r)
+        if r.key not in target_keys and not r.is_plain_bytes
     ]
-    is_bytes = [is_plain_bytes(row) for row in manifest.target]
+    is_bytes = [row.is_plain_bytes for row in manifest.target]
     return Inspection(
         num_bytes=patch.num_bytes,
         target_bytes=sum(row.num_bytes for row in manifest.target),

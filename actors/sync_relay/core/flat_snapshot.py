@@ -16,9 +16,8 @@ import numpy as np
 import xxhash
 
 from penstock.actors.policy.snapshot import Snapshot
-from penstock.actors.sync_relay.core.digests import SUM_MODULUS
 from penstock.kernels.delta import Patch
-from penstock.kernels.digest import root_digest, run_element_sum
+from penstock.kernels.digest import root_digest
 from penstock.kernels.element_types import TensorSpec, element_type_of
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.weights import Extent
@@ -134,19 +133,10 @@ class FlatSnapshot:
         """Return the root digest over all tensors."""
         return root_digest(self.tensors)
 
-    def element_sum(self) -> int:
-        """Return the sum over all elements, which `EncodedObject.change` updates."""
-        return sum(run_element_sum(start, arena) for start, arena in self._arenas) % SUM_MODULUS
-
     @property
     def num_params(self) -> int:
         """Return the number of elements."""
         return sum(arena.size for _, arena in self._arenas)
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the size of the whole snapshot."""
-        return sum(arena.nbytes for _, arena in self._arenas)
 
     def part(self, extents: Sequence[Extent]) -> np.ndarray:
         """Return the elements of some runs, [N]; a view where it is one run.

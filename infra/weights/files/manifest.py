@@ -11,7 +11,6 @@ import msgspec
 
 from penstock.infra.weights.files.paths import FILES_MAX, is_portable
 from penstock.infra.weights.files.tensors import Key, Tensor
-from penstock.kernels.element_types import BYTES
 from penstock.messages.errors import CorruptDataError
 
 EXTENT_WORDS_MAX = 1 << 22
@@ -170,8 +169,3 @@ def _check_extents(manifest: Manifest) -> None:
         reached += extent.num_words
     if reached != starts[-1]:
         raise CorruptDataError("delta.extents: they do not cover every tensor")
-
-
-def is_plain_bytes(row: Tensor) -> bool:
-    """Return whether a row is a file's plain bytes."""
-    return row.dtype == BYTES

@@ -18,7 +18,12 @@ class Tensor(TensorSpec, frozen=True, array_like=True):
     @property
     def key(self) -> Key:
         """What it is matched by in another checkpoint."""
-        return self.dtype == BYTES, self.name
+        return self.is_plain_bytes, self.name
+
+    @property
+    def is_plain_bytes(self) -> bool:
+        """Whether it is the plain bytes of a file."""
+        return self.dtype == BYTES
 
     @property
     def num_words(self) -> int:

@@ -67,7 +67,7 @@ async def test_a_trainer_that_was_taken_over_writes_into_nobodys_weights(ranks):
 
 
 async def test_a_rank_killed_after_its_verification_does_not_hold_up_the_version(ranks):
-    """Its restarted self waits for a staged that the commit has deleted."""
+    """Its restarted self waits for a staged manifest that the commit has deleted."""
     target = publisher(ranks)
     await prepare(target, 0)
     ask, num_killed = ranks.ask, 0

@@ -171,7 +171,7 @@ async def test_parts_that_do_not_make_a_whole_are_refused(change, error):
     assert (await read_head(store)).policy_version == -1
 
 
-async def test_wrong_receipts_and_early_ranks_are_refused(monkeypatch):
+async def test_wrong_markers_and_early_ranks_are_refused(monkeypatch):
     monkeypatch.setattr(store_io, "_GET_RETRY", RetryPolicy(num_attempts_max=5, pause_s=0.0))
     store = MemoryStore()
     trainer = Trainer(store, 1)
@@ -250,7 +250,7 @@ class CountingStore(MemoryStore):
         return data
 
 
-async def test_a_rank_that_ships_again_reads_nothing_back():
+async def test_a_rank_that_uploads_again_reads_nothing_back():
     store = CountingStore()
     trainer = Trainer(store)
     token = await trainer.begin()
@@ -265,7 +265,7 @@ async def test_a_rank_that_ships_again_reads_nothing_back():
     assert store.num_bytes == 0
 
 
-async def test_a_receipt_that_comes_late_goes_with_the_next_version():
+async def test_a_marker_that_comes_late_goes_with_the_next_version():
     store = MemoryStore()
     trainer = Trainer(store)
     token = await trainer.begin()
@@ -328,7 +328,7 @@ async def test_verifiers_undo_an_attempt_that_failed(monkeypatch):
         assert store.num_bytes == sum(s.num_bytes for s in manifest.shards if s.extents)
 
 
-async def test_a_shard_of_two_provers_is_refused():
+async def test_a_shard_of_two_verifiers_is_refused():
     store, run = MemoryStore(), Extent(0, sum(spec.size for spec in TABLE[:2]))
     held = [[[run], find_runs(TABLE, "scale", ())]]
     trainer = Trainer(store, 1)
@@ -338,7 +338,7 @@ async def test_a_shard_of_two_provers_is_refused():
 
 
 @pytest.mark.parametrize(("num_ranks", "num_verifiers"), [(1, 1), (3, 2), (5, 9), (40, 3)])
-async def test_any_number_of_ranks_and_provers_gives_the_digest_of_one(num_ranks, num_verifiers):
+async def test_any_number_of_ranks_and_verifiers_gives_the_digest_of_one(num_ranks, num_verifiers):
     store = MemoryStore()
     trainer = Trainer(store, num_ranks, num_verifiers=num_verifiers)
     held = assign_shards(TABLE, num_ranks, cut_spans(TABLE, num_verifiers), 100)

@@ -251,7 +251,7 @@ class Chaos(World):
             await self.prepare_at_last()
         return self.manifests[version]
 
-    async def clear_changes(self, names: list[str]) -> None:
+    async def settle(self, names: list[str]) -> None:
         """Let the faults end; whoever is dead is started again."""
         self.origin.num_flips = self.origin.num_full = 0
         for store in self.stores.values():
@@ -284,7 +284,7 @@ async def live(seed: int) -> None:
     names += [f"receiver {region}-0" for region in REGIONS]
     await chaos.run(names)
     names += [f"receiver {region}-1" for region in REGIONS]  # late joiners
-    await chaos.clear_changes(names)
+    await chaos.settle(names)
     for task in chaos.tasks.values():
         task.cancel()
     await asyncio.wait(chaos.tasks.values())
