@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.messages.base import Event, Message, Stream
+from penstock.messages.base import FORMAT, Event, Message, Stream
 from penstock.messages.codec import EVENTS, MESSAGES, REQUESTS
 from penstock.messages.streams import STREAMS
 
@@ -24,7 +24,7 @@ def document() -> dict[str, Any]:
         "asyncapi": "3.0.0",
         "info": {
             "title": "Penstock events",
-            "version": "1",
+            "version": str(FORMAT),
             "description": "Messages are msgpack maps with a `type` entry that names their class.",
         },
         "defaultContentType": "application/msgpack",
