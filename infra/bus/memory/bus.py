@@ -7,7 +7,7 @@ import msgspec
 
 from penstock.infra.bus.jetstream.claims import CLAIM_HEADER, Claims
 from penstock.infra.bus.memory.log import Stored
-from penstock.infra.bus.memory.rpc import MemoryAsker, serve
+from penstock.infra.bus.memory.rpc import MemoryRpcClient, serve
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.bus.memory.work import MemoryDurable
 from penstock.messages.base import Event, Message, Stream
@@ -34,7 +34,7 @@ class MemoryBus:
         self._run_id = check_run_id(run_id)
         self._claims = Claims(store)
         self._name = check_token(name, "name")
-        self._asker = MemoryAsker(server)
+        self._rpc_client = MemoryRpcClient(server)
         self._stops: list[Callable[[], Awaitable[None]]] = []
         self._is_closed = False
         self._is_cut = False
@@ -173,7 +173,7 @@ class MemoryBus:
         """See `Bus.request`."""
         self._check_open()
         subject = service_subject(self._run_id, service)
-        return await self._asker.request(subject, message, deadline_s=deadline_s)
+        return await self._rpc_client.request(subject, message, deadline_s=deadline_s)
 
     def stream_request(
         self, service: str, message: Message, *, idle_s: float
@@ -181,7 +181,7 @@ class MemoryBus:
         """See `Bus.stream_request`."""
         self._check_open()
         subject = service_subject(self._run_id, service)
-        return self._asker.stream(subject, message, idle_s=idle_s)
+        return self._rpc_client.stream(subject, message, idle_s=idle_s)
 
     async def serve(
         self, service: str, handler: Serve, *, shared: bool = True

@@ -18,7 +18,7 @@ RESEND_S = 5.0
 Replies = asyncio.Queue[bytes | None]
 
 
-class MemoryAsker:
+class MemoryRpcClient:
     """The requesting side."""
 
     def __init__(self, server: MemoryServer) -> None:

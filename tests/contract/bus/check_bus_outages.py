@@ -85,13 +85,13 @@ async def telemetry_is_lost_with_the_server_and_goes_on(world: World) -> None:
 
 
 async def services_and_work_outlive_the_server(world: World) -> None:
-    server, asker = await world.bus("a"), await world.bus("b")
+    server, client = await world.bus("a"), await world.bus("b")
     await server.serve("echo", echo)
     await server.publish([task(n) for n in range(6)])
-    items = asker.consume("workers", [StartRollout], num_pending_max=2, ack_wait_s=2.0)
+    items = client.consume("workers", [StartRollout], num_pending_max=2, ack_wait_s=2.0)
     seen = {item.delivery.event.key() for item in await take(items, 1)}
     await world.restart_server()
-    reply = await asker.request("echo", AbortGeneration(request_id="1"), deadline_s=DEADLINE_S)
+    reply = await client.request("echo", AbortGeneration(request_id="1"), deadline_s=DEADLINE_S)
     assert reply == AbortGeneration(request_id="0")
     async with asyncio.timeout(DEADLINE_S):
         while len(seen) < 6:

@@ -24,19 +24,19 @@ from penstock.messages.rpc import Ack
 
 
 async def a_request_gets_the_first_reply(world: World) -> None:
-    server, asker = await world.bus("a"), await world.bus("b")
+    server, client = await world.bus("a"), await world.bus("b")
     stop = await server.serve("echo.x", echo)
-    reply = await asker.request("echo.x", AbortGeneration(request_id="3"), deadline_s=DEADLINE_S)
+    reply = await client.request("echo.x", AbortGeneration(request_id="3"), deadline_s=DEADLINE_S)
     assert reply == AbortGeneration(request_id="0")
     await stop()
     with pytest.raises(DeadlineError, match=r"echo\.x"):
-        await asker.request("echo.x", AbortGeneration(request_id="3"), deadline_s=0.3)
+        await client.request("echo.x", AbortGeneration(request_id="3"), deadline_s=0.3)
 
 
 async def a_request_waits_for_its_server(world: World) -> None:
-    server, asker = await world.bus("a"), await world.bus("b")
+    server, client = await world.bus("a"), await world.bus("b")
     asked = asyncio.create_task(
-        asker.request("echo.x", AbortGeneration(request_id="1"), deadline_s=DEADLINE_S)
+        client.request("echo.x", AbortGeneration(request_id="1"), deadline_s=DEADLINE_S)
     )
     await asyncio.sleep(0.2)
     await server.serve("echo.x", echo)
@@ -44,12 +44,12 @@ async def a_request_waits_for_its_server(world: World) -> None:
 
 
 async def replies_stream_in_order_to_their_end(world: World) -> None:
-    server, asker = await world.bus("a"), await world.bus("b")
+    server, client = await world.bus("a"), await world.bus("b")
     await server.serve("echo", echo)
 
     async def ask(num: int) -> list[str]:
         request = AbortGeneration(request_id=str(num))
-        replies = asker.stream_request("echo", request, idle_s=DEADLINE_S)
+        replies = client.stream_request("echo", request, idle_s=DEADLINE_S)
         return [reply.request_id async for reply in replies]
 
     answers = await asyncio.gather(*(ask(num) for num in (0, 1, 5, 200)))
@@ -71,7 +71,7 @@ async def an_idle_stream_meets_its_deadline(world: World) -> None:
     await stop()
 
 
-async def errors_of_a_server_are_typed_at_the_asker(world: World) -> None:
+async def errors_of_a_server_are_typed_at_the_client(world: World) -> None:
     bus = await world.bus()
     errors = [
         (ValueError("bad"), "invalid"),
@@ -124,6 +124,6 @@ CHECKS: list[Check] = [
     a_request_waits_for_its_server,
     replies_stream_in_order_to_their_end,
     an_idle_stream_meets_its_deadline,
-    errors_of_a_server_are_typed_at_the_asker,
+    errors_of_a_server_are_typed_at_the_client,
     one_of_many_servers_answers,
 ]

@@ -98,19 +98,19 @@ async def test_a_deadline_covers_what_lies_in_the_store(world, tmp_path, stuck):
     await server.serve("same.x", _same)
     await server.serve("large.x", _large)
     world.store = StuckStore(tmp_path / "objects")
-    asker = await world.bus("b")
+    client = await world.bus("b")
     world.store.stuck = stuck
     service, message = {
         "put": ("same.x", LARGE),
         "get": ("large.x", AbortGeneration(request_id="small")),
     }[stuck]
     with pytest.raises(DeadlineError, match=service):
-        await asker.request(service, message, deadline_s=0.5)
+        await client.request(service, message, deadline_s=0.5)
     with pytest.raises(DeadlineError, match=service):
-        await replies_of(asker, service, message, 0.5)
+        await replies_of(client, service, message, 0.5)
     world.store.stuck = ""
-    assert await asker.request(service, message, deadline_s=20.0) == LARGE
-    assert await replies_of(asker, service, message, 20.0) == [LARGE]
+    assert await client.request(service, message, deadline_s=20.0) == LARGE
+    assert await replies_of(client, service, message, 20.0) == [LARGE]
 
 
 async def test_a_raw_read_decodes_nothing_and_rejects_nothing(world):
