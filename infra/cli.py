@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.infra.bench.command import BENCHES
-from penstock.infra.commands.images_command import add_images
+from penstock.infra.commands.images import add_images
 from penstock.infra.simulate.arguments import add_simulation
 from penstock.infra.tasks.command import add_sandbox_commands
 from penstock.infra.weights.command import add_actions

@@ -19,7 +19,7 @@ from penstock.actors.generator.engine import (
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.kernels.arrays import from_array, to_array
-from penstock.kernels.routes import seal_routes
+from penstock.kernels.route_segments import seal_routes
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.errors import QueueFullError

@@ -3,5 +3,5 @@
 `hidden_tests.py` runs hidden tests in a fresh machine, once per distinct result, `audit.py` looks
 for cheating, `reward.py` turns findings into a reward, `actor.py` publishes it as a verdict.
 To add a judge: one file with a class that has `name`, `version` and `judge`, and one line in
-`actor.JUDGES`.
+`judges.JUDGES`.
 """

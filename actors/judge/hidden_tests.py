@@ -28,9 +28,9 @@ from penstock.actors.judge.audit import audit
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.reward import Findings
 from penstock.actors.runtime.context import Context
-from penstock.envs.remote.client import GroupSpec, LeaseSpec, SandboxBusyError
-from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.sandbox import ImageAbsent, Sandbox, SandboxError
+from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec, SandboxBusyError
+from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.envs.tasks.gates import read_report
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import DeadlineError

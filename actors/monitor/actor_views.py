@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.actors.monitor.state import ActorView, StallView
-from penstock.actors.monitor.waits import explain, is_reporting
+from penstock.actors.monitor.wait_graph import explain, is_reporting
 from penstock.messages.base import Event
 from penstock.messages.control import ActorFailed, ActorStarted
 from penstock.messages.telemetry import ActorReported

@@ -10,7 +10,7 @@ from penstock.actors.monitor.learning import LearningViews
 from penstock.actors.monitor.log_lines import LOGGED, describe
 from penstock.actors.monitor.regions import RegionViews
 from penstock.actors.monitor.state import LedgerView, MonitorState
-from penstock.actors.monitor.waits import weight_backpressure
+from penstock.actors.monitor.wait_graph import weight_backpressure
 from penstock.messages.base import Event
 from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import MessageRejected, RunFinished, RunStarted

@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import msgspec
 
-from penstock.actors.pacer.budget import Budget
 from penstock.actors.pacer.config import PacerConfig, TreeConfig
 from penstock.actors.pacer.curriculum import Curriculum
+from penstock.actors.pacer.staleness_budget import Budget
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.envs.tasks.storage import load_tasks

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from penstock.envs.remote.client import GroupSpec, LeaseSpec, SavedSandbox
+from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec, SavedSandbox
 from penstock.messages.rollout import EpisodeSaved
 from penstock.messages.rpc import RetryPolicy
 from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveInt

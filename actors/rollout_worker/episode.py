@@ -33,10 +33,10 @@ from penstock.actors.runtime.context import Context
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.session import Session
 from penstock.envs.harness.versions import tools_prompt
-from penstock.envs.remote.client import SandboxBusyError
-from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.sandbox import ImageAbsent, SandboxError
+from penstock.envs.sandbox_client.client import SandboxBusyError
+from penstock.envs.sandbox_client.lease import lease_sandbox
+from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
 from penstock.envs.tasks.workspace import open_egress, open_workspace, read_egress
 from penstock.kernels.arrays import to_array
 from penstock.messages.errors import DeadlineError

@@ -7,9 +7,9 @@ import msgspec
 from penstock.actors.rollout_worker.conversation import Conversation
 from penstock.actors.runtime.context import Context
 from penstock.envs.egress.record import EgressRecord
-from penstock.envs.harness.calls import ToolResult
 from penstock.envs.harness.session import Session
-from penstock.envs.remote.sandbox import RemoteSandbox
+from penstock.envs.harness.tool_calls import ToolResult
+from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
 from penstock.messages.base import Array
 from penstock.messages.rollout import EgressAttempt, EpisodeSaved, SandboxRecord, Turn
 from penstock.messages.task import StartRollout

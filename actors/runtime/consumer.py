@@ -5,8 +5,8 @@ import logging
 from collections.abc import Sequence
 from contextlib import aclosing
 
+from penstock.actors.runtime.background_tasks import Tasks
 from penstock.actors.runtime.event_dispatcher import EventDispatcher
-from penstock.actors.runtime.tasks import Tasks
 from penstock.messages.base import Event
 from penstock.messages.bus import Bus, WorkItem
 from penstock.messages.errors import RemoteCallError

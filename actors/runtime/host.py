@@ -18,11 +18,11 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from penstock.actors.runtime.actor import Actor
+from penstock.actors.runtime.background_tasks import Tasks
 from penstock.actors.runtime.clock import Clock, SystemClock
 from penstock.actors.runtime.consumer import Consumer
 from penstock.actors.runtime.event_dispatcher import EventDispatcher, find_handlers
 from penstock.actors.runtime.host_context import ActorIdentity, HostContext
-from penstock.actors.runtime.tasks import Tasks
 from penstock.messages.base import Event
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.control import ActorFailed, ActorStarted

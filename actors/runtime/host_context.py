@@ -11,9 +11,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
+from penstock.actors.runtime.background_tasks import Tasks
 from penstock.actors.runtime.clock import Clock
 from penstock.actors.runtime.meter import Meter
-from penstock.actors.runtime.tasks import Tasks
 from penstock.actors.runtime.waits import Waits
 from penstock.messages.base import Event, Message
 from penstock.messages.bus import Bus, ObjectStore, PublishReceipt

@@ -22,12 +22,6 @@ from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.actors.sandbox_host.groups import Groups
 from penstock.actors.sandbox_host.operations import LostRecords, Operation, operate
 from penstock.envs.microvm.pool.pool import Pool
-from penstock.envs.remote.client import (
-    ACQUIRE_SERVICE,
-    SCHEDULER_SERVICE,
-    SandboxBusyError,
-    to_remote_error,
-)
 from penstock.envs.sandbox import (
     Sandbox,
     SandboxDied,
@@ -35,6 +29,12 @@ from penstock.envs.sandbox import (
     SandboxRequestError,
     SandboxTimeout,
     networked,
+)
+from penstock.envs.sandbox_client.client import (
+    ACQUIRE_SERVICE,
+    SCHEDULER_SERVICE,
+    SandboxBusyError,
+    to_remote_error,
 )
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.scheduler.host_registry import HostRegistry, HostsFullError
-from penstock.envs.remote.client import SCHEDULER_SERVICE, SandboxBusyError, to_remote_error
+from penstock.envs.sandbox_client.client import SCHEDULER_SERVICE, SandboxBusyError, to_remote_error
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.kernels.routes import open_routes
+from penstock.kernels.route_segments import open_routes
 from penstock.messages.errors import PenstockError
 from penstock.messages.rollout import Turn, VersionSpan
 

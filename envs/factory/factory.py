@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.envs.factory.injected import InjectConfig, InjectedSource
+from penstock.envs.factory.bug_injection import InjectConfig, InjectedSource
 from penstock.envs.factory.lab import MachineLab
 from penstock.envs.factory.modules import folder_modules, library_modules, package_modules
 from penstock.envs.tasks.gates import check_candidate

@@ -1,7 +1,7 @@
 """The agent's tools, the same in training and in production, over any `Sandbox`.
 
-An episode has one of two versions. Version 1 (`tools_1.py`) is small: the quickstart's policy
-learns it, and its wording never changes. Version 2 (`tools_2.py`) is what a product offers: typed
+An episode has one of two versions. Version 1 (`tools_v1.py`) is small: the quickstart's policy
+learns it, and its wording never changes. Version 2 (`tools_v2.py`) is what a product offers: typed
 arguments, a terminal with state, background jobs, lints, semantic search. `session.py` carries out
 the calls of a turn with either, `versions.py` says what a prompt and a client see of it.
 

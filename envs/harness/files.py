@@ -3,7 +3,7 @@
 import difflib
 from typing import Any
 
-from penstock.envs.harness.calls import InvalidCallError, checked_path
+from penstock.envs.harness.tool_calls import InvalidCallError, checked_path
 from penstock.envs.harness.toolbox import Toolbox
 from penstock.envs.sandbox import WORK_DIR, Sandbox, SandboxFileError
 

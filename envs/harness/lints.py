@@ -8,7 +8,7 @@ from functools import cache
 from importlib.metadata import files
 from pathlib import Path
 
-from penstock.envs.harness.calls import InvalidCallError
+from penstock.envs.harness.tool_calls import InvalidCallError
 from penstock.envs.sandbox import Sandbox
 from penstock.messages.task import Limits
 

@@ -4,8 +4,8 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
 
-from penstock.envs.harness.calls import InvalidCallError, checked_path
 from penstock.envs.harness.files import read_text
+from penstock.envs.harness.tool_calls import InvalidCallError, checked_path
 from penstock.envs.harness.toolbox import Toolbox
 from penstock.envs.sandbox import WORK_DIR
 

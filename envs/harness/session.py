@@ -13,14 +13,14 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from penstock.envs.harness import HARNESS_VERSION
-from penstock.envs.harness.calls import (
+from penstock.envs.harness.retrieval.index import Embedder
+from penstock.envs.harness.tool_calls import (
     InvalidCallError,
     ToolResult,
     checked_arguments,
     checked_path,
     truncate,
 )
-from penstock.envs.harness.retrieval.index import Embedder
 from penstock.envs.harness.toolbox import Toolbox, ToolSpec
 from penstock.envs.harness.versions import tools_of
 from penstock.envs.sandbox import Sandbox, SandboxError

@@ -12,7 +12,7 @@ since its last call. A copy of the machine has its jobs with it, too.
 import asyncio
 import shlex
 
-from penstock.envs.harness.calls import InvalidCallError
+from penstock.envs.harness.tool_calls import InvalidCallError
 from penstock.envs.sandbox import WORK_DIR, Sandbox, SandboxFileError
 from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import Limits

@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.envs.harness.calls import Argument
 from penstock.envs.harness.lints import Lints
 from penstock.envs.harness.retrieval.index import CodeSearch, Embedder
 from penstock.envs.harness.terminal import Jobs, Shell
+from penstock.envs.harness.tool_calls import Argument
 from penstock.envs.sandbox import Sandbox
 from penstock.messages.task import Limits
 

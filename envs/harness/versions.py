@@ -7,10 +7,10 @@ on each byte. `tests/unit/harness/test_harness_wording.py` holds its digest.
 from collections.abc import Collection, Mapping
 
 from penstock.envs.harness import HARNESS_VERSION, HARNESS_VERSION_2
-from penstock.envs.harness.calls import Argument, ArgumentType
+from penstock.envs.harness.tool_calls import Argument, ArgumentType
 from penstock.envs.harness.toolbox import ToolSpec
-from penstock.envs.harness.tools_1 import TOOLS_1
-from penstock.envs.harness.tools_2 import TOOLS_2
+from penstock.envs.harness.tools_v1 import TOOLS_1
+from penstock.envs.harness.tools_v2 import TOOLS_2
 from penstock.messages.errors import NotFoundError
 
 _TOOLS: dict[str, dict[str, ToolSpec]] = {HARNESS_VERSION: TOOLS_1, HARNESS_VERSION_2: TOOLS_2}

@@ -8,7 +8,7 @@ from functools import cached_property
 from string import Template as Slots
 from typing import Any
 
-from penstock.envs.factory.mutations import Edit, applied, edits, variables
+from penstock.envs.factory.mutation_operators import Edit, applied, edits, variables
 from penstock.envs.ladder.dry_run import load, outcome
 from penstock.envs.ladder.names import draw_function_name, draw_variables
 from penstock.envs.ladder.template import KINDS, Template

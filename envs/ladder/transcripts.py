@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import msgspec
 
 from penstock.envs.harness import HARNESS_VERSION
-from penstock.envs.harness.calls import ToolResult
 from penstock.envs.harness.session import Session
+from penstock.envs.harness.tool_calls import ToolResult
 from penstock.envs.ladder.dry_run import DryRunSandbox
 from penstock.envs.ladder.repository import CHECK_COMMAND, SEARCH, Repository, ShortEdit
 from penstock.messages.rollout import ToolCall

@@ -16,9 +16,9 @@ import aiohttp
 import msgspec
 
 from penstock.envs.harness import HARNESS_VERSION_2
-from penstock.envs.harness.calls import ToolResult
 from penstock.envs.harness.retrieval.embeddings import HttpEmbedder
 from penstock.envs.harness.session import Session
+from penstock.envs.harness.tool_calls import ToolResult
 from penstock.envs.harness.versions import tool_schemas
 from penstock.envs.microvm.machine import GuestSandbox
 from penstock.envs.microvm.process import ProcessBackend

@@ -16,7 +16,7 @@ from penstock.infra.mismatch.figures import first_difference, measure
 from penstock.infra.mismatch.rollouts import Rollouts, sample_rollouts
 from penstock.infra.mismatch.subject import MismatchSubject
 from penstock.infra.mismatch.trainers import KERNELS, perturbed, trainer, with_mode
-from penstock.kernels.routes import seal_routes
+from penstock.kernels.route_segments import seal_routes
 
 REMEDIES = {
     "none": (False, False),

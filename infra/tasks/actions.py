@@ -13,9 +13,9 @@ import msgspec
 
 from penstock.actors.runtime.files import write_atomic
 from penstock.envs.backends import open_backend
-from penstock.envs.factory.commits import CommitSource
+from penstock.envs.factory.bug_injection import InjectConfig
+from penstock.envs.factory.commit_tasks import CommitSource
 from penstock.envs.factory.factory import Bounds, Factory, Yield, open_source, statistics
-from penstock.envs.factory.injected import InjectConfig
 from penstock.envs.factory.lab import MachineLab
 from penstock.envs.factory.splits import SplitBy, check_no_leak, split_tasks
 from penstock.envs.ladder.generate import LadderSource, Selection

@@ -112,7 +112,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from penstock.infra.weights.inspect_command import inspect_delta
+    from penstock.infra.weights.inspect import inspect_delta
 
     return inspect_delta(arguments)
 

@@ -68,7 +68,7 @@ def routes_pack(
     """Pack expert ids [T, L, K] into ceil(log2 E) bits each -> uint8 [T, ceil(L*K*bits/8)].
 
     A token starts on a byte, so tokens can be cut off and joined. 60 layers x 8 of 384 experts
-    take 540 bytes. `penstock.kernels.routes` adds checksum and policy version.
+    take 540 bytes. `penstock.kernels.route_segments` adds checksum and policy version.
 
     Raises:
         KernelArgumentError: not three dimensions, not integers, or an id outside 0..E-1.

@@ -93,7 +93,7 @@ def test_a_fix_becomes_a_gated_task_in_harbor_s_format(checkout, tmp_path, capsy
 
 
 async def test_the_agent_s_repository_has_no_later_commit(checkout):
-    from penstock.envs.factory.commits import CommitSource
+    from penstock.envs.factory.commit_tasks import CommitSource
 
     async with Pool(open_backend("uml"), size=1, live_max=2) as pool:
         (plan,) = CommitSource(checkout).plans()
@@ -114,7 +114,7 @@ async def test_the_agent_s_repository_has_no_later_commit(checkout):
 
 @pytest.mark.slow
 async def test_grading_tells_a_fix_from_none_and_from_a_wrong_one(checkout):
-    from penstock.envs.factory.commits import CommitSource
+    from penstock.envs.factory.commit_tasks import CommitSource
 
     async with Pool(open_backend("uml"), size=1, live_max=2) as pool:
         lab = MachineLab(pool)

@@ -15,7 +15,7 @@ import pytest
 import tomli_w
 from tests.needs import need_layers
 
-from penstock.envs.harness.calls import ToolResult
+from penstock.envs.harness.tool_calls import ToolResult
 from penstock.envs.ladder.transcripts import DemonstratedTurn, Transcript
 from penstock.envs.microvm.images.assets import load_assets, vm_cache_dir
 from penstock.envs.microvm.images.layers import image_digest, layer_path

@@ -17,7 +17,7 @@ from penstock.actors.trainer.forward import SequenceForward
 from penstock.actors.trainer.sequences import TrainingSequence, training_sequence
 from penstock.kernels import native
 from penstock.kernels.arrays import to_array
-from penstock.kernels.routes import open_routes
+from penstock.kernels.route_segments import open_routes
 from penstock.messages.rollout import StopReason, Turn, VersionSpan
 from penstock.messages.task import Sampling
 

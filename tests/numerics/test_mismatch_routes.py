@@ -16,7 +16,7 @@ from penstock.actors.trainer.sequences import check_trajectory
 from penstock.kernels import native
 from penstock.kernels.arrays import to_array
 from penstock.kernels.reference.routing import ROUTE_FREE, replay_experts
-from penstock.kernels.routes import HEADER_BYTES
+from penstock.kernels.route_segments import HEADER_BYTES
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.rollout import StopReason, Turn, VersionSpan
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from penstock.kernels import ops
 from penstock.kernels.backend import KernelArgumentError
 from penstock.kernels.reference.float32 import fma
-from penstock.kernels.routes import HEADER_BYTES, open_routes, seal_routes
+from penstock.kernels.route_segments import HEADER_BYTES, open_routes, seal_routes
 from penstock.messages.errors import CorruptDataError
 
 CALM = settings(deadline=None, max_examples=60)

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.actors.pacer.actor import eval_commands, group_commands
-from penstock.actors.pacer.budget import Budget
 from penstock.actors.pacer.config import PacerConfig
 from penstock.actors.pacer.curriculum import Curriculum
+from penstock.actors.pacer.staleness_budget import Budget
 from penstock.messages.errors import ConfigError
 from penstock.messages.reward import EvalRequested
 from penstock.messages.task import Split, Task

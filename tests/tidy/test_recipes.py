@@ -90,7 +90,7 @@ def test_a_judge(recipe: Recipe):
     judge, line = recipe.code
     write(recipe.root, {"actors/judge/any_change.py": judge})
     assert not recipe.is_reached()
-    name = "actors/judge/actor.py"
+    name = "actors/judge/judges.py"
     imported = "from penstock.actors.judge.any_change import AnyChangeJudge\n"
     edit(recipe.root, name, "from penstock.", f"{imported}from penstock.")
     edit(recipe.root, name, "Judge]] = {\n", f"Judge]] = {{\n    {line}")

@@ -35,7 +35,11 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("envs/microvm/connection.py", "data_received", "asyncio.Protocol calls it"),
     ("envs/microvm/connection.py", "exc", "asyncio.Protocol passes it"),
     ("envs/microvm/connection.py", "outbox", "`+=` on a bytearray that the line keeps"),
-    ("envs/remote/group.py", "lease_group", "for programs that lease whole groups (docs/fleet.md)"),
+    (
+        "envs/sandbox_client/group.py",
+        "lease_group",
+        "for programs that lease whole groups (docs/fleet.md)",
+    ),
     ("infra/bus/memory/bus.py", "crash", "simulations end a server by it"),
     ("kernels/decode/layout.py", "*", "the fields of a C struct, and what keeps its arrays alive"),
     ("infra/weights/files/output.py", "filename", "an attribute of OSError's"),

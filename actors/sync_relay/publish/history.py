@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog
 from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
-from penstock.actors.sync_relay.core.head import FencedHead, HeadSlot
 from penstock.actors.sync_relay.core.objects import (
     MANIFEST,
     EncodedObject,
@@ -27,6 +26,7 @@ from penstock.actors.sync_relay.core.store_io import (
     for_each_shard,
     read_manifest,
 )
+from penstock.actors.sync_relay.core.version_head import FencedHead, HeadSlot
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError, PublishConflictError
 from penstock.messages.weights import SnapshotKind, WeightsPublished

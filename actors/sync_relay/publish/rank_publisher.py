@@ -7,9 +7,9 @@
                         one swap of the head ◀─ one manifest ◀─ do all digests add up? ◀─────────┘
 ```
 Runs are in global flat coordinates, so that receivers may be cut differently. Ranks, verifiers and
-committer communicate through the store (`attempt.py`); only version and token (one per attempt)
-come from the committer by other means. If a rank dies the head does not move: that rank, or all of
-them under a new token, upload again.
+committer communicate through the store (`rank_attempt.py`); only version and token (one per
+attempt) come from the committer by other means. If a rank dies the head does not move: that rank,
+or all of them under a new token, upload again.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.actors.sync_relay.core.flat_snapshot import Table, dtype_at, table_digest
-from penstock.actors.sync_relay.core.head import HeadSlot, StaleTokenError, read_head
 from penstock.actors.sync_relay.core.objects import EncodedObject, ManifestHeader, ShardInput
 from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.attempt import RankUpload, attempt_prefix, put_marker
+from penstock.actors.sync_relay.core.version_head import HeadSlot, StaleTokenError, read_head
 from penstock.actors.sync_relay.publish.history import read_back, was_committed
+from penstock.actors.sync_relay.publish.rank_attempt import RankUpload, attempt_prefix, put_marker
 from penstock.actors.sync_relay.publish.upload import Encode, store_shards
 from penstock.messages.errors import NotFoundError
 from penstock.messages.weights import Extent, SnapshotKind

@@ -16,10 +16,11 @@ import numpy as np
 from penstock.actors.sync_relay.core.catalog import NOTHING
 from penstock.actors.sync_relay.core.digests import DigestTable, make_table
 from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
-from penstock.actors.sync_relay.core.head import read_head
 from penstock.actors.sync_relay.core.objects import EncodedObject
 from penstock.actors.sync_relay.core.store_io import StoreIO, for_each_shard
-from penstock.actors.sync_relay.publish.attempt import (
+from penstock.actors.sync_relay.core.version_head import read_head
+from penstock.actors.sync_relay.publish.history import read_back, was_committed
+from penstock.actors.sync_relay.publish.rank_attempt import (
     StagedManifest,
     Verification,
     await_keys,
@@ -29,7 +30,6 @@ from penstock.actors.sync_relay.publish.attempt import (
     staged_prefix,
     verified_key,
 )
-from penstock.actors.sync_relay.publish.history import read_back, was_committed
 from penstock.actors.sync_relay.publish.spans import Span
 from penstock.kernels import delta
 from penstock.kernels.delta import Patch

@@ -11,7 +11,7 @@ from typing import ClassVar
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog
-from penstock.actors.sync_relay.core.head import read_head
+from penstock.actors.sync_relay.core.version_head import read_head
 from penstock.actors.sync_relay.region.consolidation import Consolidation, MakeBuilder, Merger
 from penstock.actors.sync_relay.region.retention import MERGE_EVERY
 from penstock.messages.base import Event

@@ -10,10 +10,10 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog, num_bytes
 from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
-from penstock.actors.sync_relay.core.head import NO_HEAD, read_head_after
 from penstock.actors.sync_relay.core.leases import leased_path
 from penstock.actors.sync_relay.core.repair import TileServer, tiles_service
 from penstock.actors.sync_relay.core.store_io import StoreIO, for_each_shard
+from penstock.actors.sync_relay.core.version_head import NO_HEAD, read_head_after
 from penstock.actors.sync_relay.region.consolidation import Consolidation, MakeBuilder, Merger
 from penstock.actors.sync_relay.region.retention import MERGE_EVERY
 from penstock.actors.sync_relay.replica.weight_replica import WeightReplica

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import numpy as np
 
-from penstock.envs.harness.calls import InvalidCallError
 from penstock.envs.harness.retrieval.chunks import Chunk, cut
 from penstock.envs.harness.retrieval.ranking import WordIndex, cosine_scores, fused_scores
+from penstock.envs.harness.tool_calls import InvalidCallError
 from penstock.envs.sandbox import WORK_DIR, Sandbox, SandboxFileError
 
 FILES_MAX = 4_000

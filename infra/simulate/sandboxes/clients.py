@@ -18,9 +18,9 @@ import msgspec
 
 from penstock.actors.runtime.clock import Clock
 from penstock.envs.microvm.pool.lease import percentile
-from penstock.envs.remote.client import GroupSpec, LeaseSpec
-from penstock.envs.remote.group import acquire_group, renew_groups
-from penstock.envs.remote.lease import keep_renewed
+from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec
+from penstock.envs.sandbox_client.group import acquire_group, renew_groups
+from penstock.envs.sandbox_client.lease import keep_renewed
 from penstock.infra.simulate.sandboxes.settings import BurstScenario
 from penstock.messages.base import Message
 from penstock.messages.bus import Bus

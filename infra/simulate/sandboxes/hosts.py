@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from penstock.envs.remote.client import (
+from penstock.envs.sandbox_client.client import (
     SCHEDULER_SERVICE,
     SandboxBusyError,
     host_service,

@@ -14,7 +14,7 @@ from penstock.actors.sync_relay.core.objects import (
     ShardInput,
     encode_shard,
 )
-from penstock.actors.sync_relay.publish.attempt import Verification
+from penstock.actors.sync_relay.publish.rank_attempt import Verification
 from penstock.actors.sync_relay.publish.spans import Layout, Span
 from penstock.actors.sync_relay.publish.verifier import SpanDecoder, Undo
 from penstock.infra.regions.shaping import Bandwidth

@@ -3,8 +3,8 @@
 import asyncio
 
 from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.committer import Committer
 from penstock.actors.sync_relay.publish.rank_actor import VERSION_S_MAX
+from penstock.actors.sync_relay.publish.rank_committer import Committer
 from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
 from penstock.actors.sync_relay.publish.verifier import SpanVerifier
 from penstock.infra.regions.shaping import Bandwidth

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.sandbox import (
     Machine,
     SandboxDied,
@@ -13,6 +12,7 @@ from penstock.envs.sandbox import (
     SandboxRequestError,
     networked,
 )
+from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
 
 Factory = Callable[[], Awaitable[Machine]]
 DEADLINE_S = 200.0

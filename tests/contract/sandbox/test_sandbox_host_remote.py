@@ -13,10 +13,10 @@ from penstock.actors.sandbox_host.actor import SandboxHost
 from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.envs.backends import open_backend
 from penstock.envs.microvm.pool.pool import Pool
-from penstock.envs.remote.client import LeaseSpec
-from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.sandbox import BackendUnavailable
+from penstock.envs.sandbox_client.client import LeaseSpec
+from penstock.envs.sandbox_client.lease import lease_sandbox
+from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore

@@ -38,7 +38,7 @@ from penstock.envs.tasks.storage import hidden_tests_key, tasks_key
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
-from penstock.kernels.routes import seal_routes
+from penstock.kernels.route_segments import seal_routes
 from penstock.messages.base import Array, Event, Message, Stream
 from penstock.messages.bus import Serve
 from penstock.messages.codec import decode

@@ -5,7 +5,7 @@ import struct
 from tests.sim.rollout.conftest import FINISH, FIX, FIXED, LOOK, World, make_command, make_task
 
 from penstock.actors.policy.chat import render_observation
-from penstock.kernels.routes import open_routes
+from penstock.kernels.route_segments import open_routes
 from penstock.messages.base import Array
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished, TurnSampled
 

@@ -3,8 +3,8 @@
 import pytest
 from tests.sim.rollout.conftest import World, make_command
 
-from penstock.envs.remote.client import LeaseSpec, SandboxBusyError
-from penstock.envs.remote.lease import lease_sandbox
+from penstock.envs.sandbox_client.client import LeaseSpec, SandboxBusyError
+from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished
 from penstock.messages.sandbox import AcquireSandbox
 

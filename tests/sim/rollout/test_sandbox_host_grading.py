@@ -12,9 +12,9 @@ from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.scheduler.actor import SandboxScheduler
 from penstock.actors.scheduler.host_registry import HostRegistry, HostsFullError
 from penstock.envs.microvm.pool.pool import Pool
-from penstock.envs.remote.client import GroupSpec, LeaseSpec, SandboxBusyError
-from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.sandbox import SandboxError
+from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec, SandboxBusyError
+from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.messages.errors import DeadlineError
 
 EPISODE_S = 100.0

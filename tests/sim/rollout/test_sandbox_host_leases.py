@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from tests.sim.rollout.conftest import World
 
-from penstock.envs.remote.client import LeaseSpec, SandboxBusyError
-from penstock.envs.remote.lease import lease_sandbox
-from penstock.envs.remote.sandbox import RemoteSandbox
 from penstock.envs.sandbox import SandboxDied, SandboxError, SandboxFileError, SandboxTimeout
+from penstock.envs.sandbox_client.client import LeaseSpec, SandboxBusyError
+from penstock.envs.sandbox_client.lease import lease_sandbox
+from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
 from penstock.messages.errors import DeadlineError, RemoteCallError
 from penstock.messages.rollout import SandboxRecord
 from penstock.messages.sandbox import AcquireSandbox, SandboxLeased

@@ -7,10 +7,10 @@ import pytest
 from tests.sim.rollout.conftest import World
 from tests.sim.rollout.fleet import Fleet
 
-from penstock.envs.remote.client import LeaseSpec
-from penstock.envs.remote.group import lease_group
-from penstock.envs.remote.lease import lease_sandbox
 from penstock.envs.sandbox import SandboxDied
+from penstock.envs.sandbox_client.client import LeaseSpec
+from penstock.envs.sandbox_client.group import lease_group
+from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.messages.base import Message
 from penstock.messages.errors import DeadlineError
 from penstock.messages.sandbox import AcquireSandbox, RenewGroups

@@ -11,7 +11,7 @@ from tests.sim.sync.world import FakeContext
 from penstock.actors.sync_relay.core.catalog import Catalog
 from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
 from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.committer import Committer
+from penstock.actors.sync_relay.publish.rank_committer import Committer
 from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
 from penstock.actors.sync_relay.publish.spans import cut_spans
 from penstock.actors.sync_relay.publish.verifier import SpanVerifier

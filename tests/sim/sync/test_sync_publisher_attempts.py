@@ -11,7 +11,7 @@ from tests.sim.sync.rank_process import weights
 from tests.sim.sync.test_sync_publisher_ranks import Ranks, prepare, publisher
 
 from penstock.actors.sync_relay.core.flat_snapshot import tensor_table
-from penstock.actors.sync_relay.core.head import StaleTokenError
+from penstock.actors.sync_relay.core.version_head import StaleTokenError
 from penstock.actors.sync_relay.publish import multi_rank_publisher, rank_actor
 from penstock.actors.sync_relay.publish.handover import Handover
 from penstock.infra.stores.memory import MemoryStore

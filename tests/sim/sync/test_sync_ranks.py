@@ -23,10 +23,10 @@ from tests.sim.sync.world import FakeContext, FakeEngine, manifest_in
 from penstock.actors.sync_relay.core import store_io
 from penstock.actors.sync_relay.core.digests import add_to_digest
 from penstock.actors.sync_relay.core.flat_snapshot import cut
-from penstock.actors.sync_relay.core.head import StaleTokenError, read_head
 from penstock.actors.sync_relay.core.store_io import DamagedStoreError, StoreIO
-from penstock.actors.sync_relay.publish.attempt import attempt_prefix
+from penstock.actors.sync_relay.core.version_head import StaleTokenError, read_head
 from penstock.actors.sync_relay.publish.history import read_back
+from penstock.actors.sync_relay.publish.rank_attempt import attempt_prefix
 from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
 from penstock.actors.sync_relay.publish.spans import assign_shards, cut_spans
 from penstock.actors.sync_relay.region.relay import Relay

@@ -11,10 +11,10 @@ from tests.sim.sync.world import SHAPES, FakeEngine, World, bits, offload
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot, tensor_table
-from penstock.actors.sync_relay.core.head import StaleTokenError
 from penstock.actors.sync_relay.core.store_io import StoreIO
-from penstock.actors.sync_relay.publish.committer import Committer
+from penstock.actors.sync_relay.core.version_head import StaleTokenError
 from penstock.actors.sync_relay.publish.publisher import Publisher
+from penstock.actors.sync_relay.publish.rank_committer import Committer
 from penstock.actors.sync_relay.publish.rank_publisher import RankPublisher
 from penstock.actors.sync_relay.publish.spans import assign_shards, cut_spans
 from penstock.actors.sync_relay.publish.verifier import SpanVerifier

@@ -18,7 +18,7 @@ from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.config import MidtrainConfig, OptimizerConfig, TrainerConfig
 from penstock.actors.trainer.midtraining.corpus import Corpus, encode_corpus
 from penstock.kernels.arrays import to_array
-from penstock.kernels.routes import seal_routes
+from penstock.kernels.route_segments import seal_routes
 from penstock.messages.base import Event
 from penstock.messages.bus import Delivery, PublishReceipt
 from penstock.messages.control import RunFinished

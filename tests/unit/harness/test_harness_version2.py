@@ -4,7 +4,6 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from penstock.envs.harness import HARNESS_VERSION
-from penstock.envs.harness.calls import Argument, ArgumentType, InvalidCallError, checked_arguments
 from penstock.envs.harness.retrieval.chunks import LINES_MAX, cut
 from penstock.envs.harness.retrieval.embeddings import EmbeddingError, HttpEmbedder
 from penstock.envs.harness.retrieval.ranking import (
@@ -13,8 +12,14 @@ from penstock.envs.harness.retrieval.ranking import (
     fused_scores,
     words,
 )
-from penstock.envs.harness.tools_1 import TOOLS_1
-from penstock.envs.harness.tools_2 import TOOLS_2
+from penstock.envs.harness.tool_calls import (
+    Argument,
+    ArgumentType,
+    InvalidCallError,
+    checked_arguments,
+)
+from penstock.envs.harness.tools_v1 import TOOLS_1
+from penstock.envs.harness.tools_v2 import TOOLS_2
 from penstock.envs.harness.versions import tool_schemas
 
 DECLARED = {

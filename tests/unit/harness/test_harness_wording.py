@@ -8,7 +8,7 @@ import pytest
 from penstock.actors.policy.chat import opening_messages, render_prompt
 from penstock.actors.policy.tokenizer import train_tokenizer
 from penstock.actors.rollout_worker.conversation import Conversation
-from penstock.envs.harness.tools_2 import TOOLS_2
+from penstock.envs.harness.tools_v2 import TOOLS_2
 from penstock.envs.harness.versions import prompt_for, tool_schemas, tools_prompt
 from penstock.gateway.chat.prompt import ReplyMemory, render_context
 from penstock.gateway.chat.schema import ChatRequest

@@ -13,7 +13,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.parse import ParsedTurn, parse_turn
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer, train_tokenizer
 from penstock.actors.trainer.midtraining.corpus import decode_corpus
-from penstock.envs.harness.calls import ToolResult
+from penstock.envs.harness.tool_calls import ToolResult
 from penstock.envs.harness.versions import tools_prompt
 from penstock.envs.ladder.generate import LADDER, Selection, draw_repositories
 from penstock.envs.ladder.repository import HIDDEN_FILE

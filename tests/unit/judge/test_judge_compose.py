@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.actors.judge.actor import make_judge
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.hidden_tests import touched_hidden_files
+from penstock.actors.judge.judges import make_judge
 from penstock.actors.judge.reward import outcome_of_end, reward_components
 from penstock.envs.tasks.gates import read_report
 from penstock.envs.tasks.storage import GradedTask

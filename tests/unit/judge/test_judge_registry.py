@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.actors.judge.actor import JUDGES, make_judge
 from penstock.actors.judge.config import JudgeConfig
+from penstock.actors.judge.judges import JUDGES, make_judge
 
 
 @pytest.mark.parametrize("name", JUDGES)

@@ -1,7 +1,7 @@
 """Why the run waits, in words."""
 
 from penstock.actors.monitor.state import ActorView
-from penstock.actors.monitor.waits import explain
+from penstock.actors.monitor.wait_graph import explain
 from penstock.messages.telemetry import Wait
 
 NOW = 1000.0

@@ -15,9 +15,9 @@ from penstock.actors.sync_relay.core.flat_snapshot import (
     cut,
     tensor_table,
 )
-from penstock.actors.sync_relay.core.head import StaleTokenError, read_head
 from penstock.actors.sync_relay.core.objects import manifest_key
 from penstock.actors.sync_relay.core.store_io import DamagedStoreError, StoreIO, read_manifest
+from penstock.actors.sync_relay.core.version_head import StaleTokenError, read_head
 from penstock.actors.sync_relay.publish.history import read_back
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.sync_relay.replica.weight_replica import WeightReplica

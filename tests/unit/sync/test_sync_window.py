@@ -15,8 +15,8 @@ from penstock.actors.sync_relay.core.store_io import (
     StoreIO,
     gather_bounded,
 )
-from penstock.actors.sync_relay.publish.committer import Committer
 from penstock.actors.sync_relay.publish.publisher import Publisher
+from penstock.actors.sync_relay.publish.rank_committer import Committer
 from penstock.actors.sync_relay.publish.spans import cut_spans
 from penstock.infra.stores.memory import MemoryStore
 from penstock.kernels.element_types import TensorSpec

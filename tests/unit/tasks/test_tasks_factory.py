@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from penstock.envs.factory.commits import CommitSource
+from penstock.envs.factory.bug_injection import InjectConfig
+from penstock.envs.factory.commit_tasks import CommitSource
 from penstock.envs.factory.factory import Bounds, Factory, open_source
-from penstock.envs.factory.injected import InjectConfig
 from penstock.envs.factory.modules import folder_modules, needed_files, package_modules
-from penstock.envs.factory.mutations import draw_bugs, without_body
+from penstock.envs.factory.mutation_operators import draw_bugs, without_body
 from penstock.envs.factory.recording import ARGV, PROGRAM_FILE, is_informative, program
 from penstock.envs.factory.splits import SplitBy, SplitLeakError, check_no_leak, split_tasks
 from penstock.envs.factory.targets import find_targets, function_digest, promise

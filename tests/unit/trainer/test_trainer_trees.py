@@ -10,7 +10,7 @@ from penstock.actors.trainer.batching.batcher import Batcher
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.sequences import training_sequence
 from penstock.kernels.arrays import to_array
-from penstock.kernels.routes import seal_routes
+from penstock.kernels.route_segments import seal_routes
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import (
     EpisodeEnd,

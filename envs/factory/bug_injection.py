@@ -15,7 +15,7 @@ import msgspec
 from penstock.envs.factory.drafting import FEATURE, write_candidate
 from penstock.envs.factory.inputs import CallWriter, familiarity
 from penstock.envs.factory.modules import Module, needed_files
-from penstock.envs.factory.mutations import draw_bugs, without_body
+from penstock.envs.factory.mutation_operators import draw_bugs, without_body
 from penstock.envs.factory.recording import Tried, record, try_changes
 from penstock.envs.factory.targets import Target, find_targets, promise
 from penstock.envs.tasks.source import Lab, Rejection, TaskCandidate, TaskPlan, TaskRejectedError

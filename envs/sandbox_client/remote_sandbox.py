@@ -5,7 +5,8 @@ import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 
-from penstock.envs.remote.client import (
+from penstock.envs.sandbox import WORK_DIR, SandboxError
+from penstock.envs.sandbox_client.client import (
     LeaseSpec,
     M,
     SandboxClient,
@@ -13,7 +14,6 @@ from penstock.envs.remote.client import (
     call,
     host_service,
 )
-from penstock.envs.sandbox import WORK_DIR, SandboxError
 from penstock.messages.base import Message
 from penstock.messages.rollout import EgressAttempt, SandboxRecord
 from penstock.messages.rpc import Ack

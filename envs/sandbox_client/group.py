@@ -14,7 +14,8 @@ from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 
-from penstock.envs.remote.client import (
+from penstock.envs.sandbox import SandboxDied, SandboxError
+from penstock.envs.sandbox_client.client import (
     SCHEDULER_SERVICE,
     GroupSpec,
     LeaseSpec,
@@ -22,9 +23,8 @@ from penstock.envs.remote.client import (
     call,
     host_service,
 )
-from penstock.envs.remote.lease import keep_renewed, lease_where_placed, place_group
-from penstock.envs.remote.sandbox import RemoteSandbox
-from penstock.envs.sandbox import SandboxDied, SandboxError
+from penstock.envs.sandbox_client.lease import keep_renewed, lease_where_placed, place_group
+from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
 from penstock.messages.rpc import Ack
 from penstock.messages.sandbox import (
     AcquireGroup,

@@ -11,7 +11,8 @@ from penstock.actors.sync_relay.core.digests import DigestTable, add_to_digest
 from penstock.actors.sync_relay.core.flat_snapshot import Table, table_digest
 from penstock.actors.sync_relay.core.objects import EncodedObject, ManifestHeader
 from penstock.actors.sync_relay.core.store_io import StoreIO, gather_bounded
-from penstock.actors.sync_relay.publish.attempt import (
+from penstock.actors.sync_relay.publish.history import History, check_same, read_committed
+from penstock.actors.sync_relay.publish.rank_attempt import (
     RankUpload,
     StagedManifest,
     Verification,
@@ -23,7 +24,6 @@ from penstock.actors.sync_relay.publish.attempt import (
     staged_key,
     verified_key,
 )
-from penstock.actors.sync_relay.publish.history import History, check_same, read_committed
 from penstock.actors.sync_relay.publish.spans import Span, check_cover
 from penstock.actors.sync_relay.publish.upload import seal_version
 from penstock.messages.errors import CorruptDataError, DeadlineError

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from penstock.envs.remote.client import (
+from penstock.envs.sandbox import ImageAbsent, SandboxDied, SandboxError, SandboxTimeout
+from penstock.envs.sandbox_client.client import (
     ACQUIRE_SERVICE,
     SCHEDULER_SERVICE,
     GroupSpec,
@@ -15,8 +16,7 @@ from penstock.envs.remote.client import (
     call,
     host_service,
 )
-from penstock.envs.remote.sandbox import RemoteSandbox
-from penstock.envs.sandbox import ImageAbsent, SandboxDied, SandboxError, SandboxTimeout
+from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
 from penstock.messages.base import Message
 from penstock.messages.rpc import Ack, RetryPolicy, with_retries
 from penstock.messages.sandbox import AcquireSandbox, SandboxLeased

@@ -3,7 +3,7 @@
 from typing import Any
 
 from penstock.envs.harness import files, lookup
-from penstock.envs.harness.calls import Argument, ArgumentType, checked_path
+from penstock.envs.harness.tool_calls import Argument, ArgumentType, checked_path
 from penstock.envs.harness.toolbox import Toolbox, ToolSpec
 
 TEXT_MAX = files.FILE_BYTES_MAX

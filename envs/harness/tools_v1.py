@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from penstock.envs.harness import files
-from penstock.envs.harness.calls import InvalidCallError, RawText, checked_path
+from penstock.envs.harness.tool_calls import InvalidCallError, RawText, checked_path
 from penstock.envs.harness.toolbox import Toolbox, ToolSpec
 from penstock.envs.sandbox import WORK_DIR
 
