@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CONFIG ?= infra/configs/quickstart.toml
 SEED ?= 0
 
-.PHONY: run test test-slow lint style types pytest setup vm-qemu doctor clean help
+.PHONY: run test test-slow lint style types tidy pytest setup vm-qemu doctor clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -14,12 +14,12 @@ run: setup  ## The quickstart: a real run, end to end
 	$(BIN)/penstock run --config $(CONFIG) --seed $(SEED)
 
 test: setup style  ## All gates and the fast tests
-	@$(MAKE) --no-print-directory -j2 types pytest
+	@$(MAKE) --no-print-directory -j2 pytest types tidy
 
 test-slow: setup  ## The tests that take minutes: kill -9 of every actor, whole runs, long fuzzing
 	$(BIN)/python -m pytest -m slow --timeout 3000
 
-lint: style types  ## The gates alone: format, lint, import contracts, unreachable names, types
+lint: style types tidy  ## The gates alone: style, layers, unreachable names, types, tidy rules
 
 style: $(VENV)/.installed
 	$(BIN)/ruff format --check .
@@ -30,8 +30,13 @@ style: $(VENV)/.installed
 types: $(VENV)/.installed
 	@nice $(BIN)/python -m tests.tidy.types
 
+tidy: $(VENV)/.installed
+	@mkdir -p .cache
+	@nice $(BIN)/python -m pytest tests/tidy >.cache/tidy.log 2>&1 \
+	  && echo "tidy: $$(tail -n 1 .cache/tidy.log)" || { cat .cache/tidy.log; exit 1; }
+
 pytest: $(VENV)/.installed
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --ignore tests/tidy
 
 setup: .cache/apt.done $(VENV)/.installed  ## Packages, virtual environment, VM kernel and image; cached
 	@$(BIN)/penstock images base
