@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_mismatch(commands)
     _add_bench(commands)
     text = "build and list image layers of sandboxes"
-    add_images(_add(commands, "images", "commands.images_command:run", text))
+    add_images(_add(commands, "images", "commands.images:run", text))
     text = "simulate systems that are too large for one machine"
     add_simulation(_add(commands, "simulate", "simulate.arguments:run", text))
     return parser
@@ -109,7 +109,7 @@ def _add_bench(commands: Commands) -> None:
 
 
 def _add_log(commands: Commands) -> None:
-    log = _add(commands, "log", "commands.log_command:run", "export, import or print event logs")
+    log = _add(commands, "log", "commands.log:run", "export, import or print event logs")
     actions = log.add_subparsers(required=True, dest="action", metavar="ACTION")
     export = actions.add_parser("export", help="write a run's log and objects to one file")
     _add_run_name(export)
