@@ -11,7 +11,7 @@
 enum state { UNUSED, RUNNING, DONE, FORGOTTEN };
 
 /* The ring keeps every key of the last SLOTS requests; results are dropped oldest first when they
- * exceed RESULT_BYTES_MAX, and a repeat of such a request is told so instead of running again. */
+ * exceed RESULT_BYTES_MAX, and a repeat of such a request gets an error instead of running again. */
 struct slot {
     enum state state;
     uint8_t key[KEY_BYTES_MAX];

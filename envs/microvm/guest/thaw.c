@@ -31,7 +31,7 @@ static bool set_clock(uint64_t ns) {
 }
 
 /* What a thaw writes to stays open, and mapped: after a copy an emulated processor translates all code
- * anew, and opening and writing a file take more of it than all else. */
+ * again, and opening and writing a file take more of it than all else. */
 
 /* Two clones of one memory would else draw the same random numbers. */
 static bool add_entropy(struct view bytes) {
@@ -120,7 +120,7 @@ void thaw(const struct request *rq) {
         snprintf(text, sizeof text, "%s: %s", failed, strerror(errno));
         return reply_error(rq->id, (struct view){0}, "thaw_failed", text);
     }
-    if (rq->epoch != epoch) stream_end_all(); /* a copy has another host, which asks anew */
+    if (rq->epoch != epoch) stream_end_all(); /* a copy has another host, which asks again */
     epoch = rq->epoch; /* at least the old one, or the request were stale */
     frozen = false;
     struct buffer *b = reply_begin(1);
