@@ -161,19 +161,22 @@ class S3Store:
     async def _until_answered(self, key: str, act: Callable[[], Awaitable[R]]) -> R:
         from obstore.exceptions import AlreadyExistsError, BaseError, GenericError
 
+        async def attempt() -> R:
+            try:
+                return await act()
+            except (AlreadyExistsError, FileNotFoundError):
+                raise
+            except BaseError as error:
+                raise self._translated(key, error) from error
+
         def is_final(error: Exception) -> bool:
-            is_full = isinstance(self._translated(key, error), StoreFullError)
-            return is_full or _REFUSAL.search(str(error)) is not None
+            cause = error.__cause__
+            return not isinstance(cause, GenericError) or _REFUSAL.search(str(cause)) is not None
 
         retry = RetryPolicy(pause_s=_PAUSE_S, deadline_s=self._patience_s)
-        try:
-            return await with_retries(
-                act, retry, retry_on=(GenericError,), is_final=is_final, log=_log
-            )
-        except (AlreadyExistsError, FileNotFoundError):
-            raise
-        except BaseError as error:
-            raise self._translated(key, error) from error
+        return await with_retries(
+            attempt, retry, retry_on=(StoreUnreachableError,), is_final=is_final, log=_log
+        )
 
     def probe(self) -> None:
         """Ask for one page of keys and wait for it, without a thread that outlasts the call.

@@ -107,6 +107,21 @@ async def test_a_bucket_that_stays_away_or_is_not_there_is_told(gate, s3_endpoin
             await work
 
 
+async def test_an_attempt_that_is_repeated_is_logged_in_one_line_that_names_the_object(
+    gate, caplog
+):
+    store = gate.open_store(patience_s=0.05)
+    gate.cut()
+    with pytest.raises(StoreUnreachableError):
+        await store.get("a/1")
+    lines = [each.getMessage() for each in caplog.records if each.name == s3.__name__]
+    assert lines
+    for line in lines:
+        assert "object 'a/1': s3 bucket 'bucket'" in line
+        assert s3._DETAILS not in line
+        assert "\n" not in line
+
+
 async def test_a_bucket_that_never_answers_ends_at_one_deadline(gate, monkeypatch):
     """The server takes connections and says nothing; a put that is patient itself adds nothing."""
     monkeypatch.setattr(s3, "_PATIENCE_S_MIN", 0.3)
