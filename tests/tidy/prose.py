@@ -26,6 +26,8 @@ FILE_NAME = re.compile(
     r"(?![\w/*-]|\.\w)"
 )
 
+FOLDER_NAME = re.compile(r"`([a-z_]\w*(?:/\w+)*)/`")
+
 # Names of files that are not ours, or that only exist inside an example or a machine.
 FOREIGN = {
     "task.toml": "Harbor's task format",
@@ -40,6 +42,7 @@ FOREIGN = {
     "config.py": "in each actor's folder",
     "actors/judge/any_change.py": "a recipe in CONTRIBUTING.md makes it",
     "envs/microvm/bubble.py": "a recipe in CONTRIBUTING.md makes it",
+    "actors/step_counter": "a recipe in CONTRIBUTING.md makes it",
     "a.py": "an example",
     "other.py": "an example",
     "networkx/utils/misc.py": "an example",
@@ -91,31 +94,56 @@ def _sentences(repository: Repository, path: str) -> Iterator[tuple[int, str]]:
                 yield number, line
 
 
-def _exists(repository: Repository, name: str, folder: str, basenames: dict[str, int]) -> bool:
+def _exists(repository: Repository, name: str, path: str, tails: dict[str, list[str]]) -> bool:
+    folder = path.rpartition("/")[0]
     if (repository.root / name).exists() or (repository.root / folder / name).exists():
         return True
-    return basenames.get(name, 0) == 1
+    found = tails.get(name, [])
+    if "/" in name or not path.endswith(".py") or not path.startswith(PRODUCT):
+        return len(found) == 1
+    return any(each.startswith(f"{folder}/") for each in found)
 
 
 def stale_file_names(repository: Repository) -> Iterator[str]:
-    """A file that prose names exists: from the root, beside it, or by a name that is unique."""
-    basenames: dict[str, int] = {}
+    """A file that prose names exists: from the root, beside it, or by a name that is unique.
+
+    Of a module, a bare name is that of a file beside or below it: another folder's is no help.
+    """
+    tails: dict[str, list[str]] = {}
     for path in repository.files:
         parts = PurePosixPath(path).parts
         for start in range(len(parts)):
-            tail = "/".join(parts[start:])
-            basenames[tail] = basenames.get(tail, 0) + 1
+            tails.setdefault("/".join(parts[start:]), []).append(path)
     for path in prose_files(repository, "tests"):
         if path == "CHANGELOG.md" or not FILE_NAME.search(repository.text(path)):
             continue
-        folder = path.rpartition("/")[0]
         for number, text in _sentences(repository, path):
             for match in FILE_NAME.finditer(text):
                 name = match[1]
-                if name in FOREIGN or _exists(repository, name, folder, basenames):
+                if name in FOREIGN or _exists(repository, name, path, tails):
                     continue
                 line = number + text.count("\n", 0, match.start())
                 yield f"{path}:{line}: {name}"
+
+
+def stale_folder_names(repository: Repository) -> Iterator[str]:
+    """A folder that prose names (`name/` in backticks) exists, by its path or the end of it."""
+    ends = {
+        "/".join(parts[start:])
+        for path in repository.files
+        for parts in (PurePosixPath(path).parent.parts,)
+        for start in range(len(parts))
+    }
+    for path in prose_files(repository):
+        if path == "CHANGELOG.md" or not FOLDER_NAME.search(repository.text(path)):
+            continue
+        for number, text in _sentences(repository, path):
+            for match in FOLDER_NAME.finditer(text):
+                name = match[1]
+                if name in FOREIGN or any(f"{end}/".startswith(f"{name}/") for end in ends):
+                    continue
+                line = number + text.count("\n", 0, match.start())
+                yield f"{path}:{line}: {name}/"
 
 
 GLOSSARY = "docs/glossary.md"

@@ -23,6 +23,7 @@ RULES: dict[str, Rule] = {
         layout.unlisted_actors,
         cycles.import_cycles,
         prose.stale_file_names,
+        prose.stale_folder_names,
         prose.strange_phrases,
         prose.open_ends,
         prose.untrue_glossary,

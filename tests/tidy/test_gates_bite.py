@@ -50,7 +50,12 @@ TIDY: dict[str, tuple[Files, ...]] = {
     "stale_file_names": (
         {"docs/seed.md": "See `actors/gone.py`.\n"},
         {"kernels/seed.py": '"""See `gone.py`."""\n'},
+        {"kernels/seed.py": '"""See `learner.py`, which is elsewhere."""\n'},
         {"tests/unit/seed.py": "x = 1  # as in docs/gone.md\n"},
+    ),
+    "stale_folder_names": (
+        {"docs/seed.md": "See `envs/gone/`.\n"},
+        {"kernels/seed.py": '"""See `gone/`."""\n'},
     ),
     "strange_phrases": (
         {"docs/seed.md": "It is computed an" + "ew.\n"},
@@ -67,7 +72,7 @@ def _faults(name: str, root: Path) -> frozenset[str]:
     return frozenset(RULES[name](Repository(root)))
 
 
-def test_every_tidy_rule_has_awrite():
+def test_every_tidy_rule_has_a_seed():
     assert set(TIDY) == set(RULES)
 
 

@@ -2,5 +2,5 @@
 
 `relay.py` is the actor of a region, `compactor.py` that of an origin store that does not keep
 everything. Both consolidate their store (`consolidation.py`): `retention.py` decides (pure),
-`merger.py` makes. To change what is kept: `retention.py` and its worked example.
+`Merger` makes. To change what is kept: `retention.py` and its worked example.
 """

@@ -1,7 +1,7 @@
 """Keeps one store short: makes merged deltas and full snapshots, deletes what they replace.
 
 A late joiner takes a full snapshot, then merged deltas and deltas; the trainer uploads nothing for
-it. `retention.py` decides what is made and what is kept; `merger.py` makes it.
+it. `retention.py` decides what is made and what is kept; `Merger` makes it.
 """
 
 import logging
