@@ -24,6 +24,13 @@ from penstock.messages.weights import ShardRef, WeightsPublished
 _log = logging.getLogger(__name__)
 _PUT_RETRY = RetryPolicy(num_attempts_max=6, pause_s=0.25, pause_s_max=4.0)
 _GET_RETRY = RetryPolicy(num_attempts_max=5, pause_s=0.4, pause_s_max=3.2)
+WINDOW_BYTES = 1 << 30
+"""Bytes of one version in flight at once: what 100 Gbit/s carry in 86 ms. Objects that have arrived
+are held in addition."""
+NUM_TRANSFERS_MIN = 8
+"""In flight at once however large they are, so that a link is not idle for a round trip between
+two objects."""
+NUM_TRANSFERS_MAX = 64
 R = TypeVar("R")
 
 
@@ -139,16 +146,6 @@ async def read_manifest(store: ObjectStore, key: str) -> WeightsPublished:
     if not isinstance(manifest, WeightsPublished) or manifest_key_of(manifest, data) != key:
         raise CorruptDataError(f"object {key}: not the manifest of this key")
     return manifest
-
-
-WINDOW_BYTES = 1 << 30
-"""Bytes of one version in flight at once: what 100 Gbit/s carry in 86 ms. Objects that have arrived
-are held in addition."""
-NUM_TRANSFERS_MIN = 8
-"""In flight at once however large they are, so that a link is not idle for a round trip between
-two objects."""
-NUM_TRANSFERS_MAX = 64
-R = TypeVar("R")
 
 
 class _Window:
