@@ -18,7 +18,7 @@ _SCHEMAS = "#/components/schemas/{name}"
 
 
 def document() -> dict[str, Any]:
-    """Return the AsyncAPI 3.0 document: one channel a stream, one for the requests."""
+    """Return the AsyncAPI 3.0 document: one channel per stream, one for the requests."""
     _, schemas = msgspec.json.schema_components(MESSAGES, ref_template=_SCHEMAS)
     return {
         "asyncapi": "3.0.0",

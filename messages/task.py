@@ -124,7 +124,7 @@ class StartRollout(Event, frozen=True, kw_only=True):
     """Rollouts that share this one's first turns: one command and one worker has them all."""
 
     def key(self) -> str:
-        """One command a rollout."""
+        """One command per rollout."""
         return self.rollout_id
 
 
@@ -141,5 +141,5 @@ class CreditsChanged(Event, frozen=True, kw_only=True):
     staleness_max: int
 
     def key(self) -> str:
-        """One state a run."""
+        """One state per run."""
         return "state"

@@ -51,7 +51,7 @@ class FeedbackJoiner(Actor):
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:
-        """Emit what is due; the log keeps one sample a request whatever happens."""
+        """Emit what is due; the log keeps one sample per request whatever happens."""
         counts = self._join.counts
         effects = list(self._join.due(ctx.now()))
         ctx.set_gauge("requests_open", self._join.num_open)

@@ -113,7 +113,7 @@ class Generator(Actor):
 
 
 def seal_chunk(chunk: TokenChunk, num_experts: int) -> list[bytes]:
-    """Seal a chunk's routes, if it has any, for their way: one segment a policy version."""
+    """Seal a chunk's routes, if it has any, for their way: one segment per policy version."""
     if chunk.routed_experts is None:
         return []
     routes, position, segments = torch.from_numpy(chunk.routed_experts), chunk.routes_from, []

@@ -192,7 +192,7 @@ class LedgerView(msgspec.Struct, kw_only=True):
 
     totals: LedgerRow = LedgerRow()
     rows: dict[int, LedgerRow] = {}
-    """By policy version; the newest ones."""
+    """Rows of the newest policy versions."""
     balanced: bool = True
     violations: list[str] = []
     num_violations: int = 0

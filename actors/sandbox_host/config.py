@@ -39,12 +39,12 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     that waits; the least recently requested one is removed first."""
 
     reserved_slots: NonNegativeInt = 1
-    """Of a host's machines, those reserved for grading: rollouts that need more machines than there
+    """Machines of a host that are reserved for grading: rollouts that need more machines than there
     are leave room for it. A host of one machine reserves none."""
     quota: NonNegativeInt = 0
-    """Of the scheduler: most machines that one holder may have placed; 0 for no bound."""
+    """Maximum machines that the scheduler places for one holder; 0 for no bound."""
     quotas: dict[Annotated[str, one_of(Purpose)], NonNegativeInt] = {}
-    """Of the scheduler: a purpose's own quota (train, eval), in place of `quota`."""
+    """A purpose's own quota (train, eval), in place of `quota`."""
 
     egress_addresses: bool = False
     """Whether a task's rule may name an address (`name:port@address`), private ones included."""

@@ -34,11 +34,11 @@ class Host(msgspec.Struct):
     name: str
     num_slots: int = 0
     reserved_slots: int = 0
-    """Of the slots, those that only grading may have."""
+    """Slots that only grading may have."""
     num_others: int = 0
     """Machines of no group that is placed here, by its last report: a judge's, for example."""
     num_placed: int = 0
-    """Of groups that are placed here."""
+    """Machines of the groups that are placed here."""
     seen_at: float = 0.0
     is_silent: bool = False
     """It did not answer a client since its last report: nothing new is placed here."""

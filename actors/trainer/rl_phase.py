@@ -1,4 +1,4 @@
-"""The RL phase: takes the steps of stored manifests, in order, and ships each version."""
+"""The RL phase: takes the steps of stored manifests, in order, and publishes each version."""
 
 import asyncio
 

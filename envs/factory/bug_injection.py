@@ -47,7 +47,7 @@ class InjectedSource:
         random.Random(f"{name}/{config.seed}").shuffle(self._modules)
 
     def plans(self) -> Iterator[TaskPlan]:
-        """Yield one plan a function, the promising ones of each handful of modules first."""
+        """Yield one plan per function, the promising ones of each handful of modules first."""
         for start in range(0, len(self._modules), _HANDFUL):
             plans = [
                 plan

@@ -29,7 +29,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     a: Any
     b: Any
     reason: str = ""
-    """Of the allow-list; empty: unexplained."""
+    """Reason in the allow-list; empty: unexplained."""
 
 
 async def run_probe(sandbox: Sandbox, *options: str) -> Values:

@@ -2,7 +2,8 @@
 
 ```
  tasks/<split>          list[Task]         what an agent may see: pacer, evaluator, judge
- hidden_tests/<split>   list[HiddenTests]  what grades it, with known solutions: the judge alone
+ hidden_tests/<split>   list[HiddenTests]  what grades it, with known solutions: the judge (and the
+                                           quickstart's sample users, who rate answers by them)
 ```
 Both are msgpack. A role that never reads the second object cannot leak what is in it.
 """
@@ -50,7 +51,7 @@ async def load_tasks(store: ObjectStore, split: Split) -> list[Task]:
 
 
 async def load_hidden_tests(store: ObjectStore, split: Split) -> dict[str, HiddenTests]:
-    """Return the hidden tests of a split by task id; only who grades may call this.
+    """Return the hidden tests of a split by task id; no actor but the judge may call this.
 
     Raises:
         NotFoundError: The store has none.

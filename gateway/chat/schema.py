@@ -121,7 +121,7 @@ def parse_chat(body: bytes) -> ChatRequest:
     if len(request.tools or ()) > NUM_TOOLS_MAX:
         raise invalid(f"expected at most {NUM_TOOLS_MAX} tools", "tools")
     if request.n not in {None, 1}:
-        raise invalid("only one choice a request is supported", "n")
+        raise invalid("only one choice per request is supported", "n")
     _check_penalties(request)
     _check_sampling(request)
     return request

@@ -80,9 +80,9 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[TensorChange, ...]
     codecs: dict[str, CodecUse]
     exponents: dict[str, dict[int, Share]]
-    """By dtype and exponent field; empty without the base."""
+    """Changes by dtype and exponent field; empty without the base."""
     exponent_classes: dict[str, dict[int, int]]
-    """By dtype: changed words by the first exponent of the class that they were coded in."""
+    """Changed words by dtype and by the first exponent of the class that they were coded in."""
 
     def grouped(self, group: Callable[[TensorChange], str | None]) -> dict[str, Share]:
         """Add up the tensors that are there, by `group`."""

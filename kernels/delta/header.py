@@ -65,7 +65,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     codec: Codec
     dtype: Dtype
     num_elements: int
-    """Of four bits for INT4X2, else of `itemsize` bytes."""
+    """Elements of four bits for INT4X2, else of `itemsize` bytes."""
     num_changed: int
     base_check: int
     target_check: int

@@ -52,7 +52,7 @@ def _simt_library(source: str) -> ctypes.CDLL:
 
 
 def _simt_unit(source: str) -> bytes:
-    """Return the translation unit: the shim, the source, and one entry a kernel."""
+    """Return the translation unit: the shim, the source, and one entry per kernel."""
     entries = "".join(f"SIMT_ENTRY({kernel})\n" for kernel in REGISTERS_MAX[source])
     return f'#include "simt.h"\n#include "{source}.cu"\n{entries}'.encode()
 

@@ -1,4 +1,4 @@
-"""One publishing rank as an actor: ships its part of every version, and proves its tensors."""
+"""One publishing rank as an actor: uploads its part of every version, and verifies its span."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping

@@ -39,7 +39,7 @@ class Attempt:
 
     @property
     def spans(self) -> list[VersionSpan]:
-        """All sampled tokens, one span a version, oldest first."""
+        """All sampled tokens, one span per version, oldest first."""
         return merge_spans(span for _, spans in sorted(self.turns.items()) for span in spans)
 
     def num_tokens(self, num_turns: int) -> int:

@@ -1,4 +1,4 @@
-"""Advantage estimators: from the rewards of a group to one advantage a rollout.
+"""Advantage estimators: from the rewards of a group to one advantage per rollout.
 
 Rewards are of the unmasked rollouts alone, in member order; the arithmetic is Python's float64 in
 that order, so that replay gets the same bits. To add one: a function here, a line in the table, and
@@ -87,7 +87,7 @@ def estimator(name: str) -> Estimator:
 class RunningBaseline(msgspec.Struct, frozen=True, kw_only=True):
     """Mean reward of the live samples trained so far, exponentially forgotten.
 
-    Production has one response a prompt: the baseline takes the group's place (REINFORCE).
+    Production has one response per prompt: the baseline takes the group's place (REINFORCE).
     """
 
     momentum: float

@@ -27,7 +27,7 @@ class Embedder(Protocol):
     """Turns texts into vectors."""
 
     async def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Return float32 [N, D], one row a text."""
+        """Return float32 [N, D], one row per text."""
         ...
 
 

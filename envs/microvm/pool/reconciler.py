@@ -31,7 +31,7 @@ class Cpus:
     def __init__(self) -> None:
         self._load = dict.fromkeys(sorted(os.sched_getaffinity(0)), 0)
         self.cpu_of: dict[Machine, int] = {}
-        """Of every machine that exists."""
+        """Processor of every machine that exists."""
 
     async def start(self, start: Callable[[int], Awaitable[Machine]]) -> Machine:
         """Start a machine on a processor."""

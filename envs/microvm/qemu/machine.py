@@ -39,7 +39,7 @@ class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
     """What all machines of one backend share."""
 
     digest: str
-    """Of everything that a saved machine depends on."""
+    """Digest of everything that a saved machine depends on."""
     command: QemuCommand
     info: SandboxRecord
     """A machine's record, but for its boot time."""

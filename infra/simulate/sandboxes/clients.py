@@ -70,7 +70,7 @@ class BurstClients:
         self._held: defaultdict[str, set[str]] = defaultdict(set)
         """Host -> the groups that are leased there."""
         self._renewals: dict[str, asyncio.Task[None]] = {}
-        """Of each host that groups are leased on."""
+        """Task that renews, by host that groups are leased on."""
         self._repeats: set[asyncio.Task[None]] = set()
 
     async def place(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class BurstScenario(msgspec.Struct, frozen=True, kw_only=True):
     group_size: int = 16
     num_hosts: int = 400
     num_cores: int = 64
-    """Of a host; as many machines boot there at once."""
+    """Cores of a host; as many machines boot there at once."""
     num_slots: int = 320
     """Machines that a host has memory for."""
     num_images: int = 2000
@@ -27,12 +27,12 @@ class BurstScenario(msgspec.Struct, frozen=True, kw_only=True):
     image_touched_mib: int = 48
     """What a boot and a first test page in of an image, lazily."""
     link_gbit_s: float = 25.0
-    """Of a host, for pages of images."""
+    """Link of a host, which pages of images cross."""
     boot_ms: float = 25.0
     boot_sigma: float = 0.25
     """Boot times are log-normal around their median."""
     network_ms_max: float = 0.5
-    """Of one step between actors, where the bus is simulated."""
+    """Maximum latency of one step between actors, where the bus is simulated."""
     num_failures: int = 4
     """Hosts that die in the middle of the burst over a real server, one after the other."""
     num_at_once: int = 256
