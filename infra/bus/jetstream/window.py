@@ -51,9 +51,14 @@ class PublishWindow:
         task = asyncio.create_task(
             publish_acked(self._connection, subject, data, headers, deadline_s=self._deadline_s)
         )
-        task.add_done_callback(lambda _: self._room.release())
+        task.add_done_callback(self._make_room)
         self._tasks.append(task)
         await asyncio.sleep(0)
+
+    def _make_room(self, task: asyncio.Task[dict[str, Any]]) -> None:
+        self._room.release()
+        if not task.cancelled():
+            task.exception()  # Read here, too: a sender that is cancelled asks for no answers.
 
     async def answers(self) -> list[dict[str, Any] | BaseException]:
         """Return every acknowledgement, or why there is none, in the order of sending."""
