@@ -1,6 +1,7 @@
 """Rules on size and place: functions, files, folders, packages, class names."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -26,6 +27,11 @@ PARTS = (
     "messages",
 )
 
+SILENCED = re.compile(
+    r"#\s*(?:pyright:\s*(?!ignore\b)\w|(?:ruff|flake8):\s*(?:noqa|disable)|fmt:\s*off)"
+)
+ALONE = re.compile(r"#\s*(?:type|pyright):\s*ignore\b")
+
 SHARED_BY_ACTORS = {"actors/runtime", "actors/policy"}
 
 
@@ -41,9 +47,12 @@ def long_functions(repository: Repository) -> Iterator[str]:
 
 def long_files(repository: Repository) -> Iterator[str]:
     """A file holds one idea."""
-    for path in repository.python(*PRODUCT, "tests"):
-        bound = FILE_LINES_MAX["tests" if path.startswith("tests/") else "product"]
-        lines = repository.text(path).count("\n")
+    for path in repository.files:
+        top = path.split("/")[0]
+        if top not in {*PRODUCT, "tests"} or not path.endswith((*SOURCE_SUFFIXES, ".js", ".sh")):
+            continue
+        bound = FILE_LINES_MAX["tests" if top == "tests" else "product"]
+        lines = len(repository.text(path).splitlines())
         if lines > bound:
             yield f"{path}: {lines} lines, at most {bound}"
 
@@ -103,6 +112,20 @@ def colliding_classes(repository: Repository) -> Iterator[str]:
     for name, paths in sorted(places.items()):
         if len(paths) > 1:
             yield f"{name}: {', '.join(paths)}"
+
+
+def silenced_files(repository: Repository) -> Iterator[str]:
+    """No comment takes a whole file out of a check (ruff's PGH: nor a line out of all checks)."""
+    for path in repository.python(*PRODUCT, "tests"):
+        lines = repository.text(path).splitlines()
+        for number, comment in repository.comments(path):
+            stands_alone = lines[number - 1].lstrip().startswith("#")
+            if SILENCED.search(comment) or (stands_alone and ALONE.search(comment)):
+                yield f"{path}:{number}: {comment}"
+        for node in repository.nodes(path):
+            names = {getattr(node, key, "") for key in ("id", "attr", "name")}
+            if isinstance(node, ast.expr | ast.alias) and "no_type_check" in names:
+                yield f"{path}:{node.lineno}: no_type_check"
 
 
 def unlisted_actors(repository: Repository) -> Iterator[str]:

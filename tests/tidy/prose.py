@@ -4,21 +4,29 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from tests.tidy.layout import module_of
 from tests.tidy.repository import PRODUCT, Repository
 
 # Read by people: the product, the documents, the tests' prose. `tests/tidy` names bad examples.
-PROSE_SUFFIXES = (".py", ".md", ".toml", ".c", ".h", ".cu", ".cuh", ".html", "Makefile")
+C_SUFFIXES = (".c", ".h", ".cu", ".cuh", ".js")
+PROSE_SUFFIXES = (".py", ".md", ".toml", *C_SUFFIXES, ".sh", ".html", "Makefile")
 
-PHRASES = re.compile(
+PHRASES = (
     r"\b("
     r"anew|to be had|whoever|askers?|is told|are told|was told|goes on (?:with|until|when|after)"
     r"|tells? (?:the|what|whether|how|which|apart)"
     r"|one an? (?:region|run|rollout|group|step|key|request|version|host|turn|task|line|role)"
     r"|way of the data|as (?:his|its) wont"
-    r")\b",
-    re.IGNORECASE,
+    r")\b"
+)
+# Between two words there may be the end of a line, and the mark of a comment on the next one.
+PHRASE = re.compile(
+    PHRASES.replace(" ", r"(?:[ \t]+|[ \t]*\n[ \t]*(?:[#*]|//)?[ \t]*)"), re.IGNORECASE
 )
 OPEN = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
+
+COMMENT = re.compile(r"(?<!:)//[^\n]*|/\*.*?\*/|<!--.*?-->", re.DOTALL)
+HASH_COMMENT = re.compile(r"(?:^|\s)#.*")
 
 FILE_NAME = re.compile(
     r"(?<![\w./<>{}*$~:@\\-])"
@@ -27,6 +35,7 @@ FILE_NAME = re.compile(
 )
 
 FOLDER_NAME = re.compile(r"`([a-z_]\w*(?:/\w+)*)/`")
+MODULE_NAME = re.compile(r"`penstock((?:\.[a-z_0-9]+)+)`")
 
 # Names of files that are not ours, or that only exist inside an example or a machine.
 FOREIGN = {
@@ -65,12 +74,13 @@ def strange_phrases(repository: Repository) -> Iterator[str]:
     """Write what an engineer of the field would write (CONTRIBUTING.md, "Language")."""
     for path in prose_files(repository):
         if path.startswith("envs/ladder/"):  # the strings there are tasks that policies learned
-            lines = _sentences(repository, path)
+            texts = _sentences(repository, path)
         else:
-            lines = enumerate(repository.text(path).splitlines(), 1)
-        for number, line in lines:
-            if match := PHRASES.search(line):
-                yield f"{path}:{number}: {match[0]!r} in: {line.strip()[:90]}"
+            texts = iter([(1, repository.text(path))])
+        for number, text in texts:
+            for match in PHRASE.finditer(text):
+                line = number + text.count("\n", 0, match.start())
+                yield f"{path}:{line}: {' '.join(match[0].split())!r}"
 
 
 def open_ends(repository: Repository) -> Iterator[str]:
@@ -87,11 +97,12 @@ def _sentences(repository: Repository, path: str) -> Iterator[tuple[int, str]]:
         yield from repository.docstrings(path)
         yield from repository.comments(path)
     elif path.endswith((".md", "Makefile")):
-        yield from enumerate(repository.text(path).splitlines(), 1)
+        yield 1, repository.text(path)
     else:
-        for number, line in enumerate(repository.text(path).splitlines(), 1):
-            if line.lstrip().startswith(("//", "/*", "*", "#")) and "#include" not in line:
-                yield number, line
+        text = repository.text(path)
+        pattern = COMMENT if path.endswith((*C_SUFFIXES, ".html")) else HASH_COMMENT
+        for match in pattern.finditer(text):
+            yield 1 + text.count("\n", 0, match.start()), match[0]
 
 
 def _exists(repository: Repository, name: str, path: str, tails: dict[str, list[str]]) -> bool:
@@ -115,7 +126,7 @@ def stale_file_names(repository: Repository) -> Iterator[str]:
         for start in range(len(parts)):
             tails.setdefault("/".join(parts[start:]), []).append(path)
     for path in prose_files(repository, "tests"):
-        if path == "CHANGELOG.md" or not FILE_NAME.search(repository.text(path)):
+        if path == "CHANGELOG.md":
             continue
         for number, text in _sentences(repository, path):
             for match in FILE_NAME.finditer(text):
@@ -144,6 +155,22 @@ def stale_folder_names(repository: Repository) -> Iterator[str]:
                     continue
                 line = number + text.count("\n", 0, match.start())
                 yield f"{path}:{line}: {name}/"
+
+
+def stale_module_names(repository: Repository) -> Iterator[str]:
+    """A module that prose names (`penstock.a.b` in backticks), or a name in one, exists."""
+    paths = {module_of(path): path for path in repository.python()}
+    for path in prose_files(repository, "tests"):
+        for number, text in _sentences(repository, path):
+            for match in MODULE_NAME.finditer(text):
+                name = match[1].removeprefix(".")
+                parent, _, last = name.rpartition(".")
+                if name in paths or (
+                    parent in paths and re.search(rf"\b{last}\b", repository.text(paths[parent]))
+                ):
+                    continue
+                line = number + text.count("\n", 0, match.start())
+                yield f"{path}:{line}: penstock.{name}"
 
 
 GLOSSARY = "docs/glossary.md"

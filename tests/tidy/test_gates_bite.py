@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tests.tidy.repository import ROOT, Repository
 from tests.tidy.rules import RULES
-from tests.tidy.scratch import copy, write
-from tests.tidy.types import type_faults
-from tests.tidy.unreachable import unreachable_names
+from tests.tidy.scratch import copy, edit, write
+from tests.tidy.types import setting_faults, type_faults
+from tests.tidy.unreachable import unreachable_modules, unreachable_names
 
 BIN = Path(sys.executable).parent
 Files = dict[str, str]
@@ -36,7 +36,11 @@ CYCLE = {
 }
 TIDY: dict[str, tuple[Files, ...]] = {
     "long_functions": ({"kernels/seed.py": FUNCTION}, {"tests/unit/seed.py": FUNCTION}),
-    "long_files": ({"kernels/seed.py": "\n" * 321}, {"tests/unit/seed.py": "\n" * 401}),
+    "long_files": (
+        {"kernels/seed.py": "\n" * 321},
+        {"kernels/seed.cu": "\n" * 320 + "//"},
+        {"tests/unit/seed.py": "\n" * 401},
+    ),
     "crowded_folders": ({f"kernels/seed/m{n}.py": "" for n in range(21)},),
     "lonely_modules": ({"kernels/seed/__init__.py": "", "kernels/seed/m.py": ""},),
     "undescribed_packages": (
@@ -45,6 +49,13 @@ TIDY: dict[str, tuple[Files, ...]] = {
         {"messages/__init__.py": '"""Typed events."""\n'},
     ),
     "colliding_classes": ({"kernels/seed.py": "class Task: ...\n"},),
+    "silenced_files": (
+        {"kernels/seed.py": "# pyright: basic\n"},
+        {"kernels/seed.py": "# pyright: strict, reportUnusedImport=false\n"},
+        {"kernels/seed.py": "# type: ignore[assignment]\n"},
+        {"tests/unit/seed.py": "# ruff: noqa: F401\n"},
+        {"kernels/seed.py": "from typing import no_type_check\n"},
+    ),
     "unlisted_actors": ({"actors/seed/__init__.py": ""},),
     "import_cycles": (CYCLE,),
     "stale_file_names": (
@@ -52,14 +63,21 @@ TIDY: dict[str, tuple[Files, ...]] = {
         {"kernels/seed.py": '"""See `gone.py`."""\n'},
         {"kernels/seed.py": '"""See `learner.py`, which is elsewhere."""\n'},
         {"tests/unit/seed.py": "x = 1  # as in docs/gone.md\n"},
+        {"kernels/seed.c": "int x; /* as in\n  gone.h */\n"},
+        {"infra/seed.toml": "x = 1  # see gone.py\n"},
+        {"infra/seed.sh": "# see gone.py\n"},
     ),
     "stale_folder_names": (
         {"docs/seed.md": "See `envs/gone/`.\n"},
         {"kernels/seed.py": '"""See `gone/`."""\n'},
     ),
+    "stale_module_names": ({"kernels/seed.py": '"""See `penstock.actors.gone`."""\n'},),
     "strange_phrases": (
         {"docs/seed.md": "It is computed an" + "ew.\n"},
         {"kernels/seed.c": "/* one a re" + "gion */\n"},
+        {"docs/seed.md": "This is not TO" + "\nbe had.\n"},
+        {"kernels/seed.py": "# It is\n# " + "told.\n"},
+        {"kernels/seed.c": "/* It tells\n * " + "whether. */\n"},
     ),
     "untrue_glossary": ({"docs/glossary.md": "| seed | | | `messages/task.py` `Gone` |\n"},),
     "open_ends": ({"kernels/seed.py": "# TO" + "DO: more\n"},),
@@ -92,17 +110,27 @@ def test_unreachable_names_bite(scratch: Path):
     ]
 
 
-RUFF = {
-    "check": "import os\n",
-    "format": "x = {  }\n",
-}
+def test_unreachable_modules_bite(scratch: Path):
+    assert not list(unreachable_modules(Repository(scratch)))
+    write(scratch, {"messages/seed.py": "from penstock.messages import base\n"})
+    assert list(unreachable_modules(Repository(scratch))) == [
+        "messages/seed.py: no program reaches this module"
+    ]
 
 
-@pytest.mark.parametrize("command", RUFF)
-def test_ruff_bites(command: str, scratch: Path):
+RUFF = (
+    ("check", "import os\n"),
+    ("check", "x = y  # no" + "qa\n"),
+    ("check", "x: int = ''  # type: " + "ignore\n"),
+    ("format", "x = {  }\n"),
+)
+
+
+@pytest.mark.parametrize(("command", "text"), RUFF)
+def test_ruff_bites(command: str, text: str, scratch: Path):
     words = [str(BIN / "ruff"), command, "--no-cache", *(["--check"] * (command == "format")), "."]
     assert subprocess.run(words, cwd=scratch, capture_output=True, check=False).returncode == 0
-    write(scratch, {"kernels/seed.py": RUFF[command]})
+    write(scratch, {"kernels/seed.py": text})
     done = subprocess.run(words, cwd=scratch, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "kernels/seed.py" in done.stdout.replace(os.sep, "/")
@@ -158,3 +186,27 @@ def test_types_bite(typed: Path):
     found, _ = type_faults(typed, files_min=num_files)
     assert len(found) == 1
     assert found[0].startswith("messages/seed.py:1: ")
+
+
+WEAKER = (
+    ('"gateway", "infra"]\nstrict', '"gateway"]\nstrict', "include lacks infra"),
+    ('strict = ["messages", ', "strict = [", "strict lacks messages"),
+    ('"standard"', '"off"', "typeCheckingMode is not standard or strict"),
+    ("[tool.pyright]", '[tool.pyright]\nignore = ["envs"]', "ignore hides errors"),
+    ("[tool.pyright]", "[tool.pyright]\nreportReturnType = false", "reportReturnType hides errors"),
+)
+
+
+@pytest.mark.parametrize(("old", "new", "fault"), WEAKER)
+def test_weaker_types_are_found(old: str, new: str, fault: str, tmp_path: Path):
+    copy(tmp_path, ("pyproject.toml",))
+    assert not list(setting_faults(tmp_path))
+    edit(tmp_path, "pyproject.toml", old, new)
+    assert list(setting_faults(tmp_path)) == [f"pyproject.toml: tool.pyright.{fault}"]
+
+
+def test_a_second_settings_file_is_found(tmp_path: Path):
+    copy(tmp_path, ("pyproject.toml",))
+    write(tmp_path, {"pyrightconfig.json": "{}"})
+    [fault] = setting_faults(tmp_path)
+    assert fault.startswith("pyrightconfig.json replaces")

@@ -1,7 +1,8 @@
 """Names that no product code uses: `python -m tests.tidy.unreachable` (vulture, product only).
 
-Tests do not count: what only a test calls, no run, command or role needs. Fields of msgspec structs
-count as used, since they are encoded whole, and so do names that stand in strings where a registry
+Modules that no program reaches are found, too. Tests do not count: what only a test calls, no run,
+command or role needs. Fields of msgspec structs count as used, since they are encoded whole, and so
+do names that stand in strings where a registry
 (`"folder.module:Name"`, or `"penstock.module", "Name"`) or a quoted type needs them. What is used
 in another way that vulture cannot see stands in ALLOWED with the reason; an entry that allows
 nothing is a fault, too, so that the list stays short.
@@ -10,14 +11,17 @@ nothing is a fault, too, so that the list stays short.
 import ast
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatch
 from itertools import pairwise
 
 import vulture
+from tests.tidy.cycles import import_graph
+from tests.tidy.layout import module_of
 from tests.tidy.repository import PRODUCT, Repository
 
 CONFIDENCE_MIN = 60
+PROGRAM = '\nif __name__ == "__main__":\n'
 _REFERENCE = re.compile(r"^[a-z_]+\.[a-z_.]+:(\w+)$")
 
 # File pattern, name pattern, reason.
@@ -120,9 +124,45 @@ def unreachable_names(repository: Repository) -> Iterator[str]:
             yield f"ALLOWED: nothing to allow for {names} in {files}"
 
 
+def _named_modules(repository: Repository, path: str, modules: Collection[str]) -> Iterator[str]:
+    """Yield the modules that a file's strings name: `"run.command:run"`, f"penstock.a.{name}"."""
+    for node in repository.nodes(path):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            name = node.value.partition(":")[0].removeprefix("penstock.")
+            beside = f"{module_of(path).rpartition('.')[0]}.{node.value.removesuffix('.py')}"
+            yield from {name, f"infra.{name}", beside * node.value.endswith(".py")} & {*modules}
+        elif isinstance(node, ast.JoinedStr) and ast.unparse(node).startswith("f'penstock."):
+            parts = [
+                re.escape(str(each.value)) if isinstance(each, ast.Constant) else r"\w+"
+                for each in node.values
+            ]
+            pattern = re.compile("".join(parts))
+            yield from (each for each in modules if pattern.fullmatch(f"penstock.{each}"))
+
+
+def unreachable_modules(repository: Repository) -> Iterator[str]:
+    """Every module is a program, or is imported or named in a string on a path from one."""
+    graph = import_graph(repository)
+    paths = {module_of(path): path for path in repository.python()}
+    reached: set[str] = set()
+    pending = [each for each, path in paths.items() if PROGRAM in repository.text(path)]
+    while pending:
+        module = pending.pop()
+        if module in reached:
+            continue
+        reached.add(module)
+        pending += graph[module]
+        pending += _named_modules(repository, paths[module], graph)
+        parent = module.rpartition(".")[0]
+        pending += [parent] * (parent in graph)
+    for module in sorted({*graph} - reached):
+        yield f"{paths[module]}: no program reaches this module"
+
+
 def main() -> None:
     """Print what is wrong; exit with 1 if there is anything."""
-    faults = list(unreachable_names(Repository()))
+    repository = Repository()
+    faults = [*unreachable_modules(repository), *unreachable_names(repository)]
     for fault in faults:
         print(fault)
     print(f"unreachable names: {len(faults)} faults")
