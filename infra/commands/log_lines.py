@@ -11,6 +11,8 @@ from penstock.infra.bus.jetstream.log_reader import RawMessage
 _BYTES_MAX = 64 << 20
 """Larger messages are shown by their size."""
 _ITEMS_MAX = 1 << 20
+"""In one message, all lists and maps together."""
+_DEPTH_MAX = 64
 _REJECTED = "MessageRejected"
 _unpack = cast("Callable[..., Any]", msgpack.unpackb)  # pyright: ignore[reportUnknownMemberType]
 
@@ -19,6 +21,21 @@ def plain_map(data: bytes) -> dict[str, Any] | None:
     """Decode a msgpack map of unknown type, within bounds; None for anything else."""
     if len(data) > _BYTES_MAX:
         return None
+    num_items = 0
+
+    def count(items: list[Any]) -> list[Any]:
+        """Bound what small bytes can unpack to: a million empty maps take a byte each."""
+        nonlocal num_items
+        num_items += 1 + len(items)
+        if num_items > _ITEMS_MAX:
+            raise ValueError("too many items")
+        return items
+
+    def fields(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+        if any(isinstance(key, dict | list) for key, _ in pairs):
+            raise ValueError("a key is no scalar")
+        return {str(key): each for key, each in count(pairs)}
+
     try:
         value = _unpack(
             data,
@@ -26,6 +43,8 @@ def plain_map(data: bytes) -> dict[str, Any] | None:
             unicode_errors="replace",
             max_array_len=_ITEMS_MAX,
             max_map_len=_ITEMS_MAX,
+            list_hook=count,
+            object_pairs_hook=fields,
         )
     except (ValueError, msgpack.UnpackException):
         return None
@@ -48,18 +67,22 @@ async def cat_log(
             fields = {"type": kind, "undecodable": message.data}
         elif kind == _REJECTED and isinstance(rejected := fields.get("data"), bytes):
             fields["data"] = plain_map(rejected) or rejected
-        line = {"stream": message.stream, "sequence": message.sequence, **_readable(fields)}
+        place = {"stream": message.stream, "sequence": message.sequence}
+        line = place | _readable(fields) | place  # a field of the same name does not hide it
         yield msgspec.json.encode(line).decode()
 
 
-def _readable(value: Any) -> Any:
+def _readable(value: Any, depth: int = 0) -> Any:
+    if depth > _DEPTH_MAX:
+        return "<nested too deep>"
     if isinstance(value, dict):
-        return {str(k): _readable(v) for k, v in cast("dict[Any, Any]", value).items()}
+        fields = cast("dict[str, Any]", value)
+        return {key: _readable(each, depth + 1) for key, each in fields.items()}
     if isinstance(value, list):
         items = cast("list[Any]", value)
-        if len(items) == 3 and isinstance(items[2], bytes):
-            return f"{items[0]}{items[1]}"
-        return [_readable(item) for item in items]
+        if len(items) == 3 and isinstance(items[0], str) and isinstance(items[2], bytes):
+            return f"{items[0]}{_readable(items[1], depth + 1)}"
+        return [_readable(item, depth + 1) for item in items]
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     return value if value is None or isinstance(value, str | int | float) else str(value)

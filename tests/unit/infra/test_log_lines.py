@@ -74,3 +74,20 @@ def test_foreign_values_are_still_shown():
     fields = plain_map(data)
     assert fields is not None and set(fields) == {"t", "x"}
     assert plain_map(b"\x81\xa1a\xa2\xff\xfe") == {"a": "��"}
+
+
+async def test_hostile_events_are_shown_within_bounds():
+    deep = b"\x81\xa1a" + b"\x91" * 900 + b"\xc0"
+    list_as_key = b"\x81\x91\x01\x01"
+    many_maps = b"\x81\xa1a\xdd\x00\x0f\xff\xff" + b"\x80" * 0xFFFFF
+    for data in (deep, list_as_key):
+        alone, letter = await lines(stored("Evil", data), rejected(data))
+        assert alone["sequence"] == letter["sequence"] == 7
+        assert len(json.dumps(alone)) < 1000
+    assert plain_map(many_maps) is None
+    assert plain_map(list_as_key) is None
+
+
+async def test_a_field_does_not_hide_where_an_event_stands():
+    [line] = await lines(stored("Evil", msgpack.packb({"stream": "weights", "sequence": 1})))
+    assert line == {"stream": "control", "sequence": 7}
