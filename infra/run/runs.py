@@ -248,7 +248,7 @@ def check_space(folder: Path) -> None:
     free_mib = shutil.disk_usage(folder).free >> 20
     if free_mib < DISK_FREE_MIB_MIN:
         text = f"{folder}: {free_mib} MiB free of the {DISK_FREE_MIB_MIN} MiB that a run keeps free"
-        raise DiskFullError(f"{text}; free some, then: penstock run --resume {folder.name}")
+        raise DiskFullError(f"{text}; free space, then: penstock run --resume {folder.name}")
 
 
 def _is_alive(pid: int) -> bool:

@@ -148,7 +148,7 @@ def test_a_full_disk_stops_the_run_in_order_and_it_resumes(launch, small_disk):
             file.write(bytes(1 << 20))
     assert run.wait() == 2
     assert f"{run.folder}: 0 MiB free" in run.output
-    assert "make room, then: penstock run --resume r1" in run.output
+    assert "free space, then: penstock run --resume r1" in run.output
     refused = penstock(small_disk, "run", "--resume", "r1")
     assert refused.returncode == 2
     assert str(run.folder) in refused.stderr
