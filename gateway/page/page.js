@@ -83,7 +83,7 @@ function drawReward() {
   const reward = metric("reward_mean"), passed = metric("pass_rate");
   const evals = state.evals.map((e) => [e.policy_version, passRate(e)]);
   const window = Math.max(1, Math.min(8, Math.floor(reward.length / 6)));
-  const raw = window > 1 ? [{ name: "reward a step", color: 1, thin: true, dash: "", points: reward }] : [];
+  const raw = window > 1 ? [{ name: "reward per step", color: 1, thin: true, dash: "", points: reward }] : [];
   const rewards = reward.map((p) => p[1]);
   const graph = chart(widthOf("reward"), {
     height: 236, x: { label: "step" }, y: { format: (v) => v.toFixed(2), min: Math.min(0, ...rewards), max: Math.max(1, ...rewards) },
@@ -114,7 +114,7 @@ function drawMidtrain() {
   const line = midtrain.wall_s
     ? `${short(midtrain.num_tokens)} tokens in ${duration(midtrain.wall_s)} · held-out perplexity ${trim(midtrain.heldout_perplexity)}`
     : `${short(midtrain.num_tokens ?? 0)}${total} tokens${speed}`;
-  fill("midtrain", note(`Nats a token. ${line}`), graph ?? empty("Mid-training has not begun."));
+  fill("midtrain", note(`Nats per token. ${line}`), graph ?? empty("Mid-training has not begun."));
 }
 
 function drawStaleness() {
@@ -137,7 +137,7 @@ function drawMismatch() {
     x: { label: "step" }, y: { format: small },
     series: [{ name: "k1", color: 1, points: metric("mismatch_k1") }, { name: "k3", color: 2, points: metric("mismatch_k3") }],
   });
-  fill("mismatch", note("KL of trainer and sampler, nats a token; 0 is exact"), graph ?? empty("No step has been taken yet."));
+  fill("mismatch", note("KL of trainer and sampler, nats per token; 0 is exact"), graph ?? empty("No step has been taken yet."));
 }
 
 function drawEss() {
@@ -203,10 +203,10 @@ function drawOutcomes() {
     list.append(html("dt", "", swatch, p.name.replace("_", " ")), html("dd", "", `${integer(p.value)} · ${percent(p.value / total)}`));
   }
   const pair = (name, value) => list.append(html("dt", "", name), html("dd", "", value));
-  pair("turns a rollout", trim(rollouts.num_turns / rollouts.num_finished));
-  pair("tokens a rollout", trim(rollouts.num_sampled_tokens / rollouts.num_finished));
-  pair("tool calls a rollout", trim(rollouts.num_calls / rollouts.num_finished));
-  pair("invalid calls a rollout", trim(rollouts.num_invalid_calls / rollouts.num_finished));
+  pair("turns per rollout", trim(rollouts.num_turns / rollouts.num_finished));
+  pair("tokens per rollout", trim(rollouts.num_sampled_tokens / rollouts.num_finished));
+  pair("tool calls per rollout", trim(rollouts.num_calls / rollouts.num_finished));
+  pair("invalid calls per rollout", trim(rollouts.num_invalid_calls / rollouts.num_finished));
   fill("outcomes", note("Verdicts on training rollouts"), stackedBar(parts), list);
 }
 
