@@ -139,7 +139,7 @@ async def _requests(backend: SandboxBackend) -> dict[str, float]:
 
 
 async def _megabytes_per_s(machine: GuestSandbox) -> float:
-    """Return the rate at which a file is read out of a machine, in 10^6 bytes a second."""
+    """Return the rate at which a file is read out of a machine, in 10^6 bytes per second."""
     script = f"head -c {READ_MIB << 20} /dev/urandom > /tmp/big"
     await machine.exec(["sh", "-c", script], timeout_s=TIMEOUT_S)
     rates: list[float] = []

@@ -58,7 +58,7 @@ def _headline(figures: dict[str, Any]) -> str:
     """Return the figures of all regions without a mishap."""
     first = figures["first_snapshot_s"]
     return (
-        f"as planned: the trainer uploads {figures['trainer_egress_gb_step']:g} GB a step of "
+        f"as planned: the trainer uploads {figures['trainer_egress_gb_step']:g} GB per step of "
         f"{figures['full_snapshot_gb']:g} GB, and {figures['full_uploads_after_v0']} times the "
         f"whole after version 0;\na version is committed {figures['publish_s']['p50']:.1f} s after "
         "its weights are ready, by a manifest of at most "
