@@ -57,7 +57,7 @@ def _given(data: Table, text: str) -> str:
         if not _is_table(value) or key not in value:
             return ""
         value = value[key]
-    return f", got {value!r}"
+    return "" if _is_table(value) else f", got {value!r}"
 
 
 def read_toml(path: Path) -> Table:

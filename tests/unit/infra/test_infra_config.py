@@ -41,6 +41,13 @@ def test_a_wrong_key_or_value_is_named(override: str, expected: str) -> None:
     assert "quickstart.toml" in str(caught.value)
 
 
+def test_the_value_that_broke_a_constraint_is_named_but_no_whole_table() -> None:
+    with pytest.raises(ConfigError, match=r"\$\.pacer\.group_size`, got 0$"):
+        load_config(QUICKSTART, ["pacer.group_size=0"])
+    with pytest.raises(ConfigError, match=r"unknown field `rungs` - at `\$\.prepare\.selection`$"):
+        load_config(QUICKSTART, ["prepare.selection.rungs=['call']"])
+
+
 def test_an_override_without_a_value_is_refused() -> None:
     with pytest.raises(ConfigError, match="KEY=VALUE"):
         load_config(QUICKSTART, ["run.seed"])
