@@ -148,6 +148,7 @@ def _derive(data: Table) -> None:
         data.get("processes", {}).setdefault(f"publisher-{rank}", [f"publisher:{rank}"])
     pool = data.get("pool", {})
     backend = pool.get("backend", "")
-    if backend in backends and (backend != "process" or pool.get("allow_process") is True):
+    is_known = isinstance(backend, str) and backend in backends
+    if is_known and (backend != "process" or pool.get("allow_process") is True):
         isolation = backend_class(backend).isolation_class.value
         data.setdefault("trainer", {}).setdefault("isolation_classes", [isolation])

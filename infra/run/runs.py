@@ -32,7 +32,13 @@ from penstock.infra.stores.open import open_store
 from penstock.messages.base import FORMAT, check_format
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.control import RunStarted
-from penstock.messages.errors import BusError, NotFoundError, PenstockError
+from penstock.messages.errors import (
+    BusError,
+    ConfigError,
+    CorruptDataError,
+    NotFoundError,
+    PenstockError,
+)
 
 DISK_FREE_MIB_MIN = 32
 """Below this a run stops in order, before a write fails halfway."""
@@ -162,12 +168,23 @@ def find_run(name: str, root: Path, *, any_format: bool = False) -> RunDir:
     Raises:
         NotFoundError: No such run; the text lists the newest ones.
         FormatError: Its folder has another format version, unless `any_format` accepts it.
+        CorruptDataError: Its `state.json` is damaged.
+        ConfigError: The folder was renamed; its log is stored under the run's id.
 
     """
     run = _find(name, root)
     if not any_format and run.state.exists():
-        state = msgspec.json.decode(run.state.read_bytes(), type=dict[str, Any])
+        try:
+            state = msgspec.json.decode(run.state.read_bytes(), type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise CorruptDataError(
+                f"{run.state}: {error}: delete it; it only says which server is up"
+            ) from error
         check_format(state.get("format", 1), f"run {run.run_id}")
+        if (run_id := state.get("run_id", run.run_id)) != run.run_id:
+            raise ConfigError(
+                f"run {run.run_id}: its log is that of run {run_id}: name the folder {run_id} again"
+            )
     return run
 
 

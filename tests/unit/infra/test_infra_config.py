@@ -29,6 +29,7 @@ def test_the_quickstart_is_valid_and_every_purpose_is_served() -> None:
         ("nonsense.key=1", "nonsense"),
         ("trainer.loss.correction='tiss'", "token_tis"),
         ("policy.num_attention_heads=3", "num_attention_heads"),
+        ("pool.backend=['uml']", r"\$\.pool\.backend"),
         ("store.kind='tape'", r"\$\.store\.kind"),
         ("store.kind='s3'", "bucket"),
         ("store.bucket='b'", "jetstream and s3"),

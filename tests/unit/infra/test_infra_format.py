@@ -10,7 +10,7 @@ from penstock.infra.commands.log_file import _write, read_header
 from penstock.infra.run.runs import check_log, find_run
 from penstock.messages.base import FORMAT, check_format
 from penstock.messages.control import RunStarted
-from penstock.messages.errors import FormatError
+from penstock.messages.errors import ConfigError, CorruptDataError, FormatError
 
 REFUSAL = r"format 1, of Penstock 0\.1\.0; expected format 2: .*start a new run"
 
@@ -38,6 +38,22 @@ def test_a_run_folder_of_0_1_0_is_refused(tmp_path, name):
     assert find_run(name, tmp_path, any_format=True).run_id == "old"
     (folder / "state.json").write_bytes(msgspec.json.encode(state | {"format": FORMAT}))
     assert find_run(name, tmp_path).run_id == "old"
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"[1]", b"\xff"])
+def test_a_damaged_state_is_named(tmp_path, content):
+    (tmp_path / "config.toml").write_text("")
+    (tmp_path / "state.json").write_bytes(content)
+    with pytest.raises(CorruptDataError, match=r"state\.json: .*: delete it"):
+        find_run(str(tmp_path), tmp_path)
+
+
+def test_a_renamed_folder_is_refused(tmp_path):
+    (tmp_path / "config.toml").write_text("")
+    state = {"run_id": "r1", "format": FORMAT}
+    (tmp_path / "state.json").write_bytes(msgspec.json.encode(state))
+    with pytest.raises(ConfigError, match="that of run r1: name the folder r1 again"):
+        find_run(str(tmp_path), tmp_path)
 
 
 class Bus:
