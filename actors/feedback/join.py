@@ -36,7 +36,7 @@ class JoinConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A request is joined no sooner, so that several signals can come together."""
     default_reward: float | None = None
     """Reward of a request that got no feedback in time; None leaves it out of training."""
-    late_s_max: float = 7 * 86_400.0
+    late_s_max: NonNegativeFloat = 7 * 86_400.0
     """Without feedback for this long, a request is dropped."""
     num_open_max: PositiveInt = 10_000
     """Requests that wait; then the oldest is dropped. As many orphaned signals are kept."""

@@ -9,6 +9,7 @@ from penstock.messages.errors import ConfigError
 from penstock.messages.settings import (
     NonNegativeFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     one_of,
 )
@@ -45,9 +46,9 @@ class PacerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Hold training grants until version 0 is evaluated."""
     category_weights: dict[str, NonNegativeFloat] = {}
     """Category -> weight of its share of the groups; empty: all alike. Others weigh 0."""
-    temperature: float = 1.0
-    top_p: float = 1.0
-    eval_temperature: float = 0.0
+    temperature: PositiveFloat = 1.0
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    eval_temperature: NonNegativeFloat = 0.0
     """0 is greedy."""
     harness: Annotated[str, one_of(HARNESS_VERSIONS)] = "1"
     """Version of the agents' tools."""

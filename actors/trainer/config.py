@@ -27,7 +27,7 @@ class MidtrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     num_tokens: NonNegativeInt = 600_000
     """Budget; the same budget gives the same bits. 0 skips mid-training."""
-    seconds: float = 0.0
+    seconds: NonNegativeFloat = 0.0
     """Budget by the clock instead of tokens, if > 0: as far as the machine gets."""
     sequence_tokens: Annotated[int, Meta(ge=3)] = 256
     """Longest sequence; longer documents are cut."""
@@ -37,18 +37,18 @@ class MidtrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Tokens of one forward and backward pass; `num_workers` passes are computed at once."""
     num_workers: PositiveInt = 2
     """Nothing else runs meanwhile; changes the time and no bit."""
-    learning_rate: float = 3e-3
+    learning_rate: NonNegativeFloat = 3e-3
     warmup_fraction: UnitInterval = 0.05
     schedule: Annotated[str, one_of(SCHEDULES)] = "wsd"
     decay_fraction: UnitInterval = 0.3
     """Last part of the budget, over which `wsd` falls to a tenth."""
-    weight_decay: float = 0.1
-    grad_clip: float = 1.0
-    mtp_weight: float = 0.3
-    balance_weight: float = 0.01
+    weight_decay: NonNegativeFloat = 0.1
+    grad_clip: PositiveFloat = 1.0
+    mtp_weight: NonNegativeFloat = 0.3
+    balance_weight: NonNegativeFloat = 0.01
     """Weight of the experts' load-balance loss."""
     report_steps: PositiveInt = 10
-    heldout_tokens_max: int = 32_768
+    heldout_tokens_max: NonNegativeInt = 32_768
     tokens_key: str = "midtrain/tokens"
     heldout_key: str = "midtrain/heldout"
 
@@ -70,10 +70,10 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ratio_low: UnitInterval = 0.5
     """Masks of icepop and sequence_mis keep ratios in [ratio_low, ratio_high]."""
     ratio_high: Annotated[float, Meta(ge=1)] = 5.0
-    geometric_low: float = 0.999
-    geometric_high: float = 1.001
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    geometric_low: NonNegativeFloat = 0.999
+    geometric_high: NonNegativeFloat = 1.001
+    clip_low: UnitInterval = 0.2
+    clip_high: NonNegativeFloat = 0.2
     token_denominator: Annotated[float, Meta(ge=1)] = 256.0
     """Constant that stands for a rollout's length (Dr. GRPO, arXiv 2503.20783)."""
     temperature: Annotated[float, Meta(ge=1e-3)] = 1.0
@@ -95,10 +95,10 @@ class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     warmup_steps: NonNegativeInt = 10
     decay_fraction: UnitInterval = 0.0
     """Last part of `steps_max`, over which the learning rate falls to a tenth."""
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.0
+    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
     grad_clip: PositiveFloat = 1.0
 
 
@@ -108,7 +108,7 @@ class LiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_samples_max: NonNegativeInt = 32
     """Maximum live samples in one step; others wait for the next."""
     baseline_momentum: UnitInterval = 0.9
-    weight: float = 1.0
+    weight: NonNegativeFloat = 1.0
     """Weight of a live sample, next to a rollout's 1."""
 
 
@@ -137,9 +137,9 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Save a checkpoint every so many steps."""
     checkpoints_kept: PositiveInt = 3
     """Newest ones; that of step 0 is always kept, replay starts from it."""
-    batch_wait_s_max: float = 900.0
+    batch_wait_s_max: PositiveFloat = 900.0
     """The trainer fails, loudly, when a batch takes longer to come."""
-    micro_batch_tokens: int = 4096
+    micro_batch_tokens: PositiveInt = 4096
     """Bound of one forward and backward pass; a longer sequence goes alone."""
     num_threads: PositiveInt = 1
     """Threads of torch inside one pass; another number gives other bits."""

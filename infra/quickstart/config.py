@@ -6,8 +6,19 @@ from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.ladder.generate import Selection
 from penstock.envs.ladder.repository import LIMITS
 from penstock.envs.ladder.transcripts import Habits
-from penstock.messages.settings import PositiveInt
+from penstock.messages.errors import ConfigError
+from penstock.messages.settings import NonNegativeFloat, NonNegativeInt, PositiveInt
 from penstock.messages.task import Limits
+
+
+class EpisodeLimits(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits as settings: an unknown key, or a value that no episode can have, is refused."""
+
+    def __post_init__(self) -> None:
+        """Check that each is positive."""
+        for name, value in msgspec.structs.asdict(self).items():
+            if not value > 0:
+                raise ConfigError(f"prepare.limits.{name}: expected > 0, got {value}")
 
 
 class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,16 +37,16 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Episodes of mid-training, each on a task of its own."""
     code_tokens: PositiveInt = 500_000
     """Standard-library tokens of mid-training."""
-    code_weight: float = 0.3
+    code_weight: NonNegativeFloat = 0.3
     """Weight of a code token as a target; a token of the demonstrating actor has 1."""
-    context_weight: float = 0.1
+    context_weight: NonNegativeFloat = 0.1
     """Weight of a token that the demonstrating actor reads."""
-    drill_tokens: int = 160_000
+    drill_tokens: NonNegativeInt = 160_000
     """Tokens of repeated rows, from which copying is learned."""
-    drill_half_tokens: int = 20
-    piece_tokens: int = 256
+    drill_half_tokens: PositiveInt = 20
+    piece_tokens: PositiveInt = 256
     habits: Habits = Habits()
-    limits: Limits = LIMITS
+    limits: EpisodeLimits = EpisodeLimits(**msgspec.structs.asdict(LIMITS))
     """Limits of an episode of any of these tasks."""
     harness: str = HARNESS_VERSION
     """Version of the tools that demonstrations use; by default the one of `pacer.harness`."""
