@@ -20,7 +20,7 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     key_id: str
     """Name of the key in events and metrics."""
-    key_hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    key_hash: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     """SHA-256 of the key, in lower-case hex."""
     training_consent: bool = False
     """Whether requests and feedback of this key may become training data."""

@@ -19,4 +19,4 @@ UnitInterval = Annotated[float, Meta(ge=0, le=1)]
 
 def one_of(choices: Iterable[str]) -> Meta:
     """Return the constraint of a string with a fixed list of values, which its error names."""
-    return Meta(pattern=f"^({'|'.join(map(re.escape, choices))})$")
+    return Meta(pattern=rf"^({'|'.join(map(re.escape, choices))})\Z")

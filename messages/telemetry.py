@@ -1,5 +1,6 @@
 """Lossy telemetry: what each actor does and waits for."""
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 import msgspec
@@ -67,3 +68,9 @@ class MonitorSnapshot(Message, frozen=True, kw_only=True):
     """`actors/monitor/state.py` as JSON."""
     exposition: bytes
     """The same in Prometheus' text format."""
+
+
+def percentile(values: Iterable[float], percent: int) -> float:
+    """Return a percentile by nearest rank; 0 if there are no values."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0.0

@@ -15,13 +15,13 @@ from typing import Any, cast
 from penstock.envs.backends import open_backend
 from penstock.envs.microvm.host_process import process_tree
 from penstock.envs.microvm.machine import GuestSandbox
-from penstock.envs.microvm.pool.lease import percentile
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.microvm.probe import probe
 from penstock.envs.microvm.qemu.backend import QemuTcgBackend
 from penstock.envs.sandbox import SandboxBackend
 from penstock.infra.bench.sandbox_saving import bench_saving
 from penstock.infra.bench.sandbox_steps import bench_native, steps_per_s, times_ms
+from penstock.messages.telemetry import percentile
 
 TIMEOUT_S = 120.0
 PYTHON = ("python3", "-I", "-S", "-B", "-c", "1")

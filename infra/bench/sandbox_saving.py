@@ -10,9 +10,9 @@ from typing import cast
 import msgspec
 
 from penstock.envs.microvm.checkpoint import MANIFEST, MachineCheckpoint
-from penstock.envs.microvm.pool.lease import percentile
 from penstock.envs.microvm.qemu.backend import QemuTcgBackend
 from penstock.envs.sandbox import SandboxBackend
+from penstock.messages.telemetry import percentile
 
 TIMEOUT_S = 300.0
 REPEATS = 8

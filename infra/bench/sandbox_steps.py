@@ -6,8 +6,8 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from penstock.envs.microvm.pool.lease import percentile
 from penstock.envs.sandbox import Sandbox, SandboxBackend
+from penstock.messages.telemetry import percentile
 
 Step = Callable[[int], Awaitable[None]]
 

@@ -1,6 +1,5 @@
 """The closing figures of a run, `runs/<id>/summary.json`, from the view model of its log."""
 
-from math import ceil
 from statistics import median
 from typing import Any
 
@@ -9,8 +8,7 @@ import msgspec
 from penstock.actors.monitor.state import MonitorState, RegionView
 from penstock.infra.run.config import RunConfig
 from penstock.messages.task import Purpose
-
-_P95 = 0.95
+from penstock.messages.telemetry import percentile
 
 
 def run_summary(
@@ -120,10 +118,10 @@ def _num_mismatches(state: MonitorState) -> int:
 def _region(region: RegionView) -> dict[str, Any]:
     """Return the cost of the versions after 0 for a region's slowest replica."""
     points = [point for point in region.deltas if point.policy_version > 0]
-    lags_s = sorted(point.lag_s for point in points if point.lag_s > 0)
+    lags_s = [point.lag_s for point in points if point.lag_s > 0]
     return {
         "lag_s_p50": round(median(lags_s), 3) if lags_s else None,
-        "lag_s_p95": round(lags_s[ceil(_P95 * len(lags_s)) - 1], 3) if lags_s else None,
+        "lag_s_p95": round(percentile(lags_s, 95), 3) if lags_s else None,
         "pause_ms_p50": median(point.pause_ms for point in points) if points else None,
         "num_bytes": region.num_bytes,
     }

@@ -7,8 +7,8 @@ import msgspec
 
 from penstock.messages.errors import ConfigError
 
-_BUCKET = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62})?$"
-_ENDPOINT = r"^(https?://[A-Za-z0-9.\-\[\]:]+(/[A-Za-z0-9._~/-]*)?)?$"
+_BUCKET = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62})?\Z"
+_ENDPOINT = r"^(https?://[A-Za-z0-9.\-\[\]:]+(/[A-Za-z0-9._~/-]*)?)?\Z"
 
 
 class StoreKind(StrEnum):

@@ -42,7 +42,7 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     (
         "envs/sandbox_client/group.py",
         "lease_group",
-        "for programs that lease whole groups (docs/fleet.md)",
+        "for programs that lease whole groups (docs/sandbox-hosts.md)",
     ),
     ("infra/bus/memory/bus.py", "crash", "simulations end a server by it"),
     ("kernels/decode/layout.py", "*", "the fields of a C struct, and what keeps its arrays alive"),

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import msgspec
 
@@ -126,9 +126,3 @@ class PendingLease:
             self.num_clients -= 1
             if self.num_clients == 0:
                 self.granted.cancel()
-
-
-def percentile(values: Iterable[float], percent: int) -> float:
-    """Return a percentile by nearest rank; 0 if there are no values."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0.0

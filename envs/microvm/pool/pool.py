@@ -19,7 +19,7 @@ from typing import Self, cast
 from penstock.envs.microvm.images.layers import Images
 from penstock.envs.microvm.pool.image_pool import ImagePool
 from penstock.envs.microvm.pool.image_pools import ImagePools
-from penstock.envs.microvm.pool.lease import Lease, Leases, PoolCounters, percentile
+from penstock.envs.microvm.pool.lease import Lease, Leases, PoolCounters
 from penstock.envs.microvm.pool.reconciler import PoolReconciler
 from penstock.envs.sandbox import (
     Capability,
@@ -31,6 +31,7 @@ from penstock.envs.sandbox import (
     require,
 )
 from penstock.messages.errors import DeadlineError, NotFoundError, QueueFullError
+from penstock.messages.telemetry import percentile
 
 BOOTS_AT_ONCE = 2
 WAITERS_MAX = 4096
@@ -281,8 +282,7 @@ class Pool:
 
     def counters(self) -> PoolCounters:
         """Return what the pool has done and holds now."""
-        tally = self._reconciler.tally
-        boot_ms = self._reconciler.boot_ms
+        tally, boot_ms = self._reconciler.tally, self._reconciler.boot_ms
         return PoolCounters(
             booted=tally["booted"],
             boot_failures=tally["boot_failures"],

@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from penstock.actors.runtime.clock import Clock
-from penstock.envs.microvm.pool.lease import percentile
 from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec
 from penstock.envs.sandbox_client.group import acquire_group, renew_groups
 from penstock.envs.sandbox_client.lease import keep_renewed
@@ -25,6 +24,7 @@ from penstock.infra.simulate.sandboxes.settings import BurstScenario
 from penstock.messages.base import Message
 from penstock.messages.bus import Bus
 from penstock.messages.errors import RemoteCallError
+from penstock.messages.telemetry import percentile
 
 SPEC = LeaseSpec(holder="burst", lease_s=6.0, acquire_wait_s=60.0, margin_s=2.0, retry_delay_s=0.05)
 SETTLE_S = 2 * SPEC.lease_s

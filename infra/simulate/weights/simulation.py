@@ -10,7 +10,6 @@ from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.core.catalog import NOTHING
 from penstock.actors.sync_relay.region.compactor import Compactor
-from penstock.envs.microvm.pool.lease import percentile
 from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.simulate.weights.merger import SizedMerger
 from penstock.infra.simulate.weights.region import QuietBus, Region
@@ -18,6 +17,7 @@ from penstock.infra.simulate.weights.replica import SizedReplica
 from penstock.infra.simulate.weights.settings import GB, Scenario
 from penstock.infra.simulate.weights.sized_store import Site, SizedStore
 from penstock.infra.simulate.weights.trainer import RankedTrainer
+from penstock.messages.telemetry import percentile
 
 SETTLE_S_MAX = 4 * 3600.0
 """Time for all replicas to reach one version."""
