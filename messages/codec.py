@@ -113,7 +113,7 @@ def decode(data: bytes | memoryview) -> Message:
     """
     try:
         return _decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:  # also text that is not UTF-8, and deep nesting
         raise CodecError(f"undecodable message of {len(data)} bytes: {error}") from error
 
 

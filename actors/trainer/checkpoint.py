@@ -129,7 +129,7 @@ def _read_head(data: bytes, key: str) -> CheckpointHead:
         metadata = msgspec.json.decode(data[8 : 8 + size])["__metadata__"]
         check_format(msgspec.json.decode(metadata[_HEAD], type=_Versioned).format, key)
         return msgspec.json.decode(metadata[_HEAD], type=CheckpointHead)
-    except (struct.error, msgspec.MsgspecError, KeyError) as error:
+    except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
         raise CorruptDataError(f"{key}: not a checkpoint: {error}") from error
 
 

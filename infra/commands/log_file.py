@@ -18,10 +18,25 @@ from penstock.messages.base import FORMAT, Event, Stream, check_format
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.codec import EVENTS, decode, encode
 from penstock.messages.errors import CorruptDataError
+from penstock.messages.streams import check_token
 
 ENTRY_BYTES_MAX = 1 << 30
 NOT_FACTS = frozenset({Stream.METRICS, Stream.TASKS, Stream.CREDITS})
 """Streams that are not exported: telemetry, and commands that end once handled."""
+
+
+class _Object(msgspec.Struct, tag_field="kind", tag="object"):
+    key: str
+    data: bytes
+
+
+class _Event(msgspec.Struct, tag_field="kind", tag="event"):
+    data: bytes
+
+
+class _Header(msgspec.Struct):
+    penstock_log: Any
+    run_id: str
 
 
 def log_types() -> list[type[Event]]:
@@ -34,7 +49,10 @@ async def export_log(bus: Bus, store: ObjectStore, path: Path) -> int:
     temporary = path.with_name(f".{path.name}.partial")
     count = 0
     try:
-        with temporary.open("wb") as file, zstandard.ZstdCompressor(3).stream_writer(file) as out:
+        with (
+            temporary.open("wb") as file,
+            zstandard.ZstdCompressor(3, write_checksum=True).stream_writer(file) as out,
+        ):
             _write(out, {"penstock_log": FORMAT, "run_id": bus.run_id})
             for key in await store.keys(""):
                 _write(out, {"kind": "object", "key": key, "data": await store.get(key)})
@@ -66,10 +84,10 @@ async def import_log(bus: Bus, store: ObjectStore, path: Path) -> int:
     count = 0
     batch: list[Event] = []
     for entry in read_entries(path):
-        if entry["kind"] == "object":
-            await store.put(entry["key"], entry["data"])
+        if isinstance(entry, _Object):
+            await store.put(entry.key, entry.data)
             continue
-        message = decode(entry["data"])
+        message = decode(entry.data)
         if not isinstance(message, Event):
             raise CorruptDataError(f"{path}: {type(message).__name__} is no event")
         batch.append(message)
@@ -81,18 +99,21 @@ async def import_log(bus: Bus, store: ObjectStore, path: Path) -> int:
 
 
 def read_header(path: Path) -> str:
-    """Return the run id of a log file."""
+    """Return the run id of a log file, which becomes the name of a folder."""
     with path.open("rb") as file:
-        return str(_header(_frames(file, path), path)["run_id"])
+        return _header(_frames(file, path), path).run_id
 
 
-def read_entries(path: Path) -> Iterator[dict[str, Any]]:
+def read_entries(path: Path) -> Iterator[_Object | _Event]:
     """Iterate over the entries after the header."""
     with path.open("rb") as file:
         frames = _frames(file, path)
         _header(frames, path)
         for frame in frames:
-            yield msgspec.msgpack.decode(frame)
+            try:
+                yield msgspec.msgpack.decode(frame, type=_Object | _Event)
+            except (ValueError, RecursionError) as error:
+                raise CorruptDataError(f"{path}: a damaged entry: {error}") from error
 
 
 def _write(out: Any, entry: dict[str, Any]) -> None:
@@ -100,14 +121,13 @@ def _write(out: Any, entry: dict[str, Any]) -> None:
     out.write(struct.pack("<I", len(data)) + data)
 
 
-def _header(frames: Iterator[bytes], path: Path) -> dict[str, Any]:
+def _header(frames: Iterator[bytes], path: Path) -> _Header:
     try:
-        header = msgspec.msgpack.decode(next(frames), type=dict[str, Any])
-    except (StopIteration, msgspec.DecodeError) as error:
+        header = msgspec.msgpack.decode(next(frames), type=_Header)
+    except (StopIteration, ValueError) as error:
         raise CorruptDataError(f"{path}: not a penstock log") from error
-    if "penstock_log" not in header:
-        raise CorruptDataError(f"{path}: not a penstock log")
-    check_format(header["penstock_log"], str(path))
+    check_format(header.penstock_log, str(path))
+    check_token(header.run_id, f"{path}: run_id")
     return header
 
 

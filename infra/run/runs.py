@@ -176,7 +176,7 @@ def find_run(name: str, root: Path, *, any_format: bool = False) -> RunDir:
     if not any_format and run.state.exists():
         try:
             state = msgspec.json.decode(run.state.read_bytes(), type=dict[str, Any])
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             raise CorruptDataError(
                 f"{run.state}: {error}: delete it; it only says which server is up"
             ) from error

@@ -85,7 +85,7 @@ def decode_table(data: bytes, root_digest: str) -> DigestTable:
     """
     try:
         table = msgspec.msgpack.decode(data, type=DigestTable)
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise CorruptDataError(f"weights: not a table of digests: {error}") from error
     if table.root_digest() != root_digest:
         raise CorruptDataError(f"weights: the table of digests is not that of {root_digest}")

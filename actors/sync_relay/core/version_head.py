@@ -188,7 +188,7 @@ def _slot_key(number: int) -> str:
 def _decode(key: str, data: bytes) -> HeadSlot:
     try:
         slot = msgspec.msgpack.decode(data, type=HeadSlot)
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise CorruptDataError(f"object {key}: not a slot of the head: {error}") from error
     if slot.policy_version >= 0 and not slot.manifest_key:
         raise CorruptDataError(

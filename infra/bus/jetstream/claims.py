@@ -51,7 +51,7 @@ class Claims:
             return data
         try:
             claim = msgspec.msgpack.decode(data, type=Claim)
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             raise CodecError(f"claim: {error}") from error
         stored = await self._store.get(claim.object_key)
         if blake3(stored).hexdigest() != claim.blake3:

@@ -76,7 +76,7 @@ def decode_info(data: bytes) -> ObjectInfo:
     """
     try:
         return msgspec.json.decode(data, type=ObjectInfo)
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise CorruptDataError(f"not the description of an object: {error}") from error
 
 

@@ -40,7 +40,7 @@ def test_a_run_folder_of_0_1_0_is_refused(tmp_path, name):
     assert find_run(name, tmp_path).run_id == "old"
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage", b"[1]", b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"garbage", b"[1]", b'{"a":"\xff"}'])
 def test_a_damaged_state_is_named(tmp_path, content):
     (tmp_path / "config.toml").write_text("")
     (tmp_path / "state.json").write_bytes(content)

@@ -1,8 +1,11 @@
 """The log as one file: what goes in comes out, and damage is told."""
 
+import struct
 from pathlib import Path
 
+import msgspec
 import pytest
+import zstandard
 
 from penstock.actors.runtime.clock import SystemClock
 from penstock.infra.bus.memory.bus import MemoryBus
@@ -16,8 +19,9 @@ from penstock.infra.commands.log_file import (
 )
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.infra.stores.memory import MemoryStore
+from penstock.messages.base import FORMAT
 from penstock.messages.control import RunFinished
-from penstock.messages.errors import CorruptDataError
+from penstock.messages.errors import ConfigError, CorruptDataError, PenstockError
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.task import Purpose
 
@@ -70,3 +74,48 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"not a log at all")
     with pytest.raises(CorruptDataError, match="foreign"):
         read_header(path)
+
+
+def _file(path: Path, *entries: object) -> Path:
+    with path.open("wb") as file, zstandard.ZstdCompressor().stream_writer(file) as out:
+        for entry in entries:
+            data = msgspec.msgpack.encode(entry)
+            out.write(struct.pack("<I", len(data)) + data)
+    return path
+
+
+@pytest.mark.parametrize("run_id", ["../evil", "/tmp/evil", "", "a.*.>"])
+def test_a_run_id_that_leads_elsewhere_is_refused(tmp_path: Path, run_id: str) -> None:
+    path = _file(tmp_path / "log", {"penstock_log": FORMAT, "run_id": run_id})
+    with pytest.raises(ConfigError, match="log: run_id: expected letters"):
+        read_header(path)
+
+
+HOSTILE = (
+    [1, 2],
+    {"x": 1},
+    {"kind": "object", "key": 5, "data": b""},
+    {"kind": "object", "key": "a", "data": "text"},
+    {"kind": "other", "data": b""},
+)
+
+
+@pytest.mark.parametrize("entry", HOSTILE)
+def test_a_hostile_entry_is_refused(tmp_path: Path, entry: object) -> None:
+    path = _file(tmp_path / "log", {"penstock_log": FORMAT, "run_id": "r1"}, entry)
+    with pytest.raises(CorruptDataError, match="log: a damaged entry"):
+        list(read_entries(path))
+
+
+async def test_a_flipped_byte_is_found(tmp_path: Path) -> None:
+    path = await _exported(tmp_path)
+    entries, content = list(read_entries(path)), path.read_bytes()
+    for place in range(10, len(content)):
+        flipped = bytearray(content)
+        flipped[place] ^= 1
+        path.write_bytes(flipped)
+        try:
+            found = list(read_entries(path))
+        except PenstockError:
+            continue
+        assert found == entries, "a bit that carries nothing"
