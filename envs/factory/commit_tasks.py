@@ -6,12 +6,12 @@ machine, one line per test. Kept are the tests that fail before and pass after, 
 in both. Later history never enters a machine.
 """
 
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from penstock.envs.factory.drafting import LIMITS, commit_instruction
+from penstock.envs.factory.repository import Repository
 from penstock.envs.tasks.source import (
     Lab,
     Rejection,
@@ -20,18 +20,12 @@ from penstock.envs.tasks.source import (
     TaskPlan,
     TaskRejectedError,
 )
-from penstock.messages.errors import NotFoundError, PenstockError
 from penstock.messages.task import HiddenTests, Split, Task
 
 CHANGED_LINES_MAX = 400
 FILES_MAX = 300
 FILES_BYTES_MAX = 384 << 10
-GIT_S_MAX = 60.0
 _TEXT_SUFFIXES = {".py", ".toml", ".cfg", ".ini", ".txt", ".md", ".rst", ".json"}
-
-
-class GitError(PenstockError, RuntimeError):
-    """Git refused; the text has its words."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +39,16 @@ class Commit:
     num_lines: int
 
 
-def read_commit(folder: Path, digest: str) -> Commit | None:
+def read_commit(repository: Repository, digest: str) -> Commit | None:
     """Return a commit if it has one parent, changes tests and sources, and few lines."""
-    shown = git(folder, "show", "--no-renames", "--numstat", "--format=%s%n%P", digest)
+    shown = repository.git("show", "--no-renames", "--numstat", "--format=%s%n%P", digest)
     subject, parents, *rows = shown.splitlines()
     if len(parents.split()) != 1:
         return None
     changes = [row.split("\t") for row in rows if row.count("\t") == 2]
     paths = [path for _, _, path in changes if path.endswith(".py")]
     num_lines = sum(int(n) for added, gone, _ in changes for n in (added, gone) if n.isdigit())
-    existing = [path for path in paths if _exists(folder, digest, path)]
+    existing = [path for path in paths if _exists(repository, digest, path)]
     tests = tuple(path for path in existing if is_test(path))
     sources = tuple(path for path in existing if not is_test(path))
     if not tests or not sources or num_lines > CHANGED_LINES_MAX or len(existing) != len(paths):
@@ -68,44 +62,30 @@ def is_test(path: str) -> bool:
     return pure.name.startswith("test") or pure.stem.endswith("_test") or "tests" in pure.parts
 
 
-def read_tree(folder: Path, commit: str) -> dict[str, str]:
+def read_tree(repository: Repository, commit: str) -> dict[str, str]:
     """Return the text files of a commit.
 
     Raises:
         TaskRejectedError: They are too many or too large.
 
     """
-    names = git(folder, "ls-tree", "-r", "--name-only", "-z", commit).split("\0")
+    names = repository.git("ls-tree", "-r", "--name-only", "-z", commit).split("\0")
     texts = [name for name in names if PurePosixPath(name).suffix in _TEXT_SUFFIXES]
     if len(texts) > FILES_MAX:
         raise TaskRejectedError(Rejection.TOO_LARGE, f"{commit}: {len(texts)} files")
-    files = {name: show(folder, commit, name) for name in texts}
+    files = {name: show(repository, commit, name) for name in texts}
     if sum(map(len, files.values())) > FILES_BYTES_MAX:
         raise TaskRejectedError(Rejection.TOO_LARGE, f"{commit}: over {FILES_BYTES_MAX} bytes")
     return files
 
 
-def _exists(folder: Path, commit: str, path: str) -> bool:
-    return bool(git(folder, "ls-tree", commit, "--", path))
+def _exists(repository: Repository, commit: str, path: str) -> bool:
+    return bool(repository.git("ls-tree", commit, "--", path))
 
 
-def show(folder: Path, commit: str, path: str) -> str:
+def show(repository: Repository, commit: str, path: str) -> str:
     """Return one file of a commit."""
-    return git(folder, "show", f"{commit}:{path}")
-
-
-def git(folder: Path, *arguments: str) -> str:
-    """Run git without the user's configuration, hooks or pager.
-
-    Raises:
-        GitError: It failed.
-
-    """
-    command = ["git", "-C", str(folder), "-c", "core.quotepath=off", "--no-pager", *arguments]
-    done = subprocess.run(command, capture_output=True, timeout=GIT_S_MAX, check=False)
-    if done.returncode != 0:
-        raise GitError(f"git {arguments[0]} in {folder}: {done.stderr.decode(errors='replace')}")
-    return done.stdout.decode("utf-8", "replace")
+    return repository.git("show", f"{commit}:{path}")
 
 
 COMMITS_MAX = 2_000
@@ -162,34 +142,32 @@ class CommitSource:
 
         Raises:
             NotFoundError: No git repository is there.
+            GitError: It cannot be read safely.
 
         """
-        if not (folder / ".git").exists():
-            raise NotFoundError(f"{folder}: expected a git repository")
-        self._folder = folder
+        self._repository = Repository(folder)
 
     def plans(self) -> Iterator[TaskPlan]:
         """Yield a plan for each commit that qualifies."""
-        log = git(self._folder, "log", "--no-merges", f"-n{COMMITS_MAX}", "--format=%H")
-        for digest in log.split():
-            commit = read_commit(self._folder, digest)
+        for digest in self._repository.commits(COMMITS_MAX):
+            commit = read_commit(self._repository, digest)
             if commit is not None:
-                yield CommitPlan(self._folder, commit)
+                yield CommitPlan(self._repository, commit)
 
 
 class CommitPlan:
     """One commit."""
 
-    def __init__(self, folder: Path, commit: Commit) -> None:
-        self.name = f"{folder.resolve().name}.{commit.digest[:12]}"
-        self._folder, self._commit = folder, commit
+    def __init__(self, repository: Repository, commit: Commit) -> None:
+        self.name = f"{repository.folder.resolve().name}.{commit.digest[:12]}"
+        self._repository, self._commit = repository, commit
 
     async def draft(self, lab: Lab) -> list[TaskCandidate]:
         """Run the commit's tests before and after, and keep those that distinguish."""
         commit = self._commit
-        before = read_tree(self._folder, f"{commit.digest}~1")
-        tests = {path: show(self._folder, commit.digest, path) for path in commit.tests}
-        gold = {path: show(self._folder, commit.digest, path) for path in commit.sources}
+        before = read_tree(self._repository, f"{commit.digest}~1")
+        tests = {path: show(self._repository, commit.digest, path) for path in commit.tests}
+        gold = {path: show(self._repository, commit.digest, path) for path in commit.sources}
         files = {path: text for path, text in before.items() if path not in tests}
         after_all = _runner(tests, [])
         async with lab.bench() as bench:
@@ -227,7 +205,7 @@ class CommitPlan:
         )
         origin = TaskOrigin(
             source=CommitSource.name,
-            repository=self._folder.resolve().name,
+            repository=self._repository.folder.resolve().name,
             kind="commit",
             path=commit.sources[0],
             digest=commit.digest,
