@@ -105,17 +105,17 @@ def test_a_promised_object_is_not_fetched_through_a_program(checkout, trap):
 
 
 def link_git(folder, elsewhere):
-    os.rename(folder / ".git", elsewhere)
+    (folder / ".git").rename(elsewhere)
     (folder / ".git").symlink_to(elsewhere)
 
 
 def link_objects(folder, elsewhere):
-    os.rename(folder / ".git" / "objects", elsewhere)
+    (folder / ".git" / "objects").rename(elsewhere)
     (folder / ".git" / "objects").symlink_to(elsewhere)
 
 
 def point_elsewhere(folder, elsewhere):
-    os.rename(folder / ".git", elsewhere)
+    (folder / ".git").rename(elsewhere)
     (folder / ".git").write_text(f"gitdir: {elsewhere}\n")
 
 
@@ -156,5 +156,5 @@ def test_a_blob_that_inflates_is_bounded(checkout):
         file.truncate(256 << 20)
     git(checkout, "add", "bomb")
     git(checkout, "commit", "-qm", "Bomb")
-    with pytest.raises(GitError, match="over 33554432 bytes|File too large"):
+    with pytest.raises(GitError, match=r"over 33554432 bytes|File too large"):
         Repository(checkout).git("show", "HEAD:bomb")
