@@ -9,7 +9,7 @@ from typing import Any
 from penstock.infra.commands.output import print_result
 from penstock.messages.errors import ConfigError
 
-BENCHES = ("engine", "bus", "weights", "sandbox", "search", "kernels", "recording")
+BENCHES = ("engine", "bus", "weights", "sandbox", "search", "kernels", "recording", "scale")
 """Each is the function `bench_<name>` of the module `<name>` beside this one."""
 
 
