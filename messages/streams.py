@@ -80,6 +80,8 @@ def check_followed(types: Iterable[type[Event]]) -> None:
             raise ConfigError(f"follow {kind.__name__}: {kind.stream} is a work queue: consume it")
 
 
+RUN_ID_CHARACTERS_MAX = 100
+"""It also names a folder."""
 _TOKEN = re.compile(r"[A-Za-z0-9_\-=+:]+(\.[A-Za-z0-9_\-=+:]+)*")
 
 
@@ -98,12 +100,14 @@ def check_token(value: str, field: str) -> str:
 
 
 def check_run_id(run_id: str) -> str:
-    """Return `run_id` if it is one token: streams hold the subjects `ps.*.<stream>.>`.
+    """Return `run_id` if it is one short token: streams hold the subjects `ps.*.<stream>.>`.
 
     Raises:
         ConfigError: It is not.
 
     """
+    if len(run_id) > RUN_ID_CHARACTERS_MAX:
+        raise ConfigError(f"run_id: expected at most {RUN_ID_CHARACTERS_MAX} characters")
     if "." in check_token(run_id, "run_id"):
         raise ConfigError(f"run_id: expected no dot, got {run_id!r}")
     return run_id

@@ -1,18 +1,24 @@
 """`penstock log export|import|cat`."""
 
 import argparse
+import copy
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
+
+import tomli_w
 
 from penstock.actors.runtime.files import write_atomic
 from penstock.infra.commands.log_file import export_log, import_log, log_types, read_header
 from penstock.infra.commands.log_lines import cat_log
+from penstock.infra.run.config_file import parse_config
 from penstock.infra.run.runs import RunDir, find_run, open_log
 from penstock.messages.base import Event
 from penstock.messages.codec import EVENTS
 from penstock.messages.control import RunStarted
-from penstock.messages.errors import CorruptDataError, NotFoundError
+from penstock.messages.errors import ConfigError, CorruptDataError, NotFoundError
+from penstock.messages.task import Purpose
 
 
 async def run(arguments: argparse.Namespace) -> int:
@@ -50,8 +56,33 @@ async def _fill(run: RunDir, file: Path) -> int:
         started = await bus.last(RunStarted)
     if started is None or not isinstance(started.event, RunStarted):
         raise CorruptDataError(f"{file}: holds no RunStarted event")
-    write_atomic(run.config, started.event.config_toml.encode())
+    write_atomic(run.config, imported_config(started.event.config_toml, str(file)).encode())
     return count
+
+
+def imported_config(config_toml: str, source: str) -> str:
+    """Return the configuration of a run from a stranger's file: what replay needs, and no more.
+
+    Servers, stores, folders and processes of the file stay out: a later command would connect to
+    them, execute them or delete in them.
+
+    Args:
+        config_toml: as the log records it.
+        source: begins the errors.
+
+    Raises:
+        ConfigError: no TOML, or wrong settings of the policy or the trainer.
+
+    """
+    try:
+        given = tomllib.loads(config_toml)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{source}: RunStarted.config_toml: {error}") from error
+    tables = {name: given[name] for name in ("policy", "trainer") if name in given}
+    region = {"name": "imported", "serves": [str(purpose) for purpose in Purpose]}
+    kept = {"processes": {"trainer": ["trainer"]}, "regions": [region], **tables}
+    parse_config(copy.deepcopy(kept), source)
+    return tomli_w.dumps(kept)
 
 
 async def _cat(arguments: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ A file is a header map `{"penstock_log": FORMAT, "run_id": ...}`, then entries i
 Each entry is a u32 little-endian length and that many bytes, inside one zstd stream.
 """
 
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +18,14 @@ import zstandard
 from penstock.messages.base import FORMAT, Event, Stream, check_format
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.codec import EVENTS, decode, encode
-from penstock.messages.errors import CorruptDataError
-from penstock.messages.streams import check_token
+from penstock.messages.errors import ConfigError, CorruptDataError
+from penstock.messages.streams import check_run_id
 
-ENTRY_BYTES_MAX = 1 << 30
+SLACK_BYTES, ENTRY_RATIO_MAX, TOTAL_RATIO_MAX = 16 << 20, 8, 200
+"""A file's entry may hold 16 MiB and eight times the file's bytes, all entries together 200 times:
+a few kilobytes of zstd unpack to gigabytes."""
+WINDOW_BYTES_MAX = 16 << 20
+"""Memory that a file may demand of the decompressor."""
 NOT_FACTS = frozenset({Stream.METRICS, Stream.TASKS, Stream.CREDITS})
 """Streams that are not exported: telemetry, and commands that end once handled."""
 
@@ -124,19 +129,27 @@ def _write(out: Any, entry: dict[str, Any]) -> None:
 def _header(frames: Iterator[bytes], path: Path) -> _Header:
     try:
         header = msgspec.msgpack.decode(next(frames), type=_Header)
-    except (StopIteration, ValueError) as error:
+    except (StopIteration, ValueError, RecursionError) as error:
         raise CorruptDataError(f"{path}: not a penstock log") from error
     check_format(header.penstock_log, str(path))
-    check_token(header.run_id, f"{path}: run_id")
+    try:
+        check_run_id(header.run_id)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     return header
 
 
 def _frames(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    with zstandard.ZstdDecompressor().stream_reader(file) as stream:
+    file_bytes = os.fstat(file.fileno()).st_size
+    entry_max = SLACK_BYTES + ENTRY_RATIO_MAX * file_bytes
+    left = SLACK_BYTES + TOTAL_RATIO_MAX * file_bytes
+    decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)
+    with decompressor.stream_reader(file) as stream:
         while head := _read(stream, 4, path):
             (size,) = struct.unpack("<I", head)
-            if size > ENTRY_BYTES_MAX:
-                raise CorruptDataError(f"{path}: an entry claims {size} bytes")
+            left -= size
+            if size > entry_max or left < 0:
+                raise CorruptDataError(f"{path}: unpacks to far more than its {file_bytes} bytes")
             body = _read(stream, size, path)
             if len(body) != size:
                 raise CorruptDataError(f"{path}: cut short")
