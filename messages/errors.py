@@ -62,7 +62,7 @@ class RemoteCallError(PenstockError, RuntimeError):
     """The server of a request answered with `RemoteError`.
 
     Attributes:
-        kind: A `RemoteErrorKind` value: invalid, busy, failed, gone.
+        kind: A `RemoteErrorKind` value, e.g. busy.
         text: The server's words.
 
     """

@@ -28,7 +28,8 @@ class EpisodeEnd(StrEnum):
     TOKEN_LIMIT = "token_limit"  # noqa: S105
     TIME_LIMIT = "time_limit"
     POLICY_ERROR = "policy_error"
-    """A turn that is no valid call nor a final answer, where the task's rules end on that."""
+    """A turn that is no valid call nor a final answer, where the task's rules end on that; files
+    that cannot be carried over; a machine or an engine that failed twice under the same turn."""
     INFRASTRUCTURE_ERROR = "infrastructure_error"
     CANCELLED = "cancelled"
 

@@ -20,6 +20,11 @@ class RemoteErrorKind(StrEnum):
     """How a remote failure is to be treated."""
 
     INVALID = "invalid"
+    """Wrong in itself: another attempt is refused alike."""
+    TOO_LONG = "too_long"
+    """A context beyond what the engine holds; the text has both lengths."""
+    CHARGED = "charged"
+    """The server failed at this very request, or ended under it."""
     BUSY = "busy"
     FAILED = "failed"
     GONE = "gone"

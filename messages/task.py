@@ -72,12 +72,19 @@ class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):
     """Modules of the machine that hold the right answer: a solution must not import them."""
 
 
+TEMPERATURE_MIN = 1e-3
+"""Lowest temperature but 0: logits divided by less may leave float32."""
+TOP_P_MIN = 1e-6
+"""Smallest nucleus: less is 0 in float32 arithmetic, and would leave no token at all."""
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are drawn."""
 
     temperature: float = 1.0
-    """0 is greedy."""
+    """0 is greedy; otherwise at least `TEMPERATURE_MIN`."""
     top_p: float = 1.0
+    """From `TOP_P_MIN` to 1."""
     num_tokens_max: int = 128
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()

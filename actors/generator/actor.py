@@ -11,9 +11,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import torch
 
 from penstock.actors.generator.engine import (
+    ContextLengthError,
     Engine,
+    EngineDiedError,
     EngineNotReadyError,
     InvalidRequestError,
+    RequestFailedError,
     TokenChunk,
 )
 from penstock.actors.runtime.actor import Actor, Effects
@@ -75,6 +78,10 @@ class Generator(Actor):
             async with asyncio.timeout(message.deadline_s):
                 async for reply in self._replies(message):
                     yield reply
+        except ContextLengthError as error:
+            yield _refusal(RemoteErrorKind.TOO_LONG, str(error))
+        except (RequestFailedError, EngineDiedError) as error:
+            yield _refusal(RemoteErrorKind.CHARGED, str(error))
         except (InvalidRequestError, ValueError) as error:
             yield _refusal(RemoteErrorKind.INVALID, str(error))
         except (QueueFullError, EngineNotReadyError) as error:

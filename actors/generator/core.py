@@ -8,6 +8,7 @@ request and computes up to `prefill_tokens_max` prompt tokens beside them.
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from penstock.actors.generator.engine import EngineMetrics, TokenChunk
 from penstock.actors.generator.kv_cache import SlotCache
 from penstock.actors.generator.native_decoder import NativeDecoder
 from penstock.actors.generator.request import GenerationRequest
-from penstock.actors.generator.sampler import SamplingBatch
+from penstock.actors.generator.sampler import SamplingBatch, finite_rows
 from penstock.actors.policy.config import ExactModeError, PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.kernels.decode.layout import DecodeWeights
@@ -28,6 +29,10 @@ from penstock.messages.rollout import StopReason
 
 _SHARED_PREFIX_WORTH = 16
 """Wait for a prompt in prefill if it saves computing at least this many tokens."""
+FAILURES_IN_A_ROW_MAX = 8
+"""Requests that failed one after the other, none succeeding in between: the engine is broken."""
+
+_NO_NUMBERS = "the logits of its context are no finite numbers"
 
 Output = tuple[GenerationRequest, TokenChunk]
 
@@ -64,6 +69,10 @@ class EngineCore:
         self.prefilling: list[GenerationRequest] = []
         self.decoding: list[GenerationRequest] = []
         """Request i runs in row i."""
+        self.fault = ""
+        """Why no request can be computed any more; empty as long as some can."""
+        self._num_failures = 0
+        """In a row."""
         native = NativeDecoder.load(config, self.cache, options.num_threads)
         self._recomputes = config.numerics.is_exact
         if self._recomputes and native is None:
@@ -116,20 +125,53 @@ class EngineCore:
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
-        """Run one step; returns the chunks that came due."""
+        """Run one step; returns the chunks that came due.
+
+        A step that fails is taken again for each of its requests alone, and the one that fails
+        then is ended with the error: it costs the others a step each. Where request after request
+        fails, it is the engine's failure: `fault` has it.
+        """
         assert self.model is not None
         started = time.perf_counter()
-        if self.waiting:
+        suspect = next((request for request in self.prefilling if request.is_suspect), None)
+        if self.waiting and suspect is None:
             self._admit()
-        batch, sampled = self._plan()
+        members = [*self.decoding, *self.prefilling] if suspect is None else [suspect]
+        batch, sampled = self._plan(members)
         if not batch.token_ids:
             return []
-        logits = self.decoder.step(self.model, batch)
-        self._advance(batch)
-        outputs = self._sample(sampled, logits) if sampled else []
+        try:
+            logits = self.decoder.step(self.model, batch)
+            self._advance(batch)
+            outputs = self._sample(sampled, logits) if sampled else []
+        except Exception as error:
+            return self._isolate(members, error)
         raise_deferred_errors()  # Before a client gets what a bad value gave.
         self.metrics.busy_s += time.perf_counter() - started
         return outputs
+
+    def _isolate(self, members: list[GenerationRequest], error: Exception) -> list[Output]:
+        """Have each member of a failed step stepped alone; one that failed alone is ended."""
+        if len(members) == 1:
+            self._count_failures(1, repr(error))
+            return [(members[0], self._finish(members[0], StopReason.ABORTED, error=repr(error)))]
+        for request in members:
+            row = request.row
+            assert row is not None
+            if request.is_decoding:
+                length = request.num_prompt_tokens + request.num_sampled
+                self.cache.tokens[row.index, length - 1] = request.last_token
+                request.restart(self.cache.tokens[row.index, :length].copy())
+            row.length = min(row.length, len(request.prompt) - 1)
+            row.note_version(self.policy_version)
+            request.is_suspect = True
+        self.prefilling, self.decoding = members, []
+        return []
+
+    def _count_failures(self, count: int, error: str) -> None:
+        self._num_failures += count
+        if self._num_failures >= FAILURES_IN_A_ROW_MAX:
+            self.fault = f"{self._num_failures} requests failed in a row, the last: {error}"
 
     def _admit(self) -> None:
         """Give rows to waiting requests, in order, passing over those worth deferring."""
@@ -156,14 +198,19 @@ class EngineCore:
         coming = max(shared_prefix(other.prompt, request.prompt) for other in self.prefilling)
         return min(coming, len(request.prompt) - 1) - cached >= _SHARED_PREFIX_WORTH
 
-    def _plan(self) -> tuple[StepBatch, list[GenerationRequest]]:
-        """Choose the tokens of the next step, and the requests that get a token sampled from it."""
-        token_ids = [request.last_token for request in self.decoding]
-        positions = [self.cache.rows[i].length for i in range(len(self.decoding))]
-        outputs = list(range(len(self.decoding)))
-        sampled, chunks = list(self.decoding), []
+    def _plan(
+        self, members: Sequence[GenerationRequest]
+    ) -> tuple[StepBatch, list[GenerationRequest]]:
+        """Choose the tokens of the next step, and the requests that get a token sampled from it.
+
+        Members are all that decode, if any, then those in prefill.
+        """
+        sampled = [request for request in members if request.is_decoding]
+        token_ids = [request.last_token for request in sampled]
+        positions = [self.cache.rows[i].length for i in range(len(sampled))]
+        outputs, chunks = list(range(len(sampled))), []
         budget = self.options.prefill_tokens_max
-        for request in self.prefilling:
+        for request in members[len(sampled) :]:
             row = request.row
             assert row is not None
             num_tokens = min(budget, len(request.prompt) - row.length)
@@ -195,10 +242,25 @@ class EngineCore:
             top_ps=[request.sampling.top_p for request in requests],
             uniforms=[request.uniforms[request.num_sampled] for request in requests],
         )
+        is_finite = finite_rows(logits)
+        if not is_finite.all():
+            logits[~is_finite] = 0.0
         token_ids, logprobs = self.decoder.sample(logits, values)
-        self.metrics.num_generated_tokens += len(requests)
-        outputs: list[Output] = []
-        for request, token_id, logprob in zip(requests, token_ids, logprobs, strict=True):
+        outputs = [
+            (request, self._finish(request, StopReason.ABORTED, error=_NO_NUMBERS))
+            for request, is_good in zip(requests, is_finite, strict=True)
+            if not is_good
+        ]
+        if len(outputs) < len(requests):
+            self._num_failures = 0
+        self._count_failures(len(outputs), _NO_NUMBERS)
+        self.metrics.num_generated_tokens += len(requests) - len(outputs)
+        for request, token_id, logprob, is_good in zip(
+            requests, token_ids, logprobs, is_finite, strict=True
+        ):
+            if not is_good:
+                continue
+            request.is_suspect = False
             request.push(token_id, logprob)
             reason = request.stop_reason(self.options.num_tokens_max)
             if reason is not None:
@@ -217,8 +279,10 @@ class EngineCore:
         self.cache.swap(request.row, len(self.decoding))
         self.decoding.append(request)
 
-    def _finish(self, request: GenerationRequest, reason: StopReason) -> TokenChunk:
-        """Take a request out, wherever it is; its row stays cached."""
+    def _finish(
+        self, request: GenerationRequest, reason: StopReason, *, error: str = ""
+    ) -> TokenChunk:
+        """Take a request out, wherever it is; its row stays cached, unless it failed."""
         row, routes, spans = request.row, None, []
         if row is None:
             self.waiting.remove(request)
@@ -236,8 +300,10 @@ class EngineCore:
                     self.cache.swap(row, last.row.index)
             if self._recomputes and reason is StopReason.ABORTED:
                 row.session_id = ""  # its routes, perhaps computed again, reached no client
+            if error:
+                row.length, row.session_id = 0, ""
             self.cache.release(row)
-        return request.flush(self.policy_version, reason, routes, spans)
+        return request.flush(self.policy_version, reason, routes, spans, error=error)
 
 
 def shared_prefix(left: np.ndarray, right: np.ndarray) -> int:

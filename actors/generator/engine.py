@@ -19,8 +19,34 @@ class InvalidRequestError(PenstockError, ValueError):
     """A request that no retry helps: the text names the field and what it must be."""
 
 
+class ContextLengthError(InvalidRequestError):
+    """A context that the engine cannot hold.
+
+    Attributes:
+        num_tokens: The context's.
+        num_tokens_max: Longest context that leaves room for one sampled token.
+
+    """
+
+    def __init__(self, num_tokens: int, num_tokens_max: int) -> None:
+        super().__init__(num_tokens, num_tokens_max)
+        self.num_tokens = num_tokens
+        self.num_tokens_max = num_tokens_max
+
+    def __str__(self) -> str:
+        return f"token_ids: {self.num_tokens} long, expected 1..{self.num_tokens_max}"
+
+
+class RequestFailedError(PenstockError, RuntimeError):
+    """Computing this one request failed, and the engine goes on: another attempt fails alike."""
+
+
 class EngineNotReadyError(PenstockError, RuntimeError):
     """The engine holds no weights yet, or was stopped."""
+
+
+class EngineDiedError(EngineNotReadyError):
+    """The engine ended while it computed this request, which may be the cause."""
 
 
 class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +71,8 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens that were not computed again."""
     queue_ms: float = 0.0
     """Wait before the first prefill."""
+    error: str = ""
+    """Why computing the request failed; it is aborted."""
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,10 +134,13 @@ class Engine(Protocol):
         the iterator aborts the request.
 
         Raises:
-            InvalidRequestError: an empty or too long prompt, ids outside the vocabulary, a
-                sampling value out of range, or a request_id that is in flight.
+            InvalidRequestError: an empty prompt, ids outside the vocabulary, a sampling value out
+                of range, or a request_id that is in flight.
+            ContextLengthError: the prompt leaves no room for a token.
+            RequestFailedError: this request cannot be computed; the others go on.
             QueueFullError: num_waiting_max requests wait already.
             EngineNotReadyError: no weights yet, or stopped.
+            EngineDiedError: the engine ended under the request.
 
         """
         ...

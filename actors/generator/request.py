@@ -34,6 +34,8 @@ class GenerationRequest:
         self.num_sampled = 0
         self.is_decoding = False
         """Whether all of its prompt is computed."""
+        self.is_suspect = False
+        """Whether it shared a step that failed, and has had none for itself since."""
         self.last_token = -1
         self.row: CacheRow | None = None
         self._created = time.perf_counter()
@@ -80,6 +82,8 @@ class GenerationRequest:
         stop_reason: StopReason | None = None,
         routed_experts: np.ndarray | None = None,
         route_spans: Sequence[VersionSpan] = (),
+        *,
+        error: str = "",
     ) -> TokenChunk:
         """Make a chunk of what is pending."""
         chunk = TokenChunk(
@@ -92,6 +96,7 @@ class GenerationRequest:
             route_spans=tuple(route_spans),
             num_cached_tokens=self._num_cached,
             queue_ms=self._queue_ms,
+            error=error,
         )
         self._token_ids, self._logprobs = [], []
         return chunk

@@ -1,7 +1,9 @@
 """Drawing tokens: one uniform number per token, from the request's own stream.
 
 Inverse-CDF sampling uses up exactly one number per token, so a request's draws depend on its seed
-and its logits only, never on who shares the batch.
+and its logits only, never on who shares the batch. Whatever the values of a request and its logits
+are, a token is one of the vocabulary: `SamplingBatch` keeps values where float32 can work with
+them, and who calls sets rows aside that are no numbers (`finite_rows`).
 """
 
 from dataclasses import dataclass
@@ -9,17 +11,38 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from penstock.messages.task import Sampling
+from penstock.messages.task import TEMPERATURE_MIN, TOP_P_MIN, Sampling
+
+TEMPERATURE_MAX = 100.0
 
 
 @dataclass(frozen=True)
 class SamplingBatch:
-    """The sampling values of B rows."""
+    """The sampling values of B rows, within the bounds that float32 can work with."""
 
     temperatures: list[float]
+    """0, or from `TEMPERATURE_MIN` to `TEMPERATURE_MAX`."""
     top_ps: list[float]
+    """From `TOP_P_MIN` to 1."""
     uniforms: list[float]
     """In [0, 1)."""
+
+    def __post_init__(self) -> None:
+        """Clamp; what is no number becomes the upper bound."""
+        temperatures = [
+            max(TEMPERATURE_MIN, min(TEMPERATURE_MAX, t)) if not t <= 0.0 else 0.0
+            for t in self.temperatures
+        ]
+        top_ps = [max(TOP_P_MIN, min(1.0, top_p)) for top_p in self.top_ps]
+        object.__setattr__(self, "temperatures", temperatures)
+        object.__setattr__(self, "top_ps", top_ps)
+
+
+def finite_rows(logits: torch.Tensor | np.ndarray) -> np.ndarray:
+    """Return bool [M]: which rows of float32 [M, V] hold nothing but numbers."""
+    values = logits.numpy() if isinstance(logits, torch.Tensor) else logits
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.isfinite(values.sum(axis=1))
 
 
 def uniforms_for(sampling: Sampling) -> list[float]:
@@ -59,7 +82,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[list[int], list[
 def _within_support(tokens: torch.Tensor, cdf: torch.Tensor) -> torch.Tensor:
     """Move draws that rounding put past the CDF's end to the last token that has mass."""
     last = torch.searchsorted(cdf, cdf[:, -1:].contiguous(), right=False)
-    return torch.minimum(tokens, last)
+    return torch.minimum(tokens, last).clamp_(max=cdf.shape[1] - 1)
 
 
 def _keep_nucleus(logits: torch.Tensor, top_ps: torch.Tensor) -> None:
@@ -68,4 +91,5 @@ def _keep_nucleus(logits: torch.Tensor, top_ps: torch.Tensor) -> None:
     mass = ordered.softmax(-1)
     before = mass.cumsum(-1) - mass
     masked = ordered.masked_fill(before >= top_ps.unsqueeze(1), -torch.inf)
+    masked[:, 0] = ordered[:, 0]
     logits.scatter_(1, order, masked)

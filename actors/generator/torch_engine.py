@@ -9,14 +9,18 @@ import numpy as np
 
 from penstock.actors.generator.core import EngineCore, EngineOptions, Output
 from penstock.actors.generator.engine import (
+    ContextLengthError,
     EngineCapabilities,
+    EngineDiedError,
     EngineHealth,
     EngineMetrics,
     EngineNotReadyError,
     InvalidRequestError,
+    RequestFailedError,
     TokenChunk,
 )
 from penstock.actors.generator.request import GenerationRequest
+from penstock.actors.generator.sampler import TEMPERATURE_MAX
 from penstock.actors.generator.staging import StagedWeights
 from penstock.actors.generator.worker import EngineWorker
 from penstock.actors.policy.config import PolicyConfig
@@ -24,7 +28,7 @@ from penstock.actors.policy.model import Policy
 from penstock.kernels.decode.layout import DecodeWeights
 from penstock.kernels.delta import Patch
 from penstock.messages.errors import DeadlineError, QueueFullError
-from penstock.messages.task import Sampling
+from penstock.messages.task import TEMPERATURE_MIN, TOP_P_MIN, Sampling
 
 _REQUEST_S = 600.0
 """Longest wait for a request's next chunk, pauses included."""
@@ -79,6 +83,9 @@ class TorchEngine:
         self._check_ready(request_id)
         self._check_prompt(token_ids, routes_from)
         _check_sampling(sampling)
+        if sampling.num_tokens_max > self._options.num_tokens_max:
+            bound = self._options.num_tokens_max
+            sampling = msgspec.structs.replace(sampling, num_tokens_max=bound)
         request = GenerationRequest(token_ids, sampling, request_id, session_id, routes_from)
         stream: asyncio.Queue[TokenChunk] = asyncio.Queue(sampling.num_tokens_max + 2)
         self._streams[request_id] = stream
@@ -89,7 +96,9 @@ class TorchEngine:
                 chunk = await _next_chunk(stream, request_id)
                 ended = chunk.stop_reason is not None
                 if ended and self._worker.error:
-                    raise EngineNotReadyError(f"the engine died: {self._worker.error}")
+                    raise EngineDiedError(f"the engine died: {self._worker.error}")
+                if chunk.error:
+                    raise RequestFailedError(f"request {request_id}: {chunk.error}")
                 yield chunk
         finally:
             del self._streams[request_id]
@@ -174,9 +183,7 @@ class TorchEngine:
     def _check_prompt(self, token_ids: np.ndarray, routes_from: int) -> None:
         length, vocab_size = len(token_ids), self._config.vocab_size
         if not 1 <= length < self._options.num_tokens_max:
-            raise InvalidRequestError(
-                f"token_ids must be 1..{self._options.num_tokens_max - 1} long, not {length}"
-            )
+            raise ContextLengthError(length, self._options.num_tokens_max - 1)
         if not 0 <= int(np.min(token_ids)) <= int(np.max(token_ids)) < vocab_size:
             raise InvalidRequestError(f"token_ids must lie in 0..{vocab_size - 1}")
         if not 0 <= routes_from < length:
@@ -212,9 +219,13 @@ async def _next_chunk(stream: asyncio.Queue[TokenChunk], request_id: str) -> Tok
 
 
 def _check_sampling(sampling: Sampling) -> None:
-    if not 0.0 <= sampling.temperature <= 100.0:
-        raise InvalidRequestError(f"temperature must lie in 0..100, not {sampling.temperature}")
-    if not 0.0 < sampling.top_p <= 1.0:
-        raise InvalidRequestError(f"top_p must lie in (0, 1], not {sampling.top_p}")
+    temperature, top_p = sampling.temperature, sampling.top_p
+    if temperature != 0.0 and not TEMPERATURE_MIN <= temperature <= TEMPERATURE_MAX:
+        text = f"0, or a number from {TEMPERATURE_MIN:g} to {TEMPERATURE_MAX:g}"
+        raise InvalidRequestError(f"temperature: expected {text}, got {temperature:g}")
+    if not TOP_P_MIN <= top_p <= 1.0:
+        raise InvalidRequestError(
+            f"top_p: expected a number from {TOP_P_MIN:g} to 1, got {top_p:g}"
+        )
     if sampling.num_tokens_max < 1:
         raise InvalidRequestError(f"num_tokens_max must be >= 1, not {sampling.num_tokens_max}")

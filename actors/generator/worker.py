@@ -104,12 +104,14 @@ class EngineWorker:
     def _run(self) -> None:
         torch.set_num_threads(self.core.options.num_threads)
         try:
-            while not self._is_stopping:
+            while not self._is_stopping and not self.core.fault:
                 self._run_commands()
                 if self._has_work():
                     self.emit(self.core.step())
         except Exception as error:
-            self.error = repr(error)
+            self.core.fault = repr(error)
+        if self.core.fault:
+            self.error = self.core.fault
             self.emit(self.core.abort(None))
 
     def _has_work(self) -> bool:

@@ -9,10 +9,10 @@ from penstock.messages.errors import ConfigError
 from penstock.messages.settings import (
     NonNegativeFloat,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     one_of,
 )
+from penstock.messages.task import TEMPERATURE_MIN, TOP_P_MIN
 
 
 class TreeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,8 +46,8 @@ class PacerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Hold training grants until version 0 is evaluated."""
     category_weights: dict[str, NonNegativeFloat] = {}
     """Category -> weight of its share of the groups; empty: all alike. Others weigh 0."""
-    temperature: PositiveFloat = 1.0
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    temperature: Annotated[float, msgspec.Meta(ge=TEMPERATURE_MIN)] = 1.0
+    top_p: Annotated[float, msgspec.Meta(ge=TOP_P_MIN, le=1)] = 1.0
     eval_temperature: NonNegativeFloat = 0.0
     """0 is greedy."""
     harness: Annotated[str, one_of(HARNESS_VERSIONS)] = "1"
@@ -57,6 +57,11 @@ class PacerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         """Check fields against each other."""
+        if 0.0 < self.eval_temperature < TEMPERATURE_MIN:
+            raise ConfigError(
+                f"pacer.eval_temperature: expected 0, or at least {TEMPERATURE_MIN:g}, "
+                f"got {self.eval_temperature:g}"
+            )
         if self.tree is not None and self.group_size % self.tree.branches:
             raise ConfigError(
                 f"pacer.tree.branches: expected a divisor of group_size {self.group_size}, "

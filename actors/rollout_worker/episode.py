@@ -24,8 +24,10 @@ from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.conversation import Conversation
 from penstock.actors.rollout_worker.episode_runner import EpisodeRunner, EpisodeStats
 from penstock.actors.rollout_worker.turns import (
+    ContextFullError,
     GenerationError,
     Journal,
+    TurnChargedError,
     sample_turn,
     turn_sampling,
 )
@@ -113,6 +115,8 @@ class Episode:
             try:
                 async with lease_sandbox(self._ctx, lease_id, spec) as sandbox:
                     return await self._run_or_lose(sandbox, saved)
+            except TurnChargedError as failure:
+                return self._finished(EpisodeEnd.POLICY_ERROR, Changes(), str(failure))
             except (GenerationError, ImageAbsent) as failure:
                 error = str(failure)
                 break
@@ -150,7 +154,10 @@ class Episode:
             if num_played == len(self._turns):
                 if self._is_late():
                     return await self._leave(sandbox, EpisodeEnd.TIME_LIMIT)
-                turn = await self._sample(conversation, num_played)
+                try:
+                    turn = await self._sample(conversation, num_played)
+                except ContextFullError:
+                    return await self._leave(sandbox, EpisodeEnd.TOKEN_LIMIT)
                 self._turns += await self._journal.add(num_played, turn)
             await runner.play(self._turns[num_played])
             await self._save_if_due(runner)

@@ -31,6 +31,19 @@ class GenerationError(PenstockError, RuntimeError):
     """No generator gave this turn within the time there was."""
 
 
+class ContextFullError(GenerationError):
+    """The context is longer than the engine's; the text has both lengths."""
+
+
+class TurnChargedError(GenerationError):
+    """Engines failed at this very turn, and at others in the meantime not."""
+
+
+_FINAL = {RemoteErrorKind.INVALID, RemoteErrorKind.TOO_LONG}
+CHARGES_MAX = 2
+"""Failures that are charged to one turn before it is given up."""
+
+
 def turn_sampling(sampling: Sampling, index: int, num_tokens_max: int, end_id: int) -> Sampling:
     """Return how turn `index` is drawn; its seed follows from the rollout's and the index."""
     seed = random.Random(f"turn.{sampling.seed}.{index}").getrandbits(31)
@@ -48,24 +61,36 @@ async def sample_turn(
         The turn, and the seconds lost in attempts that failed.
 
     Raises:
+        ContextFullError: The engine cannot hold the context.
+        TurnChargedError: Engines failed at this very turn, `CHARGES_MAX` times.
         GenerationError: The policy gave up, or the request itself is invalid.
 
     """
-    started_at = ctx.monotonic()
+    started_at, num_charges = ctx.monotonic(), 0
 
     async def attempt() -> tuple[SampledTokens, float]:
         lost_s = ctx.monotonic() - started_at
         return await _sample_once(ctx, request, idle_s), lost_s
 
+    def is_final(error: Exception) -> bool:
+        nonlocal num_charges
+        kind = getattr(error, "kind", "")
+        num_charges += kind == RemoteErrorKind.CHARGED
+        return kind in _FINAL or num_charges >= CHARGES_MAX
+
     try:
         return await with_retries(
-            attempt,
-            retry,
-            retry_on=(DeadlineError, RemoteCallError, BusError),
-            is_final=lambda error: getattr(error, "kind", "") == RemoteErrorKind.INVALID,
+            attempt, retry, retry_on=(DeadlineError, RemoteCallError, BusError), is_final=is_final
         )
     except (DeadlineError, RemoteCallError, BusError) as error:
-        raise GenerationError(f"{request.request_id}: {error}") from error
+        raise _given_up(error)(f"{request.request_id}: {error}") from error
+
+
+def _given_up(error: Exception) -> type[GenerationError]:
+    kind = getattr(error, "kind", "")
+    if kind == RemoteErrorKind.TOO_LONG:
+        return ContextFullError
+    return TurnChargedError if kind == RemoteErrorKind.CHARGED else GenerationError
 
 
 async def _sample_once(ctx: Context, request: Generate, idle_s: float) -> SampledTokens:

@@ -25,6 +25,12 @@ from penstock.messages.task import Purpose, Sampling
 
 PAUSE_S_MAX = 4.0
 ABORT_S = 2.0
+_REFUSALS: dict[str, tuple[int, str]] = {
+    RemoteErrorKind.INVALID: (400, "invalid_value"),
+    RemoteErrorKind.TOO_LONG: (400, "context_length_exceeded"),
+    RemoteErrorKind.CHARGED: (500, "request_failed"),
+}
+"""Failures that no other attempt helps: status and code."""
 
 
 class Generation:
@@ -48,7 +54,8 @@ class Generation:
         """Yield the ids of each chunk as it comes; `sampled` holds all that is known of them.
 
         Raises:
-            ApiError: 400 where the generator refuses the request, 503 where none answers.
+            ApiError: 400 where the generator refuses the request, 500 where it failed at this very
+                request (which is not tried again: it may be the cause), 503 where none answers.
 
         """
         cause: Exception | None = None
@@ -70,8 +77,9 @@ class Generation:
                         if ids := self.sampled.add(chunk):
                             yield ids
             except RemoteCallError as error:
-                if error.kind == RemoteErrorKind.INVALID:
-                    raise ApiError(400, "invalid_value", error.text) from error
+                if error.kind in _REFUSALS:
+                    status, code = _REFUSALS[error.kind]
+                    raise ApiError(status, code, error.text) from error
                 cause = error
             except (DeadlineError, BusError) as error:
                 cause = error

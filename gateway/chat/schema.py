@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from penstock.gateway.errors import ApiError, invalid
+from penstock.messages.task import TEMPERATURE_MIN, TOP_P_MIN
 
 T = TypeVar("T")
 NUM_TOOLS_MAX = 128
@@ -149,10 +150,11 @@ def _check_penalties(request: ChatRequest) -> None:
 
 
 def _check_sampling(request: ChatRequest) -> None:
-    if request.temperature is not None and not 0 <= request.temperature <= 2:
-        raise invalid("expected a number from 0 to 2", "temperature")
-    if request.top_p is not None and not 0 < request.top_p <= 1:
-        raise invalid("expected a number above 0 and up to 1", "top_p")
+    temperature, top_p = request.temperature, request.top_p
+    if temperature and not TEMPERATURE_MIN <= temperature <= 2:
+        raise invalid(f"expected 0, or a number from {TEMPERATURE_MIN:g} to 2", "temperature")
+    if top_p is not None and not TOP_P_MIN <= top_p <= 1:
+        raise invalid(f"expected a number from {TOP_P_MIN:g} to 1", "top_p")
     for name in ("max_tokens", "max_completion_tokens"):
         limit = getattr(request, name)
         if limit is not None and limit < 1:
