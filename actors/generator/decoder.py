@@ -110,15 +110,14 @@ class Decoder:
             normed = F.rms_norm(x, (x.shape[1],), layer.attention_norm, layer.eps)
             x = x + self._attention(index, layer, normed, batch, places)
             normed = F.rms_norm(x, (x.shape[1],), layer.expert_norm, layer.eps)
-            ids, weights, _, _ = layer.router(normed, None)
-            dispatch = sort_by_expert(ids, self.config.num_experts)
-            experts = layer.experts
+            routing, experts = layer.route(normed), layer.experts
+            dispatch = sort_by_expert(routing.experts, experts.down.shape[0])
             expert_format = experts.expert_format
             rounded = round_to(normed, expert_format)
             outputs = run_experts(rounded, dispatch, experts.gate_up, experts.down, expert_format)
             per_slot = outputs[3]
-            x = x + combine(per_slot, weights)
-            routes.append(ids)
+            x = x + combine(per_slot, routing.weights)
+            routes.append(routing.recorded)
         recorded = torch.stack(routes, dim=1).to(self.cache.routes.dtype)
         self.cache.routes[places.rows, places.positions] = recorded
         if len(batch.output_rows) < x.shape[0]:

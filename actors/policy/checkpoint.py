@@ -1,24 +1,23 @@
-"""Checkpoints in Qwen3-MoE's format, published weights, and digests.
+"""Checkpoints in Qwen3-MoE's and Qwen3's format, published weights, and digests.
 
 One table, `hf_views`, names every tensor of the format as a contiguous view of the model's own
 (fused) parameters; saving, loading, publishing and in-flight updates all go through it, so flat
 indices of a delta mean the same in `transformers`, in vLLM and here.
 
-The multi-token-prediction head is not part of the format: it lies beside it in `mtp.safetensors`,
-a file that `transformers` does not read, and is never published to generators.
+The multi-token-prediction head is no part of the format: mid-training alone uses it, and it is
+neither published nor saved here.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 
-from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.config import NumericsConfig, PolicyConfig
+from penstock.actors.policy.hf.config import CONFIG_FILE, config_json, read_hf_config
+from penstock.actors.policy.hf.weights import find_weights, write_weights
 from penstock.actors.policy.layers import TransformerLayer
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.snapshot import E8M0, FP8_E4M3
@@ -28,19 +27,6 @@ from penstock.kernels.digest import root_digest
 PUBLISHED_DTYPE = torch.bfloat16
 """The format of the weights that generators sample with; the trainer's masters are float32."""
 _BYTES = {torch.float8_e4m3fn: FP8_E4M3, torch.float8_e8m0fnu: E8M0}
-
-_FIXED_CONFIG = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "decoder_sparse_step": 1,
-    "hidden_act": "silu",
-    "mlp_only_layers": [],
-    "sliding_window": None,
-    "use_cache": True,
-    "use_sliding_window": False,
-}
 
 
 def hf_views(policy: Policy) -> dict[str, torch.Tensor]:
@@ -71,11 +57,12 @@ def _layer_views(layer: TransformerLayer, config: PolicyConfig) -> dict[str, tor
         "self_attn.o_proj.weight": attention.output,
         "self_attn.q_norm.weight": attention.query_norm,
         "self_attn.k_norm.weight": attention.key_norm,
-        "mlp.gate.weight": layer.router.weight,
     }
-    for expert in range(config.num_experts):
+    if layer.router is not None:
+        views["mlp.gate.weight"] = layer.router.weight
+    for expert in range(experts.down.shape[0]):
         gate, up = experts.gate_up[expert].chunk(2)
-        prefix = f"mlp.experts.{expert}."
+        prefix = "mlp." if layer.router is None else f"mlp.experts.{expert}."
         views[prefix + "gate_proj.weight"] = gate
         views[prefix + "up_proj.weight"] = up
         views[prefix + "down_proj.weight"] = experts.down[expert]
@@ -137,65 +124,34 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def save_checkpoint(policy: Policy, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Write config.json, model.safetensors and, if there is a head, mtp.safetensors.
-
-    Each file is replaced atomically; the weights are written last.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / "config.json", config_json(policy.config, dtype).encode())
-    if policy.config.mtp_num_heads:
-        head = {f"mtp.{name}": p.detach() for name, p in policy.mtp.named_parameters()}
-        write_atomic(folder / "mtp.safetensors", save(head))
-    state = {name: view.to(dtype).contiguous() for name, view in hf_views(policy).items()}
-    write_atomic(folder / "model.safetensors", save(state, {"format": "pt"}))
+    """Write config.json and the weights, which come last; each file is replaced atomically."""
+    name = str(dtype).removeprefix("torch.")
+    write_atomic(folder / CONFIG_FILE, config_json(policy.config, name).encode())
+    write_weights(folder, {name: view.to(dtype) for name, view in hf_views(policy).items()})
 
 
-def config_json(config: PolicyConfig, dtype: torch.dtype = PUBLISHED_DTYPE) -> str:
-    """Return the text of the format's `config.json`."""
-    values = msgspec.to_builtins(config) | _FIXED_CONFIG
-    del values["numerics"]
-    values["dtype"] = str(dtype).removeprefix("torch.")
-    return json.dumps(values, indent=2)
+def load_checkpoint(folder: Path, numerics: NumericsConfig | None = None) -> Policy:
+    """Read a folder of the format into a float32 policy.
 
-
-def load_checkpoint(folder: Path) -> Policy:
-    """Read a checkpoint of the format back into a float32 policy.
+    Args:
+        folder: with config.json and safetensors, as transformers writes it.
+        numerics: how the policy computes.
 
     Raises:
-        ValueError: a file that is not of the format, or whose tensors do not fit the config.
-        FileNotFoundError: a file that is missing.
+        ModelFormatError: A file that is missing or not of the format, tensors that do not fit the
+            config.
 
     """
-    policy = Policy(load_config(folder))
-    load_published(policy, _load_tensors(folder / "model.safetensors"))
-    if policy.config.mtp_num_heads:
-        head = _load_tensors(folder / "mtp.safetensors")
-        parameters = {f"mtp.{name}": p.detach() for name, p in policy.mtp.named_parameters()}
-        check_state(parameters, head)
-        for name, parameter in parameters.items():
-            parameter.copy_(head[name])
+    config = read_hf_config(folder)
+    config = msgspec.structs.replace(config, numerics=numerics or config.numerics)
+    files = find_weights(folder, tensor_shapes(config))
+    policy = Policy(config)
+    files.read_into(hf_views(policy))
     return policy
 
 
-def load_config(folder: Path) -> PolicyConfig:
-    """Read `config.json` of a Qwen3-MoE checkpoint; keys that fix nothing here are passed over.
-
-    Raises:
-        ValueError: not JSON, or an architecture other than Qwen3-MoE's.
-
-    """
-    path = folder / "config.json"
-    raw = json.loads(path.read_bytes())
-    if raw.get("model_type") != "qwen3_moe":
-        raise ValueError(f"{path}: model_type must be qwen3_moe, not {raw.get('model_type')!r}")
-    fields = PolicyConfig.__struct_fields__
-    known = {name: value for name, value in raw.items() if name in fields}
-    known["mtp_num_heads"] = raw.get("mtp_num_heads", 0)
-    return msgspec.convert(known, PolicyConfig)
-
-
-def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path}: not a safetensors file: {error}") from error
+def tensor_shapes(config: PolicyConfig) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of the format's tensors; allocates none of them."""
+    with torch.device("meta"):
+        policy = Policy(config)
+    return {name: tuple(view.shape) for name, view in hf_views(policy).items()}

@@ -1,4 +1,4 @@
-"""The policy's shape, in the field names of Qwen3-MoE's `config.json`, and its numerics.
+"""The policy's shape, in the field names of Qwen3's `config.json`, and its numerics.
 
 Imports no torch. How exactly trainer and sampler compute alike:
 
@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.messages.errors import ConfigError, PenstockError
-from penstock.messages.settings import PositiveFloat, PositiveInt, one_of
+from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveInt, one_of
 
 MODES = ("off", "fast", "exact")
 EXPERT_FORMATS = ("bf16", "mxfp8", "nvfp4")
@@ -39,8 +39,9 @@ class NumericsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     them all (Composer 2, arXiv 2603.24477)."""
 
     expert_format: Annotated[str, one_of(EXPERT_FORMATS)] = "bf16"
-    """Format of the operands of the experts' matmuls, for training and sampling alike; bf16 rounds
-    the published weights and nothing else. mxfp8 and nvfp4 are emulated exactly (`experts.py`)."""
+    """Format of the operands of the experts' matmuls, or of a dense model's layers, for
+    training and sampling alike; bf16 rounds the published weights and nothing else. mxfp8 and nvfp4
+    are emulated exactly (`experts.py`)."""
 
     def __post_init__(self) -> None:
         """Check fields against each other."""
@@ -89,24 +90,33 @@ class NumericsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.mode == "exact"
 
 
-class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Shape of the mixture-of-experts transformer; the defaults make 1.9M parameters."""
+_Width = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+"""Far beyond any model: what a folder claims is bounded before anything is allocated."""
 
-    vocab_size: PositiveInt = 1024
-    hidden_size: PositiveInt = 128
-    num_hidden_layers: PositiveInt = 4
-    num_attention_heads: PositiveInt = 4
+
+class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Shape of the transformer, sparse or dense; the defaults make 1.9M parameters."""
+
+    vocab_size: Annotated[int, msgspec.Meta(ge=1, le=2**22)] = 1024
+    hidden_size: _Width = 128
+    num_hidden_layers: Annotated[int, msgspec.Meta(ge=1, le=2**10)] = 4
+    num_attention_heads: Annotated[int, msgspec.Meta(ge=1, le=2**12)] = 4
     num_key_value_heads: PositiveInt = 2
-    head_dim: Annotated[int, msgspec.Meta(ge=2, multiple_of=2)] = 32
-    num_experts: Annotated[int, msgspec.Meta(ge=1, le=2**15)] = 8
-    num_experts_per_tok: PositiveInt = 2
-    moe_intermediate_size: PositiveInt = 128
+    head_dim: Annotated[int, msgspec.Meta(ge=2, le=2**12, multiple_of=2)] = 32
+    num_experts: Annotated[int, msgspec.Meta(ge=0, le=2**15)] = 8
+    """Experts of each layer; 0 is a dense model, Qwen3's architecture, which has no routes."""
+    num_experts_per_tok: NonNegativeInt = 2
+    """Experts that a token goes through; 0 in a dense model."""
+    moe_intermediate_size: _Width = 128
+    """Width of one expert; without effect in a dense model."""
+    intermediate_size: Annotated[int, msgspec.Meta(ge=0, le=2**20)] = 0
+    """Width of a dense model's feed-forward layers; 0 with experts."""
     norm_topk_prob: bool = True
     """Whether the weights of a token's chosen experts are scaled to sum to one."""
     rope_theta: PositiveFloat = 10_000.0
     rms_norm_eps: PositiveFloat = 1e-6
     tie_word_embeddings: bool = True
-    max_position_embeddings: PositiveInt = 2048
+    max_position_embeddings: Annotated[int, msgspec.Meta(ge=1, le=2**21)] = 2048
     """Longest sequence, in tokens, that the rotary table covers."""
     mtp_num_heads: Annotated[int, msgspec.Meta(ge=0, le=1)] = 1
     """Multi-token-prediction heads, 0 or 1; used by mid-training only."""
@@ -119,16 +129,39 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             self.num_attention_heads % self.num_key_value_heads == 0,
             "num_attention_heads must be a multiple of num_key_value_heads",
         )
-        _require(
-            self.num_experts_per_tok <= self.num_experts,
-            "num_experts_per_tok must be at most num_experts",
-        )
+        if self.is_dense:
+            _require(
+                self.num_experts_per_tok == 0 and self.intermediate_size > 0,
+                "without experts (num_experts 0), num_experts_per_tok must be 0 and "
+                "intermediate_size at least 1",
+            )
+        else:
+            _require(
+                1 <= self.num_experts_per_tok <= self.num_experts,
+                "num_experts_per_tok must be at least 1 and at most num_experts",
+            )
+            _require(self.intermediate_size == 0, "intermediate_size must be 0 with experts")
+            _require(
+                self.num_experts * self.num_hidden_layers <= 2**17,
+                f"num_experts times num_hidden_layers must be at most {2**17}",
+            )
         block = _BLOCKS[self.numerics.expert_format]
+        name = "intermediate_size" if self.is_dense else "moe_intermediate_size"
         _require(
-            self.hidden_size % block == 0 and self.moe_intermediate_size % block == 0,
-            f"hidden_size and moe_intermediate_size must be multiples of {block} "
+            self.hidden_size % block == 0 and self.ffn_width % block == 0,
+            f"hidden_size and {name} must be multiples of {block} "
             f"for numerics.expert_format {self.numerics.expert_format}",
         )
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether every token goes through the same feed-forward layer: no experts, no routes."""
+        return self.num_experts == 0
+
+    @property
+    def ffn_width(self) -> int:
+        """Intermediate size of an expert, or of a dense model's feed-forward layer."""
+        return self.intermediate_size if self.is_dense else self.moe_intermediate_size
 
     @property
     def query_dim(self) -> int:

@@ -5,6 +5,7 @@ checkpoint format is a contiguous view of it (see `checkpoint.py`).
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -13,6 +14,21 @@ from torch.nn import functional as F
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.experts import ExpertMlp, StraightThrough
 from penstock.kernels.reference.routing import replay_experts
+
+
+class RoutedTokens(NamedTuple):
+    """Where T tokens go: K experts each, of E; K and E are 0 in a dense model."""
+
+    experts: torch.Tensor
+    """[T, K] int64, or [T, 1] zeros: what to run."""
+    weights: torch.Tensor
+    """Of `experts`."""
+    recorded: torch.Tensor
+    """[T, K] int64: the routes to keep."""
+    scores: torch.Tensor
+    """[T, E]."""
+    flips: torch.Tensor
+    """0-dim int64: how many recorded ids the router itself would not have chosen."""
 
 
 class Router(nn.Module):
@@ -26,19 +42,13 @@ class Router(nn.Module):
         self.dtype = torch.float32 if config.numerics.has_exact_gate else torch.bfloat16
         self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
 
-    def forward(
-        self, x: torch.Tensor, recorded: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor, recorded: torch.Tensor | None) -> RoutedTokens:
         """Route [T, d].
 
         Args:
             recorded: [T, K] expert ids to use instead of the router's, in slot order; a row that
                 starts with `ROUTE_FREE` is routed freely. Weights always come from the scores of
                 this pass, so gradients reach the router.
-
-        Returns:
-            ids [T, K] int64, weights [T, K], scores [T, E], and how many recorded ids the
-            router itself would not have chosen (0-dim int64).
 
         """
         logits = F.linear(x.to(self.dtype), self.weight.to(self.dtype)).float()
@@ -51,7 +61,7 @@ class Router(nn.Module):
         weights = scores.gather(1, ids)
         if self.normalize:
             weights = weights / weights.sum(-1, keepdim=True)
-        return ids, weights, scores, flips
+        return RoutedTokens(ids, weights, ids, scores, flips)
 
 
 @dataclass(frozen=True)
@@ -162,14 +172,14 @@ def _attend(
 
 
 class Experts(nn.Module):
-    """The experts' weights, stacked."""
+    """The experts' weights, stacked; a dense layer is one expert that every token goes through."""
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
-        width, hidden = config.moe_intermediate_size, config.hidden_size
+        count, width, hidden = max(config.num_experts, 1), config.ffn_width, config.hidden_size
         self.expert_format = config.numerics.expert_format
-        self.gate_up = nn.Parameter(torch.empty(config.num_experts, 2 * width, hidden))
-        self.down = nn.Parameter(torch.empty(config.num_experts, hidden, width))
+        self.gate_up = nn.Parameter(torch.empty(count, 2 * width, hidden))
+        self.down = nn.Parameter(torch.empty(count, hidden, width))
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """[T, d] through the chosen experts -> [T, d]."""
@@ -184,7 +194,10 @@ class Experts(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """One transformer block: attention, then experts, each after a norm and around a skip."""
+    """One transformer block: attention, then experts, each after a norm and around a skip.
+
+    A dense model's layer has no router and one expert, of weight 1.
+    """
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
@@ -192,16 +205,26 @@ class TransformerLayer(nn.Module):
         self.attention_norm = nn.Parameter(torch.ones(config.hidden_size))
         self.attention = Attention(config)
         self.expert_norm = nn.Parameter(torch.ones(config.hidden_size))
-        self.router = Router(config)
+        self.router = None if config.is_dense else Router(config)
         self.experts = Experts(config)
 
     def forward(
         self, x: torch.Tensor, segments: Segments, recorded: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[T, d] -> ([T, d], expert ids [T, K], router scores [T, E], mismatched ids)."""
+    ) -> tuple[torch.Tensor, RoutedTokens]:
+        """[T, d] -> [T, d], and what the router did."""
         shape = (x.shape[-1],)
         normed = F.rms_norm(x, shape, self.attention_norm, self.eps)
         x = x + self.attention(normed, segments)
         normed = F.rms_norm(x, shape, self.expert_norm, self.eps)
-        ids, weights, scores, mismatch = self.router(normed, recorded)
-        return x + self.experts(normed, ids, weights), ids, scores, mismatch
+        routing = self.route(normed, recorded)
+        return x + self.experts(normed, routing.experts, routing.weights), routing
+
+    def route(self, x: torch.Tensor, recorded: torch.Tensor | None = None) -> RoutedTokens:
+        """Route [T, d]; without a router all of it to the one expert, and nothing is recorded."""
+        if self.router is not None:
+            return self.router(x, recorded)
+        only = torch.zeros(x.shape[0], 1, dtype=torch.int64)
+        nothing = only.new_empty(x.shape[0], 0)
+        return RoutedTokens(
+            only, torch.ones(only.shape), nothing, x.new_empty(nothing.shape), only.new_zeros(())
+        )

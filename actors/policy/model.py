@@ -1,4 +1,4 @@
-"""The policy: a mixture-of-experts transformer of Qwen3-MoE's architecture, in plain torch.
+"""The policy: a transformer of Qwen3-MoE's or Qwen3's architecture, in plain torch.
 
 Forward and backward give the same bits on every run on the CPU at a fixed thread count; exact
 replay of training rests on that. Sequences are packed: `input_ids` is flat and `lengths` says
@@ -31,7 +31,8 @@ class PolicyOutput:
     num_recorded: int
     """Recorded ids, in all layers."""
     balance_loss: torch.Tensor
-    """0-dim: load balance, 1 when even (Switch Transformer, arXiv 2101.03961, equation 4)."""
+    """0-dim: load balance, 1 when even (Switch Transformer, arXiv 2101.03961, equation 4); 0 in a
+    dense model."""
 
     @property
     def router_mismatch(self) -> float:
@@ -149,12 +150,12 @@ class Policy(nn.Module):
         routes, balance, flips = [], [], []
         for index, layer in enumerate(self.layers):
             replay = None if recorded is None else recorded[:, index]
-            x, ids, scores, flipped = layer(x, segments, replay)
+            x, routing = layer(x, segments, replay)
             if states is not None:
                 x = TakeValue.apply(x, states[index])
-            routes.append(ids.to(torch.int16))
-            balance.append(_balance(ids, scores))
-            flips.append(flipped)
+            routes.append(routing.recorded.to(torch.int16))
+            balance.append(_balance(routing.recorded, routing.scores))
+            flips.append(routing.flips)
         return PolicyOutput(
             hidden=F.rms_norm(x, (x.shape[-1],), self.final_norm, self.config.rms_norm_eps),
             routed_experts=torch.stack(routes, dim=1),
@@ -232,5 +233,5 @@ def _ancestors(count: int, parents: Sequence[int] | None) -> tuple[tuple[int, ..
 def _balance(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """E * sum over experts of (share of slots) * (mean score)."""
     num_experts = scores.shape[1]
-    share = torch.bincount(ids.reshape(-1), minlength=num_experts) / ids.numel()
+    share = torch.bincount(ids.reshape(-1), minlength=num_experts) / max(ids.numel(), 1)
     return num_experts * (share * scores.mean(0)).sum()

@@ -4,8 +4,9 @@ import asyncio
 
 import numpy as np
 
-from penstock.actors.policy.checkpoint import as_numpy, config_json, publishable_state
+from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.hf.config import config_json
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.snapshot import SnapshotPublisher
 from penstock.actors.runtime.actor import Effects

@@ -1,4 +1,4 @@
-/* One inference step of a Qwen3-MoE transformer on the CPU, in float32.
+/* One inference step of a Qwen3-MoE or Qwen3 transformer on the CPU, in float32.
  *
  * Every sum runs in an order that depends on nothing but its own length, so a token's result is the
  * same bits alone or in any batch, prefilled in any chunks, with or without a cached prefix.

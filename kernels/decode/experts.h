@@ -1,4 +1,4 @@
-/* The mixture of experts. */
+/* The mixture of experts; without a router, a dense feed-forward layer. */
 #ifndef PENSTOCK_DECODE_EXPERTS_H
 #define PENSTOCK_DECODE_EXPERTS_H
 #include "matmul.h"
@@ -15,9 +15,14 @@ static void experts(const shape_t *s, const weights_t *w, const step_t *b, long 
     float *scores = scratch, *weights = scores + N * E, *gathered = weights + N * K;
     float *both = gathered + N * d, *active = both + N * 2 * f, *results = active + N * f;
     int32_t *ids = (int32_t *)(results + N * K * d), *slots = ids + N * K;
-    matmul(normed, N, d, layer->gate, E, scores);
+    if (layer->gate) matmul(normed, N, d, layer->gate, E, scores);
     int32_t *flips = b->flips ? b->flips + 2 * index : 0;
     for (long t = 0; t < N; t++) {
+        if (!layer->gate) { /* a dense model: one expert, chosen = experts = 1 */
+            ids[t] = 0;
+            weights[t] = 1.0f;
+            continue;
+        }
         const int16_t *recorded = b->replay ? b->replay + (t * s->layers + index) * K : 0;
         route(s, scores + t * E, recorded, b->plausible, ids + t * K, weights + t * K, flips);
         record(s, b, index, t, ids + t * K);

@@ -88,7 +88,8 @@ class LayerWeights:
     query_norm: np.ndarray
     key_norm: np.ndarray
     expert_norm: np.ndarray
-    gate: np.ndarray
+    gate: np.ndarray | None
+    """The router's; None in a dense model, whose every token goes through the one expert."""
     gate_up: np.ndarray
     """[E, ...]: each expert's gate rows, then its up rows, packed as one matrix."""
     down: np.ndarray
@@ -149,7 +150,9 @@ def pack(matrix: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.swapaxes(panels, -1, -2))
 
 
-def _address(array: np.ndarray) -> int:
+def _address(array: np.ndarray | None) -> int | None:
+    if array is None:
+        return None
     assert array.dtype == np.float32
     assert array.flags.c_contiguous
     return array.ctypes.data

@@ -158,9 +158,10 @@ def test_checkpoint_round_trip_is_exact(tmp_path):
     policy = lively()
     save_checkpoint(policy, tmp_path)
     loaded = load_checkpoint(tmp_path)
-    assert loaded.config == policy.config
-    for (name, ours), theirs in zip(policy.named_parameters(), loaded.parameters(), strict=True):
-        assert torch.equal(ours, theirs), name
+    assert loaded.config == msgspec.structs.replace(policy.config, mtp_num_heads=0)
+    parameters = dict(policy.named_parameters())
+    for name, theirs in loaded.named_parameters():
+        assert torch.equal(parameters[name], theirs), name
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -172,7 +173,7 @@ def test_bad_checkpoints_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"model\.safetensors"):
         load_checkpoint(tmp_path)
     weights.unlink()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ValueError, match=r"model\.safetensors: no such file, or an index"):
         load_checkpoint(tmp_path)
 
 

@@ -1,0 +1,230 @@
+"""`config.json` of a Hugging Face folder, read strictly and written.
+
+Every key has one of three kinds: it gives the policy's shape; it must have the value that the
+policy computes with; or it has no effect on the logits. Any other key, and any other value, is an
+error that names it: a key that is passed over silently gives wrong logits and no error. The
+spellings of transformers 4.x (`rope_theta`, `torch_dtype`) and 5.x (`rope_parameters`, `dtype`,
+`num_local_experts`) are both read; what is written, both read.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from penstock.actors.policy.config import PolicyConfig
+from penstock.messages.errors import PenstockError
+
+CONFIG_FILE = "config.json"
+_CONFIG_BYTES_MAX = 1 << 20
+
+_SHAPE = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"),
+)
+"""Keys that are fields of `PolicyConfig`, in every architecture."""
+_SHAPE_BY_TYPE = {
+    "qwen3_moe": ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"),
+    "qwen3": ("intermediate_size",),
+}
+_CLASSES = {"qwen3_moe": "Qwen3MoeForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_READ_APART = {
+    "qwen3_moe": ("num_experts", "num_local_experts"),
+    "qwen3": (),
+}
+_READ_APART_ALWAYS = ("model_type", "head_dim", "rope_theta", "rope_parameters", "layer_types")
+_DENSE_HEAD_DIM = 128
+"""What `Qwen3Config` has where the key is missing; `Qwen3MoeConfig` divides."""
+
+_COMPUTED: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (False,),
+    "attention_dropout": (0.0, 0),
+    "hidden_act": ("silu",),
+    "use_sliding_window": (False,),
+    "rope_scaling": (None,),
+    "decoder_sparse_step": (1,),
+    "mlp_only_layers": ([], None),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "chunk_size_feed_forward": (0,),
+    "pruned_heads": ({}, None),
+    "tie_encoder_decoder": (False,),
+    "quantization_config": (None,),
+}
+"""Keys whose value must be one that the policy computes with."""
+
+_WITHOUT_EFFECT = frozenset(
+    (
+        *("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"),
+        *("initializer_range", "output_router_logits", "router_aux_loss_coef"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "tokenizer_class"),
+        *("id2label", "label2id", "problem_type", "finetuning_task", "task_specific_params"),
+        *("return_dict", "output_hidden_states", "output_attentions"),
+        *("sliding_window", "max_window_layers"),  # use_sliding_window is false
+        "intermediate_size",  # of a sparse model's dense layers, of which there are none
+    )
+)
+"""Keys that change no logit of a model that is otherwise as this one computes it."""
+
+
+class ModelFormatError(PenstockError, ValueError):
+    """A model folder that the policy cannot compute; the text names file, key or tensor."""
+
+
+def read_hf_config(folder: Path) -> PolicyConfig:
+    """Read `config.json` of a Qwen3-MoE or a dense Qwen3 model.
+
+    Raises:
+        ModelFormatError: No such file, or a key that is unknown, missing, or has a value that the
+            policy does not compute; the text names it, its value and what was expected.
+
+    """
+    path = folder / CONFIG_FILE
+    raw = read_json(path, _CONFIG_BYTES_MAX)
+    model_type = raw.get("model_type")
+    if not isinstance(model_type, str) or model_type not in _CLASSES:
+        _refuse(path, raw, "model_type", f"one of {', '.join(sorted(_CLASSES))}")
+    names = (*_SHAPE, *_SHAPE_BY_TYPE[model_type])
+    _check_keys(path, raw, model_type, names)
+    values = {name: _required(path, raw, name) for name in names}
+    values["rope_theta"] = _rope_theta(path, raw)
+    values["head_dim"] = _head_dim(path, raw, model_type)
+    values["mtp_num_heads"] = 0
+    if model_type == "qwen3_moe":
+        values["num_experts"] = _num_experts(path, raw)
+    else:
+        values |= {"num_experts": 0, "num_experts_per_tok": 0}
+    try:
+        return msgspec.convert(values, PolicyConfig)
+    except msgspec.ValidationError as error:
+        raise ModelFormatError(f"{path}: {error}") from error
+
+
+def read_json(path: Path, bytes_max: int) -> dict[str, Any]:
+    """Read a JSON object of at most `bytes_max` bytes.
+
+    Raises:
+        ModelFormatError: There is no such file, it is longer, or no JSON object.
+
+    """
+    if not path.is_file():
+        raise ModelFormatError(f"{path}: no such file; expected a Hugging Face model's folder")
+    with path.open("rb") as file:
+        data = file.read(bytes_max + 1)
+    if len(data) > bytes_max:
+        raise ModelFormatError(f"{path}: expected at most {bytes_max} bytes")
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelFormatError(f"{path}: expected a JSON object: {error}") from error
+
+
+def config_json(config: PolicyConfig, dtype: str = "bfloat16", **extra: Any) -> str:
+    """Return the text of a `config.json` that transformers 4.x and 5.x, vLLM and we read alike.
+
+    Args:
+        config: the shape; its multi-token-prediction head is no part of the format.
+        dtype: of the tensors beside it.
+        extra: keys without effect on the logits, such as `eos_token_id`.
+
+    """
+    model_type = "qwen3" if config.is_dense else "qwen3_moe"
+    names = (*_SHAPE, *_SHAPE_BY_TYPE[model_type], "head_dim", "rope_theta")
+    values: dict[str, Any] = {name: getattr(config, name) for name in names}
+    values |= {
+        "architectures": [_CLASSES[model_type]],
+        "model_type": model_type,
+        "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
+        "rope_scaling": None,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "use_cache": True,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+    }
+    if not config.is_dense:
+        values |= {
+            "num_experts": config.num_experts,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
+    return json.dumps(values | extra, indent=2, sort_keys=True)
+
+
+def _check_keys(
+    path: Path, raw: Mapping[str, Any], model_type: str, names: tuple[str, ...]
+) -> None:
+    """Refuse keys that are not known, and values that are not computed."""
+    allowed = {**_COMPUTED, "architectures": ([_CLASSES[model_type]], None)}
+    known = {*names, *_READ_APART_ALWAYS, *_READ_APART[model_type], *_WITHOUT_EFFECT}
+    for key, value in raw.items():
+        if key in allowed:
+            if not any(type(value) is type(one) and value == one for one in allowed[key]):
+                _refuse(path, raw, key, " or ".join(map(json.dumps, allowed[key])))
+        elif key not in known:
+            _refuse(path, raw, key, f"no such key: {model_type} is not computed with it")
+    types, num_layers = raw.get("layer_types"), raw.get("num_hidden_layers")
+    full = isinstance(types, list) and all(one == "full_attention" for one in types)
+    if types is not None and not (full and len(types) == num_layers):
+        _refuse(path, raw, "layer_types", f"{num_layers} times full_attention")
+
+
+def _rope_theta(path: Path, raw: Mapping[str, Any]) -> Any:
+    """Return the base of the rotary angles in either spelling, which must agree."""
+    parameters = raw.get("rope_parameters")
+    if parameters is None:
+        return _required(path, raw, "rope_theta")
+    if not isinstance(parameters, dict) or "rope_theta" not in parameters:
+        _refuse(path, raw, "rope_parameters", "an object with rope_theta")
+    for key, value in parameters.items():
+        if key != "rope_theta" and (key, value) != ("rope_type", "default"):
+            shown = {f"rope_parameters.{key}": value}
+            _refuse(path, shown, f"rope_parameters.{key}", "rope_type default and no further key")
+    theta = parameters["rope_theta"]
+    if raw.get("rope_theta", theta) != theta:
+        _refuse(path, raw, "rope_theta", f"{theta!r}, as rope_parameters has it")
+    return theta
+
+
+def _num_experts(path: Path, raw: Mapping[str, Any]) -> Any:
+    """Return the number of experts in either spelling, which must agree."""
+    if "num_experts" not in raw:
+        name = "num_local_experts" if "num_local_experts" in raw else "num_experts"
+        return _at_least_one(path, raw, name)
+    count = _at_least_one(path, raw, "num_experts")
+    if raw.get("num_local_experts", count) != count:
+        _refuse(path, raw, "num_local_experts", f"{count!r}, as num_experts has it")
+    return count
+
+
+def _at_least_one(path: Path, raw: Mapping[str, Any], name: str) -> int:
+    value = _required(path, raw, name)
+    if type(value) is not int or value < 1:
+        _refuse(path, raw, name, "an integer of at least 1")
+    return value
+
+
+def _head_dim(path: Path, raw: Mapping[str, Any], model_type: str) -> Any:
+    if "head_dim" in raw:
+        return _required(path, raw, "head_dim")
+    if model_type == "qwen3":
+        return _DENSE_HEAD_DIM
+    hidden = _at_least_one(path, raw, "hidden_size")
+    return hidden // _at_least_one(path, raw, "num_attention_heads")
+
+
+def _required(path: Path, raw: Mapping[str, Any], name: str) -> Any:
+    if name not in raw:
+        raise ModelFormatError(f"{path}: {name} is missing")
+    return raw[name]
+
+
+def _refuse(path: Path, raw: Mapping[str, Any], key: str, expected: str) -> NoReturn:
+    value = json.dumps(raw.get(key))
+    shown = value if len(value) <= 200 else f"{value[:200]}..."
+    raise ModelFormatError(f"{path}: {key} is {shown}, expected {expected}")
