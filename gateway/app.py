@@ -51,7 +51,7 @@ def _outer(services: Services) -> Middleware:
             response = await handler(request)
         except ConnectionResetError:
             response = web.Response(status=499)
-        except (ApiError, PenstockError, web.HTTPException) as error:
+        except (ApiError, PenstockError, web.HTTPException, web.RequestPayloadError) as error:
             response = error_response(_as_api_error(error))
         except Exception:  # The top of a request: its failure is this user's alone.
             log.exception("%s failed", request[REQUEST_ID])
@@ -75,4 +75,7 @@ def _as_api_error(error: Exception) -> ApiError:
         return ApiError(413, "body_too_large", "the body is larger than this gateway takes")
     if isinstance(error, web.HTTPException):
         return ApiError(error.status, error.reason.lower().replace(" ", "_"), error.reason)
+    if isinstance(error, web.RequestPayloadError):
+        text = "the body is not in its Content-Encoding, or was cut short"
+        return ApiError(400, "invalid_body", text)
     return ApiError(503, "unavailable", str(error), retry_after_s=1.0)

@@ -12,8 +12,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Address and bounds of one gateway."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Beyond loopback the live page, its state and the metrics need a key,
-    too, and TLS is a proxy's work."""
+    """Address to listen on. Beyond loopback, or through a proxy, the live page, its state and the
+    metrics need a key, too; TLS is a proxy's work."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8080
     """0 takes a free one."""
     model: str = "policy"

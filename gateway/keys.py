@@ -63,7 +63,7 @@ class KeyRing:
 
 def hash_key(secret: str) -> str:
     """Return the SHA-256 of a key in hex."""
-    return hashlib.sha256(secret.encode()).hexdigest()
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def create_key(path: Path, *, key_id: str, training_consent: bool = False) -> KeySpec:

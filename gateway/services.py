@@ -1,5 +1,8 @@
 """What the endpoints share: configuration, keys, limits, metrics, recent requests."""
 
+import base64
+import ipaddress
+import re
 from collections import OrderedDict
 
 from aiohttp import web
@@ -17,8 +20,31 @@ from penstock.messages.feedback import InferenceRecorded
 NUM_REQUESTS_KNOWN_MAX = 100_000
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 REQUEST_ID = web.RequestKey("request_id", str)
+_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+"""Names under which this machine reaches itself."""
+_PROXY_HEADERS = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via")
 EXTRA_HEADERS = web.RequestKey("extra_headers", dict[str, str])
 """Sent with the reply, whether it is one or an error."""
+
+
+def is_same_host(request: web.Request) -> bool:
+    """Return whether a request comes from this machine, directly, and for this machine's name."""
+    if any(name in request.headers for name in _PROXY_HEADERS):
+        return False
+    try:
+        is_loopback = ipaddress.ip_address(request.remote or "").is_loopback
+    except ValueError:
+        return False
+    name = _HOST.fullmatch(request.headers.get("Host", ""))
+    return is_loopback and name is not None
+
+
+def _password(encoded: str) -> str:
+    """Return the password of basic credentials, or "" where there is none."""
+    try:
+        return base64.b64decode(encoded, validate=True).decode().partition(":")[2]
+    except ValueError:
+        return ""
 
 
 class RequestIndex:
@@ -117,12 +143,25 @@ class Services:
     def admit_viewer(self, request: web.Request) -> None:
         """Let anyone on this machine see the run; anyone else needs a key.
 
+        A browser gives the key as the password of its own dialog. Behind a proxy everyone comes
+        from this machine, and a page of another site reaches it under that site's name: neither
+        counts as being on it.
+
         Raises:
             ApiError: 401.
 
         """
-        if not self.config.is_local:
-            self.authenticate(request)
+        if self.config.is_local and is_same_host(request):
+            return
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() == "basic":
+            is_known = self.keys.find(f"Bearer {_password(given)}") is not None
+        else:
+            is_known = self.keys.find(f"{scheme} {given}") is not None
+        if not is_known:
+            request[EXTRA_HEADERS] = {"WWW-Authenticate": 'Basic realm="penstock"'}
+            text = "expected a key of this gateway: as a bearer key, or as the password of a user"
+            raise ApiError(401, "invalid_api_key", text)
 
     def authenticate(self, request: web.Request) -> KeySpec:
         """Return the key of a request.

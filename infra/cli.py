@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.infra.bench.command import BENCHES
 from penstock.infra.commands.images import add_images
+from penstock.infra.commands.output import printable
 from penstock.infra.simulate.arguments import add_simulation
 from penstock.infra.tasks.command import add_sandbox_commands
 from penstock.infra.weights.command import add_actions
@@ -34,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (PenstockError, OSError) as error:
-        sys.stderr.write(f"penstock: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"penstock: {type(error).__name__}: {printable(str(error))}\n")
         return 2
     except KeyboardInterrupt:
         return 130

@@ -1,15 +1,16 @@
-"""Atomic file writes."""
+"""Atomic file writes, and folders that are their owner's alone."""
 
 import os
 import tempfile
 from pathlib import Path
+from typing import IO
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o644, is_exclusive: bool = False) -> None:
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, is_exclusive: bool = False) -> None:
     """Write so that a reader sees the old bytes or the new ones, whatever happens.
 
     Args:
-        path: The file; its folder is made where it is absent.
+        path: The file; its folder is made where it is absent, for its owner alone.
         data: All of it.
         mode: Permissions.
         is_exclusive: Only make the file: of several writers at once, one does.
@@ -19,7 +20,7 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644, is_exclusive: bo
         OSError: e.g. no space; the old file is untouched and nothing is left behind.
 
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -34,6 +35,21 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644, is_exclusive: bo
         sync_folder(path.parent)
     finally:
         Path(temporary).unlink(missing_ok=True)
+
+
+def private_folder(path: Path) -> None:
+    """Make a folder and its missing parents, readable by their owner alone (0700).
+
+    What a run stores are users' texts, hidden tests and credentials.
+    """
+    if not path.is_dir():
+        private_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
+def open_private(path: Path, mode: str) -> IO[bytes]:
+    """Open a binary file; a new one is readable by its owner alone (0600)."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def sync_folder(folder: Path) -> None:

@@ -138,7 +138,7 @@ def _calls_of(message: RequestMessage, index: int) -> tuple[ToolCall, ...]:
 def _parse_call(call: RequestedCall, param: str) -> ToolCall:
     try:
         arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise invalid(f"expected a JSON object: {error}", param) from error
     texts = {name: _as_text(value) for name, value in arguments.items()}
     return ToolCall(name=call.function.name, arguments=texts)
@@ -153,7 +153,7 @@ def _as_type(value: str, schema: Any) -> Any:
     try:
         type_name = msgspec.convert(schema, _PropertySchema).type
         return msgspec.json.decode(value, type=_TYPES[type_name])
-    except (msgspec.MsgspecError, KeyError):
+    except (ValueError, RecursionError, KeyError):
         return value
 
 

@@ -139,7 +139,7 @@ def decode_body(body: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise _as_api_error(error) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from error
 
 

@@ -15,8 +15,16 @@ _POLICY = (
 
 def render_page(state_json: bytes = b"null") -> str:
     """Return the page with a state inside; `null` makes it follow its gateway."""
-    safe = state_json.decode().replace("</", "<\\/").replace("\u2028", "\\u2028")
-    return _template().replace("/*STATE*/null", safe)
+    return _template().replace("/*STATE*/null", script_json(state_json))
+
+
+def script_json(data: bytes) -> str:
+    """Return JSON that a page may hold in a `<script>`, whatever its strings say.
+
+    `<` occurs in strings alone; escaped, no string ends the script or begins a comment in it.
+    """
+    text = data.decode("utf-8", "replace").replace("<", "\\u003c")
+    return text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 async def live_page(services: Services, request: web.Request) -> web.Response:

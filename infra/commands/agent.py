@@ -8,7 +8,11 @@
 
 import argparse
 import asyncio
+import contextlib
+import os
+import shutil
 import sys
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +26,8 @@ from penstock.envs.harness.tool_calls import ToolResult
 from penstock.envs.harness.versions import tool_schemas
 from penstock.envs.microvm.machine import GuestSandbox
 from penstock.envs.microvm.process import ProcessBackend
-from penstock.envs.sandbox import WORK_DIR, Sandbox
-from penstock.infra.commands.output import print_result
+from penstock.envs.sandbox import WORK_DIR
+from penstock.infra.commands.output import print_result, printable
 from penstock.infra.run.runs import find_run
 from penstock.messages.errors import NotFoundError, PenstockError
 from penstock.messages.rollout import ToolCall
@@ -31,6 +35,7 @@ from penstock.messages.task import Limits
 
 REQUEST_S_MAX = 300.0
 SAID_CHARACTERS_MAX = 400
+KEY_VARIABLE = "PENSTOCK_AGENT_KEY"
 
 
 class AgentError(PenstockError, ConnectionError):
@@ -54,14 +59,16 @@ class CheckoutBackend(ProcessBackend):
 
     The agent's programs run under bubblewrap with the guest agent of the microVMs as their first
     process, so paths, environment, limits and wording are those of training. There is no network.
-    The isolation class is `process`: this is for a user's own code, not for hostile code.
+    The isolation class is `process`: this is for a user's own code, not for hostile code. What git
+    runs on its own is out of the model's reach: every repository's internals are read-only, and
+    `remove_planted` takes away those that were not there before.
 
     Args:
         folder: Becomes the working directory, writable.
         cache: Folder with the guest agent.
 
     Raises:
-        NotFoundError: It is not a folder.
+        NotFoundError: It is not a folder, or itself a bare repository.
         BackendUnavailable: The guest agent or bubblewrap is missing.
 
     """
@@ -70,13 +77,58 @@ class CheckoutBackend(ProcessBackend):
         if not folder.is_dir():
             raise NotFoundError(f"{folder}: expected a folder")
         super().__init__(cache)
+        folder = folder.resolve()
+        self._folder, repositories = folder, find_repositories(folder)
+        if folder in repositories:
+            raise NotFoundError(f"{folder}: expected a checkout, not a bare repository")
+        self._known = set(repositories.values())
+        mounts = ["--bind", str(folder), WORK_DIR]
+        for path in sorted(repositories):
+            mounts += ["--ro-bind", str(path), f"{WORK_DIR}/{path.relative_to(folder)}"]
         at = self._command_prefix.index("--")
-        self._command_prefix[at:at] = ["--bind", str(folder.resolve()), WORK_DIR]
+        self._command_prefix[at:at] = mounts
+
+    def remove_planted(self) -> list[Path]:
+        """Remove repositories that the model made; return where they were."""
+        found = find_repositories(self._folder)
+        planted = sorted(path for path, inode in found.items() if inode not in self._known)
+        for path in planted:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        return planted
 
 
-async def open_checkout(folder: Path) -> GuestSandbox:
-    """Start a sandbox over a folder; close it after use."""
-    return await CheckoutBackend(folder).start(timeout_s=30.0)
+def find_repositories(folder: Path) -> dict[Path, int]:
+    """Return what git would take for a repository below a folder, itself included, with its inode.
+
+    Those are entries called `.git` in any case of letters, and bare ones: a folder with a HEAD
+    beside objects and refs, or beside a file that says where they are. Git runs programs that
+    their configuration and hooks name.
+    """
+    found: list[Path] = []
+    for root, folders, files in os.walk(folder):
+        names = {*folders, *files}
+        found += [Path(root) / name for name in names if name.lower() == ".git"]
+        folders[:] = [name for name in folders if name.lower() != ".git"]
+        if "HEAD" in names and (names >= {"objects", "refs"} or "commondir" in names):
+            found.append(Path(root))
+            folders.clear()
+    return {path: path.lstat().st_ino for path in found}
+
+
+@contextlib.asynccontextmanager
+async def open_checkout(folder: Path) -> AsyncGenerator[GuestSandbox]:
+    """Yield a sandbox over a folder; what the model planted there is gone afterwards."""
+    backend = CheckoutBackend(folder)
+    sandbox = await backend.start(timeout_s=30.0)
+    try:
+        yield sandbox
+    finally:
+        await sandbox.close()
+        for path in backend.remove_planted():
+            _say(f"removed {path}: the model made a git repository, which could run programs")
 
 
 class Model:
@@ -187,21 +239,19 @@ async def _run(arguments: argparse.Namespace) -> AgentReport:
     embedder = None
     if arguments.embeddings:
         embedder = HttpEmbedder(arguments.embeddings, arguments.embeddings_model)
-    sandbox: Sandbox = await open_checkout(arguments.repo)
-    try:
+    async with open_checkout(arguments.repo) as sandbox:
         session = Session(HARNESS_VERSION_2, sandbox, limits, embedder)
         return await work(model, session, arguments.instruction, arguments.turns, _say)
-    finally:
-        await sandbox.close()
 
 
 def _model(arguments: argparse.Namespace) -> Model:
     if arguments.url:
-        return Model(arguments.url, arguments.key, arguments.model)
+        key = arguments.key_file.read_text().strip() if arguments.key_file else ""
+        return Model(arguments.url, key or os.environ.get(KEY_VARIABLE, ""), arguments.model)
     found = find_run(arguments.run, arguments.runs_dir)
     key = found.gateway_key.read_text().strip()
     return Model(f"{found.gateway_url.read_text().strip()}/v1", key, arguments.model)
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(printable(text) + "\n")

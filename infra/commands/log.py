@@ -12,6 +12,7 @@ import tomli_w
 from penstock.actors.runtime.files import write_atomic
 from penstock.infra.commands.log_file import export_log, import_log, log_types, read_header
 from penstock.infra.commands.log_lines import cat_log
+from penstock.infra.commands.output import printable
 from penstock.infra.run.config_file import parse_config
 from penstock.infra.run.runs import RunDir, find_run, open_log
 from penstock.messages.base import Event
@@ -92,7 +93,7 @@ async def _cat(arguments: argparse.Namespace) -> None:
     async with open_log(found, "cat", any_format=True) as bus:
         messages = bus.read_raw(streams)
         async for line in cat_log(messages, {kind.__name__ for kind in types}):
-            sys.stdout.write(line + "\n")
+            sys.stdout.write(printable(line) + "\n")
 
 
 def _types(names: list[str]) -> list[type[Event]]:

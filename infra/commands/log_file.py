@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import msgspec
 import zstandard
 
+from penstock.actors.runtime.files import open_private
 from penstock.messages.base import FORMAT, Event, Stream, check_format
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.codec import EVENTS, decode, encode
@@ -55,7 +56,7 @@ async def export_log(bus: Bus, store: ObjectStore, path: Path) -> int:
     count = 0
     try:
         with (
-            temporary.open("wb") as file,
+            open_private(temporary, "wb") as file,
             zstandard.ZstdCompressor(3, write_checksum=True).stream_writer(file) as out,
         ):
             _write(out, {"penstock_log": FORMAT, "run_id": bus.run_id})

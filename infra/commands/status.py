@@ -20,6 +20,7 @@ from penstock.actors.monitor.state import (
     decode_state,
     encode_state,
 )
+from penstock.infra.commands.output import printable, printable_struct
 from penstock.infra.run.runs import find_run, open_log
 from penstock.messages.bus import Bus
 from penstock.messages.errors import BusError, DeadlineError
@@ -39,16 +40,16 @@ async def status_command(arguments: argparse.Namespace) -> int:
         is_up = run.read_state() is not None
         state = await read_state(bus, is_up=is_up)
     if arguments.json:
-        sys.stdout.write(encode_state(state).decode() + "\n")
+        sys.stdout.write(printable(encode_state(state).decode()) + "\n")
     else:
-        Console().print(render(state, is_up=is_up))
+        Console(markup=False).print(render(state, is_up=is_up))
     return 0
 
 
 async def top_command(arguments: argparse.Namespace) -> int:
     """Show a run's state once a second until it ends, then as it was left."""
     run = find_run(arguments.run, arguments.runs_dir)
-    console = Console()
+    console = Console(markup=False)
     if run.read_state() is not None:
         async with open_log(run, "top") as bus:
             with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
@@ -74,6 +75,7 @@ async def read_state(bus: Bus, *, is_up: bool) -> MonitorState:
 
 def render(state: MonitorState, *, is_up: bool = True) -> RenderableType:
     """Lay the state out for a terminal; a run that is not up is shown as it was left."""
+    state = printable_struct(state)
     parts: list[RenderableType] = [_headline(state, is_up=is_up), _figures(state)]
     if state.regions:
         parts.append(_regions(state.regions))
@@ -93,7 +95,8 @@ def _headline(state: MonitorState, *, is_up: bool) -> Panel:
     title = f"{run.run_id or 'no run yet'} · {phase} · step {run.step} · {elapsed_s:.0f} s"
     style = "red" if stall.is_stalled else "green" if done else "cyan"
     lead = "stalled: " if stall.is_stalled else "" if done else "waiting: "
-    return Panel(Text(f"{lead}{stall.words}"), title=title, title_align="left", border_style=style)
+    words = Text(f"{lead}{stall.words}")
+    return Panel(words, title=Text(title), title_align="left", border_style=style)
 
 
 def _figures(state: MonitorState) -> Table:
@@ -106,7 +109,7 @@ def _figures(state: MonitorState) -> Table:
     return table
 
 
-def _pairs(state: MonitorState) -> list[tuple[str, str]]:
+def _pairs(state: MonitorState) -> list[tuple[str, str | Text]]:
     step = state.steps[-1].metrics if state.steps else {}
     staleness, live, sandbox = state.staleness, state.live, state.sandbox
     budget = str(staleness.budget_max) if staleness.budget_max >= 0 else "?"
@@ -143,10 +146,10 @@ def _midtrain(state: MonitorState) -> str:
     )
 
 
-def _ledger(state: MonitorState) -> str:
+def _ledger(state: MonitorState) -> str | Text:
     totals = state.ledger.totals
     if not state.ledger.balanced:
-        return f"[red]does not balance: {state.ledger.num_violations} faults[/red]"
+        return Text(f"does not balance: {state.ledger.num_violations} faults", "red")
     return f"balanced, {totals.generated:,} tokens, {totals.in_flight:,} in flight"
 
 
@@ -171,7 +174,7 @@ def _regions(regions: dict[str, RegionView]) -> Table:
             f"{last.num_bytes / 1e3:.1f} kB" if last else "–",
             f"{last.ratio:.1f}×" if last and last.ratio else "–",
             f"{last.pause_ms:.1f} ms" if last else "–",
-            f"[red]{bad} wrong[/red]" if bad else "equal",
+            Text(f"{bad} wrong", "red") if bad else "equal",
         )
     return table
 

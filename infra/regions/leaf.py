@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from penstock.actors.runtime.files import write_atomic
+from penstock.actors.runtime.files import open_private, private_folder, write_atomic
 from penstock.infra.bus.server import deathsig
 from penstock.infra.bus.server.server import HUB_DOMAIN, LEAF_USER, MAX_PAYLOAD_BYTES
 from penstock.infra.regions.links import Link, LinkError, free_port
@@ -55,10 +55,10 @@ class LeafNode:
             LinkError: it has not, in time.
 
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
         write_atomic(self._folder / "leaf.conf", self._config.encode(), mode=0o600)
         argv = [*self.place.entrance, str(self._program), "-c", str(self._folder / "leaf.conf")]
-        with (self._folder / "leaf.log").open("wb") as log:
+        with open_private(self._folder / "leaf.log", "wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", deathsig.__file__, str(os.getpid()),
                 shutil.which(argv[0]) or argv[0], *argv[1:],

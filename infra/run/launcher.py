@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
 
+from penstock.actors.runtime.files import open_private, private_folder
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.regions.emulation import Emulation, Linked
@@ -144,8 +145,8 @@ class Processes:
 
     async def _start(self, name: str, specs: list[str]) -> Process:
         path = self._log_path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as log:
+        private_folder(path.parent)
+        with open_private(path, "ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *self._command_prefix(specs), sys.executable, "-m", "penstock.infra.cli",
                 "actor", *specs, "--run", str(self._run.path),

@@ -3,6 +3,7 @@
 import time
 
 from penstock.actors.monitor.log_lines import describe
+from penstock.infra.commands.output import printable
 from penstock.messages.base import Event
 from penstock.messages.bus import Bus
 from penstock.messages.control import ActorFailed, RunFinished
@@ -49,4 +50,4 @@ class Progress:
     def say(self, line: str) -> None:
         """Print one line, with the time since the start."""
         seconds = int(time.monotonic() - self._started)
-        print(f"[{seconds // 60:2d}:{seconds % 60:02d}] {line}", flush=True)
+        print(f"[{seconds // 60:2d}:{seconds % 60:02d}] {printable(line)}", flush=True)

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.actors.runtime.files import write_atomic
+from penstock.actors.runtime.files import open_private, private_folder, write_atomic
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.regions.settings import RegionPlace, region_of
@@ -153,8 +153,9 @@ class RunDir:
             BusError: Another launcher has it.
 
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("w") as file:
+        private_folder(self.path)
+        self.path.chmod(0o700)
+        with open_private(self.path / "lock", "wb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:

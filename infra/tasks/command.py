@@ -106,7 +106,9 @@ def _number(text: str) -> float:
 
 def _add_agent(commands: Any) -> None:
     agent = commands.add_parser(
-        "agent", help="let a model work on a checkout, with the harness of training"
+        "agent",
+        help="let a model work on a checkout, with the harness of training",
+        allow_abbrev=False,
     )
     agent.set_defaults(command="commands.agent:run")
     agent.add_argument("instruction", help="the task, in words")
@@ -121,7 +123,11 @@ def _add_agent(commands: Any) -> None:
         default="",
         help="chat-completions endpoint to use instead, up to and including /v1",
     )
-    agent.add_argument("--key", default="", help="bearer key of that endpoint")
+    agent.add_argument(
+        "--key-file",
+        type=Path,
+        help="file with the bearer key of that endpoint (default: $PENSTOCK_AGENT_KEY)",
+    )
     agent.add_argument("--model", default="policy", help="name of the model (default: %(default)s)")
     agent.add_argument("--turns", type=int, default=30, help="maximum turns (default: %(default)s)")
     agent.add_argument(

@@ -73,15 +73,14 @@ async def test_a_machine_and_a_checkout_say_the_same(tmp_path):
         (tmp_path / path).write_text(text)
     try:
         machine = await open_backend("uml").start(timeout_s=60.0)
-        checkout = await open_checkout(tmp_path)
     except (BackendUnavailable, SandboxError) as missing:
         pytest.skip(str(missing))
     try:
         await machine.write_files({path: text.encode() for path, text in FILES.items()})
-        in_machine, on_checkout = await said(machine), await said(checkout)
+        async with open_checkout(tmp_path) as checkout:
+            in_machine, on_checkout = await said(machine), await said(checkout)
     finally:
         await machine.close()
-        await checkout.close()
     assert {one.name for turn in TURNS for one in turn} >= set(TOOLS_2)
     for turn, trained, served in zip(TURNS, in_machine, on_checkout, strict=True):
         assert trained == served, turn

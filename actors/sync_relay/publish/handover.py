@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.actors.policy.snapshot import Snapshot
+from penstock.actors.runtime.files import open_private, private_folder
 from penstock.actors.sync_relay.core.flat_snapshot import Table
 from penstock.actors.sync_relay.publish.spans import Layout
 from penstock.messages.weights import Extent
@@ -67,12 +68,12 @@ class Handover:
 
         A write to a mapped page that the disk has no room for would kill the process.
         """
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self._path.parent)
         for old in self._path.parent.iterdir():
             if old.name <= self._path.name:
                 old.unlink(missing_ok=True)
         try:
-            with self._path.open("xb") as file:
+            with open_private(self._path, "xb") as file:
                 os.posix_fallocate(file.fileno(), 0, max(1, self._bytes[-1]))
         except OSError:
             self._path.unlink(missing_ok=True)

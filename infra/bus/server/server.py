@@ -15,7 +15,7 @@ import sysconfig
 import time
 from pathlib import Path
 
-from penstock.actors.runtime.files import write_atomic
+from penstock.actors.runtime.files import open_private, private_folder, write_atomic
 from penstock.infra.bus.server import deathsig
 from penstock.messages.errors import BusError, ConfigError, DeadlineError, NotFoundError
 
@@ -111,7 +111,7 @@ class EmbeddedServer:
             (self._folder / "nats.pid").unlink(missing_ok=True)
 
     def _prepare(self) -> Path:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
         program = find_server(self._binary)
         _end_stale(self._folder / "nats.pid", self._folder)
         self._token = _load_token(self._folder / "token")
@@ -125,7 +125,7 @@ class EmbeddedServer:
 
     async def _spawn(self, program: Path) -> None:
         argv = [sys.executable, "-I", "-S", deathsig.__file__, str(os.getpid()), str(program)]
-        with (self._folder / "nats.log").open("ab") as log_file:
+        with open_private(self._folder / "nats.log", "ab") as log_file:
             self._process = await asyncio.create_subprocess_exec(
                 *argv, "-c", str(self._folder / "nats.conf"), stdout=log_file, stderr=log_file,
                 process_group=0,  # A terminal's Ctrl-C is for us alone.

@@ -49,17 +49,13 @@ async def on_checkout(folder, replies, turns=8):
     seen = []
     server = await served(replies, seen)
     try:
-        sandbox = await open_checkout(folder)
-    except (BackendUnavailable, SandboxError) as missing:
-        await server.close()
-        pytest.skip(str(missing))
-    try:
-        model = Model(str(server.make_url("/v1")), "k", "policy")
-        session = Session("2", sandbox, LIMITS)
-        async with asyncio.timeout(50):
+        async with open_checkout(folder) as sandbox, asyncio.timeout(50):
+            model = Model(str(server.make_url("/v1")), "k", "policy")
+            session = Session("2", sandbox, LIMITS)
             report = await work(model, session, "Mend it", turns, lambda text: None)
+    except (BackendUnavailable, SandboxError) as missing:
+        pytest.skip(str(missing))
     finally:
-        await sandbox.close()
         await server.close()
     return report, seen
 

@@ -1,0 +1,105 @@
+"""`penstock agent`: what the model leaves must not run when the user next calls git."""
+
+import os
+import subprocess
+
+import pytest
+
+from penstock.envs.sandbox import BackendUnavailable, SandboxError
+from penstock.infra.cli import main
+from penstock.infra.commands.agent import CheckoutBackend, open_checkout
+from penstock.infra.commands.output import printable
+from penstock.messages.errors import NotFoundError
+
+pytestmark = pytest.mark.vm
+HOOK = "#!/bin/sh\ntouch {proof}\n"
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    folder = tmp_path / "mine"
+    (folder / "vendor").mkdir(parents=True)
+    (folder / "a.py").write_text("x = 1\n")
+    for place in (folder, folder / "vendor"):
+        subprocess.run(["git", "init", "-q", str(place)], check=True)
+    return folder
+
+
+async def attack(folder, script):
+    """Run a shell script as the model's tool would; return what it printed."""
+    try:
+        async with open_checkout(folder) as sandbox:
+            done = await sandbox.exec(["sh", "-c", script], timeout_s=20.0)
+            return (done.stdout + done.stderr).decode()
+    except (BackendUnavailable, SandboxError) as missing:
+        pytest.skip(str(missing))
+
+
+ATTACKS = {
+    "hook": "cp /work/trap .git/hooks/pre-commit; cp /work/trap vendor/.git/hooks/pre-commit",
+    "config": "git config core.fsmonitor /work/trap; printf '[core]\\nfsmonitor=/work/trap' "
+    ">> vendor/.git/config",
+    "replace": "rm -rf .git; mv .git old; mkdir -p .git; cp /work/trap .git/hooks/pre-commit",
+    "swap the parent": "mv vendor old && mkdir vendor && cd vendor && git init -q . && "
+    "git config core.fsmonitor /work/trap",
+    "nested": "mkdir -p deep/er && cd deep/er && git init -q . && "
+    "git config core.fsmonitor /work/trap",
+    "bare": "mkdir bare && cd bare && git init -q --bare . && git config core.fsmonitor /work/trap",
+    "common": "mkdir shared && cd shared && git init -q --bare x && echo x > commondir && "
+    "echo 'ref: refs/heads/main' > HEAD && git --git-dir=x config core.fsmonitor /work/trap",
+    "file": "git init -q --bare store && git --git-dir=store config core.fsmonitor /work/trap; "
+    "mkdir sub && echo 'gitdir: ../store' > sub/.git",
+    "upper case": "git init -q twin && mv twin/.git twin/.GIT; "
+    "printf '[core]\\nfsmonitor=/work/trap' >> twin/.GIT/config",
+    "link": "ln -s /work/elsewhere linked; git init -q elsewhere && mkdir l2 && "
+    "ln -s ../elsewhere/.git l2/.git",
+}
+
+
+@pytest.mark.parametrize("script", ATTACKS.values(), ids=ATTACKS.keys())
+async def test_git_runs_nothing_that_the_model_left(checkout, tmp_path, script):
+    proof = tmp_path / "owned"
+    trap = checkout / "trap"
+    trap.write_text(HOOK.format(proof=proof))
+    trap.chmod(0o755)
+    before = {path: path.read_bytes() for path in checkout.glob("**/.git/config")}
+    await attack(checkout, script)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for root, folders, _ in os.walk(checkout, followlinks=True):
+        folders[:] = [name for name in folders if name.lower() != ".git"]
+        for command in (["status"], ["add", "-A"], ["commit", "-qm", "x", "--allow-empty"]):
+            subprocess.run(["git", *identity, *command], cwd=root, check=False, capture_output=True)
+    assert not proof.exists()
+    found = {path for path in checkout.glob("**/.git/config")}
+    assert len(found) == len(before)
+
+
+async def test_git_itself_still_works_for_the_model(checkout):
+    said = await attack(
+        checkout, "git status --short; echo y > b.py; git diff --no-index a.py b.py"
+    )
+    assert "?? a.py" in said
+    assert "+y" in said
+    assert (checkout / "b.py").read_text() == "y\n"
+
+
+def test_a_bare_repository_is_no_checkout(tmp_path):
+    subprocess.run(["git", "init", "-q", "--bare", str(tmp_path)], check=True)
+    with pytest.raises(NotFoundError, match="bare"):
+        CheckoutBackend(tmp_path)
+
+
+def test_no_key_is_taken_from_the_command_line(capsys):
+    with pytest.raises(SystemExit):
+        main(["agent", "x", "--url", "http://127.0.0.1:9/v1", "--key", "secret"])
+    assert "--key" in capsys.readouterr().err
+
+
+ESCAPES = ["\x1b]0;owned\x07", "\x1b[2J", "\x9b31m", "a\rb", "\u202egpj.exe", "\ud800", "\x7f"]
+
+
+@pytest.mark.parametrize("text", ESCAPES, ids=ascii)
+def test_a_programs_escapes_do_not_reach_the_terminal(text):
+    shown = printable(text)
+    assert shown.encode().decode().isprintable()
+    assert printable("plain\ttext\n") == "plain\ttext\n"
