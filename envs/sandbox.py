@@ -10,6 +10,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import msgspec
+
 from penstock.messages.errors import PenstockError
 from penstock.messages.rollout import EgressAttempt, SandboxRecord
 from penstock.messages.sandbox import ExecResult
@@ -150,6 +152,33 @@ class NetworkedSandbox(Sandbox, Protocol):
         ...
 
 
+class VerifierRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A program of tests, and how the code under test is kept apart from it."""
+
+    argv: list[str]
+    timeout_s: float
+    output_bytes_max: int = 65536
+    peer: list[str] = []
+    """The code under test as a program of its own, run by the guest's user; `argv` is then run by
+    the verifier's user, and descriptor 3 of both is one socket. Empty: `argv` runs the code."""
+    covers: list[tuple[str, str]] = []
+    """(file, pattern): lies over every file that the pattern means, for the code under test alone.
+    Components of a pattern may hold `*`, `?` and `[...]`."""
+
+
+@runtime_checkable
+class VerifyingSandbox(Sandbox, Protocol):
+    """A sandbox whose guest has a second user, for tests and their results."""
+
+    async def verify(self, run: VerifierRun, *, op_key: str = "") -> ExecResult:
+        """Run a program of tests in the working directory, as `Sandbox.exec`."""
+        ...
+
+    async def write_verifier_files(self, files: Mapping[str, bytes]) -> None:
+        """Write whole files that the verifier's user alone can read, as their new folders."""
+        ...
+
+
 class NetworkedMachine(NetworkedSandbox, Protocol):
     """A networked sandbox held where it runs."""
 
@@ -231,6 +260,13 @@ def require(backend: SandboxBackend, required: Iterable[Capability]) -> None:
             f"sandbox backend {backend.name!r} has no {', '.join(missing)}; "
             f"it has {', '.join(sorted(backend.capabilities))}"
         )
+
+
+def verifying(sandbox: Sandbox) -> VerifyingSandbox:
+    """Return a sandbox that has a verifier's user; raises `CapabilityMissing` if it has none."""
+    if not isinstance(sandbox, VerifyingSandbox):
+        raise CapabilityMissing(f"machines of {sandbox.info.backend!r} have one user")
+    return sandbox
 
 
 def networked(sandbox: Sandbox) -> NetworkedSandbox:

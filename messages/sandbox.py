@@ -46,6 +46,9 @@ class ExecCommand(Message, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     timeout_s: float = 10.0
     output_bytes_max: int = 65536
+    peer: list[str] = []
+    """The code under test, which another user runs beside `argv` (`envs.sandbox.VerifierRun`)."""
+    covers: list[tuple[str, str]] = []
 
 
 class ExecResult(Message, frozen=True, kw_only=True):
@@ -81,6 +84,8 @@ class WriteFiles(Message, frozen=True, kw_only=True):
 
     lease_id: str
     files: dict[str, bytes]
+    is_verifier: bool = False
+    """They are the verifier's: the code under test cannot read them."""
 
 
 class ListFiles(Message, frozen=True, kw_only=True):

@@ -4,7 +4,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import cast
 
-from penstock.envs.sandbox import NetworkedMachine, Sandbox, networked
+from penstock.envs.sandbox import (
+    NetworkedMachine,
+    Sandbox,
+    VerifierRun,
+    networked,
+    verifying,
+)
 from penstock.messages.base import Message
 from penstock.messages.rollout import EgressAttempt
 from penstock.messages.rpc import Ack
@@ -12,6 +18,7 @@ from penstock.messages.sandbox import (
     AllowEgress,
     EgressRead,
     ExecCommand,
+    ExecResult,
     FileRead,
     FilesListed,
     ListFiles,
@@ -38,18 +45,14 @@ async def operate(sandbox: Sandbox, message: Operation, *, egress_addresses: boo
     """
     match message:
         case ExecCommand():
-            return await sandbox.exec(
-                message.argv,
-                cwd=message.cwd,
-                env=message.env,
-                timeout_s=message.timeout_s,
-                output_bytes_max=message.output_bytes_max,
-                op_key=message.op_key,
-            )
+            return await _execute(sandbox, message)
         case ReadFile():
             return FileRead(data=await sandbox.read_file(message.path, message.num_bytes_max))
         case WriteFiles():
-            await sandbox.write_files(message.files)
+            if message.is_verifier:
+                await verifying(sandbox).write_verifier_files(message.files)
+            else:
+                await sandbox.write_files(message.files)
             return Ack()
         case ListFiles():
             paths = await sandbox.list_files(message.root)
@@ -60,6 +63,26 @@ async def operate(sandbox: Sandbox, message: Operation, *, egress_addresses: boo
             return Ack()
         case ReadEgress():
             return EgressRead(attempts=await networked(sandbox).egress_attempts())
+
+
+async def _execute(sandbox: Sandbox, command: ExecCommand) -> ExecResult:
+    if command.peer or command.covers:
+        run = VerifierRun(
+            argv=command.argv,
+            timeout_s=command.timeout_s,
+            output_bytes_max=command.output_bytes_max,
+            peer=command.peer,
+            covers=command.covers,
+        )
+        return await verifying(sandbox).verify(run, op_key=command.op_key)
+    return await sandbox.exec(
+        command.argv,
+        cwd=command.cwd,
+        env=command.env,
+        timeout_s=command.timeout_s,
+        output_bytes_max=command.output_bytes_max,
+        op_key=command.op_key,
+    )
 
 
 def _as_text(path: str) -> str:

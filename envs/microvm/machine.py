@@ -12,7 +12,7 @@ from penstock.envs.egress.outlet import EgressOutlet
 from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.host_process import HANG_GRACE_S, HostProcess, start_process
 from penstock.envs.microvm.protocol import FilePiece, GuestRequest
-from penstock.envs.sandbox import WORK_DIR, SandboxDied, SandboxTimeout
+from penstock.envs.sandbox import WORK_DIR, SandboxDied, SandboxTimeout, VerifierRun
 from penstock.messages.rollout import EgressAttempt, SandboxRecord
 from penstock.messages.sandbox import ExecResult
 
@@ -27,6 +27,8 @@ DEFAULT_ENV = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 """Bytecode is not written: files beside the agent's own would cost time and turn up in listings."""
+VERIFIER_ENV = {"HOME": "/nonexistent"}
+"""The agent's home could hold what an interpreter runs by itself."""
 
 
 def _absolute(path: str) -> str:
@@ -70,6 +72,25 @@ class GuestSandbox:
             deadline_ms=max(1, round(timeout_s * 1000)),
             bytes_max=output_bytes_max,
         )
+        return await self._run(request, timeout_s)
+
+    async def verify(self, run: VerifierRun, *, op_key: str = "") -> ExecResult:
+        """See `VerifyingSandbox.verify`; a cancelled call kills the program and its peer."""
+        environment = self._environment(VERIFIER_ENV if run.peer else None)
+        request = GuestRequest(
+            op="verify",
+            op_key=op_key,
+            argv=run.argv,
+            env=[f"{name}={value}" for name, value in environment.items()],
+            path=WORK_DIR if not run.peer else "/",
+            deadline_ms=max(1, round(run.timeout_s * 1000)),
+            bytes_max=run.output_bytes_max,
+            peer=run.peer,
+            covers=[text for pair in run.covers for text in pair],
+        )
+        return await self._run(request, run.timeout_s)
+
+    async def _run(self, request: GuestRequest, timeout_s: float) -> ExecResult:
         try:
             reply = await self._connection.call(request, timeout_s=timeout_s + self.hang_grace_s)
         except asyncio.CancelledError:
@@ -119,23 +140,28 @@ class GuestSandbox:
 
     async def write_files(self, files: Mapping[str, bytes]) -> None:
         """See `Sandbox.write_files`."""
+        await self._write_all("write", files, 0o644)
+
+    async def write_verifier_files(self, files: Mapping[str, bytes]) -> None:
+        """See `VerifyingSandbox.write_verifier_files`."""
+        await self._write_all("write_verifier", files, 0o700)
+
+    async def _write_all(self, op: str, files: Mapping[str, bytes], mode: int) -> None:
         batch: list[FilePiece] = []
         room = WRITE_PIECE_BYTES
         for path, data in files.items():
             for start in range(0, max(1, len(data)), WRITE_PIECE_BYTES):
                 piece = data[start : start + WRITE_PIECE_BYTES]
                 if len(piece) > room and batch:
-                    await self._write(batch)
+                    await self._write(op, batch)
                     batch, room = [], WRITE_PIECE_BYTES
-                batch.append(FilePiece(_absolute(path), 0o644, start > 0, piece))
+                batch.append(FilePiece(_absolute(path), mode, start > 0, piece))
                 room -= len(piece) + len(path) + 32
         if batch:
-            await self._write(batch)
+            await self._write(op, batch)
 
-    async def _write(self, pieces: list[FilePiece]) -> None:
-        await self._connection.call(
-            GuestRequest(op="write", files=pieces), timeout_s=self.hang_grace_s
-        )
+    async def _write(self, op: str, pieces: list[FilePiece]) -> None:
+        await self._connection.call(GuestRequest(op=op, files=pieces), timeout_s=self.hang_grace_s)
 
     async def list_files(self, root: str) -> list[str]:
         """See `Sandbox.list_files`."""

@@ -43,6 +43,8 @@ class GuestRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     argv: list[str] = []
     env: list[str] = []
     files: list[FilePiece] = []
+    peer: list[str] = []
+    covers: list[str] = []
     epoch: int = 0
     clock_ns: int = 0
     entropy: bytes = b""

@@ -5,7 +5,7 @@ import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 
-from penstock.envs.sandbox import WORK_DIR, SandboxError
+from penstock.envs.sandbox import WORK_DIR, SandboxError, VerifierRun
 from penstock.envs.sandbox_client.client import (
     LeaseSpec,
     M,
@@ -73,6 +73,19 @@ class RemoteSandbox:
         )
         return await self._call(command, ExecResult, within_s=timeout_s)
 
+    async def verify(self, run: VerifierRun, *, op_key: str = "") -> ExecResult:
+        """Run a program of tests apart from the code under test, as `exec`."""
+        command = ExecCommand(
+            lease_id=self._leased.lease_id,
+            op_key=op_key or f"{self._op_prefix}-{next(self._op_numbers)}",
+            argv=run.argv,
+            timeout_s=run.timeout_s,
+            output_bytes_max=run.output_bytes_max,
+            peer=run.peer,
+            covers=run.covers,
+        )
+        return await self._call(command, ExecResult, within_s=run.timeout_s)
+
     async def read_file(self, path: str, bytes_max: int) -> bytes:
         """Return the first `bytes_max` bytes of a regular file."""
         message = ReadFile(lease_id=self._leased.lease_id, path=path, num_bytes_max=bytes_max)
@@ -81,6 +94,12 @@ class RemoteSandbox:
     async def write_files(self, files: Mapping[str, bytes]) -> None:
         """Write whole files, parents included."""
         message = WriteFiles(lease_id=self._leased.lease_id, files=dict(files))
+        await self._call(message, Ack)
+
+    async def write_verifier_files(self, files: Mapping[str, bytes]) -> None:
+        """Write whole files that the verifier's user alone can read."""
+        lease_id = self._leased.lease_id
+        message = WriteFiles(lease_id=lease_id, files=dict(files), is_verifier=True)
         await self._call(message, Ack)
 
     async def list_files(self, root: str) -> list[str]:

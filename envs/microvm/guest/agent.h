@@ -14,10 +14,12 @@
 #include "request.h"
 
 #define EXECS_MAX 64
+#define COVERS_MAX 64
 #define OUTPUT_BYTES_MAX (1u << 20)
 #define READ_BYTES_MAX (1u << 18)
 #define STREAMS_MAX 16
 #define AGENT_UID 1000
+#define VERIFIER_UID 1001 /* tests and their results: the code under test cannot touch them */
 
 /* wire.c: the serial line holds 4 KiB, so the host never has more than that unconfirmed. */
 void wire_open(const char *device);
@@ -37,10 +39,20 @@ void wire_send(uint64_t id, uint32_t pairs, const struct buffer *body);
 bool store_claim(const struct request *rq); /* false: answered from the store, or will be */
 void store_finish(struct view op_key, uint64_t id, uint32_t pairs, const struct buffer *body);
 
-/* exec.c */
+/* launch.c: who runs a program. The tests' user and the agent's are apart: with a peer the request's
+ * own program is the tests', the peer is the code under test, and one socket joins them. */
+struct launched {
+    pid_t leader, peer; /* peer 0: none */
+    int read_ends[2];
+};
+bool launch(const struct request *rq, struct launched *out); /* false: an error was the reply */
 void exec_drop_root(void); /* commands run, and files are touched, as AGENT_UID from now on */
+bool exec_has_users(void);
 void agent_as_root(void);  /* in a machine of its own alone, for the machine's own files */
 void agent_as_user(void);
+void agent_as_verifier(void);
+
+/* exec.c */
 void exec_start(const struct request *rq);
 void exec_cancel(uint64_t id);
 unsigned exec_poll_fds(struct pollfd *fds); /* appends at most 2 * EXECS_MAX, returns how many */

@@ -1,21 +1,12 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <grp.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/fsuid.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "agent.h"
-
-#define ARGS_MAX 4096
-#define PROCESSES_MAX 256
-#define FILES_MAX 1024
 
 struct stream {
     int fd;
@@ -25,6 +16,7 @@ struct stream {
 
 struct exec {
     pid_t leader; /* 0: free */
+    pid_t peer;   /* 0: none; ends with its leader */
     uint64_t id;
     uint64_t started_ms, deadline_ms;
     uint64_t bytes_max;
@@ -34,23 +26,6 @@ struct exec {
 };
 
 static struct exec execs[EXECS_MAX];
-static bool drop_root;
-
-void exec_drop_root(void) {
-    drop_root = true;
-    agent_as_user();
-}
-
-/* Files are touched as the user: else a link that a program leaves would have root write for it. */
-void agent_as_user(void) {
-    setfsgid(AGENT_UID);
-    setfsuid(AGENT_UID);
-}
-
-void agent_as_root(void) {
-    setfsuid(0);
-    setfsgid(0);
-}
 
 static struct exec *free_slot(void) {
     for (unsigned i = 0; i < EXECS_MAX; i++)
@@ -58,105 +33,27 @@ static struct exec *free_slot(void) {
     return NULL;
 }
 
-static void die(const char *what, const char *name, int exit_code) {
-    dprintf(2, "%s: %s: %s\n", what, name, strerror(errno));
-    _exit(exit_code);
-}
-
-/* Runs in the vforked child: only system calls, and no change to the parent's memory. */
-static void become(char **argv, char **env, const char *cwd, const int *ends) {
-    sigset_t none;
-    struct rlimit processes = {PROCESSES_MAX, PROCESSES_MAX}, files = {FILES_MAX, FILES_MAX};
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    setsid();
-    dup2(ends[0], 0);
-    dup2(ends[1], 1);
-    dup2(ends[2], 2);
-    setrlimit(RLIMIT_NPROC, &processes);
-    setrlimit(RLIMIT_NOFILE, &files);
-    if (drop_root &&
-        (setgroups(0, NULL) < 0 || setgid(AGENT_UID) < 0 || setuid(AGENT_UID) < 0))
-        die("exec", "setuid", 126);
-    if (chdir(cwd) < 0) die("exec: working directory", cwd, 126);
-    execvpe(argv[0], argv, env);
-    die("exec", argv[0], errno == ENOENT ? 127 : 126);
-}
-
-static pid_t spawn(char **argv, char **env, const char *cwd, int *read_ends) {
-    int out[2] = {-1, -1}, err[2] = {-1, -1}, null = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    pid_t pid = -1;
-    if (null >= 0 && pipe2(out, O_CLOEXEC) == 0 && pipe2(err, O_CLOEXEC) == 0) {
-        int ends[3] = {null, out[1], err[1]};
-        pid = vfork();
-        if (pid == 0) become(argv, env, cwd, ends);
-    }
-    int saved = errno;
-    close(null);
-    close(out[1]);
-    close(err[1]);
-    if (pid < 0) {
-        close(out[0]);
-        close(err[0]);
-    }
-    read_ends[0] = out[0];
-    read_ends[1] = err[0];
-    errno = saved;
-    return pid;
-}
-
 static void stream_open(struct stream *s, int fd) {
     *s = (struct stream){.fd = fd};
     fcntl(fd, F_SETFL, O_NONBLOCK);
 }
 
-static bool launch(struct exec *e, const struct request *rq, char **argv, char **env) {
-    char cwd[4096] = "/work";
-    int ends[2];
-    if (rq->path.len >= sizeof cwd) {
-        errno = ENAMETOOLONG;
-        return false;
-    }
-    if (rq->path.len > 0) {
-        memcpy(cwd, rq->path.data, rq->path.len);
-        cwd[rq->path.len] = 0;
-    }
-    extern char **environ;
-    char **own = environ;
-    environ = env; /* execvpe searches the PATH that the program will see */
-    e->leader = spawn(argv, env, cwd, ends);
-    environ = own; /* before the caller frees the other */
-    if (e->leader < 0) {
-        e->leader = 0;
-        return false;
-    }
-    stream_open(&e->out[0], ends[0]);
-    stream_open(&e->out[1], ends[1]);
-    return true;
-}
-
 void exec_start(const struct request *rq) {
     struct exec *e = free_slot();
-    char **argv = request_strings(rq->argv, ARGS_MAX);
-    char **env = request_strings(rq->env, ARGS_MAX);
-    if (argv == NULL || env == NULL || argv[0] == NULL || rq->deadline_ms == 0) {
-        reply_error(rq->id, rq->op_key, "bad_request", "exec needs argv, env and deadline_ms");
-    } else if (e == NULL) {
-        reply_error(rq->id, rq->op_key, "busy", "64 commands are running");
-    } else if (!launch(e, rq, argv, env)) {
-        reply_error(rq->id, rq->op_key, "spawn_failed", strerror(errno));
-    } else {
-        e->id = rq->id;
-        e->started_ms = now_ms();
-        e->deadline_ms = e->started_ms + rq->deadline_ms;
-        e->bytes_max = rq->bytes_max < OUTPUT_BYTES_MAX ? rq->bytes_max : OUTPUT_BYTES_MAX;
-        e->timed_out = false;
-        struct buffer key = {0};
-        buffer_put(&key, rq->op_key.data, rq->op_key.len);
-        e->op_key = (struct view){key.data, (uint32_t)key.len};
-    }
-    free(argv);
-    free(env);
+    struct launched started;
+    if (e == NULL) return reply_error(rq->id, rq->op_key, "busy", "64 commands are running");
+    if (!launch(rq, &started)) return;
+    e->leader = started.leader;
+    e->peer = started.peer;
+    for (int i = 0; i < 2; i++) stream_open(&e->out[i], started.read_ends[i]);
+    e->id = rq->id;
+    e->started_ms = now_ms();
+    e->deadline_ms = e->started_ms + rq->deadline_ms;
+    e->bytes_max = rq->bytes_max < OUTPUT_BYTES_MAX ? rq->bytes_max : OUTPUT_BYTES_MAX;
+    e->timed_out = false;
+    struct buffer key = {0};
+    buffer_put(&key, rq->op_key.data, rq->op_key.len);
+    e->op_key = (struct view){key.data, (uint32_t)key.len};
 }
 
 /* Reads what is there now. A pipe that a background child still holds never blocks. */
@@ -177,7 +74,14 @@ static void drain(struct exec *e, struct stream *s) {
     }
 }
 
+static void kill_peer(const struct exec *e) {
+    if (e->peer <= 0) return;
+    kill(-e->peer, SIGKILL);
+    kill(e->peer, SIGKILL); /* in case it has not reached setsid yet */
+}
+
 static void finish(struct exec *e, int status) {
+    kill_peer(e);
     for (int i = 0; i < 2; i++) drain(e, &e->out[i]);
     struct buffer *b = reply_begin(6);
     mp_write_str(b, "exit_code");
@@ -207,11 +111,13 @@ void exec_reap(void) {
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
         for (unsigned i = 0; i < EXECS_MAX; i++)
             if (execs[i].leader == pid) finish(&execs[i], status);
+            else if (execs[i].peer == pid) execs[i].peer = 0; /* its number may be another's soon */
 }
 
 static void kill_group(struct exec *e) {
     kill(-e->leader, SIGKILL);
-    kill(e->leader, SIGKILL); /* in case it has not reached setsid yet */
+    kill(e->leader, SIGKILL);
+    kill_peer(e);
 }
 
 void exec_cancel(uint64_t id) {

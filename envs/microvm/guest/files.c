@@ -64,23 +64,31 @@ void file_read(const struct request *rq) {
     close(fd);
 }
 
-static bool own(const char *path) { return chown(path, AGENT_UID, AGENT_UID) == 0; }
+/* Whose files are written: the agent's, which all may read, or the verifier's, which nobody else may. */
+struct owner {
+    uid_t uid;
+    mode_t dirs, files;
+};
 
-static bool make_parents(char *path) {
+static const struct owner agent = {AGENT_UID, 0755, 07777},
+                          verifier = {VERIFIER_UID, 0700, 0700};
+
+static bool make_parents(char *path, const struct owner *who) {
     for (char *slash = strchr(path + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
         *slash = 0;
-        bool made = mkdir(path, 0755) == 0;
-        bool ok = made ? own(path) : errno == EEXIST;
+        bool made = mkdir(path, who->dirs) == 0;
+        bool ok = made ? chown(path, who->uid, who->uid) == 0 : errno == EEXIST;
         *slash = '/';
         if (!ok) return false;
     }
     return true;
 }
 
-static bool write_piece(char *path, mode_t mode, bool append, struct view data) {
+static bool write_piece(char *path, mode_t mode, bool append, struct view data,
+                        const struct owner *who) {
     int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | (append ? O_APPEND : O_TRUNC);
     int fd = open(path, flags, mode);
-    if (fd < 0 && errno == ENOENT && make_parents(path)) fd = open(path, flags, mode);
+    if (fd < 0 && errno == ENOENT && make_parents(path, who)) fd = open(path, flags, mode);
     if (fd < 0) return false;
     bool ok = true;
     for (uint32_t at = 0; ok && at < data.len;) {
@@ -88,7 +96,7 @@ static bool write_piece(char *path, mode_t mode, bool append, struct view data) 
         ok = n > 0;
         if (ok) at += (uint32_t)n;
     }
-    ok = ok && (append || (fchmod(fd, mode) == 0 && fchown(fd, AGENT_UID, AGENT_UID) == 0));
+    ok = ok && (append || (fchmod(fd, mode) == 0 && fchown(fd, who->uid, who->uid) == 0));
     int saved = errno;
     close(fd);
     errno = saved;
@@ -99,15 +107,23 @@ void file_write(const struct request *rq) {
     char path[PATH_BYTES_MAX] = "";
     struct mp_reader r = mp_reader_over(rq->files);
     uint32_t n = rq->files.data == NULL ? 0 : mp_read_array(&r);
-    for (uint32_t i = 0; i < n; i++) {
+    const struct owner *who = view_is(rq->op, "write_verifier") ? &verifier : &agent;
+    if (who == &verifier && !exec_has_users())
+        return reply_error(rq->id, rq->op_key, "bad_request", "there is one user");
+    if (who == &verifier) agent_as_verifier();
+    bool ok = true;
+    for (uint32_t i = 0; ok && i < n; i++) {
         mp_read_array(&r);
         struct view name = mp_read_bytes(&r);
-        mode_t mode = (mode_t)(mp_read_uint(&r) & 07777);
+        mode_t mode = (mode_t)mp_read_uint(&r) & who->files;
         bool append = mp_read_uint(&r) != 0;
         struct view data = mp_read_bytes(&r);
-        if (!copy_path(name, path) || !write_piece(path, mode, append, data))
-            return reply_errno(rq, path);
+        ok = copy_path(name, path) && write_piece(path, mode, append, data, who);
     }
+    int saved = errno;
+    if (who == &verifier) agent_as_user();
+    errno = saved;
+    if (!ok) return reply_errno(rq, path);
     struct buffer *b = reply_begin(1);
     mp_write_str(b, "written");
     mp_write_uint(b, n);

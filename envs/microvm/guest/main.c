@@ -137,11 +137,12 @@ static void serve(struct view frame) {
         return reply_error(rq.id, no_key, "stale_epoch", "meant for the machine before its copy");
     if (view_is(rq.op, "thaw")) return thaw(&rq);
     if (thaw_frozen()) return reply_error(rq.id, no_key, "frozen", "only a thaw is served now");
-    bool changes = view_is(rq.op, "exec") || view_is(rq.op, "write");
-    if (!changes) rq.op_key = no_key; /* the others may run twice */
+    bool runs = view_is(rq.op, "exec") || view_is(rq.op, "verify");
+    bool writes = view_is(rq.op, "write") || view_is(rq.op, "write_verifier");
+    if (!runs && !writes) rq.op_key = no_key; /* the others may run twice */
     if (!store_claim(&rq)) return;
-    if (view_is(rq.op, "exec")) return exec_start(&rq);
-    if (view_is(rq.op, "write")) return file_write(&rq);
+    if (runs) return exec_start(&rq);
+    if (writes) return file_write(&rq);
     if (view_is(rq.op, "read")) return file_read(&rq);
     if (view_is(rq.op, "list")) return file_list(&rq);
     if (view_is(rq.op, "listen")) return stream_listen(&rq);
@@ -155,7 +156,8 @@ static void serve(struct view frame) {
         return answer_empty(&rq);
     }
     reply_error(rq.id, no_key, "unknown_op",
-                "ops: ping exec write read list cancel listen send took freeze thaw shutdown");
+                "ops: ping exec verify write write_verifier read list cancel listen send took freeze "
+                "thaw shutdown");
 }
 
 static void loop(int signals) {

@@ -44,6 +44,8 @@ static void read_field(struct mp_reader *r, struct view key, struct request *out
     else if (view_is(key, "argv")) out->argv = mp_skip(r);
     else if (view_is(key, "env")) out->env = mp_skip(r);
     else if (view_is(key, "files")) out->files = mp_skip(r);
+    else if (view_is(key, "peer")) out->peer = mp_skip(r);
+    else if (view_is(key, "covers")) out->covers = mp_skip(r);
     else mp_skip(r); /* a newer host may say more */
 }
 
@@ -57,7 +59,8 @@ bool request_decode(struct view frame, struct request *out) {
         if (!r.bad) read_field(&r, key, out, &version);
     }
     return !r.bad && r.at == r.end && version == PROTOCOL_VERSION && out->op.data != NULL &&
-           is_string_array(out->argv) && is_string_array(out->env) && is_file_array(out->files);
+           is_string_array(out->argv) && is_string_array(out->env) && is_file_array(out->files) &&
+           is_string_array(out->peer) && is_string_array(out->covers);
 }
 
 char **request_strings(struct view encoded, uint32_t items_max) {

@@ -21,6 +21,8 @@ struct request {
     struct view argv;      /* encoded array of strings */
     struct view env;       /* encoded array of "NAME=value" strings */
     struct view files;     /* encoded array of [path, mode, append, data] */
+    struct view peer;      /* of verify: arguments of the code under test, another user's process */
+    struct view covers;    /* of verify: encoded array of strings: file, pattern, file, pattern ... */
     struct view data;      /* of a send */
     struct view entropy;   /* of a thaw, like the next two; empty leaves things as they are */
     struct view hostname;

@@ -10,7 +10,9 @@ from penstock.envs.sandbox import (
     SandboxDied,
     SandboxFileError,
     SandboxRequestError,
+    VerifierRun,
     networked,
+    verifying,
 )
 from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
 
@@ -227,6 +229,42 @@ async def a_full_disk_is_said_and_survived(machine: Machine) -> None:
     assert await sh(machine, "rm big; echo fine > ok; cat ok") == "fine\n"
 
 
+SECRET = "/tests/secret/answer"
+SPY = f"cat {SECRET}; ls -A /tests/secret; echo x > /tests/secret/own; kill -9 $PPID"
+"""What code under test would try."""
+
+
+async def tests_run_apart_from_the_code(machine: Machine) -> None:
+    tester = verifying(machine)
+    if machine.info.backend == "process":
+        with pytest.raises(SandboxRequestError, match="one user"):
+            await tester.verify(VerifierRun(argv=["true"], peer=["true"], timeout_s=DEADLINE_S))
+        with pytest.raises(SandboxRequestError, match="one user"):
+            await tester.write_verifier_files({SECRET: b"42"})
+        return
+    await tester.write_verifier_files({SECRET: b"42"})
+    await machine.write_files({"empty": b""})
+    ask = f"echo go >&3; head -c 2000 <&3; echo; cat {SECRET}; id -u; wc -c < /etc/hostname"
+    code = f"read go <&3; (({SPY}; id -u; wc -c < /etc/hostname) 2>&1) >&3; exec 3>&-"
+    run = VerifierRun(
+        argv=["bash", "-c", ask],
+        peer=["bash", "-c", code],
+        covers=[("/work/empty", "/etc/host[mn]*"), ("/work/empty", "/nowhere/*/x")],
+        timeout_s=DEADLINE_S,
+    )
+    done = await tester.verify(run)
+    *spied, uid, covered = done.stdout.decode().split("\n\n")[0].split("\n")
+    assert (uid, covered) == ("1000", "0")
+    assert len(spied) == 4, spied
+    assert all("denied" in line or "not permitted" in line for line in spied), spied
+    assert done.stdout.decode().endswith("\n421001\n3\n")
+    covered = VerifierRun(
+        argv=["wc", "-c", "/etc/hostname"], covers=run.covers, timeout_s=DEADLINE_S
+    )
+    assert (await tester.verify(covered)).stdout == b"0 /etc/hostname\n"
+    assert await sh(machine, "wc -c < /etc/hostname") == "3\n"
+
+
 async def after_close_every_call_fails(machine: Machine) -> None:
     running = asyncio.create_task(machine.exec(["sleep", "1000"], timeout_s=1000))
     await sh(machine, "true")
@@ -261,6 +299,7 @@ CHECKS = (
     large_arguments_pass_through_the_narrow_line,
     senseless_requests_are_refused,
     a_full_disk_is_said_and_survived,
+    tests_run_apart_from_the_code,
     after_close_every_call_fails,
 )
 
