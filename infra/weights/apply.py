@@ -20,6 +20,7 @@ from penstock.infra.weights.files.tensors import Weights
 from penstock.infra.weights.patched import Patched
 from penstock.messages.errors import CorruptDataError
 
+OUTPUT_SLACK_BYTES, OUTPUT_RATIO_MAX = 64 << 20, 64
 Places = list[tuple[int, int]]
 """File descriptor and offset of the first byte, by row of the target table."""
 
@@ -43,6 +44,7 @@ def apply_delta(
 
     """
     manifest = patch.manifest
+    _check_size(base, patch)
     view = Patched(base, patch, num_kept=0)
     hashers = [row.hasher() for row in manifest.target]
     rooms = _rooms(manifest, num_threads + 1)
@@ -66,6 +68,17 @@ def apply_delta(
             if hasher.digest() != row.digest:
                 raise CorruptDataError(f"{patch.path}: {row.name!r} has another digest")
     return sum(row.num_bytes for row in manifest.target)
+
+
+def _check_size(base: Weights, patch: DeltaFile) -> None:
+    """Refuse a few kilobytes that would fill a disk with zeros."""
+    input_bytes = patch.num_bytes + sum(tensor.num_bytes for tensor in base.tensors.values())
+    target_bytes = sum(row.num_bytes for row in patch.manifest.target)
+    if target_bytes > OUTPUT_SLACK_BYTES + OUTPUT_RATIO_MAX * input_bytes:
+        raise CorruptDataError(
+            f"{patch.path}: leads from {input_bytes:,} bytes, its own included, to"
+            f" {target_bytes:,}: no checkpoint grows like that"
+        )
 
 
 def _rooms(manifest: Manifest, count: int) -> SimpleQueue[np.ndarray]:

@@ -34,6 +34,9 @@ MAGIC = b"\x89PSWD\r\n\x1a"
 END_MAGIC = b"PSWDEND\n"
 FORMAT_VERSION = 1
 MANIFEST_BYTES_MAX = 1 << 28
+MANIFEST_RATIO_MAX, MANIFEST_SLACK_BYTES = 32, 1 << 18
+"""A manifest may unpack to 256 KiB and 32 times its stored bytes. Its rows hold digests, which do
+not compress: real ones reach 10."""
 _NUMBERS = struct.Struct("<QQII")
 _DIGEST_BYTES = 32
 _FOOTER_BYTES = _NUMBERS.size + _DIGEST_BYTES + len(END_MAGIC)
@@ -143,8 +146,12 @@ class DeltaFile:
 
 
 def _unpack(stored: bytes, plain_bytes: int) -> bytes:
-    if plain_bytes > MANIFEST_BYTES_MAX:
-        raise CorruptDataError(f"delta.manifest: {plain_bytes} bytes are too many")
+    if plain_bytes > min(
+        MANIFEST_BYTES_MAX, MANIFEST_SLACK_BYTES + MANIFEST_RATIO_MAX * len(stored)
+    ):
+        raise CorruptDataError(
+            f"delta.manifest: {len(stored)} bytes that unpack to {plain_bytes} are no manifest"
+        )
     try:
         if zstandard.frame_content_size(stored) != plain_bytes:
             raise CorruptDataError("delta.manifest: its size is not what the footer says")
