@@ -59,9 +59,9 @@ def test_a_delta_that_fills_the_disk_with_zeros_is_refused(pair):
     with CheckpointFiles(pair / "a") as base, CheckpointFiles(pair / "b") as target:
         write_delta(base, target, pair / "d", **DONE)
     assert (pair / "d").stat().st_size < 50_000
-    with CheckpointFiles(pair / "a") as base, DeltaFile(pair / "d") as patch:
-        with pytest.raises(CorruptDataError, match="no checkpoint grows like that"):
-            apply_delta(base, patch, pair / "out", **DONE)
+    refused = pytest.raises(CorruptDataError, match="no checkpoint grows like that")
+    with CheckpointFiles(pair / "a") as base, DeltaFile(pair / "d") as patch, refused:
+        apply_delta(base, patch, pair / "out", **DONE)
     assert not (pair / "out").exists()
 
 
