@@ -121,7 +121,7 @@ class Generator(Actor):
 
 def seal_chunk(chunk: TokenChunk, num_experts: int) -> list[bytes]:
     """Seal a chunk's routes, if it has any, for their way: one segment per policy version."""
-    if chunk.routed_experts is None:
+    if chunk.routed_experts is None or num_experts == 0:
         return []
     routes, position, segments = torch.from_numpy(chunk.routed_experts), chunk.routes_from, []
     for span in chunk.route_spans:

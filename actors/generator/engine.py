@@ -61,8 +61,9 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Under which all N were sampled."""
     stop_reason: StopReason | None = None
     routed_experts: np.ndarray | None = None
-    """uint8 (int16 above 256 experts) [R, L, K], on the last chunk: of the input positions
-    routes_from .. total-2. The logits that gave the token at position p come from position p-1."""
+    """uint8 (int16 above 256 experts) [R, L, K], K = 0 in a dense model, on the last chunk: of the
+    input positions routes_from .. total-2. The logits that gave the token at position p come from
+    position p-1."""
     routes_from: int = 0
     """What was asked for; 0 where earlier positions were computed again with other weights."""
     route_spans: tuple[VersionSpan, ...] = ()
@@ -113,7 +114,8 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     arithmetic: str
     """Step and format of the experts, e.g. `native/mxfp8`."""
     num_experts: int
-    """Experts of each layer, on which the width of packed routes depends."""
+    """Experts of each layer, on which the width of packed routes depends; 0 in a dense model, which
+    has none."""
 
 
 class Engine(Protocol):

@@ -12,6 +12,7 @@ sequences apart, at the cost of the distinct tokens. Shared tokens must also sha
 routes, so pieces part where routes do. Imports no torch.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,7 +45,7 @@ def pack_tree(token_ids: Sequence[np.ndarray], routes: Sequence[np.ndarray]) -> 
 
     Args:
         token_ids: integers [n] of each sequence, n >= 1.
-        routes: recorded experts [n, L, K] of each.
+        routes: recorded experts [n, L, K] of each; K is 0 in a dense model.
 
     """
     keys = [_keys(ids, route) for ids, route in zip(token_ids, routes, strict=True)]
@@ -78,7 +79,10 @@ def pack_tree(token_ids: Sequence[np.ndarray], routes: Sequence[np.ndarray]) -> 
 
 def _keys(token_ids: np.ndarray, routes: np.ndarray) -> np.ndarray:
     """Return [n, 1 + L*K]: what must agree for two tokens to be one."""
-    columns = (token_ids.reshape(-1, 1), routes.reshape(len(token_ids), -1))
+    columns = (
+        token_ids.reshape(-1, 1),
+        routes.reshape(len(token_ids), math.prod(routes.shape[1:])),
+    )
     return np.concatenate(columns, axis=1).astype(np.int32)
 
 

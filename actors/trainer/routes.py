@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from penstock.actors.policy.config import PolicyConfig
 from penstock.kernels.route_segments import open_routes
 from penstock.messages.errors import PenstockError
 from penstock.messages.rollout import Turn, VersionSpan
@@ -49,6 +50,19 @@ def rollout_routes(turns: Sequence[Turn]) -> np.ndarray:
     if len({part.shape[1:] for part in parts}) > 1:
         raise StaleRoutesError("turns with routes of different models")
     return np.concatenate(parts)
+
+
+def no_routes(turns: Sequence[Turn], config: PolicyConfig) -> np.ndarray:
+    """Return the routes [T - 1, L, 0] of a rollout of a dense model: none.
+
+    Raises:
+        StaleRoutesError: There are some, so that another model sampled it.
+
+    """
+    if any(turn.route_segments for turn in turns):
+        raise StaleRoutesError("routes of a model with experts, the policy is dense")
+    total = sum(turn.context_ids.shape[0] + turn.token_ids.shape[0] for turn in turns)
+    return np.zeros((max(total - 1, 0), config.num_hidden_layers, 0), np.uint8)
 
 
 def route_bytes(turns: Sequence[Turn]) -> int:

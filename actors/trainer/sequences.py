@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.trainer.routes import rollout_routes
+from penstock.actors.trainer.routes import no_routes, rollout_routes
 from penstock.kernels.arrays import from_array
 from penstock.messages.rollout import Turn
 from penstock.messages.training import TrunkCredit
@@ -27,7 +27,8 @@ class TrainingSequence:
     behavior_logprobs: np.ndarray
     """[N] float32."""
     routed_experts: np.ndarray
-    """[T - 1, L, K] uint8 or wider: of the positions that predict something."""
+    """[T - 1, L, K] uint8 or wider: of the positions that predict something; K is 0 in a dense
+    model."""
     advantage: float
     weight: float = 1.0
     trunk: TrunkCredit | None = None
@@ -47,9 +48,10 @@ class TrainingSequence:
         return self.token_ids.size - 1
 
 
-def training_sequence(
+def training_sequence(  # noqa: PLR0913, PLR0917 - what a manifest says of one rollout
     rollout_id: str,
     turns: Sequence[Turn],
+    config: PolicyConfig,
     advantage: float,
     weight: float = 1.0,
     trunk: TrunkCredit | None = None,
@@ -63,7 +65,7 @@ def training_sequence(
     """
     try:
         parts = [_turn_arrays(turn) for turn in turns]
-        routes = rollout_routes(turns)
+        routes = no_routes(turns, config) if config.is_dense else rollout_routes(turns)
     except ValueError as error:
         raise type(error)(f"rollout {rollout_id}: {error}") from error
     token_ids, is_sampled, logprobs = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -93,7 +95,7 @@ def check_trajectory(rollout_id: str, turns: Sequence[Turn], config: PolicyConfi
         return
     for turn in turns:
         config.numerics.check_sampler(turn.arithmetic)
-    sequence = training_sequence(rollout_id, turns, 0.0)
+    sequence = training_sequence(rollout_id, turns, config, 0.0)
     routes, tokens = sequence.routed_experts, sequence.token_ids
     shape = (config.num_hidden_layers, config.num_experts_per_tok)
     _require(routes.shape[1:] == shape, f"routed_experts: expected (layers, slots) {shape}")

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import torch
 
+from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.trainer.batching.manifests import (
     batch_figures,
     staleness_tokens,
@@ -82,7 +83,7 @@ def train_step(
 
     """
     torch.set_num_threads(config.num_threads)
-    sequences = list(_sequences(manifest, turns, config))
+    sequences = list(_sequences(manifest, turns, learner.policy.config, config))
     sums, norm = _Sums(), 0.0
     if sequences:
         sums = _accumulate(learner, sequences, config)
@@ -99,14 +100,17 @@ def train_step(
 
 
 def _sequences(
-    manifest: BatchManifest, turns: Mapping[str, Sequence[Turn]], config: TrainerConfig
+    manifest: BatchManifest,
+    turns: Mapping[str, Sequence[Turn]],
+    policy: PolicyConfig,
+    config: TrainerConfig,
 ) -> Iterator[TrainingSequence]:
     live = {sample.rollout_id for sample in manifest.live}
     for sample in trained_samples(manifest):
         weight = config.live.weight if sample.rollout_id in live else 1.0
         name = sample.rollout_id
         trunk = sample.trunk
-        sequence = training_sequence(name, turns[name], sample.advantage, weight, trunk)
+        sequence = training_sequence(name, turns[name], policy, sample.advantage, weight, trunk)
         num_tokens = sum(span.num_tokens for span in sample.version_spans)
         if sequence.sampled_at.size != num_tokens:
             raise ValueError(

@@ -51,6 +51,8 @@ def time_training(policy: Policy, rollouts: Rollouts, temperature: float) -> dic
 
 def route_bytes(rollouts: Rollouts, num_experts: int) -> dict[str, float]:
     """Return bytes per token, in the engine and sealed for the wire, and those of its cache."""
+    if num_experts == 0:
+        return {"raw": 0.0, "sealed": 0.0, "engine_cache": 0.0}
     routes = [sequence.routed_experts for sequence in rollouts.sequences]
     sealed = [
         seal_routes(torch.as_tensor(each), num_experts=num_experts, policy_version=1)

@@ -54,7 +54,7 @@ def _other_order(policy: Policy) -> None:
     """Shuffle the hidden units: the same function, every sum over them in another order."""
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(policy.config.hidden_size, generator=generator)
-    inner = torch.randperm(policy.config.moe_intermediate_size, generator=generator)
+    inner = torch.randperm(policy.config.ffn_width, generator=generator)
     halves = torch.cat((inner, inner + len(inner)))
     tied = policy.config.tie_word_embeddings
     for table in [policy.embedding, *([] if tied else [policy.head])]:
@@ -65,7 +65,7 @@ def _other_order(policy: Policy) -> None:
         attention, experts = layer.attention, layer.experts
         for norm in (layer.attention_norm, layer.expert_norm):
             norm.copy_(norm[order].clone())
-        for matrix in (attention.qkv, layer.router.weight):
+        for matrix in (attention.qkv, *([] if layer.router is None else [layer.router.weight])):
             matrix.copy_(matrix[:, order].clone())
         attention.output.copy_(attention.output[order].clone())
         experts.gate_up.copy_(experts.gate_up[:, halves][..., order].clone())

@@ -1,7 +1,8 @@
 """Every engine passes `check_engine`; the torch engine does with both of its steps."""
 
-from functools import cache
+from functools import cache, partial
 
+import msgspec
 import pytest
 import torch
 from tests.contract.check_engine import CHECKS
@@ -21,6 +22,9 @@ CONFIG = PolicyConfig(
     moe_intermediate_size=32,
     max_position_embeddings=256,
 )
+DENSE = msgspec.structs.replace(
+    CONFIG, num_experts=0, num_experts_per_tok=0, intermediate_size=48, tie_word_embeddings=False
+)
 OPTIONS = EngineOptions(
     num_running_max=4,
     num_parked_max=4,
@@ -31,24 +35,25 @@ OPTIONS = EngineOptions(
 
 
 @cache
-def weights_of(version):
-    policy = Policy(CONFIG, seed=version)
+def weights_of(version, config=CONFIG):
+    policy = Policy(config, seed=version)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.mul_(5.0 if parameter.dim() > 1 else 1.0)
     return {name: as_numpy(tensor) for name, tensor in publishable_state(policy).items()}
 
 
+@pytest.mark.parametrize("config", [CONFIG, DENSE], ids=["sparse", "dense"])
 @pytest.mark.parametrize("step", ["native", "torch"])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-async def test_engine_conforms(check, step, monkeypatch):
+async def test_engine_conforms(check, step, config, monkeypatch):
     if step == "torch":
         monkeypatch.setattr(core.NativeDecoder, "load", lambda *_: None)
-    engine = TorchEngine(CONFIG, OPTIONS)
+    engine = TorchEngine(config, OPTIONS)
     if step not in engine.capabilities().name:
         pytest.skip("no C compiler")
     engine.start()
     try:
-        await check(engine, weights_of)
+        await check(engine, partial(weights_of, config=config))
     finally:
         await engine.stop()

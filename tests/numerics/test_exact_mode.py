@@ -27,8 +27,8 @@ NUM_TOKENS = 64
 NUM_REQUESTS = 160
 
 
-def config_of(mode):
-    return PolicyConfig(
+def config_of(mode, expert_format="bf16", **changes):
+    config = PolicyConfig(
         vocab_size=230,
         hidden_size=48,
         num_hidden_layers=3,
@@ -37,8 +37,9 @@ def config_of(mode):
         num_experts=6,
         num_experts_per_tok=3,
         max_position_embeddings=256,
-        numerics=NumericsConfig(mode=mode),
     )
+    numerics = NumericsConfig(mode=mode, expert_format=expert_format)
+    return structs.replace(config, numerics=numerics, **changes)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -49,9 +50,9 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def lively(mode="exact", seed=0):
+def lively(mode="exact", seed=0, **changes):
     """A policy far from uniform; the same weights in any mode."""
-    policy = Policy(config_of(mode), seed=seed)
+    policy = Policy(config_of(mode, **changes), seed=seed)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.mul_(4.0 if parameter.dim() > 1 else 1.1)
@@ -129,6 +130,23 @@ def test_exact_mode_has_no_mismatch_over_ten_thousand_tokens(sampled):
     assert found.max() == 0.0
 
 
+@pytest.mark.parametrize(
+    ("expert_format", "width"), [("bf16", 80), ("mxfp8", 96)], ids=["bf16", "mxfp8"]
+)
+def test_a_dense_model_has_no_mismatch_in_exact_mode(expert_format, width):
+    dense = {
+        "num_experts": 0,
+        "num_experts_per_tok": 0,
+        "intermediate_size": width,
+        "hidden_size": 64,
+        "expert_format": expert_format,
+    }
+    sequences, _ = sample(lively(**dense), requests_for(prompts(24)), prefill_tokens_max=37)
+    assert {each.routed_experts.shape[1:] for each in sequences} == {(3, 0)}
+    assert differences(lively("exact", **dense), sequences).max() == 0.0
+    assert differences(lively("fast", **dense), sequences).max() > 0.0
+
+
 @pytest.mark.parametrize("mode", ["fast", "off"])
 def test_other_modes_have_some(sampled, mode):
     assert differences(lively(mode), sampled[:16]).max() > 0.0
@@ -201,7 +219,7 @@ def test_turns_of_a_session_agree_over_a_change_of_version():
     assert segments[1][0].first_position > 0, "only what is new is sent"
     assert segments[2][0].first_position == 0, "computed again, sent again"
     assert segments[3][0].first_position > 0
-    last = training_sequence("r", turns, 1.0)
+    last = training_sequence("r", turns, config_of("exact"), 1.0)
     found = differences(new, [last])
     assert found[24:].max() == 0.0
     assert found[:24].max() > 0.0

@@ -4,13 +4,17 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from penstock.actors.generator import core
+from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.policy.checkpoint import hf_views, load_checkpoint, save_checkpoint
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.config import config_json, read_hf_config
 from penstock.actors.policy.hf.weights import write_weights
+from penstock.messages.task import Sampling
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -79,6 +83,32 @@ def test_what_transformers_writes_has_its_logits_here(tmp_path, kind, theta, tie
     assert policy.config.rope_theta == theta
     assert policy.config.is_dense == (kind == "qwen3")
     assert_same_logits(policy, model)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("step", ["native", "torch"])
+def test_both_decoding_steps_sample_with_its_logprobs(tmp_path, monkeypatch, kind, step):
+    if step == "torch":
+        monkeypatch.setattr(core.NativeDecoder, "load", lambda *_: None)
+    model = hf_model(kind, theta=5e5)
+    model.save_pretrained(tmp_path)
+    policy = load_checkpoint(tmp_path).requires_grad_(False)
+    engine = core.EngineCore(policy.config, core.EngineOptions(num_tokens_max=96))
+    if engine.decoder.name != step:
+        pytest.skip("no C compiler")
+    engine.swap_model(engine.decoder.prepare(policy), 0)
+    prompt = token_ids().numpy()
+    sampling = Sampling(temperature=1.0, num_tokens_max=40)
+    engine.add(GenerationRequest(prompt, sampling, "r", "", 0))
+    chunks = []
+    while engine.waiting or engine.num_running:
+        chunks += [chunk for _, chunk in engine.step()]
+    sampled = torch.from_numpy(np.concatenate([chunk.token_ids for chunk in chunks])).long()
+    found = torch.from_numpy(np.concatenate([chunk.behavior_logprobs for chunk in chunks]))
+    with torch.no_grad():
+        logits = model(torch.cat([token_ids(), sampled])[None]).logits[0, 47:-1]
+    theirs = logits.log_softmax(-1).gather(1, sampled[:, None])[:, 0]
+    torch.testing.assert_close(found, theirs, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["qwen3-4.51", "qwen3-4.57", "qwen3_moe-4.51", "qwen3_moe-4.57"])

@@ -12,6 +12,7 @@ from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.trainer.config import LossConfig, TrainerConfig
 from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.routes import StaleRoutesError
 from penstock.actors.trainer.step import train_step
 from penstock.kernels.arrays import to_array
 from penstock.kernels.backend import KernelArgumentError
@@ -21,7 +22,10 @@ from penstock.messages.rollout import StopReason, Turn, VersionSpan
 from penstock.messages.task import Sampling
 from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry
 
-POLICY = PolicyConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, head_dim=16)
+SPARSE = PolicyConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, head_dim=16)
+DENSE = msgspec.structs.replace(
+    SPARSE, num_experts=0, num_experts_per_tok=0, intermediate_size=80, tie_word_embeddings=False
+)
 TEMPERATURE = 0.8
 
 
@@ -33,9 +37,9 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def learner():
-    learner = Learner(POLICY, TrainerConfig().optimizer, seed=1)
+@pytest.fixture(params=[SPARSE, DENSE], ids=["sparse", "dense"])
+def learner(request):
+    learner = Learner(request.param, TrainerConfig().optimizer, seed=1)
     with torch.no_grad():
         for parameter in learner.policy.parameters():
             parameter.mul_(3.0)  # far from uniform, so that an error would show
@@ -69,14 +73,14 @@ async def sample_rollout(engine, seed, num_turns=3):
                 behavior_logprobs=to_array(np.concatenate([c.behavior_logprobs for c in chunks])),
                 version_spans=[VersionSpan(policy_version=0, num_tokens=sampled.size)],
                 stop_reason=StopReason.LENGTH,
-                route_segments=seal_chunk(chunks[-1], POLICY.num_experts),
+                route_segments=seal_chunk(chunks[-1], engine.capabilities().num_experts),
             )
         )
     return turns
 
 
 async def rollouts(learner, num_rollouts=4):
-    engine = TorchEngine(POLICY)
+    engine = TorchEngine(learner.policy.config)
     engine.start()
     try:
         await engine.begin_update()
@@ -114,6 +118,7 @@ async def test_on_policy_the_trainer_agrees_with_the_engine(learner):
     assert metrics["router_mismatch"] == 0.0
     sealed = sum(len(part) for each in turns.values() for t in each for part in t.route_segments)
     assert metrics["route_bytes"] == sealed
+    assert (sealed == 0) == learner.policy.config.is_dense
     assert abs(metrics["mismatch_k1"]) < 1e-5
     assert 0 <= metrics["mismatch_k3"] < 1e-9
     assert metrics["ess"] > 0.999999
@@ -138,7 +143,7 @@ async def test_a_step_makes_rewarded_turns_likelier(learner):
     losses = []
     for step in range(1, 9):
         train_step(learner, manifest_of(turns, step), turns, config_with())
-        probe = Learner(POLICY, TrainerConfig().optimizer, seed=1)
+        probe = Learner(learner.policy.config, TrainerConfig().optimizer, seed=1)
         probe.load_state(learner.state())
         losses.append(
             train_step(probe, manifest_of(good), good, config_with()).metrics["logprob_mean"]
@@ -172,6 +177,11 @@ async def test_micro_batches_change_sums_only_by_rounding(learner):
 async def test_missing_or_foreign_turns_are_refused(learner):
     turns = await rollouts(learner, 2)
     manifest = manifest_of(turns)
+    if learner.policy.config.is_dense:
+        other = await rollouts(Learner(SPARSE, TrainerConfig().optimizer, seed=1), 2)
+        with pytest.raises(StaleRoutesError, match="rollout r0: routes of a model with experts"):
+            train_step(learner, manifest, other, config_with())
+        return
     with pytest.raises(ValueError, match="rollout r0: a turn without routes"):
         cut = {**turns, "r0": [*turns["r0"][:2], without_routes(turns["r0"][2])]}
         train_step(learner, manifest, cut, config_with())

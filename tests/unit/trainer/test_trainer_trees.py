@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.trainer.batching.audit import ManifestAudit
 from penstock.actors.trainer.batching.batcher import Batcher
 from penstock.actors.trainer.config import TrainerConfig
@@ -23,6 +24,7 @@ from penstock.messages.rollout import (
 from penstock.messages.task import Purpose
 
 LAYERS, SLOTS = 2, 1
+POLICY = PolicyConfig(num_hidden_layers=LAYERS, num_experts_per_tok=SLOTS)
 
 
 def turn(
@@ -133,17 +135,19 @@ def test_the_audit_tells_a_trunk_that_does_not_follow_from_the_rollouts(wrong):
 
 def test_own_turns_train_what_was_sampled_after_the_trunk():
     branch = finished(1, [SHARED, BRANCH_OWN], Trunk(rollout_id="r0", num_turns=1))
-    sequence = training_sequence("r1", branch.own_turns, 0.5)
+    sequence = training_sequence("r1", branch.own_turns, POLICY, 0.5)
     assert sequence.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 8, 9, 10]
     assert sequence.sampled_at.tolist() == [6, 7, 8]
     assert sequence.routed_experts[:, 0, 0].tolist() == [1] * 8
-    whole = training_sequence("r1", [SHARED, TRUNK_OWN], 0.5)
+    whole = training_sequence("r1", [SHARED, TRUNK_OWN], POLICY, 0.5)
     assert whole.sampled_at.tolist() == [3, 4, 6]
 
 
 def test_each_token_gets_its_own_advantage():
     trunk = batch({0: SOLVED, 1: SOLVED, 2: FAILED, 3: SOLVED})["r2"]
-    sequence = training_sequence("r2", [SHARED, TRUNK_OWN], trunk.advantage, trunk=trunk.trunk)
+    sequence = training_sequence(
+        "r2", [SHARED, TRUNK_OWN], POLICY, trunk.advantage, trunk=trunk.trunk
+    )
     assert sequence.advantages.tolist() == [-0.25, -0.25, -0.75]
     # as if the trunk were in both branches' sequences, with half the weight in each
     assert sequence.advantages[0] == pytest.approx((-0.75 + 0.25) / 2)
