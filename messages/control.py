@@ -28,6 +28,8 @@ class RunFinished(Event, frozen=True, kw_only=True):
     stream: ClassVar[Stream] = Stream.CONTROL
     reason: str
     step: int
+    is_failure: bool = False
+    """Whether the run was given up: the reason says what it cannot get past."""
 
     def key(self) -> str:
         """One per run."""

@@ -1,9 +1,9 @@
 """The conservation ledger: every sampled token ends in exactly one column.
 
-generated = trained + stale + filtered + infra_failed + judge_failed + in_flight, for each policy
-version. It is folded from the log alone: turns say what was generated, batch manifests what became
-of it. Streams are not ordered among each other, so a manifest may come before its turns; the
-balance is judged on the state, not on the order of arrival.
+generated = trained + stale + filtered + infra_failed + judge_failed + skipped + in_flight, for each
+policy version. It is folded from the log alone: turns say what was generated, batch manifests what
+became of it, steps what they skipped. Streams are not ordered among each other, so a manifest may
+come before its turns; the balance is judged on the state, not on the order of arrival.
 """
 
 from collections import Counter
@@ -15,9 +15,10 @@ from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import Turn, TurnSampled, tokens_by_version
 from penstock.messages.task import Purpose
-from penstock.messages.training import BatchManifest, LedgerRow, SampleEntry
+from penstock.messages.training import BatchManifest, LedgerRow, SampleEntry, StepCompleted
 
 _TRAINED = "trained"
+_SKIPPED = "skipped"
 _IN_FLIGHT = "in_flight"
 _COLUMNS = {
     Outcome.SOLVED: _TRAINED,
@@ -55,6 +56,8 @@ class Ledger:
         self._unequal: dict[str, None] = {}
         """Settled rollouts whose turns have other tokens (as yet), in the order of settling."""
         self._faults: list[str] = []
+        self._skipped: set[int] = set()
+        """Steps that changed no weight."""
 
     def add_turn(self, event: TurnSampled) -> None:
         """Count a sampled turn; adding one again changes nothing."""
@@ -72,6 +75,16 @@ class Ledger:
         for group in event.discarded:
             self._settle(event.step, group.samples, is_discarded=True)
         self._settle(event.step, event.live)
+
+    def add_step(self, event: StepCompleted) -> None:
+        """See a step's end: what a skipped one was to train was not trained."""
+        if not event.skipped or event.step in self._skipped:
+            return
+        self._skipped.add(event.step)
+        for name, settlement in self._settled.items():
+            if settlement.step == event.step and settlement.column == _TRAINED:
+                self._settled[name] = msgspec.structs.replace(settlement, column=_SKIPPED)
+                self._move(name, _SKIPPED, _TRAINED)
 
     def rows(self) -> dict[int, LedgerRow]:
         """Return one row for each policy version that drew a token, in order."""
@@ -111,6 +124,8 @@ class Ledger:
     ) -> None:
         for sample in samples:
             name, column = sample.rollout_id, _COLUMNS[sample.outcome]
+            if column == _TRAINED and not is_discarded and step in self._skipped:
+                column = _SKIPPED
             settlement = _Settlement(
                 step=step, column=column, spans=tokens_by_version(sample.version_spans)
             )
@@ -126,10 +141,10 @@ class Ledger:
             self._settled[name] = settlement
             self._compare(name)
 
-    def _move(self, name: str, column: str) -> None:
-        """Take a rollout's tokens out of those in flight."""
+    def _move(self, name: str, column: str, old: str = _IN_FLIGHT) -> None:
+        """Take a rollout's tokens out of those in flight, or out of another column."""
         for version, num_tokens in self._generated.get(name, {}).items():
-            self._columns[version][_IN_FLIGHT] -= num_tokens
+            self._columns[version][old] -= num_tokens
             self._columns[version][column] += num_tokens
 
     def _column_of(self, name: str) -> str:

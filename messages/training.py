@@ -73,6 +73,8 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
     filtered: int = 0
     infra_failed: int = 0
     judge_failed: int = 0
+    skipped: int = 0
+    """Of steps that changed no weight (`StepCompleted.skipped`)."""
     in_flight: int = 0
 
 
@@ -93,6 +95,11 @@ class StepCompleted(Event, frozen=True, kw_only=True):
     """Staleness at consumption -> number of trained tokens."""
     train_s: float = 0.0
     wait_s: float = 0.0
+    skipped: str = ""
+    """Why the step changed neither weights nor optimizer (its loss or gradient was no finite
+    number), though it made a version and used up its batch; empty where it was taken."""
+    num_skipped: int = 0
+    """Steps skipped in a row, this one included."""
 
     def key(self) -> str:
         """One per step."""

@@ -78,6 +78,9 @@ class RunFold:
         if handler := self._handlers.get(type(event)):
             handler(event, at)
         self.last_at = max(self.last_at, at)
+        if isinstance(event, StepCompleted) and event.skipped:
+            self._ledger.add_step(event)
+            self._ledger_changed = True
         if isinstance(event, _MOVES):
             self._moved_at = max(self._moved_at, at)
         if not isinstance(event, ActorReported) and (line := describe(event, at)):
@@ -113,6 +116,7 @@ class RunFold:
     def _run_finished(self, event: RunFinished, at: float) -> None:
         self._state.run.phase = "finished"
         self._state.run.finish_reason = event.reason
+        self._state.run.is_given_up = event.is_failure
         self._state.run.finished_at = at
 
     def _message_rejected(self, event: MessageRejected, at: float) -> None:

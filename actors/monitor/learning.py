@@ -74,6 +74,7 @@ class LearningViews:
         self._state.run.step = max(self._state.run.step, event.step)
         training, route_bytes = self._state.training, event.metrics.get("route_bytes", 0.0)
         training.train_s += event.train_s
+        training.num_skipped += bool(event.skipped)
         training.tokens_read += event.metrics.get("tokens_read", 0.0)
         training.route_bytes += route_bytes
         self._steps_s.append(event.wait_s + event.train_s)

@@ -31,6 +31,12 @@ def describe(event: Event, at: float) -> LogLine | None:
     if isinstance(event, WeightsApplied) and not event.digest_matches:
         text = f"{event.replica}: version {event.policy_version} does not have the right digest"
         return LogLine(at=at, level="error", text=text)
+    if isinstance(event, StepCompleted) and event.skipped:
+        text = f"step {event.step} is skipped, version {event.policy_version} is as before"
+        return LogLine(at=at, level="error", text=f"{text}: {event.skipped}"[:TEXT_CHARS_MAX])
+    if isinstance(event, RunFinished) and event.is_failure:
+        text = f"run given up at step {event.step}: {event.reason}"
+        return LogLine(at=at, level="error", text=text[:TEXT_CHARS_MAX])
     entry = _WORDS.get(type(event))
     if entry is None:
         return None

@@ -26,6 +26,8 @@ class RunView(msgspec.Struct, kw_only=True):
     """Unix seconds of this state."""
     step: int = 0
     finish_reason: str = ""
+    is_given_up: bool = False
+    """Whether it finished because it cannot go on."""
     versions: dict[str, str] = {}
     num_rejected: int = 0
     """Messages in the dead-letter stream."""
@@ -72,6 +74,8 @@ class TrainingView(msgspec.Struct, kw_only=True):
     train_s: float = 0.0
     step_s_p50: float | None = None
     """Waiting and training."""
+    num_skipped: int = 0
+    """Steps that changed no weight: their loss or gradient was no finite number."""
     tokens_read: float = 0.0
     route_bytes: float = 0.0
     """Recorded routes that the trained rollouts brought along."""

@@ -117,8 +117,9 @@ class Trainer(Actor):
         return await self._advance(ctx)
 
     async def on_step_completed(self, event: StepCompleted, ctx: Context) -> Effects:
-        """Remember what a step must give."""
+        """Remember what a step must give, and what it skipped."""
         self._phase.check_digest(event.step, event.weights_digest)
+        self._phase.ledger.add_step(event)
         return ()
 
     async def on_eval_completed(self, event: EvalCompleted, ctx: Context) -> Effects:

@@ -139,6 +139,9 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Newest ones; that of step 0 is always kept, replay starts from it."""
     batch_wait_s_max: PositiveFloat = 900.0
     """The trainer fails, loudly, when a batch takes longer to come."""
+    skipped_steps_max: PositiveInt = 3
+    """The run ends, and says why, after so many steps in a row that changed no weight because
+    their loss or gradient was no finite number."""
     micro_batch_tokens: PositiveInt = 4096
     """Bound of one forward and backward pass; a longer sequence goes alone."""
     num_threads: PositiveInt = 1

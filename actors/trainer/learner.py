@@ -1,5 +1,6 @@
 """The policy with its float32 master weights and its optimizer: all that training changes."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,11 +11,15 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import OptimizerConfig
 from penstock.kernels.digest import root_digest
-from penstock.messages.errors import CorruptDataError
+from penstock.messages.errors import CorruptDataError, PenstockError
 
 _WEIGHTS = "weights."
 _OPTIMIZER = "optimizer."
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+class NonFiniteError(PenstockError, ArithmeticError):
+    """A loss or a gradient is no finite number; nothing was changed by it."""
 
 
 class Learner:
@@ -98,15 +103,25 @@ class Learner:
         Returns:
             The gradients' norm before clipping.
 
+        Raises:
+            NonFiniteError: The norm is no finite number; the gradients are cleared.
+
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * rate(self.config, step, steps_max)
-        norm = torch.nn.utils.clip_grad_norm_(
-            list(self.parameters.values()), self.config.grad_clip, error_if_nonfinite=True
+        norm = float(
+            torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), self.config.grad_clip)
         )
+        if not math.isfinite(norm):
+            self.clear()
+            raise NonFiniteError(f"the gradient's norm is {norm}")
         self.optimizer.step()
+        self.clear()
+        return norm
+
+    def clear(self) -> None:
+        """Forget the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
-        return float(norm)
 
     @torch.no_grad()
     def _copy(self, values: dict[str, torch.Tensor]) -> None:

@@ -154,6 +154,7 @@ class Replay:
         self.report.steps_compared += 1
         self._compare(f"{name}: weights", result.weights_digest, recorded.weights_digest)
         self._compare(f"{name}: optimizer", result.optimizer_digest, recorded.optimizer_digest)
+        self._compare(f"{name}: skipped", result.skipped, recorded.skipped)
         loss = recorded.metrics.get("loss", math.nan)
         self._compare(f"{name}: loss", result.metrics["loss"], loss)
 

@@ -58,6 +58,7 @@ class RlPhase:
         self._idle_since = 0.0
         self._step_last = config.steps_max
         self._reason = "steps_max"
+        self._has_failed = False
         self.turns = TurnStore()
         self.ledger = Ledger()
         self.step = 0
@@ -75,6 +76,8 @@ class RlPhase:
         else:
             head = await load_checkpoint(ctx.store, key, self._learner)
             self.step, self._completed = head.step, head.completed
+            if isinstance(head.completed, StepCompleted):
+                self._count_skipped(head.completed)
             saved = (
                 CheckpointSaved(step=head.step, object_key=key, weights_digest=head.weights_digest),
             )
@@ -134,7 +137,10 @@ class RlPhase:
             staleness_tokens=result.staleness_tokens,
             train_s=ctx.monotonic() - started,
             wait_s=wait_s,
+            skipped=result.skipped,
+            num_skipped=self._num_skipped + 1 if result.skipped else 0,
         )
+        self._count_skipped(self._completed)
         self.turns.drop(self._manifests.pop(manifest.step))
         effects: list[Event] = [self._completed, await self._publish(ctx)]
         if self.step % self._config.checkpoint_steps == 0 or self.is_finished:
@@ -142,6 +148,19 @@ class RlPhase:
             await drop_old_checkpoints(ctx.store, self._config.checkpoints_kept)
         self._set_idle(ctx)
         return [*effects, *self._finish()]
+
+    @property
+    def _num_skipped(self) -> int:
+        """Steps skipped in a row, up to the current one."""
+        done = self._completed
+        return done.num_skipped if isinstance(done, StepCompleted) else 0
+
+    def _count_skipped(self, done: StepCompleted) -> None:
+        """Note a skipped step; too many in a row are the run's end."""
+        self.ledger.add_step(done)
+        if done.num_skipped >= self._config.skipped_steps_max:
+            self._step_last, self._has_failed = done.step, True
+            self._reason = f"{done.num_skipped} steps in a row were skipped: {done.skipped}"
 
     def check_digest(self, step: int, digest: str) -> None:
         """Compare what was trained here with what the log records, whichever comes first.
@@ -175,7 +194,9 @@ class RlPhase:
         return (await save_checkpoint(ctx, self._learner, self._completed, rows),)
 
     def _finish(self) -> Effects:
-        return (RunFinished(reason=self._reason, step=self.step),) if self.is_finished else ()
+        if not self.is_finished:
+            return ()
+        return (RunFinished(reason=self._reason, step=self.step, is_failure=self._has_failed),)
 
     def _set_idle(self, ctx: Context) -> None:
         self._idle_since = ctx.monotonic()

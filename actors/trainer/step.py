@@ -5,6 +5,7 @@ bits, which is what replay proves. Logprobs are taken with the published (rounde
 the sampler's own routes; advantages and the choice of samples come from the manifest alone.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +23,7 @@ from penstock.actors.trainer.batching.manifests import (
 from penstock.actors.trainer.config import LossConfig, TrainerConfig
 from penstock.actors.trainer.forward import SequenceForward
 from penstock.actors.trainer.gradients import accumulate
-from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.learner import Learner, NonFiniteError
 from penstock.actors.trainer.objective.losses import (
     correction_weights,
     log_ratios,
@@ -44,6 +45,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_digest: str
     metrics: dict[str, float]
     staleness_tokens: dict[int, int]
+    skipped: str = ""
+    """Why weights and optimizer are as before; empty where the step was taken."""
 
 
 @dataclass(kw_only=True)
@@ -71,6 +74,9 @@ def train_step(
 ) -> StepResult:
     """Train the samples of a manifest; an empty one changes no weight.
 
+    A batch whose loss or gradient is no finite number is skipped: weights and optimizer stay as
+    they are, to the bit, and the step still counts.
+
     Args:
         learner: at policy version `manifest.policy_version`; changed in place.
         manifest: which samples, and with which advantages.
@@ -84,18 +90,22 @@ def train_step(
     """
     torch.set_num_threads(config.num_threads)
     sequences = list(_sequences(manifest, turns, learner.policy.config, config))
-    sums, norm = _Sums(), 0.0
+    sums, norm, skipped = _Sums(), 0.0, ""
     if sequences:
-        sums = _accumulate(learner, sequences, config)
-        raise_deferred_errors()  # Before the weights take what a bad value gave.
-        norm = learner.apply(manifest.step, config.steps_max)
+        try:
+            sums = _accumulate(learner, sequences, config)
+            raise_deferred_errors()  # Before the weights take what a bad value gave.
+            norm = learner.apply(manifest.step, config.steps_max)
+        except NonFiniteError as error:
+            sums, norm, skipped = _Sums(), 0.0, str(error)
     return StepResult(
         weights_digest=learner.weights_digest(),
         optimizer_digest=learner.optimizer_digest(),
         metrics=_figures(sums, norm)
         | batch_figures(manifest)
         | {"route_bytes": float(_route_bytes(manifest, turns))},
-        staleness_tokens=staleness_tokens(manifest),
+        staleness_tokens={} if skipped else staleness_tokens(manifest),
+        skipped=skipped,
     )
 
 
@@ -143,6 +153,9 @@ def _accumulate(
             num_threads=config.num_threads,
         ):
             total.add(sums)
+    if not math.isfinite(total.loss):
+        learner.clear()
+        raise NonFiniteError(f"the loss is {total.loss}")
     return total
 
 

@@ -25,7 +25,8 @@ async def close_run(  # noqa: PLR0913 - all of a run
     """Write `summary.json` and `report.html`, and print the closing table.
 
     Returns:
-        Whether the run is sound: the ledger balances and the replay gave the same bits.
+        Whether the run is sound: it was not given up, the ledger balances, and the replay gave the
+        same bits.
 
     """
     wall_s = time.time() - started_at
@@ -50,6 +51,9 @@ async def close_run(  # noqa: PLR0913 - all of a run
         say("the ledger does not balance: see `penstock status`")
     if difference := replay.get("first_difference"):
         say(f"the replay differs: {difference}")
+    if state.run.is_given_up:
+        say(f"the run was given up: {state.run.finish_reason}")
+        return False
     return bool(figures["ledger"]["balanced"] and replay.get("identical", True))
 
 
