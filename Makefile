@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONFIG ?= infra/configs/quickstart.toml
 SEED ?= 0
+FUZZ_SECONDS ?= 600
 
-.PHONY: run test test-slow lint style types tidy pytest setup vm-qemu doctor clean help
+.PHONY: run test test-slow fuzz lint style types tidy pytest setup vm-qemu doctor clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -18,6 +19,10 @@ test: setup style  ## All gates and the fast tests
 
 test-slow: setup  ## The tests that take minutes: kill -9 of every actor, whole runs, long fuzzing
 	$(BIN)/python -m pytest -m slow --timeout 3000
+
+fuzz: setup  ## Coverage-guided fuzzing of every decoder, FUZZ_SECONDS each (600)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[fuzz]'
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
 
 lint: style types tidy  ## The gates alone: style, layers, unreachable names, types, tidy rules
 

@@ -113,7 +113,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     path = folder / TASK_FILE
     try:
         settings = tomllib.loads(_text(folder, TASK_FILE))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise MalformedTaskError(f"{path}: {error}") from error
     version = settings.get("version", settings.get("schema_version"))
     if not isinstance(version, str) or not version.startswith("1."):
@@ -201,7 +201,7 @@ def _hidden(folder: Path, task_id: str, settings: dict[str, Any]) -> HiddenTests
     gold = _tree(folder, SOLUTION_FOLDER) if (folder / SOLUTION_FOLDER).is_dir() else {}
     try:
         tests = msgspec.json.decode(_text(folder, path), type=TestsFile)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise MalformedTaskError(f"{folder / path}: {error}") from error
     if not tests.argv or not tests.expected:
         raise MalformedTaskError(f"{folder / path}: argv, expected: expected at least one entry")
