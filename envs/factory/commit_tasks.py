@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from penstock.envs.factory.drafting import LIMITS, commit_instruction
-from penstock.envs.factory.repository import Repository
+from penstock.envs.factory.repository import GitRepository
 from penstock.envs.tasks.source import (
     Lab,
     Rejection,
@@ -39,7 +39,7 @@ class Commit:
     num_lines: int
 
 
-def read_commit(repository: Repository, digest: str) -> Commit | None:
+def read_commit(repository: GitRepository, digest: str) -> Commit | None:
     """Return a commit if it has one parent, changes tests and sources, and few lines."""
     shown = repository.git("show", "--no-renames", "--numstat", "--format=%s%n%P", digest)
     subject, parents, *rows = shown.splitlines()
@@ -62,7 +62,7 @@ def is_test(path: str) -> bool:
     return pure.name.startswith("test") or pure.stem.endswith("_test") or "tests" in pure.parts
 
 
-def read_tree(repository: Repository, commit: str) -> dict[str, str]:
+def read_tree(repository: GitRepository, commit: str) -> dict[str, str]:
     """Return the text files of a commit.
 
     Raises:
@@ -79,11 +79,11 @@ def read_tree(repository: Repository, commit: str) -> dict[str, str]:
     return files
 
 
-def _exists(repository: Repository, commit: str, path: str) -> bool:
+def _exists(repository: GitRepository, commit: str, path: str) -> bool:
     return bool(repository.git("ls-tree", commit, "--", path))
 
 
-def show(repository: Repository, commit: str, path: str) -> str:
+def show(repository: GitRepository, commit: str, path: str) -> str:
     """Return one file of a commit."""
     return repository.git("show", f"{commit}:{path}")
 
@@ -145,7 +145,7 @@ class CommitSource:
             GitError: It cannot be read safely.
 
         """
-        self._repository = Repository(folder)
+        self._repository = GitRepository(folder)
 
     def plans(self) -> Iterator[TaskPlan]:
         """Yield a plan for each commit that qualifies."""
@@ -158,7 +158,7 @@ class CommitSource:
 class CommitPlan:
     """One commit."""
 
-    def __init__(self, repository: Repository, commit: Commit) -> None:
+    def __init__(self, repository: GitRepository, commit: Commit) -> None:
         self.name = f"{repository.folder.resolve().name}.{commit.digest[:12]}"
         self._repository, self._commit = repository, commit
 

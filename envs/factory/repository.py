@@ -35,7 +35,7 @@ class GitError(PenstockError, RuntimeError):
     """Git refused, or the repository is not one that can be read safely."""
 
 
-class Repository:
+class GitRepository:
     """Commits and files of the checkout at `folder`, as its HEAD reaches them.
 
     Raises:

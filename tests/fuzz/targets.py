@@ -27,7 +27,7 @@ from penstock.actors.policy.parse import parse_turn
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
 from penstock.envs.egress.http import requested_target
 from penstock.envs.egress.rules import parse_rules
-from penstock.envs.factory.repository import Repository
+from penstock.envs.factory.repository import GitRepository
 from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.protocol import REPLY_BYTES_MAX, GuestRequest
 from penstock.envs.tasks.harbor import EXPECTED_FILE, write_harbor
@@ -234,7 +234,7 @@ def _head(data: bytes) -> None:
     head, _, packed = data.partition(b"\0")
     (folder / ".git" / "HEAD").write_bytes(head)
     (folder / ".git" / "packed-refs").write_bytes(packed)
-    Repository(folder)
+    GitRepository(folder)
 
 
 def _hf_config(data: bytes) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from penstock.envs.factory.commit_tasks import CommitSource
-from penstock.envs.factory.repository import GitError, Repository
+from penstock.envs.factory.repository import GitError, GitRepository
 from penstock.messages.errors import PenstockError
 
 IDENTITY = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
@@ -100,7 +100,7 @@ def test_a_promised_object_is_not_fetched_through_a_program(checkout, trap):
     blob = subprocess.check_output(["git", "-C", checkout, "rev-parse", "HEAD:m.py"], text=True)
     (checkout / ".git" / "objects" / blob[:2] / blob[2:].strip()).unlink()
     with pytest.raises(GitError):
-        Repository(checkout).git("show", "HEAD:m.py")
+        GitRepository(checkout).git("show", "HEAD:m.py")
     assert not proof.exists()
 
 
@@ -157,4 +157,4 @@ def test_a_blob_that_inflates_is_bounded(checkout):
     git(checkout, "add", "bomb")
     git(checkout, "commit", "-qm", "Bomb")
     with pytest.raises(GitError, match=r"over 33554432 bytes|File too large"):
-        Repository(checkout).git("show", "HEAD:bomb")
+        GitRepository(checkout).git("show", "HEAD:bomb")
