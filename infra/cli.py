@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     add_sandbox_commands(commands)
     _add_mismatch(commands)
     _add_bench(commands)
+    _add_export(commands)
     text = "build and list image layers of sandboxes"
     add_images(_add(commands, "images", "commands.images:run", text))
     text = "simulate systems that are too large for one machine"
@@ -120,6 +121,14 @@ def _add_log(commands: Commands) -> None:
     cat = actions.add_parser("cat", help="print one JSON line per event")
     _add_run_name(cat)
     cat.add_argument("--type", action="append", default=[], help="print only events of this type")
+
+
+def _add_export(commands: Commands) -> None:
+    text = "write a version of a run's policy as a folder for transformers and vLLM"
+    out = _add(commands, "export", "export.command:export", text, of_run=True, has_json=True)
+    out.add_argument("--version", type=int, metavar="N", help="policy version (default: newest)")
+    out.add_argument("--format", choices=("hf",), default="hf", help="of the folder (default: hf)")
+    out.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="the folder")
 
 
 def _add_run_name(parser: argparse.ArgumentParser) -> None:

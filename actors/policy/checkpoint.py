@@ -123,6 +123,11 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
+def as_bfloat16(bits: np.ndarray) -> torch.Tensor:
+    """View published weights (uint16 bit patterns) as a tensor without copying."""
+    return torch.from_numpy(bits).view(torch.bfloat16)
+
+
 def save_checkpoint(policy: Policy, folder: Path, dtype: torch.dtype = torch.float32) -> None:
     """Write config.json and the weights, which come last; each file is replaced atomically."""
     name = str(dtype).removeprefix("torch.")

@@ -1,0 +1,74 @@
+"""`penstock export RUN [--version N] -o DIR`."""
+
+import argparse
+import asyncio
+import tempfile
+from pathlib import Path
+
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.hf.config import CONFIG_FILE, read_hf_config
+from penstock.actors.runtime.files import write_atomic
+from penstock.actors.sync_relay.core.store_io import StoreIO
+from penstock.actors.sync_relay.core.version_head import HeadSlot, read_head
+from penstock.actors.sync_relay.publish.history import read_back, read_committed
+from penstock.infra.commands.output import print_result
+from penstock.infra.export.folder import check_target, write_model
+from penstock.infra.export.tokenizer_files import tokenizer_files
+from penstock.infra.run.runs import RunDir, find_run
+from penstock.messages.bus import ObjectStore
+from penstock.messages.errors import NotFoundError
+
+
+async def export(arguments: argparse.Namespace) -> int:
+    """Write one version of a run's policy as a Hugging Face folder."""
+    run = find_run(arguments.run, arguments.runs_dir)
+    try:
+        return await _export(run, arguments)
+    finally:
+        await run.close_store()
+
+
+async def _export(run: RunDir, arguments: argparse.Namespace) -> int:
+    target: Path = arguments.output
+    check_target(target)
+    store = run.store()
+    head = await read_head(store)
+    version = _chosen(run.run_id, head.policy_version, arguments.version)
+    try:
+        config = await _policy_config(store, head)
+        flat, manifest = await read_back(StoreIO(store), version)
+    except NotFoundError as error:
+        text = f"run {run.run_id}: version {version} is no longer in its store: {error}"
+        raise NotFoundError(text) from error
+    tokenizer = await tokenizer_files(store, config.max_position_embeddings)
+    await asyncio.to_thread(write_model, target, config, flat.tensors, tokenizer)
+    result = {
+        "run_id": run.run_id,
+        "policy_version": version,
+        "folder": str(target),
+        "root_digest": manifest.target_root_digest,
+    }
+    print_result(result, as_json=arguments.json)
+    return 0
+
+
+def _chosen(run_id: str, newest: int, version: int | None) -> int:
+    """Return the version to export: what was asked for, or the newest.
+
+    Raises:
+        NotFoundError: There is no such version.
+
+    """
+    if newest < 0:
+        raise NotFoundError(f"run {run_id}: it has published no weights yet")
+    if version is not None and not 0 <= version <= newest:
+        raise NotFoundError(f"run {run_id}: version {version}: expected one of 0 to {newest}")
+    return newest if version is None else version
+
+
+async def _policy_config(store: ObjectStore, head: HeadSlot) -> PolicyConfig:
+    """Return the shape of a run's policy, which its first version's manifest has."""
+    first = await read_committed(store, 0, head)
+    with tempfile.TemporaryDirectory() as name:
+        write_atomic(Path(name) / CONFIG_FILE, first.config_json.encode())
+        return read_hf_config(Path(name))
