@@ -53,13 +53,15 @@ def _parser() -> argparse.ArgumentParser:
     actor = _add(commands, "actor", "run.process:actor_command", "run actors of a run")
     actor.add_argument("roles", nargs="+", metavar="ROLE[:REGION]", help="actors of this process")
     actor.add_argument("--run", required=True, help="id or path of the run")
-    actor.add_argument("--nats", metavar="URL", help="NATS server (default: the run's own)")
+    _add_host_file(actor)
     text = "retrain every step from a run's log and compare every weight digest"
-    _add(commands, "replay", "run.replay:replay_command", text, of_run=True, has_json=True)
+    replay = "run.replay:replay_command"
+    _add_host_file(_add(commands, "replay", replay, text, of_run=True, has_json=True))
     text = "show the state of a run, and what it waits for"
-    _add(commands, "status", "commands.status:status_command", text, of_run=True, has_json=True)
+    status = "commands.status:status_command"
+    _add_host_file(_add(commands, "status", status, text, of_run=True, has_json=True))
     text = "show the state of a run, updated every second"
-    _add(commands, "top", "commands.status:top_command", text, of_run=True)
+    _add_host_file(_add(commands, "top", "commands.status:top_command", text, of_run=True))
     _add_log(commands)
     text = "check this machine: what is installed, what is missing, how to get it"
     _add(commands, "doctor", "commands.doctor:doctor", text, has_json=True)
@@ -78,9 +80,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_run(commands: Commands) -> None:
     run = _add(commands, "run", "run.command:run", "start a run, or resume one")
-    source = run.add_mutually_exclusive_group(required=True)
-    source.add_argument("--config", type=Path, help="TOML file of a new run")
-    source.add_argument("--resume", metavar="RUN", help="id or path of the run to resume")
+    text = "TOML file of a new run; with --resume: a host's file with [bus] and [store]"
+    run.add_argument("--config", type=Path, help=text)
+    run.add_argument("--resume", metavar="RUN", help="id or path of the run to resume")
+    text = "entries of [processes] to start here, by comma (default: all); others run elsewhere"
+    run.add_argument("--processes", metavar="NAMES", help=text)
     run.add_argument("--seed", type=int, help="replaces the configuration's seed")
     run.add_argument("--run-id", help="id of the new run (default: time and seed)")
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
@@ -115,11 +119,13 @@ def _add_log(commands: Commands) -> None:
     actions = log.add_subparsers(required=True, dest="action", metavar="ACTION")
     export = actions.add_parser("export", help="write a run's log and objects to one file")
     _add_run_name(export)
+    _add_host_file(export)
     export.add_argument("-o", "--output", type=Path, required=True, help="the file")
     load = actions.add_parser("import", help="create a run from an exported file")
     load.add_argument("file", type=Path, help="the file")
     cat = actions.add_parser("cat", help="print one JSON line per event")
     _add_run_name(cat)
+    _add_host_file(cat)
     cat.add_argument("--type", action="append", default=[], help="print only events of this type")
 
 
@@ -133,6 +139,11 @@ def _add_export(commands: Commands) -> None:
 
 def _add_run_name(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", default="latest", help="id or path (default: the newest)")
+
+
+def _add_host_file(parser: argparse.ArgumentParser) -> None:
+    text = "TOML file with [bus] and [store], to reach a run that another host started"
+    parser.add_argument("--config", type=Path, help=text)
 
 
 def _add(  # noqa: PLR0913 - a command is its name, its function and its help

@@ -9,7 +9,9 @@ from penstock.messages.control import (
     ActorFailed,
     ActorStarted,
     MessageRejected,
+    RunClosed,
     RunFinished,
+    RunOpened,
     RunStarted,
 )
 from penstock.messages.errors import CodecError
@@ -74,8 +76,8 @@ EVENTS = (
     WeightsPublished, WeightsRelayed, WeightsApplied, CreditsChanged,
     InferenceRecorded, FeedbackReceived, FeedbackRetracted, LiveSampleJoined,
     BatchManifest, StepCompleted, MidtrainCompleted, CheckpointSaved,
-    RunStarted, RunFinished, ActorStarted, ActorFailed, EvalRequested, EvalCompleted,
-    MessageRejected, ActorReported, MidtrainProgressed,
+    RunStarted, RunFinished, RunOpened, RunClosed, ActorStarted, ActorFailed,
+    EvalRequested, EvalCompleted, MessageRejected, ActorReported, MidtrainProgressed,
 )  # fmt: skip
 """Kept on streams."""
 

@@ -36,6 +36,30 @@ class RunFinished(Event, frozen=True, kw_only=True):
         return "finished"
 
 
+class RunOpened(Event, frozen=True, kw_only=True):
+    """Launcher -> actors on other hosts: it is up."""
+
+    stream: ClassVar[Stream] = Stream.CONTROL
+    incarnation: str
+
+    def key(self) -> str:
+        """One per start of a launcher."""
+        return self.incarnation
+
+
+class RunClosed(Event, frozen=True, kw_only=True):
+    """Launcher -> actors on other hosts: it stops, and they are to stop with it."""
+
+    stream: ClassVar[Stream] = Stream.CONTROL
+    incarnation: str
+    is_complete: bool
+    """Whether nothing is left to do; otherwise the run may be resumed."""
+
+    def key(self) -> str:
+        """One per start of a launcher."""
+        return self.incarnation
+
+
 class ActorStarted(Event, frozen=True, kw_only=True):
     """Runtime -> monitor."""
 

@@ -14,7 +14,8 @@ from penstock.infra.commands.log_file import export_log, import_log, log_types, 
 from penstock.infra.commands.log_lines import cat_log
 from penstock.infra.commands.output import printable
 from penstock.infra.run.config_file import parse_config
-from penstock.infra.run.runs import RunDir, find_run, open_log
+from penstock.infra.run.hosts import reached_run
+from penstock.infra.run.runs import RunDir, open_log
 from penstock.messages.base import Event
 from penstock.messages.codec import EVENTS
 from penstock.messages.control import RunStarted
@@ -30,7 +31,7 @@ async def run(arguments: argparse.Namespace) -> int:
 
 
 async def _export(arguments: argparse.Namespace) -> None:
-    found = find_run(arguments.run, arguments.runs_dir)
+    found = await reached_run(arguments)
     async with open_log(found, "export") as bus:
         count = await export_log(bus, found.store(), arguments.output)
     size = arguments.output.stat().st_size / 1e6
@@ -89,7 +90,7 @@ def imported_config(config_toml: str, source: str) -> str:
 async def _cat(arguments: argparse.Namespace) -> None:
     types = _types(arguments.type)
     streams = sorted({kind.stream for kind in types or log_types()})
-    found = find_run(arguments.run, arguments.runs_dir, any_format=True)
+    found = await reached_run(arguments, any_format=True)
     async with open_log(found, "cat", any_format=True) as bus:
         messages = bus.read_raw(streams)
         async for line in cat_log(messages, {kind.__name__ for kind in types}):

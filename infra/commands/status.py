@@ -21,7 +21,8 @@ from penstock.actors.monitor.state import (
     encode_state,
 )
 from penstock.infra.commands.output import printable, printable_struct
-from penstock.infra.run.runs import find_run, open_log
+from penstock.infra.run.hosts import is_up, reached_run
+from penstock.infra.run.runs import open_log
 from penstock.messages.bus import Bus
 from penstock.messages.errors import BusError, DeadlineError
 from penstock.messages.telemetry import MonitorSnapshot, ReadMonitor
@@ -35,25 +36,25 @@ _PHASES = {"starting": "starting", "midtrain": "mid-training", "rl": "reinforcem
 
 async def status_command(arguments: argparse.Namespace) -> int:
     """Print a run's state once, whether it is up or not."""
-    run = find_run(arguments.run, arguments.runs_dir)
+    run = await reached_run(arguments)
     async with open_log(run, "status") as bus:
-        is_up = run.read_state() is not None
-        state = await read_state(bus, is_up=is_up)
+        is_running = await is_up(run, bus)
+        state = await read_state(bus, is_up=is_running)
     if arguments.json:
         sys.stdout.write(printable(encode_state(state).decode()) + "\n")
     else:
-        Console(markup=False).print(render(state, is_up=is_up))
+        Console(markup=False).print(render(state, is_up=is_running))
     return 0
 
 
 async def top_command(arguments: argparse.Namespace) -> int:
     """Show a run's state once a second until it ends, then as it was left."""
-    run = find_run(arguments.run, arguments.runs_dir)
+    run = await reached_run(arguments)
     console = Console(markup=False)
-    if run.read_state() is not None:
+    if run.access() is not None or run.read_state() is not None:
         async with open_log(run, "top") as bus:
             with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
-                while run.read_state() is not None:
+                while await is_up(run, bus):
                     with contextlib.suppress(BusError, TimeoutError):  # The run may be ending.
                         async with asyncio.timeout(READ_S):
                             state = await read_state(bus, is_up=True)

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,28 @@ import tomli_w
 from penstock.actors.runtime.files import write_atomic
 from penstock.envs.backends import open_backend
 from penstock.gateway.keys import create_key
+from penstock.infra.bus.jetstream.access import open_access
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.quickstart.sample_users import run_sample_users
 from penstock.infra.run.closing import close_run
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import apply_overrides, load_config, parse_config, read_toml
+from penstock.infra.run.hosts import (
+    check_apart,
+    check_new,
+    check_stores,
+    join_run,
+    until_silent,
+    with_whole_paths,
+)
 from penstock.infra.run.launcher import Processes, event_server
 from penstock.infra.run.prepare import prepare
 from penstock.infra.run.progress import Progress
 from penstock.infra.run.replay import environment_versions
 from penstock.infra.run.runs import RunDir, check_log, check_space, find_run, remove_needless
-from penstock.infra.stores.open import check_store
 from penstock.messages.base import FORMAT
-from penstock.messages.control import RunStarted
-from penstock.messages.errors import ConfigError, DeadlineError
+from penstock.messages.control import RunClosed, RunOpened, RunStarted
+from penstock.messages.errors import BusError, ConfigError, DeadlineError
 
 UNSOUND = 1
 INTERRUPTED = 130
@@ -40,57 +48,91 @@ RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; 0 when the run is complete and sound, 130 after Ctrl-C."""
     run_dir, config = _resume(arguments) if arguments.resume else _create(arguments)
+    names = _names(config, arguments.processes)
     with run_dir.lock():
         check_space(run_dir.path)
-        return asyncio.run(_run(run_dir, config, with_replay=not arguments.no_replay))
+        return asyncio.run(_run(run_dir, config, names, with_replay=not arguments.no_replay))
 
 
 def _create(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
+    if arguments.config is None:
+        raise ConfigError("run: expected --config FILE for a new run, or --resume RUN")
     overrides = list(arguments.overrides)
     if arguments.seed is not None:
         overrides.append(f"run.seed={arguments.seed}")
-    data = apply_overrides(read_toml(arguments.config), overrides)
+    data = with_whole_paths(apply_overrides(read_toml(arguments.config), overrides))
     config = parse_config(data, str(arguments.config))
-    _check_machines(config)
-    check_store(config.store)
+    _check_outside(config, _names(config, arguments.processes))
     run_id = arguments.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-s{config.run.seed}"
     if not RUN_ID.fullmatch(run_id):
         raise ConfigError(f"--run-id: expected letters, digits, '_' and '-', got {run_id!r}")
     run_dir = RunDir(Path(arguments.runs_dir).resolve() / run_id)
     if run_dir.config.exists():
         raise FileExistsError(f"run {run_id}: exists; resume it with --resume {run_id}")
+    if config.bus.servers:
+        asyncio.run(check_new(open_access(config.bus), run_id))
     write_atomic(run_dir.config, tomli_w.dumps(data).encode())
     return run_dir, config
 
 
 def _resume(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
-    run_dir = find_run(arguments.resume, arguments.runs_dir)
+    if arguments.config is None:
+        run_dir = find_run(arguments.resume, arguments.runs_dir)
+    else:
+        joining = join_run(arguments.resume, arguments.runs_dir, arguments.config)
+        run_dir = asyncio.run(joining)
     config = load_config(run_dir.config)
-    _check_machines(config)
-    check_store(config.store)
+    _check_outside(config, _names(config, arguments.processes))
     return run_dir, config
 
 
-def _check_machines(config: RunConfig) -> None:
-    """Check that a sandbox host of this run can boot machines, before anything starts.
+def _names(config: RunConfig, given: str | None) -> list[str]:
+    """Return the entries of `[processes]` that start here.
 
     Raises:
-        BackendUnavailable: It cannot; the text says how to install what is missing.
+        ConfigError: There is no such entry, or the others could not be on other hosts.
 
     """
-    specs = (spec for specs in config.processes.values() for spec in specs)
+    if given is None:
+        return list(config.processes)
+    names = [name for name in given.split(",") if name]
+    for name in names:
+        if name not in config.processes:
+            choices = ", ".join(config.processes)
+            raise ConfigError(f"--processes: expected some of {choices}, got {name!r}")
+    if len(names) < len(config.processes):
+        check_apart(config)
+    specs = [spec for name in names for spec in config.processes[name]]
+    if config.users.num_requests and "gateway" not in specs:
+        raise ConfigError("users.num_requests: expected the role gateway among --processes")
+    return names
+
+
+def _check_outside(config: RunConfig, names: Sequence[str]) -> None:
+    """Check that machines boot here and that all stores serve us, before anything starts.
+
+    Raises:
+        BackendUnavailable: A sandbox host of ours cannot boot machines; the text says how to
+            install what is missing.
+        ConfigError: A bucket refuses.
+
+    """
+    specs = (spec for name in names for spec in config.processes[name])
     if any(spec.partition(":")[0] == "sandbox" for spec in specs):
         open_backend(config.pool.backend, allow_process=config.pool.allow_process)
+    check_stores(config)
 
 
-async def _run(run_dir: RunDir, config: RunConfig, *, with_replay: bool) -> int:
+async def _run(
+    run_dir: RunDir, config: RunConfig, names: Sequence[str], *, with_replay: bool
+) -> int:
     progress = Progress()
     progress.say(f"run {run_dir.run_id} in {run_dir.path}")
     started = time.time()
     create_key(run_dir.gateway_key, key_id="local", training_consent=True)
     with _interruption() as interrupted:
         async with event_server(run_dir, config) as bus:
-            complete = await _work(run_dir, config, bus, progress, interrupted)
+            complete = await _work(run_dir, config, names, bus, progress, interrupted)
             if complete:
                 remove_needless(run_dir, config.sandbox.checkpoints)
                 is_sound = await close_run(
@@ -101,9 +143,10 @@ async def _run(run_dir: RunDir, config: RunConfig, *, with_replay: bool) -> int:
     return INTERRUPTED
 
 
-async def _work(
+async def _work(  # noqa: PLR0913, PLR0917 - all of a run
     run_dir: RunDir,
     config: RunConfig,
+    names: Sequence[str],
     bus: NatsBus,
     progress: Progress,
     interrupted: asyncio.Event,
@@ -115,15 +158,22 @@ async def _work(
     )
     if not await _before(interrupted, preparing):
         return False
-    await bus.publish([_run_started(run_dir, config)])
-    processes = Processes(run_dir, config)
+    incarnation = f"{time.time_ns():x}-{os.getpid():x}"
+    await bus.publish([_run_started(run_dir, config), RunOpened(incarnation=incarnation)])
+    processes = Processes(run_dir, config, names)
+    is_complete = False
     try:
-        return await _until_complete(run_dir, config, bus, processes, progress, interrupted)
+        is_complete = await _until_complete(run_dir, config, bus, processes, progress, interrupted)
+        return is_complete
     finally:
         if progress.is_midtraining:
             progress.say("mid-training saves nothing before its end: a resumed run restarts it")
         progress.say("stopping the actors (Ctrl-C again: at once)")
+        with contextlib.suppress(BusError, DeadlineError):  # The servers may be why we stop.
+            await bus.publish([RunClosed(incarnation=incarnation, is_complete=is_complete)])
         await processes.stop()
+        if len(names) < len(config.processes):
+            await until_silent(bus)
 
 
 async def _before(interrupted: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -3,6 +3,8 @@
 Imports no torch, so that a wrong key is refused at once.
 """
 
+from typing import Annotated
+
 import msgspec
 
 from penstock.actors.evaluator.schedule import EvaluatorConfig
@@ -16,9 +18,10 @@ from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.actors.sync_relay.core.config import WeightsConfig
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.gateway.config import GatewayConfig
+from penstock.infra.bus.settings import BusSection
 from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.regions.settings import LinkSection
-from penstock.infra.stores.settings import StoreSection
+from penstock.infra.stores.settings import BUCKET, ENDPOINT, StoreKind, StoreSection
 from penstock.messages.errors import ConfigError
 from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from penstock.messages.task import Purpose
@@ -35,22 +38,28 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A run that takes longer is stopped in order, and fails."""
 
 
-class BusSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The NATS server."""
-
-    url: str = ""
-    """Address of a server; empty: one embedded in the run."""
-    server_path: str = ""
-    """Executable to embed; empty: that of the installed wheel, then that in PATH."""
-
-
 class RegionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One region: a relay, and a generator with its receiver."""
 
     name: str
     serves: list[Purpose]
+    bucket: Annotated[str, msgspec.Meta(pattern=BUCKET)] = ""
+    """S3 bucket of the region's weights, which must exist; empty: a directory beside its relay."""
+    endpoint: Annotated[str, msgspec.Meta(pattern=ENDPOINT)] = ""
+    """S3 server of the bucket, if it is not Amazon's."""
     link: LinkSection | None = None
     """Emulated link between this region and the others; by default there is none."""
+
+    def __post_init__(self) -> None:
+        """Check fields against each other."""
+        if self.endpoint and not self.bucket:
+            raise ConfigError(f"regions.{self.name}.endpoint: expected a bucket with it")
+
+    def store_section(self) -> StoreSection | None:
+        """Return the bucket as a `[store]`; None for a directory."""
+        if not self.bucket:
+            return None
+        return StoreSection(kind=StoreKind.S3, bucket=self.bucket, endpoint=self.endpoint)
 
 
 class PoolSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -149,8 +149,8 @@ def _check_links(config: RunConfig) -> None:
     if not linked:
         return
     text = f"regions {', '.join(linked)} are behind links"
-    if config.bus.url:
-        raise ConfigError(f"{text} to the run's own server: expected no bus.url")
+    if config.bus.servers:
+        raise ConfigError(f"{text} to the run's own server: expected no bus.servers")
     if config.store.kind is not StoreKind.JETSTREAM:
         raise ConfigError(f'{text}, which only store.kind = "jetstream" crosses')
     check_processes(config.processes, linked)

@@ -12,10 +12,11 @@ import sys
 import time
 from asyncio.subprocess import Process
 from collections import Counter, deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from functools import partial
 from pathlib import Path
 
+from penstock.actors.runtime.consumer import ACK_WAIT_S
 from penstock.actors.runtime.files import open_private, private_folder
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
@@ -23,6 +24,7 @@ from penstock.infra.regions.emulation import Emulation, Linked
 from penstock.infra.regions.settings import RegionPlace
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.orphans import adopt_orphans, die_with_parent, end_orphans, reap_ended
+from penstock.infra.run.roles import work_queues
 from penstock.infra.run.runs import RunDir, check_space, connect
 from penstock.messages.control import ActorFailed
 from penstock.messages.errors import BusError, DeadlineError, PenstockError
@@ -63,9 +65,10 @@ class RestartBudget:
 class Processes:
     """The run's actor processes, restarted as the policy says."""
 
-    def __init__(self, run: RunDir, config: RunConfig) -> None:
+    def __init__(self, run: RunDir, config: RunConfig, names: Collection[str]) -> None:
+        """Args: `names` are the entries of `[processes]` that run here."""
         self._run = run
-        self._config = config
+        self._specs = {name: config.processes[name] for name in names}
         self._budget = RestartBudget(
             intensity=config.run.restarts_max, period_s=config.run.restart_period_s
         )
@@ -93,7 +96,7 @@ class Processes:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch_space(), name="watch space")
                 group.create_task(self._reap(), name="reap")
-                for name, specs in self._config.processes.items():
+                for name, specs in self._specs.items():
                     group.create_task(self._keep(name, specs, bus), name=f"keep {name}")
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
@@ -184,14 +187,19 @@ class Processes:
 
 @contextlib.asynccontextmanager
 async def event_server(run: RunDir, config: RunConfig) -> AsyncGenerator[NatsBus]:
-    """Yield a provisioned bus: on the cluster that `[bus] url` names, or on an embedded server."""
+    """Yield a provisioned bus: on the servers that `[bus]` names, or on an embedded server."""
     async with contextlib.AsyncExitStack() as stack:
-        url, places = config.bus.url, None
-        if not url:
+        if access := run.access():
+            bus = await stack.enter_async_context(connect(run, access, "launcher"))
+            await bus.provision()
+            for durable, types in work_queues(config).items():
+                await bus.provision_work(durable, types, ack_wait_s=ACK_WAIT_S)
+            run.write_state("")
+        else:
             url, places = await stack.enter_async_context(_own_server(run, config))
-        bus = await stack.enter_async_context(connect(run, url, "launcher"))
-        await bus.provision()
-        run.write_state(url, places)
+            bus = await stack.enter_async_context(connect(run, url, "launcher"))
+            await bus.provision()
+            run.write_state(url, places)
         yield bus
 
 

@@ -7,17 +7,36 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from penstock.actors.runtime.host import ActorHost
+from penstock.infra.bus.jetstream.access import Access
+from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import load_config
+from penstock.infra.run.hosts import (
+    START_S_MAX,
+    check_remote,
+    join_run,
+    until_closed,
+    until_open,
+)
 from penstock.infra.run.roles import Assembly, build_actors
-from penstock.infra.run.runs import RunDir, connect, find_run
+from penstock.infra.run.runs import RunDir, connect, find_run, remove_needless
 from penstock.messages.errors import PenstockError
 
 
-async def run_actors(run: RunDir, config: RunConfig, specs: Sequence[str], url: str) -> None:
+async def run_actors(
+    run: RunDir, config: RunConfig, specs: Sequence[str], where: str | Access, *, is_apart: bool
+) -> None:
     """Run the actors of `specs` (`role` or `role:region`) until SIGTERM, or until one fails.
+
+    Args:
+        run: The run's folder on this host.
+        config: The run's.
+        specs: Roles.
+        where: Servers of the run.
+        is_apart: No launcher started this process: it runs while one is up, wherever that is.
 
     Raises:
         PenstockError: The first actor's failure; the others are stopped in order first.
@@ -27,14 +46,32 @@ async def run_actors(run: RunDir, config: RunConfig, specs: Sequence[str], url: 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with connect(run, url, "+".join(specs)) as bus:
-        store = run.store()
-        assembly = Assembly(run=run, config=config, bus=bus, store=store)
-        actors = [named for spec in specs for named in await build_actors(spec, assembly)]
-        async with asyncio.TaskGroup() as group:
-            for name, actor in actors:
-                host = ActorHost(actor, bus, store, name=name, seed=config.run.seed)
-                group.create_task(host.run(stop), name=name)
+    async with connect(run, where, "+".join(specs)) as bus:
+        if not is_apart:
+            await _run_until(stop, run, config, specs, bus)
+            return
+        opened_at = await until_open(bus)
+        closing = asyncio.create_task(until_closed(bus, opened_at), name="launcher")
+        closing.add_done_callback(lambda _: stop.set())
+        try:
+            await _run_until(stop, run, config, specs, bus)
+            if closing.done() and closing.result():
+                remove_needless(run, config.sandbox.checkpoints)
+        finally:
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+
+
+async def _run_until(
+    stop: asyncio.Event, run: RunDir, config: RunConfig, specs: Sequence[str], bus: NatsBus
+) -> None:
+    store = run.store()
+    assembly = Assembly(run=run, config=config, bus=bus, store=store)
+    actors = [named for spec in specs for named in await build_actors(spec, assembly)]
+    async with asyncio.TaskGroup() as group:
+        for name, actor in actors:
+            host = ActorHost(actor, bus, store, name=name, seed=config.run.seed)
+            group.create_task(host.run(stop), name=name)
 
 
 def actor_command(arguments: argparse.Namespace) -> int:
@@ -43,22 +80,35 @@ def actor_command(arguments: argparse.Namespace) -> int:
     After a failure the process exits at once: a worker thread that hangs must not keep it alive.
 
     Raises:
-        PenstockError: The run is not up, and no server is named.
+        PenstockError: The run is not up.
+        ConfigError: The roles cannot run apart from the launcher, or a file is wrong.
 
     """
     import uvloop
 
-    run = find_run(arguments.run, arguments.runs_dir)
+    file: Path | None = arguments.config
+    if file is None:
+        run = find_run(arguments.run, arguments.runs_dir)
+    else:
+        run = asyncio.run(join_run(arguments.run, arguments.runs_dir, file, wait_s=START_S_MAX))
+        check_remote(run, arguments.roles)
     config = load_config(run.config)
-    state = run.read_state()
-    url = arguments.nats or config.bus.url or (state.place(arguments.roles).url if state else "")
-    if not url:
-        raise PenstockError(f"run {run.run_id} is not up; name its server with --nats URL")
+    where = run.access() or _embedded(run, arguments.roles)
+    work = run_actors(run, config, arguments.roles, where, is_apart=file is not None)
     try:
-        uvloop.run(run_actors(run, config, arguments.roles, url))
+        uvloop.run(work)
     except* Exception as failures:
         for error in failures.exceptions:
             traceback.print_exception(error)
         sys.stderr.flush()
         os._exit(1)
     return 0
+
+
+def _embedded(run: RunDir, roles: Sequence[str]) -> str:
+    state = run.read_state()
+    if state is None:
+        raise PenstockError(
+            f"run {run.run_id} is not up: start it, or name a file with [bus] servers by --config"
+        )
+    return state.place(roles).url

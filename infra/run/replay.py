@@ -12,7 +12,8 @@ from penstock.envs.harness import HARNESS_VERSION
 from penstock.infra.commands.output import print_result
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import load_config
-from penstock.infra.run.runs import RunDir, find_run, open_log
+from penstock.infra.run.hosts import reached_run
+from penstock.infra.run.runs import RunDir, open_log
 from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import RunStarted
 from penstock.messages.training import BatchManifest
@@ -29,7 +30,7 @@ async def replay_command(arguments: argparse.Namespace) -> int:
         NotFoundError: No such run, or it has no checkpoint of version 0.
 
     """
-    run = find_run(arguments.run, arguments.runs_dir)
+    run = await reached_run(arguments)
     config = load_config(run.config)
     async with open_log(run, "replay") as bus:
         figures = await replay_run(run, config, bus, with_progress=not arguments.json)

@@ -5,7 +5,7 @@ generator import torch.
 """
 
 import importlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,8 @@ from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_checks import check_host_name
 from penstock.infra.run.runs import RunDir
 from penstock.infra.stores.directory import DirectoryStore
+from penstock.infra.stores.s3 import S3Store
+from penstock.messages.base import Event
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Purpose
@@ -46,9 +48,13 @@ class Assembly:
         text = (await self.store.get(TOKENIZER_KEY)).decode()
         return Tokenizer.from_json(text, TOKENIZER_KEY)
 
-    def region_store(self, region: str) -> DirectoryStore:
-        """Return a region's own store."""
-        return DirectoryStore(self.run.regions / region)
+    def region_store(self, region: str) -> ObjectStore:
+        """Return a region's own store: its bucket, or a directory of this host."""
+        section = self.config.region(region).store_section()
+        if section is None:
+            return DirectoryStore(self.run.regions / region)
+        prefix = f"{self.run.run_id}/regions/{region}"
+        return S3Store.open(section.bucket, prefix=prefix, endpoint=section.endpoint)
 
 
 Build = Callable[[Assembly, str], Awaitable[list[tuple[str, Actor]]]]
@@ -253,6 +259,21 @@ ROLES: dict[str, Build] = {
     "gateway": _gateway,
     "monitor": _monitor,
 }
+_WORKERS = {
+    "rollout_worker": "penstock.actors.rollout_worker.actor:RolloutWorker",
+    "judge": "penstock.actors.judge.actor:JudgeActor",
+}
+"""Roles that share work; the others only follow the log."""
 REGIONAL = frozenset({"generator", "relay"})
 NAMED = frozenset({"sandbox", "publisher"})
 """Roles that may run several times: a name follows the colon, not a region."""
+
+
+def work_queues(config: RunConfig) -> dict[str, Sequence[type[Event]]]:
+    """Return the types of events that the roles of a run share, by the consumer's name."""
+    roles = {spec.partition(":")[0] for specs in config.processes.values() for spec in specs}
+    found: dict[str, Sequence[type[Event]]] = {}
+    for role in sorted(roles & set(_WORKERS)):
+        module, _, name = _WORKERS[role].partition(":")
+        found[role] = getattr(importlib.import_module(module), name).consumes
+    return found

@@ -3,7 +3,7 @@
 ```
 runs/<run_id>/
   config.toml   as given, overrides applied    gateway_key   bearer key of the gateway, 0600
-  state.json    server address, launcher pid   summary.json  closing figures
+  state.json    embedded server, launcher pid  summary.json  closing figures
   events/       nats-server's own store        report.html   the live page, frozen
   objects/      claim checks: weights, checkpoints, tasks, tokenizer
   regions/<r>/  each region's weights          logs/<process>.log
@@ -24,11 +24,15 @@ from typing import Any
 import msgspec
 
 from penstock.actors.runtime.files import open_private, private_folder, write_atomic
+from penstock.infra.bus.jetstream.access import Access, open_access
+from penstock.infra.bus.jetstream.answers import JetStreamError
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.jetstream.puller import STREAM_NOT_FOUND
 from penstock.infra.bus.server.server import EmbeddedServer
+from penstock.infra.bus.settings import BusSection
 from penstock.infra.regions.settings import RegionPlace, region_of
 from penstock.infra.stores.lazy import LazyJetStreamStore
-from penstock.infra.stores.open import open_store
+from penstock.infra.stores.open import open_store, read_file, read_section
 from penstock.messages.base import FORMAT, check_format
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.control import RunStarted
@@ -66,6 +70,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     url: str
+    """Address of the embedded server; empty: servers that `[bus]` names."""
     pid: int
     """Process id of the launcher."""
     started_at: float
@@ -97,7 +102,7 @@ class RunDir:
         self.report = path / "report.html"
         self.gateway_key = path / "gateway_key"
         self.gateway_url = path / "gateway_url"
-        self.url = ""
+        self.where: str | Access = ""
         """Server of the run; takes precedence over `state.json`."""
         self._store: ObjectStore | None = None
 
@@ -109,7 +114,7 @@ class RunDir:
 
         """
         if self._store is None:
-            self._store = open_store(self.config, self.objects, self.run_id, self._server_url)
+            self._store = open_store(self.config, self.objects, self.run_id, self._server)
         return self._store
 
     async def close_store(self) -> None:
@@ -117,9 +122,20 @@ class RunDir:
         if isinstance(self._store, LazyJetStreamStore):
             await self._store.close()
 
-    def _server_url(self) -> str:
-        if self.url:
-            return self.url
+    def access(self) -> Access | None:
+        """Return how to reach the servers that `[bus]` of its configuration names, if any.
+
+        Raises:
+            ConfigError: `[bus]` is wrong, or a file that it names.
+
+        """
+        data, source = read_file(self.config), str(self.config)
+        section = read_section(data, source, "bus", BusSection)
+        return open_access(section) if section.servers else None
+
+    def _server(self) -> str | Access:
+        if where := self.where or self.access():
+            return where
         state = self.read_state()
         if state is None:
             raise BusError(f"run {self.run_id}: its objects are on its server, which is down")
@@ -201,10 +217,10 @@ def _find(name: str, root: Path) -> RunDir:
 
 
 @contextlib.asynccontextmanager
-async def connect(run: RunDir, url: str, name: str) -> AsyncGenerator[NatsBus]:
+async def connect(run: RunDir, where: str | Access, name: str) -> AsyncGenerator[NatsBus]:
     """Connect to the run's log and objects on a server."""
-    run.url = url
-    bus = await NatsBus.connect(url, run_id=run.run_id, store=run.store(), name=name)
+    run.where = where
+    bus = await NatsBus.connect(where, run_id=run.run_id, store=run.store(), name=name)
     try:
         yield bus
     finally:
@@ -214,9 +230,10 @@ async def connect(run: RunDir, url: str, name: str) -> AsyncGenerator[NatsBus]:
 
 @contextlib.asynccontextmanager
 async def open_log(run: RunDir, name: str, *, any_format: bool = False) -> AsyncGenerator[NatsBus]:
-    """Connect to a run's log: to its server while it is up, else to one started for the reading.
+    """Connect to a run's log: to its servers, or to an embedded one started for the reading.
 
     Raises:
+        NotFoundError: The servers that `[bus]` names have no log of this run.
         FormatError: The log has another format version, unless `any_format` accepts it.
 
     """
@@ -240,6 +257,11 @@ async def check_log(bus: Bus) -> None:
 
 @contextlib.asynccontextmanager
 async def _connected(run: RunDir, name: str) -> AsyncGenerator[NatsBus]:
+    if access := run.access():
+        async with connect(run, access, name) as bus:
+            await _check_held(bus, access)
+            yield bus
+        return
     state = run.read_state()
     if state is not None:
         async with connect(run, state.url, name) as bus:
@@ -254,6 +276,17 @@ async def _connected(run: RunDir, name: str) -> AsyncGenerator[NatsBus]:
                 yield bus
         finally:
             await server.stop()
+
+
+async def _check_held(bus: NatsBus, access: Access) -> None:
+    try:
+        started = await bus.last(RunStarted)
+    except JetStreamError as error:
+        if error.code != STREAM_NOT_FOUND:
+            raise
+        started = None
+    if started is None:
+        raise NotFoundError(f"run {bus.run_id}: {access.place} has no log of it")
 
 
 def check_space(folder: Path) -> None:

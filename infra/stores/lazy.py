@@ -3,15 +3,16 @@
 import asyncio
 from collections.abc import Callable
 
+from penstock.infra.bus.jetstream.access import Access
 from penstock.infra.bus.object_store.store import JetStreamStore
 
 
 class LazyJetStreamStore:
     """An `ObjectStore` for parts that are built before the server is up."""
 
-    def __init__(self, url: Callable[[], str], bucket: str) -> None:
-        """Args: `url` returns the server's URL; it is called at the first use."""
-        self._url = url
+    def __init__(self, where: Callable[[], str | Access], bucket: str) -> None:
+        """Args: `where` returns what to connect to; it is called at the first use."""
+        self._where = where
         self._bucket = bucket
         self._opening = asyncio.Lock()
         self._store: JetStreamStore | None = None
@@ -46,5 +47,5 @@ class LazyJetStreamStore:
     async def _opened(self) -> JetStreamStore:
         async with self._opening:
             if self._store is None:
-                self._store = await JetStreamStore.connect(self._url(), self._bucket)
+                self._store = await JetStreamStore.connect(self._where(), self._bucket)
             return self._store

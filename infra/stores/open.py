@@ -2,12 +2,15 @@
 
 import os
 import re
+import secrets
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
+from penstock.infra.bus.jetstream.access import Access
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.infra.stores.lazy import LazyJetStreamStore
 from penstock.infra.stores.s3 import S3Store
@@ -15,38 +18,60 @@ from penstock.infra.stores.settings import StoreKind, StoreSection
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import ConfigError, StoreUnreachableError
 
+Section = TypeVar("Section", bound=msgspec.Struct)
 
-def open_store(config: Path, folder: Path, run_id: str, url: Callable[[], str]) -> ObjectStore:
+
+def open_store(
+    config: Path, folder: Path, run_id: str, where: Callable[[], str | Access]
+) -> ObjectStore:
     """Open a run's object store; nothing is sent yet.
 
     Args:
         config: the run's TOML file; absent: all defaults.
         folder: where a directory store lies.
         run_id: keeps runs apart that share a server or a bucket.
-        url: returns the address of the run's NATS server, when it is needed.
+        where: returns what to connect to for the run's NATS server, when it is needed.
 
     Raises:
         ConfigError: a wrong table, or an extra that is not installed.
 
     """
-    section = _read_section(config)
+    section = read_section(read_file(config), str(config), "store", StoreSection)
     match section.kind:
         case StoreKind.DIRECTORY:
             return DirectoryStore(folder)
         case StoreKind.JETSTREAM:
-            return LazyJetStreamStore(url, section.bucket or run_id)
+            return LazyJetStreamStore(where, section.bucket or run_id)
         case StoreKind.S3:
             return S3Store.open(section.bucket, prefix=run_id, endpoint=section.endpoint)
 
 
-def _read_section(config: Path) -> StoreSection:
+def read_file(config: Path) -> dict[str, Any]:
+    """Return the tables of a run's TOML file; absent: none.
+
+    Raises:
+        ConfigError: not TOML.
+
+    """
     try:
-        table = tomllib.loads(config.read_text()).get("store", {})
-        return msgspec.convert(table, StoreSection)
+        return tomllib.loads(config.read_text())
     except FileNotFoundError:
-        return StoreSection()
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError, ValueError) as error:
-        raise ConfigError(f"{config}: store: {error}") from error
+        return {}
+    except ValueError as error:
+        raise ConfigError(f"{config}: not TOML: {error}") from error
+
+
+def read_section(data: dict[str, Any], source: str, name: str, section: type[Section]) -> Section:
+    """Return one table of a configuration; absent: all defaults.
+
+    Raises:
+        ConfigError: a wrong table.
+
+    """
+    try:
+        return msgspec.convert(data.get(name, {}), section)
+    except ValueError as error:
+        raise ConfigError(f"{source}: {name}: {error}") from error
 
 
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
@@ -56,12 +81,16 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _REFUSED = {"401", "403"}
 
 
-def check_store(section: StoreSection) -> None:
-    """Ask an S3 server for one page of its keys; the other kinds are the run's own.
+def check_store(section: StoreSection, field: str = "store") -> None:
+    """Ask an S3 server for what a run needs: list, put once, get, delete; others are the run's own.
+
+    Args:
+        section: the store's settings.
+        field: where they are in the configuration, for error texts.
 
     Raises:
-        ConfigError: credentials, `store.bucket` or `store.endpoint` are missing or wrong, or the
-            extra is not installed.
+        ConfigError: credentials, bucket or endpoint are missing or wrong, the bucket refuses an
+            operation, or the extra is not installed.
 
     """
     if section.kind is not StoreKind.S3:
@@ -69,20 +98,31 @@ def check_store(section: StoreSection) -> None:
     if section.endpoint:  # Elsewhere credentials may come from the machine's role.
         missing = [name for name in _CREDENTIALS if not os.environ.get(name)]
         if missing:
-            raise ConfigError(f"store.kind s3: expected {' and '.join(missing)} in the environment")
+            raise ConfigError(f"{field}: expected {' and '.join(missing)} in the environment")
     store = S3Store.open(section.bucket, prefix=_PREFIX, endpoint=section.endpoint, patience_s=0.0)
-    try:
-        store.probe()
-    except StoreUnreachableError as error:
-        raise ConfigError(_cause(section, str(error))) from error
+    key = secrets.token_hex(8)
+    for operation, act in (
+        ("list", store.probe),
+        ("put", lambda: store.probe_put(key)),
+        ("get", lambda: store.probe_get(key)),
+        ("delete", lambda: store.probe_delete(key)),
+    ):
+        try:
+            act()
+        except StoreUnreachableError as error:
+            raise ConfigError(_cause(section, field, operation, str(error))) from error
 
 
-def _cause(section: StoreSection, text: str) -> str:
+def _cause(section: StoreSection, field: str, operation: str, text: str) -> str:
     found = _STATUS.search(text)
     status = found.group(1) if found else ""
     where = section.endpoint or "Amazon S3"
     if status in _REFUSED:
-        return f"{' and '.join(_CREDENTIALS)}: {where} refuses them: {text}"
+        return (
+            f"{field}.bucket: {where} refuses to {operation} in {section.bucket!r} with "
+            f"{' and '.join(_CREDENTIALS)}: expected credentials that may list, get, put and "
+            f"delete: {text}"
+        )
     if status == "404":
-        return f"store.bucket: {where} has no bucket {section.bucket!r}; create it first"
-    return f"store.endpoint: {where} does not answer as S3 does: {text}"
+        return f"{field}.bucket: {where} has no bucket {section.bucket!r}; create it first"
+    return f"{field}.endpoint: {where} does not answer as S3 does to {operation}: {text}"

@@ -185,12 +185,37 @@ class S3Store:
             StoreUnreachableError: no answer, or a refusal.
 
         """
+        self._probe(self._prefix, lambda: self._bucket.list_with_delimiter(self._prefix))  # pyright: ignore[reportUnknownMemberType]
+
+    def probe_put(self, key: str) -> None:
+        """Put a small object twice, of which the second must be refused; raises as `probe`."""
+        from obstore.exceptions import AlreadyExistsError, BaseError
+
+        try:
+            self._bucket.put(self._path(key), b"penstock", mode="create", use_multipart=False)
+            self._bucket.put(self._path(key), b"other", mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return
+        except (BaseError, FileNotFoundError) as error:
+            raise self._translated(key, error) from error
+        text = "it overwrites objects: expected conditional puts (If-None-Match)"
+        raise StoreUnreachableError(f"object {key!r}: {self._where}: {text}")
+
+    def probe_get(self, key: str) -> None:
+        """Read what `probe_put` stored; raises as `probe`."""
+        self._probe(key, lambda: self._bucket.get(self._path(key)).bytes())
+
+    def probe_delete(self, key: str) -> None:
+        """Delete what `probe_put` stored; raises as `probe`."""
+        self._probe(key, lambda: self._bucket.delete(self._path(key)))
+
+    def _probe(self, key: str, act: Callable[[], object]) -> None:
         from obstore.exceptions import BaseError
 
         try:
-            self._bucket.list_with_delimiter(self._prefix)  # pyright: ignore[reportUnknownMemberType]
-        except BaseError as error:
-            raise self._translated(self._prefix, error) from error
+            act()
+        except (BaseError, FileNotFoundError) as error:
+            raise self._translated(key, error) from error
 
     def _path(self, key: str) -> str:
         return self._prefix + check_key(key)

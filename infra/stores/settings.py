@@ -7,8 +7,8 @@ import msgspec
 
 from penstock.messages.errors import ConfigError
 
-_BUCKET = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62})?\Z"
-_ENDPOINT = r"^(https?://[A-Za-z0-9.\-\[\]:]+(/[A-Za-z0-9._~/-]*)?)?\Z"
+BUCKET = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62})?\Z"
+ENDPOINT = r"^(https?://[A-Za-z0-9.\-\[\]:]+(/[A-Za-z0-9._~/-]*)?)?\Z"
 
 
 class StoreKind(StrEnum):
@@ -26,9 +26,9 @@ class StoreSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The origin store. Each region's own is a directory beside its relay."""
 
     kind: StoreKind = StoreKind.DIRECTORY
-    bucket: Annotated[str, msgspec.Meta(pattern=_BUCKET)] = ""
+    bucket: Annotated[str, msgspec.Meta(pattern=BUCKET)] = ""
     """S3: the bucket, which must exist. JetStream: empty for one named after the run."""
-    endpoint: Annotated[str, msgspec.Meta(pattern=_ENDPOINT)] = ""
+    endpoint: Annotated[str, msgspec.Meta(pattern=ENDPOINT)] = ""
     """S3: a server other than Amazon's. Credentials come from the environment."""
     retain_for_replay: bool = True
     """Keep every version for ever. Replaying needs none of them: it starts from the checkpoint of

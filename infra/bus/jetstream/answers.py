@@ -11,11 +11,23 @@ from penstock.messages.rpc import RetryPolicy
 NO_RESPONDERS = "503"
 WRONG_LAST_SEQUENCE = {10071, 10164}
 NAME_IN_USE = 10058
+_UNAVAILABLE = {
+    10008: "JetStream is temporarily unavailable",
+    10118: "the stream is offline",
+    10119: "the consumer is offline",
+    10158: "a message of this id is being stored",
+    10163: "the last sequence of the subject is being determined",
+}
+"""What JetStream answers for a moment, mostly in clusters; the texts are for readers of this."""
 RETRY = RetryPolicy(pause_s=0.1)
 
 
 class ConnectionLostError(BusError):
     """The connection broke while something was outstanding; it may have been done or not."""
+
+
+class UnavailableError(ConnectionLostError):
+    """JetStream cannot do it now: a cluster without a leader, or a copy that is still in work."""
 
 
 LOST = (ConnectionLostError, DeadlineError)
@@ -45,9 +57,13 @@ def check_answer(message: Msg, what: str) -> dict[str, Any]:
 
     Raises:
         JetStreamError: It refused.
+        UnavailableError: It refuses for now.
 
     """
     answer: dict[str, Any] = json.loads(message.data)
     if error := answer.get("error"):
-        raise JetStreamError(error.get("err_code", 0), f"{what}: {error.get('description', '')}")
+        code, text = error.get("err_code", 0), f"{what}: {error.get('description', '')}"
+        if code in _UNAVAILABLE:
+            raise UnavailableError(f"JetStream error {code}: {text}")
+        raise JetStreamError(code, text)
     return answer

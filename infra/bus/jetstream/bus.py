@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from penstock.infra.bus.jetstream import log_reader, rpc
+from penstock.infra.bus.jetstream.access import Access
 from penstock.infra.bus.jetstream.answers import JetStreamError
 from penstock.infra.bus.jetstream.claims import CLAIM_HEADER, Claims
 from penstock.infra.bus.jetstream.connection import NatsConnection
@@ -52,14 +53,17 @@ class NatsBus:
         self._stops: list[Callable[[], Awaitable[None]]] = []
 
     @classmethod
-    async def connect(cls, url: str, *, run_id: str, store: ObjectStore, name: str) -> "NatsBus":
+    async def connect(
+        cls, where: str | Access, *, run_id: str, store: ObjectStore, name: str
+    ) -> "NatsBus":
         """Connect; `name` signs what this process rejects.
 
         Raises:
-            BusError: No server at `url`, or it refused us.
+            BusError: No embedded server there, or it refused us.
+            ConfigError: The same of servers that `[bus]` names.
 
         """
-        return cls(await NatsConnection.connect(url, name), run_id, store, name)
+        return cls(await NatsConnection.connect(where, name), run_id, store, name)
 
     @property
     def run_id(self) -> str:
@@ -74,6 +78,13 @@ class NatsBus:
     async def provision(self) -> None:
         """Create all streams, or bring them up to date; idempotent."""
         await provision(self._connection)
+
+    async def provision_work(
+        self, durable: str, types: Sequence[type[Event]], *, ack_wait_s: float
+    ) -> None:
+        """Create the consumer of shared work, so that its lag is known before any worker is up."""
+        work = WorkQueue(self._intake, durable, types, num_pending_max=1, ack_wait_s=ack_wait_s)
+        await work.create()
 
     async def _restore(self) -> None:
         try:

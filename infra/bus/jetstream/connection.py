@@ -14,14 +14,17 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from penstock.infra.bus.jetstream.access import Access, TlsClient, as_access
 from penstock.infra.bus.jetstream.answers import (
     LOST,
     NO_RESPONDERS,
     RETRY,
     ConnectionLostError,
+    UnavailableError,
     check_answer,
     status,
 )
+from penstock.infra.bus.jetstream.dialing import Dialing
 from penstock.messages.errors import BusClosedError, BusError, DeadlineError
 from penstock.messages.rpc import with_retries
 
@@ -46,8 +49,9 @@ class NatsConnection:
     never answers a later one.
     """
 
-    def __init__(self, client: Client, inbox: str) -> None:
+    def __init__(self, client: Client, access: Access, inbox: str) -> None:
         self._client = client
+        self.access = access
         self._inbox = inbox
         self._tokens = itertools.count()
         self._replies: dict[str, OnReply] = {}
@@ -57,22 +61,28 @@ class NatsConnection:
         self._restores: set[asyncio.Task[None]] = set()
         self.restore: Callable[[], Coroutine[Any, Any, None]] | None = None
         """Run after every reconnection."""
-        self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._dialing = Dialing(access)
         self.is_closed = False
         self.num_breaks = 0
 
     @classmethod
-    async def connect(cls, url: str, name: str) -> "NatsConnection":
+    async def connect(cls, where: str | Access, name: str) -> "NatsConnection":
         """Connect.
 
+        Args:
+            where: The address of an embedded server, or what `open_access` returned.
+            name: Shown by the server.
+
         Raises:
-            BusError: No server there within CONNECT_S_MAX, or it refused us.
+            BusError: No embedded server there within CONNECT_S_MAX, or it refused us.
+            ConfigError: The same of servers that `[bus]` names; the text names the field.
 
         """
-        client = Client()
-        connection = cls(client, client.new_inbox())
+        access = as_access(where)
+        client = TlsClient() if access.wants_tls else Client()
+        connection = cls(client, access, client.new_inbox())
         connecting = client.connect(
-            url,
+            access.servers,
             name=name,
             error_cb=connection._on_error,
             disconnected_cb=connection._on_break,
@@ -82,13 +92,13 @@ class NatsConnection:
             pending_size=PENDING_BYTES_MAX,
             ping_interval=PING_S,
             skip_subject_validation=True,
+            **access.options,
         )
         try:
-            await _first_of(asyncio.create_task(connecting), connection._refused, CONNECT_S_MAX)
-        except (TimeoutError, OSError, nats.errors.Error) as error:
+            await connection._dialing.wait(asyncio.create_task(connecting), CONNECT_S_MAX)
+        except BaseException:
             await client.close()
-            place = url.rsplit("@", 1)[-1]
-            raise BusError(f"no NATS server at {place}: {error or type(error).__name__}") from error
+            raise
         await connection.subscribe(f"{connection._inbox}.*", "", connection._on_reply)
         return connection
 
@@ -257,13 +267,29 @@ class NatsConnection:
         except TimeoutError as error:
             raise DeadlineError(f"{subject}: no reply within {deadline_s} s") from error
 
-    async def api(self, call: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Call the JetStream API; raises JetStreamError, or DeadlineError after API_S_MAX."""
+    async def api(
+        self, call: str, body: dict[str, Any], *, deadline_s: float = API_S_MAX
+    ) -> dict[str, Any]:
+        """Call the JetStream API, again while a cluster chooses a leader.
+
+        Raises:
+            JetStreamError: It refused.
+            DeadlineError: No answer within `deadline_s`.
+
+        """
         subject, data = f"$JS.API.{call}", json.dumps(body).encode()
-        reply = await self.ask_until_served(
-            subject, data, deadline_s=API_S_MAX, attempt_s=API_ATTEMPT_S
-        )
-        return check_answer(reply, call)
+
+        async def attempt() -> dict[str, Any]:
+            reply = await self.ask_until_served(
+                subject, data, deadline_s=deadline_s, attempt_s=API_ATTEMPT_S
+            )
+            return check_answer(reply, call)
+
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await with_retries(attempt, RETRY, retry_on=(UnavailableError,))
+        except TimeoutError as error:
+            raise DeadlineError(f"{call}: no answer within {deadline_s} s") from error
 
     async def _on_reply(self, message: Msg) -> None:
         on_reply = self._replies.get(message.subject.rsplit(".", 1)[-1])
@@ -291,27 +317,4 @@ class NatsConnection:
             task.add_done_callback(self._restores.discard)
 
     async def _on_error(self, error: Exception) -> None:
-        """Permission denials arrive here and nowhere else."""
-        if "authorization violation" in str(error).lower() and not self._refused.done():
-            self._refused.set_exception(PermissionError("it refuses our credentials"))
-            return
-        if not isinstance(error, OSError):  # An OSError is one more failed reconnect.
-            log.error("NATS: %s: %s", type(error).__name__, error)
-
-
-async def _first_of(
-    connecting: asyncio.Task[None], refused: asyncio.Future[None], within_s: float
-) -> None:
-    """Wait for the connection; the client itself would try refused credentials for ever."""
-    try:
-        await asyncio.wait(
-            [connecting, refused], timeout=within_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        if refused.done():
-            refused.result()
-        if not connecting.done():
-            raise TimeoutError(f"no answer within {within_s} s")
-        connecting.result()
-    finally:
-        connecting.cancel()
-        await asyncio.gather(connecting, return_exceptions=True)
+        self._dialing.note(error)

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,6 +27,11 @@ from penstock.messages.streams import STREAMS, type_filter
 READ_AHEAD = 128
 """Events in flight to one reader of one stream; at most 64 MiB."""
 INACTIVE_S = 60.0
+DROP_S_MAX = 2.0
+CREATE_S_MAX = 5.0
+"""A consumer's server may be the one that died; another attempt may choose another."""
+SAME_S = 1e-4
+"""Times of one event differ by less: they are rounded on the way."""
 T = TypeVar("T", "Delivery", "RawMessage")
 
 
@@ -52,7 +57,8 @@ class LogReader:
         self._last = after
         self._stop_at_end = stop_at_end
         self._end: int | None = None
-        self._made_at = ""
+        self._last_at = 0.0
+        """When the server stored the last event."""
         self._name = ""
         self._expected = 1
         self.puller = Puller(intake.connection, stream_name(self._stream), self._ensure, READ_AHEAD)
@@ -68,7 +74,7 @@ class LogReader:
             self._expected += 1
             if self._end is not None and place.sequence > self._end:
                 return
-            self._last = place.sequence
+            self._last, self._last_at = place.sequence, place.stored_at
             delivery = await self._intake.accept(self._stream, message)
             if delivery is not None:
                 yield delivery
@@ -82,6 +88,13 @@ class LogReader:
         if self._stop_at_end or STREAMS[self._stream].in_memory:
             await self._look(stream)
         await self._drop()
+        answer = await with_retries(partial(self._create, stream), RETRY, retry_on=LOST)
+        self._expected = 1
+        if self._stop_at_end and answer["num_pending"] == 0:
+            self.puller.close()
+        return self._name
+
+    async def _create(self, stream: str) -> dict[str, Any]:
         self._name = f"read-{secrets.token_hex(8)}"
         config = {
             "name": self._name,
@@ -93,32 +106,41 @@ class LogReader:
             "mem_storage": True,
             "num_replicas": 1,
         }
-        answer = await self._connection.api(
+        return await self._connection.api(
             f"CONSUMER.CREATE.{stream}.{self._name}",
             {"stream_name": stream, "config": config, "action": ""},
+            deadline_s=CREATE_S_MAX,
         )
-        self._expected = 1
-        if self._stop_at_end and answer["num_pending"] == 0:
-            self.puller.close()
-        return self._name
 
     async def _look(self, stream: str) -> None:
-        """Find the end to stop at; start over where a restarted server made the stream again."""
-        info = await self._connection.api(f"STREAM.INFO.{stream}", {})
-        if self._made_at not in {"", info["created"]}:
+        """Find the end to stop at; start over where a stream in memory lost what was read."""
+        state = (await self._connection.api(f"STREAM.INFO.{stream}", {}))["state"]
+        if STREAMS[self._stream].in_memory and await self._is_forgotten(stream, state):
             self._last = 0
-        self._made_at = info["created"]
         if self._stop_at_end and self._end is None:
-            self._end = int(info["state"]["last_seq"])
+            self._end = int(state["last_seq"])
+
+    async def _is_forgotten(self, stream: str, state: dict[str, Any]) -> bool:
+        """Return whether the last event's place is empty again, or another event's.
+
+        A stream's time of creation does not tell: a cluster remembers the stream and its time when
+        all its servers were restarted, while its events, and their numbers, start over.
+        """
+        if not state["first_seq"] <= self._last <= state["last_seq"]:
+            return self._last > state["last_seq"]
+        try:
+            answer = await self._connection.api(f"STREAM.MSG.GET.{stream}", {"seq": self._last})
+        except JetStreamError:  # Removed in between: nothing is known, nothing was missed.
+            return False
+        stored_at = datetime.fromisoformat(answer["message"]["time"]).timestamp()
+        return abs(stored_at - self._last_at) > SAME_S
 
     async def _drop(self) -> None:
+        """Delete the consumer before; one that cannot be deleted ends by itself, unused."""
         if self._name:
-            try:
-                await self._connection.api(
-                    f"CONSUMER.DELETE.{stream_name(self._stream)}.{self._name}", {}
-                )
-            except JetStreamError:  # The server forgot it already.
-                return
+            call = f"CONSUMER.DELETE.{stream_name(self._stream)}.{self._name}"
+            with contextlib.suppress(JetStreamError, *LOST):
+                await self._connection.api(call, {}, deadline_s=DROP_S_MAX)
 
 
 async def live(readers: Sequence[LogReader]) -> AsyncGenerator[Delivery, None]:

@@ -4,8 +4,19 @@ from typing import Any
 
 from penstock.infra.bus.jetstream.answers import NAME_IN_USE, JetStreamError
 from penstock.infra.bus.jetstream.connection import NatsConnection
+from penstock.infra.bus.settings import BusSection
 from penstock.messages.base import Stream
+from penstock.messages.errors import BusError, ConfigError, DeadlineError
 from penstock.messages.streams import STREAMS, Dedup, Retention, StreamSpec
+
+START_S_MAX = 15.0
+"""How long JetStream may take to answer: a cluster that has just started elects leaders."""
+NOT_ENABLED = {10035, 10039, 10076}
+"""For the account, or on the server."""
+NO_STORAGE = {10002, 10023, 10028, 10047, 10122}
+"""Limits of the account, of memory, of the disk, of one stream."""
+NO_PEERS = {10005, 10074}
+"""No server for a replica, or no cluster at all."""
 
 
 def stream_name(stream: Stream) -> str:
@@ -14,28 +25,81 @@ def stream_name(stream: Stream) -> str:
 
 
 async def provision(connection: NatsConnection) -> None:
-    """Create every stream, or bring it up to its specification; idempotent."""
+    """Create every stream, or bring it up to its specification; idempotent.
+
+    Raises:
+        ConfigError: The servers cannot keep them; the text names the field of `[bus]`.
+
+    """
+    await _check_jetstream(connection)
     for stream, spec in STREAMS.items():
         name = stream_name(stream)
-        config = stream_config(stream, spec)
+        config = stream_config(stream, spec, connection.access.section)
         try:
-            await connection.api(f"STREAM.CREATE.{name}", config)
+            await _create(connection, name, config)
         except JetStreamError as error:
-            if error.code != NAME_IN_USE:
-                raise
-            await connection.api(f"STREAM.UPDATE.{name}", config)
+            raise _explained(connection, error, config) from error
+
+
+async def _create(connection: NatsConnection, name: str, config: dict[str, Any]) -> None:
+    try:
+        await connection.api(f"STREAM.CREATE.{name}", config)
+    except JetStreamError as error:
+        if error.code != NAME_IN_USE:
+            raise
+        await connection.api(f"STREAM.UPDATE.{name}", config)
+
+
+async def _check_jetstream(connection: NatsConnection) -> None:
+    """Check that JetStream answers; without it nobody does."""
+    text = f"bus.servers: expected JetStream at {connection.access.place}"
+    try:
+        await connection.api("INFO", {}, deadline_s=START_S_MAX)
+    except DeadlineError as error:
+        raise ConfigError(
+            f"{text}: no answer within {START_S_MAX:g} s: start nats-server with `-js`, and enough "
+            "servers of a cluster for a majority"
+        ) from error
+    except JetStreamError as error:
+        if error.code not in NOT_ENABLED:
+            raise
+        raise ConfigError(f"{text} for our account: {error}") from error
+
+
+def _explained(
+    connection: NatsConnection, error: JetStreamError, config: dict[str, Any]
+) -> BusError | ConfigError:
+    """Return the error that says what the servers lack, and what to change."""
+    name, num_replicas = config["name"], config["num_replicas"]
+    where = connection.access.place
+    if error.code in NO_STORAGE:
+        reserved = sum(spec.max_bytes for spec in STREAMS.values() if not spec.in_memory)
+        bound = connection.access.section.max_bytes
+        if bound:
+            reserved = sum(min(bound, s.max_bytes) for s in STREAMS.values() if not s.in_memory)
+        return ConfigError(
+            f"bus.max_bytes: {where}: no room for stream {name}: the streams reserve "
+            f"{reserved / (1 << 30):.1f} GiB on disk on {num_replicas} server(s), "
+            f"{config['max_bytes']} bytes this one: reserve less with bus.max_bytes, or raise "
+            f"max_file_store of the servers or the limits of the account: {error}"
+        )
+    if error.code in NO_PEERS:
+        return ConfigError(
+            f"bus.num_replicas: expected at most as many as {where} has servers with JetStream and "
+            f"room, got {num_replicas}: {error}"
+        )
+    return BusError(f"stream {name}: {error}")
 
 
 async def restore(connection: NatsConnection) -> None:
     """Create again what a restarted server has forgotten: the streams in memory."""
     for stream, spec in STREAMS.items():
         if spec.in_memory:
-            await connection.api(
-                f"STREAM.CREATE.{stream_name(stream)}", stream_config(stream, spec)
-            )
+            config = stream_config(stream, spec, connection.access.section)
+            await connection.api(f"STREAM.CREATE.{stream_name(stream)}", config)
 
 
-def stream_config(stream: Stream, spec: StreamSpec) -> dict[str, Any]:
+def stream_config(stream: Stream, spec: StreamSpec, section: BusSection) -> dict[str, Any]:
     """Translate. A full log refuses new events: it never forgets old ones in silence."""
     is_queue = spec.retention is Retention.WORK_QUEUE
     is_lossy = spec.dedup is Dedup.NONE
@@ -46,9 +110,9 @@ def stream_config(stream: Stream, spec: StreamSpec) -> dict[str, Any]:
         "storage": "memory" if spec.in_memory else "file",
         "discard": "old" if is_lossy else "new",
         "max_age": int(spec.max_age_s * 1e9),
-        "max_bytes": spec.max_bytes,
+        "max_bytes": min(spec.max_bytes, section.max_bytes or spec.max_bytes),
         "max_msgs": -1,
-        "num_replicas": 1,
+        "num_replicas": section.num_replicas,
         "allow_direct": True,
         "allow_atomic": not spec.in_memory,
         "duplicate_window": int(spec.window_s * 1e9),

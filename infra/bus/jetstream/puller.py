@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from nats.aio.msg import Msg
 
-from penstock.infra.bus.jetstream.answers import RETRY, JetStreamError, status
+from penstock.infra.bus.jetstream.answers import LOST, RETRY, JetStreamError, status
 from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.messages.errors import BusError
 from penstock.messages.rpc import with_retries
@@ -116,8 +116,8 @@ class Puller:
             return await with_retries(
                 self._ensure,
                 RETRY,
-                retry_on=(JetStreamError,),
-                is_final=lambda error: getattr(error, "code", 0) != STREAM_NOT_FOUND,
+                retry_on=(JetStreamError, *LOST),
+                is_final=lambda error: getattr(error, "code", STREAM_NOT_FOUND) != STREAM_NOT_FOUND,
             )
 
     async def _pull(self, name: str) -> None:

@@ -85,7 +85,7 @@ class WorkQueue:
             "filter_subjects": [type_filter(intake.run_id, kind) for kind in types],
         }
         self.puller = Puller(
-            intake.connection, stream_name(self._stream), self._ensure, num_pending_max
+            intake.connection, stream_name(self._stream), self.create, num_pending_max
         )
 
     async def items(self) -> AsyncGenerator[NatsWorkItem, None]:
@@ -106,7 +106,8 @@ class WorkQueue:
             return None
         return await self._intake.accept(self._stream, message)
 
-    async def _ensure(self) -> str:
+    async def create(self) -> str:
+        """Create the consumer, or keep the one that is there; return its name."""
         stream = stream_name(self._stream)
         await self._connection.api(
             f"CONSUMER.DURABLE.CREATE.{stream}.{self._name}",

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from penstock.infra.bus.jetstream.access import Access
 from penstock.infra.bus.jetstream.answers import (
     LOST,
     NAME_IN_USE,
@@ -60,19 +61,22 @@ class JetStreamStore:
         self._stream = f"OBJ_{bucket}"
 
     @classmethod
-    async def connect(cls, url: str, bucket: str, *, num_bytes_max: int = -1) -> "JetStreamStore":
+    async def connect(
+        cls, where: str | Access, bucket: str, *, num_bytes_max: int = -1
+    ) -> "JetStreamStore":
         """Connect, and make the bucket where it is absent.
 
         Args:
-            url: the server's.
+            where: an embedded server's address, or what `open_access` returned.
             bucket: letters, digits, `_` and `-`.
             num_bytes_max: bound of the whole bucket; -1: the server's.
 
         Raises:
-            BusError: no server there, or it refuses us.
+            BusError: no server there, it refuses us, or has no room for the bucket.
+            ConfigError: the same of servers that `[bus]` names.
 
         """
-        store = cls(await NatsConnection.connect(url, f"objects-{bucket}"), bucket)
+        store = cls(await NatsConnection.connect(where, f"objects-{bucket}"), bucket)
         config = {
             "name": store._stream,
             "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
@@ -81,7 +85,7 @@ class JetStreamStore:
             "max_bytes": num_bytes_max,
             "allow_rollup_hdrs": True,
             "allow_direct": True,
-            "num_replicas": 1,
+            "num_replicas": store._connection.access.section.num_replicas,
         }
         try:
             await store._make(config)

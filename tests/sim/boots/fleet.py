@@ -31,10 +31,10 @@ STOP_S_MAX = 30.0
 class Part:
     """One process of the fleet; while `keep` runs it is started again whenever it ends."""
 
-    def __init__(self, spec: str, run: RunDir, url: str, tmp: Path) -> None:
+    def __init__(self, spec: str, run: RunDir, tmp: Path) -> None:
         self.spec = spec
         self.process: Process | None = None
-        self._arguments = ["--run", str(run.path), "--nats", url]
+        self._arguments = ["--run", str(run.path)]
         self._log = run.path / f"{spec}.log"
         self._environment = os.environ | {"TMPDIR": str(tmp)}
 
@@ -104,7 +104,8 @@ async def open_fleet(root: Path) -> AsyncIterator[Fleet]:
     await server.start()
     bus = await NatsBus.connect(server.url, run_id=run.run_id, store=run.store(), name="boots")
     await bus.provision()
-    parts = [Part(spec, run, server.url, tmp) for spec in (SCHEDULER, *HOSTS)]
+    run.write_state(server.url)
+    parts = [Part(spec, run, tmp) for spec in (SCHEDULER, *HOSTS)]
     keeping = [asyncio.create_task(part.keep(), name=part.spec) for part in parts]
     codes: list[int] = []
     try:

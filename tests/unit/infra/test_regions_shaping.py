@@ -85,8 +85,8 @@ def test_a_process_on_both_sides_of_a_link_is_refused():
     with pytest.raises(ConfigError, match=r"processes\.control: relay:eu is behind the link"):
         check_processes({"control": ["pacer", "relay:eu"]}, ["eu"])
     check_processes({"eu": ["relay:eu", "generator:eu"], "control": ["pacer", "relay:us"]}, ["eu"])
-    data = read_toml(FOUR) | {"bus": {"url": "nats://elsewhere"}}
-    with pytest.raises(ConfigError, match=r"expected no bus\.url"):
+    data = read_toml(FOUR) | {"bus": {"servers": ["nats://elsewhere:4222"]}}
+    with pytest.raises(ConfigError, match=r"expected no bus\.servers"):
         parse_config(data, "test")
     data = read_toml(FOUR) | {"store": {"kind": "directory"}}
     with pytest.raises(ConfigError, match=r"only store\.kind = \"jetstream\" crosses"):
