@@ -74,7 +74,9 @@ class Bus(Protocol):
         """Store events durably, in order; returns when all are synced to disk.
 
         An event whose key is on its stream already is not stored again: its receipt says
-        `is_duplicate`. Payloads above the stream's limit go by claim check, transparently.
+        `is_duplicate`. Of a large event, the parts go to the object store and claims take their
+        place (`Event.parts`, `Event.claims`); one that is too large without them goes there whole
+        and is read back by the bus.
         Retries through a server restart, within the deadline.
         """
         ...
@@ -117,7 +119,10 @@ class Bus(Protocol):
         ...
 
     async def last(self, event_type: type[Event], key: str | None = None) -> Delivery | None:
-        """Return the newest stored event of a type (of one key, if given), or None."""
+        """Return the newest stored event of a type (of one key, if given).
+
+        None where there is none, or where what is stored there is no such event.
+        """
         ...
 
     async def request(self, service: str, message: Message, *, deadline_s: float) -> Message:

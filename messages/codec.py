@@ -1,6 +1,6 @@
 """Every message there is, to and from msgpack maps, readable by any msgpack reader."""
 
-from typing import TypeVar, Union
+from typing import Union
 
 import msgspec
 
@@ -14,7 +14,6 @@ from penstock.messages.control import (
     RunOpened,
     RunStarted,
 )
-from penstock.messages.errors import CodecError
 from penstock.messages.feedback import (
     FeedbackReceived,
     FeedbackRetracted,
@@ -22,6 +21,7 @@ from penstock.messages.feedback import (
     LiveSampleJoined,
 )
 from penstock.messages.generation import AbortGeneration, Generate, TokensSampled
+from penstock.messages.reading.parsing import parse_with
 from penstock.messages.reward import EvalCompleted, EvalRequested, Verdict
 from penstock.messages.rollout import EpisodeSaved, RolloutFinished, TurnSampled
 from penstock.messages.rpc import Ack, RemoteError
@@ -69,8 +69,6 @@ from penstock.messages.weights import (
     WeightsRelayed,
 )
 
-M = TypeVar("M", bound=Message)
-
 EVENTS = (
     StartRollout, TurnSampled, EpisodeSaved, RolloutFinished, Verdict,
     WeightsPublished, WeightsRelayed, WeightsApplied, CreditsChanged,
@@ -113,16 +111,5 @@ def decode(data: bytes | memoryview) -> Message:
         CodecError: Not msgpack, an unknown `type`, or a field of a wrong type (with its path).
 
     """
-    try:
-        return _decoder.decode(data)
-    except (ValueError, RecursionError) as error:  # also text that is not UTF-8, and deep nesting
-        raise CodecError(f"undecodable message of {len(data)} bytes: {error}") from error
-
-
-def decode_as(message_type: type[M], data: bytes) -> M | None:
-    """Decode a message of one type; None for any other, and for what does not decode."""
-    try:
-        message = decode(data)
-    except CodecError:
-        return None
-    return message if isinstance(message, message_type) else None
+    message: Message = parse_with(_decoder, data, "undecodable message")
+    return message

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from penstock.messages.base import Event, Stream
+from penstock.messages.base import Claim, Event, Stream
 
 
 class RunStarted(Event, frozen=True, kw_only=True):
@@ -97,7 +97,9 @@ class MessageRejected(Event, frozen=True, kw_only=True):
     actor: str
     cause: str
     data: bytes
-    """Bytes as received, so that it can be published again."""
+    """Bytes as received, so that it can be published again; of a claim, empty."""
+    claim: Claim | None = None
+    """What was received in the message's place; its object stays as long as this letter."""
 
     def key(self) -> str:
         """One per source position and actor."""

@@ -3,11 +3,12 @@
 from typing import ClassVar
 
 from penstock.messages.base import Event, Stream
-from penstock.messages.rollout import Turn
+from penstock.messages.rollout import StoredTurn, Turn, TurnSummary
+from penstock.messages.settings import Finite, FiniteNonNegative, UnitInterval
 
 
 class InferenceRecorded(Event, frozen=True, kw_only=True):
-    """Gateway -> feedback join. One answered request, token by token."""
+    """Gateway -> feedback join. One answered request, and the only copy of its turn."""
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
     request_id: str
@@ -16,9 +17,9 @@ class InferenceRecorded(Event, frozen=True, kw_only=True):
     """Which bearer key (never the key itself)."""
     training_consent: bool
     variant: str
-    propensity: float
+    propensity: UnitInterval
     """Probability with which routing chose this variant."""
-    turn: Turn
+    turn: Turn | StoredTurn
     policy_version: int
     replica: str
 
@@ -35,9 +36,9 @@ class FeedbackReceived(Event, frozen=True, kw_only=True):
     request_id: str
     name: str
     """thumbs, accept, reject, tests_passed ..."""
-    value: float
+    value: Finite
     key_id: str
-    weight: float = 1.0
+    weight: FiniteNonNegative = 1.0
     comment: str = ""
     correction: str = ""
     source: str = ""
@@ -63,16 +64,16 @@ class FeedbackRetracted(Event, frozen=True, kw_only=True):
 
 
 class LiveSampleJoined(Event, frozen=True, kw_only=True):
-    """Feedback join -> trainer: a request with its reward."""
+    """Feedback join -> trainer: a request with its reward. The request's record has the turn."""
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
     request_id: str
     feedback_ids: list[str]
-    reward: float
+    reward: Finite
     variant: str
-    propensity: float
+    propensity: UnitInterval
     policy_version: int
-    turn: Turn
+    turn: TurnSummary
 
     def key(self) -> str:
         """One per request."""

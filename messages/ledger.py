@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.reward import Outcome
-from penstock.messages.rollout import Turn, TurnSampled, tokens_by_version
+from penstock.messages.rollout import TurnSampled, TurnSummary, tokens_by_version
 from penstock.messages.task import Purpose
 from penstock.messages.training import BatchManifest, LedgerRow, SampleEntry, StepCompleted
 
@@ -62,7 +62,7 @@ class Ledger:
     def add_turn(self, event: TurnSampled) -> None:
         """Count a sampled turn; adding one again changes nothing."""
         if event.purpose is Purpose.TRAIN:
-            self._generate(event.rollout_id, event.turn_index, event.turn)
+            self._generate(event.rollout_id, event.turn_index, event.turn.summary)
 
     def add_live(self, event: LiveSampleJoined) -> None:
         """Count a live request that became a sample."""
@@ -107,7 +107,7 @@ class Ledger:
         """Whether each settled sample was settled once, to the token."""
         return not self._faults and not self._unequal
 
-    def _generate(self, name: str, turn_index: int, turn: Turn) -> None:
+    def _generate(self, name: str, turn_index: int, turn: TurnSummary) -> None:
         if (name, turn_index) in self._seen_turns:
             return
         self._seen_turns.add((name, turn_index))

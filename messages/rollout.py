@@ -1,5 +1,6 @@
 """Turns and trajectories: what the policy saw and did, token by token."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
@@ -7,7 +8,8 @@ from typing import ClassVar
 
 import msgspec
 
-from penstock.messages.base import Array, Event, Stream
+from penstock.messages.base import Array, Claim, Event, Part, Stream
+from penstock.messages.settings import FiniteNonNegative, NonNegativeInt
 from penstock.messages.task import Purpose
 
 
@@ -44,8 +46,8 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):
     """A run of tokens sampled under one policy version."""
 
-    policy_version: int
-    num_tokens: int
+    policy_version: NonNegativeInt
+    num_tokens: NonNegativeInt
 
 
 def tokens_by_version(spans: Iterable[VersionSpan]) -> dict[int, int]:
@@ -82,7 +84,21 @@ class EgressAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """Attempts that this line stands for, bytes summed."""
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class TurnSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn without its tokens: enough to count them."""
+
+    num_context: NonNegativeInt
+    num_sampled: NonNegativeInt
+    version_spans: list[VersionSpan]
+
+
+class StoredTurn(Claim, frozen=True, kw_only=True):
+    """A turn that lies in the store."""
+
+    summary: TurnSummary
+
+
+class Turn(Part, frozen=True, kw_only=True):
     """One turn: new context, then sampled tokens.
 
     Shapes: P new context tokens, N sampled tokens, L layers, K experts per token.
@@ -110,16 +126,37 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """The sampler's step and the format of its experts, e.g. `native/mxfp8`: a trainer of another
     format refuses the turn."""
 
+    @property
+    def summary(self) -> TurnSummary:
+        """What is said of it where it is only named."""
+        return TurnSummary(
+            num_context=math.prod(self.context_ids.shape),
+            num_sampled=math.prod(self.token_ids.shape),
+            version_spans=self.version_spans,
+        )
+
+    def stored(self, claim: Claim) -> StoredTurn:
+        """Return its claim, with its summary."""
+        return StoredTurn(
+            object_key=claim.object_key,
+            num_bytes=claim.num_bytes,
+            blake3=claim.blake3,
+            summary=self.summary,
+        )
+
 
 class TurnSampled(Event, frozen=True, kw_only=True):
-    """Rollout worker -> ledger, monitor; and the journal from which an episode resumes."""
+    """Rollout worker -> trainer, judge, ledger, monitor; and the journal an episode resumes from.
+
+    The only copy of a turn: every other event names it.
+    """
 
     stream: ClassVar[Stream] = Stream.TRAJECTORIES
     rollout_id: str
     group_id: str
     purpose: Purpose
-    turn_index: int
-    turn: Turn
+    turn_index: NonNegativeInt
+    turn: Turn | StoredTurn
 
     def key(self) -> str:
         """One per rollout and turn: a second sampling of the same turn is refused."""
@@ -136,7 +173,7 @@ class EpisodeSaved(Event, frozen=True, kw_only=True):
     stream: ClassVar[Stream] = Stream.TRAJECTORIES
     rollout_id: str
     group_id: str
-    num_turns: int
+    num_turns: NonNegativeInt
     """Played in the machine."""
     checkpoint_id: str
     host: str
@@ -159,12 +196,19 @@ class Trunk(msgspec.Struct, frozen=True, kw_only=True):
     """Where a rollout left another one."""
 
     rollout_id: str
-    num_turns: int
+    num_turns: NonNegativeInt
     """Shared: sampled, counted and trained as the other one's."""
 
 
+class EpisodeFiles(Part, frozen=True, kw_only=True):
+    """What an episode left in its machine."""
+
+    changed: dict[str, bytes] = {}
+    """Path -> bytes of each changed or added file, for grading in a fresh VM."""
+
+
 class RolloutFinished(Event, frozen=True, kw_only=True):
-    """Rollout worker -> judges, trainer, pacer. At most 512 KiB inline, else by claim check."""
+    """Rollout worker -> judges, trainer, pacer. Names its turns: `turn_key` says which."""
 
     stream: ClassVar[Stream] = Stream.TRAJECTORIES
     rollout_id: str
@@ -176,25 +220,31 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     task_id: str
     category: str
     end: EpisodeEnd
-    turns: list[Turn]
-    files: dict[str, bytes]
-    """The episode's changed or added files, for grading in a fresh VM."""
+    turns: list[TurnSummary]
+    """Of all its turns; those of a branch start with its trunk's."""
+    files: EpisodeFiles | Claim
     deleted: list[str] = []
     sandbox: SandboxRecord | None = None
-    num_calls: int = 0
-    num_invalid_calls: int = 0
-    wall_s: float = 0.0
-    tool_s: float = 0.0
+    num_calls: NonNegativeInt = 0
+    num_invalid_calls: NonNegativeInt = 0
+    wall_s: FiniteNonNegative = 0.0
+    tool_s: FiniteNonNegative = 0.0
     error: str = ""
     egress: list[EgressAttempt] = []
     """What the episode's programs tried to reach, where the task allows hosts: in all of its
     machines, and of a branch before it left its trunk."""
     trunk: Trunk | None = None
-    """Where a branch left its trunk; `turns` starts with the trunk's."""
+    """Where a branch left its trunk."""
 
     def key(self) -> str:
         """One per rollout."""
         return self.rollout_id
+
+    def turn_key(self, index: int) -> str:
+        """Return the key of the `TurnSampled` that holds a turn."""
+        if self.trunk is not None and index < self.trunk.num_turns:
+            return f"{self.trunk.rollout_id}.{index}"
+        return f"{self.rollout_id}.{index}"
 
     @property
     def machine_id(self) -> str:
@@ -207,36 +257,17 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
         return self.trunk.num_turns if self.trunk else 0
 
     @property
-    def own_turns(self) -> list[Turn]:
-        """The turns that are this rollout's to count and to train.
-
-        Of a branch, those since it left its trunk; the trunk is context of the first, whose
-        routes cover it (`Generate.routes_from` was 0).
-        """
-        if self.trunk is None:
-            return self.turns
-        shared, own = self.turns[: self.num_trunk_turns], self.turns[self.num_trunk_turns :]
-        past = [ids for turn in shared for ids in (turn.context_ids, turn.token_ids)]
-        return [
-            msgspec.structs.replace(turn, context_ids=_joined([*past, turn.context_ids]))
-            if index == 0
-            else turn
-            for index, turn in enumerate(own)
-        ]
+    def own_turns(self) -> list[TurnSummary]:
+        """The turns that are this rollout's to count and to train: those since its trunk."""
+        return self.turns[self.num_trunk_turns :]
 
     @property
     def num_sampled_tokens(self) -> int:
         """Tokens that the policy drew, over all turns."""
-        return sum(turn.token_ids.shape[0] for turn in self.turns)
+        return sum(turn.num_sampled for turn in self.turns)
 
     @property
     def min_policy_version(self) -> int:
         """The oldest version that drew a token; 0 when nothing was drawn."""
         spans = [span.policy_version for turn in self.turns for span in turn.version_spans]
         return min(spans, default=0)
-
-
-def _joined(parts: list[Array]) -> Array:
-    """Return several int32 arrays as one."""
-    data = b"".join(part.data for part in parts)
-    return Array(dtype="int32", shape=(len(data) // 4,), data=data)

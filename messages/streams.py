@@ -9,8 +9,8 @@ from enum import StrEnum
 
 import msgspec
 
-from penstock.messages.base import Event, Stream
-from penstock.messages.errors import ConfigError
+from penstock.messages.base import Event, Message, Stream
+from penstock.messages.errors import CodecError, ConfigError
 
 
 class Retention(StrEnum):
@@ -117,6 +117,24 @@ def event_subject(run_id: str, event: Event) -> str:
     """Return the subject that keeps `event`; it names the event once and for all."""
     name = type(event).__name__
     return f"ps.{run_id}.{event.stream}.{name}.{check_token(event.key(), f'{name}.key')}"
+
+
+def checked_event(run_id: str, subject: str, message: Message) -> Event:
+    """Return a message that was stored under a subject, if it is the event that belongs there.
+
+    Raises:
+        CodecError: It is no event, or another one.
+
+    """
+    if not isinstance(message, Event):
+        raise CodecError(f"expected an event, got {type(message).__name__}")
+    try:
+        own = event_subject(run_id, message)
+    except ConfigError as error:
+        raise CodecError(str(error)) from error
+    if own != subject:
+        raise CodecError(f"expected an event of the subject {subject}, got one of {own[:200]}")
+    return message
 
 
 def type_filter(run_id: str, event_type: type[Event]) -> str:

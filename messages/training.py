@@ -135,3 +135,7 @@ class CheckpointSaved(Event, frozen=True, kw_only=True):
     def key(self) -> str:
         """One per step."""
         return str(self.step)
+
+    def object_keys(self) -> list[str]:
+        """List the checkpoint."""
+        return [self.object_key]

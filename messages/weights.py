@@ -74,6 +74,11 @@ class WeightsPublished(Event, frozen=True, kw_only=True):
         """One per version: two publishers cannot both publish it."""
         return str(self.policy_version)
 
+    def object_keys(self) -> list[str]:
+        """List the snapshot's shards and digests."""
+        digests = [self.digests] if self.digests else []
+        return [shard.object_key for shard in (*self.shards, *digests)]
+
 
 class WeightsRelayed(Event, frozen=True, kw_only=True):
     """Relay -> receivers of its region, monitor."""

@@ -68,7 +68,9 @@ class JoinCounts(msgspec.Struct, kw_only=True):
 
 
 class _Open(msgspec.Struct, kw_only=True):
-    record: InferenceRecorded
+    key_id: str
+    sample: LiveSampleJoined
+    """Without its reward, and without tokens: the record in the log has those."""
     at: float
 
 
@@ -99,7 +101,7 @@ class FeedbackJoin:
             self.counts.num_without_consent += 1
             self._close(request_id)
             return
-        self._open[request_id] = _Open(record=record, at=now)
+        self._open[request_id] = _Open(key_id=record.key_id, sample=_unrewarded(record), at=now)
         if len(self._open) > self._config.num_open_max:
             self._drop(next(iter(self._open)))
 
@@ -135,7 +137,7 @@ class FeedbackJoin:
             age_s = now - entry.at
             if age_s < self._config.reward_wait_s:
                 continue
-            signals = self._counting(entry.record)
+            signals = self._counting(request_id, entry.key_id)
             reward = reward_of(signals, self._config.weights)
             if reward is None and self._config.default_reward is not None:
                 reward, signals = self._config.default_reward, []
@@ -144,13 +146,17 @@ class FeedbackJoin:
                 del self._open[request_id]
                 self._close(request_id)
                 self.counts.num_joined += 1
-                yield _joined(entry.record, reward, signals)
+                yield msgspec.structs.replace(
+                    entry.sample,
+                    reward=reward,
+                    feedback_ids=[signal.feedback_id for signal in signals],
+                )
             elif age_s >= self._config.late_s_max:
                 self._drop(request_id)
 
-    def _counting(self, record: InferenceRecorded) -> list[FeedbackReceived]:
-        trusted = {record.key_id, *self._config.trusted_keys}
-        signals = self._feedback.get(record.request_id, {})
+    def _counting(self, request_id: str, key_id: str) -> list[FeedbackReceived]:
+        trusted = {key_id, *self._config.trusted_keys}
+        signals = self._feedback.get(request_id, {})
         return [signals[root] for root in sorted(signals) if signals[root].key_id in trusted]
 
     def _drop(self, request_id: str) -> None:
@@ -168,15 +174,13 @@ class FeedbackJoin:
             table.popitem(last=False)
 
 
-def _joined(
-    record: InferenceRecorded, reward: float, signals: list[FeedbackReceived]
-) -> LiveSampleJoined:
+def _unrewarded(record: InferenceRecorded) -> LiveSampleJoined:
     return LiveSampleJoined(
         request_id=record.request_id,
-        feedback_ids=[signal.feedback_id for signal in signals],
-        reward=reward,
+        feedback_ids=[],
+        reward=0.0,
         variant=record.variant,
         propensity=record.propensity,
         policy_version=record.policy_version,
-        turn=record.turn,
+        turn=record.turn.summary,
     )

@@ -9,9 +9,10 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.envs.tasks.storage import TaskBook
 from penstock.messages.base import Event
-from penstock.messages.codec import decode_as
 from penstock.messages.control import MessageRejected
-from penstock.messages.errors import NotFoundError
+from penstock.messages.errors import CodecError, NotFoundError
+from penstock.messages.reading.rejected import read_rejected
+from penstock.messages.reading.trajectories import read_trajectory
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished
 
@@ -49,7 +50,7 @@ class JudgeActor(Actor):
         """
         if ctx.actor not in event.actor.split("+"):
             return ()
-        rollout = decode_as(RolloutFinished, event.data)
+        rollout = await read_rejected(ctx.store, event, RolloutFinished)
         if rollout is None:
             return ()
         findings = Findings(outcome=Outcome.JUDGE_ERROR, detail=f"rejected: {event.cause}")
@@ -84,6 +85,7 @@ class JudgeActor(Actor):
             return Findings(outcome=outcome, detail=rollout.error)
         try:
             task = await self._tasks.find(ctx.store, rollout.purpose, rollout.task_id)
-        except NotFoundError as error:
+            trajectory = await read_trajectory(ctx.store, ctx.last, rollout)
+        except (NotFoundError, CodecError) as error:
             return Findings(outcome=Outcome.JUDGE_ERROR, detail=str(error))
-        return await self._judge.judge(rollout, task, ctx)
+        return await self._judge.judge(trajectory, task, ctx)

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 
 from penstock.envs.tasks.storage import GradedTask
 from penstock.envs.tasks.workspace import CANARY_FILE, canary_token
+from penstock.messages.reading.trajectories import Trajectory
 from penstock.messages.reward import CheatFinding, CheatKind
-from penstock.messages.rollout import RolloutFinished, ToolCall
+from penstock.messages.rollout import ToolCall
 
 FINDINGS_MAX = 32
 DETAIL_CHARACTERS_MAX = 160
@@ -54,7 +55,7 @@ _VERIFIER = re.compile(r"/logs/verifier|(?<![\w./])/tests/test\.sh")
 """Files of a foreign task's verifier: the code under test could write its reward."""
 
 
-def audit(rollout: RolloutFinished, task: GradedTask) -> list[CheatFinding]:
+def audit(rollout: Trajectory, task: GradedTask) -> list[CheatFinding]:
     """Return the signs of an episode, decisive ones first, at most `FINDINGS_MAX`."""
     found = [*_audit_calls(rollout), *_audit_egress(rollout), *_audit_files(rollout, task)]
     unique = {(one.kind, one.where): one for one in reversed(found)}
@@ -62,8 +63,8 @@ def audit(rollout: RolloutFinished, task: GradedTask) -> list[CheatFinding]:
     return ordered[:FINDINGS_MAX]
 
 
-def _audit_calls(rollout: RolloutFinished) -> Iterator[CheatFinding]:
-    token = canary_token(rollout.machine_id)
+def _audit_calls(rollout: Trajectory) -> Iterator[CheatFinding]:
+    token = canary_token(rollout.finished.machine_id)
     for index, turn in enumerate(rollout.turns):
         for number, call in enumerate(turn.calls):
             where = f"turn {index}, call {number}"
@@ -87,16 +88,16 @@ def _seen(call: ToolCall) -> Iterator[tuple[CheatKind, str]]:
             yield kind, match.group(0)
 
 
-def _audit_egress(rollout: RolloutFinished) -> Iterator[CheatFinding]:
+def _audit_egress(rollout: Trajectory) -> Iterator[CheatFinding]:
     """Yield what the proxy refused: a host on the task's own list is no cheat."""
-    for index, attempt in enumerate(rollout.egress):
+    for index, attempt in enumerate(rollout.finished.egress):
         if not attempt.is_allowed:
             detail = f"{attempt.num_attempts} x {attempt.method} {attempt.target}: {attempt.reason}"
             yield _finding(CheatKind.EGRESS, f"attempt {index}", detail)
 
 
-def _audit_files(rollout: RolloutFinished, task: GradedTask) -> Iterator[CheatFinding]:
-    token = canary_token(rollout.machine_id).encode()
+def _audit_files(rollout: Trajectory, task: GradedTask) -> Iterator[CheatFinding]:
+    token = canary_token(rollout.finished.machine_id).encode()
     own = (task.task.instruction, *task.task.files.values(), *task.hidden.gold_files.values())
     knows_verifier = any(map(_VERIFIER.search, own))
     for path, data in rollout.files.items():

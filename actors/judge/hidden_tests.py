@@ -34,8 +34,8 @@ from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.envs.tasks.gates import read_report
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import DeadlineError
+from penstock.messages.reading.trajectories import Trajectory
 from penstock.messages.reward import CheatFinding, CheatKind, Outcome
-from penstock.messages.rollout import RolloutFinished
 from penstock.messages.rpc import RetryPolicy, with_retries
 
 _DETAIL_CHARACTERS_MAX = 400
@@ -52,7 +52,7 @@ class HiddenTestsJudge:
         """Take the bounds."""
         self._config = config
 
-    async def judge(self, rollout: RolloutFinished, task: GradedTask, ctx: Context) -> Findings:
+    async def judge(self, rollout: Trajectory, task: GradedTask, ctx: Context) -> Findings:
         """Grade one rollout; a machine that fails is replaced, then the rollout is masked.
 
         The first ends the machine of a judge that had the rollout before and may be gone.
@@ -82,11 +82,11 @@ class HiddenTestsJudge:
         except (SandboxError, DeadlineError) as error:
             return Findings(outcome=Outcome.INFRASTRUCTURE_ERROR, detail=str(error))
 
-    def _spec(self, rollout: RolloutFinished, image: str, lease_id: str) -> LeaseSpec:
+    def _spec(self, rollout: Trajectory, image: str, lease_id: str) -> LeaseSpec:
         """Return the lease of a machine with the task's own image."""
         group = GroupSpec(group_id=lease_id, num_machines=1)
         return LeaseSpec(
-            holder=f"judge.{rollout.rollout_id}",
+            holder=f"judge.{rollout.finished.rollout_id}",
             lease_s=self._config.lease_s,
             acquire_wait_s=self._config.acquire_wait_s,
             retry_delay_s=self._config.retry_delay_s,
@@ -96,11 +96,11 @@ class HiddenTestsJudge:
         )
 
 
-def settle(rollout: RolloutFinished, task: GradedTask) -> Findings | None:
+def settle(rollout: Trajectory, task: GradedTask) -> Findings | None:
     """Return what is known without running anything, or None."""
     if broken := broken_tests(task):
         return Findings(outcome=Outcome.JUDGE_ERROR, detail=broken)
-    if not rollout.files and not rollout.deleted:
+    if not rollout.files and not rollout.finished.deleted:
         detail = "no file changed: the tests are known to fail on the unchanged files"
         return weigh(Findings(outcome=Outcome.FAILED, detail=detail), audit(rollout, task))
     if forbidden := touched_hidden_files(rollout, task):
@@ -129,7 +129,7 @@ def weigh(findings: Findings, cheats: list[CheatFinding]) -> Findings:
 
 
 async def grade(
-    rollout: RolloutFinished, task: GradedTask, sandbox: Sandbox, output_bytes_max: int
+    rollout: Trajectory, task: GradedTask, sandbox: Sandbox, output_bytes_max: int
 ) -> Findings:
     """Run the hidden tests in a fresh machine on what the episode left behind, and weigh it.
 
@@ -138,9 +138,11 @@ async def grade(
 
     """
     kept = {
-        path: text.encode() for path, text in task.task.files.items() if path not in rollout.deleted
+        path: text.encode()
+        for path, text in task.task.files.items()
+        if path not in rollout.finished.deleted
     }
-    if gone := [path for path in rollout.deleted if path not in task.task.files]:
+    if gone := [path for path in rollout.finished.deleted if path not in task.task.files]:
         await sandbox.exec(["rm", "-f", "--", *gone], timeout_s=DELETE_S_MAX)  # The image's.
     await sandbox.write_files(kept | rollout.files)
     await sandbox.write_files({p: text.encode() for p, text in task.hidden.files.items()})
@@ -175,7 +177,7 @@ def broken_tests(task: GradedTask) -> str:
     return ""
 
 
-def touched_hidden_files(rollout: RolloutFinished, task: GradedTask) -> list[str]:
+def touched_hidden_files(rollout: Trajectory, task: GradedTask) -> list[str]:
     """Return the episode's paths that would overwrite or shadow a hidden test, sorted.
 
     Shadowing: a file where a hidden file's folder must be, a folder where the file must be, or a
@@ -212,7 +214,7 @@ class SameFilesJudge:
         self._found: OrderedDict[bytes, tuple[str, Findings]] = OrderedDict()
         self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
-    async def judge(self, rollout: RolloutFinished, task: GradedTask, ctx: Context) -> Findings:
+    async def judge(self, rollout: Trajectory, task: GradedTask, ctx: Context) -> Findings:
         """Grade one rollout, or return what was found about another one with the same files.
 
         One that waits for another's grading waits as long as that may take, which is bounded.
@@ -226,7 +228,7 @@ class SameFilesJudge:
                 return weigh(shared, audit(rollout, task))
             findings = await self._judge.judge(rollout, task, ctx)
             if findings.outcome in _SHARED:
-                self._remember(key, rollout.rollout_id, findings)
+                self._remember(key, rollout.finished.rollout_id, findings)
             return findings
 
     def _remember(self, key: bytes, rollout_id: str, findings: Findings) -> None:
@@ -235,12 +237,12 @@ class SameFilesJudge:
             self._found.popitem(last=False)
 
 
-def result_digest(rollout: RolloutFinished) -> bytes:
+def result_digest(rollout: Trajectory) -> bytes:
     """Digest a task and what the episode did to its files: 16 bytes."""
     result = (
-        rollout.purpose,
-        rollout.task_id,
+        rollout.finished.purpose,
+        rollout.finished.task_id,
         sorted(rollout.files.items()),
-        sorted(rollout.deleted),
+        sorted(rollout.finished.deleted),
     )
     return hashlib.blake2b(msgspec.msgpack.encode(result), digest_size=16).digest()

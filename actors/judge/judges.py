@@ -9,7 +9,7 @@ from penstock.actors.judge.reward import Findings
 from penstock.actors.runtime.context import Context
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import ConfigError
-from penstock.messages.rollout import RolloutFinished
+from penstock.messages.reading.trajectories import Trajectory
 
 
 class Judge(Protocol):
@@ -25,7 +25,7 @@ class Judge(Protocol):
         """Goes up with every change to what it finds."""
         ...
 
-    async def judge(self, rollout: RolloutFinished, task: GradedTask, ctx: Context) -> Findings:
+    async def judge(self, rollout: Trajectory, task: GradedTask, ctx: Context) -> Findings:
         """Grade one rollout; failures of machines are an outcome, not an error."""
         ...
 

@@ -77,7 +77,7 @@ def penalty_curve(x: float, k: float, q: float) -> float:
 
 def effort(rollout: RolloutFinished, config: LengthPenaltyConfig) -> float:
     """Return x: the weighted sum over the episode. The prompt costs nothing."""
-    num_observed = sum(turn.context_ids.shape[0] for turn in rollout.turns[1:])
+    num_observed = sum(turn.num_context for turn in rollout.turns[1:])
     return (
         config.sampled_token * rollout.num_sampled_tokens
         + config.observed_token * num_observed

@@ -129,9 +129,9 @@ class RunFold:
     def _rollout_finished(self, event: RolloutFinished, at: float) -> None:
         view = self._state.rollouts
         view.num_finished += 1
-        own = event.turns[event.num_trunk_turns :]
+        own = event.own_turns
         view.num_turns += len(own)
-        view.num_sampled_tokens += sum(turn.token_ids.shape[0] for turn in own)
+        view.num_sampled_tokens += sum(turn.num_sampled for turn in own)
         if event.purpose is Purpose.TRAIN:
             view.num_train += 1
             view.num_train_turns += len(event.turns)

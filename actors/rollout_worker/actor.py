@@ -7,7 +7,7 @@
 ```
 What is shared is sampled once and stored as the trunk rollout's turns; a branch's `TurnSampled`
 begin after it. So the ledger counts every token once, and a branch trains on its own turns with
-the trunk as context (`RolloutFinished.own_turns`). Groups stay whole: each branch is a member with
+the trunk as context (`trajectories.own_turns`). Groups stay whole: each branch is a member with
 a verdict of its own, and the group's baseline is over all members (`advantages.trunk_advantage`).
 
 After a crash the log decides what each rollout is: one with a stored turn 0 began at the prompt,
@@ -27,8 +27,8 @@ from penstock.actors.rollout_worker.episode import Episode
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.messages.base import Event, Stream
-from penstock.messages.codec import decode_as
 from penstock.messages.control import MessageRejected
+from penstock.messages.reading.rejected import read_rejected
 from penstock.messages.rollout import RolloutFinished, Trunk, TurnSampled
 from penstock.messages.task import StartRollout
 
@@ -195,7 +195,7 @@ class RolloutWorker(Actor):
         """Report a command that no worker will carry out as failed: its group must not wait."""
         if event.source_stream != Stream.TASKS:
             return ()
-        command = decode_as(StartRollout, event.data)
+        command = await read_rejected(ctx.store, event, StartRollout)
         if command is None:
             return ()
         return await self._runner(command, ctx).abandon(f"rejected: {event.cause}")

@@ -41,9 +41,16 @@ from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
 from penstock.envs.tasks.workspace import open_egress, open_workspace, read_egress
 from penstock.kernels.arrays import to_array
-from penstock.messages.errors import DeadlineError
+from penstock.messages.errors import CodecError, DeadlineError
 from penstock.messages.generation import Generate
-from penstock.messages.rollout import EpisodeEnd, EpisodeSaved, RolloutFinished, Trunk, Turn
+from penstock.messages.rollout import (
+    EpisodeEnd,
+    EpisodeFiles,
+    EpisodeSaved,
+    RolloutFinished,
+    Trunk,
+    Turn,
+)
 from penstock.messages.task import StartRollout
 
 
@@ -90,12 +97,15 @@ class Episode:
         try:
             self._turns = await self._journal.turns()
             return await self._in_machines()
+        except CodecError as error:  # A turn in the log or the store is none.
+            return self._finished(EpisodeEnd.INFRASTRUCTURE_ERROR, Changes(), str(error))
         finally:
             self._set_forked(continued=False)
 
     async def abandon(self, cause: str) -> RolloutFinished:
         """Report an episode that no worker will continue as failed."""
-        self._turns = await self._journal.turns()
+        with contextlib.suppress(CodecError):
+            self._turns = await self._journal.turns()
         saved = await self._journal.newest_saved(len(self._turns), above=0)
         self._stats.egress = saved.egress if saved else []
         return self._finished(EpisodeEnd.INFRASTRUCTURE_ERROR, Changes(), cause)
@@ -259,8 +269,8 @@ class Episode:
             task_id=command.task.task_id,
             category=command.task.category,
             end=end,
-            turns=self._turns,
-            files=changes.files,
+            turns=[turn.summary for turn in self._turns],
+            files=EpisodeFiles(changed=changes.files),
             deleted=changes.deleted,
             sandbox=stats.sandbox,
             num_calls=stats.num_calls,

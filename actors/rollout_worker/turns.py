@@ -20,8 +20,15 @@ import msgspec
 
 from penstock.actors.policy.sampling import BrokenTurnError, SampledTokens, stream_chunks
 from penstock.actors.runtime.context import Context
-from penstock.messages.errors import BusError, DeadlineError, PenstockError, RemoteCallError
+from penstock.messages.errors import (
+    BusError,
+    CodecError,
+    DeadlineError,
+    PenstockError,
+    RemoteCallError,
+)
 from penstock.messages.generation import Generate
+from penstock.messages.reading.trajectories import load_turn
 from penstock.messages.rollout import EpisodeSaved, StopReason, Trunk, Turn, TurnSampled
 from penstock.messages.rpc import RemoteErrorKind, RetryPolicy, with_retries
 from penstock.messages.task import Sampling, StartRollout
@@ -124,7 +131,7 @@ class Journal:
             event = await self._ctx.last(TurnSampled, f"{self._owner(index)}.{index}")
             if event is None:
                 break
-            turns.append(event.turn)
+            turns.append(await load_turn(self._ctx.store, event.turn))
         return turns
 
     async def add(self, index: int, turn: Turn) -> list[Turn]:
@@ -139,7 +146,12 @@ class Journal:
                 turn=turn,
             )
         )
-        return await self.turns(index) if receipt.is_duplicate else [turn]
+        if not receipt.is_duplicate:
+            return [turn]
+        stored = await self.turns(index)
+        if not stored:  # Some other message has its place in the log.
+            raise CodecError(f"turn {command.rollout_id}.{index}: its place in the log is taken")
+        return stored
 
     async def saved_after(self, num_turns: int) -> EpisodeSaved | None:
         """Return the state after that many turns, if it was saved."""

@@ -12,7 +12,6 @@ publishes again is refused as known. Nothing is trained twice and nothing is los
 """
 
 import logging
-from collections.abc import Sequence
 from typing import ClassVar
 
 from penstock.actors.policy.config import PolicyConfig
@@ -24,9 +23,10 @@ from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.rl_phase import RlPhase
 from penstock.actors.trainer.sequences import check_trajectory
 from penstock.messages.base import Event
+from penstock.messages.errors import CodecError
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
 from penstock.messages.reward import EvalCompleted, Verdict
-from penstock.messages.rollout import RolloutFinished, Turn, TurnSampled
+from penstock.messages.rollout import RolloutFinished, TurnSampled
 from penstock.messages.task import CreditsChanged, Purpose
 from penstock.messages.training import BatchManifest, StepCompleted
 
@@ -76,16 +76,16 @@ class Trainer(Actor):
     async def on_turn_sampled(self, event: TurnSampled, ctx: Context) -> Effects:
         """See that a group runs."""
         self._phase.ledger.add_turn(event)
+        self._phase.turns.add_turn(event)
         self._batcher.add_turn(event)
         return ()
 
     async def on_rollout_finished(self, event: RolloutFinished, ctx: Context) -> Effects:
-        """Keep the turns; a rollout that cannot be trained counts as an infrastructure failure."""
+        """Keep the names of its turns."""
         if event.purpose is not Purpose.TRAIN:
             return ()
-        fault = self._isolation_fault(event) or self._fault(event.rollout_id, event.own_turns)
-        self._phase.turns.add(event.rollout_id, event.own_turns)
-        self._batcher.add_rollout(event, fault)
+        self._phase.turns.add(event.rollout_id, event)
+        self._batcher.add_rollout(event, self._isolation_fault(event))
         return await self._advance(ctx)
 
     async def on_verdict(self, event: Verdict, ctx: Context) -> Effects:
@@ -96,8 +96,8 @@ class Trainer(Actor):
     async def on_live_sample_joined(self, event: LiveSampleJoined, ctx: Context) -> Effects:
         """See a user's sample; it joins the next batch."""
         self._phase.ledger.add_live(event)
-        self._batcher.add_live(event, self._fault(event.request_id, [event.turn]))
-        self._phase.turns.add(event.request_id, [event.turn])
+        self._phase.turns.add(event.request_id, event)
+        self._batcher.add_live(event)
         return await self._advance(ctx)
 
     async def on_feedback_retracted(self, event: FeedbackRetracted, ctx: Context) -> Effects:
@@ -139,32 +139,46 @@ class Trainer(Actor):
         log.warning("%s is left out: %s", event.rollout_id, fault)
         return fault
 
-    def _fault(self, sample_id: str, turns: Sequence[Turn]) -> str:
-        """Return why a sample cannot be trained, or an empty string."""
-        try:
-            check_trajectory(sample_id, turns, self._policy_config)
-        except ValueError as error:
-            log.warning("%s is left out: %s", sample_id, error)
-            return str(error)
-        return ""
+    async def _faults(self, manifest: BatchManifest, ctx: Context) -> list[str]:
+        """Return the samples of a batch that cannot be trained."""
+        loaded = await self._phase.turns.try_load(manifest, ctx.store, ctx.last)
+        found: list[str] = []
+        for sample_id, turns in loaded.items():
+            try:
+                if isinstance(turns, CodecError):
+                    raise turns
+                check_trajectory(sample_id, turns, self._policy_config)
+            except ValueError as error:
+                log.warning("%s is left out: %s", sample_id, error)
+                found.append(sample_id)
+        return found
 
     async def _advance(self, ctx: Context) -> Effects:
         """Train what the log has ready, then propose the next batch if there is one."""
         effects = await self._phase.take_ready(ctx)
         ctx.set_gauge("pending_groups", self._batcher.num_groups)
         ctx.set_gauge("pending_samples", len(self._phase.turns))
-        return [*effects, *self._propose()]
+        return [*effects, *await self._propose(ctx)]
 
-    def _propose(self) -> Effects:
-        """Return a new manifest, only when all manifests up to the current step were read."""
+    async def _propose(self, ctx: Context) -> Effects:
+        """Return a new manifest, only when all manifests up to the current step were read.
+
+        Its turns are read and checked here, not as they come: most of a log that is read again
+        after a restart is settled. What cannot be trained counts as an infrastructure failure.
+        """
         step = self._phase.step + 1
         if self._phase.is_finished or self._step_proposed >= step:
             return ()
         if self._batcher.last_step != self._phase.step:
             return ()
-        manifest = self._batcher.propose(step)
-        if manifest is None:
-            return ()
+        while True:  # Each round leaves out at least one sample.
+            manifest = self._batcher.propose(step)
+            if manifest is None:
+                return ()
+            faulty = await self._faults(manifest, ctx)
+            if not faulty:
+                break
+            self._batcher.leave_out(faulty)
         self._step_proposed = step
         return (manifest,)
 

@@ -142,6 +142,9 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     skipped_steps_max: PositiveInt = 3
     """The run ends, and says why, after so many steps in a row that changed no weight because
     their loss or gradient was no finite number."""
+    turns_bytes_max: PositiveInt = 256 << 20
+    """Turns of unsettled samples that are kept in memory; others are read again when needed. The
+    turns of the batch in training come on top."""
     micro_batch_tokens: PositiveInt = 4096
     """Bound of one forward and backward pass; a longer sequence goes alone."""
     num_threads: PositiveInt = 1

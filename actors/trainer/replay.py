@@ -9,7 +9,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
@@ -24,12 +24,14 @@ from penstock.messages.base import Event
 from penstock.messages.bus import Delivery, ObjectStore
 from penstock.messages.errors import NotFoundError
 from penstock.messages.feedback import LiveSampleJoined
+from penstock.messages.reading.trajectories import Last
 from penstock.messages.reward import Verdict
-from penstock.messages.rollout import RolloutFinished
+from penstock.messages.rollout import RolloutFinished, TurnSampled
 from penstock.messages.training import BatchManifest, MidtrainCompleted, StepCompleted
 
 REPLAY_TYPES: tuple[type[Event], ...] = (
     MidtrainCompleted,
+    TurnSampled,
     RolloutFinished,
     Verdict,
     LiveSampleJoined,
@@ -75,6 +77,17 @@ class ReplayReport(msgspec.Struct, kw_only=True):
         return self.live_rl_s / self.wall_s if self.wall_s > 0 else 0.0
 
 
+class ReplayLog(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's log and objects."""
+
+    deliveries: AsyncIterator[Delivery]
+    """Events of `REPLAY_TYPES` at least, each stream in order."""
+    last: Last
+    """Reads one event: turns that are not in memory."""
+    store: ObjectStore
+    """The run's: version 0's checkpoint, and turns."""
+
+
 OnStep = Callable[[BatchManifest, StepResult], None]
 
 
@@ -82,12 +95,19 @@ class Replay:
     """Folds deliveries, in the order of the log, into a report."""
 
     def __init__(
-        self, learner: Learner, config: TrainerConfig, *, is_what_if: bool, on_step: OnStep | None
+        self,
+        learner: Learner,
+        config: TrainerConfig,
+        log: ReplayLog,
+        *,
+        is_what_if: bool,
+        on_step: OnStep | None,
     ) -> None:
         self._learner, self._config = learner, config
+        self._log = log
         self._is_what_if = is_what_if
         self._on_step = on_step
-        self._turns = TurnStore()
+        self._turns = TurnStore(config.turns_bytes_max)
         self._audit = ManifestAudit(config)
         self._manifests: list[BatchManifest] = []
         self._results: dict[int, StepResult] = {}
@@ -102,11 +122,13 @@ class Replay:
                 self._compare(
                     "version 0: weights", self.report.weights_digest, event.weights_digest
                 )
+            case TurnSampled() as event:
+                self._turns.add_turn(event)
             case RolloutFinished() as event:
-                self._turns.add(event.rollout_id, event.own_turns)
+                self._turns.add(event.rollout_id, event)
                 self._audit.add_rollout(event)
             case LiveSampleJoined() as event:
-                self._turns.add(event.request_id, [event.turn])
+                self._turns.add(event.request_id, event)
                 self._audit.add_live(event)
             case Verdict() as event:
                 self._audit.add_verdict(event)
@@ -137,7 +159,7 @@ class Replay:
     async def _train(self, manifest: BatchManifest) -> None:
         for difference in self._audit.differences(manifest):
             self._differ(difference)
-        turns = self._turns.of(manifest)
+        turns = await self._turns.load(manifest, self._log.store, self._log.last)
         result = await asyncio.to_thread(train_step, self._learner, manifest, turns, self._config)
         self._turns.drop(manifest)
         self._results[manifest.step] = result
@@ -166,9 +188,8 @@ class Replay:
         self.report.first_difference = self.report.first_difference or difference
 
 
-async def replay(  # noqa: PLR0913 - what-if and progress are options by name
-    deliveries: AsyncIterator[Delivery] | Iterable[Delivery],
-    store: ObjectStore,
+async def replay(
+    log: ReplayLog,
     policy_config: PolicyConfig,
     config: TrainerConfig,
     *,
@@ -178,8 +199,7 @@ async def replay(  # noqa: PLR0913 - what-if and progress are options by name
     """Retrain a run.
 
     Args:
-        deliveries: the log, of `REPLAY_TYPES` at least, each stream in order.
-        store: the run's objects: version 0's checkpoint.
+        log: the run's.
         policy_config: shape of the run's policy.
         config: the run's own settings.
         loss: another loss, for a what-if; nothing is compared then.
@@ -188,25 +208,22 @@ async def replay(  # noqa: PLR0913 - what-if and progress are options by name
     Raises:
         NotFoundError: The store has no checkpoint of step 0.
         CorruptDataError: The checkpoint is damaged.
+        CodecError: A turn that was trained is not as the log names it.
 
     """
     started = time.perf_counter()
     learner = Learner(policy_config, config.optimizer, seed=0)
     learner.set_threads(config.num_threads)
-    key = await first_checkpoint(store)
+    key = await first_checkpoint(log.store)
     if key is None:
         raise NotFoundError("checkpoints/00000000-*: the run has no checkpoint of version 0")
-    await load_checkpoint(store, key, learner)
+    await load_checkpoint(log.store, key, learner)
     config = msgspec.structs.replace(
         config, num_workers=os.cpu_count() or 1, loss=loss or config.loss
     )
-    run = Replay(learner, config, is_what_if=loss is not None, on_step=on_step)
-    if isinstance(deliveries, AsyncIterator):
-        async for delivery in deliveries:
-            await run.add(delivery)
-    else:
-        for delivery in deliveries:
-            await run.add(delivery)
+    run = Replay(learner, config, log, is_what_if=loss is not None, on_step=on_step)
+    async for delivery in log.deliveries:
+        await run.add(delivery)
     report = run.finish()
     report.wall_s = time.perf_counter() - started
     return report

@@ -59,7 +59,7 @@ class RlPhase:
         self._step_last = config.steps_max
         self._reason = "steps_max"
         self._has_failed = False
-        self.turns = TurnStore()
+        self.turns = TurnStore(config.turns_bytes_max)
         self.ledger = Ledger()
         self.step = 0
         """= policy version of the learner."""
@@ -124,7 +124,7 @@ class RlPhase:
         wait_s = started - self._idle_since
         self.is_idle.clear()
         self.is_training.set()
-        turns = self.turns.of(manifest)
+        turns = await self.turns.load(manifest, ctx.store, ctx.last)
         result = await ctx.offload(train_step, self._learner, manifest, turns, self._config)
         self.check_digest(manifest.step, result.weights_digest)
         self.step = manifest.step

@@ -1,42 +1,180 @@
-"""Turns of finished rollouts and live samples, kept until they are trained or left out."""
+"""Turns of rollouts and live samples that are not settled yet: named here, read when needed.
 
+```
+ TurnSampled ─────▶ kept, within a bound ──┐
+ RolloutFinished ─▶ names of its turns ────┼─▶ load(sample) ─▶ check, train
+ LiveSampleJoined ▶ name of its request ───┘        │
+                                     not kept: the log, and the store
+```
+So the trainer's memory is bounded by its settings, whatever a run's turns add up to.
+"""
+
+import asyncio
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from penstock.actors.trainer.batching.manifests import trained_samples
-from penstock.messages.rollout import Turn
+from penstock.messages.bus import ObjectStore
+from penstock.messages.errors import CodecError
+from penstock.messages.feedback import LiveSampleJoined
+from penstock.messages.reading.trajectories import (
+    Last,
+    check_turn,
+    load_turn,
+    own_turns,
+    read_live_turn,
+    read_turn,
+)
+from penstock.messages.rollout import (
+    EpisodeFiles,
+    RolloutFinished,
+    StoredTurn,
+    Turn,
+    TurnSampled,
+)
+from penstock.messages.task import Purpose
 from penstock.messages.training import BatchManifest, SampleEntry
+
+_LOADS_MAX = 16
+"""Turns that are read at once."""
 
 
 class TurnStore:
-    """Turns by rollout or request id; trajectories and manifests may come in either order."""
+    """Samples by rollout or request id; trajectories and manifests may come in either order."""
 
-    def __init__(self) -> None:
-        self._turns: dict[str, Sequence[Turn]] = {}
+    def __init__(self, num_bytes_max: int) -> None:
+        """Keep turns of at most so many bytes in memory; the others are read again."""
+        self._num_bytes_max = num_bytes_max
+        self._samples: dict[str, RolloutFinished | LiveSampleJoined] = {}
         self._done: set[str] = set()
+        self._kept: OrderedDict[str, Turn | StoredTurn] = OrderedDict()
+        """By key of its event, the one used longest ago first."""
+        self._num_bytes = 0
+        self._loads = asyncio.Semaphore(_LOADS_MAX)
 
-    def add(self, rollout_id: str, turns: Sequence[Turn]) -> None:
-        """Keep the turns, unless their sample is done with."""
-        if rollout_id not in self._done:
-            self._turns[rollout_id] = turns
+    def add_turn(self, event: TurnSampled) -> None:
+        """Keep a turn that may be trained."""
+        if event.purpose is Purpose.TRAIN and event.rollout_id not in self._done:
+            self._keep(event.key(), event.turn)
+
+    def add(self, sample_id: str, event: RolloutFinished | LiveSampleJoined) -> None:
+        """Keep the names of a sample's turns, unless it is done with."""
+        if sample_id in self._done:
+            return
+        if isinstance(event, RolloutFinished):
+            event = msgspec.structs.replace(event, files=EpisodeFiles())
+        self._samples[sample_id] = event
 
     def has(self, manifest: BatchManifest) -> bool:
-        """Whether all that the manifest trains is here."""
-        return all(sample.rollout_id in self._turns for sample in trained_samples(manifest))
+        """Whether all that the manifest trains is known."""
+        return all(sample.rollout_id in self._samples for sample in trained_samples(manifest))
 
-    def of(self, manifest: BatchManifest) -> dict[str, Sequence[Turn]]:
-        """Return the turns of what the manifest trains."""
+    async def try_load(
+        self, manifest: BatchManifest, store: ObjectStore, last: Last
+    ) -> dict[str, Sequence[Turn] | CodecError]:
+        """Read the turns that are each trained sample's, or why they cannot be read.
+
+        Raises:
+            StoreUnreachableError: The store did not answer.
+
+        """
         names = [sample.rollout_id for sample in trained_samples(manifest)]
-        return {name: self._turns[name] for name in names}
+        loads = (self._load(self._samples[name], store, last) for name in names)
+        return dict(zip(names, await asyncio.gather(*loads), strict=True))
+
+    async def load(
+        self, manifest: BatchManifest, store: ObjectStore, last: Last
+    ) -> dict[str, Sequence[Turn]]:
+        """Read the turns that are each trained sample's.
+
+        Raises:
+            CodecError: Some cannot be read.
+            StoreUnreachableError: The store did not answer.
+
+        """
+        loaded: dict[str, Sequence[Turn]] = {}
+        for name, turns in (await self.try_load(manifest, store, last)).items():
+            if isinstance(turns, CodecError):
+                raise turns
+            loaded[name] = turns
+        return loaded
 
     def drop(self, manifest: BatchManifest) -> None:
         """Forget all of a manifest's samples."""
-        for sample in _samples(manifest):
-            self._turns.pop(sample.rollout_id, None)
-            self._done.add(sample.rollout_id)
+        for entry in _samples(manifest):
+            self._done.add(entry.rollout_id)
+            sample = self._samples.pop(entry.rollout_id, None)
+            if isinstance(sample, RolloutFinished):
+                for index in range(len(sample.turns)):
+                    self._forget(f"{sample.rollout_id}.{index}")
+            self._forget(entry.rollout_id)
 
     def __len__(self) -> int:
-        """Return the number of samples kept."""
-        return len(self._turns)
+        """Return the number of samples."""
+        return len(self._samples)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the turns in memory."""
+        return self._num_bytes
+
+    async def _load(
+        self, sample: RolloutFinished | LiveSampleJoined, store: ObjectStore, last: Last
+    ) -> Sequence[Turn] | CodecError:
+        try:
+            if isinstance(sample, LiveSampleJoined):
+                return [await self._live_turn(sample, store, last)]
+            indices = range(len(sample.turns))
+            turns = await asyncio.gather(*(self._turn(sample, n, store, last) for n in indices))
+            return own_turns(sample, turns)
+        except CodecError as error:
+            return error
+
+    async def _turn(
+        self, rollout: RolloutFinished, index: int, store: ObjectStore, last: Last
+    ) -> Turn:
+        key = rollout.turn_key(index)
+        async with self._loads:
+            kept = self._kept.get(key)
+            found = (
+                check_turn(kept, rollout.turns[index], key)
+                if kept is not None
+                else await read_turn(last, rollout, index)
+            )
+            turn = await load_turn(store, found)
+        self._keep(key, turn)
+        return turn
+
+    async def _live_turn(self, sample: LiveSampleJoined, store: ObjectStore, last: Last) -> Turn:
+        kept = self._kept.get(sample.request_id) or await read_live_turn(last, sample)
+        turn = await load_turn(store, kept)
+        self._keep(sample.request_id, turn)
+        return turn
+
+    def _keep(self, key: str, turn: Turn | StoredTurn) -> None:
+        self._forget(key)
+        self._kept[key] = turn
+        self._num_bytes += _num_bytes(turn)
+        while self._num_bytes > self._num_bytes_max:
+            self._forget(next(iter(self._kept)))
+
+    def _forget(self, key: str) -> None:
+        turn = self._kept.pop(key, None)
+        if turn is not None:
+            self._num_bytes -= _num_bytes(turn)
+
+
+_HEAD_BYTES = 1024
+"""Of a turn without its arrays, about."""
+
+
+def _num_bytes(turn: Turn | StoredTurn) -> int:
+    if isinstance(turn, StoredTurn):
+        return _HEAD_BYTES
+    arrays = (turn.context_ids, turn.token_ids, turn.behavior_logprobs)
+    return _HEAD_BYTES + sum(len(a.data) for a in arrays) + sum(map(len, turn.route_segments))
 
 
 def _samples(manifest: BatchManifest) -> Iterable[SampleEntry]:

@@ -18,6 +18,7 @@ from penstock.infra.run.runs import find_run, open_log
 from penstock.kernels.arrays import from_array
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.errors import NotFoundError
+from penstock.messages.reading.trajectories import last_of, read_turns
 from penstock.messages.rollout import RolloutFinished
 
 _NUM_PROMPTS = 64
@@ -77,7 +78,7 @@ async def _of_run(arguments: argparse.Namespace) -> MismatchSubject:
         raise NotFoundError(f"run {run.run_id}: it has no checkpoint yet")
     old, new = [await _of_checkpoint(run.store(), key, config) for key in keys if key]
     async with open_log(run, "mismatch") as bus:
-        prompts = await _prompts(bus)
+        prompts = await _prompts(bus, run.store())
     if not prompts:
         raise NotFoundError(f"run {run.run_id}: its log has no rollout yet")
     temperature = config.trainer.loss.temperature
@@ -102,7 +103,7 @@ def _published(policy: Policy, sharpness: float) -> Policy:
     return policy
 
 
-async def _prompts(bus: Bus) -> list[np.ndarray]:
+async def _prompts(bus: Bus, store: ObjectStore) -> list[np.ndarray]:
     """Return the contexts that the run's first rollouts were sampled from, turn by turn."""
     prompts: list[np.ndarray] = []
     async for delivery in bus.follow((RolloutFinished,), stop_at_end=True):
@@ -110,7 +111,7 @@ async def _prompts(bus: Bus) -> list[np.ndarray]:
         if not isinstance(event, RolloutFinished) or not event.turns:
             continue
         context = np.zeros(0, np.int32)
-        for turn in event.turns:
+        for turn in await read_turns(store, last_of(bus), event):
             context = np.concatenate([context, from_array(turn.context_ids)])
             prompts.append(context)
             context = np.concatenate([context, from_array(turn.token_ids)])

@@ -16,6 +16,7 @@ from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import RunStarted
+from penstock.messages.reading.trajectories import last_of
 from penstock.messages.training import BatchManifest
 
 DIFFERENT = 1
@@ -59,7 +60,7 @@ async def replay_run(
         with_progress: print each step on standard error.
 
     """
-    from penstock.actors.trainer.replay import REPLAY_TYPES, replay
+    from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog, replay
     from penstock.actors.trainer.step import StepResult
 
     def say(manifest: BatchManifest, result: StepResult) -> None:
@@ -69,8 +70,11 @@ async def replay_run(
         )
 
     report = await replay(
-        deliveries or bus.follow(REPLAY_TYPES, stop_at_end=True),
-        run.store(),
+        ReplayLog(
+            deliveries=deliveries or bus.follow(REPLAY_TYPES, stop_at_end=True),
+            last=last_of(bus),
+            store=run.store(),
+        ),
         config.policy,
         config.trainer,
         on_step=say if with_progress else None,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
+from tests.trajectories import trajectory
 
 from penstock.actors.judge.hidden_tests import grade, settle
 from penstock.actors.rollout_worker.changes import ChangesError, read_changes
@@ -18,7 +19,6 @@ from penstock.messages.base import Array
 from penstock.messages.reward import CheatKind, Outcome
 from penstock.messages.rollout import (
     EpisodeEnd,
-    RolloutFinished,
     StopReason,
     ToolCall,
     Turn,
@@ -250,7 +250,7 @@ async def judged(cheat):
         context_ids=EMPTY, token_ids=EMPTY, behavior_logprobs=EMPTY,
         version_spans=[], stop_reason=StopReason.STOP, calls=calls,
     )  # fmt: skip
-    rollout = RolloutFinished(
+    rollout = trajectory(
         rollout_id="r", group_id="g", group_index=0, group_size=1, member=0,
         purpose=Purpose.TRAIN, task_id="t", category="bug", end=EpisodeEnd.FINISHED, turns=[turn],
         files=changes.files, deleted=changes.deleted, egress=attempts,

@@ -1,6 +1,7 @@
 """A foreign Harbor task in real machines: its own verifier, its reward file, its hidden tests."""
 
 import pytest
+from tests.trajectories import trajectory
 
 from penstock.actors.judge.hidden_tests import grade, touched_hidden_files
 from penstock.actors.rollout_worker.changes import read_changes
@@ -15,7 +16,7 @@ from penstock.envs.tasks.source import TaskRejectedError
 from penstock.envs.tasks.storage import GradedTask
 from penstock.envs.tasks.workspace import open_workspace
 from penstock.messages.reward import Outcome
-from penstock.messages.rollout import EpisodeEnd, RolloutFinished
+from penstock.messages.rollout import EpisodeEnd
 from penstock.messages.task import Purpose, Split
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(200)]
@@ -88,7 +89,7 @@ async def pool():
 
 async def graded(pool, candidate, files):
     """Grade what an episode left behind in a machine of its own."""
-    rollout = RolloutFinished(
+    rollout = trajectory(
         rollout_id="r", group_id="g", group_index=0, group_size=1, member=0,
         purpose=Purpose.TRAIN, task_id=candidate.task.task_id, category="harbor",
         end=EpisodeEnd.FINISHED, turns=[], files=files,

@@ -25,6 +25,8 @@ SCALARS = {
 
 
 def _value(info: _info.Type, name: str) -> Any:
+    if isinstance(info, _info.FloatType) and info.le is not None:
+        return min(info.le / 2, len(name) + 0.5)
     if type(info) in SCALARS:
         return SCALARS[type(info)](name)
     match info:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.messages.base import Array
 from penstock.messages.codec import MESSAGES, decode, encode
 from penstock.messages.errors import CodecError
 
@@ -17,17 +18,24 @@ _info = msgspec.inspect
 SCALARS = {
     _info.NoneType: st.none(),
     _info.BoolType: st.booleans(),
-    _info.IntType: st.integers(-(2**63), 2**64 - 1),
-    _info.FloatType: st.floats(allow_nan=False),
     _info.StrType: st.text(max_size=8),
     _info.BytesType: st.binary(max_size=8),
 }
 
 
 def values(info: _info.Type) -> st.SearchStrategy[Any]:
+    if isinstance(info, _info.IntType):
+        low = -(2**63) if info.ge is None else info.ge
+        return st.integers(low, 2**64 - 1 if info.le is None else info.le)
+    if isinstance(info, _info.FloatType):
+        return st.floats(info.ge, info.le, allow_nan=False)
     if type(info) in SCALARS:
         return SCALARS[type(info)]
     match info:
+        case _info.StructType(cls=cls) if cls is Array:
+            return st.binary(max_size=8).map(
+                lambda data: Array(dtype="uint8", shape=(len(data),), data=data)
+            )
         case _info.EnumType(cls=cls):
             return st.sampled_from(list(cls))
         case _info.UnionType(types=types):

@@ -117,7 +117,7 @@ def test_a_sample_carries_what_off_policy_evaluation_needs_and_comes_once():
     assert list(join.due(104.9)) == []
     (sample,) = join.due(105.0)
     assert (sample.propensity, sample.variant, sample.policy_version) == (0.5, "current", 4)
-    assert sample.turn == TURN
+    assert sample.turn == TURN.summary
     join.add_record(record(), 106.0)
     join.add_feedback(feedback("f2", "reject"))
     assert list(join.due(1e6)) == []

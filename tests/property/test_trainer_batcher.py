@@ -10,6 +10,7 @@ from penstock.kernels.arrays import to_array
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import (
     EpisodeEnd,
+    EpisodeFiles,
     RolloutFinished,
     StopReason,
     Turn,
@@ -114,8 +115,8 @@ class Schedule:
             task_id="t",
             category="r",
             end=EpisodeEnd.FINISHED,
-            turns=self.turns[index, member],
-            files={},
+            turns=[turn.summary for turn in self.turns[index, member]],
+            files=EpisodeFiles(),
         )
         verdict = Verdict(
             rollout_id=name,

@@ -27,7 +27,14 @@ from penstock.messages.base import Array, Message
 from penstock.messages.codec import decode
 from penstock.messages.generation import AbortGeneration
 from penstock.messages.reward import Outcome, Verdict
-from penstock.messages.rollout import EpisodeEnd, RolloutFinished, StopReason, Turn, TurnSampled
+from penstock.messages.rollout import (
+    EpisodeEnd,
+    EpisodeFiles,
+    RolloutFinished,
+    StopReason,
+    Turn,
+    TurnSampled,
+)
 from penstock.messages.task import Purpose, StartRollout
 from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry
 
@@ -79,8 +86,8 @@ class Worker(Actor):
         turns = [await self.turn(event.rollout_id, n, ctx) for n in range(NUM_TURNS)]
         finished = RolloutFinished(
             rollout_id=event.rollout_id, group_id="g", group_index=0, group_size=1, member=0,
-            purpose=Purpose.TRAIN, task_id="t", category="a", end=EpisodeEnd.FINISHED, turns=turns,
-            files={},
+            purpose=Purpose.TRAIN, task_id="t", category="a", end=EpisodeEnd.FINISHED,
+            turns=[turn.summary for turn in turns], files=EpisodeFiles(),
         )  # fmt: skip
         return [finished]
 
@@ -237,11 +244,11 @@ def check_conservation(world: World) -> None:
         for sample in group.samples
     ]
     assert Counter(trained) == Counter(everyone)
-    journal = {(t.rollout_id, t.turn_index): t.turn.token_ids for t in world.messages(TurnSampled)}
+    journal = {(t.rollout_id, t.turn_index): t.turn.summary for t in world.messages(TurnSampled)}
     assert len(journal) == len(world.messages(TurnSampled)) == NUM_ROLLOUTS * NUM_TURNS
     for rollout in rollouts:
         for index, turn in enumerate(rollout.turns):
-            assert turn.token_ids == journal[rollout.rollout_id, index]
+            assert turn == journal[rollout.rollout_id, index]
 
 
 def check_seeds(seeds: range) -> None:

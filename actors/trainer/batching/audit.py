@@ -37,7 +37,7 @@ class ManifestAudit:
 
     def add_rollout(self, event: RolloutFinished) -> None:
         """Note what the turns sampled, and where the rollout left another one."""
-        self._sampled[event.rollout_id] = [turn.token_ids.shape[0] for turn in event.turns]
+        self._sampled[event.rollout_id] = [turn.num_sampled for turn in event.turns]
         if event.trunk:
             self._trunks[event.rollout_id] = event.trunk
 

@@ -21,6 +21,8 @@ The pacer grants new groups when steps are taken. Should so many groups be disca
 batch can come, a smaller one is taken; later steps may take as many more.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from penstock.actors.trainer.batching.deadlines import BatchCandidate, Room, earliest, must_wait_for
@@ -66,9 +68,16 @@ class Batcher:
         if group := self._group(event.group_id, event.purpose):
             group.add_verdict(event)
 
-    def add_live(self, event: LiveSampleJoined, fault: str = "") -> None:
-        """See a user's sample; `fault` says why it cannot be trained, if it cannot."""
-        self._live.add(event, fault)
+    def add_live(self, event: LiveSampleJoined) -> None:
+        """See a user's sample."""
+        self._live.add(event)
+
+    def leave_out(self, sample_ids: Iterable[str]) -> None:
+        """See that rollouts or live samples cannot be trained: they count as masked."""
+        for sample_id in sample_ids:
+            self._live.leave_out(sample_id)
+            for group in self._groups.values():
+                group.leave_out(sample_id)
 
     def retract(self, event: FeedbackRetracted) -> None:
         """Withdraw a sample that is not trained yet."""

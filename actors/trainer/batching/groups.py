@@ -73,7 +73,7 @@ class PendingGroup:
 
     def add_turn(self, event: TurnSampled) -> None:
         """Note which versions drew a turn."""
-        self._attempt(event.rollout_id).turns[event.turn_index] = event.turn.version_spans
+        self._attempt(event.rollout_id).turns[event.turn_index] = event.turn.summary.version_spans
 
     def add_rollout(self, event: RolloutFinished, fault: str) -> None:
         """Note a finished rollout; one with a fault cannot be trained, and counts as masked.
@@ -90,6 +90,11 @@ class PendingGroup:
         is_faulty = bool(fault) or not self._is_alike(event.sandbox)
         masked = Outcome.INFRASTRUCTURE_ERROR if is_faulty else _ENDS_MASKED.get(event.end)
         attempt.outcome = masked or attempt.outcome
+
+    def leave_out(self, rollout_id: str) -> None:
+        """Note that a rollout cannot be trained, if it is one of this group's."""
+        if rollout_id in self.attempts:
+            self.attempts[rollout_id].outcome = Outcome.INFRASTRUCTURE_ERROR
 
     def _is_alike(self, sandbox: SandboxRecord | None) -> bool:
         if sandbox is None:

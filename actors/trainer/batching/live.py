@@ -20,15 +20,13 @@ class LiveSamples:
         self._retracted: set[str] = set()
         self.baseline = RunningBaseline(momentum=config.live.baseline_momentum)
 
-    def add(self, event: LiveSampleJoined, fault: str = "") -> None:
-        """Put a sample in, unless it was settled already; `fault` says why it cannot be trained."""
+    def add(self, event: LiveSampleJoined) -> None:
+        """Put a sample in, unless it was settled already."""
         if event.request_id in self._settled:
             return
         outcome = Outcome.SOLVED if event.reward > 0 else Outcome.FAILED
         if event.request_id in self._retracted:
             outcome = Outcome.CANCELLED
-        elif fault:
-            outcome = Outcome.INFRASTRUCTURE_ERROR
         self._entries[event.request_id] = SampleEntry(
             rollout_id=event.request_id,
             outcome=outcome,
@@ -40,11 +38,15 @@ class LiveSamples:
     def retract(self, event: FeedbackRetracted) -> None:
         """Withdraw: an untrained sample is accounted for as cancelled in the next manifest."""
         self._retracted.add(event.request_id)
-        entry = self._entries.get(event.request_id)
-        if entry is not None:
-            self._entries[event.request_id] = msgspec.structs.replace(
-                entry, outcome=Outcome.CANCELLED
-            )
+        self._mask(event.request_id, Outcome.CANCELLED)
+
+    def leave_out(self, request_id: str) -> None:
+        """Note that a sample cannot be trained, if it is one of these."""
+        self._mask(request_id, Outcome.INFRASTRUCTURE_ERROR)
+
+    def _mask(self, request_id: str, outcome: Outcome) -> None:
+        if (entry := self._entries.get(request_id)) is not None:
+            self._entries[request_id] = msgspec.structs.replace(entry, outcome=outcome)
 
     def entries(self, version: int) -> list[SampleEntry]:
         """Return the live part of the batch that trains a version, the untrainable included."""

@@ -3,15 +3,17 @@
 import asyncio
 import base64
 import logging
+import secrets
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Any
 
+from penstock.infra.bus.claims import CLAIM_HEADER, INLINE_BYTES, Claims
 from penstock.infra.bus.jetstream import log_reader, rpc
 from penstock.infra.bus.jetstream.access import Access
 from penstock.infra.bus.jetstream.answers import JetStreamError
-from penstock.infra.bus.jetstream.claims import CLAIM_HEADER, Claims
 from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.infra.bus.jetstream.event_publisher import EventPublisher
 from penstock.infra.bus.jetstream.intake import Intake
@@ -20,7 +22,8 @@ from penstock.infra.bus.jetstream.puller import Puller
 from penstock.infra.bus.jetstream.work import NatsWorkItem, WorkQueue
 from penstock.messages.base import Event, Message, Stream
 from penstock.messages.bus import Delivery, ObjectStore, PublishReceipt, Serve
-from penstock.messages.errors import BusError, DeadlineError
+from penstock.messages.errors import BusError, CodecError, DeadlineError
+from penstock.messages.reading.claims import claim_key
 from penstock.messages.streams import (
     check_followed,
     check_run_id,
@@ -34,16 +37,25 @@ log = logging.getLogger(__name__)
 NO_MESSAGE = 10037
 
 
+def _new_key(word: str) -> str:
+    return claim_key(time.time(), f"{word}-{secrets.token_hex(12)}")
+
+
 class NatsBus:
     """A `Bus` over one connection. Make it with `connect`."""
 
     def __init__(
-        self, connection: NatsConnection, run_id: str, store: ObjectStore, name: str
+        self,
+        connection: NatsConnection,
+        run_id: str,
+        store: ObjectStore,
+        name: str,
+        inline_bytes: int = INLINE_BYTES,
     ) -> None:
         self._connection = connection
         connection.restore = self._restore
         self._run_id = check_run_id(run_id)
-        self._claims = Claims(store)
+        self._claims = Claims(store, _new_key, inline_bytes)
         self._publisher = EventPublisher(connection, self._claims, run_id)
         self._intake = Intake(
             connection, self._claims, self._publisher, run_id=run_id, name=check_token(name, "name")
@@ -54,16 +66,24 @@ class NatsBus:
 
     @classmethod
     async def connect(
-        cls, where: str | Access, *, run_id: str, store: ObjectStore, name: str
+        cls,
+        where: str | Access,
+        *,
+        run_id: str,
+        store: ObjectStore,
+        name: str,
+        inline_bytes: int = INLINE_BYTES,
     ) -> "NatsBus":
         """Connect; `name` signs what this process rejects.
+
+        Events above `inline_bytes` have their parts in the store.
 
         Raises:
             BusError: No embedded server there, or it refused us.
             ConfigError: The same of servers that `[bus]` names.
 
         """
-        return cls(await NatsConnection.connect(where, name), run_id, store, name)
+        return cls(await NatsConnection.connect(where, name), run_id, store, name, inline_bytes)
 
     @property
     def run_id(self) -> str:
@@ -165,14 +185,19 @@ class NatsBus:
             if error.code != NO_MESSAGE:
                 raise
             return None
-        return await self._stored(event_type.stream, answer["message"])
+        stored = answer["message"]
+        try:
+            return await self._stored(event_type.stream, stored)
+        except CodecError as error:
+            log.warning("%s %s is unusable: %s", event_type.stream, stored["seq"], error)
+            return None
 
     async def _stored(self, stream: Stream, stored: dict[str, Any]) -> Delivery:
-        head = base64.b64decode(stored.get("hdrs", "")).decode()
+        head = base64.b64decode(stored.get("hdrs", "")).decode(errors="replace")
         headers = {CLAIM_HEADER: "1"} if f"\n{CLAIM_HEADER}:" in head else None
         data = base64.b64decode(stored.get("data", ""))
         return Delivery(
-            event=await self._intake.decode(data, headers),
+            event=await self._intake.decode(stored["subject"], data, headers),
             subject=stored["subject"],
             stream=stream,
             sequence=stored["seq"],

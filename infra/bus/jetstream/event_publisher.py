@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
+from penstock.infra.bus.claims import Claims
 from penstock.infra.bus.jetstream.answers import (
     LOST,
     RETRY,
     WRONG_LAST_SEQUENCE,
     JetStreamError,
 )
-from penstock.infra.bus.jetstream.claims import Claims
 from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.infra.bus.jetstream.provision import stream_name
 from penstock.infra.bus.jetstream.window import PublishWindow, publish_acked
@@ -42,6 +42,8 @@ class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     data: bytes
     headers: dict[str, str]
+    object_keys: tuple[str, ...]
+    """Objects that it names, and no other event."""
 
 
 class EventPublisher:
@@ -56,6 +58,13 @@ class EventPublisher:
     async def publish(self, events: Sequence[Event]) -> list[PublishReceipt]:
         """See `Bus.publish`."""
         outgoing = [await self._pack(event) for event in events]
+        receipts = await self._publish(outgoing)
+        for item, receipt in zip(outgoing, receipts, strict=True):
+            if receipt.is_duplicate:
+                await self._claims.forget(item.object_keys)
+        return receipts
+
+    async def _publish(self, outgoing: list[Outgoing]) -> list[PublishReceipt]:
         receipts: list[PublishReceipt] = []
         try:
             async with asyncio.timeout(PUBLISH_S_MAX):
@@ -63,7 +72,7 @@ class EventPublisher:
                     receipts += await self._publish_batch(batch)
         except TimeoutError as error:
             raise BusError(
-                f"publish: {len(receipts)} of {len(events)} events were stored within "
+                f"publish: {len(receipts)} of {len(outgoing)} events were stored within "
                 f"{PUBLISH_S_MAX} s; next is {outgoing[len(receipts)].subject}; a server that does "
                 "not answer is down, or its disk is full: see its log (nats.log)"
             ) from error
@@ -71,14 +80,20 @@ class EventPublisher:
 
     async def _pack(self, event: Event) -> Outgoing:
         spec = STREAMS[event.stream]
-        data, headers = await self._claims.pack(event, spec.max_event_bytes)
         subject = event_subject(self._run_id, event)
-        headers[PUBLISH_HEADER] = next(self._ids)
+        packed = await self._claims.pack(event, spec.max_event_bytes)
+        headers = packed.headers | {PUBLISH_HEADER: next(self._ids)}
         if spec.dedup is Dedup.SUBJECT:
             headers["Nats-Expected-Last-Subject-Sequence"] = "0"
         elif spec.dedup is Dedup.MESSAGE_ID:
             headers["Nats-Msg-Id"] = subject
-        return Outgoing(stream=event.stream, subject=subject, data=data, headers=headers)
+        return Outgoing(
+            stream=event.stream,
+            subject=subject,
+            data=packed.data,
+            headers=headers,
+            object_keys=packed.object_keys,
+        )
 
     async def _publish_batch(self, batch: list[Outgoing]) -> list[PublishReceipt]:
         """Publish atomically; where something in it is stored already, one by one."""

@@ -1,18 +1,20 @@
 """From a stored message to a `Delivery`, or to the dead-letter stream with its cause."""
 
 import asyncio
+import contextlib
 import logging
 
 import msgspec
 from nats.aio.msg import Msg
 
-from penstock.infra.bus.jetstream.claims import Claims
+from penstock.infra.bus.claims import Claims, claim_of
 from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.infra.bus.jetstream.event_publisher import EventPublisher
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Delivery
 from penstock.messages.control import MessageRejected
-from penstock.messages.errors import CodecError, NotFoundError
+from penstock.messages.errors import CodecError
+from penstock.messages.streams import checked_event
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +69,8 @@ class Intake:
         """Return the delivery; None where it was undecodable and is on the dead-letter stream."""
         place = position(message)
         try:
-            event = await self.decode(message.data, message.headers)
-        except (CodecError, NotFoundError) as error:
+            event = await self.decode(message.subject, message.data, message.headers)
+        except CodecError as error:
             await self.reject(stream, message, str(error))
             return None
         return Delivery(
@@ -80,22 +82,23 @@ class Intake:
             num_delivered=place.num_delivered,
         )
 
-    async def decode(self, data: bytes, headers: dict[str, str] | None) -> Event:
+    async def decode(self, subject: str, data: bytes, headers: dict[str, str] | None) -> Event:
         """Decode an event, claim check included.
 
         Raises:
-            CodecError: Undecodable, or no event.
-            NotFoundError: Its claimed payload is gone.
+            CodecError: Undecodable, no event, not the one that its subject names, or its claim is
+                not good.
+            StoreUnreachableError: Its claim lies in a store that did not answer.
 
         """
-        message = await self._claims.unpack(data, headers)
-        if not isinstance(message, Event):
-            raise CodecError(f"expected an event, got {type(message).__name__}")
-        return message
+        return checked_event(self.run_id, subject, await self._claims.unpack(data, headers))
 
     async def reject(self, stream: Stream, message: Msg, cause: str) -> None:
         """Keep an unusable message, once for each place and reader."""
+        claim = None
         place = position(message)
+        with contextlib.suppress(CodecError):
+            claim = claim_of(message.data, message.headers)
         log.error("%s %s rejected: %s", stream, place.sequence, cause)
         rejected = MessageRejected(
             source_stream=stream,
@@ -103,6 +106,7 @@ class Intake:
             source_subject=message.subject,
             actor=self._name,
             cause=cause,
-            data=message.data,
+            data=b"" if claim else message.data,
+            claim=claim,
         )
         await asyncio.shield(self._publisher.publish([rejected]))

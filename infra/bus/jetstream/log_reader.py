@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from penstock.infra.bus.claims import Claims
 from penstock.infra.bus.jetstream.answers import LOST, RETRY, JetStreamError
-from penstock.infra.bus.jetstream.claims import Claims
 from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.infra.bus.jetstream.intake import Intake, position
 from penstock.infra.bus.jetstream.provision import stream_name
@@ -20,7 +20,7 @@ from penstock.infra.bus.jetstream.puller import Puller
 from penstock.infra.bus.jetstream.window import BATCH, read_batch
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Delivery
-from penstock.messages.errors import CodecError, NotFoundError
+from penstock.messages.errors import CodecError
 from penstock.messages.rpc import with_retries
 from penstock.messages.streams import STREAMS, type_filter
 
@@ -197,7 +197,7 @@ async def read_raw(
             headers = message.headers or {}
             last = int(headers["Nats-Sequence"])
             data = message.data
-            with contextlib.suppress(CodecError, NotFoundError):
+            with contextlib.suppress(CodecError):
                 data = await claims.fetch(data, headers)
             yield RawMessage(
                 stream=stream,

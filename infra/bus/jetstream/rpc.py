@@ -19,19 +19,20 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import nats.errors
 from nats.aio.msg import Msg
 
+from penstock.infra.bus.claims import Claims, Packed
 from penstock.infra.bus.jetstream.answers import NO_RESPONDERS, RETRY, ConnectionLostError, status
-from penstock.infra.bus.jetstream.claims import Claims
 from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.errors import (
     BusError,
+    CodecError,
     DeadlineError,
     PenstockError,
     QueueFullError,
     RemoteCallError,
 )
-from penstock.messages.rpc import RemoteError, to_remote
+from penstock.messages.rpc import RemoteError, RemoteErrorKind, to_remote
 from penstock.messages.streams import service_subject
 
 log = logging.getLogger(__name__)
@@ -60,21 +61,28 @@ class RpcClient:
         """
         subject = service_subject(self._run_id, service)
         async with _within(service, deadline_s):
-            data, headers = await self._claims.pack(message, PAYLOAD_BYTES_MAX)
-            reply = await self._connection.ask_until_served(
-                subject,
-                data,
-                deadline_s=deadline_s,
-                attempt_s=deadline_s,
-                headers=headers,
-                suffix=FIRST_ALONE,
-            )
+            packed = await self._claims.pack(message, PAYLOAD_BYTES_MAX)
+            try:
+                reply = await self._connection.ask_until_served(
+                    subject,
+                    packed.data,
+                    deadline_s=deadline_s,
+                    attempt_s=deadline_s,
+                    headers=packed.headers,
+                    suffix=FIRST_ALONE,
+                )
+            finally:  # Nobody reads it when the call is over.
+                await self._claims.forget(packed.object_keys)
             if END_HEADER in (reply.headers or {}):
                 raise BusError(f"{service}: ended without a reply")
-            return await self._answer(reply)
+            return await self._answer(service, reply)
 
-    async def _answer(self, reply: Msg) -> Message:
-        answer = await self._claims.unpack(reply.data, reply.headers)
+    async def _answer(self, service: str, reply: Msg) -> Message:
+        try:
+            answer = await self._claims.unpack_reply(reply.data, reply.headers)
+        except CodecError as error:
+            text = f"{service}: bad reply: {error}"
+            raise RemoteCallError(RemoteErrorKind.FAILED, text) from error
         if isinstance(answer, RemoteError):
             raise RemoteCallError(answer.kind, answer.error)
         return answer
@@ -85,7 +93,18 @@ class RpcClient:
         """See `Bus.stream_request`."""
         subject = service_subject(self._run_id, service)
         async with _within(service, idle_s):
-            data, headers = await self._claims.pack(message, PAYLOAD_BYTES_MAX)
+            packed = await self._claims.pack(message, PAYLOAD_BYTES_MAX)
+        replies = self._replies(service, subject, packed, idle_s)
+        try:
+            async with contextlib.aclosing(replies):
+                async for answer in replies:
+                    yield answer
+        finally:
+            await self._claims.forget(packed.object_keys)
+
+    async def _replies(
+        self, service: str, subject: str, packed: Packed, idle_s: float
+    ) -> AsyncGenerator[Message, None]:
         queue: asyncio.Queue[Msg | None] = asyncio.Queue()
         with self._connection.replies(queue.put_nowait, lambda: queue.put_nowait(None)) as inbox:
 
@@ -93,7 +112,9 @@ class RpcClient:
                 while True:
                     if num_before == 0:
                         await self._connection.wait_connected()
-                        await self._connection.send(subject, data, reply=inbox, headers=headers)
+                        await self._connection.send(
+                            subject, packed.data, reply=inbox, headers=packed.headers
+                        )
                     reply = await queue.get()
                     if reply is None:
                         raise ConnectionLostError(f"{service}: connection broke before the end")
@@ -107,7 +128,7 @@ class RpcClient:
                     reply = await next_reply(num_replies)
                     if _is_end(service, reply, num_replies):
                         return
-                    answer = await self._answer(reply)
+                    answer = await self._answer(service, reply)
                 num_replies += 1
                 yield answer
 
@@ -150,10 +171,11 @@ class Server:
             async for reply in self._replies(message):
                 if takes_one and num_replies:
                     continue
-                data, headers = await self._claims.pack(reply, PAYLOAD_BYTES_MAX)
-                if not takes_one:
-                    headers[REPLY_HEADER] = str(num_replies)
-                await self._connection.send(message.reply, data, headers=headers)
+                packed = await self._claims.pack(reply, PAYLOAD_BYTES_MAX)
+                number = {} if takes_one else {REPLY_HEADER: str(num_replies)}
+                await self._connection.send(
+                    message.reply, packed.data, headers=packed.headers | number
+                )
                 num_replies += 1
             if not takes_one or not num_replies:
                 end = {END_HEADER: str(num_replies)}

@@ -1,25 +1,29 @@
 """The bus in memory: the same promises as NATS, with faults drawn from a seed."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 import msgspec
 
-from penstock.infra.bus.jetstream.claims import CLAIM_HEADER, Claims
+from penstock.infra.bus.claims import CLAIM_HEADER, INLINE_BYTES, Claims, claim_of
 from penstock.infra.bus.memory.log import Stored
 from penstock.infra.bus.memory.rpc import MemoryRpcClient, serve
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.bus.memory.work import MemoryDurable
+from penstock.infra.bus.memory.work_item import MemoryWorkItem
 from penstock.messages.base import Event, Message, Stream
 from penstock.messages.bus import Delivery, ObjectStore, PublishReceipt, Serve, WorkItem
 from penstock.messages.control import MessageRejected
-from penstock.messages.errors import BusClosedError, CodecError, NotFoundError
+from penstock.messages.errors import BusClosedError, CodecError
+from penstock.messages.reading.claims import claim_key
 from penstock.messages.streams import (
     NUM_DELIVERIES_MAX,
     STREAMS,
     check_followed,
     check_run_id,
     check_token,
+    checked_event,
     event_subject,
     service_subject,
     type_filter,
@@ -29,10 +33,18 @@ from penstock.messages.streams import (
 class MemoryBus:
     """A `Bus` of one simulated process; many share a `MemoryServer`."""
 
-    def __init__(self, server: MemoryServer, *, run_id: str, store: ObjectStore, name: str) -> None:
+    def __init__(
+        self,
+        server: MemoryServer,
+        *,
+        run_id: str,
+        store: ObjectStore,
+        name: str,
+        inline_bytes: int = INLINE_BYTES,
+    ) -> None:
         self._server = server
         self._run_id = check_run_id(run_id)
-        self._claims = Claims(store)
+        self._claims = Claims(store, self._new_key, inline_bytes)
         self._name = check_token(name, "name")
         self._rpc_client = MemoryRpcClient(server)
         self._stops: list[Callable[[], Awaitable[None]]] = []
@@ -50,7 +62,7 @@ class MemoryBus:
         outgoing = [await self._pack(event) for event in events]
         await self._server.travel()
         receipts: list[PublishReceipt] = []
-        for stream, packed in outgoing:
+        for stream, packed, object_keys in outgoing:
             log = self._server.logs[stream]
             message = msgspec.structs.replace(packed, stored_at=self._server.clock.now())
             receipt = log.store(message)
@@ -58,21 +70,27 @@ class MemoryBus:
             while self._server.happens(self._server.faults.lose_receipt):
                 await self._server.travel()
                 receipt = log.store(message)
+            if receipt.is_duplicate:
+                await self._claims.forget(object_keys)
             receipts.append(receipt)
         await self._server.travel()
         return receipts
 
-    async def _pack(self, event: Event) -> tuple[Stream, Stored]:
-        data, headers = await self._claims.pack(event, STREAMS[event.stream].max_event_bytes)
+    async def _pack(self, event: Event) -> tuple[Stream, Stored, tuple[str, ...]]:
+        packed = await self._claims.pack(event, STREAMS[event.stream].max_event_bytes)
         message = Stored(
             sequence=0,
             subject=event_subject(self._run_id, event),
-            data=data,
-            is_claim=bool(headers),
+            data=packed.data,
+            is_claim=bool(packed.headers),
             stored_at=0.0,
             publish_id=str(next(self._server.ids)),
         )
-        return event.stream, message
+        return event.stream, message, packed.object_keys
+
+    def _new_key(self, word: str) -> str:
+        name = f"{word}-{next(self._server.ids)}"
+        return claim_key(self._server.clock.now(), name)
 
     async def consume(
         self,
@@ -167,7 +185,10 @@ class MemoryBus:
         prefix = type_filter(self._run_id, event_type).removesuffix(">")
         log = self._server.logs[event_type.stream]
         found = log.newest(prefix + (key or ""), is_whole=key is not None)
-        return None if found is None else await self._delivery(event_type.stream, found, 1)
+        try:
+            return None if found is None else await self._delivery(event_type.stream, found, 1)
+        except CodecError:
+            return None
 
     async def request(self, service: str, message: Message, *, deadline_s: float) -> Message:
         """See `Bus.request`."""
@@ -221,14 +242,18 @@ class MemoryBus:
         """Return the delivery; None where it is unusable and is on the dead-letter stream."""
         try:
             return await self._delivery(stream, message, num_delivered)
-        except (CodecError, NotFoundError) as error:
+        except CodecError as error:
+            claim = None
+            with contextlib.suppress(CodecError):
+                claim = claim_of(message.data, _headers(message))
             rejected = MessageRejected(
                 source_stream=stream,
                 source_sequence=message.sequence,
                 source_subject=message.subject,
                 actor=self._name,
                 cause=str(error),
-                data=message.data,
+                data=b"" if claim else message.data,
+                claim=claim,
             )
             await self.publish([rejected])
             return None
@@ -236,10 +261,8 @@ class MemoryBus:
     async def _delivery(self, stream: Stream, message: Stored, num_delivered: int) -> Delivery:
         if num_delivered > NUM_DELIVERIES_MAX:
             raise CodecError(f"delivered {num_delivered - 1} times and never settled")
-        headers = {CLAIM_HEADER: "1"} if message.is_claim else None
-        event = await self._claims.unpack(message.data, headers)
-        if not isinstance(event, Event):
-            raise CodecError(f"expected an event, got {type(event).__name__}")
+        unpacked = await self._claims.unpack(message.data, _headers(message))
+        event = checked_event(self._run_id, message.subject, unpacked)
         return Delivery(
             event=event,
             subject=message.subject,
@@ -250,54 +273,5 @@ class MemoryBus:
         )
 
 
-class MemoryWorkItem:
-    """One delivery, to be settled once; settling again does nothing."""
-
-    def __init__(
-        self,
-        delivery: Delivery,
-        server: MemoryServer,
-        durable: MemoryDurable,
-        *,
-        ack_wait_s: float,
-        on_settled: Callable[[], bool],
-    ) -> None:
-        self._delivery = delivery
-        self._server = server
-        self._durable = durable
-        self._ack_wait_s = ack_wait_s
-        self._on_settled = on_settled
-        self._is_settled = False
-
-    @property
-    def delivery(self) -> Delivery:
-        """What was delivered."""
-        return self._delivery
-
-    async def ack(self) -> None:
-        """Done."""
-        if self._settle():
-            self._durable.ack(self._delivery.sequence)
-            self._server.notify()
-
-    async def nak(self, delay_s: float = 0.0) -> None:
-        """Deliver again after `delay_s`."""
-        if self._settle():
-            self._durable.again(self._delivery.sequence, self._server.clock.now() + delay_s)
-            self._server.notify()
-
-    async def in_progress(self) -> None:
-        """Reset the redelivery timer."""
-        until = self._server.clock.now() + self._ack_wait_s
-        self._durable.extend(self._delivery.sequence, until)
-
-    async def term(self) -> None:
-        """Never deliver again."""
-        await self.ack()
-
-    def _settle(self) -> bool:
-        """Return whether the settlement arrives."""
-        if self._is_settled:
-            return False
-        self._is_settled = True
-        return self._on_settled() and not self._server.happens(self._server.faults.lose_ack)
+def _headers(message: Stored) -> dict[str, str] | None:
+    return {CLAIM_HEADER: "1"} if message.is_claim else None

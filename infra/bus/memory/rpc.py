@@ -8,8 +8,8 @@ from penstock.infra.bus.memory.server import MemoryServer, Served
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
 from penstock.messages.codec import decode, encode
-from penstock.messages.errors import BusError, DeadlineError, RemoteCallError
-from penstock.messages.rpc import RemoteError, to_remote
+from penstock.messages.errors import BusError, CodecError, DeadlineError, RemoteCallError
+from penstock.messages.rpc import RemoteError, RemoteErrorKind, to_remote
 
 RETRY_S = 0.1
 RESEND_S = 5.0
@@ -65,7 +65,10 @@ class MemoryRpcClient:
                 continue
             if data is None:
                 return
-            reply = decode(data)
+            try:
+                reply = decode(data)
+            except CodecError as error:
+                raise RemoteCallError(RemoteErrorKind.FAILED, f"{subject}: {error}") from error
             if isinstance(reply, RemoteError):
                 raise RemoteCallError(reply.kind, reply.error)
             yield reply

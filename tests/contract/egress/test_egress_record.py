@@ -5,13 +5,14 @@ import socket
 
 import pytest
 from tests.contract.egress.egress_world import Program, echo, get, page, proxy_to, serving
+from tests.trajectories import trajectory
 
 from penstock.actors.judge.audit import audit
 from penstock.envs.egress.account import STILL_OPEN
 from penstock.envs.egress.record import UNRECORDED, EgressRecord
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.reward import CheatKind
-from penstock.messages.rollout import EgressAttempt, EpisodeEnd, RolloutFinished
+from penstock.messages.rollout import EgressAttempt, EpisodeEnd
 from penstock.messages.task import HiddenTests, Purpose, Split, Task
 
 TASK = GradedTask(
@@ -21,10 +22,10 @@ TASK = GradedTask(
 
 
 def findings(attempts):
-    rollout = RolloutFinished(
+    rollout = trajectory(
         rollout_id="r", group_id="g", group_index=0, group_size=1, member=0,
         purpose=Purpose.TRAIN, task_id="t", category="bug", end=EpisodeEnd.FINISHED, turns=[],
-        files={}, egress=attempts,
+        egress=attempts,
     )  # fmt: skip
     return audit(rollout, TASK)
 

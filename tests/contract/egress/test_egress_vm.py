@@ -4,6 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.trajectories import trajectory
 
 from penstock.actors.judge.audit import audit
 from penstock.actors.rollout_worker.episode_runner import EpisodeStats
@@ -13,7 +14,7 @@ from penstock.envs.tasks.storage import GradedTask
 from penstock.envs.tasks.workspace import open_workspace, read_egress
 from penstock.messages.base import Array
 from penstock.messages.reward import CheatKind
-from penstock.messages.rollout import EpisodeEnd, RolloutFinished
+from penstock.messages.rollout import EpisodeEnd
 from penstock.messages.task import HiddenTests, Purpose, Sampling, Split, StartRollout, Task
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(200)]
@@ -197,8 +198,8 @@ def graded(task):
 
 
 def finished(attempts):
-    return RolloutFinished(
+    return trajectory(
         rollout_id="r", group_id="g", group_index=0, group_size=1, member=0,
         purpose=Purpose.TRAIN, task_id="t", category="bug", end=EpisodeEnd.FINISHED, turns=[],
-        files={}, egress=attempts,
+        egress=attempts,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from tests.needs import need_layers
+from tests.trajectories import trajectory
 
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.hidden_tests import HiddenTestsJudge
@@ -26,7 +27,7 @@ from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.reward import Outcome
-from penstock.messages.rollout import EpisodeEnd, RolloutFinished
+from penstock.messages.rollout import EpisodeEnd
 from penstock.messages.scheduler import PlaceGroup
 from penstock.messages.task import HiddenTests, Purpose, Split, Task
 
@@ -141,7 +142,7 @@ async def attempt(fleet, group_id, graded):
         assert done.exit_code == 0, done
         files = {"answer.py": await sandbox.read_file("answer.py", 1000)}
         host, record = sandbox._leased.host, sandbox.info
-    rollout = RolloutFinished(
+    rollout = trajectory(
         rollout_id=f"r-{group_id}", group_id=group_id, group_index=0, group_size=1, member=0,
         purpose=Purpose.TRAIN, task_id=graded.task.task_id, category="image",
         end=EpisodeEnd.FINISHED, turns=[], files=files, sandbox=record,
@@ -171,7 +172,9 @@ async def test_tasks_run_and_are_graded_on_their_image_where_it_is(fleet, tmp_pa
         for (_, rollout), task, findings in zip(done, tasks, found, strict=True):
             assert findings.outcome is Outcome.SOLVED, findings
             expected = image_digest(base, layer_path(tmp_path, task.task.image))
-            assert rollout.sandbox.image_digest == findings.sandbox.image_digest == expected
+            assert (
+                rollout.finished.sandbox.image_digest == findings.sandbox.image_digest == expected
+            )
         await asyncio.sleep(2.2)
         seen.append([host for host, _ in done])
     assert set(seen[0]) == set(HOSTS)
@@ -188,7 +191,7 @@ async def test_an_image_that_no_host_can_get_is_absent_and_masks_the_episode(fle
             async with fleet.machine(f"g{number}", image):
                 pass
     graded = task_of("0" * 64, "alpha")
-    rollout = RolloutFinished(
+    rollout = trajectory(
         rollout_id="r", group_id="g", group_index=0, group_size=1, member=0,
         purpose=Purpose.TRAIN, task_id="t", category="image",
         end=EpisodeEnd.FINISHED, turns=[], files={"answer.py": b"SAID = 1\n"},

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from tests.trajectories import trajectory
 
 from penstock.actors.judge.hidden_tests import grade
 from penstock.actors.rollout_worker.changes import Changes, ChangesError, list_work, read_changes
@@ -12,7 +13,7 @@ from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.sandbox import BackendUnavailable
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.reward import Outcome
-from penstock.messages.rollout import EpisodeEnd, RolloutFinished
+from penstock.messages.rollout import EpisodeEnd
 from penstock.messages.task import HiddenTests, Purpose, Split, Task
 
 from .check_sandbox import sh
@@ -81,7 +82,7 @@ async def test_what_a_layer_brought_is_no_change_and_what_became_of_it_is(machin
         task_id="t", files={"_check.py": CHECK}, argv=["python3", "_check.py"], timeout_s=START_S,
         expected=[f"{NUM_FILES} False False True"],
     )  # fmt: skip
-    rollout = RolloutFinished(
+    rollout = trajectory(
         rollout_id="r", group_id="g", group_index=0, group_size=1, member=0,
         purpose=Purpose.TRAIN, task_id="t", category="r", end=EpisodeEnd.FINISHED, turns=[],
         files=changes.files, deleted=changes.deleted,

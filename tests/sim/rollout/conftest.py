@@ -44,6 +44,12 @@ from penstock.messages.bus import Serve
 from penstock.messages.codec import decode
 from penstock.messages.errors import ConfigError
 from penstock.messages.generation import Generate, TokensSampled
+from penstock.messages.reading.trajectories import (
+    Trajectory,
+    last_of,
+    own_turns,
+    read_trajectory,
+)
 from penstock.messages.rollout import RolloutFinished, StopReason, ToolCall, TurnSampled
 from penstock.messages.task import (
     HiddenTests,
@@ -206,6 +212,18 @@ class Hosted:
             await self.task
 
 
+class Whole:
+    """A finished rollout, its turns and files in place of what its event says of them."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self.event = trajectory.finished
+        self.turns, self.files = trajectory.turns, trajectory.files
+        self.own_turns = own_turns(trajectory.finished, trajectory.turns)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.event, name)
+
+
 class World:
     """The bus, the store, a policy, machines, and whatever actors a test starts."""
 
@@ -279,8 +297,12 @@ class World:
         await self._bus.publish(events)
 
     async def read(self, event_type: type[Event]) -> list[Event]:
-        """Return all stored events of a type."""
-        return [d.event async for d in self._bus.follow([event_type], stop_at_end=True)]
+        """Return all stored events of a type; rollouts with their turns and files read in."""
+        events = [d.event async for d in self._bus.follow([event_type], stop_at_end=True)]
+        if event_type is not RolloutFinished:
+            return events
+        last = last_of(self._bus)
+        return [Whole(await read_trajectory(self.store, last, event)) for event in events]
 
     async def wait_for(self, event_type: type[Event], count: int, within_s: float = 600.0) -> list:
         """Wait until that many events of a type are stored."""

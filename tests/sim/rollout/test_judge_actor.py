@@ -9,7 +9,7 @@ from penstock.actors.judge.config import JudgeConfig
 from penstock.messages.codec import encode
 from penstock.messages.control import MessageRejected
 from penstock.messages.reward import Outcome, Verdict
-from penstock.messages.rollout import EpisodeEnd, RolloutFinished
+from penstock.messages.rollout import EpisodeEnd, EpisodeFiles, RolloutFinished
 from penstock.messages.sandbox import AcquireSandbox
 from penstock.messages.task import Purpose
 
@@ -20,7 +20,9 @@ def make_rollout(rollout_id: str = "g0-m0", **changes: object) -> RolloutFinishe
         "purpose": Purpose.TRAIN, "task_id": "train-0", "category": "operator",
         "end": EpisodeEnd.FINISHED, "turns": [], "files": {"m.py": FIXED.encode()},
     }  # fmt: skip
-    return RolloutFinished(**{**fields, **changes})
+    fields |= changes
+    fields["files"] = EpisodeFiles(changed=fields["files"])
+    return RolloutFinished(**fields)
 
 
 async def judge_one(world: World, rollout: RolloutFinished, **settings: object) -> Verdict:

@@ -6,7 +6,8 @@ from tests.sim.rollout.test_judge_actor import make_rollout
 from penstock.envs.tasks.workspace import canary_token
 from penstock.messages.base import Array
 from penstock.messages.reward import CheatKind, Outcome, Verdict
-from penstock.messages.rollout import StopReason, ToolCall, Turn
+from penstock.messages.rollout import StopReason, ToolCall, Turn, TurnSampled
+from penstock.messages.task import Purpose
 
 EMPTY = Array(dtype="int32", shape=(0,), data=b"")
 
@@ -71,8 +72,13 @@ def make_turn(command: str) -> Turn:
 
 def test_signs_of_cheating_are_an_episodes_own(simulate) -> None:
     async def scenario(world: World) -> None:
-        turns = [make_turn(f"echo {canary_token('g0-m1')}")]
-        verdicts = await verdicts_of(world, [{}, {"turns": turns}, {}])
+        turn = make_turn(f"echo {canary_token('g0-m1')}")
+        await world.publish(
+            TurnSampled(
+                rollout_id="g0-m1", group_id="g0", purpose=Purpose.TRAIN, turn_index=0, turn=turn
+            )
+        )
+        verdicts = await verdicts_of(world, [{}, {"turns": [turn.summary]}, {}])
         honest, cheat, other = (verdicts[f"g0-m{index}"] for index in range(3))
         assert cheat.outcome is Outcome.POLICY_ERROR
         assert [one.kind for one in cheat.findings] == [CheatKind.CANARY]

@@ -196,7 +196,7 @@ def test_a_run_of_trees_accounts_for_every_token_and_credits_trunks(
             audit.add_verdict(verdict)
         ends = {end.rollout_id: end for end in await world.read(RolloutFinished)}
         for end in ends.values():
-            audit.add_rollout(end)
+            audit.add_rollout(end.event)
         manifests = await world.read(BatchManifest)
         for manifest in manifests:
             ledger.add_manifest(manifest)

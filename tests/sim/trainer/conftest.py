@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
 import pytest
@@ -23,10 +23,11 @@ from penstock.messages.base import Event
 from penstock.messages.bus import Delivery, PublishReceipt
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import CorruptDataError, NotFoundError
-from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
+from penstock.messages.feedback import FeedbackRetracted, InferenceRecorded, LiveSampleJoined
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import (
     EpisodeEnd,
+    EpisodeFiles,
     RolloutFinished,
     StopReason,
     Turn,
@@ -120,6 +121,14 @@ class Log:
     def of(self, event_type: type[Event]) -> list[Event]:
         return [d.event for d in self.deliveries if isinstance(d.event, event_type)]
 
+    async def last(self, event_type: type[Event], key: str) -> Event | None:
+        found = [event for event in self.of(event_type) if event.key() == key]
+        return found[-1] if found else None
+
+    async def follow(self) -> AsyncIterator[Delivery]:
+        for delivery in self.deliveries:
+            yield delivery
+
 
 class FakeContext:
     """A `Context` over the log; work runs in place."""
@@ -127,7 +136,7 @@ class FakeContext:
     def __init__(self, log: Log, store: MemoryStore) -> None:
         self.run_id, self.actor, self.store = "run", "trainer", store
         self.random = random.Random(0)
-        self.publish = log.publish
+        self.publish, self.last = log.publish, log.last
         self._clock = SystemClock()
         self.monotonic, self.now = self._clock.monotonic, self._clock.now
         self.waits = Waits("trainer", self._clock)
@@ -273,8 +282,8 @@ class World:
             task_id=f"t{index}",
             category="operator",
             end=EpisodeEnd.FINISHED,
-            turns=turns,
-            files={},
+            turns=[turn.summary for turn in turns],
+            files=EpisodeFiles(),
         )
         verdict = Verdict(
             rollout_id=name,
@@ -290,6 +299,18 @@ class World:
         return [*sampled, finished, verdict]
 
     def _live(self, index: int, version: int) -> list[Event]:
+        turn = self.turn(version)
+        recorded = InferenceRecorded(
+            request_id=f"q{index}",
+            session_id="s",
+            key_id="k",
+            training_consent=True,
+            variant="main",
+            propensity=1.0,
+            turn=turn,
+            policy_version=version,
+            replica="west",
+        )
         joined = LiveSampleJoined(
             request_id=f"q{index}",
             feedback_ids=[f"f{index}"],
@@ -297,11 +318,15 @@ class World:
             variant="main",
             propensity=1.0,
             policy_version=version,
-            turn=self.turn(version),
+            turn=turn.summary,
         )
         if index % 2:
-            return [joined]
-        return [joined, FeedbackRetracted(feedback_id=f"f{index}", request_id=f"q{index}")]
+            return [recorded, joined]
+        return [
+            recorded,
+            joined,
+            FeedbackRetracted(feedback_id=f"f{index}", request_id=f"q{index}"),
+        ]
 
     def turn(self, version: int, before: Sequence[Turn] = ()) -> Turn:
         """Draw a turn; its routes start at the last token of the turn before, if there is one."""

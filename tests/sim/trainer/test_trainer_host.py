@@ -8,11 +8,12 @@ from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
-from penstock.actors.trainer.replay import REPLAY_TYPES, replay
+from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog, replay
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.control import RunFinished
+from penstock.messages.reading.trajectories import last_of
 from penstock.messages.training import BatchManifest, CheckpointSaved, StepCompleted
 from penstock.messages.weights import WeightsPublished
 
@@ -80,9 +81,12 @@ async def test_it_is_killed_goes_on_and_replays(make_world):
     assert [event.policy_version for event in await run.log(WeightsPublished)] == list(range(9))
     saved = [event.step for event in await run.log(CheckpointSaved)]
     assert saved == sorted({0, 3, 6, 8} | set(saved))
-    report = await replay(
-        run.bus.follow(REPLAY_TYPES, stop_at_end=True), run.store, run.policy, run.world.config
+    log = ReplayLog(
+        deliveries=run.bus.follow(REPLAY_TYPES, stop_at_end=True),
+        last=last_of(run.bus),
+        store=run.store,
     )
+    report = await replay(log, run.policy, run.world.config)
     assert (report.first_difference, report.identical, report.steps) == ("", True, 8)
 
 

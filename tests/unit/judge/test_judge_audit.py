@@ -1,5 +1,6 @@
 import msgspec
 import pytest
+from tests.trajectories import trajectory
 
 from penstock.actors.judge.audit import FINDINGS_MAX, audit, audit_source
 from penstock.actors.judge.hidden_tests import settle
@@ -7,7 +8,7 @@ from penstock.envs.tasks.storage import GradedTask
 from penstock.envs.tasks.workspace import CANARY_FILE, canary_token
 from penstock.messages.base import Array
 from penstock.messages.reward import CheatKind, Outcome
-from penstock.messages.rollout import EpisodeEnd, RolloutFinished, StopReason, ToolCall, Turn
+from penstock.messages.rollout import EpisodeEnd, StopReason, ToolCall, Turn
 from penstock.messages.task import HiddenTests, Purpose, Split, Task
 
 EMPTY = Array(dtype="int32", shape=(0,), data=b"")
@@ -26,9 +27,10 @@ def rollout(*calls, **files):
         context_ids=EMPTY, token_ids=EMPTY, behavior_logprobs=EMPTY,
         version_spans=[], stop_reason=StopReason.STOP, calls=list(calls),
     )  # fmt: skip
-    return RolloutFinished(
+    return trajectory(
         rollout_id="r", group_id="g", group_index=0, group_size=1, member=0,
-        purpose=Purpose.TRAIN, task_id="t", category="bug", end=EpisodeEnd.FINISHED, turns=[turn],
+        purpose=Purpose.TRAIN, task_id="t", category="bug", end=EpisodeEnd.FINISHED,
+        turns=[turn],
         files={path.replace("__", "."): text.encode() for path, text in files.items()},
     )  # fmt: skip
 

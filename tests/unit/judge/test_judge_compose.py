@@ -9,8 +9,9 @@ from penstock.actors.judge.reward import outcome_of_end, reward_components
 from penstock.envs.tasks.gates import read_report
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import ConfigError
+from penstock.messages.reading.trajectories import Trajectory
 from penstock.messages.reward import Outcome
-from penstock.messages.rollout import EpisodeEnd, RolloutFinished
+from penstock.messages.rollout import EpisodeEnd, EpisodeFiles, RolloutFinished
 from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import HiddenTests, Purpose, Split, Task
 
@@ -31,7 +32,7 @@ def make_rollout(**changes: object) -> RolloutFinished:
     fields: dict = {
         "rollout_id": "g0-m0", "group_id": "g0", "group_index": 0, "group_size": 1, "member": 0,
         "purpose": Purpose.TRAIN, "task_id": "t", "category": "r", "end": EpisodeEnd.FINISHED,
-        "turns": [], "files": {},
+        "turns": [], "files": EpisodeFiles(),
     }  # fmt: skip
     return RolloutFinished(**{**fields, **changes})
 
@@ -103,7 +104,7 @@ def test_a_run_that_was_cut_is_not_solved(fault: str) -> None:
     ],
 )
 def test_hidden_tests_cannot_be_overwritten_or_shadowed(path: str, is_refused: bool) -> None:
-    rollout = make_rollout(files={path: b""})
+    rollout = Trajectory(finished=make_rollout(), turns=[], files={path: b""})
     assert touched_hidden_files(rollout, TASK) == ([path] if is_refused else [])
 
 

@@ -8,7 +8,14 @@ import pytest
 
 from penstock.actors.judge.reward import LengthPenaltyConfig, length_penalty, penalty_curve
 from penstock.messages.base import Array
-from penstock.messages.rollout import EpisodeEnd, RolloutFinished, StopReason, Turn, VersionSpan
+from penstock.messages.rollout import (
+    EpisodeEnd,
+    EpisodeFiles,
+    RolloutFinished,
+    StopReason,
+    Turn,
+    VersionSpan,
+)
 from penstock.messages.task import Purpose
 
 
@@ -36,8 +43,8 @@ def make_rollout(turns: list[Turn], num_calls: int) -> RolloutFinished:
         task_id="t",
         category="r",
         end=EpisodeEnd.FINISHED,
-        turns=turns,
-        files={},
+        turns=[turn.summary for turn in turns],
+        files=EpisodeFiles(),
         num_calls=num_calls,
     )
 

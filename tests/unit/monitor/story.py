@@ -13,6 +13,7 @@ from penstock.messages.feedback import (
 from penstock.messages.reward import EvalCompleted, Outcome, Verdict
 from penstock.messages.rollout import (
     EpisodeEnd,
+    EpisodeFiles,
     RolloutFinished,
     SandboxRecord,
     StopReason,
@@ -71,8 +72,8 @@ def rollout(name: str, policy_version: int, outcome: Outcome) -> list[Event]:
             task_id="t",
             category="operator",
             end=EpisodeEnd.FINISHED,
-            turns=turns,
-            files={},
+            turns=[one.summary for one in turns],
+            files=EpisodeFiles(),
             sandbox=MACHINE,
             num_calls=2,
             num_invalid_calls=1,
@@ -169,7 +170,7 @@ def live_request() -> list[Event]:
         FeedbackReceived(feedback_id="f1.1", amends="f1", **given),
         FeedbackReceived(feedback_id="f2", **given),
         FeedbackRetracted(feedback_id="f2", request_id="q1"),
-        LiveSampleJoined(**common, feedback_ids=["f1.1"], reward=0.75, turn=turn(0, 8)),
+        LiveSampleJoined(**common, feedback_ids=["f1.1"], reward=0.75, turn=turn(0, 8).summary),
     ]
 
 

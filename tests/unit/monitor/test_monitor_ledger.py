@@ -108,7 +108,7 @@ def test_live_samples_count_from_their_joining():
         variant="current",
         propensity=1.0,
         policy_version=0,
-        turn=turn(v0=8),
+        turn=turn(v0=8).summary,
     )
     ledger.add_live(joined)
     assert ledger.totals() == LedgerRow(generated=8, in_flight=8)

@@ -25,14 +25,14 @@ def test_strided_and_big_endian_arrays_travel_little_endian():
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (Array(dtype="int32", shape=(3,), data=b"\0" * 8), "takes 12 bytes, got 8"),
-        (Array(dtype="int32", shape=(-1,), data=b""), "sizes >= 0"),
-        (Array(dtype="object", shape=(1,), data=b"\0" * 8), "expected one of uint8"),
+        (("int32", (3,), b"\0" * 8), "takes 12 bytes, got 8"),
+        (("int32", (-1,), b""), "sizes >= 0"),
+        (("object", (1,), b"\0" * 8), "expected one of uint8"),
     ],
 )
 def test_a_bad_array_is_refused(array, message):
     with pytest.raises(ValueError, match=message):
-        from_array(array)
+        Array(dtype=array[0], shape=array[1], data=array[2])
 
 
 def test_a_dtype_that_does_not_travel_is_refused():

@@ -10,6 +10,7 @@ from penstock.kernels.arrays import to_array
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import (
     EpisodeEnd,
+    EpisodeFiles,
     RolloutFinished,
     SandboxRecord,
     StopReason,
@@ -69,8 +70,8 @@ class Feed:
                     task_id="t",
                     category="r",
                     end=end or EpisodeEnd.FINISHED,
-                    turns=[turn(version)],
-                    files={},
+                    turns=[turn(version).summary],
+                    files=EpisodeFiles(),
                     sandbox=machine(images[member]) if images else None,
                 )
             )

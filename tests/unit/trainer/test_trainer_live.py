@@ -27,7 +27,7 @@ def joined(name, reward=1.0, version=0):
         variant="main",
         propensity=1.0,
         policy_version=version,
-        turn=turn,
+        turn=turn.summary,
     )
 
 
@@ -90,8 +90,10 @@ def test_a_trained_sample_does_not_come_back(pool):
 
 
 def test_a_sample_that_cannot_be_trained_is_accounted_for(pool):
-    pool.add(joined("bad"), fault="a turn without routes")
+    pool.add(joined("bad"))
     pool.add(joined("good"))
+    pool.leave_out("bad")
+    pool.leave_out("unknown")
     entries = take(pool, 0)
     assert entries["bad"].outcome is Outcome.INFRASTRUCTURE_ERROR
     assert entries["good"].outcome is Outcome.SOLVED

@@ -12,9 +12,11 @@ from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.sequences import training_sequence
 from penstock.kernels.arrays import to_array
 from penstock.kernels.route_segments import seal_routes
+from penstock.messages.reading.trajectories import own_turns
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import (
     EpisodeEnd,
+    EpisodeFiles,
     RolloutFinished,
     StopReason,
     Trunk,
@@ -51,8 +53,8 @@ BRANCH_OWN = turn([6], [8, 9, 10], 8, version=1)
 def finished(member: int, turns: list[Turn], trunk: Trunk | None = None) -> RolloutFinished:
     return RolloutFinished(
         rollout_id=f"r{member}", group_id="g0", group_index=0, group_size=4, member=member,
-        purpose=Purpose.TRAIN, task_id="t", category="r", end=EpisodeEnd.FINISHED, turns=turns,
-        files={}, trunk=trunk,
+        purpose=Purpose.TRAIN, task_id="t", category="r", end=EpisodeEnd.FINISHED,
+        turns=[each.summary for each in turns], files=EpisodeFiles(), trunk=trunk,
     )  # fmt: skip
 
 
@@ -134,8 +136,11 @@ def test_the_audit_tells_a_trunk_that_does_not_follow_from_the_rollouts(wrong):
 
 
 def test_own_turns_train_what_was_sampled_after_the_trunk():
-    branch = finished(1, [SHARED, BRANCH_OWN], Trunk(rollout_id="r0", num_turns=1))
-    sequence = training_sequence("r1", branch.own_turns, POLICY, 0.5)
+    turns = [SHARED, BRANCH_OWN]
+    branch = finished(1, turns, Trunk(rollout_id="r0", num_turns=1))
+    assert branch.own_turns == [BRANCH_OWN.summary]
+    assert [branch.turn_key(index) for index in range(2)] == ["r0.0", "r1.1"]
+    sequence = training_sequence("r1", own_turns(branch, turns), POLICY, 0.5)
     assert sequence.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 8, 9, 10]
     assert sequence.sampled_at.tolist() == [6, 7, 8]
     assert sequence.routed_experts[:, 0, 0].tolist() == [1] * 8

@@ -1,0 +1,133 @@
+"""The claim check: what is large goes to the object store, a small claim to the bus.
+
+```
+ event ─▶ above inline_bytes? ─▶ its parts are stored, claims take their place: read by who needs it
+       ─▶ still above what its stream takes? ─▶ stored whole, the claim travels: read by the bus
+```
+Objects are stored before the event that names them, each under a key of its own, and deleted by
+who stored them if the event is refused; `collector.py` deletes what nothing names any more.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.messages.base import Claim, Event, Message
+from penstock.messages.bus import ObjectStore
+from penstock.messages.codec import decode, encode
+from penstock.messages.errors import PenstockError
+from penstock.messages.reading.claims import digest_of, fetch
+from penstock.messages.reading.parsing import parse_with
+
+INLINE_BYTES = 64 << 10
+"""Default of `[bus] inline_bytes`: an event up to this size carries all it has."""
+CLAIM_HEADER = "Penstock-Claim"
+_EVENT, _CALL = "event", "call"
+"""Words in the keys of objects: what a call stored is deleted by its client."""
+FORGET_S_MAX = 10.0
+_claims = msgspec.msgpack.Decoder(Claim)
+
+
+class Packed(msgspec.Struct, frozen=True, kw_only=True):
+    """A message ready for the bus."""
+
+    data: bytes
+    headers: dict[str, str]
+    object_keys: tuple[str, ...]
+    """Stored for it just now."""
+
+
+class Claims:
+    """Packs messages for the bus and unpacks them."""
+
+    def __init__(
+        self, store: ObjectStore, new_key: Callable[[str], str], inline_bytes: int = INLINE_BYTES
+    ) -> None:
+        """Args: `new_key` makes a key (`claim_key`) with a word in its name, unlike any other."""
+        self._store = store
+        self._new_key = new_key
+        self._inline_bytes = inline_bytes
+
+    async def pack(self, message: Message, num_bytes_max: int) -> Packed:
+        """Encode; what is too large is stored first, and deleted again if that fails."""
+        keys: list[str] = []
+        try:
+            return await self._pack(message, num_bytes_max, keys)
+        except BaseException:
+            await self.forget(keys)
+            raise
+
+    async def _pack(self, message: Message, num_bytes_max: int, keys: list[str]) -> Packed:
+        data = encode(message)
+        word = _EVENT if isinstance(message, Event) else _CALL
+        if len(data) > self._inline_bytes and isinstance(message, Event):
+            stored = {
+                name: part.stored(await self._put(msgspec.msgpack.encode(part), word, keys))
+                for name, part in message.parts.items()
+            }
+            if stored:
+                data = encode(msgspec.structs.replace(message, **stored))
+        if len(data) <= num_bytes_max:
+            return Packed(data=data, headers={}, object_keys=tuple(keys))
+        claim = await self._put(data, word, keys)
+        return Packed(
+            data=msgspec.msgpack.encode(claim),
+            headers={CLAIM_HEADER: "1"},
+            object_keys=tuple(keys),
+        )
+
+    async def _put(self, data: bytes, word: str, keys: list[str]) -> Claim:
+        key = self._new_key(word)
+        claim = Claim(object_key=key, num_bytes=len(data), blake3=digest_of(data))
+        keys.append(claim.object_key)
+        await self._store.put(claim.object_key, data)
+        return claim
+
+    async def unpack(self, data: bytes, headers: dict[str, str] | None) -> Message:
+        """Return the message, fetched from the store where `data` is a claim.
+
+        Raises:
+            CodecError: Undecodable, or its object is absent or another.
+            StoreUnreachableError: The store did not answer.
+
+        """
+        claim = claim_of(data, headers)
+        return decode(data if claim is None else await fetch(self._store, claim))
+
+    async def unpack_reply(self, data: bytes, headers: dict[str, str] | None) -> Message:
+        """Unpack a reply and delete its object, which this client alone reads; raises likewise."""
+        message = await self.unpack(data, headers)
+        claim = claim_of(data, headers)
+        if claim is not None and f"-{_CALL}-" in claim.object_key:
+            await self.forget((claim.object_key,))
+        return message
+
+    async def fetch(self, data: bytes, headers: dict[str, str] | None) -> bytes:
+        """Return the encoded message, from the store where `data` is a claim; raises likewise."""
+        claim = claim_of(data, headers)
+        return data if claim is None else await fetch(self._store, claim)
+
+    async def forget(self, keys: tuple[str, ...] | list[str]) -> None:
+        """Delete objects that nothing will name; what cannot be deleted is left to the collector.
+
+        Raises nothing of the store's.
+        """
+        with contextlib.suppress(PenstockError, OSError):  # A TimeoutError is one.
+            async with asyncio.timeout(FORGET_S_MAX):
+                for key in keys:
+                    await self._store.delete(key)
+
+
+def claim_of(data: bytes, headers: dict[str, str] | None) -> Claim | None:
+    """Return the claim that travels in a message's place, or None.
+
+    Raises:
+        CodecError: It is said to be one, and is none.
+
+    """
+    if not headers or CLAIM_HEADER not in headers:
+        return None
+    claim: Claim = parse_with(_claims, data, "claim")
+    return claim

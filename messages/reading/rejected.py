@@ -1,0 +1,27 @@
+"""What a dead letter holds."""
+
+from typing import TypeVar
+
+from penstock.messages.base import Message
+from penstock.messages.bus import ObjectStore
+from penstock.messages.codec import decode
+from penstock.messages.control import MessageRejected
+from penstock.messages.errors import CodecError
+from penstock.messages.reading.claims import fetch
+
+M = TypeVar("M", bound=Message)
+
+
+async def read_rejected(store: ObjectStore, event: MessageRejected, kind: type[M]) -> M | None:
+    """Return the rejected message if it is one of a type; None for any other, or for none.
+
+    Raises:
+        StoreUnreachableError: It lies in the store, which did not answer.
+
+    """
+    try:
+        data = event.data if event.claim is None else await fetch(store, event.claim)
+        message = decode(data)
+    except CodecError:
+        return None
+    return message if isinstance(message, kind) else None

@@ -1,0 +1,155 @@
+"""Turns by name: from a rollout or a live sample to what was sampled, token by token."""
+
+from collections.abc import Awaitable, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from penstock.messages.base import Array, Claim, Event
+from penstock.messages.bus import Bus, ObjectStore
+from penstock.messages.errors import CodecError
+from penstock.messages.feedback import InferenceRecorded, LiveSampleJoined
+from penstock.messages.reading.claims import fetch
+from penstock.messages.reading.parsing import parse_with
+from penstock.messages.rollout import (
+    EpisodeFiles,
+    RolloutFinished,
+    StoredTurn,
+    Turn,
+    TurnSampled,
+    TurnSummary,
+)
+
+E = TypeVar("E", bound=Event)
+
+_turns = msgspec.msgpack.Decoder(Turn)
+_files = msgspec.msgpack.Decoder(EpisodeFiles)
+
+
+class Last(Protocol):
+    """Reads the stored event of a type and key: `Context.last`."""
+
+    def __call__(self, event_type: type[E], key: str, /) -> Awaitable[E | None]:
+        """Return it, or None."""
+        ...
+
+
+async def load_turn(store: ObjectStore, turn: Turn | StoredTurn) -> Turn:
+    """Return a turn, from the store where it lies there.
+
+    Raises:
+        CodecError: Its object is absent, or is not that turn.
+        StoreUnreachableError: The store did not answer.
+
+    """
+    if isinstance(turn, Turn):
+        return turn
+    loaded: Turn = parse_with(_turns, await fetch(store, turn), f"turn {turn.object_key}")
+    if loaded.summary != turn.summary:
+        raise CodecError(f"turn {turn.object_key}: has other tokens than its event says")
+    return loaded
+
+
+async def load_files(store: ObjectStore, files: EpisodeFiles | Claim) -> dict[str, bytes]:
+    """Return an episode's changed files; raises as `load_turn` does."""
+    if isinstance(files, EpisodeFiles):
+        return files.changed
+    loaded: EpisodeFiles = parse_with(
+        _files, await fetch(store, files), f"files {files.object_key}"
+    )
+    return loaded.changed
+
+
+def last_of(bus: Bus) -> Last:
+    """Return the reader of a bus."""
+
+    async def last(event_type: type[E], key: str) -> E | None:
+        delivery = await bus.last(event_type, key)
+        event = delivery.event if delivery is not None else None
+        return event if isinstance(event, event_type) else None
+
+    return last
+
+
+async def read_turn(last: Last, rollout: RolloutFinished, index: int) -> Turn | StoredTurn:
+    """Return one of a rollout's turns as its own event has it.
+
+    Raises:
+        CodecError: The log has no such turn, or another one than the rollout names.
+
+    """
+    key = rollout.turn_key(index)
+    event = await last(TurnSampled, key)
+    return check_turn(event.turn if event is not None else None, rollout.turns[index], key)
+
+
+async def read_live_turn(last: Last, sample: LiveSampleJoined) -> Turn | StoredTurn:
+    """Return a live sample's turn as its request's record has it; raises as `read_turn` does."""
+    event = await last(InferenceRecorded, sample.request_id)
+    return check_turn(event.turn if event is not None else None, sample.turn, sample.request_id)
+
+
+def check_turn(
+    found: Turn | StoredTurn | None, expected: TurnSummary, key: str
+) -> Turn | StoredTurn:
+    """Return the turn found under a key if it is the one that an event names.
+
+    Raises:
+        CodecError: It is not, or there is none.
+
+    """
+    if found is None:
+        raise CodecError(f"turn {key}: is named, but the log does not have it")
+    if found.summary != expected:
+        raise CodecError(f"turn {key}: the log has another one than is named")
+    return found
+
+
+def own_turns(rollout: RolloutFinished, turns: Sequence[Turn]) -> list[Turn]:
+    """Return the turns that are a rollout's to train, from all of its turns.
+
+    Of a branch, those since it left its trunk; the trunk is context of the first, whose routes
+    cover it (`Generate.routes_from` was 0).
+    """
+    shared, own = turns[: rollout.num_trunk_turns], list(turns[rollout.num_trunk_turns :])
+    if shared and own:
+        past = [ids for turn in shared for ids in (turn.context_ids, turn.token_ids)]
+        whole = _joined([*past, own[0].context_ids])
+        own[0] = msgspec.structs.replace(own[0], context_ids=whole)
+    return own
+
+
+def _joined(parts: list[Array]) -> Array:
+    """Return several int32 arrays as one."""
+    data = b"".join(part.data for part in parts)
+    return Array(dtype="int32", shape=(len(data) // 4,), data=data)
+
+
+class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished rollout with all that it recorded."""
+
+    finished: RolloutFinished
+    turns: list[Turn]
+    files: dict[str, bytes]
+    """Those that it changed or added."""
+
+
+async def read_turns(store: ObjectStore, last: Last, rollout: RolloutFinished) -> list[Turn]:
+    """Read all turns of a rollout; raises as `read_trajectory` does."""
+    return [
+        await load_turn(store, await read_turn(last, rollout, index))
+        for index in range(len(rollout.turns))
+    ]
+
+
+async def read_trajectory(store: ObjectStore, last: Last, rollout: RolloutFinished) -> Trajectory:
+    """Read a rollout's turns and files.
+
+    Raises:
+        CodecError: One of them is absent, or is not what the rollout names.
+        StoreUnreachableError: The store did not answer.
+
+    """
+    turns = await read_turns(store, last, rollout)
+    files = await load_files(store, rollout.files)
+    return Trajectory(finished=rollout, turns=turns, files=files)
