@@ -44,6 +44,8 @@ def values(info: _info.Type) -> st.SearchStrategy[Any]:
             return st.lists(values(item), max_size=2)
         case _info.VarTupleType(item_type=item):
             return st.lists(values(item), max_size=2).map(tuple)
+        case _info.TupleType(item_types=items):
+            return st.tuples(*map(values, items))
         case _info.DictType(key_type=key, value_type=value):
             return st.dictionaries(values(key), values(value), max_size=2)
         case _info.StructType(cls=cls, fields=fields):
