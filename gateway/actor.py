@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from aiohttp import web
 
-from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.gateway.app import build_app
@@ -29,7 +29,7 @@ class Gateway(Actor):
     def __init__(
         self,
         config: GatewayConfig,
-        tokenizer: Tokenizer,
+        chat_format: ChatFormat,
         keys: Sequence[KeySpec],
         *,
         on_listening: Callable[[str], None] = lambda url: None,
@@ -38,7 +38,7 @@ class Gateway(Actor):
 
         Args:
             config: Address and bounds.
-            tokenizer: The policy's.
+            chat_format: The policy's.
             keys: Who may ask.
             on_listening: Called with the base URL, `http://host:port`, once it listens.
 
@@ -49,7 +49,7 @@ class Gateway(Actor):
         """
         self._on_listening = on_listening
         self._config = config
-        self._tokenizer = tokenizer
+        self._chat_format = chat_format
         further = load_keys(Path(config.keys_file)) if config.keys_file else []
         self._keys = KeyRing([*keys, *further])
         self._services: Services | None = None
@@ -62,7 +62,7 @@ class Gateway(Actor):
             OSError: The address is taken.
 
         """
-        self._services = Services(ctx, self._config, self._tokenizer, self._keys)
+        self._services = Services(ctx, self._config, self._chat_format, self._keys)
         self._runner = web.AppRunner(
             build_app(self._services), access_log=None, shutdown_timeout=self._config.drain_s_max
         )

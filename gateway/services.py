@@ -8,7 +8,7 @@ from collections import OrderedDict
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.runtime.context import Context
 from penstock.gateway.chat.prompt import ReplyMemory
 from penstock.gateway.config import GatewayConfig
@@ -125,11 +125,11 @@ class Services:
     """The gateway's parts, handed to every endpoint."""
 
     def __init__(
-        self, ctx: Context, config: GatewayConfig, tokenizer: Tokenizer, keys: KeyRing
+        self, ctx: Context, config: GatewayConfig, chat_format: ChatFormat, keys: KeyRing
     ) -> None:
         self.ctx = ctx
         self.config = config
-        self.tokenizer = tokenizer
+        self.chat_format = chat_format
         self.keys = keys
         self.limiter = RateLimiter()
         self.metrics = GatewayMetrics()

@@ -6,8 +6,7 @@ from contextlib import aclosing
 import msgspec
 import numpy as np
 
-from penstock.actors.policy.parse import ParseFailure, parse_turn
-from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.actors.policy.chat.format import ChatFormat, ParseFailure
 from penstock.actors.runtime.context import Context
 from penstock.kernels.arrays import from_array, to_array
 from penstock.messages.errors import BusError
@@ -84,10 +83,10 @@ async def stream_chunks(
             yield reply
 
 
-def make_turn(tokenizer: Tokenizer, context_ids: Sequence[int], sampled: SampledTokens) -> Turn:
+def make_turn(chat: ChatFormat, context_ids: Sequence[int], sampled: SampledTokens) -> Turn:
     """Parse what was sampled after `context_ids` into a turn of at least one token."""
     assert sampled.token_ids, "a request without a token has no turn"
-    parsed = parse_turn(tokenizer, sampled.token_ids)
+    parsed = chat.parse_turn(sampled.token_ids, context_ids)
     is_parsed = not isinstance(parsed, ParseFailure)
     return Turn(
         context_ids=to_array(np.asarray(context_ids, np.int32)),

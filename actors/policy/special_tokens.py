@@ -47,8 +47,7 @@ def argument_close(name: str) -> str:
     return f"</{name}>"
 
 
-ALL_SPECIAL_TOKENS = (
-    PAD,
+STRUCTURE_TOKENS = (
     END,
     SYSTEM,
     USER,
@@ -59,6 +58,11 @@ ALL_SPECIAL_TOKENS = (
     NAME_CLOSE,
     CALL_CLOSE,
     ARGUMENT_CLOSE,
+)
+"""What the format cannot do without."""
+ALL_SPECIAL_TOKENS = (
+    PAD,
+    *STRUCTURE_TOKENS,
     *(call_open(tool) for tool in TOOL_NAMES),
     *(argument_open(name) for name in ARGUMENT_NAMES),
     *(argument_close(name) for name in ARGUMENT_NAMES),

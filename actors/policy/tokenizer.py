@@ -1,18 +1,20 @@
-"""Byte-level BPE, trained locally, with the special tokens of the chat format.
+"""Byte-level BPE: trained here, with the special tokens of `chat/builtin.py`, or a model's own.
 
-Pieces never cross a line break, and every digit and operator is a piece of its own, so that an
-edit to code changes few tokens. Any bytes round-trip. Text never encodes to a special token:
-what looks like `<|end|>` in a file or in a user's message stays plain characters, so that only
-the chat format itself can write special tokens.
+Pieces of a tokenizer trained here never cross a line break, and every digit and operator is a piece
+of its own, so that an edit to code changes few tokens. Any bytes round-trip. Text never encodes to
+a special token: what looks like `<|end|>` in a file or in a user's message stays plain characters,
+so that only the chat format itself can write special tokens. A model's own added tokens, like
+`<tool_call>`, are special here whether its `tokenizer.json` calls them so or not.
 """
 
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as BpeTokenizer
 
-from penstock.actors.policy.special_tokens import ALL_SPECIAL_TOKENS, END
+from penstock.actors.policy.special_tokens import ALL_SPECIAL_TOKENS
 
 TOKENIZER_KEY = "tokenizer.json"
 """Key of a run's tokenizer in its object store."""
@@ -24,6 +26,9 @@ _PIECES = (
     r"| ?[^\w\s]"
     r"|[ \t]+"
 )
+_NUM_IDS_MAX = 1 << 22
+_NO_TOKEN = "\N{REPLACEMENT CHARACTER}".encode()
+"""What an id without a token decodes to: a model may have more ids than its tokenizer."""
 _ESCAPED_BYTE = re.compile("([\udc80-\udcff])")
 
 
@@ -38,20 +43,33 @@ class Tokenizer:
     """
 
     def __init__(self, bpe: BpeTokenizer) -> None:
-        """Wrap a trained BPE whose vocabulary holds all 256 bytes."""
+        """Wrap a BPE.
+
+        Raises:
+            ValueError: It is not one of bytes, or its vocabulary lacks one.
+
+        """
         bpe.encode_special_tokens = True
+        bpe.no_truncation()
+        bpe.no_padding()
         self._bpe = bpe
         self._bytes = _bytes_by_id(bpe)
-        self._byte_ids = {data: index for index, data in enumerate(self._bytes)}
-        self._special_ids = {
-            token.content: index for index, token in bpe.get_added_tokens_decoder().items()
+        self._special_names = {
+            index: token.content for index, token in bpe.get_added_tokens_decoder().items()
         }
-        self._special_names = {index: name for name, index in self._special_ids.items()}
-        self.end_id = self._special_ids[END]
+        self._special_ids = {name: index for index, name in self._special_names.items()}
+        self._byte_ids = {
+            data: index
+            for index, data in enumerate(self._bytes)
+            if index not in self._special_names
+        }
+        for byte in range(256):
+            if bytes((byte,)) not in self._byte_ids:
+                raise ValueError(f"not a byte-level BPE: no token for the byte {byte:#04x}")
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids, special tokens included."""
+        """Number of token ids, special tokens included: the largest id and one."""
         return len(self._bytes)
 
     def encode(self, text: str | bytes) -> list[int]:
@@ -69,8 +87,8 @@ class Tokenizer:
         return ids
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        """Decode exactly; special tokens give their literal text."""
-        return b"".join(self._bytes[index] for index in ids)
+        """Decode exactly; special tokens give their literal text, ids without a token U+FFFD."""
+        return b"".join(self._bytes_of(index) for index in ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode to text; bytes that are no UTF-8 become U+FFFD."""
@@ -93,22 +111,30 @@ class Tokenizer:
         """Return the special token of an id, or None if it is plain."""
         return self._special_names.get(token_id)
 
+    @property
+    def special_names(self) -> Collection[str]:
+        """All special tokens."""
+        return self._special_ids.keys()
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else _NO_TOKEN
+
     def to_json(self) -> str:
         """Return the text of a `tokenizer.json`, as transformers reads it."""
         return self._bpe.to_str(pretty=True)
 
     @classmethod
     def from_json(cls, text: str, source: str) -> "Tokenizer":
-        """Read what `to_json` returned.
+        """Read a `tokenizer.json`.
 
         Raises:
-            ValueError: it is no tokenizer of ours; names `source`.
+            ValueError: It is not one of a byte-level BPE; names `source`.
 
         """
         try:
-            return cls(BpeTokenizer.from_str(text))
+            return cls(BpeTokenizer.from_str(_all_special(text)))
         except Exception as error:  # the library raises bare Exception on any bad file
-            raise ValueError(f"{source}: not a tokenizer: {error!r}") from error
+            raise ValueError(f"{source}: not a byte-level tokenizer: {error!r}") from error
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
@@ -140,15 +166,31 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:
     return Tokenizer(bpe)
 
 
+def _all_special(text: str) -> str:
+    """Return a `tokenizer.json` whose added tokens are all special: no text encodes to one."""
+    table = json.loads(text)
+    added = table.get("added_tokens") or []
+    if all(token.get("special") for token in added):
+        return text
+    return json.dumps(table | {"added_tokens": [token | {"special": True} for token in added]})
+
+
 def _bytes_by_id(bpe: BpeTokenizer) -> list[bytes]:
     """Return the bytes of every token id: byte-level BPE undone, special tokens as text."""
-    special = {index: token.content for index, token in bpe.get_added_tokens_decoder().items()}
     byte_of = _byte_alphabet()
-    table = []
-    for index in range(bpe.get_vocab_size()):
-        token = bpe.id_to_token(index) or ""
-        plain = index not in special
-        table.append(bytes(byte_of[c] for c in token) if plain else special[index].encode())
+    vocabulary = bpe.get_vocab()
+    num_ids = max(vocabulary.values(), default=-1) + 1
+    if num_ids > _NUM_IDS_MAX:
+        raise ValueError(f"token ids go up to {num_ids - 1}, expected at most {_NUM_IDS_MAX - 1}")
+    table = [_NO_TOKEN] * num_ids
+    special = {index: token.content for index, token in bpe.get_added_tokens_decoder().items()}
+    for token, index in vocabulary.items():
+        if index in special:
+            table[index] = special[index].encode()
+        elif all(character in byte_of for character in token):
+            table[index] = bytes(byte_of[character] for character in token)
+        else:
+            raise ValueError(f"not a byte-level BPE: its vocabulary has {token!r}")
     return table
 
 

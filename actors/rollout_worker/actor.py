@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.episode import Episode
 from penstock.actors.runtime.actor import Actor, Effects
@@ -61,7 +61,7 @@ class RolloutRunner:
 
     Args:
         command: Nothing is asked of anyone before `run`.
-        tokenizer: Of the policy.
+        chat: Format of the policy.
         config: Bounds.
         ctx: The worker's.
         slots: Each of its episodes needs one of the worker's.
@@ -71,7 +71,7 @@ class RolloutRunner:
     def __init__(
         self,
         command: StartRollout,
-        tokenizer: Tokenizer,
+        chat: ChatFormat,
         config: RolloutWorkerConfig,
         ctx: Context,
         slots: Slots,
@@ -79,7 +79,7 @@ class RolloutRunner:
         self._trunk = msgspec.structs.replace(command, branching=None)
         self._branches = _branch_commands(command)
         self._num_shared = command.branching.trunk_turns if command.branching else 0
-        self._tokenizer = tokenizer
+        self._chat = chat
         self._config = config
         self._ctx = ctx
         self._slots = slots
@@ -134,7 +134,7 @@ class RolloutRunner:
         trunk = Trunk(rollout_id=self._trunk.rollout_id, num_turns=self._num_shared)
         return Episode(
             command,
-            self._tokenizer,
+            self._chat,
             self._config,
             self._ctx,
             trunk=trunk if is_branch else None,
@@ -180,10 +180,10 @@ class RolloutWorker(Actor):
     consumes: ClassVar[tuple[type[Event], ...]] = (StartRollout,)
     follows: ClassVar[tuple[type[Event], ...]] = (MessageRejected,)
 
-    def __init__(self, tokenizer: Tokenizer, config: RolloutWorkerConfig) -> None:
-        """Take the tokenizer that the policy was trained with."""
+    def __init__(self, chat: ChatFormat, config: RolloutWorkerConfig) -> None:
+        """Take the format that the policy was trained with."""
         self.num_concurrent = config.num_concurrent
-        self._tokenizer = tokenizer
+        self._chat = chat
         self._config = config
         self._slots = Slots(config.num_concurrent)
 
@@ -201,4 +201,4 @@ class RolloutWorker(Actor):
         return await self._runner(command, ctx).abandon(f"rejected: {event.cause}")
 
     def _runner(self, command: StartRollout, ctx: Context) -> RolloutRunner:
-        return RolloutRunner(command, self._tokenizer, self._config, ctx, self._slots)
+        return RolloutRunner(command, self._chat, self._config, ctx, self._slots)

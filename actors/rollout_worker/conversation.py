@@ -9,9 +9,8 @@ What was sampled is never tokenized again: the context of a turn is the concaten
 
 from collections.abc import Sequence
 
-from penstock.actors.policy.chat import opening_messages, render_observation, render_prompt
+from penstock.actors.policy.chat.format import ChatFormat, ChatMessage, OfferedTools, Role
 from penstock.actors.policy.sampling import SampledTokens, make_turn
-from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.kernels.arrays import from_array
 from penstock.messages.base import Array
 from penstock.messages.rollout import EpisodeEnd, Turn
@@ -25,16 +24,18 @@ class Conversation:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, task: Task, *, tools: str = "", ends_on_parse_error: bool
+        self, chat: ChatFormat, task: Task, tools: OfferedTools, *, ends_on_parse_error: bool
     ) -> None:
-        """Render the prompt; `tools` describes them in it."""
+        """Render the prompt."""
         self.turns: list[Turn] = []
         self.end: EpisodeEnd | None = None
-        self._tokenizer = tokenizer
+        self._chat = chat
+        self._tools = tools
         self._limits = task.limits
         self._ends_on_parse_error = ends_on_parse_error
         self._past: list[int] = []
-        self._context = render_prompt(tokenizer, opening_messages(tools, task.instruction))
+        instruction = ChatMessage(role=Role.USER, content=task.instruction)
+        self._context = chat.render_prompt([instruction], tools)
         self._end_without_room()
 
     @property
@@ -60,7 +61,7 @@ class Conversation:
 
     def make_turn(self, sampled: SampledTokens) -> Turn:
         """Parse what was sampled into the next turn, not yet appended."""
-        return make_turn(self._tokenizer, self._context, sampled)
+        return make_turn(self._chat, self._context, sampled)
 
     def append(self, turn: Turn) -> None:
         """Take a turn, just sampled or stored by an earlier incarnation.
@@ -84,10 +85,21 @@ class Conversation:
         self._context = from_array(observation_ids).tolist()
 
     def observe(self, results: Sequence[str], *, is_finished: bool) -> None:
-        """Take what the last turn's calls returned, in their order."""
-        self._context = render_observation(self._tokenizer, results)
+        """Take what the last turn's calls returned, or why it does not parse."""
+        turn = self.turns[-1]
+        names = [call.name for call in turn.calls] or [""]
+        token_ids = from_array(turn.token_ids).tolist()
+        observation = self._chat.render_observation(
+            self._past[: -len(token_ids)],
+            token_ids,
+            list(zip(names, results, strict=True)),
+            self._tools,
+        )
+        self._context = observation or []
         if is_finished:
             self.end = EpisodeEnd.FINISHED
+        elif observation is None:  # Nothing can follow what the policy wrote.
+            self.end = EpisodeEnd.POLICY_ERROR
         elif len(self.turns) >= self._limits.num_turns_max:
             self.end = EpisodeEnd.TURN_LIMIT
         else:

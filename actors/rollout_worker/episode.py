@@ -18,7 +18,7 @@ import contextlib
 import msgspec
 import numpy as np
 
-from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.actors.policy.chat.format import ChatFormat, OfferedTools
 from penstock.actors.rollout_worker.changes import Changes, ChangesError, list_work, read_changes
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.conversation import Conversation
@@ -34,7 +34,7 @@ from penstock.actors.rollout_worker.turns import (
 from penstock.actors.runtime.context import Context
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.session import Session
-from penstock.envs.harness.versions import tools_prompt
+from penstock.envs.harness.versions import functions_of, tools_prompt
 from penstock.envs.sandbox import ImageAbsent, SandboxError
 from penstock.envs.sandbox_client.client import SandboxBusyError
 from penstock.envs.sandbox_client.lease import lease_sandbox
@@ -54,12 +54,17 @@ from penstock.messages.rollout import (
 from penstock.messages.task import StartRollout
 
 
+def offered_tools(harness: str) -> OfferedTools:
+    """Return the tools of a version of the harness, in both forms that prompts take."""
+    return OfferedTools(words=tools_prompt(harness), schemas=functions_of(harness))
+
+
 class Episode:
     """Carries out one rollout.
 
     Args:
         command: The rollout's own; `RolloutRunner` handles its branches.
-        tokenizer: Of the policy.
+        chat: Format of the policy.
         config: Bounds.
         ctx: The worker's.
         trunk: Where it branches off, if it does.
@@ -70,7 +75,7 @@ class Episode:
     def __init__(  # noqa: PLR0913 - the two last are a tree's
         self,
         command: StartRollout,
-        tokenizer: Tokenizer,
+        chat: ChatFormat,
         config: RolloutWorkerConfig,
         ctx: Context,
         *,
@@ -78,7 +83,7 @@ class Episode:
         fork_at: int = 0,
     ) -> None:
         self._command = command
-        self._tokenizer = tokenizer
+        self._chat = chat
         self._config = config
         self._ctx = ctx
         self._trunk = trunk
@@ -177,9 +182,9 @@ class Episode:
         """Give a fresh machine its files; of a copy take up the conversation."""
         command, task = self._command, self._command.task
         conversation = Conversation(
-            self._tokenizer,
+            self._chat,
             task,
-            tools=tools_prompt(command.harness),
+            offered_tools(command.harness),
             ends_on_parse_error=self._config.ends_on_parse_error,
         )
         if saved is None:
@@ -202,7 +207,7 @@ class Episode:
             purpose=command.purpose,
             token_ids=to_array(np.array(conversation.token_ids, np.int32)),
             sampling=turn_sampling(
-                command.sampling, index, conversation.num_tokens_next_max, self._tokenizer.end_id
+                command.sampling, index, conversation.num_tokens_next_max, self._chat.stop_ids
             ),
             routes_from=0 if is_first else conversation.routes_from,
         )

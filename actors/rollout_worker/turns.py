@@ -51,11 +51,13 @@ CHARGES_MAX = 2
 """Failures that are charged to one turn before it is given up."""
 
 
-def turn_sampling(sampling: Sampling, index: int, num_tokens_max: int, end_id: int) -> Sampling:
+def turn_sampling(
+    sampling: Sampling, index: int, num_tokens_max: int, stop_ids: tuple[int, ...]
+) -> Sampling:
     """Return how turn `index` is drawn; its seed follows from the rollout's and the index."""
     seed = random.Random(f"turn.{sampling.seed}.{index}").getrandbits(31)
     return msgspec.structs.replace(
-        sampling, seed=seed, num_tokens_max=num_tokens_max, stop_token_ids=(end_id,)
+        sampling, seed=seed, num_tokens_max=num_tokens_max, stop_token_ids=stop_ids
     )
 
 

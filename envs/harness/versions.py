@@ -31,18 +31,20 @@ def tools_of(version: str) -> Mapping[str, ToolSpec]:
 
 def tool_schemas(version: str) -> list[dict[str, object]]:
     """Return the tools in the form that chat-completion clients send and expect."""
+    return [{"type": "function", "function": one} for one in functions_of(version)]
+
+
+def functions_of(version: str) -> list[dict[str, object]]:
+    """Return the functions of `tool_schemas`: name, description and parameters of each."""
     return [
         {
-            "type": "function",
-            "function": {
-                "name": name,
-                "description": tool.description,
-                "parameters": {
-                    "type": "object",
-                    "properties": {key: one.schema() for key, one in tool.arguments.items()},
-                    "required": [k for k, one in tool.arguments.items() if one.is_required],
-                    "additionalProperties": False,
-                },
+            "name": name,
+            "description": tool.description,
+            "parameters": {
+                "type": "object",
+                "properties": {key: one.schema() for key, one in tool.arguments.items()},
+                "required": [k for k, one in tool.arguments.items() if one.is_required],
+                "additionalProperties": False,
             },
         }
         for name, tool in tools_of(version).items()

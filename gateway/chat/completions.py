@@ -5,12 +5,12 @@ from collections.abc import Generator
 
 from aiohttp import web
 
-from penstock.actors.policy import special_tokens
+from penstock.actors.policy.chat.format import UnrenderableError
 from penstock.gateway.chat.exchange import Exchange
 from penstock.gateway.chat.generation import Generation
 from penstock.gateway.chat.prompt import check_length, offered_tools, render_context
 from penstock.gateway.chat.schema import ChatRequest, parse_chat
-from penstock.gateway.errors import ApiError
+from penstock.gateway.errors import ApiError, invalid
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, Services
 from penstock.messages.task import Sampling
 
@@ -47,16 +47,22 @@ def plan(chat: ChatRequest, services: Services, request_id: str, session_id: str
         ApiError: 400, the conversation does not fit the context or the format.
 
     """
-    config, tokenizer = services.config, services.tokenizer
+    config, chat_format = services.config, services.chat_format
     session_id = session_id or request_id
-    context = render_context(chat, tokenizer, session_id, services.memory)
+    try:
+        context = render_context(chat, chat_format, session_id, services.memory)
+    except UnrenderableError as error:
+        raise invalid(str(error), "messages") from error
     requested = chat.max_completion_tokens or chat.max_tokens
     room = min(config.reply_tokens_max, config.context_tokens_max - len(context))
     num_reply = min(requested or max(1, room), config.reply_tokens_max)
     check_length(len(context), num_reply, config.context_tokens_max)
-    stops = [tokenizer.end_id]
+    stops = list(chat_format.stop_ids)
     if not chat.parallel_tool_calls and offered_tools(chat):
-        stops.append(tokenizer.special_id(special_tokens.CALL_CLOSE))
+        if chat_format.call_end_id is None:
+            text = "not supported by this model's chat format; leave it out or give true"
+            raise invalid(text, "parallel_tool_calls")
+        stops.append(chat_format.call_end_id)
     sampling = Sampling(
         temperature=1.0 if chat.temperature is None else chat.temperature,
         top_p=1.0 if chat.top_p is None else chat.top_p,

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 
 from aiohttp import web
 
+from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.sampling import make_turn
-from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.gateway.chat.chunks import ReplyWriter
 from penstock.gateway.chat.generation import Generation
 from penstock.gateway.chat.prompt import offered_tools
@@ -40,8 +40,10 @@ class Exchange:
         self._generation = generation
         self._chat = chat
         tools = offered_tools(chat)
-        self._assembler = ReplyAssembler(services.tokenizer, tools)
-        self._writer = ReplyWriter(chat, generation, services.tokenizer, tools, services.ctx.now())
+        self._assembler = ReplyAssembler(services.chat_format, tools, generation.context_ids)
+        self._writer = ReplyWriter(
+            chat, generation, services.chat_format.tokenizer, tools, services.ctx.now()
+        )
         self._started = services.ctx.monotonic()
         self._is_recorded = False
 
@@ -141,7 +143,7 @@ class Exchange:
             return
         self._is_recorded = True
         services = self._services
-        record = inference_record(self._generation, self._key, services.tokenizer)
+        record = inference_record(self._generation, self._key, services.chat_format)
         services.index.add(record)
         self._remember()
         try:
@@ -153,7 +155,7 @@ class Exchange:
     def _remember(self) -> None:
         generation, reply = self._generation, self._assembler
         ids = generation.sampled.token_ids
-        if ids[-1] == self._services.tokenizer.end_id:
+        if ids[-1] in self._services.chat_format.stop_ids:
             self._services.memory.put(generation.session_id, reply.text, reply.calls, ids)
 
     def _observe(self) -> None:
@@ -169,7 +171,7 @@ def _too_late() -> ApiError:
 
 
 def inference_record(
-    generation: Generation, key: KeySpec, tokenizer: Tokenizer
+    generation: Generation, key: KeySpec, chat_format: ChatFormat
 ) -> InferenceRecorded:
     """Return the record of a request that got at least one token."""
     sampled = generation.sampled
@@ -180,7 +182,7 @@ def inference_record(
         training_consent=key.training_consent,
         variant=VARIANT,
         propensity=1.0,
-        turn=make_turn(tokenizer, generation.context_ids, sampled),
+        turn=make_turn(chat_format, generation.context_ids, sampled),
         policy_version=sampled.min_policy_version,
         replica=sampled.replica,
     )

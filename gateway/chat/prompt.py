@@ -12,33 +12,21 @@ from typing import Any
 import msgspec
 
 from penstock.actors.policy import special_tokens
-from penstock.actors.policy.chat import render_turn
-from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.actors.policy.chat.format import (
+    ChatFormat,
+    ChatMessage,
+    OfferedTools,
+    Role,
+    argument_text,
+    typed_arguments,
+)
 from penstock.envs.harness.versions import prompt_for
 from penstock.gateway.chat.schema import ChatRequest, RequestedCall, RequestMessage, Tool
 from penstock.gateway.errors import ApiError, invalid
 from penstock.messages.rollout import ToolCall
 
 NUM_REMEMBERED_MAX = 4096
-_ROLE_TOKENS = {
-    "system": special_tokens.SYSTEM,
-    "developer": special_tokens.SYSTEM,
-    "user": special_tokens.USER,
-    "assistant": special_tokens.ASSISTANT,
-    "tool": special_tokens.TOOL,
-}
-_TYPES: dict[str, Any] = {
-    "integer": int,
-    "number": float,
-    "boolean": bool,
-    "array": list[Any],
-    "object": dict[str, Any],
-}
 _Reply = tuple[str, str, str]
-
-
-class _PropertySchema(msgspec.Struct, frozen=True):
-    type: str
 
 
 class ReplyMemory:
@@ -64,7 +52,7 @@ class ReplyMemory:
 
 
 def render_context(
-    request: ChatRequest, tokenizer: Tokenizer, session_id: str, memory: ReplyMemory
+    request: ChatRequest, chat_format: ChatFormat, session_id: str, memory: ReplyMemory
 ) -> list[int]:
     """Return the ids after which the reply is sampled.
 
@@ -72,20 +60,19 @@ def render_context(
         ApiError: 400, a call's arguments are not a JSON object.
 
     """
-    ids: list[int] = []
-    for index, message in enumerate(with_tools(request)):
-        ids.append(tokenizer.special_id(_ROLE_TOKENS[message.role]))
+    messages: list[ChatMessage] = []
+    sampled: dict[int, list[int]] = {}
+    for index, message in enumerate(request.messages):
+        role = Role.SYSTEM if message.role == "developer" else Role(message.role)
         calls = _calls_of(message, index)
-        remembered = None
-        if message.role == "assistant":
-            remembered = memory.get(session_id, message.text, calls)
-        ids += remembered or render_turn(tokenizer, message.text, calls)
-    ids.append(tokenizer.special_id(special_tokens.ASSISTANT))
-    return ids
+        messages.append(ChatMessage(role=role, content=message.text, calls=calls))
+        if role is Role.ASSISTANT and (ids := memory.get(session_id, message.text, calls)):
+            sampled[index] = ids
+    return chat_format.render_prompt(messages, told_tools(request), sampled)
 
 
-def with_tools(request: ChatRequest) -> list[RequestMessage]:
-    """Return the messages, led by a description of the tools.
+def told_tools(request: ChatRequest) -> OfferedTools:
+    """Return what a prompt holds of the tools.
 
     A client that offers all tools of one version of the harness gets the very words of training.
     Else only tools without a special token of their own need a description.
@@ -96,9 +83,7 @@ def with_tools(request: ChatRequest) -> list[RequestMessage]:
         further = [tool for tool in offered.values() if not _is_built_in(tool)]
         lines = [_describe(tool) for tool in further]
         text = "Further tools:\n" + "\n".join(lines) if lines else ""
-    if not text:
-        return request.messages
-    return [RequestMessage(role="system", content=text), *request.messages]
+    return OfferedTools(words=text, schemas=[_schema(tool) for tool in offered.values()])
 
 
 def offered_tools(request: ChatRequest) -> Mapping[str, Tool]:
@@ -110,16 +95,22 @@ def offered_tools(request: ChatRequest) -> Mapping[str, Tool]:
 
 def arguments_json(call: ToolCall, tool: Tool) -> str:
     """Return a call's arguments as JSON, in the types that the tool's schema asks for."""
-    properties = tool.function.parameters.properties
-    typed = {
-        name: _as_type(value, properties.get(name, {})) for name, value in call.arguments.items()
+    return msgspec.json.encode(typed_arguments(call, tool.function.properties)).decode()
+
+
+def _schema(tool: Tool) -> dict[str, Any]:
+    """Return a function as episodes of training describe theirs."""
+    function = tool.function
+    return {
+        "name": function.name,
+        "description": function.description,
+        "parameters": function.parameters,
     }
-    return msgspec.json.encode(typed).decode()
 
 
 def _describe(tool: Tool) -> str:
     function = tool.function
-    names = ", ".join(function.parameters.properties)
+    names = ", ".join(function.properties)
     return f"{function.name}({names}): {function.description}"
 
 
@@ -140,21 +131,8 @@ def _parse_call(call: RequestedCall, param: str) -> ToolCall:
         arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
     except (ValueError, RecursionError) as error:
         raise invalid(f"expected a JSON object: {error}", param) from error
-    texts = {name: _as_text(value) for name, value in arguments.items()}
+    texts = {name: argument_text(value) for name, value in arguments.items()}
     return ToolCall(name=call.function.name, arguments=texts)
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-def _as_type(value: str, schema: Any) -> Any:
-    """Return `value` in the schema's type, or as it is where it does not read as that."""
-    try:
-        type_name = msgspec.convert(schema, _PropertySchema).type
-        return msgspec.json.decode(value, type=_TYPES[type_name])
-    except (ValueError, RecursionError, KeyError):
-        return value
 
 
 def _reply_key(session_id: str, text: str, calls: Sequence[ToolCall]) -> _Reply:

@@ -1,21 +1,20 @@
 """From sampled ids to content and tool calls, while they come.
 
 ```
- text ──first special token──▶ call ──CALL_CLOSE──▶ call ... ──END──▶ done
+ text ──first special token──▶ held ──end of a call──▶ held ... ──stop token──▶ done
    │                    └─ malformed, or a tool that was not offered ─▶ literal
    └─ content deltas                                                     └─ content deltas
 ```
-A turn that is not well-formed is still shown to the user, as the text it is.
+A turn that is not well-formed is still shown to the user, as the text it is. What is held until it
+parses is a call, or reasoning, which the chat format leaves out of the content.
 """
 
 import codecs
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from penstock.actors.policy import special_tokens
-from penstock.actors.policy.parse import ParsedTurn, parse_turn
-from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.actors.policy.chat.format import ChatFormat, ParsedTurn
 from penstock.gateway.chat.schema import Tool
 from penstock.messages.rollout import ToolCall
 
@@ -39,12 +38,15 @@ Delta = TextDelta | CallDelta
 class ReplyAssembler:
     """Turns the tokens of one reply into deltas, in order, each once."""
 
-    def __init__(self, tokenizer: Tokenizer, tools: Mapping[str, Tool]) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, chat_format: ChatFormat, tools: Mapping[str, Tool], context_ids: Sequence[int] = ()
+    ) -> None:
+        self._format = chat_format
         self._tools = tools
+        self._context_ids = context_ids
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._call_ids: list[int] = []
-        self._is_literal = not tools
+        self._held_ids: list[int] = []
+        self._is_literal = False
         self._is_ended = False
         self.text = ""
         self.calls: list[ToolCall] = []
@@ -54,35 +56,43 @@ class ReplyAssembler:
         return _joined(delta for token_id in token_ids for delta in self._push_one(token_id))
 
     def finish(self) -> list[Delta]:
-        """Return what was held back: a call that never closed, half a character."""
-        held, self._call_ids = self._call_ids, []
-        return _joined([*self._content(held), *self._content([], final=True)])
+        """Return what was held back: reasoning, a call that never closed, half a character."""
+        held, self._held_ids = self._held_ids, []
+        return _joined([*self._held(held), *self._content([], final=True)])
 
     def _push_one(self, token_id: int) -> Iterator[Delta]:
         if self._is_ended:
             return
-        special = self._tokenizer.special_of(token_id)
-        if special == special_tokens.END:
+        special = self._format.tokenizer.special_of(token_id)
+        if token_id in self._format.stop_ids:
             self._is_ended = True
-        elif self._is_literal or (special is None and not self._call_ids and not self.calls):
+        elif self._is_literal or (special is None and not self._held_ids and not self.calls):
             yield from self._content([token_id])
         else:
-            self._call_ids.append(token_id)
-            if special == special_tokens.CALL_CLOSE:
-                yield from self._close_call()
+            self._held_ids.append(token_id)
+            if token_id == self._format.call_end_id:
+                ids, self._held_ids = self._held_ids, []
+                yield from self._held(ids)
 
-    def _close_call(self) -> Iterator[Delta]:
-        ids, self._call_ids = self._call_ids, []
-        turn = parse_turn(self._tokenizer, [*ids, self._tokenizer.end_id])
-        if isinstance(turn, ParsedTurn) and not turn.text and turn.calls[0].name in self._tools:
-            self.calls.append(turn.calls[0])
-            yield CallDelta(len(self.calls) - 1, turn.calls[0])
+    def _held(self, ids: list[int]) -> Iterator[Delta]:
+        """Return what held ids say, or the ids as text if that is nothing well-formed."""
+        if not ids:
+            return
+        turn = self._format.parse_turn([*ids, self._format.stop_ids[0]], self._context_ids)
+        if isinstance(turn, ParsedTurn) and all(call.name in self._tools for call in turn.calls):
+            yield from self._text(turn.text)
+            for call in turn.calls:
+                self.calls.append(call)
+                yield CallDelta(len(self.calls) - 1, call)
         else:
             self._is_literal = True
             yield from self._content(ids)
 
     def _content(self, ids: list[int], *, final: bool = False) -> Iterator[Delta]:
-        text = self._utf8.decode(self._tokenizer.decode_bytes(ids), final)
+        data = self._format.tokenizer.decode_bytes(ids)
+        yield from self._text(self._utf8.decode(data, final))
+
+    def _text(self, text: str) -> Iterator[Delta]:
         if text:
             self.text += text
             yield TextDelta(text)

@@ -54,19 +54,19 @@ class RequestMessage(msgspec.Struct, frozen=True):
         return self.content or ""
 
 
-class ToolParameters(msgspec.Struct, frozen=True):
-    """A JSON schema; only the names and types of its properties are read."""
-
-    properties: dict[str, Any] = {}
-
-
 class ToolFunction(msgspec.Struct, frozen=True):
     """Name and parameters of a tool."""
 
     name: str
     description: str = ""
-    parameters: ToolParameters = ToolParameters()
+    parameters: dict[str, Any] = {}
+    """A JSON schema; only the names and types of its properties are read here."""
     strict: bool | None = None
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """The schemas of the arguments by name."""
+        return msgspec.convert(self.parameters.get("properties", {}), dict[str, Any])
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -121,6 +121,10 @@ def parse_chat(body: bytes) -> ChatRequest:
         raise invalid(f"expected 1 to {NUM_MESSAGES_MAX} messages", "messages")
     if len(request.tools or ()) > NUM_TOOLS_MAX:
         raise invalid(f"expected at most {NUM_TOOLS_MAX} tools", "tools")
+    for index, tool in enumerate(request.tools or ()):
+        if not isinstance(tool.function.parameters.get("properties", {}), dict):
+            where = f"tools[{index}].function.parameters.properties"
+            raise invalid("expected an object", where)
     if request.n not in {None, 1}:
         raise invalid("only one choice per request is supported", "n")
     _check_penalties(request)

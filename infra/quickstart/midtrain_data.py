@@ -4,32 +4,27 @@ import asyncio
 import random
 import sysconfig
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from penstock.actors.policy.chat import (
-    opening_messages,
-    render_observation,
-    render_prompt,
-    render_turn,
-)
+from penstock.actors.policy.chat.format import ChatMessage, OfferedTools, Role
+from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.special_tokens import ALL_SPECIAL_TOKENS
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer, train_tokenizer
-from penstock.actors.trainer.midtraining.corpus import Corpus, encode_corpus
+from penstock.actors.trainer.midtraining.corpus import encode_corpus
 from penstock.envs.harness.versions import tools_prompt
 from penstock.envs.ladder.generate import draw_repositories
 from penstock.envs.ladder.repository import Repository
 from penstock.envs.ladder.transcripts import Habits, Transcript, demonstrate
+from penstock.infra.corpora.builder import MIDTRAIN_HELDOUT_KEY, MIDTRAIN_KEY, CorpusBuilder
 from penstock.infra.quickstart.config import PrepareConfig
 from penstock.messages.errors import PenstockError
 from penstock.messages.task import Split
 
-MIDTRAIN_KEY = "midtrain/tokens"
-MIDTRAIN_HELDOUT_KEY = "midtrain/heldout"
 T = TypeVar("T")
 _SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
@@ -58,18 +53,19 @@ def midtrain_objects(
     tokenizer = train_tokenizer(
         [*(transcript_text(one) for one in transcripts[:2000]), *code[:40]], policy.vocab_size
     )
-    train, heldout = CorpusBuilder(tokenizer), CorpusBuilder(tokenizer)
+    train, heldout, chat = CorpusBuilder(), CorpusBuilder(), PenstockChat(tokenizer)
     num_code = 0
     for text in until(stopped, code):
-        num_code += train.add_code(text, config.code_weight, config.piece_tokens)
+        ids = tokenizer.encode(text)
+        num_code += train.add_pieces(ids, config.code_weight, config.piece_tokens)
         if num_code >= config.code_tokens:
             break
     drills = np.random.default_rng([seed, config.drill_tokens])
-    train.add_drills(drills, config.drill_tokens, config.drill_half_tokens)
+    add_drills(train, tokenizer, drills, config.drill_tokens, config.drill_half_tokens)
     for transcript in until(stopped, transcripts):
-        train.add_transcript(transcript, config.context_weight)
+        add_transcript(train, chat, transcript, config.context_weight)
     for text in until(stopped, heldout_code):
-        heldout.add_code(text, 1.0, config.piece_tokens)
+        heldout.add_pieces(tokenizer.encode(text), 1.0, config.piece_tokens)
     return {
         TOKENIZER_KEY: tokenizer.to_json().encode(),
         MIDTRAIN_KEY: encode_corpus(train.build()),
@@ -127,63 +123,40 @@ def transcript_text(transcript: Transcript) -> str:
     return "\n".join(parts)
 
 
-class CorpusBuilder:
-    """Collects documents with a weight for each token."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._documents: list[list[int]] = []
-        self._weights: list[list[float]] = []
-
-    def add_code(self, text: str, weight: float, tokens_max: int) -> int:
-        """Add a text in pieces of at most `tokens_max` tokens; return how many tokens it has."""
-        ids = self._tokenizer.encode(text)
-        for start in range(0, len(ids), tokens_max):
-            piece = ids[start : start + tokens_max]
-            self._add(piece, [weight] * len(piece))
-        return len(ids)
-
-    def add_transcript(self, transcript: Transcript, context_weight: float) -> int:
-        """Add an episode: the actor's own tokens have weight 1, what it reads less, slips none."""
-        tools = tools_prompt(transcript.harness)
-        ids = render_prompt(self._tokenizer, opening_messages(tools, transcript.instruction))
-        weights = [context_weight] * len(ids)
-        for turn in transcript.turns:
-            sampled = render_turn(self._tokenizer, "", turn.calls)
-            seen = render_observation(self._tokenizer, [result.text for result in turn.results])
-            ids += sampled + seen
-            weights += [0.0 if turn.is_slip else 1.0] * len(sampled) + [context_weight] * len(seen)
-        unseen = len(render_observation(self._tokenizer, ["done"]))
-        self._add(ids[:-unseen], weights[:-unseen])
-        return len(ids) - unseen
-
-    def add_drills(self, rng: np.random.Generator, num_tokens: int, half_tokens: int) -> None:
-        """Add rows of random plain tokens, each row repeated; only the second time counts.
-
-        Looking up what followed earlier (induction heads, arXiv 2209.11895) is learned from these
-        in a tenth of the tokens that transcripts alone need, and edits are made of it.
-        """
-        first = max(self._tokenizer.special_id(name) for name in ALL_SPECIAL_TOKENS) + 1
-        weights = [0.0] * (half_tokens + 1) + [1.0] * (half_tokens - 1)
-        for _ in range(num_tokens // (2 * half_tokens)):
-            row = rng.integers(first, self._tokenizer.vocab_size, half_tokens).tolist()
-            self._add(row + row, weights)
-
-    def build(self) -> Corpus:
-        """Return all documents, in the order of adding."""
-        return Corpus(
-            tokens=_flat(self._documents, np.int32),
-            lengths=np.array([len(document) for document in self._documents], np.int32),
-            weights=_flat(self._weights, np.float32),
-        )
-
-    def _add(self, ids: list[int], weights: list[float]) -> None:
-        self._documents.append(ids)
-        self._weights.append(weights)
+def add_transcript(
+    builder: CorpusBuilder, chat: PenstockChat, transcript: Transcript, context_weight: float
+) -> int:
+    """Add an episode: the actor's own tokens have weight 1, what it reads less, slips none."""
+    tools = OfferedTools(words=tools_prompt(transcript.harness))
+    ids = chat.render_prompt([ChatMessage(role=Role.USER, content=transcript.instruction)], tools)
+    weights = [context_weight] * len(ids)
+    for turn in transcript.turns:
+        sampled = chat.render_turn("", turn.calls)
+        seen = chat.render_observation((), (), [("", result.text) for result in turn.results])
+        ids += sampled + seen
+        weights += [0.0 if turn.is_slip else 1.0] * len(sampled) + [context_weight] * len(seen)
+    unseen = len(chat.render_observation((), (), [("", "done")]))
+    builder.add(ids[:-unseen], weights[:-unseen])
+    return len(ids) - unseen
 
 
-def _flat(rows: Sequence[Sequence[float]], dtype: type[np.generic]) -> np.ndarray:
-    return np.concatenate([np.array(row, dtype) for row in rows])
+def add_drills(
+    builder: CorpusBuilder,
+    tokenizer: Tokenizer,
+    rng: np.random.Generator,
+    num_tokens: int,
+    half_tokens: int,
+) -> None:
+    """Add rows of random plain tokens, each row repeated; only the second time counts.
+
+    Looking up what followed earlier (induction heads, arXiv 2209.11895) is learned from these
+    in a tenth of the tokens that transcripts alone need, and edits are made of it.
+    """
+    first = max(tokenizer.special_id(name) for name in ALL_SPECIAL_TOKENS) + 1
+    weights = [0.0] * (half_tokens + 1) + [1.0] * (half_tokens - 1)
+    for _ in range(num_tokens // (2 * half_tokens)):
+        row = rng.integers(first, tokenizer.vocab_size, half_tokens).tolist()
+        builder.add(row + row, weights)
 
 
 def _is_product_code(path: Path) -> bool:

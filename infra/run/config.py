@@ -19,6 +19,7 @@ from penstock.actors.sync_relay.core.config import WeightsConfig
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.gateway.config import GatewayConfig
 from penstock.infra.bus.settings import BusSection
+from penstock.infra.models.settings import ModelSection
 from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.regions.settings import LinkSection
 from penstock.infra.stores.settings import BUCKET, ENDPOINT, StoreKind, StoreSection
@@ -92,6 +93,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     store: StoreSection = StoreSection()
     weights: WeightsConfig = WeightsConfig()
     prepare: PrepareConfig = PrepareConfig()
+    model: ModelSection = ModelSection()
     policy: PolicyConfig = PolicyConfig()
     generator: GeneratorConfig = GeneratorConfig()
     rollout_worker: RolloutWorkerConfig = RolloutWorkerConfig()

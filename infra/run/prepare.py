@@ -19,13 +19,9 @@ from penstock.envs.ladder.generate import LadderSource
 from penstock.envs.tasks.harbor_read import MalformedTaskError, read_harbor_set
 from penstock.envs.tasks.source import TaskCandidate
 from penstock.envs.tasks.storage import hidden_tests_key, task_objects, tasks_key
+from penstock.infra.corpora.builder import MIDTRAIN_HELDOUT_KEY, MIDTRAIN_KEY
 from penstock.infra.quickstart.config import PrepareConfig
-from penstock.infra.quickstart.midtrain_data import (
-    MIDTRAIN_HELDOUT_KEY,
-    MIDTRAIN_KEY,
-    midtrain_objects,
-    until,
-)
+from penstock.infra.quickstart.midtrain_data import midtrain_objects, until
 from penstock.messages.bus import ObjectStore
 from penstock.messages.task import Split
 

@@ -27,8 +27,8 @@ from penstock.messages.task import Purpose
 
 if TYPE_CHECKING:
     from penstock.actors.generator.torch_engine import TorchEngine
+    from penstock.actors.policy.chat.format import ChatFormat
     from penstock.actors.policy.snapshot import SnapshotPublisher
-    from penstock.actors.policy.tokenizer import Tokenizer
     from penstock.envs.microvm.pool.pool import Pool
 
 
@@ -41,12 +41,13 @@ class Assembly:
     bus: NatsBus
     store: ObjectStore
 
-    async def tokenizer(self) -> "Tokenizer":
-        """Load the run's tokenizer."""
+    async def chat_format(self) -> "ChatFormat":
+        """Open the run's chat format over its tokenizer."""
+        from penstock.actors.policy.chat.open import open_chat
         from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
 
         text = (await self.store.get(TOKENIZER_KEY)).decode()
-        return Tokenizer.from_json(text, TOKENIZER_KEY)
+        return open_chat(self.config.model.chat, Tokenizer.from_json(text, TOKENIZER_KEY))
 
     def region_store(self, region: str) -> ObjectStore:
         """Return a region's own store: its bucket, or a directory of this host."""
@@ -158,7 +159,7 @@ async def _compactor(assembly: Assembly, region: str) -> list[tuple[str, Actor]]
 async def _rollout_worker(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     from penstock.actors.rollout_worker.actor import RolloutWorker
 
-    worker = RolloutWorker(await assembly.tokenizer(), assembly.config.rollout_worker)
+    worker = RolloutWorker(await assembly.chat_format(), assembly.config.rollout_worker)
     return [("rollout_worker", worker)]
 
 
@@ -222,8 +223,8 @@ async def _gateway(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     def listening(url: str) -> None:
         write_atomic(run.gateway_url, url.encode())
 
-    tokenizer = await assembly.tokenizer()
-    gateway = Gateway(assembly.config.gateway, tokenizer, [key], on_listening=listening)
+    chat_format = await assembly.chat_format()
+    gateway = Gateway(assembly.config.gateway, chat_format, [key], on_listening=listening)
     return [("gateway", gateway)]
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.actors.policy import special_tokens
-from penstock.actors.policy.chat import render_turn
+from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
 from penstock.gateway.chat.reply import CallDelta, ReplyAssembler, TextDelta
 from penstock.gateway.chat.schema import Tool, ToolFunction
@@ -23,6 +23,11 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(["def add(a, b):\n    return a + b\n"] * 4, vocab_size=330)
 
 
+@cache
+def chat() -> PenstockChat:
+    return PenstockChat(tokenizer())
+
+
 texts = st.text(max_size=12)
 calls = st.builds(
     ToolCall,
@@ -32,7 +37,7 @@ calls = st.builds(
 
 
 def assembled(ids, cuts, tools=TOOLS) -> tuple[ReplyAssembler, list]:
-    reply = ReplyAssembler(tokenizer(), tools)
+    reply = ReplyAssembler(chat(), tools)
     deltas, last = [], 0
     for cut in [*sorted(cuts), len(ids)]:
         deltas += reply.push(ids[last:cut])
@@ -46,7 +51,7 @@ def positions(ids):
 
 @given(st.data(), texts, st.lists(calls, max_size=3))
 def test_a_well_formed_turn_comes_back_whole(data, text, made):
-    ids = render_turn(tokenizer(), text, made)
+    ids = chat().render_turn(text, made)
     reply, deltas = assembled(ids, data.draw(positions(ids)))
     assert reply.text == text
     assert reply.calls == made
@@ -65,7 +70,7 @@ def test_any_ids_give_the_same_reply_in_any_chunks(data, numbers):
 
 @given(texts, calls)
 def test_calls_of_tools_that_were_not_offered_are_shown_as_text(text, call):
-    ids = render_turn(tokenizer(), text, [call])
+    ids = chat().render_turn(text, [call])
     reply, _ = assembled(ids, [], tools={})
     assert reply.calls == []
     assert reply.text == tokenizer().decode(ids[:-1])
@@ -75,7 +80,7 @@ def test_calls_of_tools_that_were_not_offered_are_shown_as_text(text, call):
 
 
 def test_a_call_that_was_cut_off_is_shown_as_text():
-    ids = render_turn(tokenizer(), "x", [ToolCall(name="edit_file", arguments={"path": "a"})])
+    ids = chat().render_turn("x", [ToolCall(name="edit_file", arguments={"path": "a"})])
     cut = ids[: ids.index(tokenizer().special_id(special_tokens.CALL_CLOSE))]
     reply, _ = assembled(cut, [])
     assert reply.calls == []

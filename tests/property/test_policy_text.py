@@ -7,19 +7,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.actors.policy import special_tokens
-from penstock.actors.policy.chat import (
+from penstock.actors.policy.chat.format import (
     ChatMessage,
+    ParsedTurn,
+    ParseFailure,
+    ParseFailureReason,
     Role,
-    render_observation,
-    render_prompt,
-    render_turn,
 )
-from penstock.actors.policy.parse import ParsedTurn, ParseFailure, ParseFailureReason, parse_turn
+from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer, train_tokenizer
 from penstock.messages.rollout import ToolCall
 
 TEXTS = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
 TOKENIZER = train_tokenizer(TEXTS, vocab_size=600)
+CHAT = PenstockChat(TOKENIZER)
 PLAIN = st.text(max_size=60) | st.sampled_from(["<|end|>", "</path>", "a < b\n", '<call name="x">'])
 NAMES = st.sampled_from([*special_tokens.TOOL_NAMES, "other_tool", "x.y-z"])
 ARGUMENTS = st.sampled_from([*special_tokens.ARGUMENT_NAMES, "count", "odd_name"])
@@ -46,23 +47,23 @@ def test_any_text_round_trips_without_marks(text):
 @given(PLAIN, st.lists(CALLS, max_size=3))
 @settings(max_examples=200, deadline=None)
 def test_turns_round_trip(text, calls):
-    ids = render_turn(TOKENIZER, drop_surrogates(text), calls)
-    assert parse_turn(TOKENIZER, ids) == ParsedTurn(text=drop_surrogates(text), calls=tuple(calls))
+    ids = CHAT.render_turn(drop_surrogates(text), calls)
+    assert CHAT.parse_turn(ids) == ParsedTurn(text=drop_surrogates(text), calls=tuple(calls))
 
 
 @given(st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=40))
 @settings(max_examples=300, deadline=None)
 def test_any_ids_parse_or_fail_with_a_reason(ids):
-    parsed = parse_turn(TOKENIZER, ids)
+    parsed = CHAT.parse_turn(ids)
     if isinstance(parsed, ParseFailure):
         assert 0 <= parsed.position <= len(ids)
     else:
-        assert ids[-1] == TOKENIZER.end_id
+        assert ids[-1] == CHAT.end_id
 
 
 def test_a_known_call_costs_one_token_a_tag():
     call = ToolCall(name="edit_file", arguments={"path": "a", "old": "x", "new": "y"})
-    ids = render_turn(TOKENIZER, "", [call])
+    ids = CHAT.render_turn("", [call])
     assert [TOKENIZER.special_of(index) for index in ids if TOKENIZER.special_of(index)] == [
         '<call name="edit_file">',
         *["<path>", "</path>", "<old>", "</old>", "<new>", "</new>"],
@@ -92,21 +93,20 @@ def test_a_known_call_costs_one_token_a_tag():
     ],
 )
 def test_malformed_turns_say_what_and_where(ids, reason, position):
-    failure = parse_turn(TOKENIZER, [TOKENIZER.special_id(name) for name in ids])
+    failure = CHAT.parse_turn([TOKENIZER.special_id(name) for name in ids])
     assert isinstance(failure, ParseFailure)
     assert (failure.reason, failure.position) == (reason, position)
 
 
 def test_text_between_arguments_is_refused():
     ids = [TOKENIZER.special_id('<call name="finish">'), *TOKENIZER.encode("x")]
-    failure = parse_turn(TOKENIZER, [*ids, TOKENIZER.special_id("</call>"), TOKENIZER.end_id])
+    failure = CHAT.parse_turn([*ids, TOKENIZER.special_id("</call>"), CHAT.end_id])
     assert isinstance(failure, ParseFailure)
     assert failure.position == 1
 
 
 def test_prompts_end_where_the_assistant_begins():
-    ids = render_prompt(
-        TOKENIZER,
+    ids = CHAT.render_prompt(
         [
             ChatMessage(role=Role.SYSTEM, content="s"),
             ChatMessage(role=Role.USER, content="<|end|>"),
@@ -114,8 +114,8 @@ def test_prompts_end_where_the_assistant_begins():
     )
     text = TOKENIZER.decode(ids)
     assert text == "<|system|>s<|end|><|user|><|end|><|end|><|assistant|>"
-    assert ids.count(TOKENIZER.end_id) == 2
-    observed = TOKENIZER.decode(render_observation(TOKENIZER, ["a", "b"]))
+    assert ids.count(CHAT.end_id) == 2
+    observed = TOKENIZER.decode(CHAT.render_observation((), (), [("", "a"), ("", "b")]))
     assert observed == "<|tool|>a<|end|><|tool|>b<|end|><|assistant|>"
 
 
@@ -124,7 +124,7 @@ def test_training_is_deterministic_and_survives_a_save():
     assert text == TOKENIZER.to_json()
     loaded = Tokenizer.from_json(text, TOKENIZER_KEY)
     assert loaded.encode("def f(x): <|end|> 42") == TOKENIZER.encode("def f(x): <|end|> 42")
-    assert loaded.end_id == TOKENIZER.end_id
+    assert PenstockChat(loaded).end_id == CHAT.end_id
 
 
 def test_digits_and_operators_stand_alone():

@@ -12,6 +12,7 @@ import pytest
 from penstock.actors.feedback.actor import FeedbackJoiner
 from penstock.actors.feedback.join import JoinConfig
 from penstock.actors.monitor.actor import Monitor
+from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.clock import SystemClock
@@ -118,11 +119,12 @@ class Site:
     ) -> None:
         self.bus = bus
         self.tokenizer = tokenizer
+        self.chat = PenstockChat(tokenizer)
         self.generator = ScriptedGenerator()
         config = GatewayConfig(port=0, retry_s=0.01, num_attempts_max=3, idle_s_max=5.0)
         config = msgspec.structs.replace(config, **settings)
         self.url = ""
-        self.gateway = Gateway(config, tokenizer, KEYS, on_listening=self._on_listening)
+        self.gateway = Gateway(config, self.chat, KEYS, on_listening=self._on_listening)
         self._store = DirectoryStore(folder / "objects")
         self._gateway_stop = asyncio.Event()
         self._gateway_run: asyncio.Task[None] | None = None

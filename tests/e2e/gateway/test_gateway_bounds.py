@@ -4,7 +4,7 @@ import asyncio
 
 import aiohttp
 
-from penstock.actors.policy.chat import render_turn
+from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.gateway.keys import hash_key
 from penstock.messages.feedback import InferenceRecorded
 from penstock.messages.rollout import StopReason
@@ -27,7 +27,7 @@ async def test_a_client_that_leaves_ends_the_sampling_and_what_it_got_is_recorde
     bus, tmp_path, tokenizer
 ):
     site = Site(bus, tmp_path, tokenizer)
-    ids = render_turn(tokenizer, "return a + b " * 20)
+    ids = PenstockChat(tokenizer).render_turn("return a + b " * 20)
     async with site.running(), aiohttp.ClientSession(site.url) as http:
         site.will_reply(ids, num_chunk=2, pause_after=2)
         reply = await ask(http, stream=True)
@@ -45,7 +45,7 @@ async def test_a_full_gateway_refuses_and_recovers(bus, tmp_path, tokenizer):
     site = Site(bus, tmp_path, tokenizer, num_requests_max=1)
     async with site.running(), aiohttp.ClientSession(site.url) as http:
         site.generator.gate.clear()
-        site.will_reply(render_turn(tokenizer, "ok"))
+        site.will_reply(PenstockChat(tokenizer).render_turn("ok"))
         first = asyncio.create_task(ask(http))
         await until(lambda: site.generator.asked)
         refused = await ask(http)
@@ -53,7 +53,7 @@ async def test_a_full_gateway_refuses_and_recovers(bus, tmp_path, tokenizer):
         assert refused.headers["Retry-After"]
         site.generator.gate.set()
         assert (await first).status == 200
-        site.will_reply(render_turn(tokenizer, "ok"))
+        site.will_reply(PenstockChat(tokenizer).render_turn("ok"))
         assert (await ask(http)).status == 200
 
 
@@ -61,10 +61,12 @@ async def test_a_reply_that_takes_too_long_is_a_clean_error(bus, tmp_path, token
     site = Site(bus, tmp_path, tokenizer, request_s_max=0.3)
     async with site.running(), aiohttp.ClientSession(site.url) as http:
         for stream in (False, True):
-            site.will_reply(render_turn(tokenizer, "ok" * 9), num_chunk=2, pause_after=0)
+            site.will_reply(
+                PenstockChat(tokenizer).render_turn("ok" * 9), num_chunk=2, pause_after=0
+            )
             reply = await ask(http, stream=stream)
             assert (reply.status, await code(reply)) == (504, "deadline_exceeded")
-        site.will_reply(render_turn(tokenizer, "ok" * 9), num_chunk=2, pause_after=1)
+        site.will_reply(PenstockChat(tokenizer).render_turn("ok" * 9), num_chunk=2, pause_after=1)
         reply = await ask(http, stream=True)
         assert reply.status == 200
         text = await reply.text()
@@ -76,7 +78,9 @@ async def test_a_reply_that_takes_too_long_is_a_clean_error(bus, tmp_path, token
 async def test_an_open_reply_outlives_the_order_to_stop(bus, tmp_path, tokenizer):
     site = Site(bus, tmp_path, tokenizer)
     async with site.running(), aiohttp.ClientSession(site.url) as http:
-        site.will_reply(render_turn(tokenizer, "return a + b"), num_chunk=2, pause_after=1)
+        site.will_reply(
+            PenstockChat(tokenizer).render_turn("return a + b"), num_chunk=2, pause_after=1
+        )
         reply = await ask(http, stream=True)
         stopping = asyncio.create_task(site.stop_gateway())
         await until_refused(site.url)
@@ -92,7 +96,7 @@ async def test_a_gateway_that_starts_again_knows_its_sessions_from_the_log(
     first = Site(bus, tmp_path, tokenizer)
     session = {"X-Session-Id": "s1"}
     async with first.running(), aiohttp.ClientSession(first.url, headers=session) as http:
-        first.will_reply(render_turn(tokenizer, "ok"))
+        first.will_reply(PenstockChat(tokenizer).render_turn("ok"))
         request_id = (await (await ask(http)).json())["id"]
     second = Site(bus, tmp_path, tokenizer)
     body = {"session_id": "s1", "name": "accept", "value": 1}

@@ -7,7 +7,6 @@ import aiohttp
 import pytest
 
 from penstock.actors.monitor.actor import Monitor
-from penstock.actors.policy.chat import render_turn
 from penstock.gateway.config import GatewayConfig
 from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted
 
@@ -120,7 +119,7 @@ async def test_wrong_keys_bodies_and_paths_are_errors_in_openai_form(site, http)
 
 async def test_a_key_s_rate_is_limited_and_said_in_headers(site, http):
     for _ in range(2):
-        site.will_reply(render_turn(site.tokenizer, "ok"))
+        site.will_reply(site.chat.render_turn("ok"))
         reply = await chat(http, GOOD, secret="psk-slow")
         assert reply.status == 200
         assert reply.headers["x-ratelimit-limit-requests"] == "2"
@@ -134,7 +133,7 @@ async def test_a_key_s_rate_is_limited_and_said_in_headers(site, http):
 
 async def test_a_key_s_parallel_requests_are_limited(site, http):
     site.generator.gate.clear()
-    site.will_reply(render_turn(site.tokenizer, "ok"))
+    site.will_reply(site.chat.render_turn("ok"))
     async with asyncio.TaskGroup() as group:
         first = group.create_task(chat(http, GOOD, secret="psk-single"))
         await until(lambda: site.generator.asked)
@@ -146,7 +145,7 @@ async def test_a_key_s_parallel_requests_are_limited(site, http):
 
 
 async def test_feedback_is_checked_amended_and_retracted(site, http):
-    site.will_reply(render_turn(site.tokenizer, "ok"))
+    site.will_reply(site.chat.render_turn("ok"))
     headers = bearer("psk-private") | {"X-Session-Id": "s1"}
     request_id = (
         await (await http.post("/v1/chat/completions", json=GOOD, headers=headers)).json()

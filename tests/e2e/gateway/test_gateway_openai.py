@@ -6,7 +6,6 @@ import numpy as np
 import openai
 import pytest
 
-from penstock.actors.policy.chat import render_turn
 from penstock.messages.feedback import InferenceRecorded, LiveSampleJoined
 from penstock.messages.rollout import StopReason, ToolCall
 
@@ -42,7 +41,7 @@ def ints(array) -> list[int]:
 
 
 async def test_a_reply_holds_text_usage_and_is_recorded_token_by_token(site, client):
-    ids = render_turn(site.tokenizer, "return a + b, café")
+    ids = site.chat.render_turn("return a + b, café")
     site.will_reply(ids)
     reply = await client.chat.completions.create(
         model="policy", messages=USER, logprobs=True, extra_body={"return_token_ids": True}
@@ -70,7 +69,7 @@ async def test_a_stream_gives_the_same_text_and_calls_piece_by_piece(site, clien
         ToolCall(name="read_file", arguments={"path": "a.py", "line": "3"}),
         ToolCall(name="read_file", arguments={"path": "b.py"}),
     ]
-    ids = render_turn(site.tokenizer, "Look: café", calls)
+    ids = site.chat.render_turn("Look: café", calls)
     site.will_reply(ids)
     stream = await client.chat.completions.create(
         model="policy",
@@ -105,14 +104,14 @@ async def test_a_stream_gives_the_same_text_and_calls_piece_by_piece(site, clien
 
 
 async def test_a_session_keeps_its_sampled_tokens_as_context(site, client):
-    first = [site.tokenizer.encode("x")[0]] * 3 + [site.tokenizer.end_id]
-    assert render_turn(site.tokenizer, "xxx") != first or len(first) == 4
+    first = [site.tokenizer.encode("x")[0]] * 3 + [site.chat.end_id]
+    assert site.chat.render_turn("xxx") != first or len(first) == 4
     site.will_reply(first)
     headers = {"X-Session-Id": "s1"}
     reply = await client.chat.completions.create(
         model="policy", messages=USER, extra_headers=headers
     )
-    site.will_reply(render_turn(site.tokenizer, "done"))
+    site.will_reply(site.chat.render_turn("done"))
     history = [*USER, reply.choices[0].message.model_dump(exclude_none=True), *USER]
     await client.chat.completions.create(model="policy", messages=history, extra_headers=headers)
     asked = site.generator.asked
@@ -122,7 +121,7 @@ async def test_a_session_keeps_its_sampled_tokens_as_context(site, client):
 
 
 async def test_a_generator_that_dies_mid_reply_is_resumed_after_its_last_token(site, client):
-    ids = render_turn(site.tokenizer, "return a + b")
+    ids = site.chat.render_turn("return a + b")
     site.will_reply(ids, num_chunk=2, fail_after=1, policy_version=7)
     site.will_reply(ids[2:], policy_version=8)
     stream = await client.chat.completions.create(model="policy", messages=USER, stream=True)
@@ -147,7 +146,7 @@ async def test_no_generator_is_a_clean_error_before_and_during_a_stream(site, cl
     assert failure.value.status_code == 503
     assert failure.value.response.headers["Retry-After"] == "2"
 
-    ids = render_turn(site.tokenizer, "return a + b")
+    ids = site.chat.render_turn("return a + b")
     site.will_reply(ids, num_chunk=2, fail_after=1)
     for _ in range(2):
         site.will_reply(ids, fail_after=0)
@@ -162,7 +161,7 @@ async def test_no_generator_is_a_clean_error_before_and_during_a_stream(site, cl
 
 async def test_parallel_calls_can_be_turned_off(site, client):
     call = ToolCall(name="read_file", arguments={"path": "a.py"})
-    ids = render_turn(site.tokenizer, "", [call])[:-1]
+    ids = site.chat.render_turn("", [call])[:-1]
     site.will_reply(ids)
     reply = await client.chat.completions.create(
         model="policy", messages=USER, tools=[READ_FILE], parallel_tool_calls=False
@@ -174,7 +173,7 @@ async def test_parallel_calls_can_be_turned_off(site, client):
 
 @both_buses
 async def test_feedback_turns_a_request_into_a_live_sample(site, client):
-    site.will_reply(render_turn(site.tokenizer, "return a + b"))
+    site.will_reply(site.chat.render_turn("return a + b"))
     reply = await client.chat.completions.create(model="policy", messages=USER)
     body = {"feedback_id": "f1", "request_id": reply.id, "name": "accept", "value": 1}
     answer = await client.post("/feedback", body=body, cast_to=object)

@@ -23,7 +23,7 @@ from penstock.actors.judge.actor import JudgeActor
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.pacer.actor import Pacer
 from penstock.actors.pacer.config import PacerConfig
-from penstock.actors.policy.chat import render_turn
+from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
 from penstock.actors.rollout_worker.actor import RolloutWorker
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
@@ -119,6 +119,7 @@ class ScriptedPolicy(Actor):
         """error, silent, aborted or refused."""
         self.requests: list[Generate] = []
         self._tokenizer = tokenizer
+        self._chat = PenstockChat(tokenizer)
 
     def services(self) -> dict[str, Serve]:
         return {f"generate.{purpose}": self._generate for purpose in Purpose}
@@ -127,7 +128,7 @@ class ScriptedPolicy(Actor):
         script = self.scripts(session)
         calls = script[index] if index < len(script) else []
         made = [ToolCall(name=name, arguments=arguments) for name, arguments in calls]
-        return render_turn(self._tokenizer, "ok" if not made else "", made)
+        return self._chat.render_turn("ok" if not made else "", made)
 
     async def _generate(self, request: Message) -> AsyncIterator[Message]:
         assert isinstance(request, Generate)
@@ -229,6 +230,7 @@ class World:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
+        self.chat = PenstockChat(tokenizer)
         self.server = MemoryServer(seed=0, clock=VirtualClock())
         self.store = MemoryStore()
         self.policy = ScriptedPolicy(tokenizer)
@@ -266,7 +268,7 @@ class World:
         return self._hosted[-1]
 
     def host_worker(self, **settings: object) -> Hosted:
-        return self.host(RolloutWorker(self.tokenizer, RolloutWorkerConfig(**settings)))
+        return self.host(RolloutWorker(self.chat, RolloutWorkerConfig(**settings)))
 
     def host_judge(self, **settings: object) -> Hosted:
         return self.host(JudgeActor(JudgeConfig(**settings)))

@@ -4,7 +4,6 @@ import struct
 
 from tests.sim.rollout.conftest import FINISH, FIX, FIXED, LOOK, World, make_command, make_task
 
-from penstock.actors.policy.chat import render_observation
 from penstock.kernels.route_segments import open_routes
 from penstock.messages.base import Array
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished, TurnSampled
@@ -52,7 +51,7 @@ def test_context_is_the_concatenation_of_what_was_sampled_and_observed(simulate)
         assert int32_list(second.token_ids) == prompt + sampled + observation
         text = "def double(x):\n    return x + 1\n"
         assert world.tokenizer.decode(observation).count(text.strip()) == 1
-        assert observation[0] == render_observation(world.tokenizer, [""])[0]
+        assert observation[0] == world.chat.render_observation((), (), [("", "")])[0]
 
     simulate(scenario)
 
@@ -75,7 +74,7 @@ def test_each_turn_has_its_own_seed_and_the_same_one_each_time(simulate) -> None
     async def scenario(world: World) -> None:
         await run_one(world, [[LOOK], [FINISH]])
         seeds.append([request.sampling.seed for request in world.policy.requests])
-        end_id = world.tokenizer.end_id
+        end_id = world.chat.end_id
         assert {r.sampling.stop_token_ids for r in world.policy.requests} == {(end_id,)}
 
     simulate(scenario)

@@ -75,7 +75,7 @@ def test_two_workers_on_one_command_store_each_turn_once(simulate) -> None:
         start(world)
         world.policy.token_s = 0.1
         handled = [
-            RolloutWorker(world.tokenizer, RolloutWorkerConfig()).on_start_rollout(
+            RolloutWorker(world.chat, RolloutWorkerConfig()).on_start_rollout(
                 make_command("g0-m0"), world.client(name)
             )
             for name in ("one", "two")

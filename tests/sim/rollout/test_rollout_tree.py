@@ -231,7 +231,7 @@ def test_ends_that_a_crash_left_unsaid_are_made_up_for(simulate, tmp_path, kept)
         start(world, tmp_path)
         command = tree_command()
         tree = RolloutRunner(
-            command, world.tokenizer, RolloutWorkerConfig(), world.client("killed"), Slots(4)
+            command, world.chat, RolloutWorkerConfig(), world.client("killed"), Slots(4)
         )
         ends = await tree.run()
         await world.publish(*[ends[member] for member in kept])

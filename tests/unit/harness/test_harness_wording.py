@@ -5,9 +5,11 @@ import hashlib
 import msgspec
 import pytest
 
-from penstock.actors.policy.chat import opening_messages, render_prompt
+from penstock.actors.policy.chat.format import ChatMessage, Role
+from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.tokenizer import train_tokenizer
 from penstock.actors.rollout_worker.conversation import Conversation
+from penstock.actors.rollout_worker.episode import offered_tools
 from penstock.envs.harness.tools_v2 import TOOLS_2
 from penstock.envs.harness.versions import prompt_for, tool_schemas, tools_prompt
 from penstock.gateway.chat.prompt import ReplyMemory, render_context
@@ -42,14 +44,15 @@ def test_a_set_of_tools_tells_its_version():
     ("version", "schemas"), [("1", tool_schemas("1")), ("2", tool_schemas("2"))]
 )
 def test_a_client_with_the_tools_of_training_gets_the_context_of_training(version, schemas):
-    tokenizer = train_tokenizer([tools_prompt("2"), "Fix f in m.py"], 400)
-    tools = tools_prompt(version)
-    trained = Conversation(tokenizer, task(), tools=tools, ends_on_parse_error=True).token_ids
-    assert trained == render_prompt(tokenizer, opening_messages(tools, "Fix f"))
+    chat = PenstockChat(train_tokenizer([tools_prompt("2"), "Fix f in m.py"], 400))
+    tools = offered_tools(version)
+    trained = Conversation(chat, task(), tools, ends_on_parse_error=True).token_ids
+    words = [ChatMessage(role=Role.SYSTEM, content=tools.words)] if tools.words else []
+    assert trained == chat.render_prompt([*words, ChatMessage(role=Role.USER, content="Fix f")])
     body = {
         "model": "policy",
         "messages": [{"role": "user", "content": "Fix f"}],
         "tools": schemas,
     }
     request = msgspec.convert(body, ChatRequest)
-    assert render_context(request, tokenizer, "s", ReplyMemory()) == trained
+    assert render_context(request, chat, "s", ReplyMemory()) == trained

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from penstock.actors.policy import special_tokens
+from penstock.actors.policy.chat.format import ParsedTurn
+from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.parse import ParsedTurn, parse_turn
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer, train_tokenizer
 from penstock.actors.trainer.midtraining.corpus import decode_corpus
 from penstock.envs.harness.tool_calls import ToolResult
@@ -19,8 +20,9 @@ from penstock.envs.ladder.generate import LADDER, Selection, draw_repositories
 from penstock.envs.ladder.repository import HIDDEN_FILE
 from penstock.envs.ladder.transcripts import DemonstratedTurn, Habits, Transcript
 from penstock.envs.tasks.storage import load_hidden_tests, load_tasks, tasks_key
+from penstock.infra.corpora.builder import MIDTRAIN_KEY, CorpusBuilder
 from penstock.infra.quickstart.config import PrepareConfig
-from penstock.infra.quickstart.midtrain_data import MIDTRAIN_KEY, CorpusBuilder, attempts
+from penstock.infra.quickstart.midtrain_data import add_transcript, attempts
 from penstock.infra.run import prepare as preparing
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Split, Task
@@ -86,13 +88,17 @@ def test_what_the_actor_says_weighs_most_and_parses_as_turns(objects, tokenizer)
         starts = np.flatnonzero(tokens == tokenizer.special_id(special_tokens.ASSISTANT)) + 1
         assert starts.size >= 1
         for start in starts:
-            end = start + int(np.argmax(tokens[start:] == tokenizer.end_id)) + 1
-            turn = parse_turn(tokenizer, tokens[start:end].tolist())
+            end = (
+                start
+                + int(np.argmax(tokens[start:] == tokenizer.special_id(special_tokens.END)))
+                + 1
+            )
+            turn = PenstockChat(tokenizer).parse_turn(tokens[start:end].tolist())
             assert isinstance(turn, ParsedTurn)
             assert len(turn.calls) == 1
             assert (weights[start:end] == 1.0).all()
             assert weights[start - 1] == pytest.approx(CONFIG.context_weight)
-        assert tokens[-1] == tokenizer.end_id
+        assert tokens[-1] == tokenizer.special_id(special_tokens.END)
 
 
 def test_a_slip_is_refused_and_read_but_not_imitated():
@@ -117,8 +123,8 @@ def test_the_tokens_of_a_slip_weigh_nothing(tokenizer):
     )
     weights = {}
     for name, turns in (("with", (slip, end)), ("without", (end,))):
-        builder = CorpusBuilder(tokenizer)
-        builder.add_transcript(Transcript("mend it", turns), 0.25)
+        builder, chat = CorpusBuilder(), PenstockChat(tokenizer)
+        add_transcript(builder, chat, Transcript("mend it", turns), 0.25)
         weights[name] = builder.build().weights
     assert (weights["with"] == 1.0).sum() == (weights["without"] == 1.0).sum()
     assert (weights["with"] == 0.0).sum() > 5
@@ -215,7 +221,7 @@ def test_demonstrations_use_the_tools_of_their_version():
         assert turns["run_terminal"].text == "ok"
         assert transcript.harness == "2"
         assert repository.task.instruction == transcript.instruction
-    documents = CorpusBuilder(train_tokenizer([tools_prompt("2")], 400))
-    documents.add_transcript(transcript, 0.5)
+    documents, tokenizer = CorpusBuilder(), train_tokenizer([tools_prompt("2")], 400)
+    add_transcript(documents, PenstockChat(tokenizer), transcript, 0.5)
     first = documents.build().tokens[0]
-    assert documents._tokenizer.special_of(int(first)) == special_tokens.SYSTEM
+    assert tokenizer.special_of(int(first)) == special_tokens.SYSTEM

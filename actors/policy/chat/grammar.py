@@ -1,12 +1,10 @@
-"""From sampled token ids to calls or a final answer; anything malformed is a typed failure."""
+"""The grammar of `penstock` turns: ids to calls or an answer; the malformed is a typed failure."""
 
 import re
 from collections.abc import Sequence
-from enum import StrEnum
-
-import msgspec
 
 from penstock.actors.policy import special_tokens
+from penstock.actors.policy.chat.format import ParsedTurn, ParseFailure, ParseFailureReason
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.messages.rollout import ToolCall
 
@@ -15,33 +13,6 @@ _CALL_NAMES = {special_tokens.call_open(name): name for name in special_tokens.T
 _ARGUMENT_NAMES = {
     special_tokens.argument_open(name): name for name in special_tokens.ARGUMENT_NAMES
 }
-
-
-class ParseFailureReason(StrEnum):
-    """What is wrong with a turn."""
-
-    UNFINISHED = "unfinished"
-    """The end token is missing: sampling was cut short."""
-    UNEXPECTED = "unexpected"
-    """A token where the format allows none of its kind."""
-    BAD_NAME = "bad_name"
-    DUPLICATE_ARGUMENT = "duplicate_argument"
-
-
-class ParseFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that is neither calls nor a final answer."""
-
-    reason: ParseFailureReason
-    detail: str
-    position: int
-    """Index of the offending token in the turn."""
-
-
-class ParsedTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A well-formed turn; without calls its text is the final answer."""
-
-    text: str
-    calls: tuple[ToolCall, ...]
 
 
 class _Malformed(Exception):

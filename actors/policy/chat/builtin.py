@@ -1,0 +1,122 @@
+"""The format of policies that are trained here from nothing.
+
+A conversation is a row of messages, each `<|role|> text <|end|>`. An assistant's turn is text,
+then any number of calls:
+
+    <call name="edit_file"><path>a.py</path><old>x < y</old><new>x <= y</new></call><|end|>
+
+All structure is special tokens (`policy/special_tokens.py`), one id each, so arguments need no escaping.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from penstock.actors.policy import special_tokens
+from penstock.actors.policy.chat.format import (
+    ChatMessage,
+    OfferedTools,
+    ParsedTurn,
+    ParseFailure,
+    Role,
+)
+from penstock.actors.policy.chat.grammar import parse_turn
+from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.messages.errors import ConfigError
+from penstock.messages.rollout import ToolCall
+
+_ROLE_TOKENS = {
+    Role.SYSTEM: special_tokens.SYSTEM,
+    Role.USER: special_tokens.USER,
+    Role.ASSISTANT: special_tokens.ASSISTANT,
+    Role.TOOL: special_tokens.TOOL,
+}
+_NO_TOOLS = OfferedTools()
+
+
+class PenstockChat:
+    """The format over one tokenizer.
+
+    Raises:
+        ConfigError: The tokenizer lacks a token of the format; the text names it.
+
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        for name in special_tokens.STRUCTURE_TOKENS:
+            if not tokenizer.has_special(name):
+                raise ConfigError(
+                    f"model.chat: the format 'penstock' needs the special token {name!r}, "
+                    "which the tokenizer lacks"
+                )
+        self.tokenizer = tokenizer
+        self.end_id = tokenizer.special_id(special_tokens.END)
+        self.stop_ids = (self.end_id,)
+        self.call_end_id: int | None = tokenizer.special_id(special_tokens.CALL_CLOSE)
+
+    def render_prompt(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: OfferedTools = _NO_TOOLS,
+        sampled: Mapping[int, Sequence[int]] | None = None,
+    ) -> list[int]:
+        """Render a conversation and the token after which the assistant's next turn is sampled."""
+        ids: list[int] = []
+        if tools.words:
+            ids.append(self.tokenizer.special_id(special_tokens.SYSTEM))
+            ids += self.render_turn(tools.words)
+        for index, message in enumerate(messages):
+            ids.append(self.tokenizer.special_id(_ROLE_TOKENS[message.role]))
+            known = (sampled or {}).get(index)
+            ids += known or self.render_turn(message.content, message.calls)
+        ids.append(self.tokenizer.special_id(special_tokens.ASSISTANT))
+        return ids
+
+    def render_turn(
+        self, text: str, calls: Sequence[ToolCall] = (), tools: OfferedTools = _NO_TOOLS
+    ) -> list[int]:
+        """Render the body of a message with its end token."""
+        ids = self.tokenizer.encode(text) if text else []
+        for call in calls:
+            ids += self._render_call(call)
+        ids.append(self.end_id)
+        return ids
+
+    def render_observation(
+        self,
+        context_ids: Sequence[int],
+        turn_ids: Sequence[int],
+        results: Sequence[tuple[str, str]],
+        tools: OfferedTools = _NO_TOOLS,
+    ) -> list[int]:
+        """Render one message for each result."""
+        messages = [ChatMessage(role=Role.TOOL, content=text) for _, text in results]
+        return self.render_prompt(messages)
+
+    def parse_turn(
+        self, token_ids: Sequence[int], context_ids: Sequence[int] = ()
+    ) -> ParsedTurn | ParseFailure:
+        """Parse by the grammar of `grammar.py`."""
+        return parse_turn(self.tokenizer, token_ids)
+
+    def _render_call(self, call: ToolCall) -> list[int]:
+        tokenizer = self.tokenizer
+        known = special_tokens.call_open(call.name)
+        ids = self._opening(known, special_tokens.CALL_OPEN, call.name)
+        for name, value in call.arguments.items():
+            opening = special_tokens.argument_open(name)
+            closing = special_tokens.argument_close(name)
+            is_known = tokenizer.has_special(opening)
+            ids += self._opening(opening, special_tokens.ARGUMENT_OPEN, name)
+            ids += tokenizer.encode(value)
+            ids.append(tokenizer.special_id(closing if is_known else special_tokens.ARGUMENT_CLOSE))
+        ids.append(tokenizer.special_id(special_tokens.CALL_CLOSE))
+        return ids
+
+    def _opening(self, known: str, generic: str, name: str) -> list[int]:
+        if self.tokenizer.has_special(known):
+            return [self.tokenizer.special_id(known)]
+        spelled = self.tokenizer.encode(name)
+        return [
+            self.tokenizer.special_id(generic),
+            *spelled,
+            self.tokenizer.special_id(special_tokens.NAME_CLOSE),
+        ]

@@ -1,0 +1,23 @@
+"""Opens the chat format that a run names."""
+
+from penstock.actors.policy.chat.format import ChatFormat
+from penstock.actors.policy.chat.builtin import PenstockChat
+from penstock.actors.policy.chat.renderers import PREFIX, RenderersChat
+from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.messages.errors import ConfigError
+
+PENSTOCK = "penstock"
+
+
+def open_chat(name: str, tokenizer: Tokenizer) -> ChatFormat:
+    """Return the format called `penstock` or `renderers:NAME` over a tokenizer.
+
+    Raises:
+        ConfigError: No such format, or the tokenizer lacks a token that it needs.
+
+    """
+    if name == PENSTOCK:
+        return PenstockChat(tokenizer)
+    if name.startswith(PREFIX):
+        return RenderersChat(name.removeprefix(PREFIX), tokenizer)
+    raise ConfigError(f"model.chat: expected {PENSTOCK!r} or '{PREFIX}NAME', got {name!r}")

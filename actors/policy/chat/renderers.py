@@ -1,0 +1,270 @@
+"""Formats of published models, over the package `renderers`: Qwen3, GLM, Kimi K2 and others.
+
+The package renders and parses by hand-written code, and bridges from one turn to the next by ids.
+It joins its own markup with what users, files and tools say before it tokenizes, so here each added
+token that such a text spells is broken first by a mark that the tokenizer removes again:
+
+    "</tool_response>" in a file ─▶ "<" mark "/tool_response>" ─▶ plain tokens, never that one id
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from penstock.actors.policy.chat.format import (
+    ChatMessage,
+    OfferedTools,
+    ParsedTurn,
+    ParseFailure,
+    ParseFailureReason,
+    Role,
+    UnrenderableError,
+    argument_text,
+)
+from penstock.actors.policy.tokenizer import Tokenizer
+from penstock.messages.errors import ConfigError
+from penstock.messages.rollout import ToolCall
+
+PREFIX = "renderers:"
+_BREAK = "\ufdd0"
+"""A noncharacter, which Unicode keeps out of interchanged text."""
+_CALL_ENDS = ("</tool_call>", "<|tool_call_end|>", "<｜tool▁call▁end｜>")
+_UNFIT = frozenset({"auto", "default", "custom"})
+"""Names of the package that need a chat template or code of their own."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+
+
+class RenderersChat:
+    """One format of the package over one tokenizer.
+
+    Raises:
+        ConfigError: The package is missing, has no such format, or the tokenizer lacks a token that
+            the format needs; the text names it.
+
+    """
+
+    def __init__(self, name: str, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._text = _MarkupTokenizer(tokenizer)
+        self._renderer = _open(name, self._text)
+        self.stop_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
+        ends = [name for name in _CALL_ENDS if tokenizer.has_special(name)]
+        self.call_end_id = tokenizer.special_id(ends[0]) if ends else None
+
+    def render_prompt(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: OfferedTools,
+        sampled: Mapping[int, Sequence[int]] | None = None,
+    ) -> list[int]:
+        """Render a conversation; sampled messages are bridged over where the format allows it."""
+        told = [self._message(message, tools) for message in messages]
+        cuts = sorted(index for index in sampled or {} if index < len(messages) - 1)
+        if not cuts:
+            return self._render(told, tools)
+        assert sampled is not None
+        ids = self._render(told[: cuts[0]], tools)
+        for index, after in zip(cuts, [*cuts[1:], len(told)], strict=True):
+            bridged = self._bridge(ids, sampled[index], told[index + 1 : after], tools)
+            ids = self._render(told[:after], tools) if bridged is None else bridged
+        return ids
+
+    def render_turn(self, text: str, calls: Sequence[ToolCall], tools: OfferedTools) -> list[int]:
+        """Render what the format takes as sampled of an assistant's message.
+
+        Raises:
+            ConfigError: The format does not say what is sampled.
+
+        """
+        turn = self._message(
+            ChatMessage(role=Role.ASSISTANT, content=text, calls=tuple(calls)), tools
+        )
+        follows = {"role": "tool" if calls else "user", "content": ""}
+        for rest in ([], [follows]):  # Some formats end a turn by the next message's role.
+            messages = [{"role": "user", "content": ""}, turn, *rest]
+            done = self._renderer.render(messages, tools=self._schemas(tools))
+            parts = zip(done.token_ids, done.message_indices, done.sampled_mask, strict=False)
+            ids = [token for token, index, is_sampled in parts if index == 1 and is_sampled]
+            if ids and ids[-1] in self.stop_ids:
+                return ids
+        raise ConfigError("model.chat: this format does not say which tokens a policy samples")
+
+    def render_observation(
+        self,
+        context_ids: Sequence[int],
+        turn_ids: Sequence[int],
+        results: Sequence[tuple[str, str]],
+        tools: OfferedTools,
+    ) -> list[int] | None:
+        """Bridge from the turn's ids to the next turn."""
+        messages = [
+            {"role": "tool", "tool_call_id": f"call_{index}", "name": self._plain(name or "error"),
+             "content": self._plain(text)}
+            for index, (name, text) in enumerate(results)
+        ]  # fmt: skip
+        ids = self._bridge(context_ids, turn_ids, messages, tools)
+        return None if ids is None else ids[len(context_ids) + len(turn_ids) :]
+
+    def parse_turn(
+        self, token_ids: Sequence[int], context_ids: Sequence[int]
+    ) -> ParsedTurn | ParseFailure:
+        """Parse by the package; whatever it fails on is the policy's malformed turn."""
+        if not token_ids or token_ids[-1] not in self.stop_ids:
+            detail = f"no end token after {len(token_ids)} tokens"
+            return _failure(ParseFailureReason.UNFINISHED, detail)
+        try:
+            return self._parsed(list(token_ids), list(context_ids))
+        except Exception as error:
+            return _failure(ParseFailureReason.BAD_CALL, type(error).__name__)
+
+    def _parsed(self, token_ids: list[int], context_ids: list[int]) -> ParsedTurn | ParseFailure:
+        done = self._renderer.parse_response(token_ids, prompt_ids=context_ids)
+        if done.reasoning_complete is False:
+            return _failure(ParseFailureReason.UNFINISHED, "the reasoning is not closed")
+        calls: list[ToolCall] = []
+        for found in done.tool_calls:
+            if found.status != "ok":
+                return _failure(ParseFailureReason.BAD_CALL, str(found.status))
+            arguments = found.arguments
+            if isinstance(arguments, str):
+                arguments = json.loads(arguments or "{}")
+            if not isinstance(found.name, str) or not _NAME.fullmatch(found.name):
+                return _failure(ParseFailureReason.BAD_NAME, "a call's name is none")
+            if not isinstance(arguments, dict):
+                return _failure(ParseFailureReason.BAD_CALL, "arguments that are no JSON object")
+            texts = {_utf8(key): _utf8(argument_text(v)) for key, v in arguments.items()}
+            calls.append(ToolCall(name=found.name, arguments=texts))
+        return ParsedTurn(text=_utf8(done.content), calls=tuple(calls))
+
+    def _bridge(
+        self,
+        context_ids: Sequence[int],
+        turn_ids: Sequence[int],
+        messages: list[dict[str, Any]],
+        tools: OfferedTools,
+    ) -> list[int] | None:
+        """Return all ids up to the next turn, or None where the format cannot extend it."""
+        before = [*context_ids, *turn_ids]
+        done = self._renderer.bridge_to_next_turn(
+            list(context_ids), list(turn_ids), messages, tools=self._schemas(tools)
+        )
+        if done is None or done.token_ids[: len(before)] != before:
+            return None
+        return list(done.token_ids)
+
+    def _render(self, messages: list[dict[str, Any]], tools: OfferedTools) -> list[int]:
+        schemas = self._schemas(tools)
+        try:
+            return self._renderer.render_ids(messages, tools=schemas, add_generation_prompt=True)
+        except Exception as error:
+            text = f"{PREFIX}{self._renderer.config.name}: {error}"
+            raise UnrenderableError(text) from error
+
+    def _message(self, message: ChatMessage, tools: OfferedTools) -> dict[str, Any]:
+        told: dict[str, Any] = {"role": message.role.value, "content": self._plain(message.content)}
+        if message.calls:
+            told["tool_calls"] = [
+                {"id": f"call_{index}", "type": "function", "function": self._function(call, tools)}
+                for index, call in enumerate(message.calls)
+            ]
+        return told
+
+    def _function(self, call: ToolCall, tools: OfferedTools) -> dict[str, Any]:
+        return self._plain({"name": call.name, "arguments": tools.typed_arguments(call)})
+
+    def _schemas(self, tools: OfferedTools) -> list[dict[str, Any]] | None:
+        return [self._plain(schema) for schema in tools.schemas] or None
+
+    def _plain(self, value: Any) -> Any:
+        """Return a value of JSON none of whose texts spells an added token."""
+        if isinstance(value, str):
+            return self._text.broken(value)
+        if isinstance(value, dict):
+            return {self._plain(key): self._plain(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._plain(one) for one in value]
+        return value
+
+
+class _MarkupTokenizer:
+    """What the package sees of a tokenizer: markup becomes added tokens, broken markup does not."""
+
+    unk_token_id = None
+    eos_token_id = None
+    name_or_path = ""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        names = sorted(tokenizer.special_names, key=len, reverse=True)
+        spelled = "|".join(re.escape(name) for name in names if len(name) > 1) or r"(?!)"
+        self._markup = re.compile(f"({spelled})")
+        self._start = re.compile(f"(?=(?:{spelled})).", re.DOTALL)
+        self.missing: list[str] = []
+
+    def broken(self, text: str) -> str:
+        """Return a text with a mark inside each added token that it spells."""
+        text = text.replace(_BREAK, "\N{REPLACEMENT CHARACTER}")
+        return self._start.sub(lambda found: found[0] + _BREAK, text)
+
+    def encode(self, text: str, **_options: Any) -> list[int]:
+        """Encode markup to added tokens, all else to plain ones."""
+        ids: list[int] = []
+        for index, part in enumerate(self._markup.split(text)):
+            if index % 2:
+                ids.append(self._tokenizer.special_id(part))
+            elif part:
+                ids += self._tokenizer.encode(part.replace(_BREAK, ""))
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False, **_: Any) -> str:
+        """Decode to text."""
+        special_of = self._tokenizer.special_of
+        kept = [one for one in ids if not (skip_special_tokens and special_of(one))]
+        return self._tokenizer.decode(kept)
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        """Return an added token's id; one that is missing is noted."""
+        if self._tokenizer.has_special(token):
+            return self._tokenizer.special_id(token)
+        self.missing.append(token)
+        return None
+
+
+def _open(name: str, text: _MarkupTokenizer) -> Any:
+    package = _package()
+    known = sorted(set(package.configs._CONFIG_BY_NAME) - _UNFIT)
+    if name not in known:
+        choices = ", ".join(known)
+        raise ConfigError(f"model.chat: expected {PREFIX}NAME of {choices}; got {name!r}")
+    try:
+        return package.create_renderer(text, package.config_from_name(name))
+    except Exception as error:
+        if not text.missing:
+            raise ConfigError(f"model.chat: {PREFIX}{name} cannot be opened: {error!r}") from error
+        tokens = ", ".join(map(repr, text.missing))
+        raise ConfigError(
+            f"model.chat: the format {PREFIX}{name} needs the token {tokens}, "
+            "which the tokenizer lacks"
+        ) from error
+
+
+def _package() -> ModuleType:
+    try:
+        import renderers
+        import renderers.configs
+    except ImportError as error:
+        raise ConfigError(
+            f"model.chat: {PREFIX}NAME needs the package renderers: pip install 'penstock[models]'"
+        ) from error
+    return renderers
+
+
+def _utf8(text: str) -> str:
+    """Replace halves of surrogate pairs, which JSON can spell and no message can hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _failure(reason: ParseFailureReason, detail: str) -> ParseFailure:
+    return ParseFailure(reason=reason, detail=detail)

@@ -1,0 +1,185 @@
+"""Published models' chat formats: what text says stays text, what was sampled stays as it was."""
+
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.outside_model import MARKUP, SPECIAL, qwen_tokenizer, tokenizer_json
+
+from penstock.actors.policy.chat.format import (
+    ChatMessage,
+    OfferedTools,
+    ParsedTurn,
+    ParseFailure,
+    ParseFailureReason,
+    Role,
+    UnrenderableError,
+)
+from penstock.actors.policy.chat.open import open_chat
+from penstock.actors.policy.chat.renderers import RenderersChat
+from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
+from penstock.envs.harness.versions import functions_of
+from penstock.gateway.chat.reply import CallDelta, ReplyAssembler, TextDelta
+from penstock.gateway.chat.schema import Tool, ToolFunction
+from penstock.messages.errors import ConfigError
+from penstock.messages.rollout import ToolCall
+
+QUICK = settings(max_examples=60, deadline=None)
+TOOLS = OfferedTools(schemas=functions_of("1"))
+TYPED = OfferedTools(schemas=functions_of("2"))
+pieces = st.sampled_from([*SPECIAL, *MARKUP, "<|im_", "end|>", "<", "/tool_call>", "\ufdd0", "é\n"])
+texts = st.lists(pieces | st.text(max_size=6), max_size=6).map("".join)
+values = texts.map(lambda text: text.replace("\ufdd0", "?").encode("utf-8", "replace").decode())
+calls = st.builds(
+    ToolCall,
+    name=st.sampled_from(["read_file", "edit_file", "other.tool"]),
+    arguments=st.dictionaries(st.sampled_from(["path", "old", "new"]), values, max_size=3),
+)
+
+
+@cache
+def chat() -> RenderersChat:
+    return open_chat("renderers:qwen3", qwen_tokenizer())  # type: ignore[return-value]
+
+
+def added(ids) -> list[str]:
+    return [name for one in ids if (name := chat().tokenizer.special_of(one)) is not None]
+
+
+def user(text: str) -> ChatMessage:
+    return ChatMessage(role=Role.USER, content=text)
+
+
+@QUICK
+@given(texts)
+def test_what_a_user_writes_is_never_markup(text):
+    ids = chat().render_prompt([user(text)], TOOLS)
+    assert added(ids) == added(chat().render_prompt([user("")], TOOLS))
+    assert text.replace("\ufdd0", "\ufffd") in chat().tokenizer.decode(ids)
+
+
+@QUICK
+@given(texts, calls)
+def test_a_turn_is_extended_by_ids_and_what_tools_return_is_never_markup(text, call):
+    prompt = chat().render_prompt([user("Fix f")], TOOLS)
+    turn = chat().render_turn("", [call], TOOLS)
+    seen = chat().render_observation(prompt, turn, [(call.name, text)], TOOLS)
+    plain = chat().render_observation(prompt, turn, [(call.name, "")], TOOLS)
+    assert added(seen) == added(plain)
+    assert text.replace("\ufdd0", "\ufffd") in chat().tokenizer.decode(seen)
+
+
+@QUICK
+@given(st.lists(calls, max_size=3))
+def test_what_is_rendered_parses_as_what_it_was(made):
+    ids = chat().render_turn("", made, TOOLS)
+    assert ids[-1] == chat().stop_ids[0]
+    assert chat().parse_turn(ids, ()) == ParsedTurn(text="", calls=tuple(made))
+
+
+def test_arguments_have_the_types_of_the_schema():
+    call = ToolCall(name="list_dir", arguments={"path": "3", "depth": "3"})
+    ids = chat().render_turn("", [call], TYPED)
+    assert '{"path": "3", "depth": 3}' in chat().tokenizer.decode(ids)
+    assert chat().parse_turn(ids, ()) == ParsedTurn(text="", calls=(call,))
+
+
+@QUICK
+@given(st.lists(st.integers(0, 600), min_size=1, max_size=40))
+def test_any_ids_are_a_turn_or_a_failure(ids):
+    turn = chat().parse_turn([*ids, chat().stop_ids[0]], ())
+    assert isinstance(turn, ParsedTurn | ParseFailure)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[" * 20_000,
+        '{"name": "grep", "arguments": {"path": ' + "9" * 5000 + "}}",
+        '{"name": "grep", "arguments": 3}',
+        '{"name": 3, "arguments": {}}',
+        '{"name": "a b", "arguments": {}}',
+        '{"name": "grep", "arguments": "[1"}',
+        "not JSON",
+    ],
+)
+def test_a_call_that_is_none_is_charged_to_the_policy(body):
+    encode, special = chat().tokenizer.encode, chat().tokenizer.special_id
+    ids = [special("<tool_call>"), *encode(body), special("</tool_call>"), chat().stop_ids[0]]
+    assert isinstance(chat().parse_turn(ids, ()), ParseFailure)
+
+
+def test_half_a_character_in_an_argument_can_be_published():
+    encode, special = chat().tokenizer.encode, chat().tokenizer.special_id
+    body = '{"name": "grep", "arguments": {"path\\udc00": "\\ud800x"}}'
+    ids = [special("<tool_call>"), *encode(body), special("</tool_call>"), chat().stop_ids[0]]
+    turn = chat().parse_turn(ids, ())
+    assert isinstance(turn, ParsedTurn)
+    assert turn.calls[0].arguments == {"path?": "?x"}
+
+
+def test_a_turn_that_was_cut_off_is_a_failure_that_can_be_answered():
+    prompt = chat().render_prompt([user("Fix f")], TOOLS)
+    turn = chat().tokenizer.encode("I wi")
+    failure = chat().parse_turn(turn, prompt)
+    assert isinstance(failure, ParseFailure)
+    assert failure.reason is ParseFailureReason.UNFINISHED
+    seen = chat().render_observation(prompt, turn, [("", "error: unfinished")], TOOLS)
+    assert "error: unfinished" in chat().tokenizer.decode(seen)
+
+
+def test_a_conversation_keeps_what_was_sampled():
+    sampled = [*chat().tokenizer.encode("y"), *chat().tokenizer.encode("es"), chat().stop_ids[0]]
+    first = [user("Is it?"), ChatMessage(role=Role.ASSISTANT, content="yes")]
+    call = ToolCall(name="grep", arguments={"pattern": "x"})
+    made = ChatMessage(role=Role.ASSISTANT, content="", calls=(call,))
+    turn = chat().render_turn("", [call], TOOLS)
+    seen = ChatMessage(role=Role.TOOL, content="m.py:1:x")
+    asked = chat().render_prompt(first[:1], TOOLS)
+    ids = chat().render_prompt([*first[:1], made, seen], TOOLS, {1: turn})
+    assert ids[: len(asked) + len(turn)] == asked + turn
+    again = chat().render_prompt([*first, user("Sure?")], TOOLS, {1: sampled})
+    assert chat().tokenizer.decode(again).count("Sure?") == 1
+
+
+@pytest.mark.parametrize("name", ["<|im_end|>", "</tool_call>", "<tool_response>", "</think>"])
+def test_a_tokenizer_without_a_needed_token_is_refused_by_its_name(name):
+    lacking = Tokenizer.from_json(tokenizer_json(left_out=name), "tokenizer.json")
+    with pytest.raises(ConfigError, match=r"renderers:qwen3") as caught:
+        open_chat("renderers:qwen3", lacking)
+    assert repr(name) in str(caught.value)
+
+
+def test_formats_are_chosen_by_name():
+    with pytest.raises(ConfigError, match=r"'penstock' needs the special token '<\|end\|>'"):
+        open_chat("penstock", qwen_tokenizer())
+    with pytest.raises(ConfigError, match=r"expected 'penstock' or 'renderers:NAME'"):
+        open_chat("chatml", qwen_tokenizer())
+    with pytest.raises(ConfigError, match=r"renderers:NAME of .*qwen3.*; got 'default'"):
+        open_chat("renderers:default", qwen_tokenizer())
+    with pytest.raises(ConfigError, match=r"renderers:kimi-k2 needs the token '<\|im_user\|>'"):
+        open_chat("renderers:kimi-k2", train_tokenizer(["x"], 300))
+
+
+def test_a_reply_shows_neither_reasoning_nor_the_markup_of_calls():
+    encode, special = chat().tokenizer.encode, chat().tokenizer.special_id
+    call = ToolCall(name="grep", arguments={"pattern": "x"})
+    thought = [special("<think>"), *encode("\nhm\n"), special("</think>"), *encode("\n\nLook: ")]
+    ids = chat().render_turn("", [call], TOOLS)
+    tools = {"grep": Tool(type="function", function=ToolFunction(name="grep"))}
+    ids = thought + ids[ids.index(special("<tool_call>")) :]
+    for cut in range(len(ids)):
+        reply = ReplyAssembler(chat(), tools)
+        deltas = [*reply.push(ids[:cut]), *reply.push(ids[cut:]), *reply.finish()]
+        assert (reply.text, reply.calls) == ("Look:", [call])
+        assert [type(delta) for delta in deltas] == [TextDelta, CallDelta]
+
+
+def test_a_conversation_that_the_format_cannot_hold_is_refused():
+    with pytest.raises(UnrenderableError, match="renderers:"):
+        chat().render_prompt([], TOOLS)
+
+
+def test_an_id_beyond_the_tokenizer_is_a_character_that_is_none():
+    assert chat().tokenizer.decode([10**6, -1]) == "\ufffd\ufffd"
