@@ -14,6 +14,8 @@ class RunStarted(Event, frozen=True, kw_only=True):
     config_toml: str
     versions: dict[str, str]
     """penstock, python, torch, platform: what replay must match."""
+    model_digests: dict[str, str] = {}
+    """BLAKE3 of each file of the model that the run starts from; empty for random weights."""
     format: int = 1
     """Format version of the run's data; 0.1.0 recorded none."""
 

@@ -11,10 +11,16 @@ from collections.abc import Sequence
 
 from penstock.actors.policy.chat.format import ChatFormat, ChatMessage, OfferedTools, Role
 from penstock.actors.policy.sampling import SampledTokens, make_turn
+from penstock.envs.harness.versions import functions_of, tools_prompt
 from penstock.kernels.arrays import from_array
 from penstock.messages.base import Array
 from penstock.messages.rollout import EpisodeEnd, Turn
 from penstock.messages.task import Task
+
+
+def offered_tools(harness: str) -> OfferedTools:
+    """Return the tools of a version of the harness, in both forms that prompts take."""
+    return OfferedTools(words=tools_prompt(harness), schemas=functions_of(harness))
 
 
 class Conversation:

@@ -18,10 +18,10 @@ import contextlib
 import msgspec
 import numpy as np
 
-from penstock.actors.policy.chat.format import ChatFormat, OfferedTools
+from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.rollout_worker.changes import Changes, ChangesError, list_work, read_changes
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
-from penstock.actors.rollout_worker.conversation import Conversation
+from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
 from penstock.actors.rollout_worker.episode_runner import EpisodeRunner, EpisodeStats
 from penstock.actors.rollout_worker.turns import (
     ContextFullError,
@@ -34,7 +34,6 @@ from penstock.actors.rollout_worker.turns import (
 from penstock.actors.runtime.context import Context
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.session import Session
-from penstock.envs.harness.versions import functions_of, tools_prompt
 from penstock.envs.sandbox import ImageAbsent, SandboxError
 from penstock.envs.sandbox_client.client import SandboxBusyError
 from penstock.envs.sandbox_client.lease import lease_sandbox
@@ -52,11 +51,6 @@ from penstock.messages.rollout import (
     Turn,
 )
 from penstock.messages.task import StartRollout
-
-
-def offered_tools(harness: str) -> OfferedTools:
-    """Return the tools of a version of the harness, in both forms that prompts take."""
-    return OfferedTools(words=tools_prompt(harness), schemas=functions_of(harness))
 
 
 class Episode:

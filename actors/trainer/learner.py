@@ -3,11 +3,18 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
-from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE, as_numpy
+from penstock.actors.policy.checkpoint import (
+    PUBLISHED_DTYPE,
+    as_numpy,
+    hf_views,
+    tensor_shapes,
+)
 from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.hf.weights import find_weights
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import OptimizerConfig
 from penstock.kernels.digest import root_digest
@@ -43,6 +50,16 @@ class Learner:
             eps=config.eps,
             weight_decay=config.weight_decay,
         )
+
+    def load_model(self, folder: Path) -> None:
+        """Take over the weights of a Hugging Face folder; the optimizer stays as it is.
+
+        Raises:
+            ModelFormatError: Files or tensors that are missing or do not fit this policy.
+
+        """
+        files = find_weights(folder, tensor_shapes(self.policy.config))
+        files.read_into(hf_views(self.policy))
 
     def set_threads(self, num_threads: int) -> None:
         """Fix torch's thread count in this process, on which the bits depend."""

@@ -1,12 +1,15 @@
 """The RL phase: takes the steps of stored manifests, in order, and publishes each version."""
 
 import asyncio
+import tempfile
+from pathlib import Path
 
 import numpy as np
 
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.config import config_json
+from penstock.actors.policy.hf.stored import fetch_model, stored_model
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.snapshot import SnapshotPublisher
 from penstock.actors.runtime.actor import Effects
@@ -71,6 +74,7 @@ class RlPhase:
         self._learner = Learner(self._policy_config, self._config.optimizer, seed)
         key = await newest_checkpoint(ctx.store)
         if key is None:
+            await self._load_model(ctx)
             self._completed = await run_midtraining(ctx, self._learner, self._config, seed)
             saved: Effects = await self.save(ctx)
         else:
@@ -83,6 +87,15 @@ class RlPhase:
             )
         self._set_idle(ctx)
         return [*saved, self._completed, await self._publish(ctx), *self._finish()]
+
+    async def _load_model(self, ctx: Context) -> None:
+        """Start from the run's model, if its store has one, instead of from random weights."""
+        stored = await stored_model(ctx.store)
+        if stored is None:
+            return
+        with tempfile.TemporaryDirectory(prefix="penstock-model-") as folder:
+            await fetch_model(ctx.store, stored, Path(folder))
+            await ctx.offload(self._learner.load_model, Path(folder))
 
     def add_manifest(self, manifest: BatchManifest) -> None:
         """Keep a manifest until its step is taken; one of an older step is done with."""

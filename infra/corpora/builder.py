@@ -1,13 +1,23 @@
 """Collects the documents of one corpus."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from penstock.actors.trainer.midtraining.corpus import Corpus
+from penstock.messages.errors import PenstockError
 
+Document = tuple[list[int], list[float]]
+"""Token ids, and how much each counts as a target."""
+T = TypeVar("T")
 MIDTRAIN_KEY = "midtrain/tokens"
 MIDTRAIN_HELDOUT_KEY = "midtrain/heldout"
+
+
+class PreparationStoppedError(PenstockError, RuntimeError):
+    """Nobody waits for the objects any more."""
 
 
 class CorpusBuilder:
@@ -16,6 +26,11 @@ class CorpusBuilder:
     def __init__(self) -> None:
         self._documents: list[list[int]] = []
         self._weights: list[list[float]] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no document yet."""
+        return not self._documents
 
     def add(self, ids: list[int], weights: list[float]) -> None:
         """Add one document; `weights` says how much each token counts as a target."""
@@ -36,6 +51,19 @@ class CorpusBuilder:
             lengths=np.array([len(document) for document in self._documents], np.int32),
             weights=_flat(self._weights, np.float32),
         )
+
+
+def until(stopped: threading.Event, items: Iterable[T]) -> Iterator[T]:
+    """Iterate until the event is set.
+
+    Raises:
+        PreparationStoppedError: It was set.
+
+    """
+    for item in items:
+        if stopped.is_set():
+            raise PreparationStoppedError("the preparation was stopped")
+        yield item
 
 
 def _flat(rows: Sequence[Sequence[float]], dtype: type[np.generic]) -> np.ndarray:

@@ -4,14 +4,13 @@ import asyncio
 import random
 import sysconfig
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
-from penstock.actors.policy.chat.format import ChatMessage, OfferedTools, Role
 from penstock.actors.policy.chat.builtin import PenstockChat
+from penstock.actors.policy.chat.format import ChatMessage, OfferedTools, Role
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.special_tokens import ALL_SPECIAL_TOKENS
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer, train_tokenizer
@@ -20,21 +19,20 @@ from penstock.envs.harness.versions import tools_prompt
 from penstock.envs.ladder.generate import draw_repositories
 from penstock.envs.ladder.repository import Repository
 from penstock.envs.ladder.transcripts import Habits, Transcript, demonstrate
-from penstock.infra.corpora.builder import MIDTRAIN_HELDOUT_KEY, MIDTRAIN_KEY, CorpusBuilder
+from penstock.infra.corpora.builder import (
+    MIDTRAIN_HELDOUT_KEY,
+    MIDTRAIN_KEY,
+    CorpusBuilder,
+    until,
+)
 from penstock.infra.quickstart.config import PrepareConfig
-from penstock.messages.errors import PenstockError
 from penstock.messages.task import Split
 
-T = TypeVar("T")
 _SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 )
 _FILE_BYTES_MAX = 200_000
 _HELDOUT_EVERY = 20
-
-
-class PreparationStoppedError(PenstockError, RuntimeError):
-    """Nobody waits for the objects any more."""
 
 
 def midtrain_objects(
@@ -71,19 +69,6 @@ def midtrain_objects(
         MIDTRAIN_KEY: encode_corpus(train.build()),
         MIDTRAIN_HELDOUT_KEY: encode_corpus(heldout.build()),
     }
-
-
-def until(stopped: threading.Event, items: Iterable[T]) -> Iterator[T]:
-    """Iterate until the event is set.
-
-    Raises:
-        PreparationStoppedError: It was set.
-
-    """
-    for item in items:
-        if stopped.is_set():
-            raise PreparationStoppedError("the preparation was stopped")
-        yield item
 
 
 def standard_library(rng: random.Random) -> tuple[list[str], list[str]]:

@@ -13,11 +13,13 @@ from typing import Any
 
 import tomli_w
 
+from penstock.actors.policy.hf.stored import stored_model
 from penstock.actors.runtime.files import write_atomic
 from penstock.envs.backends import open_backend
 from penstock.gateway.keys import create_key
 from penstock.infra.bus.jetstream.access import open_access
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.models.claim import fill_shape, open_model
 from penstock.infra.quickstart.sample_users import run_sample_users
 from penstock.infra.run.closing import close_run
 from penstock.infra.run.config import RunConfig
@@ -61,7 +63,10 @@ def _create(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
     if arguments.seed is not None:
         overrides.append(f"run.seed={arguments.seed}")
     data = with_whole_paths(apply_overrides(read_toml(arguments.config), overrides))
+    fill_shape(data)
     config = parse_config(data, str(arguments.config))
+    if config.model.checkpoint:
+        open_model(config.model, config.policy)
     _check_outside(config, _names(config, arguments.processes))
     run_id = arguments.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-s{config.run.seed}"
     if not RUN_ID.fullmatch(run_id):
@@ -153,13 +158,10 @@ async def _work(  # noqa: PLR0913, PLR0917 - all of a run
 ) -> bool:
     """Return True once the run is complete, False when a signal stopped it."""
     await check_log(bus)
-    preparing = prepare(
-        config.prepare, config.policy, run_dir.store(), config.run.seed, progress.say
-    )
-    if not await _before(interrupted, preparing):
+    if not await _before(interrupted, prepare(config, run_dir.store(), progress.say)):
         return False
     incarnation = f"{time.time_ns():x}-{os.getpid():x}"
-    await bus.publish([_run_started(run_dir, config), RunOpened(incarnation=incarnation)])
+    await bus.publish([await _run_started(run_dir, config), RunOpened(incarnation=incarnation)])
     processes = Processes(run_dir, config, names)
     is_complete = False
     try:
@@ -247,11 +249,13 @@ async def _until_complete(  # noqa: PLR0913, PLR0917 - all of a run
             await asyncio.gather(*[*tasks, users], return_exceptions=True)
 
 
-def _run_started(run_dir: RunDir, config: RunConfig) -> RunStarted:
+async def _run_started(run_dir: RunDir, config: RunConfig) -> RunStarted:
+    model = await stored_model(run_dir.store())
     return RunStarted(
         run_id=run_dir.run_id,
         seed=config.run.seed,
         config_toml=run_dir.config.read_text(),
         versions=environment_versions(),
+        model_digests=model.digests if model else {},
         format=FORMAT,
     )

@@ -28,6 +28,8 @@ def check_config(config: RunConfig) -> None:
 
     """
     _check_pacer(config)
+    _check_context(config)
+    _check_model(config)
     _check_sandbox_hosts(config)
     if config.rollout_worker.places_groups:
         _check_group_fits(config)
@@ -69,6 +71,34 @@ def _check_pacer(config: RunConfig) -> None:
             own = name.removeprefix("loss.")
             text = f"pacer.{own} and trainer.{name} must be equal, got {granted} and {trained}"
             raise ConfigError(text)
+
+
+def _check_context(config: RunConfig) -> None:
+    """Check that no episode, reply or document is longer than what has to compute it."""
+    context = ("generator.num_tokens_max", config.generator.num_tokens_max)
+    positions = ("policy.max_position_embeddings", config.policy.max_position_embeddings)
+    limits = config.prepare.limits.num_tokens_max
+    document = config.trainer.midtrain.sequence_tokens
+    pairs = [
+        (context, positions),
+        (("trainer.midtrain.sequence_tokens", document), positions),
+        (("gateway.context_tokens_max", config.gateway.context_tokens_max), context),
+    ]
+    if not config.prepare.tasks:  # Tasks of a folder bring their own: see `prepare`.
+        pairs.append((("prepare.limits.num_tokens_max", limits), context))
+    for (name, value), (bound_name, bound) in pairs:
+        if value > bound:
+            raise ConfigError(f"{name}: expected at most {bound_name} {bound}, got {value}")
+
+
+def _check_model(config: RunConfig) -> None:
+    """Check that a run from a checkpoint mid-trains exactly if it has something to read."""
+    budget = config.trainer.midtrain.num_tokens > 0 or config.trainer.midtrain.seconds > 0
+    if config.model.checkpoint and budget != config.model.has_corpus:
+        raise ConfigError(
+            "trainer.midtrain.num_tokens: with model.checkpoint, expected a budget and model.text "
+            "or model.traces to spend it on, or neither"
+        )
 
 
 def _check_sandbox_hosts(config: RunConfig) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 
 import msgspec
 
+from penstock.actors.generator.config import GeneratorConfig
 from penstock.actors.sync_relay.core.config import publisher_ranks
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.envs.backends import backend_class, backends
@@ -127,7 +128,10 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-_TABLES = ("trainer", "pacer", "prepare", "sandbox", "rollout_worker", "judge", "weights", "pool")
+_TABLES = (
+    *("trainer", "pacer", "prepare", "sandbox", "rollout_worker", "judge", "weights", "pool"),
+    *("model", "generator", "gateway"),
+)
 
 
 def _derive(data: Table) -> None:
@@ -138,6 +142,13 @@ def _derive(data: Table) -> None:
     for name in ("groups_per_batch", "staleness_max", "steps_max"):
         value = trainer.get(name, getattr(TrainerConfig(), name))
         data.setdefault("pacer", {}).setdefault(name, value)
+    model = data.get("model", {})
+    if model.get("checkpoint") and not (model.get("text") or model.get("traces")):
+        midtrain = data.setdefault("trainer", {}).setdefault("midtrain", {})
+        if _is_table(midtrain):
+            midtrain.setdefault("num_tokens", 0)
+    context = data.get("generator", {}).get("num_tokens_max", GeneratorConfig().num_tokens_max)
+    data.setdefault("gateway", {}).setdefault("context_tokens_max", context)
     harness = data["pacer"].get("harness", HARNESS_VERSION)
     data.setdefault("prepare", {}).setdefault("harness", harness)
     addresses = data.get("sandbox", {}).get("egress_addresses", False)

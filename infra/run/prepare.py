@@ -1,8 +1,9 @@
 """Builds what a run starts from, for its configuration and seed, into its object store.
 
-The tokenizer and the corpora of mid-training (`infra/quickstart/midtrain_data.py`), and tasks and
-their hidden tests of both splits (`envs/tasks/storage.py`). The same settings and seed give the
-same bytes. Importing this module imports no torch.
+Tasks and their hidden tests of both splits (`envs/tasks/storage.py`); and the tokenizer and the
+corpora of mid-training (`infra/quickstart/midtrain_data.py`), or a checkpoint and its own corpora
+(`infra/models/claim.py`, `infra/corpora/outside.py`). The same settings and seed give the same
+bytes. Importing this module imports no torch.
 """
 
 import asyncio
@@ -13,69 +14,133 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.chat.format import ChatFormat
+from penstock.actors.policy.hf.stored import INDEX_KEY
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY
+from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
 from penstock.envs.ladder.generate import LadderSource
 from penstock.envs.tasks.harbor_read import MalformedTaskError, read_harbor_set
 from penstock.envs.tasks.source import TaskCandidate
 from penstock.envs.tasks.storage import hidden_tests_key, task_objects, tasks_key
-from penstock.infra.corpora.builder import MIDTRAIN_HELDOUT_KEY, MIDTRAIN_KEY
+from penstock.infra.corpora.builder import MIDTRAIN_HELDOUT_KEY, MIDTRAIN_KEY, until
+from penstock.infra.corpora.outside import corpus_objects
+from penstock.infra.models.claim import claim_model, open_model
 from penstock.infra.quickstart.config import PrepareConfig
-from penstock.infra.quickstart.midtrain_data import midtrain_objects, until
+from penstock.infra.quickstart.midtrain_data import midtrain_objects
+from penstock.infra.run.config import RunConfig
 from penstock.messages.bus import ObjectStore
+from penstock.messages.errors import ConfigError
 from penstock.messages.task import Split
 
-OBJECT_KEYS = (
-    TOKENIZER_KEY,
-    MIDTRAIN_KEY,
-    MIDTRAIN_HELDOUT_KEY,
-    *(key(split) for key in (tasks_key, hidden_tests_key) for split in Split),
-)
+TASK_KEYS = tuple(key(split) for key in (tasks_key, hidden_tests_key) for split in Split)
+CORPUS_KEYS = (MIDTRAIN_KEY, MIDTRAIN_HELDOUT_KEY)
 
 
-async def prepare(
-    config: PrepareConfig,
-    policy: PolicyConfig,
-    store: ObjectStore,
-    seed: int,
-    say: Callable[[str], None],
-) -> None:
+async def prepare(config: RunConfig, store: ObjectStore, say: Callable[[str], None]) -> None:
     """Put all objects unless all are there; cancelled, it ends soon, and has put none.
 
     Args:
         config: What to build.
-        policy: For the size of its vocabulary.
         store: Of the run.
-        seed: Decides every draw.
         say: Called with progress in words.
 
+    Raises:
+        ConfigError: A file that `[model]` names is missing or broken, or a task does not fit the
+            engine's context.
+
     """
-    if all([await store.exists(key) for key in OBJECT_KEYS]):
+    if all([await store.exists(key) for key in _object_keys(config)]):
         return
-    say(f"preparing {config.num_train_tasks} tasks and {config.num_demonstrations} demonstrations")
+    section = config.model
     stopped = threading.Event()
     try:
-        objects = await asyncio.to_thread(build, config, policy, seed, stopped)
+        if section.checkpoint:
+            say(f"preparing {config.prepare.num_train_tasks} tasks, from {section.checkpoint}")
+            chat = await asyncio.to_thread(open_model, section, config.policy)
+            objects = await asyncio.to_thread(build_outside, config, chat, stopped)
+        else:
+            counts = f"{config.prepare.num_train_tasks} tasks"
+            say(f"preparing {counts} and {config.prepare.num_demonstrations} demonstrations")
+            objects = await asyncio.to_thread(build, config, stopped)
     finally:
         stopped.set()  # A thread cannot be cancelled: it looks at this before each task and text.
     for key, data in objects.items():
         await store.put(key, data)
+    if section.checkpoint:
+        await claim_model(section, config.policy, store)
 
 
-def build(
-    config: PrepareConfig, policy: PolicyConfig, seed: int, stopped: threading.Event
-) -> dict[str, bytes]:
-    """Return every object by its key.
+def build(config: RunConfig, stopped: threading.Event) -> dict[str, bytes]:
+    """Return every object of a run that starts from random weights, by its key.
 
     Raises:
+        ConfigError: A task does not fit the engine's context.
         PreparationStoppedError: `stopped` was set meanwhile.
 
     """
-    draw = _harbor_tasks if config.tasks else _ladder_tasks
+    objects = _task_sets(config, stopped)
+    return objects | midtrain_objects(config.prepare, config.policy, config.run.seed, stopped)
+
+
+def build_outside(
+    config: RunConfig, chat: ChatFormat, stopped: threading.Event
+) -> dict[str, bytes]:
+    """Return the tasks and corpora of a run that starts from a checkpoint, by key.
+
+    Raises:
+        ConfigError: Texts or traces that are broken, or a task that does not fit.
+        PreparationStoppedError: `stopped` was set meanwhile.
+
+    """
+    objects = _task_sets(config, stopped, chat)
+    if config.model.has_corpus:
+        tools = offered_tools(config.pacer.harness)
+        tokens_max = config.trainer.midtrain.sequence_tokens
+        objects |= corpus_objects(config.model, chat, tools, tokens_max, stopped)
+    return objects
+
+
+def _object_keys(config: RunConfig) -> tuple[str, ...]:
+    """Return the keys that a prepared store has."""
+    has_corpus = config.model.has_corpus or not config.model.checkpoint
+    keys = (TOKENIZER_KEY, *TASK_KEYS, *(CORPUS_KEYS if has_corpus else ()))
+    return (*keys, INDEX_KEY) if config.model.checkpoint else keys
+
+
+def _task_sets(
+    config: RunConfig, stopped: threading.Event, chat: ChatFormat | None = None
+) -> dict[str, bytes]:
+    draw = _harbor_tasks if config.prepare.tasks else _ladder_tasks
     objects: dict[str, bytes] = {}
-    for split, candidates in draw(config, seed).items():
-        objects |= task_objects(until(stopped, candidates), split)
-    return objects | midtrain_objects(config, policy, seed, stopped)
+    for split, candidates in draw(config.prepare, config.run.seed).items():
+        fitting = (_checked(one, config, chat) for one in until(stopped, candidates))
+        objects |= task_objects(fitting, split)
+    return objects
+
+
+def _checked(one: TaskCandidate, config: RunConfig, chat: ChatFormat | None) -> TaskCandidate:
+    """Refuse a task whose longest episode, or whose prompt, does not fit.
+
+    Raises:
+        ConfigError: It does not; the text names the task and both numbers.
+
+    """
+    task, context = one.task, config.generator.num_tokens_max
+    num_tokens = task.limits.num_tokens_max
+    if num_tokens > context:
+        raise ConfigError(
+            f"task {task.task_id}: its limits.num_tokens_max is {num_tokens}, more than the "
+            f"engine's context, generator.num_tokens_max {context}"
+        )
+    if chat is not None:
+        tools = offered_tools(config.pacer.harness)
+        opening = Conversation(chat, task, tools, ends_on_parse_error=True)
+        if opening.end is not None:
+            raise ConfigError(
+                f"task {task.task_id}: its prompt has {len(opening.token_ids)} tokens with the "
+                f"tools, and its limits.num_tokens_max is {num_tokens}"
+            )
+    return one
 
 
 def _ladder_tasks(config: PrepareConfig, seed: int) -> dict[Split, Iterable[TaskCandidate]]:

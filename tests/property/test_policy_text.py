@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.actors.policy import special_tokens
+from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.chat.format import (
     ChatMessage,
     ParsedTurn,
@@ -14,7 +15,6 @@ from penstock.actors.policy.chat.format import (
     ParseFailureReason,
     Role,
 )
-from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer, train_tokenizer
 from penstock.messages.rollout import ToolCall
 

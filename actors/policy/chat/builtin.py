@@ -5,7 +5,7 @@ then any number of calls:
 
     <call name="edit_file"><path>a.py</path><old>x < y</old><new>x <= y</new></call><|end|>
 
-All structure is special tokens (`policy/special_tokens.py`), one id each, so arguments need no escaping.
+All structure is special tokens (`policy/special_tokens.py`), one id each: nothing is escaped.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Opens the chat format that a run names."""
 
-from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.chat.builtin import PenstockChat
+from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.chat.renderers import PREFIX, RenderersChat
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.messages.errors import ConfigError

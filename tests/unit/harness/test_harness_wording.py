@@ -5,11 +5,10 @@ import hashlib
 import msgspec
 import pytest
 
-from penstock.actors.policy.chat.format import ChatMessage, Role
 from penstock.actors.policy.chat.builtin import PenstockChat
+from penstock.actors.policy.chat.format import ChatMessage, Role
 from penstock.actors.policy.tokenizer import train_tokenizer
-from penstock.actors.rollout_worker.conversation import Conversation
-from penstock.actors.rollout_worker.episode import offered_tools
+from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
 from penstock.envs.harness.tools_v2 import TOOLS_2
 from penstock.envs.harness.versions import prompt_for, tool_schemas, tools_prompt
 from penstock.gateway.chat.prompt import ReplyMemory, render_context

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from penstock.actors.policy import special_tokens
-from penstock.actors.policy.chat.format import ParsedTurn
 from penstock.actors.policy.chat.builtin import PenstockChat
+from penstock.actors.policy.chat.format import ParsedTurn
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer, train_tokenizer
 from penstock.actors.trainer.midtraining.corpus import decode_corpus
@@ -24,6 +24,7 @@ from penstock.infra.corpora.builder import MIDTRAIN_KEY, CorpusBuilder
 from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.quickstart.midtrain_data import add_transcript, attempts
 from penstock.infra.run import prepare as preparing
+from penstock.infra.run.config import RunConfig, RunSection
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Split, Task
 
@@ -36,11 +37,17 @@ CONFIG = PrepareConfig(
     drill_tokens=400,
 )
 POLICY = PolicyConfig(vocab_size=512)
+KEYS = (TOKENIZER_KEY, *preparing.TASK_KEYS, *preparing.CORPUS_KEYS)
+
+
+def run_config(config: PrepareConfig, seed: int = 3) -> RunConfig:
+    run = RunSection(seed=seed)
+    return RunConfig(processes={}, regions=[], prepare=config, policy=POLICY, run=run)
 
 
 @pytest.fixture(scope="module")
 def objects():
-    return preparing.build(CONFIG, POLICY, 3, threading.Event())
+    return preparing.build(run_config(CONFIG), threading.Event())
 
 
 @pytest.fixture(scope="module")
@@ -164,11 +171,11 @@ class MemoryStore:
 
 
 async def test_prepare_stores_once_and_says_so(monkeypatch):
-    monkeypatch.setattr(preparing, "build", lambda *_: dict.fromkeys(preparing.OBJECT_KEYS, b"x"))
+    monkeypatch.setattr(preparing, "build", lambda *_: dict.fromkeys(KEYS, b"x"))
     store, said = MemoryStore(), []
-    await preparing.prepare(CONFIG, POLICY, store, 0, said.append)
-    assert set(store.objects) == set(preparing.OBJECT_KEYS)
-    await preparing.prepare(CONFIG, POLICY, store, 0, said.append)
+    await preparing.prepare(run_config(CONFIG), store, said.append)
+    assert set(store.objects) == set(KEYS)
+    await preparing.prepare(run_config(CONFIG), store, said.append)
     assert len(said) == 1
 
 
@@ -186,7 +193,7 @@ async def test_a_cancelled_preparation_ends_its_thread_and_puts_nothing(monkeypa
 
     monkeypatch.setattr(preparing.LadderSource, "candidates", slow)
     store = MemoryStore()
-    work = asyncio.create_task(preparing.prepare(CONFIG, POLICY, store, 0, lambda _: None))
+    work = asyncio.create_task(preparing.prepare(run_config(CONFIG), store, lambda _: None))
     assert await asyncio.to_thread(begun.wait, 10.0)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):

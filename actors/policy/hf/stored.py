@@ -1,0 +1,77 @@
+"""A model's folder as objects of a run's store: put once by the launcher, read by the trainer.
+
+The run depends on its store alone from then on; the folder may go. Imports no torch.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+from blake3 import blake3
+
+from penstock.actors.policy.hf.config import CONFIG_FILE
+from penstock.actors.policy.tokenizer import TOKENIZER_KEY
+from penstock.messages.bus import ObjectStore
+from penstock.messages.errors import CorruptDataError
+
+MODEL_PREFIX = "model/"
+INDEX_KEY = "model/index"
+TOKENIZER_FILES = (
+    TOKENIZER_KEY,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+"""Files that go with the weights, as far as the folder has them."""
+
+
+class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What the store has of a model."""
+
+    digests: dict[str, str]
+    """BLAKE3 of each file by its name."""
+
+
+async def store_model(store: ObjectStore, folder: Path, weights: Collection[str]) -> StoredModel:
+    """Put a folder's files; the list of them comes last, so that it names only what is there.
+
+    Args:
+        store: of the run.
+        folder: checked before.
+        weights: names of its weight files, and of their index if there is one.
+
+    """
+    names = [CONFIG_FILE, *(name for name in TOKENIZER_FILES if (folder / name).is_file())]
+    digests: dict[str, str] = {}
+    for name in [*names, *sorted(weights)]:
+        data = (folder / name).read_bytes()
+        digests[name] = blake3(data).hexdigest()
+        await store.put(MODEL_PREFIX + name, data)
+    stored = StoredModel(digests=digests)
+    await store.put(INDEX_KEY, msgspec.json.encode(stored, order="sorted"))
+    return stored
+
+
+async def stored_model(store: ObjectStore) -> StoredModel | None:
+    """Return what the store has of a model, or None."""
+    if not await store.exists(INDEX_KEY):
+        return None
+    try:
+        return msgspec.json.decode(await store.get(INDEX_KEY), type=StoredModel)
+    except msgspec.MsgspecError as error:
+        raise CorruptDataError(f"{INDEX_KEY}: {error}") from error
+
+
+async def fetch_model(store: ObjectStore, stored: StoredModel, folder: Path) -> None:
+    """Write a stored model's files into a folder.
+
+    Raises:
+        CorruptDataError: An object is not as it was put, or a name is not one of a file.
+
+    """
+    for name, digest in stored.digests.items():
+        data = await store.get(MODEL_PREFIX + name)
+        if name != Path(name).name or blake3(data).hexdigest() != digest:
+            raise CorruptDataError(f"{MODEL_PREFIX}{name}: the bytes do not match their digest")
+        (folder / name).write_bytes(data)

@@ -1,0 +1,53 @@
+"""Lines of JSON from files that others wrote; each error names the file and the line."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from penstock.messages.errors import ConfigError
+
+T = TypeVar("T")
+LINE_BYTES_MAX = 16 << 20
+
+
+def read_lines(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T]]:
+    """Yield the objects of a file's lines, each with its place, `file:line`; empty lines are not.
+
+    Args:
+        path: the file.
+        kind: what each line is.
+        field: the setting that named the file.
+
+    Raises:
+        ConfigError: A line that is too long, no JSON, or not of the kind.
+
+    """
+    decoder = msgspec.json.Decoder(kind)
+    with path.open("rb") as file:
+        for number in range(1, 1 << 62):
+            line = file.readline(LINE_BYTES_MAX + 1)
+            if not line:
+                return
+            place = f"{path}:{number}"
+            if len(line) > LINE_BYTES_MAX:
+                raise ConfigError(f"{field}: {place}: expected at most {LINE_BYTES_MAX} bytes")
+            if line.strip():
+                try:
+                    yield place, decoder.decode(line)
+                except (ValueError, RecursionError) as error:
+                    raise ConfigError(f"{field}: {place}: {error}") from error
+
+
+def existing(given: str, field: str) -> Path:
+    """Return a path that a setting names.
+
+    Raises:
+        ConfigError: There is nothing.
+
+    """
+    path = Path(given).expanduser()
+    if not path.exists():
+        raise ConfigError(f"{field}: {path}: no such file or folder")
+    return path

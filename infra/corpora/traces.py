@@ -1,0 +1,173 @@
+r"""Conversations for supervised fine-tuning: lines of JSON in the shape of chat completions.
+
+    {"messages": [{"role": "user", "content": "..."},
+                  {"role": "assistant", "tool_calls": [{"id": "c", "type": "function",
+                   "function": {"name": "read_file", "arguments": "{\"path\": \"a.py\"}"}}]},
+                  {"role": "tool", "tool_call_id": "c", "content": "..."},
+                  {"role": "assistant", "content": "done"}],
+     "tools": [{"type": "function", "function": {"name": "read_file", "parameters": {}}}]}
+
+A conversation is rendered as episodes are: the prompt, a turn as the policy would sample it, what
+follows it, the next turn. Only turns of the assistant are targets. Without `tools`, the tools are
+those of the harness that the run uses.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.actors.policy.chat.format import (
+    ChatFormat,
+    ChatMessage,
+    OfferedTools,
+    Role,
+    argument_text,
+)
+from penstock.infra.corpora.builder import Document
+from penstock.infra.corpora.lines import existing, read_lines
+from penstock.messages.errors import ConfigError
+from penstock.messages.rollout import ToolCall
+
+FIELD = "model.traces"
+_NUM_MESSAGES_MAX = 4096
+
+
+class TraceFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is called; arguments are JSON text, or an object."""
+
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class TraceCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One of an assistant's calls."""
+
+    function: TraceFunction
+    id: str = ""
+    type: Literal["function"] = "function"
+
+
+class TraceMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One message; what would be left out of the rendered tokens is refused by name."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | None = None
+    tool_calls: list[TraceCall] | None = None
+    tool_call_id: str = ""
+    name: str = ""
+
+
+class TraceTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool that the assistant was offered."""
+
+    function: dict[str, Any]
+    type: Literal["function"] = "function"
+
+
+class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One line of a file."""
+
+    messages: list[TraceMessage]
+    tools: list[TraceTool] | None = None
+    metadata: dict[str, Any] = {}
+    """Not read: where the conversation comes from."""
+
+
+def read_traces(
+    paths: Sequence[str], chat: ChatFormat, tools: OfferedTools, tokens_max: int
+) -> Iterator[Document]:
+    """Yield the documents of every conversation.
+
+    Args:
+        paths: files of lines.
+        chat: the policy's format.
+        tools: of a conversation that names none.
+        tokens_max: longest document.
+
+    Raises:
+        ConfigError: A file that is not there, a line that is no such conversation or is too long;
+            the text names file and line.
+
+    """
+    for given in paths:
+        for place, trace in read_lines(existing(given, FIELD), Trace, FIELD):
+            try:
+                documents = list(_documents(trace, chat, tools))
+            except ValueError as error:
+                raise ConfigError(f"{FIELD}: {place}: {error}") from error
+            for ids, weights in documents:
+                if len(ids) > tokens_max:
+                    text = f"{len(ids)} tokens, more than trainer.midtrain.sequence_tokens"
+                    raise ConfigError(f"{FIELD}: {place}: {text} {tokens_max}")
+                yield ids, weights
+
+
+def _documents(trace: Trace, chat: ChatFormat, offered: OfferedTools) -> Iterator[Document]:
+    """Yield one document, or several where the format does not keep earlier turns as they were."""
+    messages = _messages(trace)
+    tools = offered
+    if trace.tools is not None:
+        tools = OfferedTools(schemas=[tool.function for tool in trace.tools])
+    sampled: dict[int, list[int]] = {}
+    ids: list[int] = []
+    weights: list[float] = []
+    for index, message in enumerate(messages):
+        if message.role is not Role.ASSISTANT:
+            continue
+        context = chat.render_prompt(messages[:index], tools, sampled)
+        if ids and context[: len(ids)] != ids:
+            yield ids, weights
+            ids, weights = [], []
+        turn = chat.render_turn(message.content, message.calls, tools)
+        weights += [0.0] * (len(context) - len(ids)) + [1.0] * len(turn)
+        ids = context + turn
+        sampled[index] = turn
+    yield ids, weights
+
+
+def _messages(trace: Trace) -> list[ChatMessage]:
+    """Return the messages of the format.
+
+    Raises:
+        ValueError: An order that no conversation has, or arguments that are no JSON object.
+
+    """
+    if not 2 <= len(trace.messages) <= _NUM_MESSAGES_MAX:
+        raise ValueError(f"messages: expected 2 to {_NUM_MESSAGES_MAX}")
+    messages: list[ChatMessage] = []
+    num_open = 0
+    for index, one in enumerate(trace.messages):
+        role = Role.SYSTEM if one.role == "developer" else Role(one.role)
+        where = f"messages[{index}]"
+        if one.tool_calls and role is not Role.ASSISTANT:
+            raise ValueError(f"{where}.tool_calls: only an assistant calls tools")
+        if role is Role.TOOL:
+            if not num_open:
+                raise ValueError(f"{where}: a tool's result without a call before it")
+            num_open -= 1
+        elif num_open:
+            raise ValueError(f"{where}: expected the results of {num_open} calls first")
+        if role is Role.ASSISTANT:
+            if index == 0 or messages[-1].role is Role.ASSISTANT:
+                raise ValueError(f"{where}: expected another role before an assistant's message")
+            num_open = len(one.tool_calls or ())
+        calls = [
+            _call(call.function, f"{where}.tool_calls[{number}].function")
+            for number, call in enumerate(one.tool_calls or ())
+        ]
+        messages.append(ChatMessage(role=role, content=one.content or "", calls=tuple(calls)))
+    if all(message.role is not Role.ASSISTANT for message in messages):
+        raise ValueError("messages: expected one of an assistant")
+    return messages
+
+
+def _call(function: TraceFunction, where: str) -> ToolCall:
+    arguments = function.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where}.arguments: expected a JSON object: {error}") from error
+    texts = {name: argument_text(value) for name, value in arguments.items()}
+    return ToolCall(name=function.name, arguments=texts)

@@ -1,0 +1,96 @@
+"""A checkpoint's folder: its shape into the configuration, its files checked and into the store."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.actors.policy.chat.format import ChatFormat
+from penstock.actors.policy.chat.open import open_chat
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.hf.config import read_hf_config
+from penstock.actors.policy.hf.stored import TOKENIZER_FILES, StoredModel, store_model
+from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
+from penstock.infra.models.settings import ModelSection
+from penstock.messages.bus import ObjectStore
+from penstock.messages.errors import ConfigError
+
+Table = dict[str, Any]
+_TOKENIZER_BYTES_MAX = 64 << 20
+
+
+def fill_shape(data: Table) -> None:
+    """Set `[policy]` of a configuration's tables from the checkpoint that `[model]` names, if any.
+
+    The path becomes absolute: the run's own copy of the configuration is read from elsewhere.
+
+    Raises:
+        ConfigError: `[policy]` contradicts the checkpoint.
+        ModelFormatError: The checkpoint cannot be computed; the text names file and key.
+
+    """
+    model = data.get("model")
+    checkpoint = model.get("checkpoint") if isinstance(model, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    if not isinstance(model, dict) or not isinstance(checkpoint, str) or not checkpoint:
+        return
+    folder = Path(checkpoint).expanduser().resolve()
+    model["checkpoint"] = str(folder)
+    shape: Table = msgspec.to_builtins(read_hf_config(folder))
+    del shape["numerics"]
+    policy = data.setdefault("policy", {})
+    for name, value in shape.items():
+        if policy.setdefault(name, value) != value:
+            text = f"expected {value!r}, as {folder / 'config.json'} says, got {policy[name]!r}"
+            raise ConfigError(f"policy.{name}: {text}; leave it out")
+
+
+def open_model(section: ModelSection, policy: PolicyConfig) -> ChatFormat:
+    """Check that a checkpoint's files are all there and fit, and open its chat format.
+
+    Raises:
+        ConfigError: The tokenizer is missing, is not one of bytes, lacks a token of the chat format
+            or has more ids than the model; or there is no such format.
+        ModelFormatError: Weights are missing or do not fit.
+
+    """
+    _weight_files(section, policy)
+    path = Path(section.checkpoint) / TOKENIZER_KEY
+    if not path.is_file() or path.stat().st_size > _TOKENIZER_BYTES_MAX:
+        text = f"expected a file of at most {_TOKENIZER_BYTES_MAX} bytes"
+        raise ConfigError(f"model.checkpoint: {path}: {text}")
+    try:
+        tokenizer = Tokenizer.from_json(path.read_text(encoding="utf-8"), str(path))
+    except ValueError as error:
+        raise ConfigError(f"model.checkpoint: {error}") from error
+    if tokenizer.vocab_size > policy.vocab_size:
+        raise ConfigError(
+            f"model.checkpoint: {path}: its ids go up to {tokenizer.vocab_size - 1}, "
+            f"but the model's vocab_size is {policy.vocab_size}"
+        )
+    return open_chat(section.chat, tokenizer)
+
+
+async def claim_model(
+    section: ModelSection, policy: PolicyConfig, store: ObjectStore
+) -> StoredModel:
+    """Copy a checked checkpoint's files into the run's store.
+
+    Raises:
+        ModelFormatError: Weights are missing or do not fit.
+
+    """
+    folder = Path(section.checkpoint)
+    stored = await store_model(store, folder, _weight_files(section, policy))
+    await store.put(TOKENIZER_KEY, (folder / TOKENIZER_KEY).read_bytes())
+    return stored
+
+
+def _weight_files(section: ModelSection, policy: PolicyConfig) -> list[str]:
+    """Return the names of the weight files, and of their index if there is one."""
+    from penstock.actors.policy.checkpoint import tensor_shapes
+    from penstock.actors.policy.hf.weights import INDEX_FILE, find_weights
+
+    folder = Path(section.checkpoint)
+    names = [path.name for path in find_weights(folder, tensor_shapes(policy)).files]
+    assert not set(names) & set(TOKENIZER_FILES)
+    return [*names, INDEX_FILE] if (folder / INDEX_FILE).is_file() else names
