@@ -65,7 +65,7 @@ class TraceTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["function"] = "function"
 
 
-class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class ChatTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One line of a file."""
 
     messages: list[TraceMessage]
@@ -91,7 +91,7 @@ def read_traces(
 
     """
     for given in paths:
-        for place, trace in read_lines(existing(given, FIELD), Trace, FIELD):
+        for place, trace in read_lines(existing(given, FIELD), ChatTrace, FIELD):
             try:
                 documents = list(_documents(trace, chat, tools))
             except ValueError as error:
@@ -103,7 +103,7 @@ def read_traces(
                 yield ids, weights
 
 
-def _documents(trace: Trace, chat: ChatFormat, offered: OfferedTools) -> Iterator[Document]:
+def _documents(trace: ChatTrace, chat: ChatFormat, offered: OfferedTools) -> Iterator[Document]:
     """Yield one document, or several where the format does not keep earlier turns as they were."""
     messages = _messages(trace)
     tools = offered
@@ -126,7 +126,7 @@ def _documents(trace: Trace, chat: ChatFormat, offered: OfferedTools) -> Iterato
     yield ids, weights
 
 
-def _messages(trace: Trace) -> list[ChatMessage]:
+def _messages(trace: ChatTrace) -> list[ChatMessage]:
     """Return the messages of the format.
 
     Raises:

@@ -47,7 +47,7 @@ POLICY = PolicyConfig(
     head_dim=8,
     num_experts=4,
     moe_intermediate_size=8,
-    max_position_embeddings=128,
+    max_position_embeddings=2048,
 )
 GROUP_SIZE = 3
 
