@@ -22,8 +22,8 @@ from safetensors.numpy import save
 from tests.golden.write import FOLDER as GOLDEN
 from tests.unit.tasks.test_tasks_harbor import ladder
 
+from penstock.actors.policy.chat.grammar import parse_turn
 from penstock.actors.policy.hf.config import read_hf_config
-from penstock.actors.policy.parse import parse_turn
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
 from penstock.envs.egress.http import requested_target
 from penstock.envs.egress.rules import parse_rules

@@ -20,6 +20,9 @@ TOKENIZER_FILES = (
     TOKENIZER_KEY,
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
     "chat_template.jinja",
     "generation_config.json",
 )

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, train_tokenizer
 from penstock.envs.harness.versions import tool_schemas
 from penstock.gateway.chat.prompt import ReplyMemory, render_context
@@ -83,7 +84,7 @@ async def theirs(ours, tmp_path):
 def test_indented_code_has_equal_ids(ours, theirs, text):
     assert theirs.encode(text, add_special_tokens=False) == ours.encode(text)
     assert theirs.decode(ours.encode(text)) == text
-    assert theirs.eos_token_id == ours.end_id
+    assert theirs.eos_token_id == PenstockChat(ours).end_id
 
 
 @pytest.mark.parametrize("tools", TOOLS.values(), ids=list(TOOLS))
@@ -92,7 +93,7 @@ def test_the_template_renders_what_the_gateway_does(ours, theirs, messages, tool
     given = {"tools": tools} if tools else {}
     wire = [as_sent(message) for message in messages]
     body = json.dumps({"model": "m", "messages": wire, **given}).encode()
-    expected = render_context(parse_chat(body), ours, "s", ReplyMemory())
+    expected = render_context(parse_chat(body), PenstockChat(ours), "s", ReplyMemory())
     found = theirs.apply_chat_template(
         messages, tools=tools or None, add_generation_prompt=True, return_dict=False
     )
