@@ -18,7 +18,7 @@ To add a codec: a member of `Codec`, its coding in `portable.py` and `c/`, its p
 `predict.py`, a case in the tests' slow reader. To add an element type: a row in `dtypes.py`.
 """
 
-from penstock.kernels.delta.arrays import Patch
+from penstock.kernels.delta.arrays import Patch, check_of
 from penstock.kernels.delta.codec import apply, decode, encode, encode_with
 from penstock.kernels.delta.container import checksum, read_header
 from penstock.kernels.delta.dtypes import Dtype
@@ -30,6 +30,7 @@ __all__ = [
     "Header",
     "Patch",
     "apply",
+    "check_of",
     "checksum",
     "decode",
     "encode",

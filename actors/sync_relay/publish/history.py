@@ -6,15 +6,20 @@
 ```
 """
 
+import bisect
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog
 from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
 from penstock.actors.sync_relay.core.objects import (
     MANIFEST,
+    TABLE_CODEC,
     EncodedObject,
     ManifestHeader,
+    Payloads,
     apply_version,
     begin_full_snapshot,
     folder_key,
@@ -27,9 +32,10 @@ from penstock.actors.sync_relay.core.store_io import (
     read_manifest,
 )
 from penstock.actors.sync_relay.core.version_head import FencedHead, HeadSlot
+from penstock.kernels import delta
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError, PublishConflictError
-from penstock.messages.weights import SnapshotKind, WeightsPublished
+from penstock.messages.weights import Extent, ShardRef, SnapshotKind, WeightsPublished
 
 _log = logging.getLogger(__name__)
 
@@ -153,22 +159,108 @@ async def read_back(io: StoreIO, version: int) -> tuple[FlatSnapshot, WeightsPub
         DamagedStoreError: Its objects are damaged or gone, attempt after attempt.
 
     """
+    path = await _update_path(io, version)
+    flat: FlatSnapshot | None = None
+    for manifest in path:
+        flat, _ = await _advance(io, flat, manifest)
+        if await io.offload(flat.digest) != manifest.target_root_digest:
+            raise DamagedStoreError(f"weights {manifest.policy_version}: another digest")
+    assert flat is not None
+    return flat, path[-1]
+
+
+async def read_back_part(io: StoreIO, version: int, own: Sequence[Extent]) -> FlatSnapshot:
+    """Build some runs of a version from a store; objects that do not bear on them are not read.
+
+    Returns:
+        A snapshot whose other elements are undefined; their memory was not touched.
+
+    Raises:
+        NotFoundError: The store holds no update path to it.
+        DamagedStoreError: Its objects are damaged or gone, attempt after attempt.
+
+    """
+    path = await _update_path(io, version)
+    flat: FlatSnapshot | None = None
+    for manifest, shards in zip(path, bearing_shards(path, own), strict=True):
+        part = msgspec.structs.replace(manifest, shards=shards)
+        flat, payloads = await _advance(io, flat, part)
+        await io.offload(_check_written, flat, part, payloads)
+    assert flat is not None
+    return flat
+
+
+def bearing_shards(path: Sequence[WeightsPublished], own: Sequence[Extent]) -> list[list[ShardRef]]:
+    """Return the shards of each version that some runs depend on, tables included.
+
+    A shard is decoded whole, against a whole base: the shards of earlier versions that overlap it
+    are needed, too. Where all versions are cut alike, that is nothing but the runs' own.
+    """
+    ranges = _ranges(own)
+    while True:
+        found = [
+            [
+                shard
+                for shard in manifest.shards
+                if not shard.extents or _meet(shard.extents, ranges)
+            ]
+            for manifest in path
+        ]
+        extents = [extent for shards in found for shard in shards for extent in shard.extents]
+        wider = _ranges([*own, *extents])
+        if wider == ranges:
+            return found
+        ranges = wider
+
+
+def _ranges(extents: Iterable[Extent]) -> list[tuple[int, int]]:
+    """Return the union of runs as sorted ranges that do not touch."""
+    ranges: list[tuple[int, int]] = []
+    for start, end in sorted((run.start, run.start + run.num_elements) for run in extents):
+        if ranges and start <= ranges[-1][1]:
+            ranges[-1] = (ranges[-1][0], max(end, ranges[-1][1]))
+        else:
+            ranges.append((start, end))
+    return ranges
+
+
+def _meet(extents: Iterable[Extent], ranges: list[tuple[int, int]]) -> bool:
+    """Check whether some runs have an element in common with sorted ranges."""
+    for run in extents:
+        at = bisect.bisect_right(ranges, run.start, key=lambda pair: pair[1])
+        if at < len(ranges) and ranges[at][0] < run.start + run.num_elements:
+            return True
+    return False
+
+
+async def _update_path(io: StoreIO, version: int) -> list[WeightsPublished]:
     catalog = await Catalog.of_origin(io.store)
     path = catalog.plan(NOTHING, version)
     if not path:
         raise NotFoundError(f"weights {version}: the store holds no update path to this version")
     _log.info("reading weights %d back from the store, %d steps", version, len(path))
-    flat: FlatSnapshot | None = None
-    for manifest in path:
-        payloads = await for_each_shard(io.get, manifest.shards)
-        try:
-            if flat is None:
-                flat, payloads = begin_full_snapshot(manifest, payloads)
-            write = await io.offload(apply_version, flat, manifest, payloads)
-            await io.offload(write)
-        except CorruptDataError as error:
-            raise DamagedStoreError(str(error)) from error
-        if await io.offload(flat.digest) != manifest.target_root_digest:
-            raise DamagedStoreError(f"weights {manifest.policy_version}: another digest")
-    assert flat is not None
-    return flat, path[-1]
+    return path
+
+
+async def _advance(
+    io: StoreIO, flat: FlatSnapshot | None, manifest: WeightsPublished
+) -> tuple[FlatSnapshot, Payloads]:
+    """Write one version's shards over its base; return the snapshot and what was written."""
+    payloads = await for_each_shard(io.get, manifest.shards)
+    try:
+        if flat is None:
+            flat, payloads = begin_full_snapshot(manifest, payloads)
+        write = await io.offload(apply_version, flat, manifest, payloads)
+        await io.offload(write)
+    except CorruptDataError as error:
+        raise DamagedStoreError(str(error)) from error
+    return flat, payloads
+
+
+def _check_written(flat: FlatSnapshot, manifest: WeightsPublished, payloads: Payloads) -> None:
+    """Check each shard's runs against what was encoded; a part has no root digest."""
+    shards = [shard for shard in manifest.shards if shard.codec != TABLE_CODEC]
+    for shard, payload in zip(shards, payloads, strict=True):
+        if delta.check_of(flat.part(shard.extents)) != delta.read_header(payload).target_check:
+            text = f"weights {manifest.policy_version}: object {shard.object_key} decodes otherwise"
+            raise DamagedStoreError(text)

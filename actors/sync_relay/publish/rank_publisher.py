@@ -20,7 +20,7 @@ from penstock.actors.sync_relay.core.flat_snapshot import Table, dtype_at, table
 from penstock.actors.sync_relay.core.objects import EncodedObject, ManifestHeader, ShardInput
 from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.core.version_head import HeadSlot, StaleTokenError, read_head
-from penstock.actors.sync_relay.publish.history import read_back, was_committed
+from penstock.actors.sync_relay.publish.history import read_back_part, was_committed
 from penstock.actors.sync_relay.publish.rank_attempt import RankUpload, attempt_prefix, put_marker
 from penstock.actors.sync_relay.publish.upload import Encode, store_shards
 from penstock.messages.errors import NotFoundError
@@ -119,7 +119,10 @@ class RankPublisher:
             if await was_committed(self._io.store, version, head, shards):
                 self._committed = version, parts
                 return parts
-        flat, _ = await read_back(self._io, version)
+        runs = [run for runs in self._shards for run in runs]
+        if not runs:
+            return []
+        flat = await read_back_part(self._io, version, runs)
         own = [flat.part(runs) for runs in self._shards]
         self._committed = version, await self._io.offload(_copies, own)
         return self._committed[1]

@@ -19,7 +19,7 @@ from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
 from penstock.actors.sync_relay.core.objects import EncodedObject
 from penstock.actors.sync_relay.core.store_io import StoreIO, for_each_shard
 from penstock.actors.sync_relay.core.version_head import read_head
-from penstock.actors.sync_relay.publish.history import read_back, was_committed
+from penstock.actors.sync_relay.publish.history import read_back_part, was_committed
 from penstock.actors.sync_relay.publish.rank_attempt import (
     StagedManifest,
     Verification,
@@ -139,7 +139,10 @@ class SpanVerifier:
             if await was_committed(self._io.store, version - 1, head, self._shards):
                 return flat
         del flat
-        whole, _ = await read_back(self._io, version - 1)
+        if not self._span.table:
+            return await self._io.offload(FlatSnapshot, self._span.table)
+        span = Extent(self._span.start, self._span.end - self._span.start)
+        whole = await read_back_part(self._io, version - 1, [span])
         own = {spec.name: whole.tensors[spec.name] for spec in self._span.table}
         return await self._io.offload(FlatSnapshot.of, own)
 

@@ -92,9 +92,9 @@ async def snapshot_of(store, version):
     return replica.snapshot
 
 
-def local_ranks(store, layouts):
+def local_ranks(store, layouts, table=TABLE):
     return [
-        RankPublisher(StoreIO(store, no_sleep), number, TABLE, layout)
+        RankPublisher(StoreIO(store, no_sleep), number, table, layout)
         for number, layout in enumerate(layouts)
     ]
 

@@ -1,0 +1,168 @@
+"""A run whose log is on servers of others: read from any host, joined by any process."""
+
+import asyncio
+import json
+import re
+
+import pytest
+import tomli_w
+from tests.contract.bus.plain_server import plain_server
+
+from penstock.actors.runtime.clock import SystemClock
+from penstock.infra.bus.jetstream.access import open_access
+from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.memory.bus import MemoryBus
+from penstock.infra.bus.memory.server import MemoryServer
+from penstock.infra.bus.settings import BusSection
+from penstock.infra.cli import main
+from penstock.infra.run.hosts import until_closed, until_open
+from penstock.infra.stores.memory import MemoryStore
+from penstock.messages.base import FORMAT
+from penstock.messages.control import RunClosed, RunFinished, RunOpened, RunStarted
+from penstock.messages.errors import DeadlineError
+
+SECRET = "s3cret-of-the-server"
+RUN = "r1"
+PROCESSES = {
+    "trainer": ["trainer"],
+    "rest": ["relay:west", "generator:west", "sandbox", "judge", "rollout_worker", "pacer"],
+}
+REGION = {"name": "west", "serves": ["train", "eval", "live"]}
+LOST = 2
+"""Exit code of a command that says what is wrong."""
+
+
+@pytest.fixture
+def site(tmp_path):
+    """Serve a log that holds one run; yield the table `[bus]` that reaches it."""
+    token = tmp_path / "token"
+    token.write_text(SECRET)
+    config = f'authorization {{ token: "{SECRET}" }}\njetstream {{ store_dir: "{tmp_path}/js" }}'
+    with plain_server(tmp_path / "nats", config) as port:
+        servers = [f"nats://127.0.0.1:{port}"]
+        bus = {"servers": servers, "token_file": str(token), "max_bytes": 1 << 26}
+        asyncio.run(fill(bus))
+        yield bus
+
+
+def recorded(bus: dict) -> dict:
+    return {"processes": PROCESSES, "regions": [REGION], "bus": bus, "trainer": {"steps_max": 3}}
+
+
+async def fill(bus: dict) -> None:
+    access = open_access(BusSection(**bus))
+    log = await NatsBus.connect(access, run_id=RUN, store=MemoryStore(), name="launcher")
+    await log.provision()
+    started = RunStarted(
+        run_id=RUN, seed=3, config_toml=tomli_w.dumps(recorded(bus)), versions={}, format=FORMAT
+    )
+    closed = RunClosed(incarnation="i", is_complete=True)
+    finished = RunFinished(reason="done", step=3)
+    await log.publish([started, RunOpened(incarnation="i"), finished, closed])
+    await log.close()
+
+
+def host_file(folder, **tables) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "host.toml").write_text(tomli_w.dumps(tables))
+    return str(folder / "host.toml")
+
+
+def test_commands_in_the_launchers_folder_read_the_servers(site, tmp_path, capsys):
+    """They read an empty embedded log before."""
+    folder = tmp_path / "runs" / RUN
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(tomli_w.dumps(recorded(site)))
+    runs = ["--runs-dir", str(tmp_path / "runs")]
+    assert main([*runs, "log", "cat", RUN]) == 0
+    kinds = [json.loads(line)["type"] for line in capsys.readouterr().out.splitlines()]
+    assert kinds == ["RunStarted", "RunOpened", "RunFinished", "RunClosed"]
+    assert main([*runs, "status", RUN, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"]["phase"] == "finished"
+    assert main([*runs, "log", "export", RUN, "-o", str(tmp_path / "out")]) == 0
+    assert "4 events" in capsys.readouterr().out
+    assert not (folder / "events").exists()
+
+
+@pytest.mark.parametrize("name", [RUN, "latest"])
+def test_another_host_reads_a_run_and_keeps_no_secret(site, tmp_path, capsys, name):
+    file = host_file(tmp_path / "other", bus=site)
+    runs = ["--runs-dir", str(tmp_path / "other" / "runs")]
+    assert main([*runs, "status", name, "--config", file, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"]["run_id"] == RUN
+    assert main([*runs, "log", "cat", RUN, "--type", "RunStarted"]) == 0
+    assert json.loads(capsys.readouterr().out)["seed"] == 3
+    for path in (tmp_path / "other").rglob("*"):
+        assert not path.is_file() or SECRET not in path.read_text(errors="replace"), path
+
+
+def test_paths_of_secrets_hold_in_every_folder(site, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = host_file(tmp_path / "other", bus=site | {"token_file": "token"})
+    runs = ["--runs-dir", str(tmp_path / "other" / "runs")]
+    assert main([*runs, "status", RUN, "--config", file, "--json"]) == 0
+    monkeypatch.chdir("/")
+    assert main([*runs, "status", RUN, "--json"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tables", "words"),
+    [
+        (["status", "r9"], {}, "run 'r9': nats://127.0.0.1:.* has no log of it"),
+        (["status", RUN], {"trainer": {"steps_max": 4}}, "trainer: expected the run's own"),
+        (["status", RUN], {"bus": {}}, r"bus\.servers: expected the servers that hold"),
+        (["actor", "judge", "--run", RUN], {}, r'store\.kind: expected "s3" or "jetstream"'),
+        (
+            ["actor", "generator:west", "--run", RUN],
+            {"store": {"kind": "jetstream"}},
+            r"regions\.west\.bucket: expected one, or relay:west in the same process",
+        ),
+        (
+            ["actor", "publisher:0", "--run", RUN],
+            {"store": {"kind": "jetstream"}},
+            "role publisher:0: shares the snapshot with the trainer",
+        ),
+        (["run", "--run-id", RUN], {}, f"run {RUN}: exists at nats://.*; resume it"),
+    ],
+)
+def test_what_cannot_be_joined_is_named(site, tmp_path, capsys, arguments, tables, words):
+    whole = recorded(site) if arguments[0] == "run" else {"bus": site}
+    file = host_file(tmp_path / "other", **(whole | tables))
+    runs = ["--runs-dir", str(tmp_path / "other" / "runs")]
+    if arguments[0] == "run":  # Without a role that boots machines here.
+        arguments = [*arguments, "--set", 'processes.rest=["relay:west","generator:west"]']
+    assert main([*runs, *arguments, "--config", file]) == LOST
+    assert_matches(capsys.readouterr().err, words)
+
+
+def assert_matches(text: str, words: str) -> None:
+    assert re.search(words, text), text
+
+
+def test_processes_elsewhere_need_servers_and_a_store(site, tmp_path, capsys):
+    runs = ["--runs-dir", str(tmp_path / "runs")]
+    for tables, words in (
+        (recorded(site), r"store\.kind: expected"),
+        ({k: v for k, v in recorded(site).items() if k != "bus"}, r"bus\.servers: expected ser"),
+    ):
+        file = host_file(tmp_path / "other", **tables)
+        assert main([*runs, "run", "--config", file, "--processes", "trainer"]) == LOST
+        assert_matches(capsys.readouterr().err, words)
+    assert main([*runs, "run", "--config", file, "--processes", "nobody"]) == LOST
+    assert_matches(capsys.readouterr().err, "--processes: expected some of trainer, rest")
+
+
+async def test_a_process_works_from_the_opening_to_the_closing_of_its_launcher():
+    bus = MemoryBus(
+        MemoryServer(seed=0, clock=SystemClock()), run_id=RUN, name="a", store=MemoryStore()
+    )
+    with pytest.raises(DeadlineError, match="no launcher came up"):
+        await until_open(bus, wait_s=0.0)
+    await bus.publish([RunOpened(incarnation="1"), RunClosed(incarnation="1", is_complete=False)])
+    with pytest.raises(DeadlineError):
+        await until_open(bus, wait_s=0.0)
+    await bus.publish([RunOpened(incarnation="2")])
+    closing = asyncio.create_task(until_closed(bus, await until_open(bus)))
+    await bus.publish([RunOpened(incarnation="3")])  # The second was killed: nothing to stop for.
+    await bus.publish([RunClosed(incarnation="3", is_complete=True)])
+    assert await closing is True

@@ -1,0 +1,213 @@
+"""A whole run on hosts that share nothing but a NATS cluster and a bucket, under kills."""
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+
+from penstock.infra.regions.links import probe_namespaces
+
+from .hosts import CREDENTIALS, Host, Lan, serve_nats, serve_s3
+from .launched import TINY
+
+pytestmark = [pytest.mark.slow, pytest.mark.vm, pytest.mark.timeout(900)]
+
+STEPS = 6
+RUN = "r1"
+TOKEN = "s3cret-of-the-cluster"
+PROGRAMS = {
+    "b": {"control": ["pacer", "evaluator", "feedback_join", "relay:west", "relay:east"],
+          "west": ["generator:west"]},
+    "c": {"worker": ["rollout_worker"], "east": ["generator:east"]},
+    "d": {"machines": ["sandbox:d", "judge"]},
+}  # fmt: skip
+"""Programs of each host; the launcher's has trainer, gateway and monitor."""
+CONFIG = """\
+base = "{base}"
+regions = [
+    {{ name = "west", serves = ["train"], bucket = "west", endpoint = "{endpoint}" }},
+    {{ name = "east", serves = ["eval", "live"], bucket = "east", endpoint = "{endpoint}" }},
+]
+
+[run]
+wall_s_max = 600.0
+
+[trainer]
+steps_max = {steps}
+
+[processes]
+machines = ["sandbox:d", "judge"]
+"""
+REACH = """
+[bus]
+servers = [{servers}]
+token_file = "{token}"
+num_replicas = 3
+
+[store]
+kind = "s3"
+bucket = "objects"
+endpoint = "{endpoint}"
+"""
+
+
+class Site:
+    """Three servers, a store, and four hosts that work."""
+
+    def __init__(self, root, lan: Lan) -> None:
+        self.servers = [Host(lan, f"n{index}", root) for index in range(3)]
+        self.store = Host(lan, "s3", root)
+        self.hosts = {name: Host(lan, name, root) for name in "abcd"}
+        serve_nats(self.servers, TOKEN)
+        self.endpoint = serve_s3(self.store)
+
+    def reach(self, host: Host) -> str:
+        """Return how a host reaches servers and store, and put its secret there."""
+        secret = host.folder / "token"
+        secret.write_text(TOKEN)
+        addresses = ", ".join(f'"nats://{server.address}:4222"' for server in self.servers)
+        return REACH.format(servers=addresses, token=secret, endpoint=self.endpoint)
+
+    def start(self) -> None:
+        """Start the launcher on host a, and the others' programs."""
+        for host in self.hosts.values():
+            (host.folder / "host.toml").write_text(self.reach(host))
+        first = self.hosts["a"]
+        own = CONFIG.format(base=TINY, endpoint=self.endpoint, steps=STEPS)
+        (first.folder / "run.toml").write_text(own + self.reach(first))
+        first.keep(
+            "launcher",
+            first.penstock("run", "--config", "run.toml", "--run-id", RUN, "--processes",
+                           "trainer,front"),
+        )  # fmt: skip
+        for name, programs in PROGRAMS.items():
+            host = self.hosts[name]
+            for program, roles in programs.items():
+                joining = ("actor", *roles, "--run", RUN, "--config", "host.toml")
+                host.keep(program, host.penstock(*joining))
+
+    async def ask(self, name: str, *arguments: str) -> str:
+        """Return what a command on a host says."""
+        process = await asyncio.create_subprocess_exec(
+            *self.hosts[name].penstock(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=os.environ | CREDENTIALS,
+        )  # fmt: skip
+        output, errors = await process.communicate()
+        assert process.returncode == 0, errors.decode()
+        return output.decode()
+
+    async def until(self, text: str, within_s: float = 300.0) -> None:
+        """Wait until the launcher says something."""
+        log = self.hosts["a"].folder / "launcher.log"
+        async with asyncio.timeout(within_s):
+            while text not in log.read_text():
+                await asyncio.sleep(0.1)
+
+    async def leader(self) -> Host:
+        """Return the host of the server that leads the stream of steps."""
+        script = (
+            "import asyncio, json, nats, sys\n"
+            "async def main():\n"
+            "    client = await nats.connect(sys.argv[2:], token=sys.argv[1])\n"
+            "    reply = await client.request('$JS.API.STREAM.INFO.PS_TRAINING', b'', timeout=9)\n"
+            "    print(json.loads(reply.data)['cluster']['leader'])\n"
+            "asyncio.run(main())\n"
+        )
+        addresses = [f"nats://{server.address}:4222" for server in self.servers]
+        process = await asyncio.create_subprocess_exec(
+            *self.hosts["b"].command(sys.executable, "-c", script, TOKEN, *addresses),
+            stdout=subprocess.PIPE,
+        )
+        output, _ = await process.communicate()
+        return next(one for one in self.servers if one.name == output.decode().strip())
+
+    async def end(self) -> None:
+        for host in (*self.hosts.values(), self.store, *self.servers):
+            await host.lose()
+
+
+@pytest.fixture
+async def site(tmp_path):
+    if obstacle := await probe_namespaces():
+        pytest.skip(f"network namespaces: {obstacle}")
+    pytest.importorskip("moto.server")
+    pytest.importorskip("obstore")
+    lan = Lan(os.getpid() % 256)
+    lan.open()
+    site = Site(tmp_path, lan)
+    try:
+        await make_buckets(site)
+        yield site
+    finally:
+        await site.end()
+        lan.close()
+
+
+async def make_buckets(site: Site) -> None:
+    """Make the buckets, as soon as the store is up."""
+    script = (
+        "import sys, time, urllib.request\n"
+        "for url in sys.argv[1:]:\n"
+        "    for _ in range(600):\n"
+        "        try:\n"
+        "            urllib.request.urlopen(urllib.request.Request(url, method='PUT')); break\n"
+        "        except OSError: time.sleep(0.1)\n"
+    )
+    urls = [f"{site.endpoint}/{name}" for name in ("objects", "west", "east")]
+    process = await asyncio.create_subprocess_exec(
+        *site.store.command(sys.executable, "-c", script, *urls)
+    )
+    assert await process.wait() == 0
+
+
+async def test_a_run_on_several_hosts_survives_a_leader_a_replica_and_a_host(site):
+    site.start()
+    await site.until("step 1: ")
+    dice = random.Random(0)
+    leader = await site.leader()
+    leader.kill("nats")
+    await asyncio.sleep(dice.uniform(0.5, 2.0))
+    site.hosts["b"].kill("west")
+    await asyncio.sleep(dice.uniform(0.5, 2.0))
+    lost = site.hosts["c"]
+    await lost.lose()
+    await asyncio.sleep(1.0)
+    lost.replace()
+    first = site.hosts["a"]
+    async with asyncio.timeout(600.0):
+        assert await first.ended("launcher") == 0, (first.folder / "launcher.log").read_text()
+    summary = json.loads((first.folder / "runs" / RUN / "summary.json").read_text())
+    assert summary["rl"]["steps"] == STEPS
+    assert summary["ledger"]["balanced"] is True
+    assert summary["replay"]["identical"] is True
+    assert summary["replay"]["steps_compared"] == STEPS
+    for name, programs in PROGRAMS.items():
+        for program in programs:
+            assert await asyncio.wait_for(site.hosts[name].ended(program), 60.0) == 0
+    await check_reading(site)
+    check_folders(site)
+
+
+async def check_reading(site: Site) -> None:
+    """Every host reads the run from the log, with and without a file."""
+    state = json.loads(await site.ask("d", "status", RUN, "--json"))
+    assert state["run"]["phase"] == "finished"
+    assert all(set(one["replicas"].values()) == {STEPS} for one in state["regions"].values())
+    told = await site.ask("c", "log", "cat", "latest", "--config", "host.toml")
+    kinds = {json.loads(line)["type"] for line in told.splitlines()}
+    assert {"RunOpened", "RunClosed", "BatchManifest"} <= kinds
+    replayed = json.loads((await site.ask("b", "replay", RUN, "--json")).splitlines()[-1])
+    assert replayed["identical"] is True
+
+
+def check_folders(site: Site) -> None:
+    """No host holds another's objects, and no folder of the run holds the secret."""
+    for host in site.hosts.values():
+        folder = host.folder / "runs" / RUN
+        assert not (folder / "objects").exists() and not (folder / "regions").exists()
+        for file in folder.rglob("*"):
+            assert not file.is_file() or TOKEN.encode() not in file.read_bytes(), file
