@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
@@ -16,7 +17,9 @@ from .launched import TINY
 
 pytestmark = [pytest.mark.slow, pytest.mark.vm, pytest.mark.timeout(900)]
 
-STEPS = 6
+STEPS = 10
+HERE = "trainer,front"
+"""Entries of `[processes]` that the launcher starts."""
 RUN = "r1"
 TOKEN = "s3cret-of-the-cluster"
 PROGRAMS = {
@@ -81,8 +84,7 @@ class Site:
         (first.folder / "run.toml").write_text(own + self.reach(first))
         first.keep(
             "launcher",
-            first.penstock("run", "--config", "run.toml", "--run-id", RUN, "--processes",
-                           "trainer,front"),
+            first.penstock("run", "--config", "run.toml", "--run-id", RUN, "--processes", HERE),
         )  # fmt: skip
         for name, programs in PROGRAMS.items():
             host = self.hosts[name]
@@ -177,10 +179,30 @@ async def test_a_run_on_several_hosts_survives_a_leader_a_replica_and_a_host(sit
     await lost.lose()
     await asyncio.sleep(1.0)
     lost.replace()
-    first = site.hosts["a"]
+    await check_end(site, "a")
+    assert (leader.folder / "nats.log").read_text().count("Starting nats-server") == 2
+    told = await site.ask("d", "log", "cat", RUN, "--type", "ActorStarted")
+    starts = Counter(json.loads(line)["actor"] for line in told.splitlines())
+    assert starts["trainer"] == starts["pacer"] == 1
+    assert min(starts[name] for name in ("generator-west", "generator-east", "rollout_worker")) >= 2
+
+
+async def test_a_run_whose_launcher_and_trainer_are_lost_goes_on_elsewhere(site):
+    site.start()
+    await site.until("step 3: ")
+    await site.hosts["a"].lose()
+    resuming = ("run", "--resume", RUN, "--config", "host.toml", "--processes", HERE)
+    other = site.hosts["d"]
+    other.keep("launcher", other.penstock(*resuming))
+    await check_end(site, "d")
+
+
+async def check_end(site: Site, name: str) -> None:
+    """Check that the run ends well, says a host's launcher, and that all actors end with it."""
+    host = site.hosts[name]
     async with asyncio.timeout(600.0):
-        assert await first.ended("launcher") == 0, (first.folder / "launcher.log").read_text()
-    summary = json.loads((first.folder / "runs" / RUN / "summary.json").read_text())
+        assert await host.ended("launcher") == 0, (host.folder / "launcher.log").read_text()
+    summary = json.loads((host.folder / "runs" / RUN / "summary.json").read_text())
     assert summary["rl"]["steps"] == STEPS
     assert summary["ledger"]["balanced"] is True
     assert summary["replay"]["identical"] is True

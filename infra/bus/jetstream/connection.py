@@ -24,8 +24,8 @@ from penstock.infra.bus.jetstream.answers import (
     check_answer,
     status,
 )
-from penstock.infra.bus.jetstream.dialing import Dialing
-from penstock.messages.errors import BusClosedError, BusError, DeadlineError
+from penstock.infra.bus.jetstream.dialing import Dialing, end_reconnecting
+from penstock.messages.errors import BusClosedError, BusError, DeadlineError, PenstockError
 from penstock.messages.rpc import with_retries
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,6 @@ PING_S = 5
 CLOSE_S_MAX = 10.0
 API_ATTEMPT_S = 2.0
 API_S_MAX = 30.0
-_NUM_CANCELS_MAX = 100
 
 OnReply = Callable[[Msg], None]
 
@@ -63,6 +62,8 @@ class NatsConnection:
         """Run after every reconnection."""
         self._dialing = Dialing(access)
         self.is_closed = False
+        self._refusal: PenstockError | None = None
+        """Why the servers ended the connection for good."""
         self.num_breaks = 0
 
     @classmethod
@@ -86,6 +87,7 @@ class NatsConnection:
             name=name,
             error_cb=connection._on_error,
             disconnected_cb=connection._on_break,
+            closed_cb=connection._on_closed,
             reconnected_cb=connection._on_back,
             reconnect_time_wait=RECONNECT_WAIT_S,  # pyright: ignore[reportArgumentType]
             max_reconnect_attempts=-1,
@@ -114,19 +116,7 @@ class NatsConnection:
         with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
             async with asyncio.timeout(CLOSE_S_MAX):
                 await self._client.close()
-        await self._end_reconnecting()
-
-    async def _end_reconnecting(self) -> None:
-        """Cancel until it takes: the client does so once, then its task would keep us from exiting.
-
-        `asyncio.wait_for` loses a cancellation that meets a refused connection.
-        """
-        task = self._client._reconnection_task  # pyright: ignore[reportPrivateUsage]
-        for _ in range(_NUM_CANCELS_MAX):
-            if task is None or task.done():
-                return
-            task.cancel()
-            await asyncio.wait([task], timeout=RECONNECT_WAIT_S)
+        await end_reconnecting(self._client, RECONNECT_WAIT_S)
 
     async def flush(self) -> None:
         """Wait until the server has read all that was sent."""
@@ -147,14 +137,14 @@ class NatsConnection:
         """Wait for the connection; the caller bounds it."""
         await self._is_up.wait()
         if self.is_closed:
-            raise BusClosedError("the bus was closed")
+            raise self._refusal or BusClosedError("the bus was closed")
 
     async def send(
         self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
         """Send, or buffer while the connection is away."""
         if self.is_closed:
-            raise BusClosedError("the bus was closed")
+            raise self._refusal or BusClosedError("the bus was closed")
         try:
             await self._client.publish(subject, data, reply, headers or None)
         except nats.errors.Error as error:
@@ -315,6 +305,16 @@ class NatsConnection:
             task = asyncio.create_task(self.restore(), name="restore")
             self._restores.add(task)
             task.add_done_callback(self._restores.discard)
+
+    async def _on_closed(self) -> None:
+        """Give up where the client has: servers end the connection of expired credentials."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._refusal = self._dialing.refusal(self._client.last_error)
+        log.error("%s", self._refusal)
+        self._fire_breaks()
+        self._is_up.set()
 
     async def _on_error(self, error: Exception) -> None:
         self._dialing.note(error)

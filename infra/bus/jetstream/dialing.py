@@ -6,11 +6,14 @@ import ssl
 from typing import Any
 
 import nats.errors
+from nats.aio.client import Client
 
 from penstock.infra.bus.jetstream.access import Access, PlainServerError
+from penstock.messages.errors import PenstockError
 
 log = logging.getLogger(__name__)
 
+_NUM_CANCELS_MAX = 100
 _REFUSALS = ("authorization violation", "authentication expired", "authentication timeout")
 
 
@@ -38,6 +41,11 @@ class Dialing:
             self._refused.set_exception(error)
             self._refused.exception()  # Read here, too: after the start nobody waits for it.
 
+    def refusal(self, error: Exception | None) -> PenstockError:
+        """Return the error of a client that gave up for good."""
+        text = str(error or self._newest or "no reason given")
+        return self._access.failure(PermissionError(f"it ended the connection: {text}"))
+
     async def wait(self, connecting: asyncio.Task[Any], within_s: float) -> None:
         """Wait until the client is connected.
 
@@ -62,3 +70,16 @@ class Dialing:
         finally:
             connecting.cancel()
             await asyncio.gather(connecting, return_exceptions=True)
+
+
+async def end_reconnecting(client: Client, wait_s: float) -> None:
+    """Cancel until it takes: the client does so once, then its task would keep us from exiting.
+
+    `asyncio.wait_for` loses a cancellation that meets a refused connection.
+    """
+    task = client._reconnection_task  # pyright: ignore[reportPrivateUsage]
+    for _ in range(_NUM_CANCELS_MAX):
+        if task is None or task.done():
+            return
+        task.cancel()
+        await asyncio.wait([task], timeout=wait_s)

@@ -1,15 +1,17 @@
 """Servers that `[bus]` names: who we are, TLS, and what is said when they cannot be used."""
 
+import asyncio
 import base64
 import datetime
 import ipaddress
+import itertools
 import json
 import os
 import time
 
 import msgspec
 import pytest
-from tests.contract.bus.bus_world import step
+from tests.contract.bus.bus_world import DEADLINE_S, step
 from tests.contract.bus.plain_server import plain_server
 
 from penstock.infra.bus.jetstream import connection, provision
@@ -18,7 +20,7 @@ from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.settings import BusSection
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.errors import ConfigError
-from penstock.messages.training import StepCompleted
+from penstock.messages.training import CheckpointSaved, StepCompleted
 
 GIB = 1 << 30
 
@@ -195,6 +197,8 @@ async def test_credentials_are_used_and_expired_or_foreign_ones_are_told(tmp_pat
     _, stranger, stranger_key = seed_of(b"A")
     with plain_server(tmp_path, config) as port:
         await use(section(port, credentials_file=file("good", account, account_key)))
+        brief = file("brief", account, account_key, exp=int(time.time()) + 2)
+        await use_until_expired(section(port, credentials_file=brief))
         foreign = file("foreign", stranger, stranger_key)
         with pytest.raises(ConfigError, match=r"bus\.credentials_file: expected what"):
             await use(section(port, credentials_file=foreign))
@@ -203,6 +207,22 @@ async def test_credentials_are_used_and_expired_or_foreign_ones_are_told(tmp_pat
         open_access(section(1, credentials_file=file("old", account, account_key, exp=past)))
     with pytest.raises(ConfigError, match=r"bus\.credentials_file: .*expected a user's JWT and se"):
         open_access(section(1, credentials_file=write(tmp_path / "x", "nothing")))
+
+
+async def use_until_expired(own: BusSection) -> None:
+    """Publish until the servers end the connection: an error that names the file, at once."""
+    bus = await NatsBus.connect(open_access(own), run_id="r1", store=MemoryStore(), name="tester")
+    following = asyncio.create_task(anext(bus.follow([CheckpointSaved])))
+    expired = r"bus\.credentials_file: .*(?i:authentication expired)"
+    try:
+        with pytest.raises(ConfigError, match=expired):
+            async with asyncio.timeout(DEADLINE_S):
+                for number in itertools.count(2):
+                    await bus.publish([step(number)])
+        with pytest.raises(ConfigError, match=expired):
+            await asyncio.wait_for(following, DEADLINE_S)
+    finally:
+        await bus.close()
 
 
 def certificates(folder) -> dict[str, str]:
