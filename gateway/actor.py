@@ -16,14 +16,14 @@ from penstock.gateway.keys import KeyRing, KeySpec, load_keys
 from penstock.gateway.services import Services
 from penstock.messages.base import Event
 from penstock.messages.feedback import InferenceRecorded
-from penstock.messages.weights import WeightsApplied
+from penstock.messages.generation import ReplicaReported
 
 
 class Gateway(Actor):
-    """Serves users from the generators that serve `generate.live`."""
+    """Serves users from the replicas that serve `live`."""
 
     role = "gateway"
-    follows: ClassVar[tuple[type[Event], ...]] = (InferenceRecorded, WeightsApplied)
+    follows: ClassVar[tuple[type[Event], ...]] = (InferenceRecorded, ReplicaReported)
     tick_s = 1.0
 
     def __init__(
@@ -77,14 +77,14 @@ class Gateway(Actor):
         self._started().index.add(event)
         return ()
 
-    async def on_weights_applied(self, event: WeightsApplied, ctx: Context) -> Effects:
-        """Know what is served."""
-        services = self._started()
-        services.policy_version = max(services.policy_version, event.policy_version)
+    async def on_replica_reported(self, event: ReplicaReported, ctx: Context) -> Effects:
+        """Know who serves what."""
+        self._started().replicas.add(event, ctx.monotonic())
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:
-        """Show the open requests in the monitor."""
+        """Show the open requests in the monitor; ask no replica that is silent."""
+        self._started().replicas.expire(ctx.monotonic())
         ctx.set_gauge("chats_open", self._started().num_chats)
         return ()
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import msgspec
 
+from penstock.messages.generation import NEWEST, pinned_version
 from penstock.messages.settings import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
@@ -18,6 +19,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """0 takes a free one."""
     model: str = "policy"
     """The one model name that requests may give."""
+    channel: str = NEWEST
+    """Which replicas answer: those that follow `newest`, `stable` or `candidate`, or those that
+    serve one version, `version:7`."""
     context_tokens_max: PositiveInt = 1024
     """Prompt and reply together."""
     reply_tokens_max: PositiveInt = 256
@@ -43,6 +47,15 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Pause before the second attempt; doubles, up to 4 s."""
     drain_s_max: NonNegativeFloat = 10.0
     """Time that open requests have to end after a stop."""
+
+    def __post_init__(self) -> None:
+        """Check the channel.
+
+        Raises:
+            ConfigError: No such channel.
+
+        """
+        pinned_version(self.channel)
 
     @property
     def is_local(self) -> bool:

@@ -9,6 +9,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from penstock.actors.policy.chat.format import ChatFormat
+from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.runtime.context import Context
 from penstock.gateway.chat.prompt import ReplyMemory
 from penstock.gateway.config import GatewayConfig
@@ -16,6 +17,7 @@ from penstock.gateway.errors import ApiError
 from penstock.gateway.keys import KeyRing, KeySpec
 from penstock.gateway.limits import RateLimiter
 from penstock.messages.feedback import InferenceRecorded
+from penstock.messages.task import Purpose
 
 NUM_REQUESTS_KNOWN_MAX = 100_000
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -135,10 +137,15 @@ class Services:
         self.metrics = GatewayMetrics()
         self.memory = ReplyMemory()
         self.index = RequestIndex()
-        self.policy_version = -1
-        """Newest version that a generator serves; -1 while none does."""
+        self.replicas = ReplicaTable()
         self.num_chats = 0
         self.is_draining = False
+
+    @property
+    def policy_version(self) -> int:
+        """Newest version that a replica serves users with; -1 while none does."""
+        ready = self.replicas.ready(Purpose.LIVE, self.config.channel)
+        return max((replica.policy_version for replica in ready), default=-1)
 
     def admit_viewer(self, request: web.Request) -> None:
         """Let anyone on this machine see the run; anyone else needs a key.

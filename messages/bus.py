@@ -139,13 +139,16 @@ class Bus(Protocol):
         ...
 
     def stream_request(
-        self, service: str, message: Message, *, idle_s: float
+        self, service: str, message: Message, *, idle_s: float, is_served: bool = False
     ) -> AsyncGenerator[Message, None]:
         """Ask one server; iterate over its replies until it ends them.
 
+        It waits for a server, or, with `is_served`, fails at once where there is none.
+
         Raises:
             RemoteCallError: The server answered with RemoteError.
-            BusError: The connection broke in the middle, or a reply was lost.
+            BusError: The connection broke in the middle, or a reply was lost; or nobody serves
+                this though it `is_served`.
             DeadlineError: No server, or `idle_s` passed without a reply.
 
         """

@@ -20,9 +20,15 @@ from penstock.messages.feedback import (
     InferenceRecorded,
     LiveSampleJoined,
 )
-from penstock.messages.generation import AbortGeneration, Generate, TokensSampled
+from penstock.messages.generation import (
+    AbortGeneration,
+    ChannelMoved,
+    Generate,
+    ReplicaReported,
+    TokensSampled,
+)
 from penstock.messages.reading.parsing import parse_with
-from penstock.messages.reward import EvalCompleted, EvalRequested, Verdict
+from penstock.messages.reward import EvalAnnounced, EvalCompleted, EvalRequested, Verdict
 from penstock.messages.rollout import EpisodeSaved, RolloutFinished, TurnSampled
 from penstock.messages.rpc import Ack, RemoteError
 from penstock.messages.sandbox import (
@@ -75,7 +81,8 @@ EVENTS = (
     InferenceRecorded, FeedbackReceived, FeedbackRetracted, LiveSampleJoined,
     BatchManifest, StepCompleted, MidtrainCompleted, CheckpointSaved,
     RunStarted, RunFinished, RunOpened, RunClosed, ActorStarted, ActorFailed,
-    EvalRequested, EvalCompleted, MessageRejected, ActorReported, MidtrainProgressed,
+    EvalAnnounced, EvalRequested, EvalCompleted, ChannelMoved,
+    MessageRejected, ActorReported, ReplicaReported, MidtrainProgressed,
 )  # fmt: skip
 """Kept on streams."""
 

@@ -89,6 +89,8 @@ class Verdict(Event, frozen=True, kw_only=True):
     num_tests: int = 0
     policy_version: int = 0
     """Oldest version that drew a token of the rollout."""
+    policy_version_max: int = -1
+    """Newest version that did; -1 if there is no token."""
     category: str = ""
     sandbox: SandboxRecord | None = None
     duration_ms: float = 0.0
@@ -101,8 +103,24 @@ class Verdict(Event, frozen=True, kw_only=True):
         return f"{self.rollout_id}.{self.judge}"
 
 
+class EvalAnnounced(Event, frozen=True, kw_only=True):
+    """Evaluator -> receivers of replicas that serve evaluations: hold this version.
+
+    Until its `EvalCompleted`; of several, the lowest version comes first.
+    """
+
+    stream: ClassVar[Stream] = Stream.CONTROL
+    eval_id: str
+    policy_version: int
+    num_tasks: int
+
+    def key(self) -> str:
+        """One per evaluation."""
+        return self.eval_id
+
+
 class EvalRequested(Event, frozen=True, kw_only=True):
-    """Evaluator -> pacer: attempt every held-out task once."""
+    """Evaluator -> pacer: attempt every held-out task once; a replica serves the version."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
     eval_id: str
@@ -122,8 +140,10 @@ class EvalCompleted(Event, frozen=True, kw_only=True):
     policy_version: int
     num_solved: int
     num_tasks: int
-    """Counted tasks: masked outcomes are left out."""
+    """Counted tasks: masked outcomes and those of a wrong version are left out."""
     num_masked: int = 0
+    num_wrong_version: int = 0
+    """Verdicts on rollouts with a token of another version than the evaluated one."""
     pass_rate_by_category: dict[str, float] = {}
 
     def key(self) -> str:

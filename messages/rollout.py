@@ -271,3 +271,9 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
         """The oldest version that drew a token; 0 when nothing was drawn."""
         spans = [span.policy_version for turn in self.turns for span in turn.version_spans]
         return min(spans, default=0)
+
+    @property
+    def max_policy_version(self) -> int:
+        """The newest version that drew a token; -1 when nothing was drawn."""
+        spans = [span.policy_version for turn in self.turns for span in turn.version_spans]
+        return max(spans, default=-1)

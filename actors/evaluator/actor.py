@@ -1,22 +1,28 @@
 """The evaluator: has versions evaluated on held-out tasks and records the result.
 
-In this first form every version is served as soon as it is applied; the evaluations are recorded,
-they stop nothing. Shadowing, canaries, promotion and rollback are not there.
+```
+ a version is due ─▶ EvalAnnounced: replicas that serve `eval` hold it, and no other
+        one of them serves it ─▶ EvalRequested: one rollout per task, pinned to the version
+              every verdict, or the deadline ─▶ EvalCompleted: the replicas go on
+```
+A verdict on tokens of any other version is not counted, and its number is part of the result. The
+evaluations are recorded; they stop nothing but a run with `trainer.pass_rate_stop`.
 """
 
 from typing import ClassVar
 
 from penstock.actors.evaluator.evaluation import EvalBook
-from penstock.actors.evaluator.schedule import EvalSchedule, EvaluatorConfig
+from penstock.actors.evaluator.schedule import EvaluatorConfig
+from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.envs.tasks.storage import load_tasks
 from penstock.messages.base import Event
 from penstock.messages.control import RunFinished
-from penstock.messages.reward import EvalCompleted, EvalRequested, Verdict
+from penstock.messages.generation import ReplicaReported, pinned
+from penstock.messages.reward import EvalAnnounced, EvalCompleted, EvalRequested, Verdict
 from penstock.messages.task import Purpose, Split
 from penstock.messages.training import MidtrainCompleted, StepCompleted
-from penstock.messages.weights import WeightsApplied
 
 
 class Evaluator(Actor):
@@ -27,47 +33,53 @@ class Evaluator(Actor):
     follows: ClassVar[tuple[type[Event], ...]] = (
         MidtrainCompleted,
         StepCompleted,
-        WeightsApplied,
         RunFinished,
+        EvalAnnounced,
         EvalRequested,
         EvalCompleted,
         Verdict,
+        ReplicaReported,
     )
 
     def __init__(self, config: EvaluatorConfig) -> None:
         """Start with nothing due."""
         self._config = config
-        self._schedule = EvalSchedule(config.eval_every_steps, config.replicas)
         self._book = EvalBook()
+        self._replicas = ReplicaTable()
+        self._num_tasks = 0
+
+    async def start(self, ctx: Context) -> Effects:
+        """Count the held-out tasks."""
+        heldout = await load_tasks(ctx.store, Split.HELDOUT)
+        self._num_tasks = min(self._config.num_eval_tasks, len(heldout))
+        return ()
 
     async def on_midtrain_completed(self, event: MidtrainCompleted, ctx: Context) -> Effects:
         """Make version 0 due."""
-        self._schedule.make_due(0)
-        return await self._request_due(ctx)
+        return (self._announced(0),)
 
     async def on_step_completed(self, event: StepCompleted, ctx: Context) -> Effects:
         """Make the version due if the period ends with it."""
-        self._schedule.stepped(event.policy_version)
-        return await self._request_due(ctx)
+        is_due = self._config.is_due(event.policy_version)
+        return (self._announced(event.policy_version),) if is_due else ()
 
     async def on_run_finished(self, event: RunFinished, ctx: Context) -> Effects:
         """Make the last version due."""
-        self._schedule.make_due(event.step)
-        return await self._request_due(ctx)
+        return (self._announced(event.step),)
 
-    async def on_weights_applied(self, event: WeightsApplied, ctx: Context) -> Effects:
-        """Request due versions that are now served."""
-        self._schedule.applied(event.replica, event.policy_version)
-        return await self._request_due(ctx)
+    async def on_eval_announced(self, event: EvalAnnounced, ctx: Context) -> Effects:
+        """Open the evaluation."""
+        return [*_effects(self._book.announce(event)), *self._request(ctx)]
 
     async def on_eval_requested(self, event: EvalRequested, ctx: Context) -> Effects:
-        """Open the evaluation."""
-        return _effects(self._book.request(event, ctx.monotonic()))
+        """Do not request it again."""
+        self._book.requested(event.eval_id)
+        return ()
 
     async def on_eval_completed(self, event: EvalCompleted, ctx: Context) -> Effects:
         """Close the evaluation: after a restart its result is on the log."""
         self._book.completed(event.eval_id)
-        return ()
+        return self._request(ctx)
 
     async def on_verdict(self, event: Verdict, ctx: Context) -> Effects:
         """Count a verdict of an evaluation."""
@@ -75,20 +87,32 @@ class Evaluator(Actor):
             return ()
         return _effects(self._book.add(event))
 
-    async def on_tick(self, ctx: Context) -> Effects:
-        """Close evaluations that miss verdicts for too long."""
-        return self._book.expire(ctx.monotonic(), self._config.eval_deadline_s)
+    async def on_replica_reported(self, event: ReplicaReported, ctx: Context) -> Effects:
+        """Request the evaluation whose version is now served."""
+        self._replicas.add(event, ctx.monotonic())
+        return self._request(ctx)
 
-    async def _request_due(self, ctx: Context) -> Effects:
-        versions = self._schedule.take_due()
-        if not versions:
+    async def on_tick(self, ctx: Context) -> Effects:
+        """Close an evaluation that takes too long."""
+        self._replicas.expire(ctx.monotonic())
+        return _effects(self._book.expire(ctx.monotonic(), self._config.eval_deadline_s))
+
+    def _announced(self, policy_version: int) -> EvalAnnounced:
+        return EvalAnnounced(
+            eval_id=f"v{policy_version}", policy_version=policy_version, num_tasks=self._num_tasks
+        )
+
+    def _request(self, ctx: Context) -> Effects:
+        """Start the current evaluation's rollouts as soon as a replica serves its version."""
+        due = self._book.to_request(ctx.monotonic())
+        if due is None or not self._replicas.ready(Purpose.EVAL, pinned(due.policy_version)):
             return ()
-        heldout = await load_tasks(ctx.store, Split.HELDOUT)
-        num_tasks = min(self._config.num_eval_tasks, len(heldout))
-        return [
-            EvalRequested(eval_id=f"v{version}", policy_version=version, num_tasks=num_tasks)
-            for version in versions
-        ]
+        self._book.requested(due.eval_id)
+        return (
+            EvalRequested(
+                eval_id=due.eval_id, policy_version=due.policy_version, num_tasks=due.num_tasks
+            ),
+        )
 
 
 def _effects(completed: EvalCompleted | None) -> Effects:

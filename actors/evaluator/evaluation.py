@@ -1,20 +1,22 @@
-"""The book of evaluations: verdicts counted by evaluation and by category. Pure.
+"""The book of evaluations: one at a time, verdicts counted by evaluation and by category. Pure.
 
-Verdicts may come before the request (the two are on different streams) and more than once.
+Verdicts may come before the announcement (the two are on different streams) and more than once.
 """
 
 from collections import defaultdict
 
 import msgspec
 
-from penstock.messages.reward import EvalCompleted, EvalRequested, Outcome, Verdict
+from penstock.messages.reward import EvalAnnounced, EvalCompleted, Outcome, Verdict
 
 
 class _Evaluation(msgspec.Struct):
-    request: EvalRequested | None = None
-    requested_at: float = 0.0
+    announced: EvalAnnounced | None = None
+    began_at: float | None = None
+    """When it was the next; None before that."""
     verdicts: dict[str, Verdict] = {}
     """Verdicts by rollout id."""
+    is_requested: bool = False
     is_closed: bool = False
 
 
@@ -25,12 +27,16 @@ class EvalBook:
         """Start empty."""
         self._evaluations: dict[str, _Evaluation] = defaultdict(_Evaluation)
 
-    def request(self, request: EvalRequested, now: float) -> EvalCompleted | None:
-        """Open an evaluation; asking again changes nothing."""
-        evaluation = self._evaluations[request.eval_id]
-        if evaluation.request is None:
-            evaluation.request, evaluation.requested_at = request, now
+    def announce(self, event: EvalAnnounced) -> EvalCompleted | None:
+        """Open an evaluation; announcing it again changes nothing."""
+        evaluation = self._evaluations[event.eval_id]
+        if evaluation.announced is None:
+            evaluation.announced = event
         return _close_if_full(evaluation)
+
+    def requested(self, eval_id: str) -> None:
+        """Take note that its rollouts are under way."""
+        self._evaluations[eval_id].is_requested = True
 
     def add(self, verdict: Verdict) -> EvalCompleted | None:
         """Count a verdict; return the result if it was the last one."""
@@ -42,37 +48,63 @@ class EvalBook:
         """Take note that the result of an evaluation is on the log already."""
         self._evaluations[eval_id].is_closed = True
 
-    def expire(self, now: float, deadline_s: float) -> list[EvalCompleted]:
-        """Close what is older than the deadline: missing verdicts are masked."""
-        return [
-            _close(evaluation, evaluation.request)
-            for evaluation in self._evaluations.values()
-            if evaluation.request is not None
-            and not evaluation.is_closed
-            and now - evaluation.requested_at > deadline_s
+    def to_request(self, now: float) -> EvalAnnounced | None:
+        """Return the evaluation that is next, unless its rollouts are under way."""
+        current = self._current(now)
+        return None if current is None or current.is_requested else current.announced
+
+    def expire(self, now: float, deadline_s: float) -> EvalCompleted | None:
+        """Close the current one if it takes longer than the deadline: what misses is masked."""
+        current = self._current(now)
+        if current is None or current.announced is None or current.began_at is None:
+            return None
+        is_late = now - current.began_at > deadline_s
+        return _close(current, current.announced) if is_late else None
+
+    def _current(self, now: float) -> _Evaluation | None:
+        """Return the open evaluation of the lowest version: the one that replicas hold."""
+        open_ones = [
+            (one.announced.policy_version, one)
+            for one in self._evaluations.values()
+            if one.announced is not None and not one.is_closed
         ]
+        if not open_ones:
+            return None
+        _, current = min(open_ones, key=lambda pair: pair[0])
+        if current.began_at is None:
+            current.began_at = now
+        return current
 
 
 def _close_if_full(evaluation: _Evaluation) -> EvalCompleted | None:
-    request = evaluation.request
-    if request is None or evaluation.is_closed:
+    announced = evaluation.announced
+    if announced is None or evaluation.is_closed:
         return None
-    return _close(evaluation, request) if len(evaluation.verdicts) >= request.num_tasks else None
+    is_full = len(evaluation.verdicts) >= announced.num_tasks
+    return _close(evaluation, announced) if is_full else None
 
 
-def _close(evaluation: _Evaluation, request: EvalRequested) -> EvalCompleted:
+def _close(evaluation: _Evaluation, announced: EvalAnnounced) -> EvalCompleted:
     evaluation.is_closed = True
-    counted = [v for v in evaluation.verdicts.values() if not v.outcome.is_masked]
+    judged = [v for v in evaluation.verdicts.values() if not v.outcome.is_masked]
+    counted = [v for v in judged if _is_of(v, announced.policy_version)]
     by_category: dict[str, list[bool]] = defaultdict(list)
     for verdict in counted:
         by_category[verdict.category].append(verdict.outcome is Outcome.SOLVED)
     return EvalCompleted(
-        eval_id=request.eval_id,
-        policy_version=request.policy_version,
+        eval_id=announced.eval_id,
+        policy_version=announced.policy_version,
         num_solved=sum(map(sum, by_category.values())),
         num_tasks=len(counted),
-        num_masked=request.num_tasks - len(counted),
+        num_masked=announced.num_tasks - len(judged),
+        num_wrong_version=len(judged) - len(counted),
         pass_rate_by_category={
             category: sum(of) / len(of) for category, of in sorted(by_category.items())
         },
     )
+
+
+def _is_of(verdict: Verdict, policy_version: int) -> bool:
+    """Return whether every token of the rollout is of one version."""
+    newest = verdict.policy_version_max
+    return newest < 0 or verdict.policy_version == policy_version == newest

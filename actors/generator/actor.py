@@ -1,13 +1,18 @@
-"""The generator: serves `generate.<purpose>` from one engine.
+"""The generator: serves `generate.<purpose>.<replica>` from one engine.
 
     Generate ──▶ engine.generate ──a chunk of tokens under one version──▶ TokensSampled
 
 Weights come by another road: a receiver in the same process stages and commits them in the engine.
+It reports what it serves once a second and whenever that changes; clients and the pacer count on
+nothing else, so that a replica may join, leave or be lost at any time.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import ClassVar
 
+import msgspec
 import torch
 
 from penstock.actors.generator.engine import (
@@ -19,38 +24,130 @@ from penstock.actors.generator.engine import (
     RequestFailedError,
     TokenChunk,
 )
+from penstock.actors.generator.lag import Lag
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.kernels.arrays import from_array, to_array
 from penstock.kernels.route_segments import seal_routes
-from penstock.messages.base import Message
+from penstock.messages.base import Event, Message
 from penstock.messages.bus import Serve
-from penstock.messages.errors import QueueFullError
-from penstock.messages.generation import AbortGeneration, Generate, TokensSampled
+from penstock.messages.errors import BusError, QueueFullError
+from penstock.messages.generation import (
+    NEWEST,
+    AbortGeneration,
+    Generate,
+    ReplicaReported,
+    TokensSampled,
+    pinned_version,
+)
 from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.task import Purpose
+from penstock.messages.weights import WeightsApplied, WeightsPublished
+
+LEAVE_S = 2.0
+"""Longest time to say that it leaves."""
 
 
 class Generator(Actor):
-    """One replica: an engine and the purposes that it serves."""
+    """One replica: an engine and the purposes that it serves.
+
+    Args:
+        engine: Started; a receiver gives it weights.
+        purposes: What it serves once it has weights.
+        region: Where it is.
+        replica: Its name, unique in the run.
+        channel: What its receiver follows.
+        lag: How far its weights may be behind before it no longer serves training, which then goes
+            on without it.
+
+    """
 
     role = "generator"
     tick_s = 1.0
+    follows: ClassVar[tuple[type[Event], ...]] = (WeightsPublished, WeightsApplied)
 
-    def __init__(self, engine: Engine, purposes: Sequence[Purpose], replica: str) -> None:
+    def __init__(  # noqa: PLR0913 - an engine and how it is known
+        self,
+        engine: Engine,
+        purposes: Sequence[Purpose],
+        region: str,
+        replica: str,
+        *,
+        channel: str = NEWEST,
+        lag: Lag | None = None,
+    ) -> None:
         self._engine = engine
         self._capabilities = engine.capabilities()
         self._purposes = tuple(purposes)
+        self._region = region
         self._replica = replica
+        self._channel = channel
+        self._lag = lag or Lag()
+        self._started_at = 0.0
+        self._reported: ReplicaReported | None = None
 
     def services(self) -> Mapping[str, Serve]:
-        """Serve each purpose, and aborts addressed to this replica."""
-        serves: dict[str, Serve] = {f"generate.{p}": self._generate for p in self._purposes}
+        """Serve each purpose, and aborts, under this replica's own name."""
+        serves: dict[str, Serve] = {
+            f"generate.{purpose}.{self._replica}": self._generate for purpose in self._purposes
+        }
         serves[f"abort.{self._replica}"] = self._abort
         return serves
 
+    async def start(self, ctx: Context) -> Effects:
+        """Be the newest process under this name."""
+        self._started_at = ctx.now()
+        return ()
+
+    async def on_weights_published(self, event: WeightsPublished, ctx: Context) -> Effects:
+        """Know how far behind it is."""
+        self._lag.published(event.policy_version)
+        return ()
+
+    async def on_weights_applied(self, event: WeightsApplied, ctx: Context) -> Effects:
+        """Report another version at once: requests wait for it."""
+        if event.replica != self._replica:
+            return ()
+        return self._report_if_changed(ctx)
+
+    async def stop(self, ctx: Context) -> Effects:
+        """Say that it leaves: its sessions move at once, and not only when it has been silent."""
+        leaving = msgspec.structs.replace(self._report(ctx), serves=[], is_leaving=True)
+        with contextlib.suppress(BusError, TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await ctx.publish(leaving)
+        return ()
+
     async def on_tick(self, ctx: Context) -> Effects:
-        """Show the engine's state."""
+        """Report, and show the engine's state."""
+        self._show_gauges(ctx)
+        self._reported = self._report(ctx)
+        return (self._reported,)
+
+    def _report_if_changed(self, ctx: Context) -> Effects:
+        report, last = self._report(ctx), self._reported
+        if last is not None and last.policy_version == report.policy_version:
+            return ()
+        self._reported = report
+        return (report,)
+
+    def _report(self, ctx: Context) -> ReplicaReported:
+        health = self._engine.health()
+        serves = list(self._purposes) if health.ready else []
+        if self._lag.is_lost(health.policy_version, ctx.monotonic()):
+            serves = [purpose for purpose in serves if purpose is not Purpose.TRAIN]
+        return ReplicaReported(
+            region=self._region,
+            replica=self._replica,
+            started_at=self._started_at,
+            serves=serves,
+            channel=self._channel,
+            policy_version=health.policy_version,
+            num_requests=health.num_running + health.num_waiting,
+            num_running_max=self._capabilities.num_running_max,
+        )
+
+    def _show_gauges(self, ctx: Context) -> None:
         health, metrics = self._engine.health(), self._engine.metrics()
         gauges = {
             "policy_version": health.policy_version,
@@ -66,7 +163,6 @@ class Generator(Actor):
             ctx.set_gauge(name, value)
         if health.error:
             raise EngineNotReadyError(f"engine of {self._replica} died: {health.error}")
-        return ()
 
     async def _generate(self, message: Message) -> AsyncIterator[Message]:
         if not isinstance(message, Generate):
@@ -91,6 +187,12 @@ class Generator(Actor):
             yield _refusal(RemoteErrorKind.FAILED, text)
 
     async def _replies(self, message: Generate) -> AsyncIterator[TokensSampled]:
+        expected, held = pinned_version(message.channel), self._engine.health().policy_version
+        if held != expected and (expected is not None or message.channel != self._channel):
+            raise EngineNotReadyError(
+                f"{self._replica}: asked for {message.channel}, but it follows {self._channel} and"
+                f" serves version {held}"
+            )
         async for chunk in self._engine.generate(
             from_array(message.token_ids),
             message.sampling,

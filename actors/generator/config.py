@@ -2,7 +2,7 @@
 
 import msgspec
 
-from penstock.messages.settings import PositiveInt
+from penstock.messages.settings import PositiveFloat, PositiveInt
 
 
 class GeneratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,3 +16,6 @@ class GeneratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Longest context, prompt and sampled tokens together."""
     num_threads: PositiveInt = 1
     """Threads of torch; trainer and generators share the machine's cores."""
+    lag_s_max: PositiveFloat = 60.0
+    """A replica whose weights are older than `trainer.staleness_max` allows for so long no longer
+    serves training, which goes on without it until it has caught up."""

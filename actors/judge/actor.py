@@ -71,6 +71,7 @@ class JudgeActor(Actor):
             num_tests_passed=findings.num_tests_passed,
             num_tests=findings.num_tests,
             policy_version=rollout.min_policy_version,
+            policy_version_max=rollout.max_policy_version,
             category=rollout.category,
             sandbox=findings.sandbox,
             duration_ms=1e3 * elapsed_s,

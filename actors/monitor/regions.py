@@ -13,6 +13,7 @@ from typing import Any
 from penstock.actors.monitor.curves import NUM_SAMPLES_MAX, append_thinned, median_or_none
 from penstock.actors.monitor.state import DeltaPoint, MonitorState, RegionView
 from penstock.messages.base import Event
+from penstock.messages.generation import ReplicaReported
 from penstock.messages.weights import (
     SnapshotKind,
     WeightsApplied,
@@ -21,6 +22,8 @@ from penstock.messages.weights import (
 )
 
 NUM_VERSIONS_KNOWN_MAX = 1024
+SILENT_S = 10.0
+"""A replica that has not reported for so long is lost."""
 
 
 class RegionViews:
@@ -33,10 +36,13 @@ class RegionViews:
         self._pauses_ms: deque[float] = deque(maxlen=NUM_SAMPLES_MAX)
         self._published: OrderedDict[int, WeightsPublished] = OrderedDict()
         self._published_at: dict[int, float] = {}
+        self._seen_at: dict[str, float] = {}
+        """Replica -> its last report, unix seconds; 0 when it left."""
         self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
             WeightsPublished: self._on_published,
             WeightsRelayed: self._on_relayed,
             WeightsApplied: self._on_applied,
+            ReplicaReported: self._on_reported,
         }
 
     def measure_lag(self, now: float) -> None:
@@ -46,10 +52,17 @@ class RegionViews:
         """
         head = max(self._published, default=0)
         for region in self._regions.values():
-            served = min(region.replicas.values(), default=-1)
+            region.lost = self._lost(region, now)
+            held = [v for name, v in region.replicas.items() if name not in region.lost]
+            served = min(held or region.replicas.values(), default=-1)
             region.lag_versions = max(0, head - served)
             lacking = [at for version, at in self._published_at.items() if version > served]
             region.lag_s = max(0.0, now - min(lacking, default=now))
+
+    def _lost(self, region: RegionView, now: float) -> list[str]:
+        """Return the replicas that reported once, and do so no longer."""
+        seen = {name: self._seen_at[name] for name in region.replicas if name in self._seen_at}
+        return sorted(name for name, at in seen.items() if now - at > SILENT_S)
 
     def measure_medians(self) -> None:
         """Set the medians over versions and replicas."""
@@ -93,6 +106,12 @@ class RegionViews:
             self._totals.pause_ms_max = max(self._totals.pause_ms_max or 0.0, event.pause_ms)
         if event.from_version >= 0:  # A replica that joins was not behind.
             _note_lag(region, event, at, self._published_at)
+
+    def _on_reported(self, event: ReplicaReported, at: float) -> None:
+        """See that a replica is there; it may go back to an older version."""
+        self._seen_at[event.replica] = 0.0 if event.is_leaving else at
+        if event.policy_version >= 0:
+            self._region(event.region).replicas[event.replica] = event.policy_version
 
     def _region(self, name: str) -> RegionView:
         return self._regions.setdefault(name, RegionView())

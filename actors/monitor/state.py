@@ -147,7 +147,9 @@ class RegionView(msgspec.Struct, kw_only=True):
     """Weights in one region."""
 
     replicas: dict[str, int] = {}
-    """Replica -> the version that it serves."""
+    """Replica -> the version that it serves, or served last."""
+    lost: list[str] = []
+    """Replicas that left or no longer report; the region's lag does not count them."""
     deltas: list[DeltaPoint] = []
     lag_versions: int = 0
     """Versions between the newest published one and the one that the slowest replica serves."""

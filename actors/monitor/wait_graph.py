@@ -1,8 +1,8 @@
 """The wait-for graph: who waits for whom, and which chain of waits holds the run up.
 
-A wait names an actor, a role, a service of a role (`generate.train`), or a thing (`group 12`). A
-role stands for its slowest member, since the one that answers may be any of them; a chain that
-comes back to itself is a deadlock.
+A wait names an actor, a role, a service of a role (`generate.train`) or of one replica
+(`generate.train.west.a`), or a thing (`group 12`). A role stands for its slowest member, since the
+one that answers may be any of them; a chain that comes back to itself is a deadlock.
 
 Weights can hold the run up as well: no replica may fall further behind than the budget allows.
 
@@ -78,7 +78,7 @@ def _slowest(state: MonitorState, served: int) -> str:
         f"{region}/{replica}"
         for region, view in state.regions.items()
         for replica, version in view.replicas.items()
-        if version == served
+        if version == served and replica not in view.lost
     )
     return f"the slowest replica ({', '.join(names)})" if names else "the slowest replica"
 
@@ -106,7 +106,10 @@ def _resolve(target: str, actors: Mapping[str, ActorView], now: float) -> str | 
     """Return the actor that a wait's target means: itself, or the slowest of its role."""
     if target in actors:
         return target
-    word = target.partition(".")[0]
+    word, _, rest = target.partition(".")
+    replica = rest.partition(".")[2] if word == "generate" else rest
+    if (actor := f"{_ROLE_OF.get(word)}-{replica}") in actors:
+        return actor
     role = _ROLE_OF.get(word, word)
     members = [name for name, view in actors.items() if view.role == role]
     if not members:

@@ -14,11 +14,13 @@ import msgspec
 from penstock.actors.pacer.config import PacerConfig, TreeConfig
 from penstock.actors.pacer.curriculum import Curriculum
 from penstock.actors.pacer.staleness_budget import Budget
+from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.envs.tasks.storage import load_tasks
 from penstock.messages.base import Event
 from penstock.messages.control import RunFinished
+from penstock.messages.generation import ReplicaReported
 from penstock.messages.reward import EvalCompleted, EvalRequested
 from penstock.messages.task import (
     Branch,
@@ -31,22 +33,26 @@ from penstock.messages.task import (
     Task,
 )
 from penstock.messages.training import BatchManifest, MidtrainCompleted, StepCompleted
-from penstock.messages.weights import WeightsApplied
 
 
 class Pacer(Actor):
     """Grants groups as the budget allows; its state follows from the log.
+
+    The budget counts the version that every replica of training serves, since that is the oldest
+    that a new rollout can meet. A replica that left or is silent counts no longer; while there is
+    none, nothing more is granted.
 
     Commands go out before the credits that count them: after a crash in between, the same groups
     are granted again under the same ids, and none is lost.
     """
 
     role = "pacer"
+    tick_s = 1.0
     follows: ClassVar[tuple[type[Event], ...]] = (
         MidtrainCompleted,
         StepCompleted,
         BatchManifest,
-        WeightsApplied,
+        ReplicaReported,
         EvalRequested,
         EvalCompleted,
         RunFinished,
@@ -61,7 +67,7 @@ class Pacer(Actor):
             steps_max=config.steps_max,
         )
         self._trainer_version = -1
-        self._applied: dict[str, int] = dict.fromkeys(config.replicas, -1)
+        self._replicas = ReplicaTable()
         self._has_baseline = not config.await_baseline
         self._curriculum: Curriculum
         self._heldout: Sequence[Task] = ()
@@ -92,11 +98,14 @@ class Pacer(Actor):
         """Count a new version."""
         return self._move_to(event.policy_version, ctx)
 
-    async def on_weights_applied(self, event: WeightsApplied, ctx: Context) -> Effects:
-        """Count the version that a replica now samples under."""
-        if event.replica not in self._applied:
-            return ()
-        self._applied[event.replica] = max(self._applied[event.replica], event.policy_version)
+    async def on_replica_reported(self, event: ReplicaReported, ctx: Context) -> Effects:
+        """Count the version that a replica samples under."""
+        self._replicas.add(event, ctx.monotonic())
+        return self._grant(ctx)
+
+    async def on_tick(self, ctx: Context) -> Effects:
+        """Count no replica that is silent."""
+        self._replicas.expire(ctx.monotonic())
         return self._grant(ctx)
 
     async def on_batch_manifest(self, event: BatchManifest, ctx: Context) -> Effects:
@@ -125,7 +134,8 @@ class Pacer(Actor):
 
     def _version(self) -> int:
         """Return the oldest version that a rollout granted now can meet."""
-        return min([self._trainer_version, *self._applied.values()])
+        served = [replica.policy_version for replica in self._replicas.ready(Purpose.TRAIN)]
+        return min(self._trainer_version, *served) if served else self._budget.policy_version
 
     def _grant(self, ctx: Context) -> Effects:
         self._budget = self._budget.with_version(self._version())

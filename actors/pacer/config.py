@@ -38,10 +38,6 @@ class PacerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Grants end when this many batches are covered."""
     synchronous: bool = False
     """Grant a batch only when the one before is trained, as if `staleness_max` were 0."""
-    replicas: tuple[str, ...] = ()
-    """Replicas that sample training rollouts. The budget counts the version that all of them have
-    applied, since that is the oldest that a new rollout can meet. Empty: the trainer's own version,
-    which bounds the staleness only if weights reach the replicas before the next grant."""
     await_baseline: bool = True
     """Hold training grants until version 0 is evaluated."""
     category_weights: dict[str, NonNegativeFloat] = {}

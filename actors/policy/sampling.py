@@ -1,16 +1,14 @@
-"""The client of `generate`, of rollout workers and the gateway: chunks joined into a turn."""
+"""What a generator sampled: chunks joined into a turn."""
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from penstock.actors.policy.chat.format import ChatFormat, ParseFailure
-from penstock.actors.runtime.context import Context
 from penstock.kernels.arrays import from_array, to_array
 from penstock.messages.errors import BusError
-from penstock.messages.generation import Generate, TokensSampled
+from penstock.messages.generation import TokensSampled
 from penstock.messages.rollout import StopReason, Turn, VersionSpan
 
 
@@ -63,24 +61,6 @@ class SampledTokens(msgspec.Struct, kw_only=True):
             num_tokens += self.version_spans.pop().num_tokens
         span = VersionSpan(policy_version=policy_version, num_tokens=num_tokens)
         self.version_spans.append(span)
-
-
-async def stream_chunks(
-    ctx: Context, request: Generate, *, idle_s: float, reason: str
-) -> AsyncGenerator[TokensSampled, None]:
-    """Ask a generator that serves the request's purpose; yield its chunks as they arrive.
-
-    Raises:
-        RemoteCallError, BusError, DeadlineError: As `Context.stream_request`.
-
-    """
-    service = f"generate.{request.purpose}"
-    replies = ctx.stream_request(service, request, idle_s=idle_s, reason=reason)
-    async with aclosing(replies):
-        async for reply in replies:
-            if not isinstance(reply, TokensSampled):
-                raise BrokenTurnError(f"{service}: unexpected {type(reply).__name__}")
-            yield reply
 
 
 def make_turn(chat: ChatFormat, context_ids: Sequence[int], sampled: SampledTokens) -> Turn:

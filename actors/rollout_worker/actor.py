@@ -22,12 +22,14 @@ from typing import Any, ClassVar
 import msgspec
 
 from penstock.actors.policy.chat.format import ChatFormat
+from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.episode import Episode
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.messages.base import Event, Stream
 from penstock.messages.control import MessageRejected
+from penstock.messages.generation import ReplicaReported
 from penstock.messages.reading.rejected import read_rejected
 from penstock.messages.rollout import RolloutFinished, Trunk, TurnSampled
 from penstock.messages.task import StartRollout
@@ -65,16 +67,18 @@ class RolloutRunner:
         config: Bounds.
         ctx: The worker's.
         slots: Each of its episodes needs one of the worker's.
+        replicas: Of generators, as the worker sees them.
 
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - all of a worker
         self,
         command: StartRollout,
         chat: ChatFormat,
         config: RolloutWorkerConfig,
         ctx: Context,
         slots: Slots,
+        replicas: ReplicaTable,
     ) -> None:
         self._trunk = msgspec.structs.replace(command, branching=None)
         self._branches = _branch_commands(command)
@@ -83,6 +87,7 @@ class RolloutRunner:
         self._config = config
         self._ctx = ctx
         self._slots = slots
+        self._replicas = replicas
 
     async def run(self) -> list[RolloutFinished]:
         """Run every rollout that has no end yet to a typed end, as many at once as have slots.
@@ -137,6 +142,7 @@ class RolloutRunner:
             self._chat,
             self._config,
             self._ctx,
+            self._replicas,
             trunk=trunk if is_branch else None,
             fork_at=fork_at,
         )
@@ -178,7 +184,8 @@ class RolloutWorker(Actor):
 
     role = "rollout_worker"
     consumes: ClassVar[tuple[type[Event], ...]] = (StartRollout,)
-    follows: ClassVar[tuple[type[Event], ...]] = (MessageRejected,)
+    follows: ClassVar[tuple[type[Event], ...]] = (MessageRejected, ReplicaReported)
+    tick_s = 1.0
 
     def __init__(self, chat: ChatFormat, config: RolloutWorkerConfig) -> None:
         """Take the format that the policy was trained with."""
@@ -186,6 +193,7 @@ class RolloutWorker(Actor):
         self._chat = chat
         self._config = config
         self._slots = Slots(config.num_concurrent)
+        self._replicas = ReplicaTable()
 
     async def on_start_rollout(self, command: StartRollout, ctx: Context) -> Effects:
         """Attempt a task once, or as a tree, as far as that was not done already."""
@@ -200,5 +208,15 @@ class RolloutWorker(Actor):
             return ()
         return await self._runner(command, ctx).abandon(f"rejected: {event.cause}")
 
+    async def on_replica_reported(self, event: ReplicaReported, ctx: Context) -> Effects:
+        """Know whom to ask for tokens."""
+        self._replicas.add(event, ctx.monotonic())
+        return ()
+
+    async def on_tick(self, ctx: Context) -> Effects:
+        """Ask no replica that is silent."""
+        self._replicas.expire(ctx.monotonic())
+        return ()
+
     def _runner(self, command: StartRollout, ctx: Context) -> RolloutRunner:
-        return RolloutRunner(command, self._chat, self._config, ctx, self._slots)
+        return RolloutRunner(command, self._chat, self._config, ctx, self._slots, self._replicas)

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from penstock.actors.policy.chat.format import ChatFormat
+from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.rollout_worker.changes import Changes, ChangesError, list_work, read_changes
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
@@ -41,7 +42,7 @@ from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
 from penstock.envs.tasks.workspace import open_egress, open_workspace, read_egress
 from penstock.kernels.arrays import to_array
 from penstock.messages.errors import CodecError, DeadlineError
-from penstock.messages.generation import Generate
+from penstock.messages.generation import NEWEST, Generate, pinned
 from penstock.messages.rollout import (
     EpisodeEnd,
     EpisodeFiles,
@@ -50,7 +51,7 @@ from penstock.messages.rollout import (
     Trunk,
     Turn,
 )
-from penstock.messages.task import StartRollout
+from penstock.messages.task import Purpose, StartRollout
 
 
 class Episode:
@@ -61,6 +62,7 @@ class Episode:
         chat: Format of the policy.
         config: Bounds.
         ctx: The worker's.
+        replicas: Of generators, as the worker sees them.
         trunk: Where it branches off, if it does.
         fork_at: Save the state after so many turns, for others to branch off; 0 for none.
 
@@ -72,6 +74,7 @@ class Episode:
         chat: ChatFormat,
         config: RolloutWorkerConfig,
         ctx: Context,
+        replicas: ReplicaTable,
         *,
         trunk: Trunk | None = None,
         fork_at: int = 0,
@@ -80,6 +83,7 @@ class Episode:
         self._chat = chat
         self._config = config
         self._ctx = ctx
+        self._replicas = replicas
         self._trunk = trunk
         self._fork_at = fork_at
         self._journal = Journal(ctx, command, trunk)
@@ -199,6 +203,7 @@ class Episode:
             request_id=self._ctx.new_id(f"{command.rollout_id}.{index}"),
             session_id=command.rollout_id,
             purpose=command.purpose,
+            channel=self._channel(),
             token_ids=to_array(np.array(conversation.token_ids, np.int32)),
             sampling=turn_sampling(
                 command.sampling, index, conversation.num_tokens_next_max, self._chat.stop_ids
@@ -206,10 +211,19 @@ class Episode:
             routes_from=0 if is_first else conversation.routes_from,
         )
         sampled, lost_s = await sample_turn(
-            self._ctx, request, self._config.retry, idle_s=self._config.generate_idle_s
+            self._ctx,
+            self._replicas,
+            request,
+            self._config.retry,
+            idle_s=self._config.generate_idle_s,
         )
         self._stats.lost_s += lost_s
         return conversation.make_turn(sampled)
+
+    def _channel(self) -> str:
+        """Return what may answer: an evaluation is of one version, training takes the newest."""
+        is_eval = self._command.purpose is Purpose.EVAL
+        return pinned(self._command.policy_version) if is_eval else NEWEST
 
     async def _save_if_due(self, runner: EpisodeRunner) -> None:
         """Save the state after a turn where the settings or the tree ask for it."""

@@ -13,12 +13,16 @@ A branch shares its trunk's first turns and states; what it adds bears its own n
 sampled token is stored, and counted, once.
 """
 
+import itertools
 import random
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
 
-from penstock.actors.policy.sampling import BrokenTurnError, SampledTokens, stream_chunks
+from penstock.actors.policy.replicas.client import stream_chunks
+from penstock.actors.policy.replicas.table import ReplicaTable
+from penstock.actors.policy.sampling import BrokenTurnError, SampledTokens
 from penstock.actors.runtime.context import Context
 from penstock.messages.errors import (
     BusError,
@@ -27,7 +31,7 @@ from penstock.messages.errors import (
     PenstockError,
     RemoteCallError,
 )
-from penstock.messages.generation import Generate
+from penstock.messages.generation import Generate, TokensSampled
 from penstock.messages.reading.trajectories import load_turn
 from penstock.messages.rollout import EpisodeSaved, StopReason, Trunk, Turn, TurnSampled
 from penstock.messages.rpc import RemoteErrorKind, RetryPolicy, with_retries
@@ -62,9 +66,16 @@ def turn_sampling(
 
 
 async def sample_turn(
-    ctx: Context, request: Generate, retry: RetryPolicy, *, idle_s: float
+    ctx: Context,
+    replicas: ReplicaTable,
+    request: Generate,
+    retry: RetryPolicy,
+    *,
+    idle_s: float,
 ) -> tuple[SampledTokens, float]:
     """Ask until a generator gives the whole turn; one that is silent for `idle_s` has failed.
+
+    Each attempt has an id of its own: a replica may still be busy with an earlier one.
 
     Returns:
         The turn, and the seconds lost in attempts that failed.
@@ -76,10 +87,15 @@ async def sample_turn(
 
     """
     started_at, num_charges = ctx.monotonic(), 0
+    asked: set[str] = set()
+    attempts = itertools.count()
 
     async def attempt() -> tuple[SampledTokens, float]:
         lost_s = ctx.monotonic() - started_at
-        return await _sample_once(ctx, request, idle_s), lost_s
+        attempt_id = f"{request.request_id}.{next(attempts)}"
+        again = msgspec.structs.replace(request, request_id=attempt_id)
+        chunks = stream_chunks(ctx, replicas, again, asked, idle_s=idle_s, reason=attempt_id)
+        return await _whole_turn(chunks), lost_s
 
     def is_final(error: Exception) -> bool:
         nonlocal num_charges
@@ -102,9 +118,8 @@ def _given_up(error: Exception) -> type[GenerationError]:
     return TurnChargedError if kind == RemoteErrorKind.CHARGED else GenerationError
 
 
-async def _sample_once(ctx: Context, request: Generate, idle_s: float) -> SampledTokens:
+async def _whole_turn(chunks: AsyncGenerator[TokensSampled]) -> SampledTokens:
     sampled = SampledTokens()
-    chunks = stream_chunks(ctx, request, idle_s=idle_s, reason=request.request_id)
     async with aclosing(chunks):
         async for chunk in chunks:
             sampled.add(chunk)

@@ -73,9 +73,15 @@ class Context(Protocol):
         ...
 
     def stream_request(
-        self, service: str, message: Message, *, idle_s: float, reason: str = ""
+        self,
+        service: str,
+        message: Message,
+        *,
+        idle_s: float,
+        reason: str = "",
+        is_served: bool = False,
     ) -> AsyncGenerator[Message, None]:
-        """Ask and iterate over the replies, visibly. Raises as `request` does."""
+        """Ask and iterate over the replies, visibly; see `Bus.stream_request`."""
         ...
 
     def waiting(

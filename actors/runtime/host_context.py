@@ -114,11 +114,17 @@ class HostContext:
             return await self._bus.request(service, message, deadline_s=deadline_s)
 
     async def stream_request(
-        self, service: str, message: Message, *, idle_s: float, reason: str = ""
+        self,
+        service: str,
+        message: Message,
+        *,
+        idle_s: float,
+        reason: str = "",
+        is_served: bool = False,
     ) -> AsyncGenerator[Message, None]:
         """Ask and iterate over the replies, visibly."""
         reason = reason or type(message).__name__
-        replies = self._bus.stream_request(service, message, idle_s=idle_s)
+        replies = self._bus.stream_request(service, message, idle_s=idle_s, is_served=is_served)
         async with contextlib.aclosing(replies):
             while True:
                 with self.waits.shown(service, reason, idle_s), self._named(reason):

@@ -99,7 +99,7 @@ class Exchange:
         """Yield ids, timing the first."""
         services, is_first = self._services, True
         async with contextlib.aclosing(
-            self._generation.stream(services.ctx, services.config)
+            self._generation.stream(services.ctx, services.config, services.replicas)
         ) as chunks:
             async for ids in chunks:
                 if is_first:

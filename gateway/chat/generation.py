@@ -12,7 +12,9 @@ from itertools import chain
 import msgspec
 import numpy as np
 
-from penstock.actors.policy.sampling import SampledTokens, stream_chunks
+from penstock.actors.policy.replicas.client import stream_chunks
+from penstock.actors.policy.replicas.table import ReplicaTable
+from penstock.actors.policy.sampling import SampledTokens
 from penstock.actors.runtime.context import Context
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
@@ -50,7 +52,9 @@ class Generation:
         self.sampled = SampledTokens()
         self.num_attempts = 0
 
-    async def stream(self, ctx: Context, config: GatewayConfig) -> AsyncGenerator[list[int], None]:
+    async def stream(
+        self, ctx: Context, config: GatewayConfig, replicas: ReplicaTable
+    ) -> AsyncGenerator[list[int], None]:
         """Yield the ids of each chunk as it comes; `sampled` holds all that is known of them.
 
         Raises:
@@ -59,6 +63,7 @@ class Generation:
 
         """
         cause: Exception | None = None
+        asked: set[str] = set()
         retry = RetryPolicy(
             pause_s=config.retry_s,
             pause_s_max=PAUSE_S_MAX,
@@ -70,9 +75,10 @@ class Generation:
             try:
                 reason = f"reply to {self.request_id}, attempt {self.num_attempts}"
                 request = self._request(config)
-                async with aclosing(
-                    stream_chunks(ctx, request, idle_s=config.idle_s_max, reason=reason)
-                ) as chunks:
+                chunks = stream_chunks(
+                    ctx, replicas, request, asked, idle_s=config.idle_s_max, reason=reason
+                )
+                async with aclosing(chunks):
                     async for chunk in chunks:
                         if ids := self.sampled.add(chunk):
                             yield ids
@@ -109,6 +115,7 @@ class Generation:
             request_id=self._attempt_id,
             session_id=self.session_id,
             purpose=Purpose.LIVE,
+            channel=config.channel,
             token_ids=to_array(ids),
             sampling=msgspec.structs.replace(self.sampling, num_tokens_max=left),
             deadline_s=config.request_s_max,

@@ -20,7 +20,9 @@ from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
-from penstock.actors.policy.sampling import SampledTokens, stream_chunks
+from penstock.actors.policy.replicas.client import stream_chunks
+from penstock.actors.policy.replicas.table import ReplicaTable
+from penstock.actors.policy.sampling import SampledTokens
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.context import Context
 from penstock.actors.runtime.host import ActorHost
@@ -29,7 +31,7 @@ from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.kernels.arrays import to_array
-from penstock.messages.generation import Generate
+from penstock.messages.generation import Generate, ReplicaReported
 from penstock.messages.task import Purpose, Sampling
 
 NUM_REPLICAS = (1, 4)
@@ -47,6 +49,9 @@ POLICY = PolicyConfig(
 )
 
 
+_Site = tuple[Context, ReplicaTable, list[TorchEngine]]
+
+
 async def measure_prefix_reuse() -> dict[str, Any]:
     """Run the same sessions against one replica and against four."""
     found = {count: await _cached_share(count) for count in NUM_REPLICAS}
@@ -61,12 +66,12 @@ async def measure_prefix_reuse() -> dict[str, Any]:
 
 async def _cached_share(num_replicas: int) -> float:
     """Return the share of all prompt tokens that were in a cache."""
-    async with _site(num_replicas) as (ctx, engines):
+    async with _site(num_replicas) as (ctx, replicas, engines):
         room = asyncio.Semaphore(NUM_SESSIONS_OPEN)
         prompts = _prompts()
         async with asyncio.TaskGroup() as group:
             for number, prompt in enumerate(prompts):
-                group.create_task(_session(ctx, room, f"s{number}", prompt))
+                group.create_task(_session(ctx, replicas, room, f"s{number}", prompt))
         metrics = [engine.metrics() for engine in engines]
     cached = sum(one.num_cached_tokens for one in metrics)
     return cached / (cached + sum(one.num_prefill_tokens for one in metrics))
@@ -84,7 +89,9 @@ def _prompts() -> list[list[int]]:
     return [task for task in tasks for _ in range(GROUP_SIZE)]
 
 
-async def _session(ctx: Context, room: asyncio.Semaphore, session: str, prompt: list[int]) -> None:
+async def _session(
+    ctx: Context, replicas: ReplicaTable, room: asyncio.Semaphore, session: str, prompt: list[int]
+) -> None:
     """Take the turns of a session; each begins with all that was said before."""
     dice = random.Random(session)
     async with room:
@@ -98,7 +105,9 @@ async def _session(ctx: Context, room: asyncio.Semaphore, session: str, prompt: 
                 sampling=Sampling(num_tokens_max=REPLY_TOKENS, seed=turn),
             )
             sampled = SampledTokens()
-            chunks = stream_chunks(ctx, request, idle_s=IDLE_S, reason=request.request_id)
+            chunks = stream_chunks(
+                ctx, replicas, request, set(), idle_s=IDLE_S, reason=request.request_id
+            )
             async with contextlib.aclosing(chunks):
                 async for chunk in chunks:
                     sampled.add(chunk)
@@ -107,8 +116,8 @@ async def _session(ctx: Context, room: asyncio.Semaphore, session: str, prompt: 
 
 
 @contextlib.asynccontextmanager
-async def _site(num_replicas: int) -> AsyncGenerator[tuple[Context, list[TorchEngine]]]:
-    """Yield a client's context, and the engines that serve it."""
+async def _site(num_replicas: int) -> AsyncGenerator[_Site]:
+    """Yield a client's context, the replicas it sees, and their engines."""
     stop = asyncio.Event()
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
@@ -128,14 +137,30 @@ async def _site(num_replicas: int) -> AsyncGenerator[tuple[Context, list[TorchEn
         ctx = HostContext(identity, bus=bus, store=store, clock=SystemClock())
         stack.push_async_callback(ctx.close)
         engines = [await _engine(stack) for _ in range(num_replicas)]
+        buses = [await connect(f"generator-{number}") for number in range(num_replicas)]
         group = await stack.enter_async_context(asyncio.TaskGroup())
         stack.callback(stop.set)
-        for number, engine in enumerate(engines):
-            generator = Generator(engine, [Purpose.TRAIN], replica=f"bench-{number}")
-            own = await connect(f"generator-{number}")
-            host = ActorHost(generator, own, store, name=f"generator-{number}", seed=0)
+        for number, (engine, own) in enumerate(zip(engines, buses, strict=True)):
+            generator = Generator(engine, [Purpose.TRAIN], "bench", f"bench.{number}")
+            host = ActorHost(generator, own, store, name=f"generator-bench.{number}", seed=0)
             group.create_task(host.run(stop))
-        yield ctx, engines
+        replicas, are_ready = ReplicaTable(), asyncio.Event()
+        following = group.create_task(_follow(bus, replicas, ctx, are_ready, num_replicas))
+        stack.callback(following.cancel)
+        async with asyncio.timeout(IDLE_S):
+            await are_ready.wait()
+        yield ctx, replicas, engines
+
+
+async def _follow(
+    bus: NatsBus, replicas: ReplicaTable, ctx: Context, are_ready: asyncio.Event, num_replicas: int
+) -> None:
+    """See the replicas, as an actor does."""
+    async for delivery in bus.follow([ReplicaReported]):
+        assert isinstance(delivery.event, ReplicaReported)
+        replicas.add(delivery.event, ctx.monotonic())
+        if len(replicas.ready(Purpose.TRAIN)) == num_replicas:
+            are_ready.set()
 
 
 async def _engine(stack: contextlib.AsyncExitStack) -> TorchEngine:

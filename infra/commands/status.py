@@ -165,7 +165,10 @@ def _regions(regions: dict[str, RegionView]) -> Table:
     )  # fmt: skip
     for name, region in regions.items():
         last = region.deltas[-1] if region.deltas else None
-        served = ", ".join(f"{replica} v{v}" for replica, v in region.replicas.items())
+        served = ", ".join(
+            f"{replica} {'lost' if replica in region.lost else f'v{version}'}"
+            for replica, version in region.replicas.items()
+        )
         bad = region.num_digest_mismatches
         table.add_row(
             name,

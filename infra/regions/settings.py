@@ -1,11 +1,15 @@
 """Settings of a region's link, and the region's place while a run is up."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
 
 from penstock.messages.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+"""Of a region, and of one of its replicas."""
 
 
 class LinkSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,12 +47,33 @@ class RegionPlace(msgspec.Struct, frozen=True, kw_only=True):
         return ["nsenter", f"--net=/proc/{self.namespace_pid}/ns/net", "--"]
 
 
-def region_of(specs: Iterable[str]) -> str:
-    """Return the region that all of a process's roles (`role:region`) are in; "" if there is none.
+def region_of_role(spec: str) -> str:
+    """Return the region of a role, `role:region` or `role:region/name`; "" if it is in none."""
+    return spec.partition(":")[2].partition("/")[0]
 
-    Example: `region_of(["relay:eu", "generator:eu"]) == "eu"`.
+
+def replica_name(spec: str) -> str:
+    """Return the name of a generator's replica, unique in the run and a token of subjects.
+
+    Raises:
+        ConfigError: Not `generator:region` or `generator:region/name`.
+
+    Example: `replica_name("generator:eu") == "eu"`, `replica_name("generator:eu/a") == "eu.a"`.
+
     """
-    found = {spec.partition(":")[2] for spec in specs}
+    region, slash, name = spec.partition(":")[2].partition("/")
+    if _NAME.fullmatch(region) is None or (slash and _NAME.fullmatch(name) is None):
+        expected = f"generator:REGION or generator:REGION/NAME, each {_NAME.pattern}"
+        raise ConfigError(f"role {spec!r}: expected {expected}")
+    return f"{region}.{name}" if slash else region
+
+
+def region_of(specs: Iterable[str]) -> str:
+    """Return the region that all of a process's roles are in; "" if there is none.
+
+    Example: `region_of(["relay:eu", "generator:eu/a"]) == "eu"`.
+    """
+    found = {region_of_role(spec) for spec in specs}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -62,7 +87,7 @@ def check_processes(processes: Mapping[str, Sequence[str]], linked: Iterable[str
     far = set(linked)
     for name, specs in processes.items():
         for spec in specs:
-            region = spec.partition(":")[2]
+            region = region_of_role(spec)
             if region in far and region_of(specs) != region:
                 text = f"processes.{name}: {spec} is behind the link of region {region}"
                 raise ConfigError(f"{text}: expected roles of that region alone, got {specs}")

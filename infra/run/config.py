@@ -24,6 +24,7 @@ from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.regions.settings import LinkSection
 from penstock.infra.stores.settings import BUCKET, ENDPOINT, StoreKind, StoreSection
 from penstock.messages.errors import ConfigError
+from penstock.messages.generation import NEWEST, pinned_version
 from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveInt
 from penstock.messages.task import Purpose
 
@@ -40,10 +41,12 @@ class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class RegionSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One region: a relay, and a generator with its receiver."""
+    """One region: a relay, and any number of generators, each with its receiver."""
 
     name: str
     serves: list[Purpose]
+    channel: str = NEWEST
+    """Which versions its replicas hold: `newest`, `stable`, `candidate`, or one, `version:7`."""
     bucket: Annotated[str, msgspec.Meta(pattern=BUCKET)] = ""
     """S3 bucket of the region's weights, which must exist; empty: a directory beside its relay."""
     endpoint: Annotated[str, msgspec.Meta(pattern=ENDPOINT)] = ""
@@ -86,7 +89,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """All settings of a run."""
 
     processes: dict[str, list[str]]
-    """Process name -> the roles (`role` or `role:region`) that run in it."""
+    """Process name -> the roles (`role`, `role:region`, `generator:region/name`) that run in it."""
     regions: list[RegionSection]
     run: RunSection = RunSection()
     bus: BusSection = BusSection()
@@ -107,9 +110,15 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     feedback_join: JoinConfig = JoinConfig()
     users: UsersSection = UsersSection()
 
-    def replicas(self, purpose: Purpose) -> tuple[str, ...]:
-        """Return the replicas that serve a purpose; a replica has its region's name."""
-        return tuple(region.name for region in self.regions if purpose in region.serves)
+    @property
+    def versions_pinned(self) -> set[int]:
+        """The versions that some region's replicas hold for good."""
+        pins = (pinned_version(region.channel) for region in self.regions)
+        return {version for version in pins if version is not None}
+
+    def regions_serving(self, purpose: Purpose) -> list[str]:
+        """Return the names of the regions that serve a purpose."""
+        return [region.name for region in self.regions if purpose in region.serves]
 
     def region(self, name: str) -> RegionSection:
         """Return one region.

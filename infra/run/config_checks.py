@@ -8,10 +8,11 @@ import re
 from penstock.actors.sync_relay.core.config import publisher_ranks
 from penstock.envs.backends import backend_class, backends
 from penstock.envs.sandbox import Capability
-from penstock.infra.regions.settings import check_processes
-from penstock.infra.run.config import RunConfig
+from penstock.infra.regions.settings import check_processes, region_of_role, replica_name
+from penstock.infra.run.config import RegionSection, RunConfig
 from penstock.infra.stores.settings import StoreKind
 from penstock.messages.errors import ConfigError
+from penstock.messages.generation import NEWEST, pinned_version
 from penstock.messages.task import Purpose
 
 HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -41,8 +42,9 @@ def check_config(config: RunConfig) -> None:
             "the role compactor requires store.retain_for_replay = false, and vice versa"
         )
     for purpose in Purpose:
-        if not config.replicas(purpose):
+        if not config.regions_serving(purpose):
             raise ConfigError(f"regions: none serves {purpose.value!r}")
+    _check_regions(config)
     _check_links(config)
 
 
@@ -171,6 +173,43 @@ def _check_publishers(config: RunConfig) -> None:
         expected = f"a process publisher-N for each of weights.num_publisher_ranks = {len(ranks)}"
         text = f"expected {expected if ranks else 'no role publisher'}, got {found}"
         raise ConfigError(f"processes: {text}")
+
+
+def _check_regions(config: RunConfig) -> None:
+    """Check that no two replicas, relays or regions share a name."""
+    seen: dict[str, str] = {}
+    for region in config.regions:
+        if HOST_NAME.fullmatch(region.name) is None:
+            text = f"expected a name, {HOST_NAME.pattern}, got {region.name!r}"
+            raise ConfigError(f"regions: {text}")
+        _check_channel(region)
+        if sum(other.name == region.name for other in config.regions) > 1:
+            raise ConfigError(f"regions: expected each name once, got {region.name!r} twice")
+    for process, specs in config.processes.items():
+        for spec in specs:
+            role, _, place = spec.partition(":")
+            if role not in {"generator", "relay"}:
+                continue
+            config.region(region_of_role(spec) if role == "generator" else place)
+            actor = f"{role}-{replica_name(spec)}"
+            if actor in seen:
+                text = f"{spec!r} is in processes.{seen[actor]} already; name one of them otherwise"
+                raise ConfigError(f"processes.{process}: {text}")
+            seen[actor] = process
+
+
+def _check_channel(region: RegionSection) -> None:
+    """Check that training and evaluations get the versions they need."""
+    field = f"regions.{region.name}.channel"
+    try:
+        version = pinned_version(region.channel)
+    except ConfigError as error:
+        raise ConfigError(f"{field}: {error}") from None
+    if Purpose.TRAIN in region.serves and region.channel != NEWEST:
+        raise ConfigError(f"{field}: expected {NEWEST}, as it serves train, got {region.channel!r}")
+    if Purpose.EVAL in region.serves and version is not None:
+        text = f"expected none that is fixed, as it serves eval, got {region.channel!r}"
+        raise ConfigError(f"{field}: {text}: evaluations choose the version")
 
 
 def _check_links(config: RunConfig) -> None:

@@ -1,7 +1,7 @@
 """The roles, and the builder of each: one line per role in `ROLES`.
 
-A role that is local to a region is named `role:region`. Only the builders of the trainer and the
-generator import torch.
+A role that is local to a region is named `role:region`; a region's several generators are
+`generator:region/name`. Only the builders of the trainer and the generator import torch.
 """
 
 import importlib
@@ -15,6 +15,7 @@ import msgspec
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.files import write_atomic
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.regions.settings import region_of_role, replica_name
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_checks import check_host_name
 from penstock.infra.run.runs import RunDir
@@ -62,21 +63,21 @@ Build = Callable[[Assembly, str], Awaitable[list[tuple[str, Actor]]]]
 
 
 async def build_actors(spec: str, assembly: Assembly) -> list[tuple[str, Actor]]:
-    """Build the actors of `role` or `role:region`, with their names.
+    """Build the actors of `role`, `role:region` or `generator:region/name`, with their names.
 
     Raises:
         ConfigError: Unknown role, or a region is missing or not expected.
 
     """
-    role, _, region = spec.partition(":")
+    role, _, place = spec.partition(":")
     if role not in ROLES:
         raise ConfigError(f"role: expected one of {', '.join(ROLES)}, got {role!r}")
-    if (role in REGIONAL) != bool(region) and role not in NAMED:
+    if (role in REGIONAL) != bool(place) and role not in NAMED:
         expected = f"{role}:REGION" if role in REGIONAL else role
         raise ConfigError(f"role {spec!r}: expected {expected}")
     if role in REGIONAL:
-        assembly.config.region(region)
-    return await ROLES[role](assembly, region)
+        assembly.config.region(region_of_role(spec) if role == "generator" else place)
+    return await ROLES[role](assembly, place)
 
 
 async def _trainer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
@@ -112,29 +113,42 @@ async def _publisher_rank(assembly: Assembly, rank: str) -> list[tuple[str, Acto
     return [(f"publisher-{rank}", actor)]
 
 
-async def _generator(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+async def _generator(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
     """Build a generator and the receiver of its weights: one engine, one process."""
     from penstock.actors.generator.actor import Generator
+    from penstock.actors.generator.lag import Lag
+    from penstock.actors.sync_relay.replica.held_version import HeldVersion
     from penstock.actors.sync_relay.replica.receiver import Receiver
 
-    engine = _start_engine(assembly.config)
-    serves = assembly.config.region(region).serves
-    generator = Generator(engine, serves, replica=region)
+    config = assembly.config
+    region, replica = region_of_role(f":{place}"), replica_name(f"generator:{place}")
+    staleness_max = config.trainer.staleness_max
+    engine, section = _start_engine(config), config.region(region)
+    generator = Generator(
+        engine,
+        section.serves,
+        region,
+        replica,
+        channel=section.channel,
+        lag=Lag(staleness_max, config.generator.lag_s_max),
+    )
     receiver = Receiver(
         region,
-        region,
+        replica,
         assembly.region_store(region),
         engine,
-        staleness_max=assembly.config.trainer.staleness_max,
+        target=HeldVersion(section.channel, evaluates=Purpose.EVAL in section.serves),
+        staleness_max=staleness_max,
     )
-    return [(f"generator-{region}", generator), (f"receiver-{region}", receiver)]
+    return [(f"generator-{replica}", generator), (f"receiver-{replica}", receiver)]
 
 
 def _start_engine(config: RunConfig) -> "TorchEngine":
     from penstock.actors.generator.core import EngineOptions
     from penstock.actors.generator.torch_engine import TorchEngine
 
-    options = EngineOptions(**msgspec.structs.asdict(config.generator))
+    settings = msgspec.structs.asdict(config.generator)
+    options = EngineOptions(**{name: settings[name] for name in settings if name != "lag_s_max"})
     engine = TorchEngine(config.policy, options)
     engine.start()
     return engine
@@ -143,8 +157,12 @@ def _start_engine(config: RunConfig) -> "TorchEngine":
 async def _relay(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     from penstock.actors.sync_relay.region.relay import Relay
 
-    staleness_max = assembly.config.trainer.staleness_max
-    relay = Relay(region, assembly.region_store(region), staleness_max=staleness_max)
+    relay = Relay(
+        region,
+        assembly.region_store(region),
+        staleness_max=assembly.config.trainer.staleness_max,
+        pinned=assembly.config.versions_pinned,
+    )
     return [(f"relay-{region}", relay)]
 
 
@@ -153,7 +171,8 @@ async def _compactor(assembly: Assembly, region: str) -> list[tuple[str, Actor]]
 
     trainer = assembly.config.trainer
     since_checkpoint = trainer.checkpoint_steps * (trainer.checkpoints_kept + 1)
-    return [("compactor", Compactor(since_checkpoint + trainer.staleness_max))]
+    num_kept = since_checkpoint + trainer.staleness_max
+    return [("compactor", Compactor(num_kept, pinned=assembly.config.versions_pinned))]
 
 
 async def _rollout_worker(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
@@ -200,17 +219,7 @@ async def _pacer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     from penstock.actors.pacer.actor import Pacer
 
     config = assembly.config
-    replicas = config.replicas(Purpose.TRAIN)
-    settings = msgspec.structs.replace(config.pacer, seed=config.run.seed, replicas=replicas)
-    return [("pacer", Pacer(settings))]
-
-
-async def _evaluator(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
-    from penstock.actors.evaluator.actor import Evaluator
-
-    replicas = assembly.config.replicas(Purpose.EVAL)
-    settings = msgspec.structs.replace(assembly.config.evaluator, replicas=replicas)
-    return [("evaluator", Evaluator(settings))]
+    return [("pacer", Pacer(msgspec.structs.replace(config.pacer, seed=config.run.seed)))]
 
 
 async def _gateway(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
@@ -255,7 +264,7 @@ ROLES: dict[str, Build] = {
     "scheduler": _scheduler,
     "judge": _plain("penstock.actors.judge.actor", "JudgeActor", "judge"),
     "pacer": _pacer,
-    "evaluator": _evaluator,
+    "evaluator": _plain("penstock.actors.evaluator.actor", "Evaluator", "evaluator"),
     "feedback_join": _plain("penstock.actors.feedback.actor", "FeedbackJoiner", "feedback_join"),
     "gateway": _gateway,
     "monitor": _monitor,

@@ -128,13 +128,19 @@ def _region(region: RegionView) -> dict[str, Any]:
     }
 
 
+def _generator_region(actor: str) -> str:
+    """Return the region of `generator-<region>` or `generator-<region>.<name>`; "" of others."""
+    role, _, replica = actor.partition("-")
+    return replica.partition(".")[0] if role == "generator" else ""
+
+
 def _utilization(state: MonitorState, config: RunConfig) -> dict[str, Any]:
     """Return shares of the RL phase's wall clock."""
     wall_s = max(_rl_wall_s(state), 1e-9)
-    names = [f"generator-{replica}" for replica in config.replicas(Purpose.TRAIN)]
-    actors = [state.actors[name] for name in names if name in state.actors]
+    regions = config.regions_serving(Purpose.TRAIN)
+    actors = [view for name, view in state.actors.items() if _generator_region(name) in regions]
     busy_s = sum(view.totals.get("engine_busy_s", 0.0) for view in actors)
     return {
         "trainer_busy": min(state.training.train_s / wall_s, 1.0),
-        "generator_busy": min(busy_s / max(len(names), 1) / wall_s, 1.0),
+        "generator_busy": min(busy_s / max(len(actors), 1) / wall_s, 1.0),
     }

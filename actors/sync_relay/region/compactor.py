@@ -6,16 +6,20 @@ uploads deltas alone.
 """
 
 import logging
+from collections.abc import Collection
 from typing import ClassVar
 
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog
+from penstock.actors.sync_relay.core.pins import Pins
 from penstock.actors.sync_relay.core.version_head import read_head
 from penstock.actors.sync_relay.region.consolidation import Consolidation, MakeBuilder, Merger
 from penstock.actors.sync_relay.region.retention import MERGE_EVERY
 from penstock.messages.base import Event
 from penstock.messages.errors import StoreFullError
+from penstock.messages.generation import ChannelMoved
+from penstock.messages.reward import EvalAnnounced, EvalCompleted
 from penstock.messages.weights import WeightsPublished
 
 _log = logging.getLogger(__name__)
@@ -25,9 +29,20 @@ class Compactor(Actor):
     """Follows the publisher and consolidates `ctx.store`; one per run."""
 
     role: ClassVar[str] = "compactor"
-    follows: ClassVar[tuple[type[Event], ...]] = (WeightsPublished,)
+    follows: ClassVar[tuple[type[Event], ...]] = (
+        WeightsPublished,
+        EvalAnnounced,
+        EvalCompleted,
+        ChannelMoved,
+    )
 
-    def __init__(self, num_versions_kept: int, *, make_builder: MakeBuilder = Merger) -> None:
+    def __init__(
+        self,
+        num_versions_kept: int,
+        *,
+        pinned: Collection[int] = (),
+        make_builder: MakeBuilder = Merger,
+    ) -> None:
         """Prepare.
 
         A trainer that resumes from its oldest checkpoint publishes the versions since then again,
@@ -35,10 +50,13 @@ class Compactor(Actor):
 
         Args:
             num_versions_kept: Newest versions to keep in any case.
+            pinned: Versions that replicas hold for good.
             make_builder: Makes the builder of updates; simulations model it.
 
         """
         self._num_versions_kept = num_versions_kept
+        self._pinned = frozenset(pinned)
+        self._pins = Pins()
         self._make_builder = make_builder
         self._newest = NOTHING
         self._catalog: Catalog
@@ -48,6 +66,21 @@ class Compactor(Actor):
         """Start with an empty catalog."""
         self._catalog = Catalog(ctx.store)
         self._consolidation = Consolidation(ctx.store, self._catalog, self._make_builder)
+        return ()
+
+    async def on_eval_announced(self, event: EvalAnnounced, ctx: Context) -> Effects:
+        """Keep the version of an evaluation."""
+        self._pins.announced(event)
+        return ()
+
+    async def on_eval_completed(self, event: EvalCompleted, ctx: Context) -> Effects:
+        """Keep it no longer."""
+        self._pins.completed(event.eval_id)
+        return ()
+
+    async def on_channel_moved(self, event: ChannelMoved, ctx: Context) -> Effects:
+        """Keep what channels point to."""
+        self._pins.moved(event)
         return ()
 
     async def on_weights_published(self, event: WeightsPublished, ctx: Context) -> Effects:
@@ -65,7 +98,8 @@ class Compactor(Actor):
         self._catalog.keep_history([head.node])
         path = self._catalog.plan(NOTHING)
         self._newest = path[-1].policy_version if path else NOTHING
-        needed = [max(0, self._newest - self._num_versions_kept)]
+        oldest = max(0, self._newest - self._num_versions_kept)
+        needed = {oldest, *self._pinned, *self._pins.versions}
         try:
             await self._consolidation.advance(self._newest, ctx, needed=needed)
         except StoreFullError as error:

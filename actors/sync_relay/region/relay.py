@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import ClassVar
 
@@ -11,6 +11,7 @@ from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog, num_bytes
 from penstock.actors.sync_relay.core.flat_snapshot import FlatSnapshot
 from penstock.actors.sync_relay.core.leases import leased_path
+from penstock.actors.sync_relay.core.pins import Pins
 from penstock.actors.sync_relay.core.repair import TileServer, tiles_service
 from penstock.actors.sync_relay.core.store_io import StoreIO, for_each_shard
 from penstock.actors.sync_relay.core.version_head import NO_HEAD, read_head_after
@@ -20,6 +21,8 @@ from penstock.actors.sync_relay.replica.weight_replica import WeightReplica
 from penstock.messages.base import Event
 from penstock.messages.bus import ObjectStore, Serve
 from penstock.messages.errors import CorruptDataError, StoreFullError
+from penstock.messages.generation import ChannelMoved
+from penstock.messages.reward import EvalAnnounced, EvalCompleted
 from penstock.messages.weights import ShardRef, WeightsPublished, WeightsRelayed
 
 _log = logging.getLogger(__name__)
@@ -34,7 +37,12 @@ class Relay(Actor):
     """
 
     role: ClassVar[str] = "relay"
-    follows: ClassVar[tuple[type[Event], ...]] = (WeightsPublished,)
+    follows: ClassVar[tuple[type[Event], ...]] = (
+        WeightsPublished,
+        EvalAnnounced,
+        EvalCompleted,
+        ChannelMoved,
+    )
 
     def __init__(
         self,
@@ -42,6 +50,7 @@ class Relay(Actor):
         local: ObjectStore,
         *,
         staleness_max: int = 0,
+        pinned: Collection[int] = (),
         make_builder: MakeBuilder = Merger,
     ) -> None:
         """Prepare.
@@ -51,12 +60,15 @@ class Relay(Actor):
             local: Its store.
             staleness_max: Versions before the head that unconsumed trajectories can still name;
                 they are kept.
+            pinned: Versions that replicas of the region hold for good.
             make_builder: Makes the builder of updates; simulations model it.
 
         """
         self._region = region
         self._local = local
         self._staleness_max = staleness_max
+        self._pinned = frozenset(pinned)
+        self._pins = Pins()
         self._catalog = Catalog(local)
         self._consolidation = Consolidation(local, self._catalog, make_builder)
         self._newest: WeightsPublished | None = None
@@ -104,9 +116,25 @@ class Relay(Actor):
         await self._consolidate(ctx)
         return ()
 
+    async def on_eval_announced(self, event: EvalAnnounced, ctx: Context) -> Effects:
+        """Keep the version of an evaluation."""
+        self._pins.announced(event)
+        return ()
+
+    async def on_eval_completed(self, event: EvalCompleted, ctx: Context) -> Effects:
+        """Keep it no longer."""
+        self._pins.completed(event.eval_id)
+        return ()
+
+    async def on_channel_moved(self, event: ChannelMoved, ctx: Context) -> Effects:
+        """Keep what channels point to."""
+        self._pins.moved(event)
+        return ()
+
     async def _consolidate(self, ctx: Context) -> None:
         """Consolidate the region's store; without room for it, at the next version."""
-        needed = range(max(0, self._version - self._staleness_max), self._version)
+        named = range(max(0, self._version - self._staleness_max), self._version)
+        needed = {*named, *self._pinned, *self._pins.versions}
         try:
             await self._consolidation.advance(self._version, ctx, needed=needed)
         except StoreFullError as error:

@@ -1,4 +1,4 @@
-"""One per replica, in the generator's process: updates its engine to the newest version.
+"""One per replica, in the generator's process: keeps its engine at the version it is to hold.
 
 ```
  WeightsRelayed ─▶ fetch ─▶ decode ─▶ verify ─▶ stage ─▶ swap ─▶ verify ─▶ WeightsApplied
@@ -18,11 +18,14 @@ from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.core.catalog import NOTHING, Catalog, Rates
 from penstock.actors.sync_relay.core.leases import leased_path
 from penstock.actors.sync_relay.core.version_head import read_head
+from penstock.actors.sync_relay.replica.held_version import HeldVersion
 from penstock.actors.sync_relay.replica.weight_replica import WeightReplica
 from penstock.kernels.delta import Patch
 from penstock.messages.base import Event
 from penstock.messages.bus import ObjectStore
-from penstock.messages.errors import CorruptDataError, PenstockError
+from penstock.messages.errors import CorruptDataError, NotFoundError, PenstockError
+from penstock.messages.generation import ChannelMoved
+from penstock.messages.reward import EvalAnnounced, EvalCompleted
 from penstock.messages.weights import WeightsApplied, WeightsRelayed
 
 _log = logging.getLogger(__name__)
@@ -61,14 +64,19 @@ class UpdatableEngine(Protocol):
 
 
 class Receiver(Actor):
-    """Follows its region's relay, always to the newest version it announced.
+    """Follows its region's relay, to the newest version it announced or to the one of `target`.
 
     An engine without weights serves no requests, and gets none before they are fresh enough: a
     joiner that became late while it loaded catches up before it swaps anything in.
     """
 
     role: ClassVar[str] = "receiver"
-    follows: ClassVar[tuple[type[Event], ...]] = (WeightsRelayed,)
+    follows: ClassVar[tuple[type[Event], ...]] = (
+        WeightsRelayed,
+        EvalAnnounced,
+        EvalCompleted,
+        ChannelMoved,
+    )
 
     def __init__(  # noqa: PLR0913 - its identity, source, target and bounds
         self,
@@ -77,6 +85,7 @@ class Receiver(Actor):
         local: ObjectStore,
         engine: UpdatableEngine,
         *,
+        target: HeldVersion | None = None,
         staleness_max: int = 0,
         rates: Rates = Rates(),  # noqa: B008
     ) -> None:
@@ -84,9 +93,10 @@ class Receiver(Actor):
 
         Args:
             region: Region whose relay it follows.
-            replica: Name of the replica in that region.
+            replica: Name of the replica, unique in the run.
             local: The region's store.
             engine: The engine to update.
+            target: Which version it holds; by default always the newest.
             staleness_max: Versions behind the head that a replica may join at.
             rates: Speed of fetching and of applying here.
 
@@ -95,14 +105,46 @@ class Receiver(Actor):
         self._replica = replica
         self._local = local
         self._engine = engine
+        self._target = target or HeldVersion()
         self._staleness_max = staleness_max
         self._catalog = Catalog(local, rates)
         self._weights = WeightReplica(local, self._catalog, region)
         self._version = NOTHING
         self._num_mismatches = 0
 
+    async def start(self, ctx: Context) -> Effects:
+        """Know the version to hold before the first one comes."""
+        if moved := await ctx.last(ChannelMoved):
+            self._target.pins.moved(moved)
+        if announced := await ctx.last(EvalAnnounced):
+            await self.on_eval_announced(announced, ctx)
+        return ()
+
     async def on_weights_relayed(self, event: WeightsRelayed, ctx: Context) -> Effects:
-        """Update the engine to the newest version that the region holds.
+        """Update the engine, if this is the version it is to hold."""
+        if event.region != self._region:
+            return ()
+        self._target.relayed(event.policy_version)
+        return await self._approach(ctx)
+
+    async def on_eval_announced(self, event: EvalAnnounced, ctx: Context) -> Effects:
+        """Hold the version of an evaluation that is not over yet."""
+        if await ctx.last(EvalCompleted, event.eval_id) is None:
+            self._target.pins.announced(event)
+        return await self._approach(ctx)
+
+    async def on_eval_completed(self, event: EvalCompleted, ctx: Context) -> Effects:
+        """Go on from the version of an evaluation."""
+        self._target.pins.completed(event.eval_id)
+        return await self._approach(ctx)
+
+    async def on_channel_moved(self, event: ChannelMoved, ctx: Context) -> Effects:
+        """Follow the channel."""
+        self._target.pins.moved(event)
+        return await self._approach(ctx)
+
+    async def _approach(self, ctx: Context) -> Effects:
+        """Update the engine to the version it is to hold, if the region has it and it is another.
 
         Raises:
             QuarantinedError: The engine's digest is wrong even after a whole reload.
@@ -110,12 +152,21 @@ class Receiver(Actor):
             DeadlineError: The store or the engine did not answer.
 
         """
-        if event.region != self._region or event.policy_version <= self._version:
+        exact, newest = self._target.version, self._target.newest
+        if newest < 0 or (newest <= self._version if exact is None else exact == self._version):
+            return ()
+        if exact is not None and exact > newest:  # Stop at it on the way there.
             return ()
         began = ctx.monotonic()
-        reason = f"weights {event.policy_version}"
+        reason = f"weights {newest if exact is None else exact}"
         async with ctx.waiting("store", reason, deadline_s=_STAGE_DEADLINE_S):
-            num_read = await self._load(event.policy_version, ctx)
+            try:
+                num_read = await self._load(newest, exact, ctx)
+            except NotFoundError as error:
+                if exact is None:
+                    raise
+                _log.warning("replica %s stays at %d: %s", self._replica, self._version, error)
+                return ()
         stage_ms = (ctx.monotonic() - began) * 1e3
         async with ctx.waiting("engine", reason, deadline_s=_SWAP_DEADLINE_S):
             pause_ms = await self._swap(ctx)
@@ -125,14 +176,19 @@ class Receiver(Actor):
         self._show_mismatches(ctx)
         return (applied,)
 
-    async def _load(self, announced: int, ctx: Context) -> int:
-        """Move the copy to the newest version; return the bytes of the objects fetched."""
-        num_read = 0
+    async def _load(self, announced: int, exact: int | None, ctx: Context) -> int:
+        """Move the copy to a version or the newest; return the bytes of the objects fetched."""
+        num_read, holder = 0, f"{self._region}-{self._replica}"
+        if exact is not None:
+            await self._catalog.refresh()
+            held = self._weights.version
+            path = self._catalog.plan(held if held <= exact else NOTHING, exact)
+            async with leased_path(self._local, holder, path, ctx.now()):
+                return await self._weights.advance(exact, ctx)
         for _ in range(_NUM_LOADS_MAX):
             await self._catalog.refresh()
             path = self._catalog.plan(self._weights.version)
             target = max(announced, path[-1].policy_version if path else NOTHING)
-            holder = f"{self._region}-{self._replica}"
             async with leased_path(self._local, holder, path, ctx.now()):
                 num_read += await self._weights.advance(max(target, self._weights.version), ctx)
             if self._version > NOTHING or await self._is_fresh(ctx):

@@ -218,10 +218,10 @@ class NatsBus:
         return await self._rpc.request(service, message, deadline_s=deadline_s)
 
     def stream_request(
-        self, service: str, message: Message, *, idle_s: float
+        self, service: str, message: Message, *, idle_s: float, is_served: bool = False
     ) -> AsyncGenerator[Message, None]:
         """See `Bus.stream_request`."""
-        return self._rpc.stream(service, message, idle_s=idle_s)
+        return self._rpc.stream(service, message, idle_s=idle_s, is_served=is_served)
 
     async def serve(
         self, service: str, handler: Serve, *, shared: bool = True

@@ -88,13 +88,13 @@ class RpcClient:
         return answer
 
     async def stream(
-        self, service: str, message: Message, *, idle_s: float
+        self, service: str, message: Message, *, idle_s: float, is_served: bool
     ) -> AsyncGenerator[Message, None]:
         """See `Bus.stream_request`."""
         subject = service_subject(self._run_id, service)
         async with _within(service, idle_s):
             packed = await self._claims.pack(message, PAYLOAD_BYTES_MAX)
-        replies = self._replies(service, subject, packed, idle_s)
+        replies = self._replies(service, subject, packed, idle_s, is_served=is_served)
         try:
             async with contextlib.aclosing(replies):
                 async for answer in replies:
@@ -103,7 +103,7 @@ class RpcClient:
             await self._claims.forget(packed.object_keys)
 
     async def _replies(
-        self, service: str, subject: str, packed: Packed, idle_s: float
+        self, service: str, subject: str, packed: Packed, idle_s: float, *, is_served: bool
     ) -> AsyncGenerator[Message, None]:
         queue: asyncio.Queue[Msg | None] = asyncio.Queue()
         with self._connection.replies(queue.put_nowait, lambda: queue.put_nowait(None)) as inbox:
@@ -120,6 +120,8 @@ class RpcClient:
                         raise ConnectionLostError(f"{service}: connection broke before the end")
                     if status(reply) != NO_RESPONDERS:
                         return reply
+                    if is_served:
+                        raise BusError(f"{service}: nobody serves it")
                     await asyncio.sleep(RETRY.pause_s)
 
             num_replies = 0

@@ -197,12 +197,12 @@ class MemoryBus:
         return await self._rpc_client.request(subject, message, deadline_s=deadline_s)
 
     def stream_request(
-        self, service: str, message: Message, *, idle_s: float
+        self, service: str, message: Message, *, idle_s: float, is_served: bool = False
     ) -> AsyncGenerator[Message, None]:
         """See `Bus.stream_request`."""
         self._check_open()
         subject = service_subject(self._run_id, service)
-        return self._rpc_client.stream(subject, message, idle_s=idle_s)
+        return self._rpc_client.stream(subject, message, idle_s=idle_s, is_served=is_served)
 
     async def serve(
         self, service: str, handler: Serve, *, shared: bool = True

@@ -41,7 +41,7 @@ class MemoryRpcClient:
         raise BusError(f"{subject}: ended without a reply")
 
     async def stream(
-        self, subject: str, message: Message, *, idle_s: float
+        self, subject: str, message: Message, *, idle_s: float, is_served: bool = False
     ) -> AsyncGenerator[Message, None]:
         """Iterate over the replies; raises BusError where one was lost."""
         replies: Replies = asyncio.Queue()
@@ -52,7 +52,7 @@ class MemoryRpcClient:
             try:
                 async with asyncio.timeout(idle_s):
                     if not is_asked:
-                        await self._ask(subject, message, replies)
+                        await self._ask(subject, message, replies, is_served=is_served)
                         is_asked = True
                     data = await replies.get()
                     await self._server.travel()
@@ -73,13 +73,17 @@ class MemoryRpcClient:
                 raise RemoteCallError(reply.kind, reply.error)
             yield reply
 
-    async def _ask(self, subject: str, message: Message, replies: Replies) -> None:
+    async def _ask(
+        self, subject: str, message: Message, replies: Replies, *, is_served: bool
+    ) -> None:
         data = encode(message)
         while True:
             await self._server.travel()
             servers = self._server.services[subject]
             if servers:
                 break
+            if is_served:
+                raise BusError(f"{subject}: nobody serves it")
             await asyncio.sleep(RETRY_S)
         if self._server.happens(self._server.faults.lose_request):
             return

@@ -14,8 +14,9 @@ from penstock.actors.feedback.join import JoinConfig
 from penstock.actors.monitor.actor import Monitor
 from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
-from penstock.actors.runtime.actor import Actor
+from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.clock import SystemClock
+from penstock.actors.runtime.context import Context
 from penstock.actors.runtime.host import ActorHost
 from penstock.gateway.actor import Gateway
 from penstock.gateway.config import GatewayConfig
@@ -27,10 +28,10 @@ from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.base import Array, Event, Message
 from penstock.messages.bus import Bus, Serve
-from penstock.messages.generation import AbortGeneration, Generate, TokensSampled
+from penstock.messages.generation import AbortGeneration, Generate, ReplicaReported, TokensSampled
 from penstock.messages.rollout import StopReason
 from penstock.messages.rpc import Ack
-from penstock.messages.weights import WeightsApplied
+from penstock.messages.task import Purpose
 
 SECRET = "psk-test"
 KEYS = (
@@ -58,8 +59,11 @@ class ScriptedGenerator(Actor):
     """Answers `generate.live` from a list; what it was asked is on record."""
 
     role = "generator"
+    tick_s = 0.05
 
     def __init__(self) -> None:
+        self.policy_version = 7
+        """-1: says nothing of itself."""
         self.replies: list[Reply] = []
         self.asked: list[Generate] = []
         self.aborted: list[str] = []
@@ -68,7 +72,10 @@ class ScriptedGenerator(Actor):
         self.resume = asyncio.Event()
 
     def services(self) -> Mapping[str, Serve]:
-        return {"generate.live": self._generate, "abort.generator-west": self._abort}
+        return {"generate.live.west": self._generate, "abort.west": self._abort}
+
+    async def on_tick(self, ctx: Context) -> Effects:
+        return (reported(self.policy_version),) if self.policy_version >= 0 else ()
 
     async def _abort(self, message: Message) -> AsyncIterator[Message]:
         assert isinstance(message, AbortGeneration)
@@ -107,7 +114,7 @@ def _chunk(
         policy_version=reply.policy_version,
         stop_reason=stop,
         route_segments=[b"sealed"] if stop else [],
-        replica="generator-west",
+        replica="west",
     )
 
 
@@ -208,15 +215,8 @@ async def site(bus, tmp_path, tokenizer) -> AsyncIterator[Site]:
         yield site
 
 
-def applied(policy_version: int) -> WeightsApplied:
-    return WeightsApplied(
-        region="west",
-        replica="generator-west",
-        policy_version=policy_version,
-        root_digest="d",
-        digest_matches=True,
-        from_version=policy_version - 1,
-        num_bytes=10,
-        stage_ms=1.0,
-        pause_ms=1.0,
-    )
+def reported(policy_version: int) -> ReplicaReported:
+    return ReplicaReported(
+        region="west", replica="west", started_at=0.0, serves=[Purpose.LIVE],
+        policy_version=policy_version, num_running_max=64,
+    )  # fmt: skip

@@ -45,7 +45,7 @@ async def test_parallel_streams_over_a_swap_are_recorded_as_sampled(bus, tmp_pat
     try:
         await swap(engine, config, 0)
         site = Site(bus, tmp_path, tokenizer)
-        site.generator = Generator(engine, [Purpose.LIVE], "generator-west")
+        site.generator = Generator(engine, [Purpose.LIVE], "west", "west")
         async with (
             site.running(),
             openai.AsyncOpenAI(base_url=f"{site.url}/v1", api_key="psk-test") as client,

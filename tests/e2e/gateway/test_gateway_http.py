@@ -4,13 +4,14 @@ import asyncio
 import io
 
 import aiohttp
+import msgspec
 import pytest
 
 from penstock.actors.monitor.actor import Monitor
 from penstock.gateway.config import GatewayConfig
 from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted
 
-from .conftest import Site, applied, until
+from .conftest import Site, reported, until
 
 GOOD = {"model": "policy", "messages": [{"role": "user", "content": "Fix add."}]}
 
@@ -182,17 +183,24 @@ async def test_feedback_is_checked_amended_and_retracted(site, http):
 
 async def test_readiness_metrics_state_and_page(site, http):
     assert (await http.get("/healthz")).status == 200
-    assert (await http.get("/readyz")).status == 503
-    await site.bus.publish([applied(3)])
-    async with asyncio.timeout(20):
-        while (ready := await http.get("/readyz")).status != 200:
-            await asyncio.sleep(0.05)
-    assert (await ready.json())["policy_version"] == 3
+
+    async def readiness(status):
+        async with asyncio.timeout(20):
+            while (ready := await http.get("/readyz")).status != status:
+                await asyncio.sleep(0.05)
+        return await ready.json()
+
+    assert (await readiness(200))["policy_version"] == 7
+    site.generator.policy_version = -1
+    await site.bus.publish([msgspec.structs.replace(reported(7), is_leaving=True)])
+    await readiness(503)
+    site.generator.policy_version = 3
+    assert (await readiness(200))["policy_version"] == 3
     text = await (await http.get("/metrics")).text()
-    assert 'penstock_gateway_requests_total{route="/readyz",status="200"} 1.0' in text
-    assert 'penstock_served_version{region="west",replica="generator-west"} 3.0' in text
+    assert 'penstock_gateway_requests_total{route="/readyz",status="200"}' in text
+    assert 'penstock_served_version{region="west",replica="west"} 3.0' in text
     state = await (await http.get("/v1/monitor/state")).json()
-    assert state["regions"]["west"]["replicas"] == {"generator-west": 3}
+    assert state["regions"]["west"]["replicas"] == {"west": 3}
     page = await http.get("/")
     assert page.content_type == "text/html"
     assert "EMBEDDED = null" in await page.text()

@@ -27,8 +27,9 @@ from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
 from penstock.actors.rollout_worker.actor import RolloutWorker
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
-from penstock.actors.runtime.actor import Actor
+from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
+from penstock.actors.runtime.context import Context
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.runtime.host_context import ActorIdentity, HostContext
 from penstock.actors.sandbox_host.actor import SandboxHost
@@ -43,7 +44,7 @@ from penstock.messages.base import Array, Event, Message, Stream
 from penstock.messages.bus import Serve
 from penstock.messages.codec import decode
 from penstock.messages.errors import ConfigError
-from penstock.messages.generation import Generate, TokensSampled
+from penstock.messages.generation import Generate, ReplicaReported, TokensSampled
 from penstock.messages.reading.trajectories import (
     Trajectory,
     last_of,
@@ -103,12 +104,23 @@ def make_command(rollout_id: str, task: Task | None = None, **changes: object) -
     return StartRollout(**{**fields, **changes})
 
 
+def reported(policy_version: int = 0, replica: str = "west", **changes: object) -> ReplicaReported:
+    """Say that a replica serves everything."""
+    fields: dict = {
+        "region": replica.partition(".")[0], "replica": replica, "started_at": 0.0,
+        "serves": list(Purpose), "policy_version": policy_version, "num_running_max": 64,
+    }  # fmt: skip
+    return ReplicaReported(**{**fields, **changes})
+
+
 class ScriptedPolicy(Actor):
     """Serves `generate.*`: the n-th turn of a session is the n-th entry of its script."""
 
     role = "generator"
+    tick_s = 0.5
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, replica: str = "west") -> None:
+        self.replica = replica
         self.policy_version = 0
         self.scripts: Callable[[str], list[list[Call]]] = lambda _session: GOOD_SCRIPT
         self.token_s = 0.001
@@ -122,7 +134,14 @@ class ScriptedPolicy(Actor):
         self._chat = PenstockChat(tokenizer)
 
     def services(self) -> dict[str, Serve]:
-        return {f"generate.{purpose}": self._generate for purpose in Purpose}
+        return {f"generate.{purpose}.{self.replica}": self._generate for purpose in Purpose}
+
+    async def start(self, ctx: Context) -> Effects:
+        self._started_at = ctx.now()
+        return ()
+
+    async def on_tick(self, ctx: Context) -> Effects:
+        return (reported(self.policy_version, self.replica, started_at=self._started_at),)
 
     def turn_ids(self, session: str, index: int) -> list[int]:
         script = self.scripts(session)

@@ -8,7 +8,7 @@ import random
 from typing import ClassVar
 
 import pytest
-from tests.sim.rollout.conftest import FINISH, GOOD_SCRIPT, LOOK, World
+from tests.sim.rollout.conftest import FINISH, GOOD_SCRIPT, LOOK, World, reported
 from tests.sim.rollout.saving import SavingBackend
 
 from penstock.actors.judge.reward import LengthPenaltyConfig
@@ -27,7 +27,6 @@ from penstock.messages.reward import EvalCompleted, EvalRequested, Verdict
 from penstock.messages.rollout import RolloutFinished, TurnSampled
 from penstock.messages.task import CreditsChanged, Purpose, Split
 from penstock.messages.training import BatchManifest, GroupEntry, MidtrainCompleted, StepCompleted
-from penstock.messages.weights import WeightsApplied
 
 GROUP_SIZE = 2
 PER_BATCH = 2
@@ -44,13 +43,6 @@ def stepped(step: int) -> StepCompleted:
     return StepCompleted(
         step=step, policy_version=step, weights_digest="d", optimizer_digest="d", metrics={}
     )
-
-
-def applied(version: int, replica: str = "west-0") -> WeightsApplied:
-    return WeightsApplied(
-        region="west", replica=replica, policy_version=version, root_digest="d",
-        digest_matches=True, from_version=version - 1, num_bytes=1, stage_ms=1.0, pause_ms=1.0,
-    )  # fmt: skip
 
 
 def group_entry(index: int) -> GroupEntry:
@@ -109,7 +101,7 @@ class StandInTrainer(Actor):
     async def _ship(self, version: int, ctx: Context) -> None:
         await ctx.sleep(0.4)
         self._world.policy.policy_version = version
-        await ctx.publish(applied(version))
+        await ctx.publish(reported(version))
 
 
 def start_trainer(world: World, **settings: object) -> StandInTrainer:
@@ -132,11 +124,9 @@ async def start_run(world: World, *, group_size: int = GROUP_SIZE, **pacer: obje
     world.host_machines()
     world.host_worker()
     world.host_judge(length_penalty=LengthPenaltyConfig(scale=0.0))
-    world.host_pacer(
-        group_size=group_size, groups_per_batch=PER_BATCH, replicas=("west-0",), **pacer
-    )
-    world.host_evaluator(num_eval_tasks=3, replicas=("west-0",))
-    await world.publish(midtrained(), applied(0))
+    world.host_pacer(group_size=group_size, groups_per_batch=PER_BATCH, **pacer)
+    world.host_evaluator(num_eval_tasks=3)
+    await world.publish(midtrained(), reported(0))
 
 
 @pytest.mark.parametrize("filters", [False, True])
@@ -219,7 +209,7 @@ def test_training_waits_for_the_baseline(simulate) -> None:
         await world.put_tasks()
         world.host_pacer(group_size=1, groups_per_batch=1, staleness_max=0)
         world.host_evaluator(num_eval_tasks=2)
-        await world.publish(midtrained())
+        await world.publish(midtrained(), reported())
         commands = await world.wait_for_commands(2)
         await asyncio.sleep(5.0)
         assert {command.purpose for command in commands} == {Purpose.EVAL}
@@ -238,14 +228,13 @@ def test_grants_wait_for_the_slowest_replica(simulate) -> None:
         await world.put_tasks()
         world.host_pacer(
             group_size=1, groups_per_batch=1, staleness_max=0, await_baseline=False,
-            replicas=("west-0", "east-0"),
         )  # fmt: skip
-        await world.publish(midtrained(), applied(0), applied(0, "east-0"))
+        await world.publish(midtrained(), reported(0), reported(0, "east"))
         await world.wait_for_commands(1)
-        await world.publish(stepped(1), applied(1))
+        await world.publish(stepped(1), reported(1))
         await asyncio.sleep(2.0)
         assert len(world.commands()) == 1
-        await world.publish(applied(1, "east-0"))
+        await world.publish(reported(1, "east"))
         await world.wait_for_commands(2)
 
     simulate(scenario)
@@ -258,7 +247,7 @@ def test_a_restarted_pacer_grants_nothing_twice_and_goes_on(simulate) -> None:
             "group_size": 2, "groups_per_batch": 2, "staleness_max": 1, "await_baseline": False,
         }  # fmt: skip
         pacer = world.host_pacer(**settings)
-        await world.publish(midtrained())
+        await world.publish(midtrained(), reported())
         await world.wait_for_commands(8)
         await pacer.kill()
         await asyncio.sleep(2000.0)  # beyond the window in which the stream knows its own ids
@@ -266,7 +255,9 @@ def test_a_restarted_pacer_grants_nothing_twice_and_goes_on(simulate) -> None:
         await asyncio.sleep(2.0)
         assert len(world.commands()) == 8
         batch = [group_entry(0), group_entry(1)]
-        await world.publish(BatchManifest(step=1, policy_version=0, groups=batch), stepped(1))
+        await world.publish(
+            BatchManifest(step=1, policy_version=0, groups=batch), stepped(1), reported(1)
+        )
         commands = await world.wait_for_commands(12)
         assert [c.rollout_id for c in commands[8:]] == ["g4-m0", "g4-m1", "g5-m0", "g5-m1"]
         assert len({command.rollout_id for command in commands}) == 12
@@ -281,7 +272,7 @@ def test_no_grant_after_the_end_and_the_final_evaluation_still_runs(simulate) ->
         await world.publish(RunFinished(reason="solved", step=0))
         await asyncio.sleep(1.0)
         await world.publish(
-            midtrained(), EvalRequested(eval_id="v9", policy_version=9, num_tasks=4)
+            midtrained(), reported(), EvalRequested(eval_id="v9", policy_version=9, num_tasks=4)
         )
         commands = await world.wait_for_commands(4)
         await asyncio.sleep(2.0)
@@ -295,7 +286,7 @@ def test_a_category_that_does_not_exist_stops_the_pacer_with_the_choices(simulat
     async def scenario(world: World) -> None:
         await world.put_tasks()
         pacer = world.host_pacer(await_baseline=False, category_weights={"expert": 1.0})
-        await world.publish(midtrained())
+        await world.publish(midtrained(), reported())
         with pytest.raises(ConfigError, match=r"expert.*operator"):
             await asyncio.wait_for(pacer.task, 10.0)
 
@@ -306,7 +297,7 @@ def test_an_evaluation_that_misses_verdicts_ends_at_its_deadline(simulate) -> No
     async def scenario(world: World) -> None:
         await world.put_tasks()
         evaluator = world.host_evaluator(num_eval_tasks=3, eval_deadline_s=60.0)
-        await world.publish(midtrained())
+        await world.publish(midtrained(), reported())
         [completed] = await world.wait_for(EvalCompleted, 1)
         assert (completed.num_tasks, completed.num_masked) == (0, 3)
         await evaluator.kill()
@@ -343,7 +334,7 @@ def test_pacer_and_evaluator_work_without_the_hidden_tests(simulate) -> None:
             await world.store.delete(hidden_tests_key(split))
         world.host_pacer(await_baseline=False, groups_per_batch=2, group_size=2)
         world.host_evaluator(num_eval_tasks=3)
-        await world.publish(midtrained(), applied(0))
+        await world.publish(midtrained(), reported(0))
         [requested] = await world.wait_for(EvalRequested, 1)
         assert requested.num_tasks == 3
         await world.wait_for(CreditsChanged, 1)

@@ -3,7 +3,16 @@
 import asyncio
 
 import pytest
-from tests.sim.rollout.conftest import FINISH, FIX, FIXED, LOOK, World, make_command, make_task
+from tests.sim.rollout.conftest import (
+    FINISH,
+    FIX,
+    FIXED,
+    LOOK,
+    World,
+    make_command,
+    make_task,
+    reported,
+)
 
 from penstock.actors.rollout_worker.actor import RolloutWorker
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
@@ -74,12 +83,11 @@ def test_two_workers_on_one_command_store_each_turn_once(simulate) -> None:
     async def scenario(world: World) -> None:
         start(world)
         world.policy.token_s = 0.1
-        handled = [
-            RolloutWorker(world.chat, RolloutWorkerConfig()).on_start_rollout(
-                make_command("g0-m0"), world.client(name)
-            )
-            for name in ("one", "two")
-        ]
+        handled = []
+        for name in ("one", "two"):
+            worker, ctx = RolloutWorker(world.chat, RolloutWorkerConfig()), world.client(name)
+            await worker.on_replica_reported(reported(), ctx)
+            handled.append(worker.on_start_rollout(make_command("g0-m0"), ctx))
         (first,), (second,) = await asyncio.gather(*handled)
         await world.publish(first, second)
         assert len(world.policy.requests) > len(SCRIPT)  # both sampled
@@ -104,7 +112,7 @@ def test_a_turn_that_breaks_off_is_sampled_again(simulate, mode: str) -> None:
         check_complete(rollout)
         first: list[Generate] = world.policy.requests[:3]
         assert len({request.sampling.seed for request in first}) == 1
-        assert len({request.request_id for request in first}) == 1
+        assert len({request.request_id for request in first}) == 3
         assert len(world.policy.requests) == len(SCRIPT) + 2
         await world.check_ledger()
 

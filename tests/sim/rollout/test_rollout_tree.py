@@ -3,11 +3,21 @@
 import asyncio
 
 import pytest
-from tests.sim.rollout.conftest import FINISH, FIX, FIXED, LOOK, World, make_command, make_task
+from tests.sim.rollout.conftest import (
+    FINISH,
+    FIX,
+    FIXED,
+    LOOK,
+    World,
+    make_command,
+    make_task,
+    reported,
+)
 from tests.sim.rollout.saving import SavingBackend
 
 from penstock.actors.pacer.actor import group_commands
 from penstock.actors.pacer.config import PacerConfig, TreeConfig
+from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.rollout_worker.actor import RolloutRunner, Slots
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.messages.base import Stream
@@ -230,9 +240,10 @@ def test_ends_that_a_crash_left_unsaid_are_made_up_for(simulate, tmp_path, kept)
     async def scenario(world: World) -> None:
         start(world, tmp_path)
         command = tree_command()
-        tree = RolloutRunner(
-            command, world.chat, RolloutWorkerConfig(), world.client("killed"), Slots(4)
-        )
+        replicas = ReplicaTable()
+        replicas.add(reported(), now=0.0)
+        config, ctx = RolloutWorkerConfig(), world.client("killed")
+        tree = RolloutRunner(command, world.chat, config, ctx, Slots(4), replicas)
         ends = await tree.run()
         await world.publish(*[ends[member] for member in kept])
         world.host_worker()

@@ -11,6 +11,9 @@ import msgspec
 import pytest
 from tests.sim.sync.world import FakeEngine, World
 
+from penstock.actors.generator.actor import Generator
+from penstock.actors.generator.engine import EngineCapabilities, EngineHealth, EngineMetrics
+from penstock.actors.generator.lag import Lag
 from penstock.actors.monitor.fold import RunFold
 from penstock.actors.monitor.state import MonitorState
 from penstock.actors.pacer.actor import Pacer
@@ -24,12 +27,13 @@ from penstock.envs.tasks.storage import tasks_key
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.stores.memory import MemoryStore
-from penstock.messages.task import CreditsChanged, Limits, Split, Task
+from penstock.messages.task import CreditsChanged, Limits, Purpose, Split, Task
 from penstock.messages.training import BatchManifest, GroupEntry, MidtrainCompleted, StepCompleted
 
 REGIONS = ("near", "far")
 GROUPS_PER_BATCH = 2
 STEP_S = 1.0
+LAG_S_MAX = 60.0
 
 
 class HeldEngine(FakeEngine):
@@ -39,10 +43,28 @@ class HeldEngine(FakeEngine):
         super().__init__()
         self.free = asyncio.Event()
         self.free.set()
+        self.version = -1
 
     async def commit(self, policy_version, digest=None):
         await self.free.wait()
-        return await super().commit(policy_version, digest)
+        pause_ms = await super().commit(policy_version, digest)
+        self.version = policy_version
+        return pause_ms
+
+    def health(self):
+        return EngineHealth(
+            ready=self.version >= 0, paused=False, policy_version=self.version, num_running=0,
+            num_waiting=0,
+        )  # fmt: skip
+
+    def metrics(self):
+        return EngineMetrics()
+
+    def capabilities(self):
+        return EngineCapabilities(
+            name="held", num_tokens_max=1, num_running_max=1, num_waiting_max=1, arithmetic="",
+            num_experts=1,
+        )  # fmt: skip
 
 
 class EagerTrainer(Actor):
@@ -84,14 +106,17 @@ class Run:
         self.trainer = EagerTrainer(self.world)
         config = PacerConfig(
             groups_per_batch=GROUPS_PER_BATCH, group_size=1, staleness_max=staleness_max,
-            steps_max=1000, await_baseline=False, replicas=REGIONS,
+            steps_max=1000, await_baseline=False,
         )  # fmt: skip
         self.actors: dict[str, Actor] = {"pacer": Pacer(config), "trainer": self.trainer}
         for region in REGIONS:
             store = self.world.store(region)
             self.actors[f"relay-{region}"] = Relay(region, store)
-            self.actors[f"receiver-{region}"] = Receiver(
-                region, region, store, self.engines[region]
+            engine = self.engines[region]
+            self.actors[f"receiver-{region}"] = Receiver(region, region, store, engine)
+            lag = Lag(staleness_max, LAG_S_MAX)
+            self.actors[f"generator-{region}"] = Generator(
+                engine, [Purpose.TRAIN], region, region, lag=lag
             )
 
     def bus(self, name: str) -> MemoryBus:

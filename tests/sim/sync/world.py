@@ -124,6 +124,14 @@ class FakeContext:
             self.num_tile_bytes += len(reply.data)
             yield reply
 
+    async def last(self, event_type, key=None):
+        found = [
+            event
+            for event in self.published
+            if isinstance(event, event_type) and key in (None, event.key())
+        ]
+        return found[-1] if found else None
+
     async def sleep(self, duration_s):
         self.slept_s += duration_s
 

@@ -17,7 +17,7 @@ QUICKSTART = Path("infra/configs/quickstart.toml")
 
 def test_the_quickstart_is_valid_and_every_purpose_is_served() -> None:
     config = load_config(QUICKSTART)
-    assert all(config.replicas(purpose) for purpose in Purpose)
+    assert all(config.regions_serving(purpose) for purpose in Purpose)
 
 
 @pytest.mark.parametrize(

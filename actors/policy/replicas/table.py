@@ -1,0 +1,127 @@
+"""Which replicas are there, by their own reports, and which of them a request goes to.
+
+```
+ ReplicaReported ─▶ known ── silent for SILENT_S, left, or started again ─▶ its requests are lost
+                      │
+   serves the purpose, on the channel
+                      ▼
+   the session's own, unless it is full or was asked in vain ─▶ else the least loaded
+```
+"""
+
+import asyncio
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
+
+from penstock.actors.policy.replicas.affinity import preferred
+from penstock.messages.generation import ReplicaReported, pinned_version
+from penstock.messages.task import Purpose
+
+SILENT_S = 10.0
+"""A replica that has not reported for so long is not counted, and what it was asked is lost."""
+
+
+class Replica:
+    """One replica, and the requests that this process has at it."""
+
+    def __init__(self, report: ReplicaReported, now: float) -> None:
+        self.report = report
+        self.seen_at = now
+        self.uses: dict[asyncio.Future[None], None] = {}
+        """Each is done when its request is lost."""
+
+    @property
+    def load(self) -> float:
+        """Requests over those that run at once; those of this process may be newer."""
+        return max(self.report.num_requests, len(self.uses)) / self.report.num_running_max
+
+    def lose(self) -> None:
+        """Tell those who wait for an answer that none will come."""
+        for use in self.uses:
+            if not use.done():
+                use.set_result(None)
+
+
+class ReplicaTable:
+    """The replicas that reported lately; times are of one clock that never goes back."""
+
+    def __init__(self) -> None:
+        self._replicas: dict[str, Replica] = {}
+        self._changed = asyncio.Event()
+
+    def add(self, report: ReplicaReported, now: float) -> None:
+        """Take a report; the requests at a replica that started again or leaves are lost."""
+        known = self._replicas.get(report.replica)
+        if known is not None:
+            if report.started_at < known.report.started_at:
+                return
+            if report.started_at > known.report.started_at or report.is_leaving:
+                known.lose()
+        if report.is_leaving:
+            self._replicas.pop(report.replica, None)
+        elif known is None:
+            self._replicas[report.replica] = Replica(report, now)
+        else:
+            known.report, known.seen_at = report, now
+        self._changed.set()
+
+    def expire(self, now: float) -> None:
+        """Drop the replicas that have been silent for too long."""
+        for name, replica in list(self._replicas.items()):
+            if now - replica.seen_at > SILENT_S:
+                replica.lose()
+                del self._replicas[name]
+
+    def ready(self, purpose: Purpose, channel: str | None = None) -> list[ReplicaReported]:
+        """Return the replicas that serve a purpose, on a channel if one is named.
+
+        Raises:
+            ConfigError: No such channel.
+
+        """
+        version = None if channel is None else pinned_version(channel)
+        reports = [one.report for one in self._replicas.values() if purpose in one.report.serves]
+        if version is not None:
+            return [one for one in reports if one.policy_version == version]
+        return [one for one in reports if channel in {None, one.channel}]
+
+    def choose(
+        self, session_id: str, purpose: Purpose, channel: str, asked: Collection[str] = ()
+    ) -> str | None:
+        """Return the replica to ask: the session's own if it has room, else the least loaded.
+
+        Args:
+            session_id: Its turns go to one replica, which has their prefix cached.
+            purpose: What the request is for.
+            channel: Which versions may answer it.
+            asked: Replicas that were asked in vain; asked again only where there is no other.
+
+        """
+        names = [one.replica for one in self.ready(purpose, channel)]
+        left = [name for name in names if name not in asked] or names
+        own = preferred(session_id, names)
+        with_room = [name for name in left if self._replicas[name].load < 1.0]
+        if own is None or (own in left and (own in with_room or not with_room)):
+            return own
+        least = min(self._replicas[name].load for name in left)
+        return preferred(session_id, [n for n in left if self._replicas[n].load == least])
+
+    async def chosen(
+        self, session_id: str, purpose: Purpose, channel: str, asked: Collection[str] = ()
+    ) -> str:
+        """Return `choose`'s replica as soon as there is one; the caller bounds the wait."""
+        while (name := self.choose(session_id, purpose, channel, asked)) is None:
+            self._changed.clear()
+            await self._changed.wait()
+        return name
+
+    @contextmanager
+    def using(self, name: str) -> Generator[asyncio.Future[None]]:
+        """Count a request at a replica; yields what is done when the request is lost."""
+        replica = self._replicas[name]
+        lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        replica.uses[lost] = None
+        try:
+            yield lost
+        finally:
+            del replica.uses[lost]
