@@ -1,7 +1,7 @@
 """Coding tasks, the command to attempt one, and the staleness budget that grants commands."""
 
 from enum import StrEnum
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -23,16 +23,21 @@ class Purpose(StrEnum):
     LIVE = "live"
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one episode; reaching one is a typed stop reason."""
+ModuleName = Annotated[
+    str, msgspec.Meta(pattern=r"^[A-Za-z_]\w{0,63}(\.[A-Za-z_]\w{0,63}){0,15}\Z")
+]
 
-    num_turns_max: int = 8
-    num_tokens_max: int = 1024
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of one episode, finite and with a maximum; reaching one is a typed stop reason."""
+
+    num_turns_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 8
+    num_tokens_max: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = 1024
     """Whole context, prompt and observations included."""
-    turn_tokens_max: int = 128
-    wall_s_max: float = 120.0
-    tool_s_max: float = 10.0
-    output_bytes_max: int = 2048
+    turn_tokens_max: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 128
+    wall_s_max: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 120.0
+    tool_s_max: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = 10.0
+    output_bytes_max: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 2048
     """Maximum size of one tool observation; what is cut is reported in it."""
 
 
@@ -65,11 +70,17 @@ class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):
     expected: list[str] = []
     """The last lines it must print, one per test. Never enters a VM: code under test cannot print
     what it does not know."""
-    timeout_s: float = 10.0
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = 10.0
     gold_files: dict[str, str] = {}
     """A known solution, for the task's own gates."""
-    sealed_modules: list[str] = []
-    """Modules of the machine that hold the right answer: a solution must not import them."""
+    sealed_modules: list[ModuleName] = []
+    """Modules of the machine that hold the right answer: the code under test finds its own copy in
+    their place."""
+    peer: list[str] = []
+    """The code under test as a program of its own. With it the verifier's user runs `argv` and
+    alone can read `files`, the agent's user runs this, and a socket joins the two."""
+    unseparated: bool = False
+    """Its verifier shares process and user with the code under test, which can forge a reward."""
 
 
 TEMPERATURE_MIN = 1e-3

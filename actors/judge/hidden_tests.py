@@ -15,7 +15,6 @@ are flaky, and the gates keep such tasks out. A machine's failure is not shared:
 file.
 """
 
-import ast
 import asyncio
 import hashlib
 from collections import OrderedDict
@@ -28,10 +27,12 @@ from penstock.actors.judge.audit import audit
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.reward import Findings
 from penstock.actors.runtime.context import Context
+from penstock.envs.python_source import PythonSourceError, parse_python
 from penstock.envs.sandbox import ImageAbsent, Sandbox, SandboxError
 from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec, SandboxBusyError
 from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.envs.tasks.gates import read_report
+from penstock.envs.tasks.grading import FilesUnfitError, TaskUnfitError, run_hidden_tests
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import DeadlineError
 from penstock.messages.reading.trajectories import Trajectory
@@ -39,14 +40,13 @@ from penstock.messages.reward import CheatFinding, CheatKind, Outcome
 from penstock.messages.rpc import RetryPolicy, with_retries
 
 _DETAIL_CHARACTERS_MAX = 400
-DELETE_S_MAX = 30.0
 
 
 class HiddenTestsJudge:
     """Solved if and only if every hidden test passes in a fresh machine."""
 
     name = "hidden_tests"
-    version = "3"
+    version = "4"
 
     def __init__(self, config: JudgeConfig) -> None:
         """Take the bounds."""
@@ -137,18 +137,18 @@ async def grade(
         SandboxError: The machine failed.
 
     """
-    kept = {
-        path: text.encode()
-        for path, text in task.task.files.items()
-        if path not in rollout.finished.deleted
-    }
-    if gone := [path for path in rollout.finished.deleted if path not in task.task.files]:
-        await sandbox.exec(["rm", "-f", "--", *gone], timeout_s=DELETE_S_MAX)  # The image's.
-    await sandbox.write_files(kept | rollout.files)
-    await sandbox.write_files({p: text.encode() for p, text in task.hidden.files.items()})
-    done = await sandbox.exec(
-        task.hidden.argv, timeout_s=task.hidden.timeout_s, output_bytes_max=output_bytes_max
-    )
+    try:
+        done = await run_hidden_tests(
+            sandbox,
+            task,
+            rollout.files,
+            deleted=rollout.finished.deleted,
+            output_bytes_max=output_bytes_max,
+        )
+    except TaskUnfitError as error:
+        return Findings(outcome=Outcome.JUDGE_ERROR, detail=str(error))
+    except FilesUnfitError as error:
+        return _unfit(error, rollout, task)
     report = read_report(done, task.hidden.expected)
     tail = (done.stdout + done.stderr).decode("utf-8", "replace")[-_DETAIL_CHARACTERS_MAX:]
     findings = Findings(
@@ -161,6 +161,14 @@ async def grade(
     return weigh(findings, audit(rollout, task))
 
 
+def _unfit(error: FilesUnfitError, rollout: Trajectory, task: GradedTask) -> Findings:
+    """Return what an episode is worth whose files cannot be graded: it left them so."""
+    found = CheatFinding(kind=CheatKind.UNFIT, where="files", detail=str(error), is_decisive=True)
+    detail = f"what the episode left cannot be laid out: {error}"
+    unfit = Findings(outcome=Outcome.POLICY_ERROR, detail=detail)
+    return weigh(unfit, [found, *audit(rollout, task)])
+
+
 def broken_tests(task: GradedTask) -> str:
     """Return what is wrong with the hidden tests themselves, or an empty string.
 
@@ -169,9 +177,9 @@ def broken_tests(task: GradedTask) -> str:
     for path, text in task.hidden.files.items():
         if path.endswith(".py"):
             try:
-                ast.parse(text)
-            except (SyntaxError, ValueError) as error:
-                return f"task {task.task.task_id}: hidden test {path} does not parse: {error}"
+                parse_python(text)
+            except PythonSourceError as error:
+                return f"task {task.task.task_id}: hidden test {path} {error}"
     if not task.hidden.files or not task.hidden.expected:
         return f"task {task.task.task_id}: has no hidden tests"
     return ""

@@ -1,9 +1,10 @@
 """Commit-based tasks: the tree before a fix, judged by the tests that came with the fix.
 
 A commit qualifies if it changes tests and other Python files, and few lines. The agent gets the
-parent's files; the hidden tests are the commit's own, run by a small runner on `unittest` in the
-machine, one line per test. Kept are the tests that fail before and pass after, and those that pass
-in both. Later history never enters a machine.
+parent's files; the hidden tests are the commit's own, run on `unittest` apart from the code under
+test (`envs/tasks/apart`), one line per test. Kept are the tests that fail before and pass after,
+and those that pass in both; a test that needs more of the code than plain values is none of them.
+Later history never enters a machine.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from penstock.envs.factory.drafting import LIMITS, commit_instruction
 from penstock.envs.factory.repository import GitRepository
+from penstock.envs.tasks.apart.programs import modules_peer, suite_argv, suite_files
 from penstock.envs.tasks.source import (
     Lab,
     Rejection,
@@ -89,47 +91,7 @@ def show(repository: GitRepository, commit: str, path: str) -> str:
 
 
 COMMITS_MAX = 2_000
-RUNNER_FILE = "_hidden.py"
-ARGV = ["python3", "-I", "-S", "-B", RUNNER_FILE]
-PASSED, FAILED = "passed", "failed"
-_RUNNER = """\
-import contextlib, importlib, inspect, io, sys, unittest
-sys.path[:0] = [".", "src"]
-sys.dont_write_bytecode = True
-
-
-def tests_of(name):
-    module = importlib.import_module(name)
-    for found in unittest.defaultTestLoader.loadTestsFromModule(module):
-        yield from found
-    for key, value in sorted(vars(module).items()):
-        is_test = key.startswith("test") and inspect.isfunction(value)
-        if is_test and not inspect.signature(value).parameters:
-            yield unittest.FunctionTestCase(value, description=f"{name}.{key}")
-
-
-def label(test):
-    return test.shortDescription() if isinstance(test, unittest.FunctionTestCase) else test.id()
-
-
-lines = []
-for name in {modules}:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        try:
-            for test in tests_of(name):
-                outcome = unittest.TestResult()
-                test.run(outcome)
-                word = "passed" if outcome.wasSuccessful() and not outcome.skipped else "failed"
-                lines.append(f"{label(test)} {word}")
-        except BaseException as error:
-            lines.append(f"{name} failed")
-wanted = {wanted}
-if wanted:
-    found = dict(line.rsplit(" ", 1) for line in lines)
-    lines = [f"{name} {found.get(name, 'failed')}" for name in wanted]
-sys.__stdout__.write("\\n".join(lines) + "\\n")
-"""
+_PASSED = " passed"
 
 
 class CommitSource:
@@ -169,11 +131,11 @@ class CommitPlan:
         tests = {path: show(self._repository, commit.digest, path) for path in commit.tests}
         gold = {path: show(self._repository, commit.digest, path) for path in commit.sources}
         files = {path: text for path, text in before.items() if path not in tests}
-        after_all = _runner(tests, [])
+        draft = self._candidate(files, tests, gold, [], 0)
         async with lab.bench() as bench:
-            runs = await bench.run(files | tests | {RUNNER_FILE: after_all}, ARGV, [gold, {}])
-        passing = _passed(runs[0])
-        turned = [name for name in passing if name not in _passed(runs[1])]
+            passing_before = _passed(await bench.test(draft.task, draft.hidden, {}))
+            passing = _passed(await bench.test(draft.task, draft.hidden, gold))
+        turned = [name for name in passing if name not in passing_before]
         if not turned:
             raise TaskRejectedError(Rejection.TESTS_UNCHANGED, self.name)
         return [self._candidate(files, tests, gold, passing, len(turned))]
@@ -195,11 +157,15 @@ class CommitPlan:
             files=files,
             limits=LIMITS,
         )
+        beside = {path: text for path, text in files.items() if is_test(path)} | tests
+        code = [path for path in {**files, **gold} if path.endswith(".py") and path not in beside]
+        modules = [path for path in tests if not path.endswith(("__init__.py", "conftest.py"))]
         hidden = HiddenTests(
             task_id=self.name,
-            files=tests | {RUNNER_FILE: _runner(tests, passing)},
-            argv=ARGV,
-            expected=[f"{name} {PASSED}" for name in passing],
+            files=suite_files(beside, code, modules, passing),
+            argv=suite_argv(),
+            peer=modules_peer(),
+            expected=[f"{name}{_PASSED}" for name in passing],
             gold_files=gold,
             timeout_s=60.0,
         )
@@ -219,12 +185,5 @@ class CommitPlan:
         return TaskCandidate(task=task, hidden=hidden, origin=origin)
 
 
-def _runner(tests: dict[str, str], expected: list[str]) -> str:
-    modules = [path.removesuffix(".py").replace("/", ".") for path in sorted(tests)]
-    names = [name for name in modules if not name.endswith(("__init__", "conftest"))]
-    return _RUNNER.replace("{modules}", repr(names)).replace("{wanted}", repr(expected))
-
-
 def _passed(lines: list[str] | None) -> list[str]:
-    ending = f" {PASSED}"
-    return sorted({line.removesuffix(ending) for line in lines or [] if line.endswith(ending)})
+    return sorted({line.removesuffix(_PASSED) for line in lines or [] if line.endswith(_PASSED)})

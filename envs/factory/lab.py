@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import Sandbox, SandboxError
 from penstock.envs.tasks.gates import SuiteReport, read_report
+from penstock.envs.tasks.grading import FilesUnfitError, TaskUnfitError, run_hidden_tests
 from penstock.envs.tasks.source import Rejection, TaskRejectedError
+from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import DeadlineError
 from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import HiddenTests, Task
@@ -43,6 +45,12 @@ class MachineBench:
             runs.append(_lines(done))
         return runs
 
+    async def test(
+        self, task: Task, hidden: HiddenTests, changes: Mapping[str, str]
+    ) -> list[str] | None:
+        """See `Bench.test`."""
+        return _lines(await _test(self._machine, task, hidden, changes))
+
 
 class MachineLab:
     """The `Lab` over a pool of machines; each bench and each grading has a machine of its own."""
@@ -63,11 +71,7 @@ class MachineLab:
         """Run the hidden tests on the task's files with some changed, in a fresh machine."""
         lease_s = LEASE_S + hidden.timeout_s
         async with self._machine(task.image, lease_s) as machine:
-            await machine.write_files(_encoded(dict(task.files) | dict(changes)))
-            await machine.write_files(_encoded(hidden.files))
-            done = await machine.exec(
-                hidden.argv, timeout_s=hidden.timeout_s, output_bytes_max=OUTPUT_BYTES_MAX
-            )
+            done = await _test(machine, task, hidden, changes)
         return read_report(done, hidden.expected)
 
     @asynccontextmanager
@@ -80,6 +84,18 @@ class MachineLab:
                 await self._pool.release(lease.lease_id)
         except (SandboxError, DeadlineError) as error:
             raise TaskRejectedError(Rejection.MACHINE, str(error)) from error
+
+
+async def _test(
+    machine: Sandbox, task: Task, hidden: HiddenTests, changes: Mapping[str, str]
+) -> ExecResult:
+    graded = GradedTask(task=task, hidden=hidden)
+    try:
+        return await run_hidden_tests(
+            machine, graded, _encoded(changes), output_bytes_max=OUTPUT_BYTES_MAX
+        )
+    except (TaskUnfitError, FilesUnfitError) as error:
+        raise TaskRejectedError(Rejection.DOES_NOT_RUN, str(error)) from error
 
 
 def _lines(done: ExecResult) -> list[str] | None:

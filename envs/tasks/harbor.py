@@ -1,4 +1,4 @@
-"""Tasks as Harbor folders: the layout, foreign verifiers and Dockerfiles, and the writer.
+"""Tasks as Harbor folders: the layout, Dockerfiles, and the writer.
 
 ```
  <task>/task.toml  instruction.md
@@ -7,10 +7,7 @@
         solution/solve.sh, files/...           the known solution
 ```
 `tests/penstock.json` holds what the hidden tests must print: the verifier compares in a process of
-its own, after the code under test has ended. A foreign task has its own verifier: as Harbor does
-it, `tests/` lies in `/tests`, `bash /tests/test.sh` runs in the working directory, and
-`/logs/verifier/reward.txt`, else `reward.json`, holds its reward. The base image has both folders,
-and `/app` as another name of the working directory.
+its own, after the code under test has ended. Foreign tasks: `harbor_foreign.py`.
 
 Source: Harbor's task format, version 1.0 (harborframework.com/docs/tasks).
 """
@@ -24,19 +21,21 @@ from pathlib import Path
 import msgspec
 
 from penstock.envs.microvm.images.layers import DIGEST
+from penstock.envs.tasks.apart.programs import TESTS_FOLDER
+from penstock.envs.tasks.harbor_foreign import foreign_files, verifier_env
 from penstock.envs.tasks.source import TaskCandidate, difficulty, difficulty_label
-from penstock.messages.task import HiddenTests, Split
+from penstock.messages.task import HiddenTests, ModuleName, Split
 
 VERSION = "1.0"
 TASK_FILE, INSTRUCTION_FILE, EXPECTED_FILE = "task.toml", "instruction.md", "penstock.json"
 START_FOLDER, SOLUTION_FOLDER = "environment/files", "solution/files"
+OWN_FOLDER, APART_FOLDER = "tests/files", "tests/apart"
 _DOCKERFILE = "FROM python:3.11-slim\nWORKDIR /work\nCOPY files/ /work/\n"
 _SOLVE = '#!/bin/sh\nset -e\ncp -R "$(dirname "$0")"/files/. /work/\n'
 _TEST = """\
 #!/bin/sh
 mkdir -p /logs/verifier
-cp -R /tests/files/. /work/
-cd /work && {command} > /logs/verifier/results.txt 2> /logs/verifier/errors.txt
+{copy}cd /work && {command} > /logs/verifier/results.txt 2> /logs/verifier/errors.txt
 code=$?
 exec python3 -I - "$code" <<'PYTHON'
 import json, sys
@@ -48,30 +47,6 @@ PYTHON
 """
 WORK_NAMES = ("/work", "/app")
 _COPY_WORDS = 2
-TESTS_FOLDER = "/tests/"
-SOLUTION_SCRIPTS = "/tmp/solution/"  # noqa: S108 - the guest's
-"""Where the known solution lies in the machine that tries it, and in no other."""
-_REWARD = """\
-import json
-try:
-    reward = float(open("/logs/verifier/reward.txt").read())
-except (OSError, ValueError):
-    try:
-        found = json.load(open("/logs/verifier/reward.json"))
-        reward = float(found["reward"] if "reward" in found else sum(found.values()) / len(found))
-    except Exception:
-        reward = "no reward"
-print(1 if reward == 1 else reward)
-"""
-_VERIFY = f"""\
-mkdir -p /logs/verifier /logs/agent; cd /app; chmod -R a+x {TESTS_FOLDER}
-if [ -f {SOLUTION_SCRIPTS}solve.sh ]; then bash {SOLUTION_SCRIPTS}solve.sh; fi > /dev/null 2>&1
-bash /tests/test.sh > /logs/verifier/test-stdout.txt 2>&1
-tail -c 2000 /logs/verifier/test-stdout.txt >&2
-python3 -I -S -c "$0"
-"""
-_VERIFY_ARGV = ["sh", "-c", _VERIFY, _REWARD]
-"""Prints 1 for a whole reward, another number for another one."""
 
 
 class TestsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,7 +54,8 @@ class TestsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     argv: list[str]
     expected: list[str]
-    sealed_modules: list[str] = []
+    sealed_modules: list[ModuleName] = []
+    peer: list[str] = []
 
 
 def folder_name(task_id: str) -> str:
@@ -102,16 +78,22 @@ def harbor_files(candidate: TaskCandidate, split: Split) -> dict[str, str]:
 def _own_files(hidden: HiddenTests) -> dict[str, str]:
     """Return `tests` and `solution` of a task whose results are compared."""
     tests = TestsFile(
-        argv=hidden.argv, expected=hidden.expected, sealed_modules=hidden.sealed_modules
+        argv=hidden.argv,
+        expected=hidden.expected,
+        sealed_modules=hidden.sealed_modules,
+        peer=hidden.peer,
     )
     encoded = msgspec.json.format(msgspec.json.encode(tests), indent=1)
     command = " ".join(_quoted(word) for word in hidden.argv)
     files = {
-        "tests/test.sh": _TEST.replace("{command}", command),
+        "tests/test.sh": _TEST.replace("{command}", command).replace(
+            "{copy}", "" if hidden.peer else "cp -R /tests/files/. /work/\n"
+        ),
         f"tests/{EXPECTED_FILE}": encoded.decode() + "\n",
         "solution/solve.sh": _SOLVE,
     }
-    files |= _below("tests/files", hidden.files)
+    own = {path.removeprefix(f"{TESTS_FOLDER}/"): text for path, text in hidden.files.items()}
+    files |= _below(APART_FOLDER if hidden.peer else OWN_FOLDER, own)
     return files | _below(SOLUTION_FOLDER, hidden.gold_files)
 
 
@@ -141,6 +123,8 @@ def _task_toml(candidate: TaskCandidate, split: Split) -> str:
     }  # fmt: skip
     if task.egress:
         penstock["egress"] = task.egress
+    if foreign_files(candidate.hidden) is not None and candidate.hidden.peer:
+        penstock["separated"] = True
     if task.image:
         penstock["image"] = f"sha256:{task.image}" if DIGEST.fullmatch(task.image) else task.image
     origins = {name: getattr(origin, name) for name in origin.__struct_fields__}
@@ -178,26 +162,6 @@ def _below(folder: str, files: Mapping[str, str]) -> dict[str, str]:
 
 def _quoted(word: str) -> str:
     return word if re.fullmatch(r"[\w./=-]+", word) else "'" + word.replace("'", "'\\''") + "'"
-
-
-def verify_argv(env: Mapping[str, str]) -> list[str]:
-    """Return the verifier's command, with the variables that its task sets."""
-    return ["env", *(f"{name}={value}" for name, value in env.items()), *_VERIFY_ARGV]
-
-
-def foreign_files(hidden: HiddenTests) -> dict[str, str] | None:
-    """Return the folder's `tests` and `solution` as they were read; None for a task of our own."""
-    if hidden.argv[-len(_VERIFY_ARGV) :] != _VERIFY_ARGV:
-        return None
-    tests = {f"tests/{p.removeprefix(TESTS_FOLDER)}": text for p, text in hidden.files.items()}
-    gold = hidden.gold_files.items()
-    return tests | {f"solution/{p.removeprefix(SOLUTION_SCRIPTS)}": text for p, text in gold}
-
-
-def verifier_env(hidden: HiddenTests) -> dict[str, str]:
-    """Return the variables that a foreign task sets for its verifier."""
-    pairs = hidden.argv[1 : -len(_VERIFY_ARGV)]
-    return dict(pair.split("=", 1) for pair in pairs)
 
 
 def start_files(dockerfile: str, context: Mapping[str, str]) -> dict[str, str]:

@@ -16,18 +16,19 @@ import msgspec
 
 from penstock.envs.egress.rules import EgressRuleError, parse_rules
 from penstock.envs.microvm.images.layers import pinned
+from penstock.envs.tasks.apart.programs import TESTS_FOLDER
 from penstock.envs.tasks.harbor import (
+    APART_FOLDER,
     EXPECTED_FILE,
     INSTRUCTION_FILE,
+    OWN_FOLDER,
     SOLUTION_FOLDER,
-    SOLUTION_SCRIPTS,
     START_FOLDER,
     TASK_FILE,
-    TESTS_FOLDER,
     TestsFile,
     start_files,
-    verify_argv,
 )
+from penstock.envs.tasks.harbor_foreign import Verifier, foreign_hidden
 from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
 from penstock.messages.errors import PenstockError
 from penstock.messages.task import HiddenTests, Limits, Split, Task
@@ -175,14 +176,16 @@ def _foreign_hidden(folder: Path, task_id: str, settings: dict[str, Any]) -> Hid
     _text(folder, "tests/test.sh")
     tests = _tree(folder, "tests")
     solution = _tree(folder, "solution") if (folder / "solution").is_dir() else {}
-    return HiddenTests(
-        task_id=task_id,
-        files={TESTS_FOLDER + name: text for name, text in tests.items()},
-        argv=verify_argv(_verifier_env(folder, settings)),
-        expected=["1"],
-        timeout_s=_timeout_s(folder, settings, "verifier"),
-        gold_files={SOLUTION_SCRIPTS + name: text for name, text in solution.items()},
+    own = settings.get("metadata", {}).get("penstock", {})
+    is_separated: bool = _converted(
+        folder, own.get("separated", False), bool, "metadata.penstock.separated"
     )
+    verifier = Verifier(
+        env=_verifier_env(folder, settings),
+        timeout_s=_timeout_s(folder, settings, "verifier"),
+        is_separated=is_separated,
+    )
+    return foreign_hidden(task_id, tests, solution, verifier)
 
 
 def _verifier_env(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
@@ -207,13 +210,22 @@ def _hidden(folder: Path, task_id: str, settings: dict[str, Any]) -> HiddenTests
         raise MalformedTaskError(f"{folder / path}: argv, expected: expected at least one entry")
     return HiddenTests(
         task_id=task_id,
-        files=_tree(folder, "tests/files"),
+        files=_own_tests(folder, tests),
         argv=tests.argv,
         expected=tests.expected,
         timeout_s=_timeout_s(folder, settings, "verifier"),
         gold_files=gold,
         sealed_modules=tests.sealed_modules,
+        peer=tests.peer,
     )
+
+
+def _own_tests(folder: Path, tests: TestsFile) -> dict[str, str]:
+    """Return the tests' files, by path in the working directory or in the verifier's folder."""
+    if not tests.peer:
+        return _tree(folder, OWN_FOLDER)
+    apart = _tree(folder, APART_FOLDER)
+    return {f"{TESTS_FOLDER}/{path}": text for path, text in apart.items()}
 
 
 def _tree(folder: Path, below: str) -> dict[str, str]:

@@ -87,6 +87,20 @@ class Bench(Protocol):
         """
         ...
 
+    async def test(
+        self, task: Task, hidden: HiddenTests, changes: Mapping[str, str]
+    ) -> list[str] | None:
+        """Run a task's hidden tests on its files with some changed.
+
+        Returns:
+            As `run`.
+
+        Raises:
+            TaskRejectedError: Its files do not fit into the machine.
+
+        """
+        ...
+
 
 class Lab(Protocol):
     """Machines for plans."""

@@ -85,7 +85,7 @@ def test_a_fix_becomes_a_gated_task_in_harbor_s_format(checkout, tmp_path, capsy
     assert candidate.task.instruction.startswith("Round halves down")
     assert candidate.task.files == {"m.py": BEFORE}
     assert candidate.hidden.gold_files == {"m.py": AFTER}
-    assert candidate.hidden.files["tests/test_m.py"] == TESTS
+    assert candidate.hidden.files["/tests/apart/tree/tests/test_m.py"] == TESTS
     assert (candidate.origin.num_cases_failed, candidate.origin.num_cases) == (1, 2)
     assert main(["tasks", "check", str(tmp_path / "set"), "--json"]) == 0
     checked = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
+from tests.unit.tasks.host_pair import run_apart
 
 from penstock.envs.factory.bug_injection import InjectConfig
 from penstock.envs.factory.commit_tasks import CommitSource
@@ -71,8 +72,17 @@ class HostLab:
             for done in [self.exec({**files, **variant}, argv)]
         ]
 
+    async def test(self, task, hidden, changes):
+        files = {**task.files, **changes}
+        done = run_apart(self.folder, hidden.argv, hidden.peer, files, hidden.files)
+        return done.stdout.decode().removesuffix("\n").split("\n")
+
     async def grade(self, task, hidden, changes):
-        done = self.exec({**task.files, **changes, **hidden.files}, hidden.argv)
+        if hidden.peer:
+            files = {**task.files, **changes}
+            done = run_apart(self.folder, hidden.argv, hidden.peer, files, hidden.files)
+        else:
+            done = self.exec({**task.files, **changes, **hidden.files}, hidden.argv)
         return read_report(done, hidden.expected)
 
     def exec(self, files, argv):

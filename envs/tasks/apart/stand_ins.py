@@ -1,0 +1,149 @@
+"""What stands for the objects of the code under test, among its tests.
+
+Their attributes and methods work, and ask over the socket. But they equal nothing and order with
+nothing: the code under test would say yes to anything.
+"""
+
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from penstock.envs.tasks.apart.pipe import PipeError
+
+_FORWARDED = (
+    *("len", "getitem", "setitem", "delitem", "next", "enter", "exit", "int", "float", "index"),
+    *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "floordiv", "mod", "pow", "neg"),
+    *("and", "or", "xor", "invert", "lshift", "rshift", "abs", "matmul", "divmod", "round"),
+)
+_TELLING = ("__all__", "__version__")
+
+
+class UndecidedError(TypeError):
+    """A comparison that only the code under test could decide."""
+
+
+class Handle:
+    """Stands for an object of the code under test."""
+
+    def __init__(self, side: Any, number: int) -> None:
+        object.__setattr__(self, "_side", side)
+        object.__setattr__(self, "_number", number)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute."""
+        return self._side.pipe.ask("get", of=self, name=name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute."""
+        self._side.pipe.ask("set", of=self, name=name, value=value)
+
+    def __delattr__(self, name: str) -> None:
+        """Delete an attribute."""
+        self._side.pipe.ask("delete", of=self, name=name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        return self._side.pipe.ask("call", of=self, args=list(args), kwargs=kwargs)
+
+    def __bool__(self) -> bool:
+        """Ask for its truth."""
+        return self._builtin("bool") is True
+
+    def __str__(self) -> str:
+        """Ask for its text."""
+        return str(self._builtin("str"))
+
+    def __repr__(self) -> str:
+        """Ask for its representation."""
+        return str(self._builtin("repr"))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Ask for its items."""
+        found: Any = self._builtin("iter")
+        return found if isinstance(found, Handle) else iter(found)  # type: ignore[return-value]
+
+    def __eq__(self, other: object) -> bool:
+        """Refuse: the code under test would say yes to anything."""
+        if self is other:
+            return True
+        raise UndecidedError("objects of the code under test are compared by their values alone")
+
+    def __hash__(self) -> int:
+        """Tell handles apart."""
+        return hash(self._number)
+
+    def __instancecheck__(self, instance: object) -> bool:
+        """Ask whether one is an instance of the other, where both are over there."""
+        return isinstance(instance, Handle) and self._builtin("isinstance", instance) is True
+
+    def _builtin(self, name: str, *before: Any) -> Any:
+        return self._side.pipe.ask("builtin", name=name, args=[*before, self])
+
+
+def _forward(name: str) -> Any:
+    def special(self: Handle, *args: Any) -> Any:
+        return self._side.pipe.ask("special", of=self, name=name, args=list(args))
+
+    return special
+
+
+for _name in _FORWARDED:
+    setattr(Handle, f"__{_name}__", _forward(f"__{_name}__"))
+
+
+class _ErrorKind(type):
+    """Exception classes of the code under test are real ones here: `except` needs them."""
+
+    def __getattr__(cls, name: str) -> Any:
+        handle = cls.__dict__.get("_handle")
+        if handle is None or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(handle, name)
+
+
+def _error_text(self: Any) -> str:
+    return self.__dict__.get("_text", BaseException.__str__(self))
+
+
+def _error_attribute(self: Any, name: str) -> Any:
+    handle = self.__dict__.get("_instance")
+    if handle is None or name.startswith("_"):
+        raise AttributeError(name)
+    return getattr(handle, name)
+
+
+class CodeModule(types.ModuleType):
+    """Stands for a module of the code under test."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute; what the import system asks for is here."""
+        handle = self.__dict__.get("_handle")
+        if handle is None or (name.startswith("__") and name not in _TELLING):
+            raise AttributeError(name)
+        return getattr(handle, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute over there; what the import system sets stays here."""
+        if name.startswith("_") or isinstance(value, types.ModuleType):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.__dict__["_handle"], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Delete an attribute over there."""
+        delattr(self.__dict__["_handle"], name)
+
+
+def error_class(name: str, handle: Handle, bases: Sequence[Any]) -> type:
+    """Return what stands for an exception class; raises `PipeError` for another one's bases."""
+    known = tuple(one for one in bases if isinstance(one, type))
+    if not any(issubclass(one, BaseException) for one in known):
+        raise PipeError("no exception class")
+    space = {
+        "_handle": handle,
+        "__str__": _error_text,
+        "__getattr__": _error_attribute,
+        "__init__": BaseException.__init__,
+    }
+    kinds = {type(one) for one in known} - {type}
+    return (kinds.pop() if kinds else _ErrorKind)(name, known, space)

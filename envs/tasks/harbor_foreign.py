@@ -1,0 +1,120 @@
+"""Foreign tasks of Harbor's format, graded by their own verifier: apart from the code if they ask.
+
+As Harbor does it, `tests/` lies in `/tests`, `bash /tests/test.sh` runs in the working directory,
+and `/logs/verifier/reward.txt`, else `reward.json`, holds its reward. The base image has both
+folders, and `/app` as another name of the working directory. Such a verifier shares its user with
+the code under test that it starts, so its reward can be forged (`HiddenTests.unseparated`).
+
+With `separated = true` below `[metadata.penstock]` it runs as a user of its own, to whom the
+working directory is closed, and reaches the code by the command `as-agent` alone
+(`apart/foreign_verifier.py`).
+"""
+
+import shlex
+from collections.abc import Mapping
+
+import msgspec
+
+from penstock.envs.tasks.apart.programs import (
+    VERIFIER_FOLDER,
+    commands_peer,
+    program,
+    verifier_argv,
+)
+from penstock.messages.task import HiddenTests
+
+TESTS_FOLDER = "/tests/"
+SOLUTION_SCRIPTS = "/tmp/solution/"  # noqa: S108 - the guest's
+"""Where the known solution lies in the machine that tries it, and in no other."""
+_REWARD = """\
+import json
+try:
+    reward = float(open("/logs/verifier/reward.txt").read())
+except (OSError, ValueError):
+    try:
+        found = json.load(open("/logs/verifier/reward.json"))
+        reward = float(found["reward"] if "reward" in found else sum(found.values()) / len(found))
+    except Exception:
+        reward = "no reward"
+print(1 if reward == 1 else reward)
+"""
+_VERIFY = f"""\
+mkdir -p /logs/verifier /logs/agent; cd /app; chmod -R a+x {TESTS_FOLDER}
+if [ -f {SOLUTION_SCRIPTS}solve.sh ]; then bash {SOLUTION_SCRIPTS}solve.sh; fi > /dev/null 2>&1
+bash /tests/test.sh > /logs/verifier/test-stdout.txt 2>&1
+tail -c 2000 /logs/verifier/test-stdout.txt >&2
+python3 -I -S -c "$0"
+"""
+_VERIFY_APART = f"""\
+{shlex.join(verifier_argv())}
+tail -c 2000 /logs/verifier/test-stdout.txt >&2
+python3 -I -S -c "$0"
+"""
+_VERIFY_ARGV = ["sh", "-c", _VERIFY, _REWARD]
+"""Prints 1 for a whole reward, another number for another one."""
+_VERIFY_APART_ARGV = ["sh", "-c", _VERIFY_APART, _REWARD]
+_VERIFIER_FILES = {f"{VERIFIER_FOLDER}/verifier.py": program("foreign_verifier")}
+
+
+class Verifier(msgspec.Struct, frozen=True, kw_only=True):
+    """How a foreign verifier is run."""
+
+    env: dict[str, str]
+    timeout_s: float
+    is_separated: bool
+
+
+def foreign_hidden(
+    task_id: str,
+    tests: Mapping[str, str],
+    solution: Mapping[str, str],
+    verifier: Verifier,
+) -> HiddenTests:
+    """Return a foreign verifier as hidden tests.
+
+    Args:
+        task_id: Of the task.
+        tests: The files of its folder `tests`.
+        solution: Those of `solution`.
+        verifier: How it is run.
+
+    """
+    argv = _VERIFY_APART_ARGV if verifier.is_separated else _VERIFY_ARGV
+    own = _VERIFIER_FILES if verifier.is_separated else {}
+    return HiddenTests(
+        task_id=task_id,
+        files={TESTS_FOLDER + name: text for name, text in tests.items()} | own,
+        argv=["env", *(f"{name}={value}" for name, value in verifier.env.items()), *argv],
+        expected=["1"],
+        timeout_s=verifier.timeout_s,
+        gold_files={SOLUTION_SCRIPTS + name: text for name, text in solution.items()},
+        peer=commands_peer() if verifier.is_separated else [],
+        unseparated=not verifier.is_separated,
+    )
+
+
+def _foreign_argv(hidden: HiddenTests) -> list[str] | None:
+    """Return the end of a foreign verifier's command, or None for a task of our own."""
+    for argv in (_VERIFY_ARGV, _VERIFY_APART_ARGV):
+        if hidden.argv[-len(argv) :] == argv:
+            return argv
+    return None
+
+
+def foreign_files(hidden: HiddenTests) -> dict[str, str] | None:
+    """Return the folder's `tests` and `solution` as they were read; None for a task of our own."""
+    if _foreign_argv(hidden) is None:
+        return None
+    tests = {
+        f"tests/{path.removeprefix(TESTS_FOLDER)}": text
+        for path, text in hidden.files.items()
+        if path not in _VERIFIER_FILES
+    }
+    gold = hidden.gold_files.items()
+    return tests | {f"solution/{p.removeprefix(SOLUTION_SCRIPTS)}": text for p, text in gold}
+
+
+def verifier_env(hidden: HiddenTests) -> dict[str, str]:
+    """Return the variables that a foreign task sets for its verifier."""
+    pairs = hidden.argv[1 : -len(_foreign_argv(hidden) or [])]
+    return dict(pair.split("=", 1) for pair in pairs)
