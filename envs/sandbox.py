@@ -52,8 +52,12 @@ class ImageAbsent(SandboxError, LookupError):
     """A host does not have a requested image and cannot get it."""
 
 
+class NeedsRefused(SandboxError, ValueError):
+    """A host offers less than a task's machines need; the text has both."""
+
+
 class IsolationClass(StrEnum):
-    """What stands between the guest's code and the host."""
+    """What stands between the guest's code and the host; the strongest first."""
 
     HARDWARE_VM = "hardware_vm"
     """Its own kernel on virtual hardware, isolated by the processor."""

@@ -66,6 +66,8 @@ class SandboxRecord(msgspec.Struct, frozen=True, kw_only=True):
     kernel_digest: str
     image_digest: str
     boot_ms: float = 0.0
+    confinement: list[str] = []
+    """What held its host process back: names of `envs.microvm.confinement.Measure`."""
 
 
 class EgressAttempt(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,6 +41,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Maximum size of one tool observation; what is cut is reported in it."""
 
 
+class MachineNeeds(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine must have; 0 and empty leave it to the host."""
+
+    memory_mib: int = 0
+    """Its memory, which also holds the files that are written."""
+    disk_mib: int = 0
+    """Files that can be written: at most 70% of its memory, which grows for it."""
+    processors: int = 0
+    isolation_min: str = ""
+    """The least `IsolationClass` (`envs/sandbox.py`)."""
+
+
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent may see of a task."""
 
@@ -58,6 +70,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     image: str = ""
     """Digest of the image layer that its machines have above the base image; by default none. A
     name that meant nothing where the task was read in stays a name: no host has an image of it."""
+    machine: MachineNeeds = MachineNeeds()
+    """What its machines must have, the grading one included; a host that has less refuses it."""
 
 
 class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,13 +8,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from penstock.envs.microvm.protocol import GuestRequest, PieceHandler
+from penstock.envs.microvm.protocol import PIECE_BYTES_MAX, GuestRequest, PieceHandler
 from penstock.envs.sandbox import SandboxError
 
-PIECE_BYTES_MAX = 1 << 14
 SEND_S_MAX = 60.0
 STREAMS_MAX = 64
 """More than an agent opens at once, as ends are reported later than beginnings."""
+LATE_PIECES_MAX = 2
+"""Of a stream that has ended: the piece that was under way, and its end."""
 ENDED_MAX = 4096
 """Streams that may end while an earlier one is silent; after these it counts as ended."""
 
@@ -98,6 +99,7 @@ class GuestStreams:
         self._streams: dict[int, GuestStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._all_ended_to = 0
+        self._num_ended = self._num_late = 0
         self._ended: set[int] = set()  # of later ones: a program may write after its successor
 
     def take(self, stream_id: int, piece: bytes) -> None:
@@ -110,9 +112,15 @@ class GuestStreams:
         stream = self._streams.get(stream_id)
         if stream is None:
             if stream_id <= self._all_ended_to or stream_id in self._ended:
-                return  # what the program sent before it heard that the stream has ended
+                return self._drop_late()
             stream = self._begin(stream_id)
-        stream.put(piece)
+        return stream.put(piece)
+
+    def _drop_late(self) -> None:
+        """Drop what a program sent before it heard that its stream has ended."""
+        self._num_late += 1
+        if self._num_late > LATE_PIECES_MAX * (STREAMS_MAX + self._num_ended):
+            raise StreamLie("the guest writes to streams that have ended")
 
     def _begin(self, stream_id: int) -> GuestStream:
         if len(self._streams) >= STREAMS_MAX:
@@ -134,6 +142,7 @@ class GuestStreams:
             self._end(stream_id)
 
     def _end(self, stream_id: int) -> None:
+        self._num_ended += 1
         self._ended.add(stream_id)
         if len(self._ended) > ENDED_MAX:  # a copy's numbers go on from its original's
             self._all_ended_to = min(self._ended) - 1

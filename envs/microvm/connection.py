@@ -2,8 +2,7 @@
 
 The guest's serial line holds 4 KiB and throttles near that, so no more than `WINDOW_BYTES` travel
 beyond what the guest's last `credit` confirms; frames may be larger, as the guest consumes them
-as they arrive. Everything from the guest is hostile input: lengths are bounded, and what does not
-decode ends the connection.
+as they arrive. Everything from the guest is hostile input (`frames.py`): a lie ends the connection.
 """
 
 import asyncio
@@ -14,8 +13,8 @@ from typing import cast
 
 import msgspec
 
+from penstock.envs.microvm.frames import FrameReader, GuestLie, ReplyBounds
 from penstock.envs.microvm.protocol import (
-    REPLY_BYTES_MAX,
     REQUEST_BYTES_MAX,
     REQUESTS_MAX,
     VERSION,
@@ -64,7 +63,8 @@ class GuestConnection(asyncio.Protocol):
         self.epoch = state.epoch
         """Which of its guest's copies this connection means."""
         self._waiting: dict[int, asyncio.Future[GuestReply]] = {}
-        self._inbox = bytearray()
+        self._bounds = ReplyBounds(state.next_id)
+        self._frames = FrameReader(self._bounds)
         self._outbox = bytearray()
         self._backlog: bytearray | None = None
         """Requests that wait for the thaw while the guest is frozen; else None."""
@@ -73,7 +73,6 @@ class GuestConnection(asyncio.Protocol):
         self.died: SandboxDied | None = None
         """Why the connection ended; None while it lives."""
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(GuestReply)
 
     async def call(self, request: GuestRequest, *, timeout_s: float) -> GuestReply:
         """Send a request and wait for its reply.
@@ -114,12 +113,20 @@ class GuestConnection(asyncio.Protocol):
         body = self._encoder.encode(request)
         if len(body) > REQUEST_BYTES_MAX:
             raise SandboxRequestError(f"{request.op}: {len(body)} bytes exceed {REQUEST_BYTES_MAX}")
+        self._expect(request)
         future = asyncio.get_running_loop().create_future()
         self._waiting[request.id] = future
         outbox = self._outbox if self._backlog is None or request.op == "thaw" else self._backlog
         outbox += struct.pack("<I", len(body)) + body
         self._pump()
         return future
+
+    def _expect(self, request: GuestRequest) -> None:
+        try:
+            self._bounds.expect(request)
+        except GuestLie as lie:
+            self._fail(lie)
+            raise
 
     def _pump(self) -> None:
         room = WINDOW_BYTES - (self._sent - self._confirmed)
@@ -172,46 +179,36 @@ class GuestConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
-        self._inbox += data
-        start = 0
-        while len(self._inbox) - start >= 4:
-            (length,) = struct.unpack_from("<I", self._inbox, start)
-            if length > REPLY_BYTES_MAX:
-                return self._fail(f"the guest announced a frame of {length} bytes")
-            end = start + 4 + length
-            if len(self._inbox) < end:
-                break
-            self._take(bytes(memoryview(self._inbox)[start + 4 : end]))
-            start = end
-        del self._inbox[:start]
-
-    def _take(self, frame: bytes) -> None:
+        if self.died is not None:
+            return
         try:
-            reply = self._decoder.decode(frame)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return self._fail(f"the guest sent an invalid reply: {error}")
+            for reply in self._frames.feed(data):
+                self._take(reply)
+        except GuestLie as lie:
+            self._fail(lie)
+        except SandboxError as lie:
+            self._fail(GuestLie(str(lie)))
+
+    def _take(self, reply: GuestReply) -> None:
         if not self._confirmed <= reply.credit <= self._sent:
-            return self._fail(f"the guest confirmed {reply.credit} of {self._sent} bytes")
+            raise GuestLie(f"the guest confirmed {reply.credit} of {self._sent} bytes")
+        says_something = reply.id or reply.hello or reply.stream
+        if not says_something and reply.credit == self._confirmed:
+            raise GuestLie("the guest sent a frame that says nothing")
         self._confirmed = reply.credit
         if reply.hello and not self.ready.done():
             self.ready.set_result(None)
         if reply.stream:
-            self._take_piece(reply)
+            if self.on_piece is None:
+                raise GuestLie("the guest sent a piece of a stream that was not opened")
+            self.on_piece(reply.stream, reply.data)
         waiting = self._waiting.get(reply.id)
         if waiting is not None and not waiting.done():
             waiting.set_result(reply)
         self._pump()
 
-    def _take_piece(self, reply: GuestReply) -> None:
-        if self.on_piece is None:
-            return self._fail("the guest sent a piece of a stream that was not opened")
-        try:
-            self.on_piece(reply.stream, reply.data)
-        except SandboxError as lie:
-            self._fail(str(lie))
-
-    def _fail(self, reason: str) -> None:
-        self._die(SandboxDied(reason))
+    def _fail(self, lie: GuestLie) -> None:
+        self._die(lie)
         if self._transport is not None:
             self._transport.abort()
 

@@ -2,18 +2,21 @@
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
-import socket
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from penstock.envs.sandbox import SandboxDied, SandboxTimeout
+from penstock.envs.microvm.confinement.groups import MachineGroup
+from penstock.envs.sandbox import SandboxTimeout
 
 HANG_GRACE_S = 10.0
 """Extra time for a loaded host; beyond this the machine counts as hung."""
 LAST_WORDS_BYTES = 2048
+OUTPUT_BYTES_MAX = 1 << 16
+"""Kept of what a machine's process prints; the rest of it fails to be written."""
 
 
 @contextlib.contextmanager
@@ -30,6 +33,14 @@ def _pinned(cpu: int | None) -> Iterator[None]:
         os.sched_setaffinity(0, allowed)
 
 
+def _bounded_output() -> int:
+    """Return a file in memory that has its size already and cannot grow."""
+    words = os.memfd_create("guest-output", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(words, OUTPUT_BYTES_MAX)
+    fcntl.fcntl(words, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    return words
+
+
 class HostProcess:
     """The bubblewrap process that holds a guest; killing it ends everything inside.
 
@@ -37,8 +48,15 @@ class HostProcess:
     dies, even by kill -9, thus leaves no orphan): start machines from a thread that stays.
     """
 
-    def __init__(self, argv: Sequence[str], cpu: int | None, pass_fds: Sequence[int]) -> None:
-        self._words = os.memfd_create("guest-output", os.MFD_CLOEXEC)
+    def __init__(
+        self,
+        argv: Sequence[str],
+        cpu: int | None,
+        pass_fds: Sequence[int],
+        group: MachineGroup | None = None,
+    ) -> None:
+        self.group = group
+        self._words = _bounded_output()
         try:
             with _pinned(cpu):
                 self._popen = subprocess.Popen(
@@ -63,8 +81,7 @@ class HostProcess:
         code = self._popen.poll()
         text = b""
         if self._words >= 0:
-            size = os.fstat(self._words).st_size
-            text = os.pread(self._words, LAST_WORDS_BYTES, max(0, size - LAST_WORDS_BYTES))
+            text = os.pread(self._words, OUTPUT_BYTES_MAX, 0).rstrip(b"\0")[-LAST_WORDS_BYTES:]
         state = "its connection closed" if code is None else f"it exited with {code}"
         return f"the machine ended: {state}. {text.decode(errors='replace').strip()}".strip()
 
@@ -80,6 +97,8 @@ class HostProcess:
             os.close(self._words)  # First: waiting takes a descriptor, which may be the last one.
             self._words = -1
         await self._gone()
+        if self.group is not None:
+            await self.group.remove()
 
     async def _gone(self) -> None:
         if self._popen.poll() is not None:
@@ -97,36 +116,6 @@ class HostProcess:
             loop.remove_reader(pidfd)
             os.close(pidfd)
         self._popen.wait()
-
-
-def start_process(
-    command: Callable[[int], list[str]], cpu: int | None, pass_fds: Sequence[int] = ()
-) -> tuple[HostProcess, socket.socket]:
-    """Start a machine's process.
-
-    Args:
-        command: Makes the command line, given the descriptor of the guest's end of a socket.
-        cpu: Host CPU to pin it to.
-        pass_fds: Further descriptors that it inherits, under the same numbers.
-
-    Returns:
-        The process, and our end of the socket.
-
-    Raises:
-        SandboxDied: The host has no room for a process, or its program is gone.
-
-    """
-    try:
-        ours, theirs = socket.socketpair()
-    except OSError as error:
-        raise SandboxDied(f"no machine could be started: {error}") from error
-    with theirs:
-        try:
-            argv = command(theirs.fileno())
-            return HostProcess(argv, cpu, [theirs.fileno(), *pass_fds]), ours
-        except OSError as error:
-            ours.close()
-            raise SandboxDied(f"no machine could be started: {error}") from error
 
 
 def process_tree(pid: int) -> list[int]:

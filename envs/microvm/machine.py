@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from penstock.envs.egress.outlet import EgressOutlet
+from penstock.envs.microvm.confinement.confinement import Confinement, Program
 from penstock.envs.microvm.connection import GuestConnection
-from penstock.envs.microvm.host_process import HANG_GRACE_S, HostProcess, start_process
+from penstock.envs.microvm.host_process import HANG_GRACE_S, HostProcess
 from penstock.envs.microvm.protocol import FilePiece, GuestRequest
 from penstock.envs.sandbox import WORK_DIR, SandboxDied, SandboxTimeout, VerifierRun
 from penstock.messages.rollout import EgressAttempt, SandboxRecord
@@ -98,8 +99,8 @@ class GuestSandbox:
             raise
         return ExecResult(
             exit_code=reply.exit_code,
-            stdout=reply.stdout,
-            stderr=reply.stderr,
+            stdout=reply.stdout[: request.bytes_max],
+            stderr=reply.stderr[: request.bytes_max],
             truncated=reply.truncated,
             timed_out=reply.timed_out,
             duration_ms=float(reply.duration_ms),
@@ -168,7 +169,8 @@ class GuestSandbox:
         base = _absolute(root).rstrip("/") + "/"
         request = GuestRequest(op="list", path=base, bytes_max=FILES_MAX)
         reply = await self._connection.call(request, timeout_s=self.hang_grace_s)
-        return sorted(os.fsdecode(e.path)[len(base) :] for e in reply.files if e.kind == "file")
+        files = [os.fsdecode(e.path) for e in reply.files[:FILES_MAX] if e.kind == "file"]
+        return sorted(path[len(base) :] for path in files if path.startswith(base))
 
     async def close(self) -> None:
         """See `Sandbox.close`."""
@@ -179,7 +181,8 @@ class GuestSandbox:
 
 
 async def start_machine(
-    command: Callable[[int], list[str]],
+    confinement: Confinement,
+    program: Program,
     info: SandboxRecord,
     *,
     cpu: int | None,
@@ -188,7 +191,8 @@ async def start_machine(
     """Start a host process with one end of a socket and wait for the guest's hello.
 
     Args:
-        command: Makes the command line, given the descriptor of the guest's end.
+        confinement: Starts the process.
+        program: What runs inside; see `Confinement.start`.
         info: The sandbox's record, but for its boot time.
         cpu: Host CPU to pin the machine to. One CPU is fastest: the guest's kernel and its
             processes take turns, and a wake-up on another CPU costs more than the switch.
@@ -200,7 +204,7 @@ async def start_machine(
 
     """
     started = time.perf_counter()
-    process, ours = start_process(command, cpu)
+    process, ours = confinement.start(program, cpu)
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_connection(
         lambda: GuestConnection(process.last_words), sock=ours

@@ -3,13 +3,19 @@
 The same guest agent is PID 1 of the namespace, so requests behave as in a machine.
 """
 
+import os
 import platform
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from penstock.envs.microvm.images.assets import digest_bytes, find_bubblewrap, load_assets
+from penstock.envs.microvm.confinement.confinement import Confinement
+from penstock.envs.microvm.confinement.filters import REFUSED_CALLS, refuse_only
+from penstock.envs.microvm.images.assets import digest_bytes, load_assets
 from penstock.envs.microvm.machine import GuestSandbox, start_machine
+from penstock.envs.needs import DEFAULT_NEEDS, sized
 from penstock.envs.sandbox import Capability, IsolationClass
 from penstock.messages.rollout import SandboxRecord
+from penstock.messages.task import MachineNeeds
 
 WRITABLE_MIB = 64
 
@@ -19,6 +25,8 @@ class ProcessBackend:
 
     Args:
         cache: Folder with the guest agent; default `assets.vm_cache_dir()`.
+        needs: Bounds of its programs, where the host has control groups.
+        mounts: Further options of bubblewrap, which show files of ours: it keeps our user.
 
     Raises:
         BackendUnavailable: The agent or bubblewrap is missing.
@@ -29,33 +37,52 @@ class ProcessBackend:
     isolation_class = IsolationClass.PROCESS
     capabilities = frozenset({Capability.COLD_BOOT, Capability.NETWORK})
 
-    def __init__(self, cache: Path | None = None) -> None:
+    processors_max = os.cpu_count() or 1
+    memory_mib = 1024
+    """Of all its programs and files together, where the host has control groups."""
+
+    def __init__(
+        self,
+        cache: Path | None = None,
+        needs: MachineNeeds = DEFAULT_NEEDS,
+        *,
+        mounts: Sequence[str] = (),
+    ) -> None:
+        self.needs = sized(needs, self)
         folder, assets = load_assets(cache)
         size = str(WRITABLE_MIB << 20)
-        self._info = SandboxRecord(
-            backend=self.name,
-            isolation_class=self.isolation_class,
-            kernel_digest=digest_bytes(platform.release().encode()),
-            image_digest="host",
-            boot_ms=0.0,
-        )
-        self._command_prefix = [
-            find_bubblewrap(),
-            *("--unshare-all", "--die-with-parent", "--as-pid-1", "--new-session"),
-            *("--uid", "1000", "--gid", "1000", "--cap-drop", "ALL", "--clearenv"),
-            *("--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"),
+        own = [
+            *("--as-pid-1", "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"),
             *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
             *("--ro-bind-try", "/etc/alternatives", "/etc/alternatives"),
             *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
             *("--proc", "/proc", "--dev", "/dev"),
             *("--size", size, "--tmpfs", "/tmp"),  # noqa: S108
             *("--size", size, "--tmpfs", "/work", "--size", size, "--tmpfs", "/home/agent"),
-            *("--ro-bind", str(folder / assets.agent), "/agent", "--", "/agent"),
         ]
+        self._confinement = Confinement(
+            folder / assets.launcher,
+            {"agent": folder / assets.agent},
+            [*own, *mounts],
+            calls=refuse_only(REFUSED_CALLS.values()),
+            memory_mib=self.needs.memory_mib,
+            own_user=not mounts,
+        )
+        self._info = SandboxRecord(
+            backend=self.name,
+            isolation_class=self.isolation_class,
+            kernel_digest=digest_bytes(platform.release().encode()),
+            image_digest="host",
+            boot_ms=0.0,
+            confinement=self._confinement.in_force,
+        )
 
-    def _command(self, guest_fd: int) -> list[str]:
-        return [*self._command_prefix, str(guest_fd)]
+    @staticmethod
+    def _program(guest_fd: int, files: Mapping[str, str]) -> list[str]:
+        return [files["agent"], str(guest_fd)]
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> GuestSandbox:
         """See `SandboxBackend.start`."""
-        return await start_machine(self._command, self._info, cpu=cpu, timeout_s=timeout_s)
+        return await start_machine(
+            self._confinement, self._program, self._info, cpu=cpu, timeout_s=timeout_s
+        )

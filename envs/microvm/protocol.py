@@ -5,15 +5,21 @@ A frame is u32 little-endian length + a msgpack map: a `GuestRequest`, or a `Gue
 
 import secrets
 from collections.abc import Callable
-from typing import Self
+from typing import Annotated, Literal, Self
 
 import msgspec
 
 VERSION = 1
 WINDOW_BYTES = 3000
 REQUEST_BYTES_MAX = 1 << 20
-REPLY_BYTES_MAX = 4 << 20
+REPLY_BYTES_MAX = (2 << 20) + 8192
 REQUESTS_MAX = 256
+OUTPUT_BYTES_MAX = 1 << 20
+"""Of each stream of a command's output."""
+PIECE_BYTES_MAX = 1 << 14
+"""Of a stream's piece."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 PieceHandler = Callable[[int, bytes], None]
 """Takes a stream's id and the next bytes of it; raises `SandboxError` if it breaks the protocol."""
@@ -79,34 +85,32 @@ class GuestIdentity(msgspec.Struct, frozen=True, kw_only=True):
         return cls(epoch=epoch, entropy=token[:32], hostname=hostname, machine_id=token[32:].hex())
 
 
-class FileEntry(msgspec.Struct, array_like=True, frozen=True):
-    """One item of a listing."""
+class FileEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One item of a listing; its size and mode follow and are not read."""
 
     path: bytes
-    kind: str
-    size: int
-    mode: int
+    kind: Literal["file", "dir", "link", "other"]
 
 
-class GuestReply(msgspec.Struct, kw_only=True):
+class GuestReply(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Guest agent -> host; each operation fills its own fields."""
 
-    v: int
-    id: int
-    credit: int
+    v: Literal[1]
+    id: _Count
+    credit: _Count
     hello: int = 0
     error: str = ""
     text: bytes = b""
     """Bytes, since a path in it need not be UTF-8."""
-    exit_code: int = 0
-    duration_ms: int = 0
+    exit_code: Annotated[int, msgspec.Meta(ge=-255, le=255)] = 0
+    duration_ms: _Count = 0
     timed_out: bool = False
     truncated: bool = False
     stdout: bytes = b""
     stderr: bytes = b""
-    size: int = 0
+    size: _Count = 0
     data: bytes = b""
-    written: int = 0
+    written: _Count = 0
     files: list[FileEntry] = []
-    stream: int = 0
+    stream: _Count = 0
     """Sent without a request: `data` are the next bytes of this stream; empty means its end."""

@@ -1,31 +1,43 @@
 """User-mode Linux in bubblewrap: a separate kernel as one unprivileged process.
 
-Its seccomp mode is fast but no boundary by itself (a program may reach its own kernel's memory),
-so it always runs inside bubblewrap: own user, pid, net, ipc, uts and mount namespaces, no
-network, no capabilities, nothing of the host's files but the kernel and the image, read-only.
+Its seccomp mode is fast but no boundary by itself: the kernel's own help calls it insecure with
+untrusted user space, since a program may reach its own kernel's memory. What holds then is around
+it (`confinement/`): namespaces, a filter that allows what user-mode Linux calls and nothing else,
+bounds. It is meant for code that a policy writes; strangers' tasks should demand a hardware VM.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.envs.microvm.images.assets import find_bubblewrap, load_assets
+from penstock.envs.microvm.confinement.confinement import MARGIN_MIB, Confinement
+from penstock.envs.microvm.confinement.filters import (
+    REFUSED_CALLS,
+    UML_CALLS,
+    allow_only,
+    refuse_only,
+)
+from penstock.envs.microvm.images.assets import load_assets
 from penstock.envs.microvm.images.layers import check_there, image_digest, layered
 from penstock.envs.microvm.machine import GuestSandbox, start_machine
+from penstock.envs.needs import DEFAULT_NEEDS, sized
 from penstock.envs.sandbox import Capability, IsolationClass, SandboxDied
 from penstock.messages.rollout import SandboxRecord
+from penstock.messages.task import MachineNeeds
 
-MEM_MIB = 128
-HOST_TMPFS_MARGIN_MIB = 16
-"""The guest's memory is a file on this tmpfs; the host never holds more for a machine."""
+OVERHEAD_MIB = 192
+"""Of the host's kernel: mappings and page tables of a guest's processes, up to 256 of them."""
 LOOPS_PER_JIFFY = 30_000_000
 """Given, so that the kernel does not spend 80 ms on measuring it."""
 
-ROOT = ("ubd0r=/vm/image", "root=/dev/ubda", "ro", "rootfstype=erofs")
-STOCK_ROOT = ("ubd0=/tmp/cow,/vm/image", "root=/dev/ubda", "rw", "rootfstype=ext4")
+ROOT = ("root=/dev/ubda", "ro", "rootfstype=erofs")
+STOCK_ROOT = ("root=/dev/ubda", "rw", "rootfstype=ext4")
 """Debian's own kernel can read ext4 alone; each machine writes to its own copy-on-write file."""
 STOCK_LIBRARIES = (
     *("--ro-bind", "/usr/lib", "/usr/lib", "--ro-bind", "/usr/lib64", "/usr/lib64"),
     *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
 )
+STOCK_CALLS = {name: number for name, number in REFUSED_CALLS.items() if name != "ptrace"}
+"""Debian's own kernel has no seccomp mode: it traces its guests."""
 
 
 class UmlBackend:
@@ -33,11 +45,12 @@ class UmlBackend:
 
     Args:
         cache: Folder with the kernel and the image; default `assets.vm_cache_dir()`.
-        mem_mib: The guest's memory; three quarters of it may hold files.
         layer: An image layer above the base, by name or file (`images/layers.py`).
+        needs: Size of its machines; see `sized`.
 
     Raises:
         BackendUnavailable: The kernel, the image, the layer or bubblewrap is missing.
+        NeedsRefused: They need more than one processor, or more files than memory.
 
     """
 
@@ -49,34 +62,49 @@ class UmlBackend:
             *(Capability.LAYERS, Capability.NETWORK),
         }
     )
+    processors_max = 1
+    memory_mib = 128
+    """Of a machine that nobody asks more for."""
 
     def __init__(
-        self, cache: Path | None = None, mem_mib: int = MEM_MIB, layer: str | Path = ""
+        self,
+        cache: Path | None = None,
+        layer: str | Path = "",
+        needs: MachineNeeds = DEFAULT_NEEDS,
     ) -> None:
         folder, self.assets = load_assets(cache)
-        self._mem_mib = mem_mib
+        self.needs = sized(needs, self)
         self._layer = layered(layer, cache, stock=self.assets.stock)
+        files = {"kernel": folder / self.assets.kernel, "image": folder / self.assets.image}
+        if self._layer is not None:
+            files["layer"] = self._layer
+        self._confinement = Confinement(
+            folder / self.assets.launcher,
+            files,
+            self._mounts(),
+            calls=refuse_only(STOCK_CALLS.values())
+            if self.assets.stock
+            else allow_only(UML_CALLS.values()),
+            memory_mib=self.needs.memory_mib + MARGIN_MIB + OVERHEAD_MIB,
+            keeps_addresses=True,
+        )
         self._info = SandboxRecord(
             backend=self.name,
             isolation_class=self.isolation_class,
             kernel_digest=self.assets.kernel_digest,
             image_digest=image_digest(self.assets.image_digest, self._layer),
             boot_ms=0.0,
+            confinement=self._confinement.in_force,
         )
-        self._prefix = [find_bubblewrap(), *self._confinement(folder), "--", "/linux"]
 
-    def _confinement(self, folder: Path) -> list[str]:
-        """Bubblewrap's options. Its own process is pid 1: signals from inside do not end a pid 1.
+    def _mounts(self) -> list[str]:
+        """Return bubblewrap's options. Its own process is pid 1: signals from inside end no pid 1.
 
-        A kernel that panics ends itself by SIGABRT; as pid 1 it would try that for ever.
+        A kernel that panics ends itself by SIGABRT; as pid 1 it would try that for ever. The
+        guest's memory is a file in /tmp: the host never holds more for a machine.
         """
-        size = (self._mem_mib + HOST_TMPFS_MARGIN_MIB) << 20
+        size = (self.needs.memory_mib + MARGIN_MIB) << 20
         return [
-            *("--unshare-all", "--die-with-parent", "--new-session"),
-            *("--uid", "1000", "--gid", "1000", "--cap-drop", "ALL", "--clearenv"),
-            *("--ro-bind", str(folder / self.assets.kernel), "/linux"),
-            *("--ro-bind", str(folder / self.assets.image), "/vm/image"),
-            *(("--ro-bind", str(self._layer), "/vm/layer") if self._layer else ()),
             *(STOCK_LIBRARIES if self.assets.stock else ()),
             *("--proc", "/proc"),
             *("--size", str(size), "--tmpfs", "/tmp"),  # noqa: S108
@@ -84,13 +112,16 @@ class UmlBackend:
             *("--chdir", "/tmp"),  # noqa: S108
         ]
 
-    def _command(self, guest_fd: int) -> list[str]:
+    def _program(self, guest_fd: int, files: Mapping[str, str]) -> list[str]:
+        stock, needs = self.assets.stock, self.needs
+        disk = f"ubd0=/tmp/cow,{files['image']}" if stock else f"ubd0r={files['image']}"
+        layer = f"ubd1r={files['layer']}" if self._layer else ""
         return [
-            *self._prefix,
-            *(STOCK_ROOT if self.assets.stock else ROOT),
-            *(("ubd1r=/vm/layer", "penstock_layer=/dev/ubdb") if self._layer else ()),
+            *(files["kernel"], disk, *(STOCK_ROOT if stock else ROOT)),
+            *((layer, "penstock_layer=/dev/ubdb") if layer else ()),
+            *((f"penstock_disk_mib={needs.disk_mib}",) if needs.disk_mib else ()),
             *("init=/sbin/penstock-agent", f"ssl0=fd:{guest_fd}"),
-            *("ssl=null", "con=null", "con0=null", "seccomp=on", f"mem={self._mem_mib}M"),
+            *("ssl=null", "con=null", "con0=null", "seccomp=on", f"mem={needs.memory_mib}M"),
             *("quiet", "panic=1", f"lpj={LOOPS_PER_JIFFY}"),
             *("nbd.nbds_max=0", "loop.max_loop=0"),
         ]
@@ -98,7 +129,9 @@ class UmlBackend:
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> GuestSandbox:
         """See `SandboxBackend.start`; raises `ImageAbsent` if the layer is gone."""
         try:
-            return await start_machine(self._command, self._info, cpu=cpu, timeout_s=timeout_s)
+            return await start_machine(
+                self._confinement, self._program, self._info, cpu=cpu, timeout_s=timeout_s
+            )
         except SandboxDied:
             check_there(self._layer)
             raise

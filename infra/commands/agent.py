@@ -76,7 +76,6 @@ class CheckoutBackend(ProcessBackend):
     def __init__(self, folder: Path, cache: Path | None = None) -> None:
         if not folder.is_dir():
             raise NotFoundError(f"{folder}: expected a folder")
-        super().__init__(cache)
         folder = folder.resolve()
         self._folder, repositories = folder, find_repositories(folder)
         if folder in repositories:
@@ -85,8 +84,7 @@ class CheckoutBackend(ProcessBackend):
         mounts = ["--bind", str(folder), WORK_DIR]
         for path in sorted(repositories):
             mounts += ["--ro-bind", str(path), f"{WORK_DIR}/{path.relative_to(folder)}"]
-        at = self._command_prefix.index("--")
-        self._command_prefix[at:at] = mounts
+        super().__init__(cache, mounts=mounts)
 
     def remove_planted(self) -> list[Path]:
         """Remove repositories that the model made; return where they were."""

@@ -86,7 +86,7 @@ async def test_a_machine_that_hangs_is_a_timeout(backend):
 
 
 async def test_a_boot_that_fails_has_the_last_words(backend):
-    backend._prefix[-1] = "/no-such-kernel"
+    backend._program = lambda fd, files: ["/no-such-kernel"]
     with pytest.raises(SandboxDied, match="no-such-kernel"):
         await backend.start()
 

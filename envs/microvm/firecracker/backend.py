@@ -33,6 +33,7 @@ from penstock.envs.microvm.host_process import HostProcess
 from penstock.envs.microvm.images.assets import digest_bytes, load_assets, load_qemu_assets
 from penstock.envs.microvm.machine import booted
 from penstock.envs.microvm.protocol import GuestIdentity, LineState
+from penstock.envs.needs import DEFAULT_NEEDS, sized
 from penstock.envs.sandbox import (
     BackendUnavailable,
     Capability,
@@ -41,8 +42,8 @@ from penstock.envs.sandbox import (
     SandboxTimeout,
 )
 from penstock.messages.rollout import SandboxRecord
+from penstock.messages.task import MachineNeeds
 
-MEM_MIB = 256
 UID = 1000
 JAILS_CHARS_MAX = 60
 """A socket's path has at most 107 bytes, and the jail's own part takes the rest."""
@@ -50,12 +51,16 @@ TEMPLATE_DEADLINE_S = 20.0
 BOOT_WORDS = f"quiet panic=-1 reboot=k pci=off penstock_line=vsock:{VSOCK_PORT}"
 
 
+def _boot_words(needs: MachineNeeds) -> str:
+    return f"{BOOT_WORDS} penstock_disk_mib={needs.disk_mib}" if needs.disk_mib else BOOT_WORDS
+
+
 class FirecrackerBackend:
     """Starts machines as copies of one that it boots first.
 
     Args:
         cache: Folder with kernel, image and agent; default `assets.vm_cache_dir()`.
-        mem_mib: The guest's memory.
+        needs: Size of its machines; see `sized`.
         jails: Folder of the jails, on the file system of the cache: files are linked into them.
         jailer: Its program, and Firecracker's; by default those in the PATH.
 
@@ -73,10 +78,14 @@ class FirecrackerBackend:
         }
     )
 
+    processors_max = os.cpu_count() or 1
+    memory_mib = 256
+    """Of a machine that nobody asks more for."""
+
     def __init__(
         self,
         cache: Path | None = None,
-        mem_mib: int = MEM_MIB,
+        needs: MachineNeeds = DEFAULT_NEEDS,
         *,
         jails: Path | None = None,
         jailer: tuple[str, ...] = (),
@@ -89,7 +98,7 @@ class FirecrackerBackend:
             "initramfs": qemu_folder / kernel.initramfs,
             "image": folder / base.image,
         }
-        self._mem_mib = mem_mib
+        self.needs = sized(needs, self)
         self._jails = jails or folder / "jails"
         if len(str(self._jails)) > JAILS_CHARS_MAX:
             raise BackendUnavailable(f"{self._jails}: too long a path for the sockets in it")
@@ -104,7 +113,7 @@ class FirecrackerBackend:
         )
         digests = (kernel.kernel_digest, base.image_digest)
         self.machine_digest = digest_bytes(
-            *(text.encode() for text in (self.name, str(mem_mib), *digests))
+            *(text.encode() for text in (self.name, repr(self.needs), *digests))
         )
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> FirecrackerMachine:
@@ -128,14 +137,16 @@ class FirecrackerBackend:
         self, *, cpu: int | None = None, timeout_s: float = 10.0
     ) -> FirecrackerMachine:
         """Boot one machine from its kernel."""
-        started = time.perf_counter()
+        started, needs = time.perf_counter(), self.needs
         async with self._jailed(self._files, cpu, timeout_s) as (process, jail, api):
-            await api.put("/machine-config", vcpu_count=1, mem_size_mib=self._mem_mib)
+            await api.put(
+                "/machine-config", vcpu_count=needs.processors, mem_size_mib=needs.memory_mib
+            )
             await api.put(
                 "/boot-source",
                 kernel_image_path="/kernel",
                 initrd_path="/initramfs",
-                boot_args=BOOT_WORDS,
+                boot_args=_boot_words(needs),
             )
             await api.put(
                 "/drives/image",

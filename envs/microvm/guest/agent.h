@@ -20,6 +20,7 @@
 #define STREAMS_MAX 16
 #define AGENT_UID 1000
 #define VERIFIER_UID 1001 /* tests and their results: the code under test cannot touch them */
+#define AGENT_NICE (-10)
 
 /* wire.c: the serial line holds 4 KiB, so the host never has more than that unconfirmed. */
 void wire_open(const char *device);

@@ -95,6 +95,7 @@ static void become(char **argv, char **env, const char *cwd, const int *ends,
     cover(role->covers);
     setrlimit(RLIMIT_NPROC, &processes);
     setrlimit(RLIMIT_NOFILE, &files);
+    if (drop_root) setpriority(PRIO_PROCESS, 0, 0);
     if (drop_root &&
         (setgroups(0, NULL) < 0 || setgid(role->uid) < 0 || setuid(role->uid) < 0))
         die("exec", "setuid", 126);

@@ -6,13 +6,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <net/if.h>
 #include <sys/mount.h>
 #include <sys/reboot.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,6 +24,11 @@
 #define SERIAL_LINE "/dev/ttyS0"
 #define VSOCK "vsock:"
 #define LAYER_VARIABLE "penstock_layer"
+#define DISK_VARIABLE "penstock_disk_mib"
+#define FILES_PERCENT_MAX 70
+#define SHARED_PERCENT 10
+#define SEGMENTS_PERCENT 2
+#define BYTES_PER_INODE (16u << 10)
 #define PROCESSOR_BYTES_MAX 16384
 #define PROCESSOR_COPY "/mnt/cpuinfo"
 
@@ -48,10 +56,42 @@ static const char *lower_folders(void) {
     return "lowerdir=/mnt/layer:/,upperdir=/mnt/up,workdir=/mnt/wk";
 }
 
+/* Whatever outlives the processes that the kernel may kill when memory is short is bounded, all of it
+ * together below 90% of the memory: files and their inodes (70 + 6), /dev/shm (10 + 1), segments of
+ * System V (2). Else a program could fill it, and the kernel would find nothing left to kill. */
+static uint64_t memory_bytes(void) {
+    struct sysinfo info;
+    must(sysinfo(&info) == 0, "sysinfo");
+    return (uint64_t)info.totalram * info.mem_unit;
+}
+
+static void mount_bounded(const char *target, uint64_t bytes, const char *mode) {
+    char options[128];
+    snprintf(options, sizeof options, "size=%llu,nr_inodes=%llu,mode=%s", (unsigned long long)bytes,
+             (unsigned long long)(bytes / BYTES_PER_INODE * 4 / 3 + 64), mode);
+    must(mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, options) == 0, target);
+}
+
+static void mount_files(void) {
+    const char *wanted = getenv(DISK_VARIABLE);
+    uint64_t most = memory_bytes() / 100 * FILES_PERCENT_MAX;
+    uint64_t bytes = wanted == NULL ? most : strtoull(wanted, NULL, 10) << 20;
+    mount_bounded("/mnt", bytes < most ? bytes : most, "755");
+}
+
+static void bound_segments(void) {
+    char pages[32];
+    int n = snprintf(pages, sizeof pages, "%llu", (unsigned long long)(memory_bytes() / 100 *
+                     SEGMENTS_PERCENT / 4096));
+    int fd = open("/proc/sys/kernel/shmall", O_WRONLY | O_CLOEXEC);
+    must(fd >= 0 && write(fd, pages, (size_t)n) == n, "bound segments");
+    close(fd);
+}
+
 /* The image is read-only and shared; writes go to a tmpfs above it, bounded by its size. A kernel
  * without overlays was given a private copy-on-write disk instead, which is the root already. */
 static const char *mount_overlay(void) {
-    must(mount("tmpfs", "/mnt", "tmpfs", 0, "size=75%,mode=755") == 0, "mount /mnt");
+    mount_files();
     must(mkdir("/mnt/up", 0755) == 0 && mkdir("/mnt/wk", 0755) == 0 && mkdir("/mnt/root", 0755) == 0,
          "mkdir in /mnt");
     if (mount("overlay", "/mnt/root", "overlay", 0, lower_folders()) == 0)
@@ -88,8 +128,9 @@ static void mount_root(void) {
     must(chown("/work", AGENT_UID, AGENT_UID) == 0, "own /work");
     must(chown("/home/agent", AGENT_UID, AGENT_UID) == 0, "own /home/agent");
     mkdir("/dev/pts", 0755);
-    mkdir("/dev/shm", 01777);
-    chmod("/dev/shm", 01777);
+    mkdir("/dev/shm", 0755);
+    mount_bounded("/dev/shm", memory_bytes() / 100 * SHARED_PERCENT, "1777");
+    bound_segments();
     mount("devpts", "/dev/pts", "devpts", 0, "ptmxmode=666,mode=620");
 }
 
@@ -106,6 +147,13 @@ static void raise_loopback(void) {
     if (fd < 0) return;
     ioctl(fd, SIOCSIFFLAGS, &request);
     close(fd);
+}
+
+/* A machine whose programs want all of its processor and memory must still answer: the agent comes
+ * first, and its pages stay. Programs start as usual. */
+static void stay_responsive(void) {
+    setpriority(PRIO_PROCESS, 0, AGENT_NICE);
+    mlockall(MCL_CURRENT | MCL_FUTURE);
 }
 
 static int block_signals(void) {
@@ -202,6 +250,7 @@ int main(int argc, char **argv) {
         mount_root();
         open_standard_fds();
         raise_loopback();
+        stay_responsive();
         if (listens)
             wire_listen((unsigned)atoi(line + strlen(VSOCK)));
         else

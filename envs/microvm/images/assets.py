@@ -33,7 +33,7 @@ class AssetSet(msgspec.Struct, frozen=True, kw_only=True):
 class VmAssets(AssetSet, frozen=True, kw_only=True):
     """What user-mode machines boot from, and the image and agent of all machines."""
 
-    kinds = ("kernel", "image", "agent")
+    kinds = ("kernel", "image", "agent", "launcher")
     how_to_get = "run `make setup` or `penstock images base`"
 
     kernel: str
@@ -45,6 +45,11 @@ class VmAssets(AssetSet, frozen=True, kw_only=True):
     image_digest: str
     agent: str
     agent_digest: str
+    launcher: str = ""
+    """Starts machines' processes (`confinement/launcher.c`)."""
+    launcher_digest: str = ""
+    launcher_inputs: str = ""
+    """Digest of its source."""
     kernel_inputs: str = ""
     """Digest of the configuration, the patches and the compiler."""
     image_inputs: str = ""

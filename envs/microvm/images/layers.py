@@ -243,6 +243,7 @@ class Images:
         try:
             shutil.copyfile(source, partial)
             _check(partial, source, digest)
+            partial.chmod(0o644)  # a machine's process has a user of its own
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
             partial.replace(path)

@@ -20,10 +20,11 @@ from penstock.envs.microvm.images.layers import check_there, image_digest, layer
 from penstock.envs.microvm.qemu.command import MACHINE, QemuCommand
 from penstock.envs.microvm.qemu.machine import MachineKind, QemuMachine, make_template, resume
 from penstock.envs.microvm.qemu.memory import SavedMachine, load_saved
+from penstock.envs.needs import DEFAULT_NEEDS, sized
 from penstock.envs.sandbox import BackendUnavailable, Capability, IsolationClass
 from penstock.messages.rollout import SandboxRecord
+from penstock.messages.task import MachineNeeds
 
-MEM_MIB = 256
 PREPARED_MAX = 16
 
 
@@ -32,11 +33,12 @@ class QemuTcgBackend:
 
     Args:
         cache: Folder with kernel, image and agent; default `assets.vm_cache_dir()`.
-        mem_mib: The guest's memory; three quarters of it may hold files.
         layer: An image layer above the base, by name or file (`images/layers.py`).
+        needs: Size of its machines; see `sized`.
 
     Raises:
         BackendUnavailable: QEMU, bubblewrap, the kernel or the image is missing.
+        NeedsRefused: The host has not so many processors, or files need more than the memory.
 
     """
 
@@ -48,6 +50,9 @@ class QemuTcgBackend:
             *(Capability.FORK, Capability.CHECKPOINT, Capability.LAYERS, Capability.NETWORK),
         }
     )
+    processors_max = os.cpu_count() or 1
+    memory_mib = 256
+    """Of a machine that nobody asks more for."""
     accelerator = "tcg,thread=multi,tb-size=64"
     devices: tuple[str, ...] = ()
     """Device files of the host that the confined process may open."""
@@ -55,13 +60,17 @@ class QemuTcgBackend:
     """Deadline of the first boot: 1.5 s on a free core, many times that on a busy host."""
 
     def __init__(
-        self, cache: Path | None = None, mem_mib: int = MEM_MIB, layer: str | Path = ""
+        self,
+        cache: Path | None = None,
+        layer: str | Path = "",
+        needs: MachineNeeds = DEFAULT_NEEDS,
     ) -> None:
         folder, self._base = load_assets(cache)
         if self._base.stock:
             raise BackendUnavailable("QEMU machines need the erofs image, which was not built")
         qemu_folder, self.assets = load_qemu_assets(cache)
-        self._mem_bytes = mem_mib << 20
+        self.needs = sized(needs, self)
+        self._mem_bytes = self.needs.memory_mib << 20
         self._template: SavedMachine | None = None
         self._prepared: deque[tuple[SavedMachine, QemuMachine]] = deque()
         self._making = asyncio.Lock()
@@ -72,10 +81,14 @@ class QemuTcgBackend:
             files["layer"] = self._layer
         image = image_digest(self._base.image_digest, self._layer)
         command = QemuCommand(
-            files, mem_bytes=self._mem_bytes, accelerator=self.accelerator, devices=self.devices
+            folder / self._base.launcher,
+            files,
+            needs=self.needs,
+            accelerator=self.accelerator,
+            devices=self.devices,
         )
         digest = digest_bytes(
-            *(text.encode() for text in (self.accelerator, MACHINE, str(mem_mib))),
+            *(text.encode() for text in (self.accelerator, MACHINE, repr(self.needs))),
             *(text.encode() for text in (self.assets.kernel_digest, image)),
             self.assets.program_digest.encode(),
         )
@@ -85,6 +98,7 @@ class QemuTcgBackend:
             kernel_digest=self.assets.kernel_digest,
             image_digest=image,
             boot_ms=0.0,
+            confinement=command.confinement.in_force,
         )
         self._kind = MachineKind(digest=digest, command=command, info=info)
 
@@ -181,8 +195,11 @@ class QemuKvmBackend(QemuTcgBackend):
     """Some hosts open KVM and then emulate it at a hundredth of the speed: they fail here."""
 
     def __init__(
-        self, cache: Path | None = None, mem_mib: int = MEM_MIB, layer: str | Path = ""
+        self,
+        cache: Path | None = None,
+        layer: str | Path = "",
+        needs: MachineNeeds = DEFAULT_NEEDS,
     ) -> None:
         if not os.access("/dev/kvm", os.R_OK | os.W_OK):
             raise BackendUnavailable("/dev/kvm is absent, or may not be opened by this user")
-        super().__init__(cache, mem_mib, layer)
+        super().__init__(cache, layer, needs)

@@ -9,10 +9,12 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.envs.microvm.host_process import start_process
-from penstock.envs.microvm.images.assets import QemuAssets, find_bubblewrap
+from penstock.envs.microvm.confinement.confinement import Confinement
+from penstock.envs.microvm.confinement.filters import REFUSED_CALLS, refuse_only
+from penstock.envs.microvm.images.assets import QemuAssets
 from penstock.envs.microvm.qemu.memory import Memory
 from penstock.envs.sandbox import BackendUnavailable, SandboxDied
+from penstock.messages.task import MachineNeeds
 
 PROGRAM = "qemu-system-x86_64"
 MACHINE = (
@@ -28,6 +30,8 @@ _LIBRARIES = (
     *("--ro-bind-try", "/etc/alternatives", "/etc/alternatives"),
 )
 """Libraries of the host that Debian's QEMU needs; the one built for these machines needs none."""
+OVERHEAD_MIB = 512
+"""What QEMU needs besides the guest's memory: translated code, devices, the host's page tables."""
 DEVICES_BYTES_MAX = 1 << 20
 """Send buffer of the socket that QEMU reads once it is up; a machine's devices take 13 KB."""
 
@@ -58,27 +62,23 @@ def _clock() -> str:
     raise BackendUnavailable("/proc/cpuinfo names no processor frequency")
 
 
-def _disk(name: str) -> list[str]:
+def _disk(name: str, path: str) -> list[str]:
     """Return the options of one drive.
 
     Unlocked: the file is read-only, and a user-mode machine's lock on it would keep QEMU out.
     """
-    drive = f"file=/vm/{name},id={name},file.locking=off,format=raw,if=none,readonly=on"
+    drive = f"file={path},id={name},file.locking=off,format=raw,if=none,readonly=on"
     return ["-drive", drive, "-device", f"virtio-blk-device,drive={name}"]
 
 
-def _bind(name: str, path: Path) -> list[str]:
-    seen = "bios-microvm.bin" if name == "firmware" else name  # as QEMU asks for it
-    return ["--ro-bind", str(path), f"/vm/{seen}"]
-
-
 class QemuCommand:
-    """Makes the command lines of one kind of machine.
+    """Starts the processes of one kind of machine.
 
     Args:
+        launcher: See `Confinement`.
         files: `kernel`, `initramfs` and `image`; `layer` if there is one; `program` and `firmware`
             if QEMU was built for these machines, which then sees no other file of the host.
-        mem_bytes: The guest's memory.
+        needs: Size of the machines, every number set.
         accelerator: QEMU's `-accel` option.
         devices: Device files of the host that the confined process may open.
 
@@ -89,51 +89,67 @@ class QemuCommand:
 
     def __init__(
         self,
+        launcher: Path,
         files: Mapping[str, Path],
         *,
-        mem_bytes: int,
+        needs: MachineNeeds,
         accelerator: str,
         devices: tuple[str, ...] = (),
     ) -> None:
-        self.mem_bytes = mem_bytes
+        self.mem_bytes = needs.memory_mib << 20
+        self._needs = needs
         self._accelerator = accelerator
-        self._disks = [name for name in ("image", "layer") if name in files]
-        self._prefix = [
-            find_bubblewrap(),
-            *("--unshare-all", "--die-with-parent", "--new-session"),
-            *("--uid", "1000", "--gid", "1000", "--cap-drop", "ALL", "--clearenv"),
-            *(part for name, path in files.items() for part in _bind(name, path)),
+        mounts = [
             *("--proc", "/proc", *(() if "program" in files else _LIBRARIES)),
             *(part for path in devices for part in ("--dev-bind", path, path)),
-            *("--", *(("/vm/program", "-L", "/vm") if "program" in files else (find_qemu(),))),
         ]
+        self._debians = "" if "program" in files else find_qemu()
+        self.confinement = Confinement(
+            launcher,
+            files,
+            mounts,
+            calls=refuse_only(REFUSED_CALLS.values()),
+            memory_mib=needs.memory_mib + OVERHEAD_MIB,
+            own_user=all(Path(device).stat().st_mode & 6 == 6 for device in devices),
+        )
 
-    def __call__(
-        self, line: int, *, monitor: int, devices: int, memory: int, boots: bool
+    def __call__(  # noqa: PLR0913
+        self,
+        line: int,
+        files: Mapping[str, str],
+        *,
+        monitor: int,
+        devices: int,
+        memory: int,
+        boots: bool,
     ) -> list[str]:
         """Return one command line.
 
         Args:
             line: Descriptor of QEMU's end of the guest agent's line.
+            files: Their paths inside.
             monitor: QEMU's end of its monitor.
             devices: Where it reads the devices' state, if it does not boot.
             memory: The guest's; written by one that boots, else mapped privately.
             boots: Whether it boots from its kernel; else it waits for a state.
 
         """
-        words = f"quiet panic=-1 reboot=t {_clock()}"
-        if "layer" in self._disks:
-            words += " penstock_layer=/dev/vdb"
+        disks = {name: files[name] for name in ("image", "layer") if name in files}
         share = "on" if boots else "off"
         ram = f"memory-backend-file,id=ram,size={self.mem_bytes},mem-path=/proc/self/fd/{memory}"
+        program = (
+            (self._debians,) if self._debians else (files["program"], "-bios", files["firmware"])
+        )
         return [
-            *self._prefix,
+            *program,
             *("-M", f"{MACHINE},memory-backend=ram", "-accel", self._accelerator, "-cpu", "max"),
-            *("-m", f"{self.mem_bytes >> 20}M", "-object", f"{ram},share={share}"),
+            *("-m", f"{self._needs.memory_mib}M", "-smp", str(self._needs.processors)),
+            *("-object", f"{ram},share={share}"),
             *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
             *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny"),
-            *("-kernel", "/vm/kernel", "-initrd", "/vm/initramfs", "-append", words),
-            *(part for name in self._disks for part in _disk(name)),
+            *("-kernel", files["kernel"], "-initrd", files["initramfs"]),
+            *("-append", self._words(has_layer="layer" in files)),
+            *(part for name, path in disks.items() for part in _disk(name, path)),
             *("-device", "virtio-serial-device"),
             *("-chardev", f"socket,id=line,fd={line}"),
             *("-device", "virtserialport,chardev=line,name=penstock"),
@@ -142,6 +158,15 @@ class QemuCommand:
             *("-global", "migration.send-configuration=off"),
             *(() if boots else ("-incoming", f"fd:{devices}")),
         ]
+
+    def _words(self, *, has_layer: bool) -> str:
+        """Return the guest kernel's options."""
+        words = f"quiet panic=-1 reboot=t {_clock()}"
+        if has_layer:
+            words += " penstock_layer=/dev/vdb"
+        if self._needs.disk_mib:
+            words += f" penstock_disk_mib={self._needs.disk_mib}"
+        return words
 
 
 class Launched:
@@ -165,8 +190,10 @@ class Launched:
                 raise SandboxDied(f"no machine could be started: {error}") from error
             self._devices.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, DEVICES_BYTES_MAX)
             ends = {"monitor": monitor.fileno(), "devices": devices.fileno(), "memory": memory.fd}
-            self.process, self.line = start_process(
-                lambda line: command(line, **ends, boots=boots), cpu, list(ends.values())
+            self.process, self.line = command.confinement.start(
+                lambda line, files: command(line, files, **ends, boots=boots),
+                cpu,
+                list(ends.values()),
             )
             ours.pop_all()
 

@@ -8,7 +8,13 @@ from typing import Any
 import msgspec
 
 from penstock.envs.microvm.images.assets import VmAssets, digest_bytes
-from penstock.envs.microvm.recipe.image import build_agent, build_image, image_inputs
+from penstock.envs.microvm.recipe.image import (
+    LAUNCHER_SOURCE,
+    build_agent,
+    build_image,
+    build_launcher,
+    image_inputs,
+)
 from penstock.envs.microvm.recipe.kernel import (
     SourceUnavailable,
     build_kernel,
@@ -51,6 +57,7 @@ def _bring_up_to_date(folder: Path, say: Say) -> VmAssets:
         steps = Steps(Path(scratch), say)
         parts = _kernel_parts(steps, folder, old)
         parts |= _image_parts(steps, folder, old, ext4=bool(parts["stock"]))
+        parts |= _launcher_parts(steps, folder, old)
         assets = msgspec.convert(parts, VmAssets)
         if assets == old:
             say(f"kernel {assets.kernel_version} and image are up to date")
@@ -86,3 +93,11 @@ def _image_parts(steps: Steps, folder: Path, old: VmAssets | None, *, ext4: bool
         **install_by_digest(folder, "image", image, 0o644),
         "image_inputs": inputs,
     }
+
+
+def _launcher_parts(steps: Steps, folder: Path, old: VmAssets | None) -> dict[str, Any]:
+    inputs = digest_bytes(LAUNCHER_SOURCE.read_bytes())
+    if old is not None and old.launcher_inputs == inputs:
+        return kept_fields(old, ("launcher",))
+    built = build_launcher(steps, folder)
+    return {**install_by_digest(folder, "launcher", built, 0o755), "launcher_inputs": inputs}

@@ -11,6 +11,7 @@ from penstock.envs.microvm.recipe.apt import MIRROR
 from penstock.envs.microvm.recipe.steps import Steps, install, need_programs
 
 GUEST_SOURCE = Path(__file__).resolve().parents[1] / "guest"
+LAUNCHER_SOURCE = Path(__file__).resolve().parents[1] / "confinement" / "launcher.c"
 SUITE = "bookworm"
 PACKAGES = (
     *("base-files", "base-passwd", "bash", "coreutils", "dash", "diffutils", "findutils", "git"),
@@ -42,13 +43,22 @@ def image_inputs(ext4: bool) -> list[bytes]:
 
 def build_agent(steps: Steps, folder: Path) -> Path:
     """Compile the guest agent to one static file, `agent.new` in `folder`."""
+    return _compile(steps, folder, "agent", sorted(GUEST_SOURCE.glob("*.c")))
+
+
+def build_launcher(steps: Steps, folder: Path) -> Path:
+    """Compile what starts machines' processes, `launcher.new` in `folder`."""
+    return _compile(steps, folder, "launcher", [LAUNCHER_SOURCE])
+
+
+def _compile(steps: Steps, folder: Path, name: str, sources: list[Path]) -> Path:
     need_programs("gcc")
-    sources = [str(path) for path in sorted(GUEST_SOURCE.glob("*.c"))]
     flags = ["-std=gnu11", "-O2", "-static", "-s", "-Wall", "-Wextra", "-Werror"]
-    built = steps.scratch / "agent"
-    steps.run("agent: compiling", ["gcc", *flags, "-o", str(built), *sources], timeout_s=600)
-    install(built, folder / "agent.new", 0o755)
-    return folder / "agent.new"
+    built = steps.scratch / name
+    steps.run(f"{name}: compiling", ["gcc", *flags, "-o", str(built), *map(str, sources)],
+              timeout_s=600)  # fmt: skip
+    install(built, folder / f"{name}.new", 0o755)
+    return folder / f"{name}.new"
 
 
 def _bootstrap(steps: Steps) -> Path:

@@ -18,6 +18,7 @@ from penstock.envs.microvm.images.layers import (
 from penstock.envs.microvm.recipe.layer import LayerSources, build_layer
 from penstock.envs.microvm.recipe.steps import BuildError
 from penstock.envs.sandbox import BackendUnavailable, ImageAbsent
+from penstock.messages.task import MachineNeeds
 
 from .check_sandbox import sh
 
@@ -171,7 +172,9 @@ $bin/pg_ctl -D /tmp/pg -m fast stop > /dev/null
 @pytest.mark.timeout(1800)
 async def test_postgresql_runs_in_a_layer(cache):
     build(cache, name="postgresql", packages=["postgresql-15"])
-    backend = open_backend("uml", cache=cache, layer="postgresql", mem_mib=512)
+    backend = open_backend(
+        "uml", cache=cache, layer="postgresql", needs=MachineNeeds(memory_mib=512)
+    )
     machine = await backend.start(timeout_s=START_S)
     result = await machine.exec(["sh", "-c", POSTGRES], timeout_s=600.0)
     assert result.stdout.split()[-1:] == [b"5050"], result

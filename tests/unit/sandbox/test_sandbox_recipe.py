@@ -85,7 +85,7 @@ def test_only_what_changed_is_built_again(tmp_path, recipe):
     assert load_assets(tmp_path) == (tmp_path, second)
     inputs["image"] = [b"i3"]
     third = build.build_assets(tmp_path, quiet)
-    kept = {x for one in (second, third) for x in (one.kernel, one.image, one.agent)}
+    kept = {x for one in (second, third) for x in one.files().values()}
     assert {p.name for p in tmp_path.iterdir()} == kept | {"current.json", "build.lock"}
 
 

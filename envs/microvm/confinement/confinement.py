@@ -1,0 +1,237 @@
+"""Starts machines' host processes with every measure that this host allows."""
+
+import contextlib
+import functools
+import itertools
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from penstock.envs.microvm.confinement.groups import (
+    CONTROLLERS,
+    GroupBound,
+    GroupHome,
+    MachineGroup,
+    find_home,
+)
+from penstock.envs.microvm.host_process import HostProcess
+from penstock.envs.microvm.images.assets import find_bubblewrap
+from penstock.envs.sandbox import SandboxDied
+
+UID_FIRST = 1 << 30
+"""The first of 2^30 user ids of machines: far above any account's, and below 2^31."""
+_PROCESS_BITS, _MACHINE_BITS = 20, 10
+NUM_PROCESSES_MAX = 1024
+"""Of one machine, on the host: a guest runs at most 256 of a user."""
+MARGIN_MIB = 16
+"""Of the host's files beyond the guest's memory."""
+_PROBE_S = 10.0
+_numbers = itertools.count()
+
+
+class Measure(StrEnum):
+    """What holds a machine's host process back, besides its backend's isolation."""
+
+    LIMITS = "limits"
+    """Descriptors, file size, core dumps, message queues, locked memory."""
+    CALL_FILTER = "call_filter"
+    """System calls of the host (`filters.py`)."""
+    NO_USER_NAMESPACES = "no_user_namespaces"
+    """None can be made inside."""
+    OWN_USER = "own_user"
+    """Another user id of the host for each machine, never 0; only root can give it."""
+    MEMORY_GROUP = "memory_group"
+    """Memory in the host's kernel counts too."""
+    PIDS_GROUP = "pids_group"
+    CPU_GROUP = "cpu_group"
+    """All of a machine's processes have one machine's share of the processors."""
+
+
+HOW_TO_GET: Mapping[Measure, str] = {
+    Measure.CALL_FILTER: "x86-64 and a kernel with seccomp filters",
+    Measure.NO_USER_NAMESPACES: "bubblewrap 0.8 or newer",
+    Measure.OWN_USER: "start as root, where other users may make user namespaces",
+    Measure.MEMORY_GROUP: "root with cgroup v1, or a delegated cgroup v2 (docs/sandboxes.md)",
+    Measure.PIDS_GROUP: "as memory_group",
+    Measure.CPU_GROUP: "as memory_group",
+}
+
+
+class HostMeasures(msgspec.Struct, frozen=True):
+    """What this host allows; tried once."""
+
+    measures: tuple[Measure, ...]
+    groups: GroupHome | None
+
+
+Program = Callable[[int, Mapping[str, str]], list[str]]
+"""Takes the descriptor of the guest's line and the paths of files; returns what runs inside."""
+
+
+@functools.cache
+def this_host(launcher: Path) -> HostMeasures:
+    """Try what this host allows, by doing it."""
+    found = [Measure.LIMITS]
+    if platform.machine() == "x86_64" and Path("/proc/sys/kernel/seccomp").is_dir():
+        found.append(Measure.CALL_FILTER)
+    if _runs([], ["--disable-userns"]):
+        found.append(Measure.NO_USER_NAMESPACES)
+    if os.geteuid() == 0 and _runs([str(launcher), "-u", str(_next_user())], []):
+        found.append(Measure.OWN_USER)
+    groups = find_home()
+    if groups is not None:
+        groups.sweep()
+        found += [Measure(f"{name}_group") for name in CONTROLLERS if name in groups.folders]
+    return HostMeasures(tuple(found), groups)
+
+
+def _runs(prefix: list[str], options: list[str]) -> bool:
+    """Return whether bubblewrap runs a program this way."""
+    inside = ["--unshare-all", "--unshare-user", *options, "--ro-bind", "/", "/", "--", "/bin/true"]
+    argv = [*prefix, find_bubblewrap(), *inside]
+    try:
+        done = subprocess.run(argv, check=False, capture_output=True, timeout=_PROBE_S, env={})
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def _next_user() -> int:
+    """Return a user id that no other machine of this host is likely to have at the time."""
+    process = os.getpid() % (1 << _PROCESS_BITS)
+    return UID_FIRST + (process << _MACHINE_BITS) + next(_numbers) % (1 << _MACHINE_BITS)
+
+
+class Confinement:
+    """Starts the host processes of one kind of machine.
+
+    Args:
+        launcher: The program that `launcher.c` became.
+        files: What the machine reads of the host. Its process has them open, and no path to them:
+            its user need not be able to reach their folders.
+        options: Bubblewrap's, for mounts and environment.
+        calls: The filter of system calls.
+        memory_mib: The guest's, and what its process needs besides.
+        own_user: Whether its user may be another than ours: False if it writes files of ours.
+        keeps_addresses: Without address randomization, which user-mode Linux turns off by starting
+            itself again, from a path that it does not have here.
+
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        launcher: Path,
+        files: Mapping[str, Path],
+        options: Sequence[str],
+        *,
+        calls: bytes,
+        memory_mib: int,
+        own_user: bool = True,
+        keeps_addresses: bool = False,
+    ) -> None:
+        self.files = dict(files)
+        self._launcher, self._calls = str(launcher), calls
+        self._host = this_host(launcher)
+        self._measures = set(self._host.measures)
+        if not own_user:
+            self._measures.discard(Measure.OWN_USER)
+        self._bytes_max = memory_mib << 20
+        self._bound = GroupBound(memory_bytes=self._bytes_max, num_processes=NUM_PROCESSES_MAX + 16)
+        self._keeps_addresses = keeps_addresses
+        self.options = [
+            *("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"),
+            *(("--disable-userns",) if self.has(Measure.NO_USER_NAMESPACES) else ()),
+            *("--uid", "1000", "--gid", "1000", "--cap-drop", "ALL", "--clearenv"),
+            *options,
+        ]
+
+    @property
+    def in_force(self) -> list[str]:
+        """Names of the measures that its machines have."""
+        return [str(measure) for measure in Measure if self.has(measure)]
+
+    def has(self, measure: Measure) -> bool:
+        """Return whether its machines have a measure."""
+        return measure in self._measures
+
+    def start(
+        self, program: Program, cpu: int | None, pass_fds: Sequence[int] = ()
+    ) -> tuple[HostProcess, socket.socket]:
+        """Start a machine's process.
+
+        Args:
+            program: What runs inside.
+            cpu: Host CPU to pin it to.
+            pass_fds: Further descriptors that it inherits, under the same numbers.
+
+        Returns:
+            The process, and our end of the socket.
+
+        Raises:
+            SandboxDied: The host has no room for a process, or one of its files is gone.
+
+        """
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            try:
+                line, end = socket.socketpair()
+                ours.enter_context(line)
+                theirs.enter_context(end)
+                fds = {name: self._open(path, theirs) for name, path in self.files.items()}
+                calls = self._filter(theirs)
+                group = self._group(ours)
+                inside = program(end.fileno(), {k: f"/proc/self/fd/{n}" for k, n in fds.items()})
+                argv = [
+                    *self._launched(group.files if group else []),
+                    *(find_bubblewrap(), *self.options),
+                    *(("--seccomp", str(calls[0])) if calls else ()),
+                    *("--", *inside),
+                ]
+                passed = [end.fileno(), *fds.values(), *calls, *pass_fds]
+                process = HostProcess(argv, cpu, passed, group)
+            except OSError as error:
+                raise SandboxDied(f"no machine could be started: {error}") from error
+            ours.pop_all()
+            return process, line
+
+    @staticmethod
+    def _open(path: Path, until: contextlib.ExitStack) -> int:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        until.callback(os.close, fd)
+        return fd
+
+    def _filter(self, until: contextlib.ExitStack) -> list[int]:
+        """Return a descriptor that bubblewrap reads the filter from, if there is one."""
+        if not self.has(Measure.CALL_FILTER):
+            return []
+        reads, writes = os.pipe2(os.O_CLOEXEC)
+        until.callback(os.close, reads)
+        with open(writes, "wb") as pipe:  # noqa: PTH123 - a descriptor
+            pipe.write(self._calls)
+        return [reads]
+
+    def _group(self, until: contextlib.ExitStack) -> MachineGroup | None:
+        if self._host.groups is None:
+            return None
+        group = self._host.groups.make(self._bound)
+        until.callback(group.try_remove)
+        return group
+
+    def _launched(self, groups: list[str]) -> list[str]:
+        size = self._bytes_max
+        return [
+            self._launcher,
+            *(part for group in groups for part in ("-g", group)),
+            *("-f", str(size), *(("-a",) if self._keeps_addresses else ())),
+            *self._own_user(),
+        ]
+
+    def _own_user(self) -> list[str]:
+        if not self.has(Measure.OWN_USER):
+            return []
+        return ["-p", str(NUM_PROCESSES_MAX), "-u", str(_next_user())]
