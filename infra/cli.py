@@ -115,7 +115,7 @@ def _add_bench(commands: Commands) -> None:
 
 
 def _add_log(commands: Commands) -> None:
-    log = _add(commands, "log", "commands.log:run", "export, import or print event logs")
+    log = _add(commands, "log", "commands.log:run", "export, import, print or clean up event logs")
     actions = log.add_subparsers(required=True, dest="action", metavar="ACTION")
     export = actions.add_parser("export", help="write a run's log and objects to one file")
     _add_run_name(export)
@@ -126,6 +126,11 @@ def _add_log(commands: Commands) -> None:
     cat = actions.add_parser("cat", help="print one JSON line per event")
     _add_run_name(cat)
     _add_host_file(cat)
+    unnamed = actions.add_parser("collect", help="delete objects that no event names any more")
+    _add_run_name(unnamed)
+    _add_host_file(unnamed)
+    text = "seconds for which an unnamed object is kept (default: 3600; 0 for a run that is down)"
+    unnamed.add_argument("--grace-s", type=float, metavar="S", help=text)
     cat.add_argument("--type", action="append", default=[], help="print only events of this type")
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from penstock.messages.base import Event, Stream
 from penstock.messages.rollout import SandboxRecord
+from penstock.messages.settings import Finite
 from penstock.messages.task import Purpose
 
 
@@ -85,9 +86,9 @@ class Verdict(Event, frozen=True, kw_only=True):
     judge: str
     judge_version: str
     outcome: Outcome
-    reward: float
+    reward: Finite
     """Meaningless where `outcome.is_masked`."""
-    components: dict[str, float] = {}
+    components: dict[str, Finite] = {}
     """e.g. tests, length_penalty; they sum to `reward`."""
     num_tests_passed: int = 0
     num_tests: int = 0

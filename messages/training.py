@@ -7,6 +7,7 @@ import msgspec
 from penstock.messages.base import Event, Stream
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import VersionSpan
+from penstock.messages.settings import Finite
 
 
 class TrunkCredit(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,7 +17,7 @@ class TrunkCredit(msgspec.Struct, frozen=True, kw_only=True):
     """Sampled, of the sample's first turns."""
     branches: list[str]
     """Trained rollouts that share them, the sample itself included."""
-    advantage: float
+    advantage: Finite
     """Mean of the branches' advantages, given to these tokens in place of the sample's own."""
 
 
@@ -26,8 +27,8 @@ class SampleEntry(msgspec.Struct, frozen=True, kw_only=True):
     rollout_id: str
     outcome: Outcome
     """SOLVED, FAILED, POLICY_ERROR, TIMEOUT are trained; the others say why they are not."""
-    reward: float
-    advantage: float
+    reward: Finite
+    advantage: Finite
     """Given to every sampled token of every turn; 0 where not trained."""
     version_spans: list[VersionSpan]
     """All sampled tokens, merged over turns: the conservation ledger counts these."""

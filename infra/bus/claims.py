@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from penstock.infra.bus.settings import BusSection
 from penstock.messages.base import Claim, Event, Message
 from penstock.messages.bus import ObjectStore
 from penstock.messages.codec import decode, encode
@@ -21,8 +22,7 @@ from penstock.messages.errors import PenstockError
 from penstock.messages.reading.claims import digest_of, fetch
 from penstock.messages.reading.parsing import parse_with
 
-INLINE_BYTES = 64 << 10
-"""Default of `[bus] inline_bytes`: an event up to this size carries all it has."""
+INLINE_BYTES = BusSection().inline_bytes
 CLAIM_HEADER = "Penstock-Claim"
 _EVENT, _CALL = "event", "call"
 """Words in the keys of objects: what a call stored is deleted by its client."""
@@ -50,19 +50,27 @@ class Claims:
         self._new_key = new_key
         self._inline_bytes = inline_bytes
 
-    async def pack(self, message: Message, num_bytes_max: int) -> Packed:
-        """Encode; what is too large is stored first, and deleted again if that fails."""
+    async def pack(self, event: Event, num_bytes_max: int) -> Packed:
+        """Encode an event; what is too large is stored first, and deleted again if that fails."""
+        return await self._pack(event, num_bytes_max, _EVENT)
+
+    async def pack_call(self, message: Message, num_bytes_max: int) -> Packed:
+        """Encode a request or a reply likewise; it is stored whole or not at all."""
+        return await self._pack(message, num_bytes_max, _CALL)
+
+    async def _pack(self, message: Message, num_bytes_max: int, word: str) -> Packed:
         keys: list[str] = []
         try:
-            return await self._pack(message, num_bytes_max, keys)
+            return await self._packed(message, num_bytes_max, word, keys)
         except BaseException:
             await self.forget(keys)
             raise
 
-    async def _pack(self, message: Message, num_bytes_max: int, keys: list[str]) -> Packed:
+    async def _packed(
+        self, message: Message, num_bytes_max: int, word: str, keys: list[str]
+    ) -> Packed:
         data = encode(message)
-        word = _EVENT if isinstance(message, Event) else _CALL
-        if len(data) > self._inline_bytes and isinstance(message, Event):
+        if word == _EVENT and len(data) > self._inline_bytes and isinstance(message, Event):
             stored = {
                 name: part.stored(await self._put(msgspec.msgpack.encode(part), word, keys))
                 for name, part in message.parts.items()

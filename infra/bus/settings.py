@@ -13,6 +13,9 @@ SECRETS = ("nkey_seed_file", "credentials_file", "token_file")
 """Ways to prove who we are, at most one."""
 FILES = (*SECRETS, "tls_ca", "tls_cert", "tls_key")
 """Fields that are paths on this host."""
+INLINE_BYTES_MAX = 512 << 10
+_EITHER = {"servers", "server_path", "inline_bytes"}
+"""Fields that an embedded server knows, too."""
 
 
 class BusSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,6 +42,8 @@ class BusSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Servers that keep each stream and bucket; odd, at most as many as the cluster has."""
     max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Maximum storage that a stream reserves, for servers with less; 0: as specified, 8 GiB."""
+    inline_bytes: Annotated[int, msgspec.Meta(ge=1, le=INLINE_BYTES_MAX)] = 64 << 10
+    """Events above this size have their turn or files in the object store, and name them there."""
     server_path: str = ""
     """Executable to embed; empty: that of the installed wheel, then that in PATH."""
 
@@ -60,5 +65,5 @@ class BusSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         own = BusSection.__struct_fields__
         defaults = dict(zip(own, BusSection.__struct_defaults__, strict=True))
         for name in own:
-            if name not in {"servers", "server_path"} and getattr(self, name) != defaults[name]:
+            if name not in _EITHER and getattr(self, name) != defaults[name]:
                 raise ConfigError(f"bus.{name}: expected bus.servers with it")

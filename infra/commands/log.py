@@ -1,15 +1,17 @@
-"""`penstock log export|import|cat`."""
+"""`penstock log export|import|cat|collect`."""
 
 import argparse
 import copy
 import sys
 import tempfile
+import time
 import tomllib
 from pathlib import Path
 
 import tomli_w
 
 from penstock.actors.runtime.files import write_atomic
+from penstock.infra.bus.collector import GRACE_S, collect
 from penstock.infra.commands.log_file import export_log, import_log, log_types, read_header
 from penstock.infra.commands.log_lines import cat_log
 from penstock.infra.commands.output import printable
@@ -25,7 +27,7 @@ from penstock.messages.task import Purpose
 
 async def run(arguments: argparse.Namespace) -> int:
     """Run one action."""
-    actions = {"export": _export, "import": _import, "cat": _cat}
+    actions = {"export": _export, "import": _import, "cat": _cat, "collect": _collect}
     await actions[arguments.action](arguments)
     return 0
 
@@ -36,6 +38,14 @@ async def _export(arguments: argparse.Namespace) -> None:
         count = await export_log(bus, found.store(), arguments.output)
     size = arguments.output.stat().st_size / 1e6
     print(f"{count} events of run {found.run_id} -> {arguments.output} ({size:.1f} MB)")
+
+
+async def _collect(arguments: argparse.Namespace) -> None:
+    found = await reached_run(arguments)
+    grace_s = GRACE_S if arguments.grace_s is None else arguments.grace_s
+    async with open_log(found, "collect") as bus:
+        done = await collect(bus, found.store(), now=time.time(), grace_s=grace_s)
+    print(f"{done.num_deleted} objects that no event names deleted, {done.num_kept} kept")
 
 
 async def _import(arguments: argparse.Namespace) -> None:

@@ -2,7 +2,8 @@
 
 A file is a header map `{"penstock_log": FORMAT, "run_id": ...}`, then entries in log order:
 `{"kind": "event", "stream", "sequence", "stored_at", "data"}` (data: the event's own msgpack) and
-`{"kind": "object", "key", "data"}` (claim checks: checkpoints, tasks, tokenizer, weights).
+`{"kind": "object", "key", "data"}` (checkpoints, tasks, tokenizer, weights; what an event names
+comes right before it).
 Each entry is a u32 little-endian length and that many bytes, inside one zstd stream.
 """
 
@@ -16,10 +17,12 @@ import msgspec
 import zstandard
 
 from penstock.actors.runtime.files import open_private
-from penstock.messages.base import FORMAT, Event, Stream, check_format
+from penstock.messages.base import FORMAT, Claim, Event, Stream, check_format
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.codec import EVENTS, decode, encode
-from penstock.messages.errors import ConfigError, CorruptDataError
+from penstock.messages.errors import CodecError, ConfigError, CorruptDataError
+from penstock.messages.reading.claims import CLAIM_PREFIX, fetch
+from penstock.messages.reading.parsing import parse_msgpack, parse_with
 from penstock.messages.streams import check_run_id
 
 SLACK_BYTES, ENTRY_RATIO_MAX, TOTAL_RATIO_MAX = 16 << 20, 8, 200
@@ -45,13 +48,21 @@ class _Header(msgspec.Struct):
     run_id: str
 
 
+_entries: msgspec.msgpack.Decoder[_Object | _Event] = msgspec.msgpack.Decoder(_Object | _Event)
+
+
 def log_types() -> list[type[Event]]:
     """Return the event types that are exported."""
     return [event for event in EVENTS if event.stream not in NOT_FACTS]
 
 
 async def export_log(bus: Bus, store: ObjectStore, path: Path) -> int:
-    """Write the log and its objects to `path`, atomically; return the number of events."""
+    """Write the log and its objects to `path`, atomically; return the number of events.
+
+    Raises:
+        CorruptDataError: An object that an event names is absent or damaged; nothing is written.
+
+    """
     temporary = path.with_name(f".{path.name}.partial")
     count = 0
     try:
@@ -61,8 +72,13 @@ async def export_log(bus: Bus, store: ObjectStore, path: Path) -> int:
         ):
             _write(out, {"penstock_log": FORMAT, "run_id": bus.run_id})
             for key in await store.keys(""):
+                if key.startswith(CLAIM_PREFIX):
+                    continue  # With its event, if it still has one.
                 _write(out, {"kind": "object", "key": key, "data": await store.get(key)})
             async for delivery in bus.follow(log_types(), stop_at_end=True):
+                for claim in delivery.event.claims:
+                    data = await _fetch(store, claim, delivery.subject)
+                    _write(out, {"kind": "object", "key": claim.object_key, "data": data})
                 _write(
                     out,
                     {
@@ -84,7 +100,7 @@ async def import_log(bus: Bus, store: ObjectStore, path: Path) -> int:
     """Write a file's objects and events to an empty server, in the file's order.
 
     Raises:
-        CorruptDataError: Not a log, or truncated.
+        CorruptDataError: Not a log, or truncated, or without an object that an event names.
 
     """
     count = 0
@@ -96,12 +112,21 @@ async def import_log(bus: Bus, store: ObjectStore, path: Path) -> int:
         message = decode(entry.data)
         if not isinstance(message, Event):
             raise CorruptDataError(f"{path}: {type(message).__name__} is no event")
+        for claim in message.claims:
+            await _fetch(store, claim, f"{path}: {type(message).__name__} {message.key()}")
         batch.append(message)
         if len(batch) == 256:
             await bus.publish(batch)
             count, batch = count + len(batch), []
     await bus.publish(batch)
     return count + len(batch)
+
+
+async def _fetch(store: ObjectStore, claim: Claim, where: str) -> bytes:
+    try:
+        return await fetch(store, claim)
+    except CodecError as error:
+        raise CorruptDataError(f"{where}: {error}") from error
 
 
 def read_header(path: Path) -> str:
@@ -117,8 +142,8 @@ def read_entries(path: Path) -> Iterator[_Object | _Event]:
         _header(frames, path)
         for frame in frames:
             try:
-                yield msgspec.msgpack.decode(frame, type=_Object | _Event)
-            except (ValueError, RecursionError) as error:
+                yield parse_with(_entries, frame, "entry")
+            except CodecError as error:
                 raise CorruptDataError(f"{path}: a damaged entry: {error}") from error
 
 
@@ -129,8 +154,8 @@ def _write(out: Any, entry: dict[str, Any]) -> None:
 
 def _header(frames: Iterator[bytes], path: Path) -> _Header:
     try:
-        header = msgspec.msgpack.decode(next(frames), type=_Header)
-    except (StopIteration, ValueError, RecursionError) as error:
+        header = parse_msgpack(next(frames), _Header, "header")
+    except (StopIteration, CodecError) as error:
         raise CorruptDataError(f"{path}: not a penstock log") from error
     check_format(header.penstock_log, str(path))
     try:

@@ -17,8 +17,10 @@ from penstock.actors.policy.hf.stored import stored_model
 from penstock.actors.runtime.files import write_atomic
 from penstock.envs.backends import open_backend
 from penstock.gateway.keys import create_key
+from penstock.infra.bus.collector import collect
 from penstock.infra.bus.jetstream.access import open_access
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.jetstream.event_publisher import PUBLISH_S_MAX
 from penstock.infra.models.claim import fill_shape, open_model
 from penstock.infra.quickstart.sample_users import run_sample_users
 from penstock.infra.run.closing import close_run
@@ -140,6 +142,7 @@ async def _run(
             complete = await _work(run_dir, config, names, bus, progress, interrupted)
             if complete:
                 remove_needless(run_dir, config.sandbox.checkpoints)
+                await collect(bus, run_dir.store(), now=time.time(), grace_s=PUBLISH_S_MAX)
                 is_sound = await close_run(
                     run_dir, config, bus, progress.say, started_at=started, with_replay=with_replay
                 )

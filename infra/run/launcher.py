@@ -18,6 +18,7 @@ from pathlib import Path
 
 from penstock.actors.runtime.consumer import ACK_WAIT_S
 from penstock.actors.runtime.files import open_private, private_folder
+from penstock.infra.bus.collector import collect
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.regions.emulation import Emulation, Linked
@@ -27,7 +28,12 @@ from penstock.infra.run.orphans import adopt_orphans, die_with_parent, end_orpha
 from penstock.infra.run.roles import work_queues
 from penstock.infra.run.runs import RunDir, check_space, connect
 from penstock.messages.control import ActorFailed
-from penstock.messages.errors import BusError, DeadlineError, PenstockError
+from penstock.messages.errors import (
+    BusError,
+    DeadlineError,
+    PenstockError,
+    StoreUnreachableError,
+)
 
 REAP_S = 1.0
 STOP_S = 45.0
@@ -35,6 +41,7 @@ STOP_S = 45.0
 KILL_S = 10.0
 """Longest time that the kernel may take to end a killed process."""
 SPACE_CHECK_S = 1.0
+COLLECT_S = 3600.0
 
 
 class RestartBudgetError(PenstockError, RuntimeError):
@@ -96,6 +103,7 @@ class Processes:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch_space(), name="watch space")
                 group.create_task(self._reap(), name="reap")
+                group.create_task(self._collect(bus), name="collect")
                 for name, specs in self._specs.items():
                     group.create_task(self._keep(name, specs, bus), name=f"keep {name}")
         except ExceptionGroup as failures:
@@ -180,6 +188,13 @@ class Processes:
         while True:
             check_space(self._run.path)
             await asyncio.sleep(SPACE_CHECK_S)
+
+    async def _collect(self, bus: NatsBus) -> None:
+        """Delete objects that nothing names any more; a failure is tried again with the next."""
+        while True:
+            await asyncio.sleep(COLLECT_S)
+            with contextlib.suppress(BusError, DeadlineError, StoreUnreachableError):
+                await collect(bus, self._run.store(), now=time.time())
 
     def _log_path(self, name: str) -> Path:
         return self._run.logs / f"{name}.log"

@@ -129,9 +129,12 @@ class RunDir:
             ConfigError: `[bus]` is wrong, or a file that it names.
 
         """
-        data, source = read_file(self.config), str(self.config)
-        section = read_section(data, source, "bus", BusSection)
+        section = self.bus_section()
         return open_access(section) if section.servers else None
+
+    def bus_section(self) -> BusSection:
+        """Return `[bus]` of its configuration; raises as `access` does."""
+        return read_section(read_file(self.config), str(self.config), "bus", BusSection)
 
     def _server(self) -> str | Access:
         if where := self.where or self.access():
@@ -220,7 +223,8 @@ def _find(name: str, root: Path) -> RunDir:
 async def connect(run: RunDir, where: str | Access, name: str) -> AsyncGenerator[NatsBus]:
     """Connect to the run's log and objects on a server."""
     run.where = where
-    bus = await NatsBus.connect(where, run_id=run.run_id, store=run.store(), name=name)
+    names, inline = {"run_id": run.run_id, "name": name}, run.bus_section().inline_bytes
+    bus = await NatsBus.connect(where, **names, store=run.store(), inline_bytes=inline)
     try:
         yield bus
     finally:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.infra.bus.claims import Claims
+from penstock.infra.bus.claims import Claims, claim_of
 from penstock.infra.bus.jetstream.answers import LOST, RETRY, JetStreamError
 from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.infra.bus.jetstream.intake import Intake, position
@@ -181,6 +181,8 @@ class RawMessage(msgspec.Struct, frozen=True, kw_only=True):
     stored_at: float
     """Unix seconds, by the server's clock."""
     data: bytes
+    claim_key: str = ""
+    """Object that holds the message, where it was too large for the stream."""
 
 
 async def read_raw(
@@ -196,8 +198,10 @@ async def read_raw(
         for message in batch:
             headers = message.headers or {}
             last = int(headers["Nats-Sequence"])
-            data = message.data
+            data, claim_key = message.data, ""
             with contextlib.suppress(CodecError):
+                claim = claim_of(data, headers)
+                claim_key = claim.object_key if claim else ""
                 data = await claims.fetch(data, headers)
             yield RawMessage(
                 stream=stream,
@@ -205,6 +209,7 @@ async def read_raw(
                 subject=headers["Nats-Subject"],
                 stored_at=datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp(),
                 data=data,
+                claim_key=claim_key,
             )
         if not batch:
             return

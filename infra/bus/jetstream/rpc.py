@@ -61,7 +61,7 @@ class RpcClient:
         """
         subject = service_subject(self._run_id, service)
         async with _within(service, deadline_s):
-            packed = await self._claims.pack(message, PAYLOAD_BYTES_MAX)
+            packed = await self._claims.pack_call(message, PAYLOAD_BYTES_MAX)
             try:
                 reply = await self._connection.ask_until_served(
                     subject,
@@ -93,7 +93,7 @@ class RpcClient:
         """See `Bus.stream_request`."""
         subject = service_subject(self._run_id, service)
         async with _within(service, idle_s):
-            packed = await self._claims.pack(message, PAYLOAD_BYTES_MAX)
+            packed = await self._claims.pack_call(message, PAYLOAD_BYTES_MAX)
         replies = self._replies(service, subject, packed, idle_s, is_served=is_served)
         try:
             async with contextlib.aclosing(replies):
@@ -173,7 +173,7 @@ class Server:
             async for reply in self._replies(message):
                 if takes_one and num_replies:
                     continue
-                packed = await self._claims.pack(reply, PAYLOAD_BYTES_MAX)
+                packed = await self._claims.pack_call(reply, PAYLOAD_BYTES_MAX)
                 number = {} if takes_one else {REPLY_HEADER: str(num_replies)}
                 await self._connection.send(
                     message.reply, packed.data, headers=packed.headers | number
