@@ -79,7 +79,7 @@ class Host:
         self.folder.mkdir()
         self._programs: dict[str, list[str]] = {}
         self._running: dict[str, asyncio.subprocess.Process] = {}
-        self._keepers: list[asyncio.Task[None]] = []
+        self._keepers: dict[str, asyncio.Task[int]] = {}
         lan.add(name)
 
     @property
@@ -94,21 +94,21 @@ class Host:
     def penstock(self, *arguments: str) -> list[str]:
         return self.command(sys.executable, "-m", "penstock.infra.cli", *arguments)
 
-    def keep(self, name: str, argv: list[str]) -> None:
-        """Run a program for as long as the host is up, again whenever it fails."""
+    def keep(self, name: str, argv: list[str], *, again: bool = True) -> None:
+        """Run a program while the host is up; unless told otherwise, again whenever it fails."""
         self._programs[name] = argv
         (self.folder / f"{name}.log").touch()
-        self._keepers.append(asyncio.create_task(self._keep(name, argv), name=name))
+        self._keepers[name] = asyncio.create_task(self._keep(name, argv, again), name=name)
 
-    async def _keep(self, name: str, argv: list[str]) -> None:
+    async def _keep(self, name: str, argv: list[str], again: bool) -> int:
         while True:
             with (self.folder / f"{name}.log").open("ab") as log:
                 self._running[name] = process = await asyncio.create_subprocess_exec(
                     *argv, stdout=log, stderr=log, env=os.environ | CREDENTIALS,
                     preexec_fn=die_with_parent, start_new_session=True,
                 )  # fmt: skip
-            if await process.wait() == 0:
-                return
+            if (code := await process.wait()) == 0 or not again:
+                return code
             await asyncio.sleep(RESTART_S)
 
     def kill(self, name: str) -> None:
@@ -116,14 +116,14 @@ class Host:
         self._running[name].send_signal(signal.SIGKILL)
 
     async def ended(self, name: str) -> int:
-        """Wait for the end of a program that does not fail; return its exit code."""
-        return await self._running[name].wait()
+        """Wait for the end of a program; return its exit code."""
+        return await asyncio.shield(self._keepers[name])
 
     async def lose(self) -> None:
         """Lose the host: its programs die at once, and its network is gone."""
-        for keeper in self._keepers:
+        for keeper in self._keepers.values():
             keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.gather(*self._keepers.values(), return_exceptions=True)
         self._keepers.clear()
         listing = ["ip", "netns", "pids", self.lan.namespace(self.name)]
         found = subprocess.run(listing, capture_output=True, text=True, check=False)

@@ -85,6 +85,7 @@ class Site:
         first.keep(
             "launcher",
             first.penstock("run", "--config", "run.toml", "--run-id", RUN, "--processes", HERE),
+            again=False,
         )  # fmt: skip
         for name, programs in PROGRAMS.items():
             host = self.hosts[name]
@@ -193,7 +194,7 @@ async def test_a_run_whose_launcher_and_trainer_are_lost_goes_on_elsewhere(site)
     await site.hosts["a"].lose()
     resuming = ("run", "--resume", RUN, "--config", "host.toml", "--processes", HERE)
     other = site.hosts["d"]
-    other.keep("launcher", other.penstock(*resuming))
+    other.keep("launcher", other.penstock(*resuming), again=False)
     await check_end(site, "d")
 
 

@@ -47,7 +47,27 @@ async def _create(connection: NatsConnection, name: str, config: dict[str, Any])
     except JetStreamError as error:
         if error.code != NAME_IN_USE:
             raise
+        await _check_kept(connection, name, config)
         await connection.api(f"STREAM.UPDATE.{name}", config)
+
+
+async def _check_kept(connection: NatsConnection, name: str, config: dict[str, Any]) -> None:
+    """Check that a stream, which other runs use, too, keeps its room and its replicas.
+
+    Raises:
+        ConfigError: It would not: beyond its bound a stream refuses the events of every run.
+
+    """
+    info = await connection.api(f"STREAM.INFO.{name}", {})
+    where, held, bound = connection.access.place, info["state"]["bytes"], config["max_bytes"]
+    if config["discard"] == "new" and held > bound:
+        text = f"stream {name} holds {held} bytes, of this run or others"
+        raise ConfigError(f"bus.max_bytes: {where}: {text}: expected at least as many, got {bound}")
+    num_replicas = info["config"]["num_replicas"]
+    if num_replicas > config["num_replicas"]:
+        text = f"stream {name} has {num_replicas}, which other runs may need"
+        given = config["num_replicas"]
+        raise ConfigError(f"bus.num_replicas: {where}: {text}: expected as many, got {given}")
 
 
 async def _check_jetstream(connection: NatsConnection) -> None:

@@ -125,6 +125,21 @@ async def test_more_replicas_than_servers_are_named(tmp_path):
         await use(section(port, num_replicas=3))
 
 
+async def test_settings_that_would_take_from_other_runs_are_refused(tmp_path):
+    """A stream that holds more than its new bound would refuse the events of every run."""
+    with plain_server(tmp_path, jetstream(tmp_path)) as port:
+        bus = await NatsBus.connect(
+            open_access(section(port)), run_id="r1", store=MemoryStore(), name="tester"
+        )
+        await bus.provision()
+        await bus.publish([step(n) for n in range(200)])
+        with pytest.raises(ConfigError, match=r"bus\.max_bytes: .*PS_TRAINING holds \d+ bytes"):
+            await use(section(port, max_bytes=4096))
+        found = [d async for d in bus.follow([StepCompleted], stop_at_end=True)]
+        assert len(found) == 200
+        await bus.close()
+
+
 def seed_of(kind: bytes = b"") -> tuple[str, str, object]:
     nkeys = pytest.importorskip("nkeys")
     prefix = {b"": nkeys.PREFIX_BYTE_USER, b"A": nkeys.PREFIX_BYTE_ACCOUNT}.get(

@@ -20,7 +20,7 @@ from penstock.infra.run.config import RunConfig
 from penstock.infra.run.roles import work_queues
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.base import Stream
-from penstock.messages.errors import BusError, DeadlineError
+from penstock.messages.errors import BusError, ConfigError, DeadlineError
 from penstock.messages.task import StartRollout
 from penstock.messages.telemetry import MidtrainProgressed
 from penstock.messages.training import CheckpointSaved, StepCompleted
@@ -220,6 +220,15 @@ async def test_a_token_of_a_file_reaches_servers_discovered_later(tmp_path):
     finally:
         await world.close()
         cluster.stop()
+
+
+async def test_a_run_with_fewer_replicas_takes_none_from_others(world):
+    await world.bus()
+    access = open_access(BusSection(servers=world.cluster.servers, max_bytes=1 << 30))
+    bus = await NatsBus.connect(access, run_id="r2", store=world.store, name="other")
+    with pytest.raises(ConfigError, match=r"bus\.num_replicas: .*has 3.* expected as many, got 1"):
+        await bus.provision()
+    await bus.close()
 
 
 async def test_the_lag_of_shared_work_is_known_before_any_worker_is_up(world):
