@@ -141,7 +141,13 @@ class ScriptedPolicy(Actor):
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:
-        return (reported(self.policy_version, self.replica, started_at=self._started_at),)
+        return (self._report(),)
+
+    async def stop(self, ctx: Context) -> Effects:
+        return (msgspec.structs.replace(self._report(), serves=[], is_leaving=True),)
+
+    def _report(self) -> ReplicaReported:
+        return reported(self.policy_version, self.replica, started_at=self._started_at)
 
     def turn_ids(self, session: str, index: int) -> list[int]:
         script = self.scripts(session)

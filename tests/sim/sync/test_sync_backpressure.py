@@ -33,7 +33,7 @@ from penstock.messages.training import BatchManifest, GroupEntry, MidtrainComple
 REGIONS = ("near", "far")
 GROUPS_PER_BATCH = 2
 STEP_S = 1.0
-LAG_S_MAX = 60.0
+LAG_S_MAX = 45.0
 
 
 class HeldEngine(FakeEngine):
@@ -204,6 +204,50 @@ def test_a_run_that_no_replica_holds_back_does_not_blame_weights():
             state = await run.state()
         assert "weights hold" not in state.stall.words
         for task in tasks:
+            task.cancel()
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("how", ["silent", "never there"])
+def test_a_lost_replica_stops_nothing_but_itself(how):
+    async def scenario():
+        run = Run(staleness_max=2)
+        run.engines["far"].free = asyncio.Event()
+        if how == "silent":
+            run.engines["far"].free.set()
+        tasks = dict(zip(run.actors, await run.start(), strict=True))
+        await until(lambda: run.trainer.head >= 4)
+        tasks["generator-far"].cancel()
+        run.engines["far"].free.clear()
+        await asyncio.sleep(15.0)
+        head = run.trainer.head
+        await until(lambda: run.trainer.head > head + 4)
+        if how == "silent":
+            region = (await run.state()).regions["far"]
+            assert (region.lost, region.replicas["far"] < head) == (["far"], True)
+        for task in tasks.values():
+            task.cancel()
+
+    run_virtual(scenario())
+
+
+def test_a_region_without_a_relay_holds_the_run_back_no_longer_than_lag_s_max():
+    async def scenario():
+        run = Run(staleness_max=2)
+        tasks = dict(zip(run.actors, await run.start(), strict=True))
+        await until(lambda: run.trainer.head >= 4)
+        tasks["relay-far"].cancel()
+        await asyncio.sleep(LAG_S_MAX / 2)
+        head, served = run.trainer.head, run.engines["far"].version
+        assert head == served + 3, "its weights are too old for one more batch"
+        await asyncio.sleep(LAG_S_MAX)
+        await until(lambda: run.trainer.head > head + 4)
+        assert run.engines["far"].version == served
+        relay = Relay("far", run.world.store("far"))
+        tasks["relay-far"] = asyncio.create_task(run.host("relay-far", relay))
+        await until(lambda: run.engines["far"].version > head + 4)
+        for task in tasks.values():
             task.cancel()
 
     run_virtual(scenario())
