@@ -54,6 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     actor.add_argument("roles", nargs="+", metavar="ROLE[:REGION]", help="actors of this process")
     actor.add_argument("--run", required=True, help="id or path of the run")
     _add_host_file(actor)
+    text = "where it notes what it works on, for whoever finds it dead"
+    actor.add_argument("--in-progress", metavar="FILE", default="", help=text)
     text = "retrain every step from a run's log and compare every weight digest"
     replay = "run.replay:replay_command"
     _add_host_file(_add(commands, "replay", replay, text, of_run=True, has_json=True))

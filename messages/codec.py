@@ -8,6 +8,8 @@ from penstock.messages.base import Message
 from penstock.messages.control import (
     ActorFailed,
     ActorStarted,
+    ItemCharged,
+    ItemQuarantined,
     MessageRejected,
     RunClosed,
     RunFinished,
@@ -81,7 +83,7 @@ EVENTS = (
     InferenceRecorded, FeedbackReceived, FeedbackRetracted, LiveSampleJoined,
     BatchManifest, StepCompleted, MidtrainCompleted, CheckpointSaved,
     RunStarted, RunFinished, RunOpened, RunClosed, ActorStarted, ActorFailed,
-    EvalAnnounced, EvalRequested, EvalCompleted, ChannelMoved,
+    ItemCharged, ItemQuarantined, EvalAnnounced, EvalRequested, EvalCompleted, ChannelMoved,
     MessageRejected, ActorReported, ReplicaReported, MidtrainProgressed,
 )  # fmt: skip
 """Kept on streams."""

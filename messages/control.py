@@ -102,7 +102,49 @@ class MessageRejected(Event, frozen=True, kw_only=True):
     """Bytes as received, so that it can be published again; of a claim, empty."""
     claim: Claim | None = None
     """What was received in the message's place; its object stays as long as this letter."""
+    is_charged: bool = False
+    """Whether the message itself is at fault: its handler raised, or it is quarantined."""
 
     def key(self) -> str:
         """One per source position and actor."""
         return f"{self.source_stream}.{self.source_sequence}.{self.actor}"
+
+
+CHARGES_MAX = 2
+"""Proven charges after which an item is quarantined."""
+
+
+class ItemCharged(Event, frozen=True, kw_only=True):
+    """Runtime or launcher -> everyone: a process died, or a handler failed, over an item.
+
+    An item is what a process works on, `<role>.<message type>.<key>`: for instance
+    `judge.RolloutFinished.g3-m2` or `generator.Generate.g3-m2.0-worker-1a-7`.
+    """
+
+    stream: ClassVar[Stream] = Stream.CONTROL
+    item: str
+    number: int
+    """1 for the item's first charge."""
+    cause: str
+    is_proven: bool
+    """Whether it alone can be the cause; else it is a suspect, one of several in progress, and
+    runs by itself the next time."""
+    task_id: str = ""
+
+    def key(self) -> str:
+        """One per item and charge."""
+        return f"{self.item}.{self.number}"
+
+
+class ItemQuarantined(Event, frozen=True, kw_only=True):
+    """Runtime, launcher or pacer -> everyone: an item charged twice is not worked on again."""
+
+    stream: ClassVar[Stream] = Stream.CONTROL
+    item: str
+    """As in `ItemCharged`; `pacer.Task.<name>` for a task."""
+    cause: str
+    task_id: str = ""
+
+    def key(self) -> str:
+        """One per item."""
+        return self.item

@@ -54,6 +54,8 @@ class Generate(Message, frozen=True, kw_only=True):
     routes_from: int = 0
     """Return routed experts from this position on."""
     deadline_s: float = 60.0
+    is_suspect: bool = False
+    """Whether it was in progress when a generator died: it is served while no other such is."""
 
 
 class TokensSampled(Message, frozen=True, kw_only=True):

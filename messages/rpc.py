@@ -25,6 +25,8 @@ class RemoteErrorKind(StrEnum):
     """A context beyond what the engine holds; the text has both lengths."""
     CHARGED = "charged"
     """The server failed at this very request, or ended under it."""
+    QUARANTINED = "quarantined"
+    """It was charged twice, and is not tried again by anyone."""
     BUSY = "busy"
     FAILED = "failed"
     GONE = "gone"

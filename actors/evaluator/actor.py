@@ -29,6 +29,7 @@ class Evaluator(Actor):
     """Asks for evaluations and counts their verdicts; its state follows from the log."""
 
     role = "evaluator"
+    can_skip = False
     tick_s = 1.0
     follows: ClassVar[tuple[type[Event], ...]] = (
         MidtrainCompleted,

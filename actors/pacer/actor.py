@@ -48,6 +48,7 @@ class Pacer(Actor):
 
     role = "pacer"
     tick_s = 1.0
+    can_skip = False
     follows: ClassVar[tuple[type[Event], ...]] = (
         MidtrainCompleted,
         StepCompleted,

@@ -113,13 +113,20 @@ class RolloutRunner:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def abandon(self, cause: str) -> list[RolloutFinished]:
-        """Report the rollouts that no worker will continue as failed."""
+    async def abandon(self, cause: str, *, is_charged: bool) -> list[RolloutFinished]:
+        """Report the rollouts that no worker will continue as failed.
+
+        Args:
+            cause: Why, for the record.
+            is_charged: Whether what they did, and not the outside, is at fault.
+
+        """
         ends: list[RolloutFinished] = []
         for command in (self._trunk, *self._branches):
             if await self._is_open(command):
                 is_branch = command is not self._trunk and await self._left_trunk(command)
-                ends.append(await self._episode(command, is_branch=is_branch).abandon(cause))
+                episode = self._episode(command, is_branch=is_branch)
+                ends.append(await episode.abandon(cause, is_charged=is_charged))
         return ends
 
     async def _branch(self, command: StartRollout, forked: asyncio.Future[bool]) -> RolloutFinished:
@@ -206,7 +213,8 @@ class RolloutWorker(Actor):
         command = await read_rejected(ctx.store, event, StartRollout)
         if command is None:
             return ()
-        return await self._runner(command, ctx).abandon(f"rejected: {event.cause}")
+        runner = self._runner(command, ctx)
+        return await runner.abandon(f"rejected: {event.cause}", is_charged=event.is_charged)
 
     async def on_replica_reported(self, event: ReplicaReported, ctx: Context) -> Effects:
         """Know whom to ask for tokens."""

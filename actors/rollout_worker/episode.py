@@ -105,13 +105,19 @@ class Episode:
         finally:
             self._set_forked(continued=False)
 
-    async def abandon(self, cause: str) -> RolloutFinished:
-        """Report an episode that no worker will continue as failed."""
+    async def abandon(self, cause: str, *, is_charged: bool) -> RolloutFinished:
+        """Report an episode that no worker will continue as failed.
+
+        One that is at fault itself and has sampled something is the policy's failure: else
+        whatever breaks a worker would be a way to have bad episodes masked.
+        """
         with contextlib.suppress(CodecError):
             self._turns = await self._journal.turns()
         saved = await self._journal.newest_saved(len(self._turns), above=0)
         self._stats.egress = saved.egress if saved else []
-        return self._finished(EpisodeEnd.INFRASTRUCTURE_ERROR, Changes(), cause)
+        is_policys = is_charged and self._turns
+        end = EpisodeEnd.POLICY_ERROR if is_policys else EpisodeEnd.INFRASTRUCTURE_ERROR
+        return self._finished(end, Changes(), cause)
 
     async def _in_machines(self) -> RolloutFinished:
         """Try some machines; a saved state that failed once is not tried again.

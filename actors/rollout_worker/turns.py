@@ -24,6 +24,8 @@ from penstock.actors.policy.replicas.client import stream_chunks
 from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.policy.sampling import BrokenTurnError, SampledTokens
 from penstock.actors.runtime.context import Context
+from penstock.actors.runtime.in_progress import generate_item
+from penstock.messages.control import CHARGES_MAX, ItemCharged, ItemQuarantined
 from penstock.messages.errors import (
     BusError,
     CodecError,
@@ -50,9 +52,8 @@ class TurnChargedError(GenerationError):
     """Engines failed at this very turn, and at others in the meantime not."""
 
 
-_FINAL = {RemoteErrorKind.INVALID, RemoteErrorKind.TOO_LONG}
-CHARGES_MAX = 2
-"""Failures that are charged to one turn before it is given up."""
+_FINAL = {RemoteErrorKind.INVALID, RemoteErrorKind.TOO_LONG, RemoteErrorKind.QUARANTINED}
+_CHARGED = {RemoteErrorKind.CHARGED, RemoteErrorKind.QUARANTINED}
 
 
 def turn_sampling(
@@ -92,8 +93,9 @@ async def sample_turn(
 
     async def attempt() -> tuple[SampledTokens, float]:
         lost_s = ctx.monotonic() - started_at
+        again = await _as_charged(ctx, request) if lost_s else request
         attempt_id = f"{request.request_id}.{next(attempts)}"
-        again = msgspec.structs.replace(request, request_id=attempt_id)
+        again = msgspec.structs.replace(again, request_id=attempt_id)
         chunks = stream_chunks(ctx, replicas, again, asked, idle_s=idle_s, reason=attempt_id)
         return await _whole_turn(chunks), lost_s
 
@@ -111,11 +113,25 @@ async def sample_turn(
         raise _given_up(error)(f"{request.request_id}: {error}") from error
 
 
+async def _as_charged(ctx: Context, request: Generate) -> Generate:
+    """Return a request that failed as it is to be tried again: if generators died, by itself.
+
+    Raises:
+        RemoteCallError: It is not to be tried again.
+
+    """
+    item = generate_item(request.request_id)
+    if await ctx.last(ItemQuarantined, item) is not None:
+        raise RemoteCallError(RemoteErrorKind.QUARANTINED, "generators died of this request twice")
+    is_suspect = await ctx.last(ItemCharged, f"{item}.1") is not None
+    return msgspec.structs.replace(request, is_suspect=is_suspect)
+
+
 def _given_up(error: Exception) -> type[GenerationError]:
     kind = getattr(error, "kind", "")
     if kind == RemoteErrorKind.TOO_LONG:
         return ContextFullError
-    return TurnChargedError if kind == RemoteErrorKind.CHARGED else GenerationError
+    return TurnChargedError if kind in _CHARGED else GenerationError
 
 
 async def _whole_turn(chunks: AsyncGenerator[TokensSampled]) -> SampledTokens:

@@ -34,6 +34,9 @@ class Actor:
     """Read from the log: state derived from the log needs no acknowledgement."""
     consumes: ClassVar[tuple[type[Event], ...]] = ()
     """Shared among the actors of this role; all of one stream; settled after the effects."""
+    can_skip: ClassVar[bool] = True
+    """Whether its state stays right without a followed event at which its handler raises; else it
+    fails there, and the run ends when it fails there again."""
     num_concurrent: int = 1
     """Consumed events handled at once = outstanding pull = the mailbox's bound."""
     tick_s: float = 0.0

@@ -21,12 +21,14 @@ from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.background_tasks import Tasks
 from penstock.actors.runtime.clock import Clock, SystemClock
 from penstock.actors.runtime.consumer import Consumer
-from penstock.actors.runtime.event_dispatcher import EventDispatcher, find_handlers
+from penstock.actors.runtime.event_dispatcher import EventDispatcher
 from penstock.actors.runtime.host_context import ActorIdentity, HostContext
-from penstock.messages.base import Event
-from penstock.messages.bus import Bus, ObjectStore
+from penstock.actors.runtime.in_progress import InProgress, request_item
+from penstock.messages.base import Event, Message
+from penstock.messages.bus import Bus, ObjectStore, Serve
 from penstock.messages.control import ActorFailed, ActorStarted
 from penstock.messages.errors import BusError, DeadlineError
+from penstock.messages.generation import Generate
 from penstock.messages.telemetry import ActorReported
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class ActorHost:
         clock: Clock | None = None,
         incarnation: str = "",
         drain_s: float = 5.0,
+        in_progress: InProgress | None = None,
     ) -> None:
         """Prepare; nothing runs yet.
 
@@ -62,6 +65,7 @@ class ActorHost:
             clock: Default: the machine's.
             incarnation: Distinguishes the starts of one name; default: time and process id.
             drain_s: Time that consumed events may take after a stop; then the bus has them back.
+            in_progress: Where it notes what it works on; shared by the actors of a process.
 
         Raises:
             ConfigError: The actor lacks a handler for something it follows or consumes.
@@ -79,7 +83,8 @@ class ActorHost:
             store=store,
             clock=self._clock,
         )
-        self._dispatcher = EventDispatcher(self._ctx, bus, find_handlers(actor))
+        self._in_progress = in_progress or InProgress()
+        self._dispatcher = EventDispatcher(actor, self._ctx, bus, self._in_progress)
         self._consumer = Consumer(name, bus, self._dispatcher)
         self._loops = Tasks()
         self._state = asyncio.Lock()
@@ -147,11 +152,29 @@ class ActorHost:
         stops: list[Callable[[], Awaitable[None]]] = []
         try:
             for service, serve in self._actor.services().items():
-                stops.append(await self._bus.serve(service, serve))
+                stops.append(await self._bus.serve(service, self._noted(serve)))
             yield
         finally:
             for stop in stops:
                 await stop()
+
+    def _noted(self, serve: Serve) -> Serve:
+        """Return a service whose requests are noted as in progress, and suspects served alone."""
+
+        async def noted(message: Message) -> AsyncGenerator[Message]:
+            item = request_item(message)
+            async with contextlib.AsyncExitStack() as stack:
+                if isinstance(message, Generate) and message.is_suspect:
+                    await stack.enter_async_context(self._in_progress.alone("Generate"))
+                if item:
+                    stack.enter_context(self._in_progress.noted(item))
+                replies = serve(message)
+                if (close := getattr(replies, "aclose", None)) is not None:
+                    stack.push_async_callback(close)
+                async for reply in replies:
+                    yield reply
+
+        return noted
 
     async def _until(self, stop: asyncio.Event) -> None:
         """Wait for `stop`, or raise the first failure of any task."""

@@ -37,6 +37,7 @@ class Trainer(Actor):
     """Owns the weights. Of several trainers of one run, the log makes one out of them."""
 
     role = "trainer"
+    can_skip = False
     follows: ClassVar[tuple[type[Event], ...]] = (
         TurnSampled,
         RolloutFinished,

@@ -16,9 +16,11 @@ from penstock.actors.policy.replicas.client import stream_chunks
 from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.policy.sampling import SampledTokens
 from penstock.actors.runtime.context import Context
+from penstock.actors.runtime.in_progress import generate_item
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
 from penstock.kernels.arrays import to_array
+from penstock.messages.control import ItemCharged
 from penstock.messages.errors import BusError, DeadlineError, PenstockError, RemoteCallError
 from penstock.messages.generation import AbortGeneration, Generate
 from penstock.messages.rollout import StopReason
@@ -71,6 +73,8 @@ class Generation:
         )
         for pause_s in chain([0.0], retry.pauses()):
             await ctx.sleep(pause_s)
+            if self.num_attempts:
+                await self._check_charges(ctx)
             self.num_attempts += 1
             try:
                 reason = f"reply to {self.request_id}, attempt {self.num_attempts}"
@@ -94,6 +98,20 @@ class Generation:
         raise ApiError(
             503, "no_generator", f"no generator answered: {cause}", retry_after_s=2.0
         ) from cause
+
+    async def _check_charges(self, ctx: Context) -> None:
+        """See that no generator died with the last attempt in progress.
+
+        Raises:
+            ApiError: 500: the request may be the cause, so nobody gets it again.
+
+        """
+        charged = None
+        with suppress(BusError, DeadlineError):
+            charged = await ctx.last(ItemCharged, f"{generate_item(self.request_id)}.1")
+        if charged is not None:
+            text = f"a generator failed with this request in progress: {charged.cause}"
+            raise ApiError(500, "request_failed", text)
 
     async def abort(self, ctx: Context) -> None:
         """Report that nobody waits for the rest; where that fails, the rest is waste."""

@@ -18,16 +18,28 @@ from pathlib import Path
 
 from penstock.actors.runtime.consumer import ACK_WAIT_S
 from penstock.actors.runtime.files import open_private, private_folder
+from penstock.actors.runtime.in_progress import read_in_progress
 from penstock.infra.bus.collector import collect
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.regions.emulation import Emulation, Linked
 from penstock.infra.regions.settings import RegionPlace
+from penstock.infra.run.charges import (
+    CRASHES_PER_RESTART,
+    NEIGHBOR_S,
+    Attribution,
+    Death,
+    DeathCause,
+    Judgement,
+    OutOfMemoryWatch,
+    cause_of,
+    describe_death,
+)
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.orphans import adopt_orphans, die_with_parent, end_orphans, reap_ended
 from penstock.infra.run.roles import work_queues
 from penstock.infra.run.runs import RunDir, check_space, connect
-from penstock.messages.control import ActorFailed
+from penstock.messages.control import ActorFailed, ItemCharged
 from penstock.messages.errors import (
     BusError,
     DeadlineError,
@@ -46,6 +58,10 @@ COLLECT_S = 3600.0
 
 class RestartBudgetError(PenstockError, RuntimeError):
     """A process died more often than the restart budget allows; the text names its log."""
+
+
+class RunStuckError(PenstockError, RuntimeError):
+    """A process cannot get past an event that it must not leave out; the text names its log."""
 
 
 class RestartBudget:
@@ -83,6 +99,11 @@ class Processes:
         self._changing = asyncio.Lock()
         """Held while a process starts, and while orphans are distinguished from own processes."""
         self._num_deaths: Counter[str] = Counter()
+        self._memory = OutOfMemoryWatch()
+        self._attribution = Attribution(
+            crashes_max=CRASHES_PER_RESTART * max(1, config.run.restarts_max),
+            period_s=config.run.restart_period_s,
+        )
         self._stopping = False
 
     def pid(self, name: str) -> int | None:
@@ -94,11 +115,15 @@ class Processes:
         """Start every process and restart the dead, until cancelled.
 
         Raises:
-            RestartBudgetError: One died too often.
+            RestartBudgetError: One died too often, of nothing in particular.
+            RunStuckError: One cannot get past an event.
             DiskFullError: The run's file system is full; the log stays as it is.
 
         """
         adopt_orphans()
+        log = bus.follow([ItemCharged], stop_at_end=True)
+        charged = [delivery.event async for delivery in log]
+        self._attribution.resume(event for event in charged if isinstance(event, ItemCharged))
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch_space(), name="watch space")
@@ -137,11 +162,31 @@ class Processes:
             await self._end_orphans()
             check_space(self._run.path)
             self._num_deaths[name] += 1
-            failure = f"process {name} ended with code {code}; see {self._log_path(name)}"
-            if not self._budget.allows_restart(time.monotonic()):
-                raise RestartBudgetError(f"{failure}; it has used up its restarts")
-            sys.stderr.write(f"[run] {failure}; restarting it\n")
-            await self._publish_death(bus, name, process.pid, failure)
+            death, judgement = await self._judge(name, code, bus)
+            if death.cause is DeathCause.STUCK:
+                raise RunStuckError(death.words)
+            if judgement.counts and not self._budget.allows_restart(time.monotonic()):
+                raise RestartBudgetError(f"{death.words}; it has used up its restarts")
+            sys.stderr.write(f"[run] {death.words}; restarting it\n")
+            await self._publish_death(bus, name, process.pid, death.words)
+
+    async def _judge(self, name: str, code: int, bus: NatsBus) -> tuple[Death, Judgement]:
+        """Return a death and what follows from it; charges are published."""
+        cause = cause_of(code, is_out_of_memory=self._memory.has_risen())
+        death = Death(
+            process=name,
+            at=time.monotonic(),
+            cause=cause,
+            words=describe_death(name, code, cause, self._log_path(name)),
+            items=tuple(read_in_progress(self._in_progress_path(name))),
+        )
+        self._attribution.note(death)
+        if cause is DeathCause.CRASHED:
+            await asyncio.sleep(NEIGHBOR_S)
+        judgement = self._attribution.judge(death)
+        with contextlib.suppress(BusError, DeadlineError):
+            await bus.publish(judgement.events)
+        return death, judgement
 
     async def _publish_death(self, bus: NatsBus, name: str, pid: int, failure: str) -> None:
         """Publish a death, if the server is up: nothing depends on it."""
@@ -157,10 +202,12 @@ class Processes:
     async def _start(self, name: str, specs: list[str]) -> Process:
         path = self._log_path(name)
         private_folder(path.parent)
+        noted = self._in_progress_path(name)
+        noted.unlink(missing_ok=True)
         with open_private(path, "ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *self._command_prefix(specs), sys.executable, "-m", "penstock.infra.cli",
-                "actor", *specs, "--run", str(self._run.path),
+                "actor", *specs, "--run", str(self._run.path), "--in-progress", str(noted),
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
                 preexec_fn=die_with_parent, start_new_session=True,
             )  # fmt: skip
@@ -182,7 +229,11 @@ class Processes:
             async with self._changing:
                 own = {process.pid for process in self._running.values()}
                 await asyncio.to_thread(reap_ended, own)
+            self._memory.sample()
             await asyncio.sleep(REAP_S)
+
+    def _in_progress_path(self, name: str) -> Path:
+        return self._run.in_progress / name
 
     async def _watch_space(self) -> None:
         while True:

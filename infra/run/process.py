@@ -9,9 +9,12 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.actors.runtime.event_dispatcher import FoldStuckError
 from penstock.actors.runtime.host import ActorHost
+from penstock.actors.runtime.in_progress import InProgress
 from penstock.infra.bus.jetstream.access import Access
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.run.charges import ExitCode
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import load_config
 from penstock.infra.run.hosts import (
@@ -26,8 +29,14 @@ from penstock.infra.run.runs import RunDir, connect, find_run, remove_needless
 from penstock.messages.errors import PenstockError
 
 
-async def run_actors(
-    run: RunDir, config: RunConfig, specs: Sequence[str], where: str | Access, *, is_apart: bool
+async def run_actors(  # noqa: PLR0913 - all of a process
+    run: RunDir,
+    config: RunConfig,
+    specs: Sequence[str],
+    where: str | Access,
+    in_progress: InProgress,
+    *,
+    is_apart: bool,
 ) -> None:
     """Run the actors of `specs` (`role` or `role:region`) until SIGTERM, or until one fails.
 
@@ -48,13 +57,13 @@ async def run_actors(
         loop.add_signal_handler(number, stop.set)
     async with connect(run, where, "+".join(specs)) as bus:
         if not is_apart:
-            await _run_until(stop, run, config, specs, bus)
+            await _run_until(stop, run, config, specs, bus, in_progress)
             return
         opened_at = await until_open(bus)
         closing = asyncio.create_task(until_closed(bus, opened_at), name="launcher")
         closing.add_done_callback(lambda _: stop.set())
         try:
-            await _run_until(stop, run, config, specs, bus)
+            await _run_until(stop, run, config, specs, bus, in_progress)
             if closing.done() and closing.result():
                 remove_needless(run, config.sandbox.checkpoints)
         finally:
@@ -62,20 +71,27 @@ async def run_actors(
             await asyncio.gather(closing, return_exceptions=True)
 
 
-async def _run_until(
-    stop: asyncio.Event, run: RunDir, config: RunConfig, specs: Sequence[str], bus: NatsBus
+async def _run_until(  # noqa: PLR0913, PLR0917 - all of a process
+    stop: asyncio.Event,
+    run: RunDir,
+    config: RunConfig,
+    specs: Sequence[str],
+    bus: NatsBus,
+    in_progress: InProgress,
 ) -> None:
     store = run.store()
     assembly = Assembly(run=run, config=config, bus=bus, store=store)
     actors = [named for spec in specs for named in await build_actors(spec, assembly)]
     async with asyncio.TaskGroup() as group:
         for name, actor in actors:
-            host = ActorHost(actor, bus, store, name=name, seed=config.run.seed)
+            host = ActorHost(
+                actor, bus, store, name=name, seed=config.run.seed, in_progress=in_progress
+            )
             group.create_task(host.run(stop), name=name)
 
 
 def actor_command(arguments: argparse.Namespace) -> int:
-    """Run the actors to their end; 0 after an orderly stop, 1 after a failure (on stderr).
+    """Run the actors to their end; 0 after an orderly stop, else as `ExitCode` (on stderr: why).
 
     After a failure the process exits at once: a worker thread that hangs must not keep it alive.
 
@@ -94,14 +110,19 @@ def actor_command(arguments: argparse.Namespace) -> int:
         check_remote(run, arguments.roles)
     config = load_config(run.config)
     where = run.access() or _embedded(run, arguments.roles)
-    work = run_actors(run, config, arguments.roles, where, is_apart=file is not None)
+    in_progress = InProgress(Path(arguments.in_progress) if arguments.in_progress else None)
+    is_apart = file is not None
+    work = run_actors(run, config, arguments.roles, where, in_progress, is_apart=is_apart)
     try:
         uvloop.run(work)
     except* Exception as failures:
+        code = ExitCode.CHARGED if in_progress.has_charged else ExitCode.FAILED
+        if failures.subgroup(FoldStuckError):
+            code = ExitCode.STUCK
         for error in failures.exceptions:
             traceback.print_exception(error)
         sys.stderr.flush()
-        os._exit(1)
+        os._exit(code)
     return 0
 
 

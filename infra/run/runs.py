@@ -9,6 +9,7 @@ runs/<run_id>/
   regions/<r>/  each region's weights          logs/<process>.log
   handover/     the newest weights, for publishing ranks, until the run is complete
   machines/<h>/ each host's saved machines, until the run is complete
+  in_progress/<process>  what each process works on, for the launcher that finds it dead
 ```
 """
 
@@ -98,6 +99,7 @@ class RunDir:
         self.machines = path / "machines"
         self.handover = path / "handover"
         self.logs = path / "logs"
+        self.in_progress = path / "in_progress"
         self.summary = path / "summary.json"
         self.report = path / "report.html"
         self.gateway_key = path / "gateway_key"

@@ -22,6 +22,7 @@ from penstock.gateway.chat.generation import Generation
 from penstock.gateway.chat.schema import parse_chat
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
+from penstock.messages.control import ItemCharged
 from penstock.messages.errors import RemoteCallError
 from penstock.messages.rpc import RemoteErrorKind
 from penstock.messages.task import Sampling
@@ -172,8 +173,12 @@ def test_the_gateway_refuses_tiny_values_by_name(field, text):
 class FailingGenerators:
     """A context in which every generator answers with the same error."""
 
-    def __init__(self, kind):
-        self.kind, self.num_asked = kind, 0
+    def __init__(self, kind, charged=None):
+        self.kind, self.charged, self.num_asked = kind, charged, 0
+
+    async def last(self, event_type, key):
+        assert (event_type, key) == (ItemCharged, f"generator.Generate.r1.{self.num_asked}.1")
+        return self.charged
 
     async def sleep(self, duration_s):
         pass
@@ -200,3 +205,14 @@ async def test_what_failed_at_a_request_does_not_get_it_again(kind, status, num_
         async for _ in generation.stream(ctx, GatewayConfig(num_attempts_max=4)):
             pass
     assert (caught.value.status, ctx.num_asked) == (status, num_asked)
+
+
+async def test_a_request_under_which_a_generator_died_is_not_tried_again():
+    """Whether it is the cause or not: the client is told, and may decide."""
+    charged = ItemCharged(item="x", number=1, cause="ended by signal 11", is_proven=False)
+    ctx = FailingGenerators(RemoteErrorKind.BUSY, charged)
+    generation = Generation("r1", "s1", [1, 2, 3], Sampling())
+    with pytest.raises(ApiError, match="signal 11") as caught:
+        async for _ in generation.stream(ctx, GatewayConfig(num_attempts_max=4)):
+            pass
+    assert (caught.value.status, ctx.num_asked) == (500, 1)

@@ -211,19 +211,6 @@ async def test_work_whose_outside_fails_is_tried_again(world):
 
 
 @simulated
-async def test_a_bug_fails_the_actor_and_loses_no_work(world):
-    async def handle(n, ctx):
-        raise ZeroDivisionError("oh")
-
-    await world.bus.publish([task(1)])
-    with pytest.raises(ZeroDivisionError):
-        await world.host(Worker(handle))
-    (failed,) = await world.log(ActorFailed)
-    assert failed.error == "ZeroDivisionError: oh"
-    assert len(world.server.logs["tasks"].messages()) == 1
-
-
-@simulated
 async def test_a_failed_background_task_fails_the_actor(world):
     class Spawns(Actor):
         role = "spawns"
