@@ -1,6 +1,7 @@
 """Requests that were made to end the engine, and with it the run: each ends itself alone."""
 
 import asyncio
+import contextlib
 import math
 
 import numpy as np
@@ -171,19 +172,30 @@ def test_the_gateway_refuses_tiny_values_by_name(field, text):
 
 
 class FailingGenerators:
-    """A context in which every generator answers with the same error."""
+    """A context and its replicas: each answers with the same error."""
 
     def __init__(self, kind, charged=None):
         self.kind, self.charged, self.num_asked = kind, charged, 0
 
     async def last(self, event_type, key):
-        assert (event_type, key) == (ItemCharged, f"generator.Generate.r1.{self.num_asked}.1")
+        assert (event_type, key) == (ItemCharged, "generator.Generate.r1.1")
         return self.charged
 
     async def sleep(self, duration_s):
         pass
 
-    async def stream_request(self, service, message, *, idle_s, reason=""):
+    @contextlib.asynccontextmanager
+    async def waiting(self, target, reason, *, deadline_s, policy_version=-1):
+        yield
+
+    async def chosen(self, session, purpose, channel, asked):
+        return "generator-west"
+
+    @contextlib.contextmanager
+    def using(self, replica):
+        yield asyncio.get_running_loop().create_future()
+
+    async def stream_request(self, service, message, *, idle_s, reason="", is_served=True):
         self.num_asked += 1
         raise RemoteCallError(self.kind, "no more")
         yield
@@ -202,7 +214,7 @@ async def test_what_failed_at_a_request_does_not_get_it_again(kind, status, num_
     ctx = FailingGenerators(kind)
     generation = Generation("r1", "s1", [1, 2, 3], Sampling())
     with pytest.raises(ApiError) as caught:
-        async for _ in generation.stream(ctx, GatewayConfig(num_attempts_max=4)):
+        async for _ in generation.stream(ctx, GatewayConfig(num_attempts_max=4), ctx):
             pass
     assert (caught.value.status, ctx.num_asked) == (status, num_asked)
 
@@ -213,6 +225,6 @@ async def test_a_request_under_which_a_generator_died_is_not_tried_again():
     ctx = FailingGenerators(RemoteErrorKind.BUSY, charged)
     generation = Generation("r1", "s1", [1, 2, 3], Sampling())
     with pytest.raises(ApiError, match="signal 11") as caught:
-        async for _ in generation.stream(ctx, GatewayConfig(num_attempts_max=4)):
+        async for _ in generation.stream(ctx, GatewayConfig(num_attempts_max=4), ctx):
             pass
     assert (caught.value.status, ctx.num_asked) == (500, 1)
