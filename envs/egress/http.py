@@ -32,6 +32,21 @@ def requested_target(method: str, text: str) -> tuple[str, int, str]:
     return *parse_target(host, 80), path if path.startswith("/") else f"/{path}"
 
 
+def check_host(request: h11.Request, name: str, port: int) -> None:
+    """Check that a plain request's Host header means the same server as its address.
+
+    Raises:
+        EgressDeniedError: It names another one. `CONNECT` itself goes no further, so its is free.
+
+    """
+    if request.method == b"CONNECT":
+        return
+    meant = {name.encode(), f"{name}:{port}".encode()}
+    for key, value in request.headers:
+        if key == b"host" and value.strip().lower() not in meant:
+            raise EgressDeniedError(f"the Host header names {value.decode('ascii', 'replace')!r}")
+
+
 def forwarded(request: h11.Request, target: str, path: str) -> h11.Request:
     """Return the request as the host gets it: under the allowed name, without hop-by-hop headers.
 

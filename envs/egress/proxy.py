@@ -2,7 +2,9 @@
 
 A name is resolved once, here, and the connection goes to an address that was checked. Redirects are
 not followed: a program that follows one sends another request. One connection carries one request,
-so nothing for another host can follow it. The content of a TLS tunnel is not seen.
+so nothing for another host can follow it. The content of a TLS tunnel is not seen, but for the
+server's name in its first message, which must be the allowed one (`hello.py`). Hosts that a rule
+gives an address are the operator's own: their tunnels may carry anything.
 """
 
 import asyncio
@@ -12,7 +14,14 @@ from collections.abc import Awaitable, Callable
 import h11
 
 from penstock.envs.egress.account import EgressAccount, EgressEntry, EgressLimitError, EgressLimits
-from penstock.envs.egress.http import TUNNEL_OPEN, forwarded, refusal, requested_target
+from penstock.envs.egress.hello import ALERT, check_hello
+from penstock.envs.egress.http import (
+    TUNNEL_OPEN,
+    check_host,
+    forwarded,
+    refusal,
+    requested_target,
+)
 from penstock.envs.egress.rules import EgressDeniedError, EgressRule, check_addresses, find_rule
 from penstock.envs.egress.streams import GuestStream
 from penstock.messages.errors import PenstockError
@@ -57,7 +66,8 @@ class EgressProxy:
         except EgressDeniedError as error:
             entry.is_allowed = False
             entry.reason = f"denied: {error}"
-            await client.send(refusal(403, f"{entry.target}: {error}"))
+            refused = refusal(403, f"{entry.target}: {error}")
+            await client.send(ALERT if entry.is_answered else refused)
         except (EgressLimitError, EgressFailedError, TimeoutError) as error:
             entry.reason = str(error) or "the connection lasted too long"
             if not entry.is_answered:
@@ -78,6 +88,7 @@ class EgressProxy:
         entry.target = target_text[:TARGET_CHARACTERS_MAX]
         name, port, path = requested_target(entry.method, target_text)
         entry.target = f"{name}:{port}"
+        check_host(request, name, port)
         rule = find_rule(self._rules, name, port)
         self.account.admit()
         entry.is_allowed = True
@@ -87,11 +98,16 @@ class EgressProxy:
             if entry.method == "CONNECT":
                 entry.is_answered = True
                 await client.send(TUNNEL_OPEN)
-                await self._tunnel(client, head.trailing_data[0], reader, writer, entry)
+                first = head.trailing_data[0]
+                if not rule.address:
+                    first = await _hello(client, first, name)
+                await self._tunnel(client, first, reader, writer, entry)
             else:
                 onward = forwarded(request, entry.target, path)
                 await self._forward(client, head, onward, writer, entry)
                 await self._back(client, reader, entry)
+        except EgressDeniedError:  # an OSError, too
+            raise
         except OSError as error:
             raise EgressFailedError(f"lost the host: {error}") from error
         finally:
@@ -180,6 +196,21 @@ async def resolve_here(name: str, port: int) -> list[str]:
     """Resolve by the host's resolver; raises OSError if there is no such name."""
     found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
+
+
+async def _hello(client: GuestStream, first: bytes, name: str) -> bytes:
+    """Return a tunnel's first bytes once they have asked for the allowed server.
+
+    Raises:
+        EgressDeniedError: They have not, or end before.
+
+    """
+    while not check_hello(first, name):
+        piece = await client.receive()
+        if not piece:
+            raise EgressDeniedError("the tunnel ended before its TLS ClientHello")
+        first += piece
+    return first
 
 
 async def _next_event(client: GuestStream, head: h11.Connection) -> h11.Event:

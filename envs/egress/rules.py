@@ -7,7 +7,7 @@ notation, a user, a trailing dot or a letter outside of ASCII is refused rather 
 
 import re
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 import msgspec
 
@@ -21,6 +21,23 @@ _NAME = re.compile(rf"(?:{_LABEL}\.)*[a-z](?:[a-z0-9-]{{0,61}}[a-z0-9])?")
 """The last label begins with a letter: no notation of an IPv4 address does."""
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
 _NAT64 = IPv6Network("64:ff9b::/96")
+_REFUSED_V4 = tuple(
+    IPv4Network(text)
+    for text in (
+        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16"),
+        *("172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16"),
+        *("198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
+        "168.63.129.16/32",
+    )
+)
+"""This network, private, carriers', own, link, protocols' (192.0.0.192 is Oracle's metadata),
+documentation, relays', benchmarks', groups', reserved; the last one is Azure's host."""
+_GLOBAL_V6 = IPv6Network("2000::/3")
+"""All that is anyone's: so no unique local, link, group, mapped or metadata address."""
+_REFUSED_V6 = tuple(
+    IPv6Network(text) for text in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")
+)
+"""Protocols' (Teredo among them), documentation, 6to4: the latter lead to an IPv4 address."""
 
 
 class EgressRuleError(PenstockError, ValueError):
@@ -133,15 +150,13 @@ def _parse_rule(text: str) -> EgressRule:
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
     """Return whether an address, or the one that a gateway would take out of it, is anyone's."""
-    if isinstance(address, IPv6Address):
-        if address in _NAT64:
-            return _is_public(IPv4Address(address.packed[-4:]))
-        inner = address.ipv4_mapped or address.sixtofour
-        if inner is not None:
-            return _is_public(inner)
-        if address.is_site_local:
-            return False
-    return address.is_global and not address.is_multicast and not address.is_reserved
+    if isinstance(address, IPv4Address):
+        return not any(address in network for network in _REFUSED_V4)
+    if address in _NAT64:
+        return _is_public(IPv4Address(address.packed[-4:]))
+    if address.ipv4_mapped is not None:
+        return _is_public(address.ipv4_mapped)
+    return address in _GLOBAL_V6 and not any(address in network for network in _REFUSED_V6)
 
 
 def _is_name(name: str) -> bool:

@@ -63,4 +63,5 @@ def proxy_to(port, resolve=None, **limits):
 
 
 def get(url, *lines):
-    return "\r\n".join([f"GET {url} HTTP/1.1", "host: whatever", *lines, "", ""]).encode()
+    host = url.partition("//")[2].partition("/")[0] or "whatever"
+    return "\r\n".join([f"GET {url} HTTP/1.1", f"host: {host}", *lines, "", ""]).encode()

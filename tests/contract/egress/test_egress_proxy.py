@@ -83,7 +83,8 @@ async def test_nothing_rides_behind_an_allowed_request():
     behind = get("http://evil.test/steal")
     async with serving(page) as (port, heard):
         proxy = proxy_to(port)
-        post = f"POST http://good.test:{port}/ HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nbody"
+        head = f"POST http://good.test:{port}/ HTTP/1.1\r\nhost: good.test\r\n"
+        post = f"{head}content-length: 4\r\n\r\nbody"
         await proxy.serve(Program(post.encode() + behind, behind))
     assert heard[0].endswith(b"body") and b"evil" not in b"".join(heard)
 

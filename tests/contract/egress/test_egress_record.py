@@ -126,7 +126,7 @@ async def test_a_stalled_hosts_socket_is_let_go():
         port = listener.getsockname()[1]
         proxy = proxy_to(port, connection_s_max=0.5)
         body = b"x" * (12 << 20)
-        head = f"POST http://good.test:{port}/ HTTP/1.1\r\nhost: x\r\n"
+        head = f"POST http://good.test:{port}/ HTTP/1.1\r\nhost: good.test\r\n"
         program = Program(f"{head}content-length: {len(body)}\r\n\r\n".encode(), body)
         serving_it = asyncio.create_task(proxy.serve(program))
         loop = asyncio.get_running_loop()
