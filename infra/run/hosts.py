@@ -25,6 +25,7 @@ from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.infra.bus.jetstream.provision import stream_name
 from penstock.infra.bus.jetstream.puller import STREAM_NOT_FOUND
 from penstock.infra.bus.settings import FILES, BusSection
+from penstock.infra.regions.settings import region_of_role
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import load_config, read_toml
 from penstock.infra.run.roles import REGIONAL
@@ -177,13 +178,13 @@ def check_remote(run: RunDir, roles: Sequence[str]) -> None:
     check_apart(config)
     check_stores(config)
     for role in roles:
-        kind, _, name = role.partition(":")
+        kind = role.partition(":")[0]
         if kind == "publisher":
             text = "shares the snapshot with the trainer in a mapped file: start it on its host"
             raise ConfigError(f"role {role}: {text}")
         if kind not in REGIONAL:
             continue
-        region = config.region(name.partition("/")[0])
+        region = config.region(region_of_role(role))
         if not region.bucket and f"relay:{region.name}" not in roles:
             text = f"expected one, or relay:{region.name} in the same process, got {list(roles)}"
             raise ConfigError(f"regions.{region.name}.bucket: {text}")
@@ -239,8 +240,8 @@ async def is_up(run: RunDir, bus: Bus) -> bool:
     return await _open_at(bus) is not None
 
 
-async def until_open(bus: Bus, wait_s: float = START_S_MAX) -> int:
-    """Wait until a launcher is up; return the sequence of its `RunOpened`.
+async def until_open(bus: Bus, wait_s: float = START_S_MAX) -> int | None:
+    """Wait until a launcher is up; return the sequence of its `RunOpened`, None for a complete run.
 
     Raises:
         DeadlineError: None came in time.
@@ -249,7 +250,7 @@ async def until_open(bus: Bus, wait_s: float = START_S_MAX) -> int:
     try:
         async with asyncio.timeout(wait_s):
             while True:
-                if (sequence := await _open_at(bus)) is not None:
+                if (sequence := await _open_at(bus)) is not None or await _is_complete(bus):
                     return sequence
                 await asyncio.sleep(POLL_S)
     except TimeoutError as error:
@@ -274,6 +275,11 @@ async def _open_at(bus: Bus) -> int | None:
     if opened is None or (closed is not None and closed.sequence > opened.sequence):
         return None
     return opened.sequence
+
+
+async def _is_complete(bus: Bus) -> bool:
+    closed = await _last(bus, RunClosed)
+    return closed is not None and isinstance(closed.event, RunClosed) and closed.event.is_complete
 
 
 async def until_silent(bus: Bus) -> None:

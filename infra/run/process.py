@@ -60,6 +60,8 @@ async def run_actors(  # noqa: PLR0913 - all of a process
             await _run_until(stop, run, config, specs, bus, in_progress)
             return
         opened_at = await until_open(bus)
+        if opened_at is None:
+            return
         closing = asyncio.create_task(until_closed(bus, opened_at), name="launcher")
         closing.add_done_callback(lambda _: stop.set())
         try:

@@ -24,9 +24,10 @@ RUN = "r1"
 TOKEN = "s3cret-of-the-cluster"
 PROGRAMS = {
     "b": {"control": ["pacer", "evaluator", "feedback_join", "relay:west", "relay:east"],
-          "west": ["generator:west"]},
-    "c": {"worker": ["rollout_worker"], "east": ["generator:east"]},
-    "d": {"machines": ["sandbox:d", "judge"]},
+          "west-a": ["generator:west/a"]},
+    "c": {"worker": ["rollout_worker"], "west-b": ["generator:west/b"],
+          "east-a": ["generator:east/a"]},
+    "d": {"machines": ["sandbox:d", "judge"], "east-b": ["generator:east/b"]},
 }  # fmt: skip
 """Programs of each host; the launcher's has trainer, gateway and monitor."""
 CONFIG = """\
@@ -174,7 +175,7 @@ async def test_a_run_on_several_hosts_survives_a_leader_a_replica_and_a_host(sit
     leader = await site.leader()
     leader.kill("nats")
     await asyncio.sleep(dice.uniform(0.5, 2.0))
-    site.hosts["b"].kill("west")
+    site.hosts["b"].kill("west-a")
     await asyncio.sleep(dice.uniform(0.5, 2.0))
     lost = site.hosts["c"]
     await lost.lose()
@@ -185,7 +186,9 @@ async def test_a_run_on_several_hosts_survives_a_leader_a_replica_and_a_host(sit
     told = await site.ask("d", "log", "cat", RUN, "--type", "ActorStarted")
     starts = Counter(json.loads(line)["actor"] for line in told.splitlines())
     assert starts["trainer"] == starts["pacer"] == 1
-    assert min(starts[name] for name in ("generator-west", "generator-east", "rollout_worker")) >= 2
+    again = ("generator-west.a", "generator-west.b", "generator-east.a", "rollout_worker")
+    assert {name: starts[name] for name in again} == dict.fromkeys(again, 2)
+    assert starts["generator-east.b"] == 1
 
 
 async def test_a_run_whose_launcher_and_trainer_are_lost_goes_on_elsewhere(site):
@@ -219,7 +222,9 @@ async def check_reading(site: Site) -> None:
     """Every host reads the run from the log, with and without a file."""
     state = json.loads(await site.ask("d", "status", RUN, "--json"))
     assert state["run"]["phase"] == "finished"
-    assert all(set(one["replicas"].values()) == {STEPS} for one in state["regions"].values())
+    replicas = {name for region in state["regions"].values() for name in region["replicas"]}
+    assert replicas == {f"{region}.{name}" for region in ("west", "east") for name in "ab"}
+    assert all(max(one["replicas"].values()) == STEPS for one in state["regions"].values())
     told = await site.ask("c", "log", "cat", "latest", "--config", "host.toml")
     kinds = {json.loads(line)["type"] for line in told.splitlines()}
     assert {"RunOpened", "RunClosed", "BatchManifest"} <= kinds

@@ -162,7 +162,10 @@ async def test_a_process_works_from_the_opening_to_the_closing_of_its_launcher()
     with pytest.raises(DeadlineError):
         await until_open(bus, wait_s=0.0)
     await bus.publish([RunOpened(incarnation="2")])
-    closing = asyncio.create_task(until_closed(bus, await until_open(bus)))
+    opened_at = await until_open(bus)
+    assert opened_at is not None
+    closing = asyncio.create_task(until_closed(bus, opened_at))
     await bus.publish([RunOpened(incarnation="3")])  # The second was killed: nothing to stop for.
     await bus.publish([RunClosed(incarnation="3", is_complete=True)])
     assert await closing is True
+    assert await until_open(bus, wait_s=1.0) is None
