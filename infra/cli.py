@@ -137,11 +137,13 @@ def _add_log(commands: Commands) -> None:
 
 
 def _add_export(commands: Commands) -> None:
-    text = "write a version of a run's policy as a folder for transformers and vLLM"
+    text = "write a version of a run's policy as a folder for transformers and vLLM, or its traces"
     out = _add(commands, "export", "export.command:export", text, of_run=True, has_json=True)
     out.add_argument("--version", type=int, metavar="N", help="policy version (default: newest)")
-    out.add_argument("--format", choices=("hf",), default="hf", help="of the folder (default: hf)")
-    out.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="the folder")
+    text = "hf: a folder (default); traces: solved rollouts as JSON lines, for fine-tuning"
+    out.add_argument("--format", choices=("hf", "traces"), default="hf", help=text)
+    text = "the folder, or the file"
+    out.add_argument("-o", "--output", type=Path, required=True, metavar="PATH", help=text)
 
 
 def _add_run_name(parser: argparse.ArgumentParser) -> None:

@@ -37,10 +37,10 @@ class TraceFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is called; arguments are JSON text, or an object."""
 
     name: str
-    arguments: str | dict[str, Any] = "{}"
+    arguments: str | dict[str, Any]
 
 
-class TraceCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class TraceCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One of an assistant's calls."""
 
     function: TraceFunction

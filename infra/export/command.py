@@ -1,4 +1,4 @@
-"""`penstock export RUN [--version N] -o DIR`."""
+"""`penstock export RUN [--version N] -o DIR`, and `--format traces -o FILE`."""
 
 import argparse
 import asyncio
@@ -14,18 +14,30 @@ from penstock.actors.sync_relay.publish.history import read_back, read_committed
 from penstock.infra.commands.output import print_result
 from penstock.infra.export.folder import check_target, write_model
 from penstock.infra.export.tokenizer_files import tokenizer_files
+from penstock.infra.export.traces import export_traces
 from penstock.infra.run.runs import RunDir, find_run
 from penstock.messages.bus import ObjectStore
-from penstock.messages.errors import NotFoundError
+from penstock.messages.errors import ConfigError, NotFoundError
 
 
 async def export(arguments: argparse.Namespace) -> int:
-    """Write one version of a run's policy as a Hugging Face folder."""
+    """Write one version of a run's policy as a Hugging Face folder, or its solved rollouts."""
     run = find_run(arguments.run, arguments.runs_dir)
     try:
+        if arguments.format == "traces":
+            return await _export_traces(run, arguments)
         return await _export(run, arguments)
     finally:
         await run.close_store()
+
+
+async def _export_traces(run: RunDir, arguments: argparse.Namespace) -> int:
+    if arguments.version is not None:
+        raise ConfigError("--version: traces are of all versions; leave it out")
+    count = await export_traces(run, arguments.output)
+    result = {"run_id": run.run_id, "traces": count, "file": str(arguments.output)}
+    print_result(result, as_json=arguments.json)
+    return 0
 
 
 async def _export(run: RunDir, arguments: argparse.Namespace) -> int:

@@ -22,19 +22,23 @@ _TOKENIZER_BYTES_MAX = 64 << 20
 def fill_shape(data: Table) -> None:
     """Set `[policy]` of a configuration's tables from the checkpoint that `[model]` names, if any.
 
-    The path becomes absolute: the run's own copy of the configuration is read from elsewhere.
+    Paths of `[model]` become absolute: the run's own copy of the configuration is read elsewhere.
 
     Raises:
         ConfigError: `[policy]` contradicts the checkpoint.
         ModelFormatError: The checkpoint cannot be computed; the text names file and key.
 
     """
-    model = data.get("model")
-    checkpoint = model.get("checkpoint") if isinstance(model, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    if not isinstance(model, dict) or not isinstance(checkpoint, str) or not checkpoint:
+    table: Any = data.get("model")
+    model: Table = table if isinstance(table, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+    checkpoint = model.get("checkpoint")
+    if not isinstance(checkpoint, str) or not checkpoint:
         return
     folder = Path(checkpoint).expanduser().resolve()
     model["checkpoint"] = str(folder)
+    for field in ("text", "traces"):
+        if isinstance(model.get(field), list):
+            model[field] = [str(Path(str(path)).expanduser().resolve()) for path in model[field]]
     shape: Table = msgspec.to_builtins(read_hf_config(folder))
     del shape["numerics"]
     policy = data.setdefault("policy", {})

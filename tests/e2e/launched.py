@@ -31,8 +31,15 @@ def penstock(runs: Path, *arguments: str, **environment: str) -> subprocess.Comp
 class Launched:
     """`penstock run` in the background; what it says is in `output`."""
 
-    def __init__(self, runs: Path, *settings: str, run_id: str = "r1", resume: bool = False):
-        source = ["--resume", run_id] if resume else ["--config", str(TINY), "--run-id", run_id]
+    def __init__(
+        self,
+        runs: Path,
+        *settings: str,
+        run_id: str = "r1",
+        resume: bool = False,
+        config: Path = TINY,
+    ):
+        source = ["--resume", run_id] if resume else ["--config", str(config), "--run-id", run_id]
         overrides = [word for setting in settings for word in ("--set", setting)]
         self.runs, self.folder = runs, runs / run_id
         self._log = runs / f"{run_id}.out"

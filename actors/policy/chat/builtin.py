@@ -91,6 +91,17 @@ class PenstockChat:
         messages = [ChatMessage(role=Role.TOOL, content=text) for _, text in results]
         return self.render_prompt(messages)
 
+    def read_results(self, context_ids: Sequence[int]) -> list[str] | None:
+        """Return the texts that `render_observation` was given; None if it did not make these."""
+        texts: list[str] = []
+        ids = list(context_ids)
+        tool_id = self.tokenizer.special_id(special_tokens.TOOL)
+        while ids and ids[0] == tool_id and self.end_id in ids:
+            end = ids.index(self.end_id)
+            texts.append(self.tokenizer.decode(ids[1:end]))
+            ids = ids[end + 1 :]
+        return texts if ids == [self.tokenizer.special_id(special_tokens.ASSISTANT)] else None
+
     def parse_turn(
         self, token_ids: Sequence[int], context_ids: Sequence[int] = ()
     ) -> ParsedTurn | ParseFailure:

@@ -125,6 +125,17 @@ def test_without_texts_there_is_no_mid_training_by_default(model):
     assert parse_config(data, "test").trainer.midtrain.num_tokens == 0
 
 
+@pytest.mark.parametrize("name", ["from-checkpoint", "pretrain-then-rl", "sft-then-rl"])
+def test_shipped_configurations_fit_a_model(model, name):
+    given = [f"model.checkpoint={model}"]
+    given += ["model.text=['src']"] if name == "pretrain-then-rl" else []
+    data = apply_overrides(read_toml(Path(f"infra/configs/{name}.toml")), given)
+    fill_shape(data)
+    config = parse_config(data, name)
+    assert config.model.has_corpus == (config.trainer.midtrain.num_tokens > 0)
+    assert all(Path(path).is_absolute() for path in (*config.model.text, *config.model.traces))
+
+
 @pytest.mark.parametrize("setting", ["model.text=['x']", "model.traces=['x']"])
 def test_texts_need_a_checkpoint_whose_tokenizer_reads_them(setting):
     with pytest.raises(ConfigError, match=r"expected with it model\.checkpoint"):

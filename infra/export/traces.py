@@ -1,0 +1,127 @@
+"""`penstock export RUN --format traces`: solved rollouts as conversations for fine-tuning.
+
+Only rollouts of training tasks: held-out ones would leak the tasks that measure the next run. Every
+turn must have parsed. What tools returned is read back from the context's special tokens, so the
+run's chat format has to be the built-in one.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from penstock.actors.policy.chat.builtin import PenstockChat
+from penstock.actors.policy.chat.format import ParsedTurn
+from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
+from penstock.actors.runtime.files import open_private
+from penstock.envs.tasks.storage import load_tasks
+from penstock.infra.corpora.traces import (
+    ChatTrace,
+    TraceCall,
+    TraceFunction,
+    TraceMessage,
+)
+from penstock.infra.run.config_file import load_config
+from penstock.infra.run.runs import RunDir, open_log
+from penstock.kernels.arrays import from_array
+from penstock.messages.bus import Bus, ObjectStore
+from penstock.messages.errors import ConfigError, CorruptDataError
+from penstock.messages.reading.trajectories import last_of, read_turns
+from penstock.messages.reward import Outcome, Verdict
+from penstock.messages.rollout import RolloutFinished, Turn
+from penstock.messages.task import Purpose, Split
+
+
+async def export_traces(run: RunDir, path: Path) -> int:
+    """Write the solved rollouts of a run's log, one line each; return how many.
+
+    Raises:
+        ConfigError: The run's chat format is another, or there is something at `path`.
+        CodecError: The log lacks a turn.
+
+    """
+    _check(run, path)
+    store = run.store()
+    data = await store.get(TOKENIZER_KEY)
+    chat = PenstockChat(Tokenizer.from_json(data.decode(), TOKENIZER_KEY))
+    temporary = path.with_name(f".{path.name}.partial")
+    count = 0
+    try:
+        async with open_log(run, "export") as bus:
+            with open_private(temporary, "wb") as file:
+                async for trace in _traces(bus, store, chat):
+                    file.write(msgspec.json.encode(trace) + b"\n")
+                    count += 1
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return count
+
+
+def _check(run: RunDir, path: Path) -> None:
+    chat_name = load_config(run.config).model.chat
+    if chat_name != "penstock":
+        text = "expected a run with model.chat 'penstock', whose contexts can be read back"
+        raise ConfigError(f"--format traces: {text}; run {run.run_id} has {chat_name!r}")
+    if path.exists():
+        raise ConfigError(f"--output: {path} exists; name a new file")
+
+
+async def _traces(
+    bus: Bus, store: ObjectStore, chat: PenstockChat
+) -> AsyncGenerator[ChatTrace, None]:
+    """Yield solved rollouts in the order of the log."""
+    instructions = {task.task_id: task.instruction for task in await load_tasks(store, Split.TRAIN)}
+    solved: set[str] = set()
+    finished: dict[str, RolloutFinished] = {}
+    async for delivery in bus.follow((RolloutFinished, Verdict), stop_at_end=True):
+        match delivery.event:
+            case RolloutFinished() as event if event.purpose is Purpose.TRAIN:
+                finished[event.rollout_id] = event
+            case Verdict() as event if event.outcome is Outcome.SOLVED:
+                solved.add(event.rollout_id)
+            case _:
+                pass
+    for rollout in finished.values():
+        instruction = instructions.get(rollout.task_id)
+        if rollout.rollout_id not in solved or instruction is None:
+            continue
+        trace = trace_of(chat, instruction, await read_turns(store, last_of(bus), rollout))
+        if trace is not None:
+            metadata = {"rollout_id": rollout.rollout_id, "task_id": rollout.task_id}
+            metadata["policy_version"] = str(rollout.min_policy_version)
+            yield msgspec.structs.replace(trace, metadata=metadata)
+
+
+def trace_of(chat: PenstockChat, instruction: str, turns: Sequence[Turn]) -> ChatTrace | None:
+    """Return an episode as a conversation, or None if a turn of it did not parse.
+
+    Raises:
+        CorruptDataError: A context is not what the chat format renders.
+
+    """
+    messages = [TraceMessage(role="user", content=instruction)]
+    open_ids: list[str] = []
+    for index, turn in enumerate(turns):
+        if index:
+            results = chat.read_results(from_array(turn.context_ids).tolist())
+            if results is None or len(results) != len(open_ids):
+                raise CorruptDataError(f"turn {index}: its context is no row of tool results")
+            pairs = zip(open_ids, results, strict=True)
+            messages += [TraceMessage(role="tool", tool_call_id=i, content=c) for i, c in pairs]
+        parsed = chat.parse_turn(from_array(turn.token_ids).tolist())
+        if not isinstance(parsed, ParsedTurn):
+            return None
+        open_ids = [f"call_{index}_{number}" for number in range(len(parsed.calls))]
+        calls = [
+            TraceCall(id=i, function=TraceFunction(name=call.name, arguments=_json(call.arguments)))
+            for i, call in zip(open_ids, parsed.calls, strict=True)
+        ]
+        messages.append(
+            TraceMessage(role="assistant", content=parsed.text, tool_calls=calls or None)
+        )
+    return ChatTrace(messages=messages)
+
+
+def _json(arguments: dict[str, str]) -> str:
+    return msgspec.json.encode(arguments).decode()

@@ -1,0 +1,220 @@
+"""Texts and traces become documents; what is broken is refused with its file and line."""
+
+import json
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.outside_model import qwen_tokenizer
+
+from penstock.actors.policy.chat.builtin import PenstockChat
+from penstock.actors.policy.chat.open import open_chat
+from penstock.actors.policy.tokenizer import train_tokenizer
+from penstock.actors.rollout_worker.conversation import offered_tools
+from penstock.actors.trainer.midtraining.corpus import decode_corpus
+from penstock.infra.corpora.builder import MIDTRAIN_HELDOUT_KEY, MIDTRAIN_KEY
+from penstock.infra.corpora.outside import corpus_objects
+from penstock.infra.corpora.text import read_texts
+from penstock.infra.corpora.traces import ChatTrace, read_traces
+from penstock.infra.export.traces import trace_of
+from penstock.infra.models.settings import ModelSection
+from penstock.kernels.arrays import to_array
+from penstock.messages.errors import ConfigError, CorruptDataError
+from penstock.messages.rollout import StopReason, ToolCall, Turn
+
+READ = {"name": "read_file", "arguments": '{"path": "m.py"}'}
+CALL = {"id": "c", "type": "function", "function": READ}
+MESSAGES = [
+    {"role": "user", "content": "Mend f"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c", "content": "x <|im_end|> y"},
+    {"role": "assistant", "content": "done"},
+]
+TOOLS = offered_tools("1")
+
+
+@pytest.fixture(scope="module", params=["penstock", "renderers:qwen3"])
+def chat(request):
+    if request.param == "penstock":
+        return open_chat("penstock", train_tokenizer(["Mend f in m.py"], 330))
+    return open_chat(request.param, qwen_tokenizer())
+
+
+def written(tmp_path, *lines, name="t.jsonl") -> str:
+    path = tmp_path / name
+    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return str(path)
+
+
+def documents(chat, path, tokens_max=4096):
+    return list(read_traces([path], chat, TOOLS, tokens_max))
+
+
+def test_only_turns_of_the_assistant_are_targets(chat, tmp_path):
+    [(ids, weights)] = documents(chat, written(tmp_path, {"messages": MESSAGES}))
+    targets = [i for i, weight in zip(ids, weights, strict=True) if weight]
+    first = chat.render_turn("", [ToolCall(name="read_file", arguments={"path": "m.py"})], TOOLS)
+    last = chat.render_turn("done", [], TOOLS)
+    assert targets == first + last
+    text = chat.tokenizer.decode([i for i, w in zip(ids, weights, strict=True) if not w])
+    assert "Mend f" in text and "x <|im_end|> y" in text
+    assert [one for one in ids if one in chat.stop_ids].count(chat.stop_ids[0]) >= 3
+
+
+def test_a_document_is_what_an_episode_of_it_holds(chat, tmp_path):
+    [(ids, _)] = documents(chat, written(tmp_path, {"messages": MESSAGES}))
+    from penstock.actors.policy.chat.format import ChatMessage, Role
+
+    prompt = chat.render_prompt([ChatMessage(role=Role.USER, content="Mend f")], TOOLS)
+    turn = chat.render_turn("", [ToolCall(name="read_file", arguments={"path": "m.py"})], TOOLS)
+    seen = chat.render_observation(prompt, turn, [("read_file", "x <|im_end|> y")], TOOLS)
+    assert ids == prompt + turn + seen + chat.render_turn("done", [], TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("{", "Input data was truncated"),
+        ("[]", "Expected `object`"),
+        ({"messages": "x"}, r"Expected `array`.*\$\.messages"),
+        ({"messages": MESSAGES[:1]}, "messages: expected 2 to"),
+        ({"messages": [MESSAGES[0], MESSAGES[0]]}, "expected one of an assistant"),
+        ({"messages": MESSAGES[1:]}, r"messages\[0\]: expected another role before"),
+        ({"messages": [MESSAGES[0], *MESSAGES[2:]]}, r"messages\[1\]: a tool's result without"),
+        ({"messages": [*MESSAGES[:2], MESSAGES[3]]}, r"messages\[2\]: expected the results of 1"),
+        (
+            {"messages": [MESSAGES[0], MESSAGES[3] | {"reasoning_content": "hm"}]},
+            "unknown field `reasoning_content`",
+        ),
+        ({"messages": [MESSAGES[0], MESSAGES[3] | {"role": "model"}]}, r"\$\.messages.*role"),
+        ({"messages": MESSAGES, "mask": 1}, "unknown field `mask`"),
+        (
+            {
+                "messages": [
+                    MESSAGES[0],
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"function": {"name": "f", "arguments": "[1"}}],
+                    },
+                ]
+            },
+            r"messages\[1\]\.tool_calls\[0\]\.function\.arguments: expected a JSON object",
+        ),
+    ],
+)
+def test_a_broken_line_is_refused_with_file_and_line(chat, tmp_path, line, expected):
+    path = written(tmp_path, {"messages": MESSAGES}, "\n\n", line)
+    with pytest.raises(ConfigError, match=rf"model\.traces: .*t\.jsonl:3: .*{expected}"):
+        documents(chat, path)
+
+
+def test_a_conversation_that_is_too_long_is_refused(chat, tmp_path):
+    path = written(tmp_path, {"messages": MESSAGES})
+    with pytest.raises(ConfigError, match=r"t\.jsonl:1: \d+ tokens, more than .* 16"):
+        documents(chat, path, tokens_max=16)
+
+
+def test_texts_are_files_of_folders_and_lines(tmp_path):
+    folder = tmp_path / "texts"
+    (folder / "deep" / ".git").mkdir(parents=True)
+    (folder / "b.py").write_text("b")
+    (folder / "deep" / "a.py").write_text("a")
+    (folder / "deep" / ".git" / "x").write_text("hidden")
+    (folder / "picture").write_bytes(b"\xff\xd8\0")
+    (folder / "link").symlink_to("/etc/passwd")
+    lines = written(tmp_path, {"text": "one", "id": 3}, "\n", {"text": "two"})
+    assert list(read_texts([str(folder), lines])) == ["b", "a", "one", "two"]
+    with pytest.raises(ConfigError, match=r"model\.text: .*nothing: no such file"):
+        list(read_texts([str(tmp_path / "nothing")]))
+    with pytest.raises(ConfigError, match=r"model\.text: .*t\.jsonl:1: .*`text`"):
+        list(read_texts([written(tmp_path, {"txt": ""})]))
+    with pytest.raises(ConfigError, match=r"picture: expected UTF-8"):
+        list(read_texts([str(folder / "picture")]))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"empty: expected text files"):
+        list(read_texts([str(tmp_path / "empty")]))
+
+
+def test_both_become_corpora_with_a_held_out_part(chat, tmp_path):
+    traces = written(tmp_path, *[json.dumps({"messages": MESSAGES}) + "\n"] * 3)
+    (tmp_path / "a.py").write_text("x = 1\n" * 40)
+    section = ModelSection(checkpoint="m", traces=[traces], text=[str(tmp_path / "a.py")])
+    objects = corpus_objects(section, chat, TOOLS, 4096, threading.Event())
+    train, heldout = (decode_corpus(objects[key]) for key in (MIDTRAIN_KEY, MIDTRAIN_HELDOUT_KEY))
+    assert (len(train.lengths), len(heldout.lengths)) == (2, 2)
+    assert set(np.unique(train.weights)) == {0.0, 1.0}
+    alone = ModelSection(checkpoint="m", text=[str(tmp_path / "a.py")])
+    with pytest.raises(ConfigError, match="expected at least two documents, got 1"):
+        corpus_objects(alone, chat, TOOLS, 4096, threading.Event())
+
+
+OURS = PenstockChat(train_tokenizer(["def f(a): return a"] * 3, 330))
+texts = st.text(st.characters(codec="utf-8"), max_size=8)
+rounds = st.lists(
+    st.lists(
+        st.tuples(
+            st.builds(
+                ToolCall,
+                name=st.sampled_from(["grep", "my_tool"]),
+                arguments=st.dictionaries(st.sampled_from(["path", "odd"]), texts, max_size=2),
+            ),
+            texts,
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+def turn(context, ids):
+    empty = to_array(np.zeros(len(ids), np.float32))
+    context, ids = (to_array(np.array(one, np.int32)) for one in (context, ids))
+    return Turn(
+        context_ids=context,
+        token_ids=ids,
+        behavior_logprobs=empty,
+        version_spans=[],
+        stop_reason=StopReason.STOP,
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(texts, rounds)
+def test_an_exported_rollout_is_read_as_the_tokens_that_it_was(tmp_path_factory, task, made):
+    from penstock.actors.policy.chat.format import ChatMessage, Role
+
+    context = OURS.render_prompt([ChatMessage(role=Role.USER, content=task)], TOOLS)
+    turns, whole = [], []
+    for calls in made:
+        ids = OURS.render_turn("", [call for call, _ in calls], TOOLS)
+        turns.append(turn(context, ids))
+        whole += context + ids
+        context = OURS.render_observation((), (), [("", text) for _, text in calls])
+    trace = trace_of(OURS, task, turns)
+    path = tmp_path_factory.mktemp("t") / "t.jsonl"
+    path.write_bytes(msgspec.json.encode(trace))
+    [(ids, weights)] = read_traces([str(path)], OURS, TOOLS, 10**6)
+    assert ids == whole
+    assert sum(weights) == sum(len(one.token_ids.data) // 4 for one in turns)
+
+
+def test_a_rollout_with_a_turn_that_does_not_parse_is_no_trace():
+    ids = OURS.tokenizer.encode("cut off")
+    assert trace_of(OURS, "x", [turn([1], ids)]) is None
+    call = OURS.render_turn("", [ToolCall(name="grep", arguments={})], TOOLS)
+    with pytest.raises(CorruptDataError, match="turn 1: its context is no row of tool results"):
+        trace_of(OURS, "x", [turn([1], call), turn(ids, call)])
+
+
+def test_a_trace_is_plain_chat_completions():
+    call = OURS.render_turn("", [ToolCall(name="grep", arguments={"path": "a"})], TOOLS)
+    trace = trace_of(OURS, "x", [turn([1], call)])
+    assert isinstance(trace, ChatTrace)
+    [_, message] = json.loads(msgspec.json.encode(trace))["messages"]
+    function = {"name": "grep", "arguments": '{"path":"a"}'}
+    assert message["tool_calls"] == [{"id": "call_0_0", "type": "function", "function": function}]
