@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tests.unit.infra.test_export_template import CODE
+from tests.unit.models.test_models_export_template import CODE
 
 from penstock.actors.policy.checkpoint import (
     as_numpy,
