@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tests.unit.infra.test_export import DENSE, SPARSE, export, publish
+from tests.unit.models.test_models_export import DENSE, SPARSE, export, publish
 
 from penstock.actors.generator.core import EngineCore, EngineOptions
 from penstock.actors.generator.request import GenerationRequest
