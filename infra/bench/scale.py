@@ -5,6 +5,7 @@ Each measurement is a module beside this one, `scale_<what>.py`, and returns fig
 
 from typing import Any
 
+from penstock.infra.bench.scale_payload import measure_payload
 from penstock.infra.bench.scale_replicas import measure_prefix_reuse
 
 
@@ -12,8 +13,9 @@ async def bench_scale() -> dict[str, Any]:
     """Measure everything; each figure says what it is a share of.
 
     Returns:
-        `prefix_reuse_4_replicas`: prompt tokens that four replicas had cached, over those that one
-        replica has in the same sessions.
+        `event_share`: bytes of events over bytes of turns and files; `stored_copies`: bytes of
+        events and objects over the same; `prefix_reuse_4_replicas`: prompt tokens that four
+        replicas had cached, over those that one replica has in the same sessions.
 
     """
-    return await measure_prefix_reuse()
+    return await measure_payload() | await measure_prefix_reuse()
