@@ -6,10 +6,11 @@ from tests.sim.rollout.conftest import BUGGY, FIXED, World, make_hidden, make_ta
 
 from penstock.actors.judge.actor import JudgeActor
 from penstock.actors.judge.config import JudgeConfig
+from penstock.messages.base import Claim
 from penstock.messages.codec import encode
 from penstock.messages.control import MessageRejected
 from penstock.messages.reward import Outcome, Verdict
-from penstock.messages.rollout import EpisodeEnd, EpisodeFiles, RolloutFinished
+from penstock.messages.rollout import EpisodeEnd, EpisodeFiles, RolloutFinished, TurnSummary
 from penstock.messages.sandbox import AcquireSandbox
 from penstock.messages.task import Purpose
 
@@ -196,6 +197,24 @@ def test_a_killed_judge_gives_one_verdict(simulate) -> None:
         assert verdict.outcome is Outcome.SOLVED
         await world.sleep(120.0)
         assert len(await world.read(Verdict)) == 1
+
+    simulate(scenario)
+
+
+def test_a_rollout_whose_turns_or_files_are_gone_is_masked_with_the_cause(simulate) -> None:
+    async def scenario(world: World) -> None:
+        named = TurnSummary(num_context=3, num_sampled=2, version_spans=[])
+        unread = Claim(object_key="claims/1-gone", num_bytes=1, blake3="0" * 64)
+        await world.put_tasks()
+        world.host_machines()
+        world.host_judge()
+        rollouts = [make_rollout("g0-m0", turns=[named]), make_rollout("g0-m1")]
+        await world.publish(rollouts[0], msgspec.structs.replace(rollouts[1], files=unread))
+        verdicts = await world.wait_for(Verdict, 2)
+        assert {one.outcome for one in verdicts} == {Outcome.JUDGE_ERROR}
+        details = {one.rollout_id: one.detail for one in verdicts}
+        assert "g0-m0.0: is named, but the log does not have it" in details["g0-m0"]
+        assert "claims/1-gone" in details["g0-m1"]
 
     simulate(scenario)
 

@@ -16,6 +16,7 @@ from tests.sim.rollout.conftest import (
 
 from penstock.actors.rollout_worker.actor import RolloutWorker
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
+from penstock.infra.bus.memory.log import Stored
 from penstock.messages.base import Stream
 from penstock.messages.codec import encode
 from penstock.messages.control import MessageRejected
@@ -300,5 +301,23 @@ def test_a_rejected_command_is_accounted_for_with_its_tokens(simulate) -> None:
         assert rollout.end is EpisodeEnd.INFRASTRUCTURE_ERROR
         assert "delivered 20 times" in rollout.error
         await world.check_ledger()
+
+    simulate(scenario)
+
+
+def test_an_episode_whose_stored_turn_is_none_ends_as_an_infrastructure_error(simulate) -> None:
+    async def scenario(world: World) -> None:
+        start(world)
+        taken = Stored(
+            sequence=0, subject="ps.test.trajectories.TurnSampled.g0-m0.1", data=b"\xc1",
+            is_claim=False, stored_at=0.0, publish_id="another's",
+        )  # fmt: skip
+        world.server.logs[Stream.TRAJECTORIES].store(taken)
+        world.host_worker()
+        await world.publish(make_command("g0-m0"))
+        [rollout] = await world.wait_for(RolloutFinished, 1)
+        assert rollout.end is EpisodeEnd.INFRASTRUCTURE_ERROR
+        assert "its place in the log is taken" in rollout.error
+        assert len(rollout.turns) == 1
 
     simulate(scenario)

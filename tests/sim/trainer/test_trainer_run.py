@@ -237,6 +237,34 @@ async def test_a_rollout_that_cannot_be_trained_is_masked_not_fatal(make_world):
     assert (await replayed(world)).identical
 
 
+async def test_turns_in_the_store_train_to_the_same_bits_and_a_lost_one_is_masked(make_world):
+    """Turns that do not fit in memory, or lie in the store, are read when they are trained."""
+    worlds = [make_world(5, steps_max=4), make_world(5, steps_max=4, turns_bytes_max=1)]
+    stored = make_world(5, steps_max=4, turns_bytes_max=5000)
+    stored.stores_turns(lost=None)
+    for world in (*worlds, stored):
+        await world.run()
+        check_run(world)
+    digests = [world.log.of(StepCompleted)[-1].weights_digest for world in (*worlds, stored)]
+    assert len(set(digests)) == 1
+    assert (await replayed(stored)).identical
+    key = next(event.turn.object_key for event in stored.log.of(TurnSampled))
+    broken = make_world(5, steps_max=4)
+    broken.stores_turns(lost=key)
+    await broken.run()
+    check_run(broken)
+    lost = next(e.rollout_id for e in broken.log.of(TurnSampled) if e.turn.object_key == key)
+    samples = [
+        sample
+        for manifest in broken.log.of(BatchManifest)
+        for group in (*manifest.groups, *manifest.discarded)
+        for sample in group.samples
+    ]
+    outcomes = {sample.rollout_id: sample.outcome for sample in samples}
+    assert not outcomes[lost].is_trained
+    assert (await replayed(broken)).identical
+
+
 async def test_midtraining_is_left_out_without_a_budget(make_world):
     world = make_world(steps_max=1, midtrain=MidtrainConfig(num_tokens=0))
     del world.store.objects["midtrain/tokens"]

@@ -1,11 +1,6 @@
 """The payload bench at a fraction of its size: the same promises hold."""
 
-from penstock.infra.bench.scale_payload import (
-    GROUP_SIZE,
-    NUM_TURNS,
-    SAMPLED_TOKENS,
-    measure_payload,
-)
+from penstock.infra.bench.scale_payload import GROUP_SIZE, SAMPLED_TOKENS, measure_payload
 
 NUM_TURNS = 4
 
