@@ -102,6 +102,8 @@ class Verdict(Event, frozen=True, kw_only=True):
     detail: str = ""
     findings: list[CheatFinding] = []
     """Signs of cheating, decisive or not."""
+    unseparated: bool = False
+    """The task's verifier shares its user with the code under test, which can forge the reward."""
 
     def key(self) -> str:
         """One per rollout and judge."""

@@ -2,6 +2,8 @@
 
 from typing import ClassVar
 
+import msgspec
+
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.judges import make_judge
 from penstock.actors.judge.reward import Findings, outcome_of_end, reward_components
@@ -77,6 +79,7 @@ class JudgeActor(Actor):
             duration_ms=1e3 * elapsed_s,
             detail=findings.detail,
             findings=findings.cheats,
+            unseparated=findings.unseparated,
         )
 
     async def _find(self, rollout: RolloutFinished, ctx: Context) -> Findings:
@@ -89,4 +92,5 @@ class JudgeActor(Actor):
             trajectory = await read_trajectory(ctx.store, ctx.last, rollout)
         except (NotFoundError, CodecError) as error:
             return Findings(outcome=Outcome.JUDGE_ERROR, detail=str(error))
-        return await self._judge.judge(trajectory, task, ctx)
+        findings = await self._judge.judge(trajectory, task, ctx)
+        return msgspec.structs.replace(findings, unseparated=task.hidden.unseparated)

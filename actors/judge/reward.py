@@ -32,6 +32,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: SandboxRecord | None = None
     detail: str = ""
     cheats: list[CheatFinding] = []
+    unseparated: bool = False
 
 
 def outcome_of_end(end: EpisodeEnd) -> Outcome | None:

@@ -18,6 +18,7 @@ from penstock.envs.factory.modules import Module, needed_files
 from penstock.envs.factory.mutation_operators import draw_bugs, without_body
 from penstock.envs.factory.recording import Tried, record, try_changes
 from penstock.envs.factory.targets import Target, find_targets, promise
+from penstock.envs.python_source import PythonSourceError, parse_python
 from penstock.envs.tasks.source import Lab, Rejection, TaskCandidate, TaskPlan, TaskRejectedError
 
 _CALLS_DRAWN = 48
@@ -81,8 +82,8 @@ def parsed(module: Module) -> ast.Module:
 
     """
     try:
-        return ast.parse(module.read())
-    except (SyntaxError, ValueError, RecursionError) as error:
+        return parse_python(module.read())
+    except PythonSourceError as error:
         raise TaskRejectedError(Rejection.NOT_PARSED, f"{module.file}: {error}") from error
 
 

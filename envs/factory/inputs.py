@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 
 from penstock.envs.factory.targets import Function, Target, parameters
+from penstock.envs.python_source import PythonSourceError, parse_python
 
 LITERAL_CHARACTERS_MAX = 80
 _MINED_MAX = 200
@@ -174,7 +175,7 @@ def _mined_literals(tree: ast.Module) -> dict[str, list[str]]:
 
 def _is_expression(source: str) -> bool:
     try:
-        ast.parse(source, mode="eval")
-    except (SyntaxError, ValueError):
+        tree = parse_python(source)
+    except PythonSourceError:
         return False
-    return True
+    return len(tree.body) == 1 and isinstance(tree.body[0], ast.Expr)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
+from penstock.envs.python_source import PythonSourceError, parse_python
 from penstock.envs.tasks.source import Rejection, TaskRejectedError
 from penstock.messages.errors import NotFoundError
 
@@ -23,6 +24,11 @@ _SKIPPED = frozenset(
     {"test", "tests", "testing", "idlelib", "lib2to3", "site-packages", "__pycache__", "turtledemo",
      "ensurepip", "distutils", "encodings", "pydoc_data", "_vendor", "vendor"}
 )  # fmt: skip
+_FROZEN = frozenset(
+    {"_collections_abc", "_sitebuiltins", "abc", "codecs", "genericpath", "importlib", "io",
+     "ntpath", "os", "posixpath", "runpy", "site", "stat", "zipimport"}
+)  # fmt: skip
+"""Modules that the interpreter's program holds, from Python 3.11 on."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,17 @@ class Module:
 def library_modules() -> list[Module]:
     """Return the standard library's modules, without its tests, sorted."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    return [Module(root, path, LIBRARY) for path in _python_files(root, root)]
+    paths = [path for path in _python_files(root, root) if not _is_elsewhere(path)]
+    return [Module(root, path, LIBRARY) for path in paths]
+
+
+def _is_elsewhere(path: PurePosixPath) -> bool:
+    """Return whether the machine has a module's right answers in a place that no file covers.
+
+    The interpreter itself holds some modules; `_pydecimal` and its kind are others in Python.
+    """
+    top = path.parts[0].removesuffix(".py")
+    return top in _FROZEN or top.startswith("_py")
 
 
 def package_modules(name: str) -> list[Module]:
@@ -167,8 +183,8 @@ def _closure(module: Module, *, is_lazy_left_out: bool, cuts_parents: bool) -> d
 def _loaded(module: Module) -> tuple[tuple[PurePosixPath, bool], ...]:
     """Return the files that a module loads, its parents' first; whether a call alone loads them."""
     try:
-        tree = ast.parse(module.read())
-    except (SyntaxError, ValueError, RecursionError) as error:
+        tree = parse_python(module.read())
+    except PythonSourceError as error:
         raise TaskRejectedError(Rejection.NOT_PARSED, f"{module.file}: {error}") from error
     parents = [
         path for parent in list(module.path.parents)[:-1] for path in _existing(module, parent)

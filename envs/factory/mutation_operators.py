@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from penstock.envs.factory.targets import Target, body_of
+from penstock.envs.python_source import PythonSourceError, parse_python
 
 _OPERATORS: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
     ast.Add: (ast.Sub, ast.Mult),
@@ -205,8 +206,8 @@ class ModuleText:
         function = (self._data[start:first] + text.encode() + self._data[last:end]).decode()
         is_indented = function[:1].isspace()
         try:
-            tree = ast.parse(f"if 1:\n{function}" if is_indented else function)
-        except (SyntaxError, ValueError, RecursionError):
+            tree = parse_python(f"if 1:\n{function}" if is_indented else function)
+        except PythonSourceError:
             return None
         return ast.increment_lineno(tree, self._first_line - 1 - is_indented)
 
@@ -216,7 +217,7 @@ def draw_bugs(source: str, target: Target, rng: random.Random, num_max: int) -> 
 
     Args:
         source: the module's.
-        target: found in `ast.parse(source)`.
+        target: found in the tree of `source`.
         rng: decides which.
         num_max: at most so many.
 

@@ -12,6 +12,7 @@ from penstock.envs.factory.mutation_operators import Edit, applied, edits, varia
 from penstock.envs.ladder.dry_run import load, outcome
 from penstock.envs.ladder.names import draw_function_name, draw_variables
 from penstock.envs.ladder.template import KINDS, Template
+from penstock.envs.python_source import parse_python
 
 _NUM_CANDIDATES = 60
 _NUM_CASES_MIN = 6
@@ -69,7 +70,7 @@ class Function:
         body = Slots(self.template.body).substitute(words)
         parameters = ", ".join(names[slot] for slot in self.template.params)
         indented = "\n".join(f"    {line}" for line in body.splitlines())
-        return ast.unparse(ast.parse(f"def {function_name}({parameters}):\n{indented}\n"))
+        return ast.unparse(parse_python(f"def {function_name}({parameters}):\n{indented}\n"))
 
     def draw_names(self, rng: random.Random, *, heldout: bool) -> tuple[str, dict[str, str]]:
         """Return a function name of the asked split, and names for the variables."""
@@ -129,7 +130,7 @@ def mutations(source: str) -> list[Mutation]:
         source: one `def` with a docstring, as `ast.unparse` writes it.
 
     """
-    tree = ast.parse(source)
+    tree = parse_python(source)
     found = []
     for index, edit in enumerate(_edits(tree)):
         with applied(edit):
@@ -139,7 +140,7 @@ def mutations(source: str) -> list[Mutation]:
 
 def mutate(source: str, site: str) -> str:
     """Return a function with the bug of one site, as `mutations` would."""
-    tree = ast.parse(source)
+    tree = parse_python(source)
     if site == BODY:
         return _without_body(tree)
     edit = list(_edits(tree))[int(site.lstrip(_LETTERS))]
@@ -149,7 +150,7 @@ def mutate(source: str, site: str) -> str:
 
 def sites(source: str) -> list[str]:
     """Return the sites of all bugs but the missing body."""
-    edits = enumerate(_edits(ast.parse(source)))
+    edits = enumerate(_edits(parse_python(source)))
     return [f"{edit.category}{index}" for index, edit in edits]
 
 
@@ -157,7 +158,7 @@ def _without_body(tree: ast.Module) -> str:
     function = tree.body[0]
     assert isinstance(function, ast.FunctionDef)
     docstring = function.body[0]
-    missing = ast.parse("raise NotImplementedError").body
+    missing = parse_python("raise NotImplementedError").body
     function.body = [docstring, *missing]
     return ast.unparse(tree)
 

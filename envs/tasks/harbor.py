@@ -1,4 +1,4 @@
-"""Tasks as Harbor folders: the layout, Dockerfiles, and the writer.
+"""Tasks as Harbor folders: the layout, and the writer.
 
 ```
  <task>/task.toml  instruction.md
@@ -12,9 +12,7 @@ its own, after the code under test has ended. Foreign tasks: `harbor_foreign.py`
 Source: Harbor's task format, version 1.0 (harborframework.com/docs/tasks).
 """
 
-import posixpath
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -45,8 +43,6 @@ reward = int(sys.argv[1] == "0" and lines[-len(expected):] == expected)
 open("/logs/verifier/reward.txt", "w").write(str(reward))
 PYTHON
 """
-WORK_NAMES = ("/work", "/app")
-_COPY_WORDS = 2
 
 
 class TestsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -162,63 +158,3 @@ def _below(folder: str, files: Mapping[str, str]) -> dict[str, str]:
 
 def _quoted(word: str) -> str:
     return word if re.fullmatch(r"[\w./=-]+", word) else "'" + word.replace("'", "'\\''") + "'"
-
-
-def start_files(dockerfile: str, context: Mapping[str, str]) -> dict[str, str]:
-    """Return what an agent finds in the working directory, by its path there.
-
-    Args:
-        dockerfile: The text; empty: all of the context lies in the working directory.
-        context: The files beside it.
-
-    """
-    if not dockerfile:
-        return dict(context)
-    work = "/"
-    placed: dict[str, str] = {}
-    for words in _instructions(dockerfile):
-        if words[0] == "WORKDIR" and len(words) > 1:
-            work = posixpath.normpath(posixpath.join(work, words[1]))
-        plain = [word for word in words[1:] if not word.startswith("--")]
-        is_local = not any(word.startswith("--from=") for word in words)
-        if words[0] in {"COPY", "ADD"} and is_local and len(plain) >= _COPY_WORDS:
-            *sources, target = plain
-            place = posixpath.join(work, target)
-            if posixpath.normpath(place) in {work, *WORK_NAMES}:
-                place += "/"
-            for source in sources:
-                placed |= _copied(context, source, place)
-    roots = (*WORK_NAMES, work)  # A folder below /app keeps its name, as the tests know it.
-    return {
-        posixpath.relpath(path, root): text
-        for path, text in placed.items()
-        if (root := next((one for one in roots if path.startswith(f"{one}/")), ""))
-    }
-
-
-def _copied(context: Mapping[str, str], source: str, place: str) -> dict[str, str]:
-    """Return the files that one source gives: a folder's content, or a file in or as the place."""
-    source = posixpath.normpath(source).lstrip("/")
-    if source in context:
-        into = place.endswith(("/", "/."))
-        path = posixpath.join(place, posixpath.basename(source)) if into else place
-        return {posixpath.normpath(path): context[source]}
-    below = "" if source == "." else f"{source}/"
-    return {
-        posixpath.normpath(posixpath.join(place, name.removeprefix(below))): text
-        for name, text in context.items()
-        if name.startswith(below)
-    }
-
-
-def _instructions(dockerfile: str) -> list[list[str]]:
-    """Return the words of each instruction; what does not parse as words is left out."""
-    found: list[list[str]] = []
-    for line in dockerfile.replace("\\\n", " ").splitlines():
-        try:
-            words = shlex.split(line, comments=True)
-        except ValueError:
-            continue
-        if words:
-            found.append([words[0].upper(), *words[1:]])
-    return found

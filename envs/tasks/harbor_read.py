@@ -9,14 +9,16 @@ Source: Harbor's task format (harborframework.com/docs/tasks).
 
 import re
 import tomllib
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
 
 from penstock.envs.egress.rules import EgressRuleError, parse_rules
 from penstock.envs.microvm.images.layers import pinned
+from penstock.envs.python_source import PythonSourceError, parse_python
 from penstock.envs.tasks.apart.programs import TESTS_FOLDER
+from penstock.envs.tasks.dockerfile import DockerfileError, start_files
 from penstock.envs.tasks.harbor import (
     APART_FOLDER,
     EXPECTED_FILE,
@@ -26,21 +28,24 @@ from penstock.envs.tasks.harbor import (
     START_FOLDER,
     TASK_FILE,
     TestsFile,
-    start_files,
+)
+from penstock.envs.tasks.harbor_folder import (
+    SETTINGS_BYTES_MAX,
+    MalformedTaskError,
+    read_text,
+    read_tree,
 )
 from penstock.envs.tasks.harbor_foreign import Verifier, foreign_hidden
 from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
-from penstock.messages.errors import PenstockError
 from penstock.messages.task import HiddenTests, Limits, Split, Task
 
 ENVIRONMENT = "environment"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-FILES_MAX = 2_000
-FILES_BYTES_MAX = 8 << 20
-
-
-class MalformedTaskError(PenstockError, ValueError):
-    """A task's folder is not as the format asks; the text names the file and what was expected."""
+VARIABLES_MAX = 64
+RESULTS_MAX = 10_000
+_PLAIN = r"^[^\x00-\x1f\x7f]+\Z"
+_TaskId = Annotated[str, msgspec.Meta(max_length=200, pattern=_PLAIN)]
+_Name = Annotated[str, msgspec.Meta(max_length=64, pattern=_PLAIN)]
 
 
 def read_harbor(folder: Path, *, egress_addresses: bool = False) -> TaskCandidate:
@@ -56,7 +61,7 @@ def read_harbor(folder: Path, *, egress_addresses: bool = False) -> TaskCandidat
 
     """
     settings = _settings(folder)
-    instruction = _text(folder, INSTRUCTION_FILE)
+    instruction = read_text(folder, INSTRUCTION_FILE)
     if not instruction.strip():
         raise MalformedTaskError(
             f"{folder / INSTRUCTION_FILE}: expected an instruction, it is empty"
@@ -64,10 +69,15 @@ def read_harbor(folder: Path, *, egress_addresses: bool = False) -> TaskCandidat
     own = settings.get("metadata", {}).get("penstock", {})
     if not isinstance(own, dict):
         raise MalformedTaskError(f"{folder / TASK_FILE}: metadata.penstock: expected a table")
-    task_id = str(own.get("task_id", folder.name))
+    task_id: str = _converted(
+        folder, own.get("task_id", folder.name), _TaskId, "metadata.penstock.task_id"
+    )
+    category = _converted(
+        folder, own.get("category", "harbor"), _Name, "metadata.penstock.category"
+    )
     task = Task(
         task_id=task_id,
-        category=str(own.get("category", "harbor")),
+        category=category,
         split=_converted(folder, own.get("split", "train"), Split, "metadata.penstock.split"),
         instruction=instruction.removesuffix("\n"),
         files=_start(folder),
@@ -78,6 +88,7 @@ def read_harbor(folder: Path, *, egress_addresses: bool = False) -> TaskCandidat
     is_foreign = not (folder / "tests" / EXPECTED_FILE).is_file()
     read_hidden = _foreign_hidden if is_foreign else _hidden
     hidden = read_hidden(folder, task_id, settings)
+    _check_tests(folder, hidden)
     origin = _converted(
         folder,
         own.get("origin", {"source": "harbor", "repository": folder.name, "kind": "harbor"}),
@@ -85,6 +96,16 @@ def read_harbor(folder: Path, *, egress_addresses: bool = False) -> TaskCandidat
         "metadata.penstock.origin",
     )
     return TaskCandidate(task=task, hidden=hidden, origin=origin)
+
+
+def _check_tests(folder: Path, hidden: HiddenTests) -> None:
+    """Refuse tests that no interpreter would run: they are no evidence about a policy."""
+    for path, text in hidden.files.items():
+        if path.endswith(".py"):
+            try:
+                parse_python(text)
+            except PythonSourceError as error:
+                raise MalformedTaskError(f"{folder}: hidden test {path} {error}") from error
 
 
 def read_harbor_set(root: Path, *, egress_addresses: bool = False) -> list[TaskCandidate]:
@@ -112,9 +133,10 @@ def read_harbor_set(root: Path, *, egress_addresses: bool = False) -> list[TaskC
 
 def _settings(folder: Path) -> dict[str, Any]:
     path = folder / TASK_FILE
+    text = read_text(folder, TASK_FILE, bytes_max=SETTINGS_BYTES_MAX)
     try:
-        settings = tomllib.loads(_text(folder, TASK_FILE))
-    except (ValueError, RecursionError) as error:
+        settings = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # Also of numbers with too many digits.
         raise MalformedTaskError(f"{path}: {error}") from error
     version = settings.get("version", settings.get("schema_version"))
     if not isinstance(version, str) or not version.startswith("1."):
@@ -165,17 +187,21 @@ def _timeout_s(folder: Path, settings: dict[str, Any], table: str) -> float:
 
 def _start(folder: Path) -> dict[str, str]:
     if (folder / START_FOLDER).is_dir():
-        return _tree(folder, START_FOLDER)
+        return read_tree(folder, START_FOLDER)
     if not (folder / ENVIRONMENT).is_dir():
         return {}
-    context = _tree(folder, ENVIRONMENT)
-    return start_files(context.pop("Dockerfile", ""), context)
+    context = read_tree(folder, ENVIRONMENT)
+    dockerfile = context.pop("Dockerfile", "")
+    try:
+        return start_files(dockerfile, context)
+    except DockerfileError as error:
+        raise MalformedTaskError(f"{folder / ENVIRONMENT}/Dockerfile: {error}") from error
 
 
 def _foreign_hidden(folder: Path, task_id: str, settings: dict[str, Any]) -> HiddenTests:
-    _text(folder, "tests/test.sh")
-    tests = _tree(folder, "tests")
-    solution = _tree(folder, "solution") if (folder / "solution").is_dir() else {}
+    read_text(folder, "tests/test.sh")
+    tests = read_tree(folder, "tests")
+    solution = read_tree(folder, "solution") if (folder / "solution").is_dir() else {}
     own = settings.get("metadata", {}).get("penstock", {})
     is_separated: bool = _converted(
         folder, own.get("separated", False), bool, "metadata.penstock.separated"
@@ -192,6 +218,9 @@ def _verifier_env(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     field = "verifier.env"
     env = settings.get("verifier", {}).get("env", {})
     variables: dict[str, str] = _converted(folder, env, dict[str, str], field)
+    if len(variables) > VARIABLES_MAX:
+        words = f"expected at most {VARIABLES_MAX} variables"
+        raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {words}")
     for name, value in variables.items():
         if _VARIABLE.fullmatch(name) is None or "\0" in value:
             words = f"expected {_VARIABLE.pattern} and no zero byte, got {name!r}"
@@ -201,13 +230,14 @@ def _verifier_env(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
 
 def _hidden(folder: Path, task_id: str, settings: dict[str, Any]) -> HiddenTests:
     path = f"tests/{EXPECTED_FILE}"
-    gold = _tree(folder, SOLUTION_FOLDER) if (folder / SOLUTION_FOLDER).is_dir() else {}
+    gold = read_tree(folder, SOLUTION_FOLDER) if (folder / SOLUTION_FOLDER).is_dir() else {}
     try:
-        tests = msgspec.json.decode(_text(folder, path), type=TestsFile)
+        tests = msgspec.json.decode(read_text(folder, path), type=TestsFile)
     except (ValueError, RecursionError) as error:
         raise MalformedTaskError(f"{folder / path}: {error}") from error
-    if not tests.argv or not tests.expected:
-        raise MalformedTaskError(f"{folder / path}: argv, expected: expected at least one entry")
+    if not tests.argv or not 0 < len(tests.expected) <= RESULTS_MAX:
+        words = f"argv, expected: expected at least one entry, at most {RESULTS_MAX}"
+        raise MalformedTaskError(f"{folder / path}: {words}")
     return HiddenTests(
         task_id=task_id,
         files=_own_tests(folder, tests),
@@ -223,52 +253,13 @@ def _hidden(folder: Path, task_id: str, settings: dict[str, Any]) -> HiddenTests
 def _own_tests(folder: Path, tests: TestsFile) -> dict[str, str]:
     """Return the tests' files, by path in the working directory or in the verifier's folder."""
     if not tests.peer:
-        return _tree(folder, OWN_FOLDER)
-    apart = _tree(folder, APART_FOLDER)
+        return read_tree(folder, OWN_FOLDER)
+    apart = read_tree(folder, APART_FOLDER)
     return {f"{TESTS_FOLDER}/{path}": text for path, text in apart.items()}
-
-
-def _tree(folder: Path, below: str) -> dict[str, str]:
-    """Read the files of a folder; a link, or anything that leads out, is refused."""
-    base = folder / below
-    if not base.is_dir():
-        raise MalformedTaskError(f"{base}: expected a folder")
-    files: dict[str, str] = {}
-    num_bytes = 0
-    for path in sorted(base.rglob("*")):
-        _check_inside(path, folder)
-        if path.is_dir():
-            continue
-        name = str(PurePosixPath(path.relative_to(base)))
-        files[name] = _text(folder, f"{below}/{name}")
-        num_bytes += len(files[name])
-        if len(files) > FILES_MAX or num_bytes > FILES_BYTES_MAX:
-            raise MalformedTaskError(
-                f"{base}: more than {FILES_MAX} files or {FILES_BYTES_MAX} bytes"
-            )
-    return files
-
-
-def _text(folder: Path, name: str) -> str:
-    path = folder / name
-    _check_inside(path, folder)
-    if not path.is_file():
-        raise MalformedTaskError(f"{path}: expected a file")
-    if path.stat().st_size > FILES_BYTES_MAX:
-        raise MalformedTaskError(f"{path}: expected at most {FILES_BYTES_MAX} bytes")
-    try:
-        return path.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise MalformedTaskError(f"{path}: expected UTF-8 text: {error}") from error
-
-
-def _check_inside(path: Path, folder: Path) -> None:
-    if path.is_symlink() or not path.resolve().is_relative_to(folder.resolve()):
-        raise MalformedTaskError(f"{path}: a link, or out of the task's folder")
 
 
 def _converted(folder: Path, value: object, kind: Any, field: str) -> Any:
     try:
         return msgspec.convert(value, kind, strict=False)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, RecursionError) as error:
         raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {error}") from error

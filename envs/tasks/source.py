@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.messages.errors import PenstockError
+from penstock.messages.settings import NonNegativeInt
 from penstock.messages.task import HiddenTests, Task
 
 
@@ -54,13 +55,13 @@ class TaskOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the function whatever its names: copies of one function share it."""
     change: str = ""
     """Kind of the bug, e.g. `comparison`; the commit of a commit-based task."""
-    num_lines: int = 0
+    num_lines: NonNegativeInt = 0
     """Lines of the function, or of the commit's change."""
-    num_files: int = 0
+    num_files: NonNegativeInt = 0
     """Files of the repository as the agent sees it."""
-    num_cases_failed: int = 0
+    num_cases_failed: NonNegativeInt = 0
     """Hidden tests that fail before the fix; 0: not counted."""
-    num_cases: int = 0
+    num_cases: NonNegativeInt = 0
     hint: str = ""
     """What the instruction names: function, module or symptom."""
 

@@ -22,6 +22,7 @@ from penstock.actors.trainer.checkpoint import newest_checkpoint
 from penstock.envs.factory.modules import package_modules
 from penstock.envs.factory.targets import find_targets
 from penstock.envs.harness.retrieval.ranking import WordIndex, cosine_scores, fused_scores
+from penstock.envs.python_source import PythonSourceError, parse_python
 from penstock.envs.tasks.source import TaskRejectedError
 from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import RunDir, find_run
@@ -84,8 +85,8 @@ def _package_pairs(name: str) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     for module in modules:
         try:
-            tree = ast.parse(module.read())
-        except (TaskRejectedError, SyntaxError):
+            tree = parse_python(module.read())
+        except (TaskRejectedError, PythonSourceError):
             continue
         for target in find_targets(tree):
             query = target.docstring.strip().split("\n")[0]

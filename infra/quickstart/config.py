@@ -6,19 +6,12 @@ from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.ladder.generate import Selection
 from penstock.envs.ladder.repository import LIMITS
 from penstock.envs.ladder.transcripts import Habits
-from penstock.messages.errors import ConfigError
 from penstock.messages.settings import NonNegativeFloat, NonNegativeInt, PositiveInt
 from penstock.messages.task import Limits
 
 
 class EpisodeLimits(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits as settings: an unknown key, or a value that no episode can have, is refused."""
-
-    def __post_init__(self) -> None:
-        """Check that each is positive."""
-        for name, value in msgspec.structs.asdict(self).items():
-            if not value > 0:
-                raise ConfigError(f"prepare.limits.{name}: expected > 0, got {value}")
+    """Limits as settings: an unknown key is refused."""
 
 
 class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,6 +24,8 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Demonstrations are the ladder's all the same."""
     egress_addresses: bool = False
     """Whether these tasks' rules may name addresses; as `sandbox.egress_addresses`."""
+    evaluates_unseparated: bool = False
+    """Whether held-out tasks may have verifiers that the code under test could deceive."""
     num_train_tasks: PositiveInt = 1024
     num_heldout_tasks: PositiveInt = 128
     num_demonstrations: PositiveInt = 8000

@@ -19,7 +19,8 @@ from penstock.actors.policy.hf.stored import INDEX_KEY
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY
 from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
 from penstock.envs.ladder.generate import LadderSource
-from penstock.envs.tasks.harbor_read import MalformedTaskError, read_harbor_set
+from penstock.envs.tasks.harbor_folder import MalformedTaskError
+from penstock.envs.tasks.harbor_read import read_harbor_set
 from penstock.envs.tasks.source import TaskCandidate
 from penstock.envs.tasks.storage import hidden_tests_key, task_objects, tasks_key
 from penstock.infra.corpora.builder import MIDTRAIN_HELDOUT_KEY, MIDTRAIN_KEY, until
@@ -110,9 +111,10 @@ def _object_keys(config: RunConfig) -> tuple[str, ...]:
 def _task_sets(
     config: RunConfig, stopped: threading.Event, chat: ChatFormat | None = None
 ) -> dict[str, bytes]:
-    draw = _harbor_tasks if config.prepare.tasks else _ladder_tasks
+    section = config.prepare
+    drawn = folder_tasks(section) if section.tasks else _ladder_tasks(section, config.run.seed)
     objects: dict[str, bytes] = {}
-    for split, candidates in draw(config.prepare, config.run.seed).items():
+    for split, candidates in drawn.items():
         fitting = (_checked(one, config, chat) for one in until(stopped, candidates))
         objects |= task_objects(fitting, split)
     return objects
@@ -158,11 +160,22 @@ def _ladder_tasks(config: PrepareConfig, seed: int) -> dict[Split, Iterable[Task
     }
 
 
-def _harbor_tasks(config: PrepareConfig, seed: int) -> dict[Split, Iterable[TaskCandidate]]:
+def folder_tasks(config: PrepareConfig) -> dict[Split, Iterable[TaskCandidate]]:
+    """Return the tasks of a folder by split, held-out ones only if no reward can be forged.
+
+    Raises:
+        MalformedTaskError: One of them is malformed, or a split has none.
+
+    """
     candidates = read_harbor_set(Path(config.tasks), egress_addresses=config.egress_addresses)
     chosen = {split: [one for one in candidates if one.task.split is split] for split in Split}
+    if not config.evaluates_unseparated:
+        heldout = chosen[Split.HELDOUT]
+        chosen[Split.HELDOUT] = [one for one in heldout if not one.hidden.unseparated]
     for split, tasks in chosen.items():
         if not tasks:
             words = f'[metadata.penstock] split = "{split}" makes one of a task'
+            if split is Split.HELDOUT:
+                words += "; its verifier must be separated, or prepare.evaluates_unseparated true"
             raise MalformedTaskError(f"{config.tasks}: expected tasks of both splits; {words}")
     return dict(chosen)

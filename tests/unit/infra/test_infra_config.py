@@ -30,7 +30,10 @@ def test_the_quickstart_is_valid_and_every_purpose_is_served() -> None:
         ("trainer.loss.correction='tiss'", "token_tis"),
         ("policy.num_attention_heads=3", "num_attention_heads"),
         ("prepare.limits.turns=3", "unknown field `turns`"),
-        ("prepare.limits.wall_s_max=nan", r"prepare\.limits\.wall_s_max: expected > 0, got nan"),
+        (
+            "prepare.limits.wall_s_max=nan",
+            r"`\$\.prepare\.limits\.wall_s_max`, got nan",
+        ),
         ("trainer.optimizer.beta1=1.0", r"< 1\.0 - at `\$\.trainer\.optimizer\.beta1`, got 1\.0"),
         ("trainer.midtrain.learning_rate=nan", r"\$\.trainer\.midtrain\.learning_rate"),
         ("pacer.top_p=0", r"\$\.pacer\.top_p"),

@@ -6,13 +6,10 @@ import pytest
 
 from penstock.envs.factory.factory import Yield, statistics
 from penstock.envs.ladder.generate import LadderSource, Selection
+from penstock.envs.tasks.dockerfile import start_files
 from penstock.envs.tasks.harbor import folder_name, harbor_files, write_harbor
-from penstock.envs.tasks.harbor_read import (
-    MalformedTaskError,
-    read_harbor,
-    read_harbor_set,
-    start_files,
-)
+from penstock.envs.tasks.harbor_folder import MalformedTaskError
+from penstock.envs.tasks.harbor_read import read_harbor, read_harbor_set
 from penstock.infra.tasks.actions import tasks_page, write_set
 from penstock.messages.task import Split
 

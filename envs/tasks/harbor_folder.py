@@ -1,0 +1,102 @@
+"""The files of a task's folder, read with bounds: a stranger's, so anything may be in it.
+
+A link, a device, a path out of the folder, a name or a text that is no UTF-8, too many files or
+bytes, folders too deep: each is one error that names the file.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from penstock.messages.errors import PenstockError
+
+FILES_MAX = 2_000
+"""Files of one folder; as many folders below it."""
+BYTES_MAX = 8 << 20
+DEPTH_MAX = 32
+SETTINGS_BYTES_MAX = 256 << 10
+
+
+class MalformedTaskError(PenstockError, ValueError):
+    """A task's folder is not as the format asks; the text names the file and what was expected."""
+
+
+def read_tree(folder: Path, below: str) -> dict[str, str]:
+    """Return the texts of a folder's files by their path in it, sorted.
+
+    Args:
+        folder: Of the task.
+        below: The folder in it.
+
+    Raises:
+        MalformedTaskError: See the module.
+
+    """
+    base = folder / below
+    _check_inside(base, folder)
+    if not base.is_dir():
+        raise MalformedTaskError(f"{base}: expected a folder")
+    files: dict[str, str] = {}
+    num_bytes = 0
+    for path in sorted(_files(base)):
+        name = str(PurePosixPath(path.relative_to(base)))
+        if not name.isprintable():
+            raise MalformedTaskError(f"{base}: expected printable file names, got {name!a}")
+        files[name] = read_text(folder, f"{below}/{name}")
+        num_bytes += len(files[name])
+        if num_bytes > BYTES_MAX:
+            raise MalformedTaskError(f"{base}: more than {BYTES_MAX} bytes")
+    return files
+
+
+def read_text(folder: Path, name: str, bytes_max: int = BYTES_MAX) -> str:
+    """Return the text of one file of a task's folder; raises as `read_tree` does."""
+    path = folder / name
+    _check_inside(path, folder)
+    try:
+        if not path.is_file():
+            raise MalformedTaskError(f"{path}: expected a file")
+        with path.open("rb") as file:
+            data = file.read(bytes_max + 1)
+    except (OSError, ValueError) as error:
+        raise MalformedTaskError(f"{str(path)!a}: {error}") from error
+    if len(data) > bytes_max:
+        raise MalformedTaskError(f"{path}: expected at most {bytes_max} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedTaskError(f"{path}: expected UTF-8 text: {error}") from error
+
+
+def _files(base: Path) -> Iterator[Path]:
+    """Yield the files below a folder; follows no link, and stops at the bounds."""
+    waiting, num_files, num_folders = [base], 0, 0
+    while waiting:
+        folder = waiting.pop()
+        num_folders += 1
+        if len(folder.relative_to(base).parts) > DEPTH_MAX:
+            raise MalformedTaskError(f"{base}: folders deeper than {DEPTH_MAX}")
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    path = folder / entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(path)
+                        continue
+                    num_files += 1
+                    if max(num_files, num_folders, len(waiting)) > FILES_MAX:
+                        raise MalformedTaskError(f"{base}: more than {FILES_MAX} files or folders")
+                    yield path
+        except OSError as error:
+            raise MalformedTaskError(f"{str(folder)!a}: {error}") from error
+        if max(num_folders, len(waiting)) > FILES_MAX:
+            raise MalformedTaskError(f"{base}: more than {FILES_MAX} files or folders")
+
+
+def _check_inside(path: Path, folder: Path) -> None:
+    try:
+        is_outside = path.is_symlink() or not path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError) as error:
+        raise MalformedTaskError(f"{str(path)!a}: {error}") from error
+    if is_outside:
+        raise MalformedTaskError(f"{path}: a link, or out of the task's folder")
