@@ -43,11 +43,11 @@ TRACE = {
 }
 
 
-def config_from(folder: Path, model: Path, **tables) -> Path:
+def config_from(folder: Path, checkpoint: Path, **tables) -> Path:
     """Write a configuration of a tiny run that starts from a model."""
     config = tomllib.loads(TINY.read_text())
     del config["policy"], config["trainer"]["midtrain"]
-    config["model"] = {"checkpoint": str(model), "chat": "renderers:qwen3"} | tables.pop(
+    config["model"] = {"checkpoint": str(checkpoint), "chat": "renderers:qwen3"} | tables.pop(
         "model", {}
     )
     config["generator"] = {"num_tokens_max": 3072, "num_running_max": 16}
@@ -61,10 +61,10 @@ def config_from(folder: Path, model: Path, **tables) -> Path:
     return path
 
 
-def run_from(tmp_path: Path, model: Path, **tables) -> Launched:
+def run_from(tmp_path: Path, checkpoint: Path, **tables) -> Launched:
     runs = tmp_path / "runs"
     runs.mkdir()
-    launched = Launched(runs, config=config_from(tmp_path, model, **tables))
+    launched = Launched(runs, config=config_from(tmp_path, checkpoint, **tables))
     code = launched.wait(200.0)
     assert code == 0, launched.output
     launched.check_sound(steps=STEPS)

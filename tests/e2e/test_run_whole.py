@@ -57,6 +57,24 @@ def test_the_report_is_there_and_nothing_is_left_behind(run):
     assert run.processes() == {}
 
 
+def test_its_solved_rollouts_are_traces(run, tmp_path):
+    told = penstock(run.runs, "log", "cat", "r1", "--type", "Verdict")
+    verdicts = [json.loads(line) for line in told.stdout.splitlines()]
+    solved = {
+        one["rollout_id"]
+        for one in verdicts
+        if one["purpose"] == "train" and one["outcome"] == "solved"
+    }
+    file = tmp_path / "traces.jsonl"
+    done = penstock(run.runs, "export", "r1", "--format", "traces", "-o", str(file), "--json")
+    assert done.returncode == 0, done.stderr
+    traces = [json.loads(line) for line in file.read_text().splitlines()]
+    assert json.loads(done.stdout.splitlines()[-1])["traces"] == len(traces)
+    assert {trace["metadata"]["rollout_id"] for trace in traces} <= solved
+    again = penstock(run.runs, "export", "r1", "--format", "traces", "-o", str(file))
+    assert again.returncode != 0 and "exists; name a new file" in again.stderr
+
+
 def test_its_log_travels_in_one_file(run, tmp_path):
     file = tmp_path / "r1.penstock"
     assert penstock(run.runs, "log", "export", "r1", "-o", str(file)).returncode == 0

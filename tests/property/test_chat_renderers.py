@@ -92,33 +92,6 @@ def test_any_ids_are_a_turn_or_a_failure(ids):
     assert isinstance(turn, ParsedTurn | ParseFailure)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "[" * 20_000,
-        '{"name": "grep", "arguments": {"path": ' + "9" * 5000 + "}}",
-        '{"name": "grep", "arguments": 3}',
-        '{"name": 3, "arguments": {}}',
-        '{"name": "a b", "arguments": {}}',
-        '{"name": "grep", "arguments": "[1"}',
-        "not JSON",
-    ],
-)
-def test_a_call_that_is_none_is_charged_to_the_policy(body):
-    encode, special = chat().tokenizer.encode, chat().tokenizer.special_id
-    ids = [special("<tool_call>"), *encode(body), special("</tool_call>"), chat().stop_ids[0]]
-    assert isinstance(chat().parse_turn(ids, ()), ParseFailure)
-
-
-def test_half_a_character_in_an_argument_can_be_published():
-    encode, special = chat().tokenizer.encode, chat().tokenizer.special_id
-    body = '{"name": "grep", "arguments": {"path\\udc00": "\\ud800x"}}'
-    ids = [special("<tool_call>"), *encode(body), special("</tool_call>"), chat().stop_ids[0]]
-    turn = chat().parse_turn(ids, ())
-    assert isinstance(turn, ParsedTurn)
-    assert turn.calls[0].arguments == {"path?": "?x"}
-
-
 def test_a_turn_that_was_cut_off_is_a_failure_that_can_be_answered():
     prompt = chat().render_prompt([user("Fix f")], TOOLS)
     turn = chat().tokenizer.encode("I wi")
