@@ -19,6 +19,7 @@ from penstock.infra.simulate.arguments import add_simulation
 from penstock.infra.tasks.command import add_sandbox_commands
 from penstock.infra.weights.command import add_actions
 from penstock.messages.errors import PenstockError
+from penstock.messages.generation import MOVED_CHANNELS
 
 Commands = Any
 """The result of `add_subparsers`: argparse keeps the class to itself."""
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_host_file(_add(commands, "status", status, text, of_run=True, has_json=True))
     text = "show the state of a run, updated every second"
     _add_host_file(_add(commands, "top", "commands.status:top_command", text, of_run=True))
+    _add_channel(commands)
     _add_log(commands)
     text = "check this machine: what is installed, what is missing, how to get it"
     _add(commands, "doctor", "commands.doctor:doctor", text, has_json=True)
@@ -92,6 +94,16 @@ def _add_run(commands: Commands) -> None:
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
                      help="override one key, e.g. trainer.steps_max=10")  # fmt: skip
     run.add_argument("--no-replay", action="store_true", help="skip the replay at the end")
+
+
+def _add_channel(commands: Commands) -> None:
+    text = "show or move a channel: which version its replicas serve"
+    channel = _add(commands, "channel", "commands.channel:channel_command", text)
+    channel.add_argument("run", help="id or path of the run")
+    channel.add_argument("channel", choices=MOVED_CHANNELS, help="the channel")
+    text = "version that it points to from now on; until the first move it is the newest"
+    channel.add_argument("--version", type=int, metavar="N", help=text)
+    _add_host_file(channel)
 
 
 def _add_mismatch(commands: Commands) -> None:
