@@ -60,7 +60,7 @@ _STREAMS = (Stream.TRAJECTORIES, Stream.REWARDS, Stream.TRAINING)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class LogSite:
     """A server with one run's log and objects."""
 
     url: str
@@ -206,7 +206,7 @@ async def _read(bus: NatsBus, store: DirectoryStore, turns: list[Turn]) -> int:
     return num_tokens
 
 
-async def _held(site: Site) -> Measured:
+async def _held(site: LogSite) -> Measured:
     num_bytes = 0
     async with _client(site) as client:
         for stream in Stream:
@@ -216,14 +216,14 @@ async def _held(site: Site) -> Measured:
     return Measured(event_bytes=num_bytes, store_bytes=sum(p.stat().st_size for p in objects))
 
 
-async def _purge(site: Site) -> None:
+async def _purge(site: LogSite) -> None:
     async with _client(site) as client:
         for stream in _STREAMS:
             await client.request(f"$JS.API.STREAM.PURGE.{stream_name(stream)}", b"")
 
 
 @contextlib.asynccontextmanager
-async def _client(site: Site) -> AsyncGenerator[Client]:
+async def _client(site: LogSite) -> AsyncGenerator[Client]:
     client = Client()
     await client.connect(site.url)
     try:
@@ -233,7 +233,7 @@ async def _client(site: Site) -> AsyncGenerator[Client]:
 
 
 @contextlib.asynccontextmanager
-async def _site() -> AsyncGenerator[Site]:
+async def _site() -> AsyncGenerator[LogSite]:
     """Yield a server of its own, with its bus and objects."""
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
@@ -244,4 +244,4 @@ async def _site() -> AsyncGenerator[Site]:
         bus = await NatsBus.connect(server.url, run_id="bench", store=store, name="bench")
         stack.push_async_callback(bus.close)
         await bus.provision()
-        yield Site(url=server.url, folder=folder, store=store, bus=bus)
+        yield LogSite(url=server.url, folder=folder, store=store, bus=bus)

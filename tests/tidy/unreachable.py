@@ -30,6 +30,7 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("*", "exc_info", "`__exit__` and its kind must take it"),
     ("infra/bench/*.py", "bench_*", "found by its name (infra/bench/command.py)"),
     ("actors/runtime/event_dispatcher.py", "__call__", "the Protocol of a handler"),
+    ("messages/reading/trajectories.py", "__call__", "the Protocol of a reader"),
     ("actors/policy/tokenizer.py", "encode_special_tokens", "an attribute of the library's"),
     ("actors/policy/tokenizer.py", "pre_tokenizer", "an attribute of the library's"),
     ("actors/policy/chat/renderers.py", "*_token_id", "the package renderers reads it"),
@@ -52,7 +53,6 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
         "lease_group",
         "for programs that lease whole groups (docs/sandbox-hosts.md)",
     ),
-    ("infra/bus/memory/bus.py", "crash", "simulations end a server by it"),
     ("kernels/decode/layout.py", "*", "the fields of a C struct, and what keeps its arrays alive"),
     ("infra/weights/files/output.py", "filename", "an attribute of OSError's"),
 )

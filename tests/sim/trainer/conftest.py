@@ -5,7 +5,6 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -20,12 +19,11 @@ from penstock.actors.trainer.config import MidtrainConfig, OptimizerConfig, Trai
 from penstock.actors.trainer.midtraining.corpus import Corpus, encode_corpus
 from penstock.kernels.arrays import to_array
 from penstock.kernels.route_segments import seal_routes
-from penstock.messages.base import Claim, Event
+from penstock.messages.base import Event
 from penstock.messages.bus import Delivery, PublishReceipt
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import CorruptDataError, NotFoundError
 from penstock.messages.feedback import FeedbackRetracted, InferenceRecorded, LiveSampleJoined
-from penstock.messages.reading.claims import digest_of
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import (
     EpisodeEnd,
@@ -177,25 +175,6 @@ class World:
         for key in ("midtrain/tokens", "midtrain/heldout"):
             tokens = self.numpy.integers(0, 8, 600).astype(np.int32)
             self.store.objects[key] = encode_corpus(Corpus(tokens=tokens))
-
-    def stores_turns(self, *, lost: str | None) -> None:
-        """Have every turn lie in the store from now on, all but the one of a key."""
-        whole = self._rollout
-
-        def stored(index: int, member: int, version: int) -> list[Event]:
-            return [self._stored(event, lost) for event in whole(index, member, version)]
-
-        self._rollout = stored
-
-    def _stored(self, event: Event, lost: str | None) -> Event:
-        if not isinstance(event, TurnSampled):
-            return event
-        data = msgspec.msgpack.encode(event.turn)
-        key = f"claims/1-{event.key().replace('.', '-')}"
-        claim = Claim(object_key=key, num_bytes=len(data), blake3=digest_of(data))
-        if key != lost:
-            self.store.objects[key] = data
-        return msgspec.structs.replace(event, turn=event.turn.stored(claim))
 
     def trainer(self) -> Trainer:
         return Trainer(self.config, POLICY, Publisher(StoreIO(self.store)), seed=7)

@@ -6,10 +6,12 @@ import pytest
 from penstock.actors.trainer.config import LossConfig, MidtrainConfig
 from penstock.actors.trainer.replay import ReplayLog, replay
 from penstock.actors.trainer.rl_phase import NondeterminismError
+from penstock.messages.base import Claim
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import NotFoundError
 from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.ledger import Ledger
+from penstock.messages.reading.claims import digest_of
 from penstock.messages.reward import EvalCompleted, Outcome
 from penstock.messages.rollout import RolloutFinished, SandboxRecord, TurnSampled
 from penstock.messages.training import (
@@ -237,11 +239,28 @@ async def test_a_rollout_that_cannot_be_trained_is_masked_not_fatal(make_world):
     assert (await replayed(world)).identical
 
 
+def stores_turns(world, *, lost: str | None) -> None:
+    """Have every turn lie in the store from now on, all but the one of a key."""
+    whole = world._rollout
+
+    def stored(event):
+        if not isinstance(event, TurnSampled):
+            return event
+        data = msgspec.msgpack.encode(event.turn)
+        key = f"claims/1-{event.key().replace('.', '-')}"
+        claim = Claim(object_key=key, num_bytes=len(data), blake3=digest_of(data))
+        if key != lost:
+            world.store.objects[key] = data
+        return msgspec.structs.replace(event, turn=event.turn.stored(claim))
+
+    world._rollout = lambda *place: [stored(event) for event in whole(*place)]
+
+
 async def test_turns_in_the_store_train_to_the_same_bits_and_a_lost_one_is_masked(make_world):
     """Turns that do not fit in memory, or lie in the store, are read when they are trained."""
     worlds = [make_world(5, steps_max=4), make_world(5, steps_max=4, turns_bytes_max=1)]
     stored = make_world(5, steps_max=4, turns_bytes_max=5000)
-    stored.stores_turns(lost=None)
+    stores_turns(stored, lost=None)
     for world in (*worlds, stored):
         await world.run()
         check_run(world)
@@ -250,7 +269,7 @@ async def test_turns_in_the_store_train_to_the_same_bits_and_a_lost_one_is_maske
     assert (await replayed(stored)).identical
     key = next(event.turn.object_key for event in stored.log.of(TurnSampled))
     broken = make_world(5, steps_max=4)
-    broken.stores_turns(lost=key)
+    stores_turns(broken, lost=key)
     await broken.run()
     check_run(broken)
     lost = next(e.rollout_id for e in broken.log.of(TurnSampled) if e.turn.object_key == key)
