@@ -9,6 +9,8 @@ from penstock.envs.sandbox import WORK_DIR, Sandbox, SandboxFileError
 
 FILE_BYTES_MAX = 256 * 1024
 """Largest file that a tool reads or writes."""
+LINES_COMPARED_MAX = 2_000
+"""Lines of a file before and after an edit that are compared whole."""
 
 
 async def read_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
@@ -37,7 +39,7 @@ async def edit_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
         raise InvalidCallError("old is not in the file" if count == 0 else f"old is there {count}x")
     after = before.replace(old, new)
     await _write(toolbox.sandbox, path, after)
-    return _changed_lines(before, after)
+    return changed_lines(before, after)
 
 
 async def delete_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
@@ -81,8 +83,24 @@ async def _write(sandbox: Sandbox, path: str, text: str) -> None:
         raise InvalidCallError(f"cannot write {path}") from error
 
 
-def _changed_lines(before: str, after: str) -> str:
-    """Return a unified diff without context and headers."""
-    diff = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
+def _between(old: list[str], new: list[str]) -> tuple[list[str], list[str]]:
+    """Return both without the lines that they begin and end with alike."""
+    shorter = min(len(old), len(new))
+    first = next((n for n in range(shorter) if old[n] != new[n]), shorter)
+    left = shorter - first
+    last = next((n for n in range(left) if old[-1 - n] != new[-1 - n]), left)
+    return old[first : len(old) - last], new[first : len(new) - last]
+
+
+def changed_lines(before: str, after: str) -> str:
+    """Return a unified diff without context and headers.
+
+    Of a large file only what lies between its unchanged first and last lines is compared: the
+    comparison takes time with the square of how often a line repeats.
+    """
+    old, new = before.splitlines(), after.splitlines()
+    if len(old) + len(new) > LINES_COMPARED_MAX:
+        old, new = _between(old, new)
+    diff = difflib.unified_diff(old, new, lineterm="", n=0)
     body = list(diff)[2:]
     return "\n".join(line for line in body if not line.startswith("@@")) or "no line changed"
