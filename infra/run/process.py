@@ -55,7 +55,7 @@ async def run_actors(  # noqa: PLR0913 - all of a process
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with connect(run, where, "+".join(specs)) as bus:
+    async with connect(run, where, "+".join(specs).replace("/", ".")) as bus:
         if not is_apart:
             await _run_until(stop, run, config, specs, bus, in_progress)
             return
