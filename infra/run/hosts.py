@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import tomllib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,18 @@ from penstock.infra.run.runs import RunDir, find_run
 from penstock.infra.stores.memory import MemoryStore
 from penstock.infra.stores.open import check_store, read_section
 from penstock.infra.stores.settings import StoreKind
-from penstock.messages.base import Event, Stream, check_format
+from penstock.messages.base import Event, Message, Stream, check_format
 from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import RunClosed, RunOpened, RunStarted
-from penstock.messages.errors import ConfigError, DeadlineError, NotFoundError
+from penstock.messages.errors import BusError, ConfigError, DeadlineError, NotFoundError
+from penstock.messages.rpc import Ack
 from penstock.messages.streams import type_filter
 from penstock.messages.telemetry import ActorReported
 
 OWN_TABLES = ("bus", "store")
 """What a host may have of its own: addresses and paths differ from host to host."""
+LAUNCHER = "launcher"
+ANSWER_S = 3.0
 START_S_MAX = 600.0
 """How long a process waits for its run to start."""
 READ_S_MAX = 30.0
@@ -231,6 +234,23 @@ def check_stores(config: RunConfig) -> None:
     for region in config.regions:
         if section := region.store_section():
             check_store(section, f"regions.{region.name}")
+
+
+async def answer_as_launcher(_message: Message) -> AsyncIterator[Message]:
+    """Serve LAUNCHER: the answer says that a launcher is up."""
+    yield Ack()
+
+
+async def check_alone(bus: Bus) -> None:
+    """Check that no other launcher of this run answers, on any host.
+
+    Raises:
+        BusError: One does.
+
+    """
+    with contextlib.suppress(DeadlineError):
+        await bus.request(LAUNCHER, Ack(), deadline_s=ANSWER_S)
+        raise BusError(f"run {bus.run_id}: a launcher is running it on another host")
 
 
 async def is_up(run: RunDir, bus: Bus) -> bool:

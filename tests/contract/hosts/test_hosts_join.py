@@ -15,11 +15,12 @@ from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.bus.settings import BusSection
 from penstock.infra.cli import main
-from penstock.infra.run.hosts import until_closed, until_open
+from penstock.infra.run import hosts
+from penstock.infra.run.hosts import answer_as_launcher, check_alone, until_closed, until_open
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.base import FORMAT
 from penstock.messages.control import RunClosed, RunFinished, RunOpened, RunStarted
-from penstock.messages.errors import DeadlineError
+from penstock.messages.errors import BusError, DeadlineError
 
 SECRET = "s3cret-of-the-server"
 RUN = "r1"
@@ -150,6 +151,20 @@ def test_processes_elsewhere_need_servers_and_a_store(site, tmp_path, capsys):
         assert_matches(capsys.readouterr().err, words)
     assert main([*runs, "run", "--config", file, "--processes", "nobody"]) == LOST
     assert_matches(capsys.readouterr().err, "--processes: expected some of trainer, rest")
+
+
+async def test_a_run_has_one_launcher(monkeypatch):
+    monkeypatch.setattr(hosts, "ANSWER_S", 0.2)
+    server = MemoryServer(seed=0, clock=SystemClock())
+    first, second = (
+        MemoryBus(server, run_id=RUN, name=name, store=MemoryStore()) for name in ("a", "b")
+    )
+    await check_alone(first)
+    stop = await first.serve(hosts.LAUNCHER, answer_as_launcher)
+    with pytest.raises(BusError, match=f"run {RUN}: a launcher is running it on another host"):
+        await check_alone(second)
+    await stop()
+    await check_alone(second)
 
 
 async def test_a_process_works_from_the_opening_to_the_closing_of_its_launcher():
