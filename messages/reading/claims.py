@@ -1,6 +1,7 @@
 """Objects that events name: read with their digest checked, and a name that is no claim refused."""
 
 import re
+import time
 
 from blake3 import blake3
 
@@ -19,6 +20,10 @@ CLAIM_PREFIX = "claims/"
 _KEY = re.compile(r"claims/[0-9a-z-]{1,64}")
 _AWAY = RetryPolicy(pause_s=0.5, pause_s_max=4.0, deadline_s=60.0)
 """A store that does not answer is asked again: its absence says nothing about the object."""
+FRESH_S = 60.0
+_ONCE = RetryPolicy(pause_s=0.0, num_attempts_max=1)
+_LAGGING = RetryPolicy(pause_s=0.05, pause_s_max=0.4, deadline_s=1.0)
+"""Of a fresh object that is not there: a replica that answers may lag behind its leader."""
 
 
 def claim_key(created_s: float, name: str) -> str:
@@ -55,9 +60,15 @@ async def fetch(store: ObjectStore, claim: Claim) -> bytes:
         raise CodecError(f"claim: expected a key claims/<time>-<name>, got {key[:80]!r}")
     if claim.num_bytes > INPUT_BYTES_MAX:
         raise CodecError(f"claim: {key} has {claim.num_bytes} bytes, at most {INPUT_BYTES_MAX} may")
+
+    async def read() -> bytes:
+        return await with_retries(lambda: store.get(key), _AWAY, retry_on=(StoreUnreachableError,))
+
+    is_fresh = abs(time.time() - created_at(key)) < FRESH_S
+    absent = (NotFoundError, CorruptDataError)
     try:
-        data = await with_retries(lambda: store.get(key), _AWAY, retry_on=(StoreUnreachableError,))
-    except (NotFoundError, CorruptDataError) as error:
+        data = await with_retries(read, _LAGGING if is_fresh else _ONCE, retry_on=absent)
+    except absent as error:
         raise CodecError(f"claim: {error}") from error
     if len(data) != claim.num_bytes or digest_of(data) != claim.blake3:
         raise CodecError(f"claim: object {key} has other bytes than claimed")

@@ -5,6 +5,7 @@ and on a real nats-server.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -22,7 +23,12 @@ from penstock.infra.bus.memory.server import Faults
 from penstock.messages.base import Claim, Message, Stream
 from penstock.messages.codec import decode, encode
 from penstock.messages.control import MessageRejected
-from penstock.messages.errors import CodecError, RemoteCallError, StoreUnreachableError
+from penstock.messages.errors import (
+    CodecError,
+    NotFoundError,
+    RemoteCallError,
+    StoreUnreachableError,
+)
 from penstock.messages.generation import AbortGeneration
 from penstock.messages.reading.claims import claim_key, digest_of, fetch
 from penstock.messages.rollout import TurnSampled
@@ -324,3 +330,24 @@ def test_a_store_that_is_away_says_nothing_of_the_object():
         run_virtual(fetch(Away(10_000), claim))
     with pytest.raises(CodecError):
         run_virtual(fetch(Away(0), msgspec.structs.replace(claim, blake3="0" * 64)))
+
+
+class Lagging:
+    """A replica that sees an object a little later than its leader."""
+
+    def __init__(self) -> None:
+        self.num_reads = 0
+
+    async def get(self, key: str) -> bytes:
+        self.num_reads += 1
+        if self.num_reads < 3:
+            raise NotFoundError(key)
+        return GOOD
+
+
+def test_a_fresh_object_may_be_late_and_an_old_one_is_absent():
+    fresh = msgspec.msgpack.decode(claimed(claim_key(time.time(), "event-1")), type=Claim)
+    assert run_virtual(fetch(Lagging(), fresh)) == GOOD
+    old = msgspec.structs.replace(fresh, object_key=KEY)
+    with pytest.raises(CodecError):
+        run_virtual(fetch(Lagging(), old))
