@@ -14,7 +14,8 @@ TOOL = "<|tool|>"
 
 CALL_OPEN = '<call name="'
 ARGUMENT_OPEN = '<arg name="'
-NAME_CLOSE = '">'
+NAME_CLOSE = '"|>'
+"""Not `">`, which ordinary code holds: other systems parse special tokens in any text."""
 CALL_CLOSE = "</call>"
 ARGUMENT_CLOSE = "</arg>"
 

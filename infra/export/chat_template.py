@@ -25,7 +25,7 @@ _TEMPLATE = """\
     {%- if call.arguments is string -%}
         {{- raise_exception('tool_calls: arguments must be an object, not its JSON text') -}}
     {%- endif -%}
-    {{- '@CALL_OPEN@' ~ call.name ~ '@NAME_CLOSE@' -}}
+    {{- '@CALL_OPEN@' ~ call.name ~ ('">' if call.name in known_tools else '@NAME_CLOSE@') -}}
     {%- for name, value in (call.arguments or {}).items() -%}
         {%- set text = value if value is string else value | tojson(separators=(',', ':')) -%}
         {%- if name in argument_names -%}{{- '<' ~ name ~ '>' ~ text ~ '</' ~ name ~ '>' -}}

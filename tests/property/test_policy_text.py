@@ -84,7 +84,7 @@ def test_a_known_call_costs_one_token_a_tag():
         (['<call name="finish">', "</call>"], ParseFailureReason.UNFINISHED, 2),
         (['<call name="finish">', "<path>", "</old>"], ParseFailureReason.UNEXPECTED, 2),
         (["<|end|>", "<|end|>"], ParseFailureReason.UNEXPECTED, 1),
-        (['<call name="', '">', "</call>", "<|end|>"], ParseFailureReason.BAD_NAME, 0),
+        (['<call name="', '"|>', "</call>", "<|end|>"], ParseFailureReason.BAD_NAME, 0),
         (
             ['<call name="finish">', "<path>", "</path>", "<path>", "</path>", "</call>"],
             ParseFailureReason.DUPLICATE_ARGUMENT,

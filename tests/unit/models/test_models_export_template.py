@@ -80,7 +80,12 @@ async def theirs(ours, tmp_path):
     return transformers.AutoTokenizer.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("text", [CODE, CODE.replace("    ", "\t"), "\r\n  x\r\n\n\n", "Ωµ🙂", ""])
+HTML = """if op in (">", ">=", "=="):\n    return f'<a href="{x}">{y}</a>'\n"""
+
+
+@pytest.mark.parametrize(
+    "text", [CODE, CODE.replace("    ", "\t"), "\r\n  x\r\n\n\n", "Ωµ🙂", "", HTML]
+)
 def test_indented_code_has_equal_ids(ours, theirs, text):
     assert theirs.encode(text, add_special_tokens=False) == ours.encode(text)
     assert theirs.decode(ours.encode(text)) == text
