@@ -21,11 +21,15 @@ WORK_DIR = "/work"
 
 
 class SandboxError(PenstockError, RuntimeError):
-    """Root of what a sandbox can raise. An infrastructure failure, never the policy's fault."""
+    """Root of what a sandbox can raise: an infrastructure failure, except for `SandboxKilled`."""
 
 
 class SandboxDied(SandboxError, ConnectionError):
     """The machine ended while it was in use; the text has its last words."""
+
+
+class SandboxKilled(SandboxDied):
+    """The machine ended or hung by itself, alone of all on its host: its programs' own doing."""
 
 
 class SandboxTimeout(SandboxError, TimeoutError):

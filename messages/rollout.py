@@ -185,7 +185,9 @@ class EpisodeSaved(Event, frozen=True, kw_only=True):
     num_invalid_calls: int
     tool_s: float
     elapsed_s: float
-    """Seconds of the episode's own time."""
+    """Seconds since the episode began."""
+    own_s: float = 0.0
+    """Of these, how long the policy's programs ran."""
     egress: list[EgressAttempt] = []
     """What its programs had tried to reach by then: a copy of the machine begins a new record."""
 

@@ -22,6 +22,8 @@ class AcquireSandbox(Message, frozen=True, kw_only=True):
     """Image layer above the base image; empty: the host's own choice for all."""
     is_grading: bool = False
     """It may use the slots that hosts reserve for grading, so that finished rollouts are graded."""
+    avoid_host: str = ""
+    """Host that is to leave this to others."""
     takes_over: bool = False
     """End what the holder leased from this host before: who did so may be gone."""
 
@@ -63,6 +65,8 @@ class ExecResult(Message, frozen=True, kw_only=True):
     timed_out: bool = False
     """Its process group was killed at the deadline."""
     duration_ms: float = 0.0
+    starved_ms: float = 0.0
+    """Of that, how long programs of the machine's host waited for a processor."""
 
 
 class ReadFile(Message, frozen=True, kw_only=True):

@@ -54,9 +54,16 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         return self.checkpoint_turns > 0 and num_turns % self.checkpoint_turns == 0
 
     def lease_spec(
-        self, command: StartRollout, saved: EpisodeSaved | None, *, takes_over: bool
+        self,
+        command: StartRollout,
+        saved: EpisodeSaved | None,
+        *,
+        takes_over: bool,
+        avoid_host: str = "",
     ) -> LeaseSpec:
         """Return how an episode asks for its machine, or for a copy of a saved one.
+
+        With a host to avoid, it is placed apart from its group, on any other host with room.
 
         An evaluation's rollouts are of many tasks and images, and more than a host may hold: each
         is placed by itself.
@@ -78,5 +85,6 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
             image_digest=command.task.image,
             takes_over=takes_over,
             branch_of=branch_of,
-            group=group if self.places_groups else None,
+            group=group if self.places_groups and not avoid_host else None,
+            avoid_host=avoid_host,
         )

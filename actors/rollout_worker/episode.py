@@ -24,6 +24,7 @@ from penstock.actors.rollout_worker.changes import Changes, ChangesError, list_w
 from penstock.actors.rollout_worker.config import RolloutWorkerConfig
 from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
 from penstock.actors.rollout_worker.episode_runner import EpisodeRunner, EpisodeStats
+from penstock.actors.rollout_worker.machine_deaths import KILLS_MAX, MachineDeaths
 from penstock.actors.rollout_worker.turns import (
     ContextFullError,
     GenerationError,
@@ -35,7 +36,7 @@ from penstock.actors.rollout_worker.turns import (
 from penstock.actors.runtime.context import Context
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.session import Session
-from penstock.envs.sandbox import ImageAbsent, SandboxError
+from penstock.envs.sandbox import ImageAbsent, SandboxError, SandboxKilled
 from penstock.envs.sandbox_client.client import SandboxBusyError
 from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
@@ -90,6 +91,7 @@ class Episode:
         self._turns: list[Turn] = []
         """Those stored."""
         self._stats = EpisodeStats()
+        self._deaths = MachineDeaths()
         self._layer_files: list[str] = []
         """Files of the image layer, listed in a fresh machine: a copy mixes them with changes."""
         self.forked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -125,12 +127,16 @@ class Episode:
         The first ends the machine of a worker that had the episode before: a dead one's would be
         leased for long, and keep others out of a full host. Should it live, it takes another one.
         """
-        error, tried = "", 0
-        for num_tried in range(self._config.num_machines_max):
+        error, tried, deaths = "", 0, self._deaths
+        for num_tried in range(self._config.num_machines_max + KILLS_MAX):
+            if num_tried >= self._config.num_machines_max and not deaths.num_kills:
+                break
             saved = await self._journal.newest_saved(len(self._turns), above=tried)
             tried = saved.num_turns if saved else tried
             lease_id = self._ctx.new_id("lease")
-            spec = self._config.lease_spec(self._command, saved, takes_over=num_tried == 0)
+            spec = self._config.lease_spec(
+                self._command, saved, takes_over=num_tried == 0, avoid_host=deaths.avoid_host
+            )
             try:
                 async with lease_sandbox(self._ctx, lease_id, spec) as sandbox:
                     return await self._run_or_lose(sandbox, saved)
@@ -145,7 +151,12 @@ class Episode:
                     break
             except (SandboxError, DeadlineError) as failure:
                 error = str(failure)
-        return self._finished(EpisodeEnd.INFRASTRUCTURE_ERROR, Changes(), error)
+                if deaths.is_policys:
+                    break
+        end = EpisodeEnd.INFRASTRUCTURE_ERROR
+        if deaths.num_kills >= KILLS_MAX:
+            end, error = EpisodeEnd.POLICY_ERROR, f"{deaths.num_kills} machines killed: {error}"
+        return self._finished(end, Changes(), error)
 
     async def _run_or_lose(
         self, sandbox: RemoteSandbox, saved: EpisodeSaved | None
@@ -157,13 +168,16 @@ class Episode:
             self._stats.egress_before = self._stats.egress = lost
         try:
             return await self._run_in(sandbox, saved)
-        except SandboxError:
+        except SandboxError as error:
+            if isinstance(error, SandboxKilled):
+                self._deaths.add_kill(sandbox.host, is_copy=saved is not None)
             with contextlib.suppress(SandboxError, DeadlineError):
                 self._stats.add_egress(await read_egress(sandbox, self._command.task))
             raise
 
     async def _run_in(self, sandbox: RemoteSandbox, saved: EpisodeSaved | None) -> RolloutFinished:
         """Go through the turns, from the beginning or from a saved state; stored ones first."""
+        self._deaths.turn = -1
         runner = await self._open(sandbox, saved)
         conversation = runner.conversation
         if saved is not None and saved.num_turns >= self._fork_at:
@@ -171,13 +185,14 @@ class Episode:
         while conversation.end is None or len(conversation.turns) < len(self._turns):
             num_played = len(conversation.turns)
             if num_played == len(self._turns):
-                if self._is_late():
+                if self._stats.own_s > self._command.task.limits.wall_s_max:
                     return await self._leave(sandbox, EpisodeEnd.TIME_LIMIT)
                 try:
                     turn = await self._sample(conversation, num_played)
                 except ContextFullError:
                     return await self._leave(sandbox, EpisodeEnd.TOKEN_LIMIT)
                 self._turns += await self._journal.add(num_played, turn)
+            self._deaths.turn = num_played
             await runner.play(self._turns[num_played])
             await self._save_if_due(runner)
         return await self._leave(sandbox, conversation.end)
@@ -216,14 +231,13 @@ class Episode:
             ),
             routes_from=0 if is_first else conversation.routes_from,
         )
-        sampled, lost_s = await sample_turn(
+        sampled = await sample_turn(
             self._ctx,
             self._replicas,
             request,
             self._config.retry,
             idle_s=self._config.generate_idle_s,
         )
-        self._stats.lost_s += lost_s
         return conversation.make_turn(sampled)
 
     def _channel(self) -> str:
@@ -300,10 +314,6 @@ class Episode:
             egress=stats.egress,
             trunk=self._trunk,
         )
-
-    def _is_late(self) -> bool:
-        """Return whether the episode's own time is up."""
-        return self._stats.elapsed_s(self._ctx.monotonic()) > self._command.task.limits.wall_s_max
 
     def _set_forked(self, *, continued: bool) -> None:
         if not self.forked.done():

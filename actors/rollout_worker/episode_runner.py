@@ -24,8 +24,10 @@ class EpisodeStats(msgspec.Struct, kw_only=True):
     num_calls: int = 0
     num_invalid_calls: int = 0
     tool_s: float = 0.0
-    lost_s: float = 0.0
-    """Seconds without a generator, which the episode's time limit does not count."""
+    own_s: float = 0.0
+    """Seconds that the policy's programs ran: what its time limit counts. Neither sampling nor
+    waiting is in it, for a machine, a generator, a host or a processor: turns and tokens bound the
+    sampling, and the rest is not the policy's."""
     egress_before: list[EgressAttempt] = []
     """Attempts to reach the network up to where the machine was saved."""
     egress: list[EgressAttempt] = []
@@ -40,6 +42,7 @@ class EpisodeStats(msgspec.Struct, kw_only=True):
             return cls(started_at=now, sandbox=sandbox)
         return cls(
             started_at=now - saved.elapsed_s,
+            own_s=saved.own_s,
             sandbox=sandbox,
             num_calls=saved.num_calls,
             num_invalid_calls=saved.num_invalid_calls,
@@ -51,10 +54,6 @@ class EpisodeStats(msgspec.Struct, kw_only=True):
     def add_egress(self, attempts: list[EgressAttempt]) -> None:
         """Add all attempts that this machine has on record."""
         self.egress = EgressRecord([*self.egress_before, *attempts]).lines
-
-    def elapsed_s(self, now: float) -> float:
-        """Return the episode's own time so far."""
-        return now - self.started_at - self.lost_s
 
     def saved(
         self, command: StartRollout, num_turns: int, observation_ids: Array, now: float
@@ -70,7 +69,8 @@ class EpisodeStats(msgspec.Struct, kw_only=True):
             num_calls=self.num_calls,
             num_invalid_calls=self.num_invalid_calls,
             tool_s=self.tool_s,
-            elapsed_s=self.elapsed_s(now),
+            elapsed_s=now - self.started_at,
+            own_s=self.own_s,
             egress=self.egress,
         )
 
@@ -125,7 +125,9 @@ class EpisodeRunner:
         conversation.observe([result.text for result in results], is_finished=is_finished)
 
     async def _call_tools(self, turn: Turn) -> Sequence[ToolResult]:
-        started_at = self._ctx.monotonic()
+        started_at, guest_s = self._ctx.monotonic(), self.sandbox.guest_s
         results = await self._session.run(turn.calls)
-        self._stats.tool_s += self._ctx.monotonic() - started_at
+        elapsed_s = self._ctx.monotonic() - started_at
+        self._stats.tool_s += elapsed_s
+        self._stats.own_s += min(elapsed_s, self.sandbox.guest_s - guest_s)
         return results

@@ -73,13 +73,13 @@ async def sample_turn(
     retry: RetryPolicy,
     *,
     idle_s: float,
-) -> tuple[SampledTokens, float]:
+) -> SampledTokens:
     """Ask until a generator gives the whole turn; one that is silent for `idle_s` has failed.
 
     Each attempt has an id of its own: a replica may still be busy with an earlier one.
 
     Returns:
-        The turn, and the seconds lost in attempts that failed.
+        The turn.
 
     Raises:
         ContextFullError: The engine cannot hold the context.
@@ -87,17 +87,17 @@ async def sample_turn(
         GenerationError: The policy gave up, or the request itself is invalid.
 
     """
-    started_at, num_charges = ctx.monotonic(), 0
+    num_charges = 0
     asked: set[str] = set()
     attempts = itertools.count()
 
-    async def attempt() -> tuple[SampledTokens, float]:
-        lost_s = ctx.monotonic() - started_at
-        again = await _as_charged(ctx, request) if lost_s else request
-        attempt_id = f"{request.request_id}.{next(attempts)}"
+    async def attempt() -> SampledTokens:
+        number = next(attempts)
+        again = await _as_charged(ctx, request) if number else request
+        attempt_id = f"{request.request_id}.{number}"
         again = msgspec.structs.replace(again, request_id=attempt_id)
         chunks = stream_chunks(ctx, replicas, again, asked, idle_s=idle_s, reason=attempt_id)
-        return await _whole_turn(chunks), lost_s
+        return await _whole_turn(chunks)
 
     def is_final(error: Exception) -> bool:
         nonlocal num_charges

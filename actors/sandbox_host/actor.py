@@ -19,6 +19,7 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.sandbox_host.checkpoints import Checkpoints
 from penstock.actors.sandbox_host.config import SandboxHostConfig
+from penstock.actors.sandbox_host.deaths import Deaths
 from penstock.actors.sandbox_host.groups import Groups
 from penstock.actors.sandbox_host.operations import LostRecords, Operation, operate
 from penstock.envs.microvm.pool.pool import Pool
@@ -26,6 +27,7 @@ from penstock.envs.sandbox import (
     Sandbox,
     SandboxDied,
     SandboxError,
+    SandboxKilled,
     SandboxRequestError,
     SandboxTimeout,
     networked,
@@ -69,6 +71,7 @@ class SandboxHost(Actor):
         self._host = host_name
         self._config = config
         self._lost = LostRecords()
+        self._deaths = Deaths()
         self._reserved_slots = min(config.reserved_slots, pool.live_max - 1)
         self._checkpoints: Checkpoints | None = None
         self._newest: dict[str, str] = {}
@@ -89,6 +92,7 @@ class SandboxHost(Actor):
 
     async def on_tick(self, ctx: Context) -> Effects:
         """Show the pool's counters and report to the scheduler."""
+        self._deaths.memory.sample()
         for name, value in msgspec.structs.asdict(self._pool.counters()).items():
             ctx.set_gauge(name, value)
         if self._config.reports_to_scheduler:
@@ -120,6 +124,9 @@ class SandboxHost(Actor):
         """Lease a machine; a repeated request with one lease id gets the same one."""
         if not isinstance(message, AcquireSandbox):
             yield _unexpected(message)
+            return
+        if message.avoid_host == self._host:
+            yield to_remote_error(SandboxBusyError(f"{self._host} is to be avoided"))
             return
         try:
             yield await self._acquire(message)
@@ -173,8 +180,9 @@ class SandboxHost(Actor):
         try:
             yield await self._operate(message)
         except (SandboxDied, SandboxTimeout) as error:
+            is_own = await self._deaths.is_own(getattr(message, "lease_id", ""), self._pool)
             await self._lose(getattr(message, "lease_id", ""))
-            yield to_remote_error(error)
+            yield to_remote_error(SandboxKilled(str(error)) if is_own else error)
         except SandboxError as error:
             yield to_remote_error(error)
         except NotFoundError as error:

@@ -2,7 +2,10 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
+
+import msgspec
 
 from penstock.envs.sandbox import (
     NetworkedMachine,
@@ -29,6 +32,7 @@ from penstock.messages.sandbox import (
 
 Operation = ExecCommand | ReadFile | WriteFiles | ListFiles | AllowEgress | ReadEgress
 RECORDS_MAX = 1024
+_PRESSURE = Path("/proc/pressure/cpu")
 
 
 async def operate(sandbox: Sandbox, message: Operation, *, egress_addresses: bool) -> Message:
@@ -45,7 +49,10 @@ async def operate(sandbox: Sandbox, message: Operation, *, egress_addresses: boo
     """
     match message:
         case ExecCommand():
-            return await _execute(sandbox, message)
+            before = _starved_us()
+            result = await _execute(sandbox, message)
+            starved_ms = min((_starved_us() - before) / 1e3, result.duration_ms)
+            return msgspec.structs.replace(result, starved_ms=starved_ms)
         case ReadFile():
             return FileRead(data=await sandbox.read_file(message.path, message.num_bytes_max))
         case WriteFiles():
@@ -83,6 +90,15 @@ async def _execute(sandbox: Sandbox, command: ExecCommand) -> ExecResult:
         output_bytes_max=command.output_bytes_max,
         op_key=command.op_key,
     )
+
+
+def _starved_us() -> int:
+    """Return for how long some program of this host has waited for a processor; 0 if unknown."""
+    try:
+        some = _PRESSURE.read_text().partition("\n")[0]
+        return int(some.rpartition("total=")[2])
+    except (OSError, ValueError):
+        return 0
 
 
 def _as_text(path: str) -> str:

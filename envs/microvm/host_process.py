@@ -76,6 +76,13 @@ class HostProcess:
         """Id of the outermost process."""
         return self._popen.pid
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether SIGKILL or SIGTERM ended it, or what it holds (then it ends with 128 + n)."""
+        return self._popen.poll() in {
+            code for n in (signal.SIGKILL, signal.SIGTERM) for code in (-n, 128 + n)
+        }
+
     def last_words(self) -> str:
         """Return the end of what the machine printed, and how it ended."""
         code = self._popen.poll()

@@ -53,6 +53,11 @@ class GuestSandbox:
         """See `Machine.alive`."""
         return self._connection.died is None
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal from outside ended it; only known once it has ended."""
+        return self.process.was_killed
+
     async def exec(  # noqa: PLR0913
         self,
         argv: Sequence[str],

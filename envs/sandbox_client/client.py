@@ -9,6 +9,7 @@ from penstock.envs.sandbox import (
     SandboxDied,
     SandboxError,
     SandboxFileError,
+    SandboxKilled,
     SandboxRequestError,
     SandboxTimeout,
 )
@@ -27,6 +28,7 @@ class SandboxBusyError(SandboxError, BlockingIOError):
 _KINDS: dict[type[SandboxError], RemoteErrorKind] = {
     SandboxBusyError: RemoteErrorKind.BUSY,
     ImageAbsent: RemoteErrorKind.FAILED,
+    SandboxKilled: RemoteErrorKind.GONE,
     SandboxDied: RemoteErrorKind.GONE,
     SandboxTimeout: RemoteErrorKind.GONE,
     SandboxFileError: RemoteErrorKind.INVALID,
@@ -131,5 +133,7 @@ class LeaseSpec(msgspec.Struct, frozen=True, kw_only=True):
     """It may use the slots that hosts reserve for grading."""
     takes_over: bool = False
     """End the machine that the same holder leased before."""
+    avoid_host: str = ""
+    """Prefer any other host, for `lease.AVOID_S`."""
     branch_of: SavedSandbox | None = None
     """Resume from a checkpoint, on the host that holds it."""

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
+import msgspec
+
 from penstock.envs.sandbox import ImageAbsent, SandboxDied, SandboxError, SandboxTimeout
 from penstock.envs.sandbox_client.client import (
     ACQUIRE_SERVICE,
@@ -75,6 +77,7 @@ async def _acquire(client: SandboxClient, lease_id: str, spec: LeaseSpec) -> San
         image_digest=spec.image_digest,
         is_grading=spec.is_grading,
         takes_over=spec.takes_over,
+        avoid_host=spec.avoid_host,
     )
 
     async def place(avoid_host: str) -> str:
@@ -110,8 +113,12 @@ async def lease_where_placed(  # noqa: PLR0913, PLR0917 - a request, and where i
     """
     avoid, avoid_until = "", 0.0
 
+    give_in_at = client.monotonic() + AVOID_S
+
     async def attempt() -> M:
-        nonlocal avoid, avoid_until
+        nonlocal avoid, avoid_until, message
+        if isinstance(message, AcquireSandbox) and client.monotonic() >= give_in_at:
+            message = msgspec.structs.replace(message, avoid_host="")
         host = await place(avoid if client.monotonic() < avoid_until else "")
         service = host_service(host) if host else ACQUIRE_SERVICE
         try:

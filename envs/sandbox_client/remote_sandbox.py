@@ -44,6 +44,9 @@ class RemoteSandbox:
     def __init__(self, client: SandboxClient, leased: SandboxLeased, spec: LeaseSpec) -> None:
         """Use a machine that a host has leased."""
         self.info: SandboxRecord = leased.sandbox
+        self.host = leased.host
+        self.guest_s = 0.0
+        """Seconds that programs ran in it, but for those in which its host had no processor."""
         self._client = client
         self._leased = leased
         self._spec = spec
@@ -71,7 +74,10 @@ class RemoteSandbox:
             timeout_s=timeout_s,
             output_bytes_max=output_bytes_max,
         )
-        return await self._call(command, ExecResult, within_s=timeout_s)
+        result = await self._call(command, ExecResult, within_s=timeout_s)
+        own_s = (result.duration_ms - result.starved_ms) / 1e3
+        self.guest_s += min(max(0.0, own_s), timeout_s)
+        return result
 
     async def verify(self, run: VerifierRun, *, op_key: str = "") -> ExecResult:
         """Run a program of tests apart from the code under test, as `exec`."""

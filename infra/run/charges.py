@@ -16,19 +16,15 @@ run's restart budget.
 """
 
 import signal
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import IntEnum, StrEnum
-from pathlib import Path
 
 import msgspec
 
 from penstock.actors.runtime.in_progress import NotedItem
 from penstock.messages.control import CHARGES_MAX, ItemCharged, ItemQuarantined
 
-OOM_S = 5.0
-"""Age of an end by the kernel for memory that may be a given death."""
 NEIGHBOR_S = 2.0
 """Deaths of other processes within this time before or after one make it the host's."""
 DEATHS_KEPT = 64
@@ -36,11 +32,6 @@ CRASHES_PER_RESTART = 5
 """A process that crashes this many times as often as the restart budget allows is broken itself,
 whatever it was working on."""
 _OUTSIDE = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-_OOM_COUNTERS = (
-    Path("/sys/fs/cgroup/memory.events"),
-    Path("/sys/fs/cgroup/memory/memory.oom_control"),
-    Path("/proc/vmstat"),
-)
 
 
 class ExitCode(IntEnum):
@@ -75,37 +66,6 @@ def cause_of(code: int, *, is_out_of_memory: bool) -> DeathCause:
         return DeathCause[ExitCode(code).name]
     except ValueError:
         return DeathCause.CRASHED
-
-
-class OutOfMemoryWatch:
-    """Whether the kernel has just ended a process for memory, as far as it tells us."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque(maxlen=16)
-        self.sample()
-
-    def sample(self) -> None:
-        """Read the counter; at least every second."""
-        self._samples.append((time.monotonic(), _num_out_of_memory()))
-
-    def has_risen(self) -> bool:
-        """Return whether the counter is above what it was some seconds ago."""
-        self.sample()
-        latest_at, latest = self._samples[-1]
-        return any(n < latest for at, n in self._samples if at >= latest_at - OOM_S)
-
-
-def _num_out_of_memory() -> int:
-    for path in _OOM_COUNTERS:
-        try:
-            lines = path.read_text().splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            name, _, value = line.partition(" ")
-            if name == "oom_kill" and value.isdigit():
-                return int(value)
-    return 0
 
 
 class Death(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from pathlib import Path
 from penstock.actors.runtime.consumer import ACK_WAIT_S
 from penstock.actors.runtime.files import open_private, private_folder
 from penstock.actors.runtime.in_progress import read_in_progress
+from penstock.actors.runtime.out_of_memory import OutOfMemoryWatch
 from penstock.infra.bus.collector import collect
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
@@ -31,7 +32,6 @@ from penstock.infra.run.charges import (
     Death,
     DeathCause,
     Judgement,
-    OutOfMemoryWatch,
     cause_of,
     describe_death,
 )

@@ -107,3 +107,105 @@ def test_a_turn_that_engines_fail_at_twice_is_the_policys(simulate) -> None:
         assert len(tries) == 2
 
     simulate(scenario)
+
+
+LOOKS = [[LOOK], [LOOK], [FIX], [FINISH]]
+
+
+def start(world: World, num_hosts: int = 1, **settings: object) -> None:
+    world.policy.scripts = lambda _session: LOOKS
+    world.host(world.policy)
+    for number in range(num_hosts):
+        world.host_machines(name=f"host-{number}")
+    world.host_worker(**settings)
+
+
+@pytest.mark.parametrize("num_hosts", [1, 2])
+def test_a_turn_that_kills_machine_after_machine_is_the_policys(simulate, num_hosts) -> None:
+    async def scenario(world: World) -> None:
+        start(world, num_hosts)
+        world.backend.deaths[-1] = 3  # the canary and the files are written, then a turn runs
+        rollout, verdict = await end_of(world)
+        assert rollout.end is EpisodeEnd.POLICY_ERROR
+        assert "2 machines killed" in rollout.error
+        assert len(rollout.turns) == len(world.policy.requests)  # nothing sampled again
+        assert verdict.outcome is Outcome.POLICY_ERROR
+        machines = [m for m in world.backend.machines if m.commands or not m.alive]
+        assert len(machines) >= 2
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("num_machines_max", [1, 3])
+def test_one_death_may_be_chance_and_the_episode_goes_on(simulate, num_machines_max) -> None:
+    async def scenario(world: World) -> None:
+        start(world, num_machines_max=num_machines_max)
+        world.backend.deaths[0] = 3
+        rollout, verdict = await end_of(world)
+        assert (rollout.end, verdict.outcome) == (EpisodeEnd.FINISHED, Outcome.SOLVED)
+
+    simulate(scenario)
+
+
+def test_killing_by_turns_does_not_mask_either(simulate) -> None:
+    """Each time another turn's call ends the machine."""
+
+    async def scenario(world: World) -> None:
+        start(world)
+        world.backend.deaths.update({0: 3, 1: 4, 2: 5, 3: 6})
+        rollout, verdict = await end_of(world)
+        assert rollout.end is EpisodeEnd.POLICY_ERROR
+        assert verdict.outcome is Outcome.POLICY_ERROR
+
+    simulate(scenario)
+
+
+def test_a_machine_that_dies_when_its_files_are_read_is_the_policys(simulate) -> None:
+    """Files that nobody can read end the machine after the last turn."""
+
+    async def scenario(world: World) -> None:
+        world.policy.scripts = lambda _session: [[FINISH]]
+        world.host(world.policy)
+        world.host_machines()
+        world.host_worker()
+        world.backend.deaths[-1] = 2
+        rollout, _ = await end_of(world)
+        assert rollout.end is EpisodeEnd.POLICY_ERROR
+
+    simulate(scenario)
+
+
+def test_a_host_whose_machines_all_die_charges_nobody(simulate) -> None:
+    """Eight episodes, and their machines die under them, again and again, at the same time."""
+
+    async def scenario(world: World) -> None:
+        start(world, num_concurrent=8)
+        world.backend.deaths[-1] = 4
+        await world.publish(*[make_command(f"g0-m{n}", make_task("train-0")) for n in range(8)])
+        for rollout in await world.wait_for(RolloutFinished, 8):
+            assert rollout.end is EpisodeEnd.INFRASTRUCTURE_ERROR
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("num_kills", [6, pytest.param(120, marks=pytest.mark.slow)])
+def test_hosts_killed_on_purpose_charge_nobody(simulate, num_kills) -> None:
+    """Hosts are killed under episodes: none of these becomes a policy's error."""
+
+    async def scenario(world: World) -> None:
+        world.policy.scripts = lambda _session: LOOKS
+        world.policy.token_s = 0.05
+        world.host(world.policy)
+        world.host_worker(num_concurrent=6, acquire_wait_s=600.0, num_machines_max=50)
+        number = 0
+        for kill in range(num_kills):
+            host = world.host_machines(name=f"host-{kill}")
+            await world.publish(make_command(f"g{number}-m0", make_task("train-0")))
+            number += 1
+            await world.sleep(0.5 + (kill % 7) * 0.3)
+            await host.kill()
+        world.host_machines(name="host-last")
+        for rollout in await world.wait_for(RolloutFinished, number, within_s=5_000.0):
+            assert rollout.end in {EpisodeEnd.FINISHED, EpisodeEnd.INFRASTRUCTURE_ERROR}
+
+    simulate(scenario)

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
+
 from penstock.envs.ladder.dry_run import DryRunSandbox, run_program
 from penstock.envs.sandbox import Capability, IsolationClass, SandboxDied, SandboxError
 from penstock.messages.sandbox import ExecResult
@@ -20,6 +22,8 @@ class FakeMachine(DryRunSandbox):
         self._dies_at = dies_at
         self._delay_s = delay_s
         self._num_operations = 0
+        self.exec_s = 0.0
+        self.was_killed = False
 
     async def _operate(self) -> None:
         self._num_operations += 1
@@ -37,13 +41,15 @@ class FakeMachine(DryRunSandbox):
     async def _run(self, argv: Sequence[str], options: dict) -> ExecResult:
         await self._operate()
         self.commands.append(list(argv))
+        await asyncio.sleep(self.exec_s)
         if argv[0] == "rm":
             self.files.pop(argv[-1])
             return ExecResult(exit_code=0)
         if argv[0] == "python3":
             code, output = run_program(self.files, argv[-1])
             return ExecResult(exit_code=code, stdout=output.encode())
-        return await super().exec(argv, **options)
+        done = await super().exec(argv, **options)
+        return msgspec.structs.replace(done, duration_ms=1e3 * self.exec_s)
 
     async def read_file(self, path: str, bytes_max: int) -> bytes:
         await self._operate()
@@ -71,6 +77,10 @@ class FakeBackend:
         self.padding: dict[int, bytes] = {}
         """Machine -> what reading `other.py` gives after its text."""
         self.delay_s = 0.002
+        self.exec_s = 0.0
+        """How long each program runs, by its guest's clock."""
+        self.are_killed = False
+        """Whether those that die are killed from outside."""
         self.is_broken = False
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> FakeMachine:
@@ -80,4 +90,6 @@ class FakeBackend:
         dies_at = self.deaths.get(len(self.machines), self.deaths.get(-1, 0))
         padding = self.padding.get(len(self.machines), b"")
         self.machines.append(FakeMachine(dies_at, self.delay_s, padding))
+        self.machines[-1].exec_s = self.exec_s
+        self.machines[-1].was_killed = self.are_killed
         return self.machines[-1]

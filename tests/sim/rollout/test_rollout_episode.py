@@ -1,12 +1,16 @@
 """Episodes from prompt to trajectory, and the limits that end them."""
 
+import itertools
 import struct
 
 from tests.sim.rollout.conftest import FINISH, FIX, FIXED, LOOK, World, make_command, make_task
 
+from penstock.actors.sandbox_host import operations
 from penstock.kernels.route_segments import open_routes
 from penstock.messages.base import Array
 from penstock.messages.rollout import EpisodeEnd, RolloutFinished, TurnSampled
+
+GREP = ("grep", {"pattern": "double"})
 
 
 def int32_list(array: Array) -> list[int]:
@@ -154,11 +158,28 @@ def test_a_prompt_that_fills_the_context_ends_before_the_first_turn(simulate) ->
 
 
 def test_time_limit(simulate) -> None:
+    """Only what the policy's programs run for counts."""
+
+    async def scenario(world: World) -> None:
+        world.backend.exec_s = 1.0
+        rollout = await run_one(world, [[GREP]] * 9, wall_s_max=2.5, num_turns_max=9)
+        assert rollout.end is EpisodeEnd.TIME_LIMIT
+        assert len(rollout.turns) == 3
+
+    simulate(scenario)
+
+
+def test_slow_generators_and_hosts_take_no_time_of_the_policys(simulate, monkeypatch) -> None:
+    pressure = itertools.count(step=5_000_000)
+    monkeypatch.setattr(operations, "_starved_us", lambda: next(pressure))
+
     async def scenario(world: World) -> None:
         world.policy.token_s = 1.0
-        rollout = await run_one(world, [[LOOK]] * 9, wall_s_max=5.0)
-        assert rollout.end is EpisodeEnd.TIME_LIMIT
-        assert len(rollout.turns) < 9
+        world.backend.delay_s = 3.0
+        world.backend.exec_s = 5.0
+        rollout = await run_one(world, [[GREP], [LOOK], [GREP], [FINISH]], wall_s_max=5.0)
+        assert rollout.end is EpisodeEnd.FINISHED
+        assert rollout.wall_s > 20.0
 
     simulate(scenario)
 

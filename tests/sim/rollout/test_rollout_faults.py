@@ -205,10 +205,11 @@ def test_a_lost_machine_is_rebuilt_from_the_stored_turns(simulate, dies_at: int)
     simulate(scenario)
 
 
-def test_machines_that_all_die_mask_the_rollout(simulate) -> None:
+def test_machines_that_are_all_killed_from_outside_mask_the_rollout(simulate) -> None:
     async def scenario(world: World) -> None:
         start(world)
         world.backend.deaths[-1] = 3
+        world.backend.are_killed = True
         world.host_worker(num_machines_max=3)
         await world.publish(make_command("g0-m0"))
         [rollout] = await world.wait_for(RolloutFinished, 1)

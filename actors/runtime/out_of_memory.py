@@ -1,0 +1,44 @@
+"""Whether the kernel has just ended a process for memory, as far as it tells us."""
+
+import time
+from collections import deque
+from pathlib import Path
+
+OOM_S = 5.0
+"""Age of an end by the kernel for memory that may be a given death."""
+_COUNTERS = (
+    Path("/sys/fs/cgroup/memory.events"),
+    Path("/sys/fs/cgroup/memory/memory.oom_control"),
+    Path("/proc/vmstat"),
+)
+
+
+class OutOfMemoryWatch:
+    """Samples the kernel's counter."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque(maxlen=16)
+        self.sample()
+
+    def sample(self) -> None:
+        """Read the counter; at least every second."""
+        self._samples.append((time.monotonic(), _num_out_of_memory()))
+
+    def has_risen(self) -> bool:
+        """Return whether the counter is above what it was some seconds ago."""
+        self.sample()
+        latest_at, latest = self._samples[-1]
+        return any(n < latest for at, n in self._samples if at >= latest_at - OOM_S)
+
+
+def _num_out_of_memory() -> int:
+    for path in _COUNTERS:
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, _, value = line.partition(" ")
+            if name == "oom_kill" and value.isdigit():
+                return int(value)
+    return 0
