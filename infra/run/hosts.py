@@ -128,6 +128,7 @@ async def _until_started(access: Access, name: str, wait_s: float) -> RunStarted
     run_id = await newest_run(access) if name == "latest" else name
     bus = await NatsBus.connect(access, run_id=run_id, store=MemoryStore(), name="join")
     try:
+        await bus.check_jetstream()
         async with asyncio.timeout(max(wait_s, READ_S_MAX)):
             while (started := await _last(bus, RunStarted)) is None:
                 if not wait_s:
@@ -208,14 +209,16 @@ def check_apart(config: RunConfig) -> None:
 
 
 async def check_new(access: Access, run_id: str) -> None:
-    """Check that the servers hold no run of this id yet.
+    """Make the streams, and check that the servers hold no run of this id yet.
 
     Raises:
-        FileExistsError: They do.
+        ConfigError: The servers cannot keep the streams.
+        FileExistsError: They hold such a run.
 
     """
     bus = await NatsBus.connect(access, run_id=run_id, store=MemoryStore(), name="launcher")
     try:
+        await bus.provision()
         if await _last(bus, RunStarted) is not None:
             text = f"exists at {access.place}; resume it with --resume {run_id} --config FILE"
             raise FileExistsError(f"run {run_id}: {text}")

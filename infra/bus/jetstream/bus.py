@@ -17,7 +17,12 @@ from penstock.infra.bus.jetstream.answers import JetStreamError
 from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.infra.bus.jetstream.event_publisher import EventPublisher
 from penstock.infra.bus.jetstream.intake import Intake
-from penstock.infra.bus.jetstream.provision import provision, restore, stream_name
+from penstock.infra.bus.jetstream.provision import (
+    check_jetstream,
+    provision,
+    restore,
+    stream_name,
+)
 from penstock.infra.bus.jetstream.puller import Puller
 from penstock.infra.bus.jetstream.work import NatsWorkItem, WorkQueue
 from penstock.messages.base import Event, Message, Stream
@@ -98,6 +103,10 @@ class NatsBus:
     async def provision(self) -> None:
         """Create all streams, or bring them up to date; idempotent."""
         await provision(self._connection)
+
+    async def check_jetstream(self) -> None:
+        """Check that JetStream answers; raises `ConfigError`."""
+        await check_jetstream(self._connection)
 
     async def provision_work(
         self, durable: str, types: Sequence[type[Event]], *, ack_wait_s: float

@@ -31,7 +31,7 @@ async def provision(connection: NatsConnection) -> None:
         ConfigError: The servers cannot keep them; the text names the field of `[bus]`.
 
     """
-    await _check_jetstream(connection)
+    await check_jetstream(connection)
     for stream, spec in STREAMS.items():
         name = stream_name(stream)
         config = stream_config(stream, spec, connection.access.section)
@@ -70,7 +70,7 @@ async def _check_kept(connection: NatsConnection, name: str, config: dict[str, A
         raise ConfigError(f"bus.num_replicas: {where}: {text}: expected as many, got {given}")
 
 
-async def _check_jetstream(connection: NatsConnection) -> None:
+async def check_jetstream(connection: NatsConnection) -> None:
     """Check that JetStream answers; without it nobody does."""
     text = f"bus.servers: expected JetStream at {connection.access.place}"
     try:

@@ -9,6 +9,7 @@ import tomli_w
 from tests.contract.bus.plain_server import plain_server
 
 from penstock.actors.runtime.clock import SystemClock
+from penstock.infra.bus.jetstream import provision
 from penstock.infra.bus.jetstream.access import open_access
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.memory.bus import MemoryBus
@@ -138,6 +139,30 @@ def test_what_cannot_be_joined_is_named(site, tmp_path, capsys, arguments, table
 
 def assert_matches(text: str, words: str) -> None:
     assert re.search(words, text), text
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("", r"bus\.servers: expected JetStream at nats://127"),
+        ('authorization { token: "other" }', r"bus\.token_file: expected what nats://127"),
+        ("jetstream { store_dir: STORE, max_file_store: 1G }", r"bus\.max_bytes: nats://127"),
+    ],
+)
+def test_servers_that_cannot_hold_a_run_leave_nothing_of_it(
+    tmp_path, capsys, monkeypatch, config, words
+):
+    monkeypatch.setattr(provision, "START_S_MAX", 1.0)
+    token = tmp_path / "token"
+    token.write_text(SECRET)
+    with plain_server(tmp_path / "nats", config.replace("STORE", f'"{tmp_path}/js"')) as port:
+        bus = {"servers": [f"nats://127.0.0.1:{port}"], "token_file": str(token)}
+        processes = {"all": ["trainer", "relay:west", "generator:west"]}
+        file = host_file(tmp_path / "other", **(recorded(bus) | {"processes": processes}))
+        runs = tmp_path / "other" / "runs"
+        assert main(["--runs-dir", str(runs), "run", "--config", file, "--run-id", "new"]) == LOST
+        assert_matches(capsys.readouterr().err, words)
+        assert not runs.exists()
 
 
 def test_processes_elsewhere_need_servers_and_a_store(site, tmp_path, capsys):
