@@ -15,6 +15,7 @@ import msgspec
 from penstock.envs.tasks.source import TaskCandidate
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import NotFoundError
+from penstock.messages.reading.parsing import parse_with
 from penstock.messages.task import HiddenTests, Purpose, Split, Task
 
 _tasks = msgspec.msgpack.Decoder(list[Task])
@@ -45,9 +46,12 @@ async def load_tasks(store: ObjectStore, split: Split) -> list[Task]:
 
     Raises:
         NotFoundError: The store has none.
+        CodecError: What it has are no tasks, or their limits are out of bounds.
 
     """
-    return _tasks.decode(await store.get(tasks_key(split)))
+    key = tasks_key(split)
+    tasks: list[Task] = parse_with(_tasks, await store.get(key), key)
+    return tasks
 
 
 async def load_hidden_tests(store: ObjectStore, split: Split) -> dict[str, HiddenTests]:
@@ -55,9 +59,11 @@ async def load_hidden_tests(store: ObjectStore, split: Split) -> dict[str, Hidde
 
     Raises:
         NotFoundError: The store has none.
+        CodecError: What it has are no hidden tests.
 
     """
-    tests = _hidden_tests.decode(await store.get(hidden_tests_key(split)))
+    key = hidden_tests_key(split)
+    tests: list[HiddenTests] = parse_with(_hidden_tests, await store.get(key), key)
     return {one.task_id: one for one in tests}
 
 
@@ -83,6 +89,7 @@ class TaskBook:
 
         Raises:
             NotFoundError: No such task, or the store lacks the split.
+            CodecError: What the store has of it cannot be read.
 
         """
         split = _SPLITS.get(purpose)

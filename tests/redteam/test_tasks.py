@@ -12,9 +12,11 @@ from penstock.envs.tasks.harbor import write_harbor
 from penstock.envs.tasks.harbor_folder import FILES_MAX, MalformedTaskError
 from penstock.envs.tasks.harbor_read import read_harbor, read_harbor_set
 from penstock.envs.tasks.source import difficulty
+from penstock.envs.tasks.storage import TaskBook, load_hidden_tests, load_tasks
 from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.run.prepare import folder_tasks
-from penstock.messages.task import HiddenTests, Limits, Split
+from penstock.messages.errors import CodecError
+from penstock.messages.task import HiddenTests, Limits, Purpose, Split
 
 FOREIGN = {
     "task.toml": 'version = "1.0"\n[verifier]\ntimeout_sec = 60.0\n[agent]\ntimeout_sec = 60.0\n',
@@ -244,3 +246,37 @@ def test_a_task_whose_reward_can_be_forged_evaluates_nothing(foreign):
         folder_tasks(config)
     allowed = msgspec.structs.replace(config, evaluates_unseparated=True)
     assert [len(list(tasks)) for tasks in folder_tasks(allowed).values()] == [1, 1]
+
+
+class OneObject:
+    """A store whose every object has been replaced."""
+
+    def __init__(self, data):
+        self.data = data
+
+    async def get(self, key):
+        return self.data
+
+
+STORED = {
+    "no msgpack": b"\xc1",
+    "another type": msgspec.msgpack.encode({"a": 1}),
+    "nested too deep": b"\x91" * 100_000,
+    "an announced length": b"\xdd\xff\xff\xff\xff",
+    "a text that is no UTF-8": b"\x91\x81\xa7task_id\xa1\xff",
+    "an endless limit": msgspec.msgpack.encode(
+        [{"task_id": "t", "category": "c", "split": "train", "instruction": "i", "files": {},
+          "limits": {"tool_s_max": float("inf")}}]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STORED)
+async def test_stored_tasks_that_are_none_are_one_error(name):
+    store = OneObject(STORED[name])
+    with pytest.raises(CodecError, match="tasks/train"):
+        await load_tasks(store, Split.TRAIN)
+    with pytest.raises(CodecError, match="hidden_tests/train"):
+        await load_hidden_tests(store, Split.TRAIN)
+    with pytest.raises(CodecError):
+        await TaskBook().find(store, Purpose.TRAIN, "t")
