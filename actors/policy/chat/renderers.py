@@ -60,7 +60,7 @@ class RenderersChat:
         sampled: Mapping[int, Sequence[int]] | None = None,
     ) -> list[int]:
         """Render a conversation; sampled messages are bridged over where the format allows it."""
-        told = [self._message(message, tools) for message in messages]
+        told = self._messages(messages, tools)
         cuts = sorted(index for index in sampled or {} if index < len(messages) - 1)
         if not cuts:
             return self._render(told, tools)
@@ -99,11 +99,7 @@ class RenderersChat:
         tools: OfferedTools,
     ) -> list[int] | None:
         """Bridge from the turn's ids to the next turn."""
-        messages = [
-            {"role": "tool", "tool_call_id": f"call_{index}", "name": self._plain(name or "error"),
-             "content": self._plain(text)}
-            for index, (name, text) in enumerate(results)
-        ]  # fmt: skip
+        messages = [self._result(index, name, text) for index, (name, text) in enumerate(results)]
         ids = self._bridge(context_ids, turn_ids, messages, tools)
         return None if ids is None else ids[len(context_ids) + len(turn_ids) :]
 
@@ -161,6 +157,31 @@ class RenderersChat:
         except Exception as error:
             text = f"{PREFIX}{self._renderer.config.name}: {error}"
             raise UnrenderableError(text) from error
+
+    def _messages(
+        self, messages: Sequence[ChatMessage], tools: OfferedTools
+    ) -> list[dict[str, Any]]:
+        """Return messages as the package takes them; results name the calls before them."""
+        told: list[dict[str, Any]] = []
+        called: list[ToolCall] = []
+        num_results = 0
+        for message in messages:
+            if message.role is Role.TOOL:
+                name = called[num_results].name if num_results < len(called) else ""
+                told.append(self._result(num_results, name, message.content))
+                num_results += 1
+            else:
+                called, num_results = list(message.calls), 0
+                told.append(self._message(message, tools))
+        return told
+
+    def _result(self, index: int, name: str, text: str) -> dict[str, Any]:
+        return {
+            "role": Role.TOOL.value,
+            "tool_call_id": f"call_{index}",
+            "name": self._plain(name or "error"),
+            "content": self._plain(text),
+        }
 
     def _message(self, message: ChatMessage, tools: OfferedTools) -> dict[str, Any]:
         told: dict[str, Any] = {"role": message.role.value, "content": self._plain(message.content)}
