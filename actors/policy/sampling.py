@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from penstock.actors.policy.chat.format import ChatFormat, ParseFailure
+from penstock.actors.policy.chat.format import ChatFormat, OfferedTools, ParseFailure
 from penstock.kernels.arrays import from_array, to_array
 from penstock.messages.errors import BusError
 from penstock.messages.generation import TokensSampled
@@ -63,10 +63,12 @@ class SampledTokens(msgspec.Struct, kw_only=True):
         self.version_spans.append(span)
 
 
-def make_turn(chat: ChatFormat, context_ids: Sequence[int], sampled: SampledTokens) -> Turn:
+def make_turn(
+    chat: ChatFormat, context_ids: Sequence[int], sampled: SampledTokens, tools: OfferedTools
+) -> Turn:
     """Parse what was sampled after `context_ids` into a turn of at least one token."""
     assert sampled.token_ids, "a request without a token has no turn"
-    parsed = chat.parse_turn(sampled.token_ids, context_ids)
+    parsed = chat.parse_turn(sampled.token_ids, context_ids, tools)
     is_parsed = not isinstance(parsed, ParseFailure)
     return Turn(
         context_ids=to_array(np.asarray(context_ids, np.int32)),

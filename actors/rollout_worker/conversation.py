@@ -67,7 +67,7 @@ class Conversation:
 
     def make_turn(self, sampled: SampledTokens) -> Turn:
         """Parse what was sampled into the next turn, not yet appended."""
-        return make_turn(self._chat, self._context, sampled)
+        return make_turn(self._chat, self._context, sampled, self._tools)
 
     def append(self, turn: Turn) -> None:
         """Take a turn, just sampled or stored by an earlier incarnation.

@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator
 
 from aiohttp import web
 
-from penstock.actors.policy.chat.format import ChatFormat
+from penstock.actors.policy.chat.format import ChatFormat, OfferedTools
 from penstock.actors.policy.sampling import make_turn
 from penstock.gateway.chat.chunks import ReplyWriter
 from penstock.gateway.chat.generation import Generation
-from penstock.gateway.chat.prompt import offered_tools
+from penstock.gateway.chat.prompt import offered_tools, told_tools
 from penstock.gateway.chat.reply import ReplyAssembler
 from penstock.gateway.chat.schema import ChatRequest
 from penstock.gateway.errors import ApiError, error_body
@@ -40,7 +40,9 @@ class Exchange:
         self._generation = generation
         self._chat = chat
         tools = offered_tools(chat)
-        self._assembler = ReplyAssembler(services.chat_format, tools, generation.context_ids)
+        self._assembler = ReplyAssembler(
+            services.chat_format, tools, generation.context_ids, told_tools(chat)
+        )
         self._writer = ReplyWriter(
             chat, generation, services.chat_format.tokenizer, tools, services.ctx.now()
         )
@@ -143,7 +145,9 @@ class Exchange:
             return
         self._is_recorded = True
         services = self._services
-        record = inference_record(self._generation, self._key, services.chat_format)
+        record = inference_record(
+            self._generation, self._key, services.chat_format, told_tools(self._chat)
+        )
         services.index.add(record)
         self._remember()
         try:
@@ -171,7 +175,7 @@ def _too_late() -> ApiError:
 
 
 def inference_record(
-    generation: Generation, key: KeySpec, chat_format: ChatFormat
+    generation: Generation, key: KeySpec, chat_format: ChatFormat, tools: OfferedTools
 ) -> InferenceRecorded:
     """Return the record of a request that got at least one token."""
     sampled = generation.sampled
@@ -182,7 +186,7 @@ def inference_record(
         training_consent=key.training_consent,
         variant=VARIANT,
         propensity=1.0,
-        turn=make_turn(chat_format, generation.context_ids, sampled),
+        turn=make_turn(chat_format, generation.context_ids, sampled, tools),
         policy_version=sampled.min_policy_version,
         replica=sampled.replica,
     )

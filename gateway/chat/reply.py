@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from penstock.actors.policy.chat.format import ChatFormat, ParsedTurn
+from penstock.actors.policy.chat.format import ChatFormat, OfferedTools, ParsedTurn
 from penstock.gateway.chat.schema import Tool
 from penstock.messages.rollout import ToolCall
 
@@ -39,11 +39,16 @@ class ReplyAssembler:
     """Turns the tokens of one reply into deltas, in order, each once."""
 
     def __init__(
-        self, chat_format: ChatFormat, tools: Mapping[str, Tool], context_ids: Sequence[int] = ()
+        self,
+        chat_format: ChatFormat,
+        tools: Mapping[str, Tool],
+        context_ids: Sequence[int],
+        told: OfferedTools,
     ) -> None:
         self._format = chat_format
         self._tools = tools
         self._context_ids = context_ids
+        self._told = told
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._held_ids: list[int] = []
         self._is_literal = False
@@ -78,7 +83,9 @@ class ReplyAssembler:
         """Return what held ids say, or the ids as text if that is nothing well-formed."""
         if not ids:
             return
-        turn = self._format.parse_turn([*ids, self._format.stop_ids[0]], self._context_ids)
+        turn = self._format.parse_turn(
+            [*ids, self._format.stop_ids[0]], self._context_ids, self._told
+        )
         if isinstance(turn, ParsedTurn) and all(call.name in self._tools for call in turn.calls):
             yield from self._text(turn.text)
             for call in turn.calls:

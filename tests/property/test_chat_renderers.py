@@ -1,5 +1,7 @@
 """Published models' chat formats: what text says stays text, what was sampled stays as it was."""
 
+import json
+import re
 from functools import cache
 
 import pytest
@@ -75,27 +77,27 @@ def test_a_turn_is_extended_by_ids_and_what_tools_return_is_never_markup(text, c
 def test_what_is_rendered_parses_as_what_it_was(made):
     ids = chat().render_turn("", made, TOOLS)
     assert ids[-1] == chat().stop_ids[0]
-    assert chat().parse_turn(ids, ()) == ParsedTurn(text="", calls=tuple(made))
+    assert chat().parse_turn(ids, (), TOOLS) == ParsedTurn(text="", calls=tuple(made))
 
 
 def test_arguments_have_the_types_of_the_schema():
     call = ToolCall(name="list_dir", arguments={"path": "3", "depth": "3"})
     ids = chat().render_turn("", [call], TYPED)
     assert '{"path": "3", "depth": 3}' in chat().tokenizer.decode(ids)
-    assert chat().parse_turn(ids, ()) == ParsedTurn(text="", calls=(call,))
+    assert chat().parse_turn(ids, (), TOOLS) == ParsedTurn(text="", calls=(call,))
 
 
 @QUICK
 @given(st.lists(st.integers(0, 600), min_size=1, max_size=40))
 def test_any_ids_are_a_turn_or_a_failure(ids):
-    turn = chat().parse_turn([*ids, chat().stop_ids[0]], ())
+    turn = chat().parse_turn([*ids, chat().stop_ids[0]], (), TOOLS)
     assert isinstance(turn, ParsedTurn | ParseFailure)
 
 
 def test_a_turn_that_was_cut_off_is_a_failure_that_can_be_answered():
     prompt = chat().render_prompt([user("Fix f")], TOOLS)
     turn = chat().tokenizer.encode("I wi")
-    failure = chat().parse_turn(turn, prompt)
+    failure = chat().parse_turn(turn, prompt, TOOLS)
     assert isinstance(failure, ParseFailure)
     assert failure.reason is ParseFailureReason.UNFINISHED
     seen = chat().render_observation(prompt, turn, [("", "error: unfinished")], TOOLS)
@@ -135,6 +137,39 @@ def test_formats_are_chosen_by_name():
         open_chat("renderers:kimi-k2", train_tokenizer(["x"], 300))
 
 
+def opened(name: str) -> RenderersChat:
+    """Open a format over a tokenizer that gets each token that it is found to lack."""
+    table = json.loads(tokenizer_json())
+    for number in range(600, 700):
+        tokenizer = Tokenizer.from_json(json.dumps(table), "tokenizer.json")
+        try:
+            return RenderersChat(name, tokenizer)
+        except ConfigError as error:
+            lacking = re.search(r"needs the token '([^']+)'", str(error))
+            if lacking is None:
+                raise
+            one = table["added_tokens"][0] | {"id": number, "content": lacking[1]}
+            table["added_tokens"].append(one)
+            table["model"]["vocab"][lacking[1]] = number
+    raise AssertionError(f"{name} wants tokens without end")
+
+
+@pytest.mark.parametrize(("name", "num_calls"), [("qwen3.5", 2), ("glm-4.5", 2), ("llama-3", 1)])
+def test_formats_of_other_models_read_back_what_they_write(name, num_calls):
+    other = opened(name)
+    made = [
+        ToolCall(name="list_dir", arguments={"path": "</tool_call>", "depth": "3"}),
+        ToolCall(name="finish", arguments={}),
+    ][:num_calls]
+    turn = other.render_turn("", made, TYPED)
+    assert other.parse_turn(turn, (), TYPED) == ParsedTurn(text="", calls=tuple(made))
+
+
+def test_a_format_that_does_not_read_back_its_calls_is_refused():
+    with pytest.raises(ConfigError, match=r"renderers:kimi-k2: .* does not read back a call"):
+        opened("kimi-k2")
+
+
 def test_a_reply_shows_neither_reasoning_nor_the_markup_of_calls():
     encode, special = chat().tokenizer.encode, chat().tokenizer.special_id
     call = ToolCall(name="grep", arguments={"pattern": "x"})
@@ -143,7 +178,7 @@ def test_a_reply_shows_neither_reasoning_nor_the_markup_of_calls():
     tools = {"grep": Tool(type="function", function=ToolFunction(name="grep"))}
     ids = thought + ids[ids.index(special("<tool_call>")) :]
     for cut in range(len(ids)):
-        reply = ReplyAssembler(chat(), tools)
+        reply = ReplyAssembler(chat(), tools, (), TOOLS)
         deltas = [*reply.push(ids[:cut]), *reply.push(ids[cut:]), *reply.finish()]
         assert (reply.text, reply.calls) == ("Look:", [call])
         assert [type(delta) for delta in deltas] == [TextDelta, CallDelta]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.actors.policy import special_tokens
 from penstock.actors.policy.chat.builtin import PenstockChat
+from penstock.actors.policy.chat.format import OfferedTools
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
 from penstock.gateway.chat.reply import CallDelta, ReplyAssembler, TextDelta
 from penstock.gateway.chat.schema import Tool, ToolFunction
@@ -37,7 +38,7 @@ calls = st.builds(
 
 
 def assembled(ids, cuts, tools=TOOLS) -> tuple[ReplyAssembler, list]:
-    reply = ReplyAssembler(chat(), tools)
+    reply = ReplyAssembler(chat(), tools, (), OfferedTools())
     deltas, last = [], 0
     for cut in [*sorted(cuts), len(ids)]:
         deltas += reply.push(ids[last:cut])

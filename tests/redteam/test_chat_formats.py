@@ -45,12 +45,12 @@ def chat_turn(opened, body: str) -> list[int]:
     ],
 )
 def test_a_call_that_breaks_the_parser_is_charged_to_the_policy(opened, body):
-    assert isinstance(opened.parse_turn(chat_turn(opened, body), ()), ParseFailure)
+    assert isinstance(opened.parse_turn(chat_turn(opened, body), (), TOOLS), ParseFailure)
 
 
 def test_half_a_character_in_an_argument_can_be_published(opened):
     body = '{"name": "grep", "arguments": {"path\\udc00": "\\ud800x"}}'
-    turn = opened.parse_turn(chat_turn(opened, body), ())
+    turn = opened.parse_turn(chat_turn(opened, body), (), TOOLS)
     assert isinstance(turn, ParsedTurn)
     assert turn.calls[0].arguments == {"path?": "?x"}
     assert msgspec.msgpack.encode(turn.calls[0])

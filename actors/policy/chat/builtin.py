@@ -103,7 +103,10 @@ class PenstockChat:
         return texts if ids == [self.tokenizer.special_id(special_tokens.ASSISTANT)] else None
 
     def parse_turn(
-        self, token_ids: Sequence[int], context_ids: Sequence[int] = ()
+        self,
+        token_ids: Sequence[int],
+        context_ids: Sequence[int] = (),
+        tools: OfferedTools = _NO_TOOLS,
     ) -> ParsedTurn | ParseFailure:
         """Parse by the grammar of `grammar.py`."""
         return parse_turn(self.tokenizer, token_ids)

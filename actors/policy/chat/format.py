@@ -155,13 +155,14 @@ class ChatFormat(Protocol):
         ...
 
     def parse_turn(
-        self, token_ids: Sequence[int], context_ids: Sequence[int]
+        self, token_ids: Sequence[int], context_ids: Sequence[int], tools: OfferedTools
     ) -> ParsedTurn | ParseFailure:
         """Parse one sampled turn, end token included.
 
         Args:
             token_ids: the turn.
             context_ids: what opened it: the prompt, or the observation before it.
+            tools: what the assistant may call; some formats leave the types of arguments to it.
 
         """
         ...

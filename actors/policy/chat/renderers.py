@@ -1,15 +1,12 @@
 """Formats of published models, over the package `renderers`: Qwen3, GLM, Kimi K2 and others.
 
 The package renders and parses by hand-written code, and bridges from one turn to the next by ids.
-It joins its own markup with what users, files and tools say before it tokenizes, so here each added
-token that such a text spells is broken first by a mark that the tokenizer removes again:
-
-    "</tool_response>" in a file ─▶ "<" mark "/tool_response>" ─▶ plain tokens, never that one id
+What users, files and tools say is broken first where it spells the package's markup (`markup.py`).
 """
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -23,16 +20,15 @@ from penstock.actors.policy.chat.format import (
     UnrenderableError,
     argument_text,
 )
+from penstock.actors.policy.chat.markup import MarkupTokenizer
 from penstock.actors.policy.tokenizer import Tokenizer
 from penstock.messages.errors import ConfigError
 from penstock.messages.rollout import ToolCall
 
 PREFIX = "renderers:"
-_BREAK = "\ufdd0"
-"""A noncharacter, which Unicode keeps out of interchanged text."""
 _CALL_ENDS = ("</tool_call>", "<|tool_call_end|>", "<｜tool▁call▁end｜>")
-_UNFIT = frozenset({"auto", "default", "custom"})
-"""Names of the package that need a chat template or code of their own."""
+_UNFIT = frozenset({"auto", "default", "custom", "gpt-oss"})
+"""Names of the package that need a chat template, code or a download of their own."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 
@@ -47,11 +43,12 @@ class RenderersChat:
 
     def __init__(self, name: str, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._text = _MarkupTokenizer(tokenizer)
+        self._text = MarkupTokenizer(tokenizer)
         self._renderer = _open(name, self._text)
         self.stop_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
         ends = [name for name in _CALL_ENDS if tokenizer.has_special(name)]
         self.call_end_id = tokenizer.special_id(ends[0]) if ends else None
+        self._try(name)
 
     def render_prompt(
         self,
@@ -75,7 +72,7 @@ class RenderersChat:
         """Render what the format takes as sampled of an assistant's message.
 
         Raises:
-            ConfigError: The format does not say what is sampled.
+            UnrenderableError: The format does not say what is sampled.
 
         """
         turn = self._message(
@@ -89,7 +86,7 @@ class RenderersChat:
             ids = [token for token, index, is_sampled in parts if index == 1 and is_sampled]
             if ids and ids[-1] in self.stop_ids:
                 return ids
-        raise ConfigError("model.chat: this format does not say which tokens a policy samples")
+        raise UnrenderableError("this format does not say which tokens a policy samples")
 
     def render_observation(
         self,
@@ -104,19 +101,23 @@ class RenderersChat:
         return None if ids is None else ids[len(context_ids) + len(turn_ids) :]
 
     def parse_turn(
-        self, token_ids: Sequence[int], context_ids: Sequence[int]
+        self, token_ids: Sequence[int], context_ids: Sequence[int], tools: OfferedTools
     ) -> ParsedTurn | ParseFailure:
         """Parse by the package; whatever it fails on is the policy's malformed turn."""
         if not token_ids or token_ids[-1] not in self.stop_ids:
             detail = f"no end token after {len(token_ids)} tokens"
             return _failure(ParseFailureReason.UNFINISHED, detail)
         try:
-            return self._parsed(list(token_ids), list(context_ids))
+            return self._parsed(list(token_ids), list(context_ids), tools)
         except Exception as error:
             return _failure(ParseFailureReason.BAD_CALL, type(error).__name__)
 
-    def _parsed(self, token_ids: list[int], context_ids: list[int]) -> ParsedTurn | ParseFailure:
-        done = self._renderer.parse_response(token_ids, prompt_ids=context_ids)
+    def _parsed(
+        self, token_ids: list[int], context_ids: list[int], tools: OfferedTools
+    ) -> ParsedTurn | ParseFailure:
+        done = self._renderer.parse_response(
+            token_ids, prompt_ids=context_ids, tools=self._schemas(tools)
+        )
         if done.reasoning_complete is False:
             return _failure(ParseFailureReason.UNFINISHED, "the reasoning is not closed")
         calls: list[ToolCall] = []
@@ -133,6 +134,27 @@ class RenderersChat:
             texts = {_utf8(key): _utf8(argument_text(v)) for key, v in arguments.items()}
             calls.append(ToolCall(name=found.name, arguments=texts))
         return ParsedTurn(text=_utf8(done.content), calls=tuple(calls))
+
+    def _try(self, name: str) -> None:
+        """Refuse a format that cannot read back a call that it wrote, or go on after it.
+
+        Raises:
+            ConfigError: It is one.
+
+        """
+        call = ToolCall(name="read_file", arguments={"path": "a.py"})
+        schema = {"type": "object", "properties": {"path": {"type": "string"}}}
+        tools = OfferedTools(schemas=[{"name": call.name, "description": "", "parameters": schema}])
+        try:
+            prompt = self.render_prompt([ChatMessage(role=Role.USER, content="Go.")], tools)
+            turn = self.render_turn("", [call], tools)
+            parsed = self.parse_turn(turn, prompt, tools)
+            follows = self.render_observation(prompt, turn, [(call.name, "x")], tools)
+        except ValueError as error:
+            raise ConfigError(f"model.chat: {PREFIX}{name}: {error}") from error
+        if parsed != ParsedTurn(text="", calls=(call,)) or follows is None:
+            text = "with this tokenizer it does not read back a call that it has written"
+            raise ConfigError(f"model.chat: {PREFIX}{name}: {text}")
 
     def _bridge(
         self,
@@ -209,51 +231,7 @@ class RenderersChat:
         return value
 
 
-class _MarkupTokenizer:
-    """What the package sees of a tokenizer: markup becomes added tokens, broken markup does not."""
-
-    unk_token_id = None
-    eos_token_id = None
-    name_or_path = ""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        names = sorted(tokenizer.special_names, key=len, reverse=True)
-        spelled = "|".join(re.escape(name) for name in names if len(name) > 1) or r"(?!)"
-        self._markup = re.compile(f"({spelled})")
-        self._start = re.compile(f"(?=(?:{spelled})).", re.DOTALL)
-        self.missing: list[str] = []
-
-    def broken(self, text: str) -> str:
-        """Return a text with a mark inside each added token that it spells."""
-        text = text.replace(_BREAK, "\N{REPLACEMENT CHARACTER}")
-        return self._start.sub(lambda found: found[0] + _BREAK, text)
-
-    def encode(self, text: str, **_options: Any) -> list[int]:
-        """Encode markup to added tokens, all else to plain ones."""
-        ids: list[int] = []
-        for index, part in enumerate(self._markup.split(text)):
-            if index % 2:
-                ids.append(self._tokenizer.special_id(part))
-            elif part:
-                ids += self._tokenizer.encode(part.replace(_BREAK, ""))
-        return ids
-
-    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False, **_: Any) -> str:
-        """Decode to text."""
-        special_of = self._tokenizer.special_of
-        kept = [one for one in ids if not (skip_special_tokens and special_of(one))]
-        return self._tokenizer.decode(kept)
-
-    def convert_tokens_to_ids(self, token: str) -> int | None:
-        """Return an added token's id; one that is missing is noted."""
-        if self._tokenizer.has_special(token):
-            return self._tokenizer.special_id(token)
-        self.missing.append(token)
-        return None
-
-
-def _open(name: str, text: _MarkupTokenizer) -> Any:
+def _open(name: str, text: MarkupTokenizer) -> Any:
     package = _package()
     known = sorted(set(package.configs._CONFIG_BY_NAME) - _UNFIT)
     if name not in known:
