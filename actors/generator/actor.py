@@ -44,8 +44,8 @@ from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.task import Purpose
 from penstock.messages.weights import WeightsApplied, WeightsPublished
 
-LEAVE_S = 2.0
-"""Longest time to say that it leaves."""
+TELL_S = 2.0
+"""Longest time that a report may take."""
 
 
 class Generator(Actor):
@@ -84,7 +84,7 @@ class Generator(Actor):
         self._channel = channel
         self._lag = lag or Lag()
         self._started_at = 0.0
-        self._reported: ReplicaReported | None = None
+        self._told: ReplicaReported | None = None
 
     def services(self) -> Mapping[str, Serve]:
         """Serve each purpose, and aborts, under this replica's own name."""
@@ -106,30 +106,32 @@ class Generator(Actor):
 
     async def on_weights_applied(self, event: WeightsApplied, ctx: Context) -> Effects:
         """Report another version at once: requests wait for it."""
-        if event.replica != self._replica:
-            return ()
-        return self._report_if_changed(ctx)
+        if event.replica == self._replica and self._has_changed():
+            await self._tell(self._report(ctx), ctx)
+        return ()
 
     async def stop(self, ctx: Context) -> Effects:
         """Say that it leaves: its sessions move at once, and not only when it has been silent."""
         leaving = msgspec.structs.replace(self._report(ctx), serves=[], is_leaving=True)
-        with contextlib.suppress(BusError, TimeoutError):
-            async with asyncio.timeout(LEAVE_S):
-                await ctx.publish(leaving)
+        await self._tell(leaving, ctx)
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:
         """Report, and show the engine's state."""
         self._show_gauges(ctx)
-        self._reported = self._report(ctx)
-        return (self._reported,)
+        await self._tell(self._report(ctx), ctx)
+        return ()
 
-    def _report_if_changed(self, ctx: Context) -> Effects:
-        report, last = self._report(ctx), self._reported
-        if last is not None and last.policy_version == report.policy_version:
-            return ()
-        self._reported = report
-        return (report,)
+    def _has_changed(self) -> bool:
+        told = self._told
+        return told is None or told.policy_version != self._engine.health().policy_version
+
+    async def _tell(self, report: ReplicaReported, ctx: Context) -> None:
+        """Publish a report; one that does not get through is followed by another."""
+        with contextlib.suppress(BusError, TimeoutError):
+            async with asyncio.timeout(TELL_S):
+                await ctx.publish(report)
+        self._told = report
 
     def _report(self, ctx: Context) -> ReplicaReported:
         health = self._engine.health()

@@ -39,6 +39,8 @@ class _StateCollector(Collector):
             last = state.evals[-1]
             rate = last.num_solved / max(1, last.num_tasks)
             yield _value("heldout_pass_rate", "Pass rate of the newest evaluation.", rate)
+            wrong = sum(point.num_wrong_version for point in state.evals)
+            yield _value("heldout_wrong_version", "Verdicts not counted: other version.", wrong)
         samples = [([str(staleness)], n) for staleness, n in state.staleness.tokens.items()]
         yield _counter("trained_tokens", "Trained tokens by staleness.", ["staleness"], samples)
         yield _value("midtrain_tokens", "Mid-training tokens seen.", midtrain.num_tokens)

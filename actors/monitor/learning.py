@@ -90,6 +90,7 @@ class LearningViews:
             num_solved=event.num_solved,
             num_tasks=event.num_tasks,
             num_masked=event.num_masked,
+            num_wrong_version=event.num_wrong_version,
             by_category=event.pass_rate_by_category,
         )
         append_thinned(self._state.evals, point)

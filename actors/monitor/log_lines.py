@@ -13,6 +13,7 @@ from penstock.messages.control import (
     RunStarted,
 )
 from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted, LiveSampleJoined
+from penstock.messages.generation import ChannelMoved
 from penstock.messages.reward import EvalCompleted, EvalRequested
 from penstock.messages.training import CheckpointSaved, MidtrainCompleted, StepCompleted
 from penstock.messages.weights import WeightsApplied, WeightsPublished
@@ -54,6 +55,8 @@ def _step(event: StepCompleted) -> str:
 def _evaluated(event: EvalCompleted) -> str:
     rate = event.num_solved / max(1, event.num_tasks)
     shares = [f"{name} {share:.2f}" for name, share in event.pass_rate_by_category.items()]
+    if event.num_wrong_version:
+        shares.append(f"{event.num_wrong_version} of a wrong version left out")
     counts = ", ".join([f"{event.num_solved} of {event.num_tasks}", *shares])
     return f"version {event.policy_version} solves {rate:.1%} of held-out tasks ({counts})"
 
@@ -82,6 +85,7 @@ _WORDS: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
     WeightsPublished: ("info", _published),
     EvalRequested: ("info", lambda e: f"evaluation of version {e.policy_version} requested"),
     EvalCompleted: ("info", _evaluated),
+    ChannelMoved: ("info", lambda e: f"channel {e.channel} points to version {e.policy_version}"),
     FeedbackReceived: ("info", lambda e: f"feedback {e.name} = {e.value:g} on {e.request_id}"),
     FeedbackRetracted: ("warn", lambda e: f"feedback {e.feedback_id} retracted"),
     LiveSampleJoined: ("info", lambda e: f"{e.request_id} joined with reward {e.reward:.2f}"),

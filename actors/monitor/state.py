@@ -90,6 +90,8 @@ class EvalPoint(msgspec.Struct, kw_only=True):
     num_solved: int
     num_tasks: int
     num_masked: int
+    num_wrong_version: int = 0
+    """Verdicts on tokens of another version, which do not count."""
     by_category: dict[str, float] = {}
 
 

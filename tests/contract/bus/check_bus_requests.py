@@ -14,6 +14,7 @@ from tests.contract.bus.bus_world import (
 
 from penstock.messages.base import Message
 from penstock.messages.errors import (
+    BusError,
     DeadlineError,
     NotFoundError,
     QueueFullError,
@@ -41,6 +42,13 @@ async def a_request_waits_for_its_server(world: World) -> None:
     await asyncio.sleep(0.2)
     await server.serve("echo.x", echo)
     assert await asked == AbortGeneration(request_id="0")
+
+
+async def a_request_that_is_served_fails_at_once_where_it_is_not(world: World) -> None:
+    bus = await world.bus()
+    replies = bus.stream_request("absent", Ack(), idle_s=1e6, is_served=True)
+    with pytest.raises(BusError, match="absent: nobody serves it"):
+        await asyncio.wait_for(anext(replies), DEADLINE_S)
 
 
 async def replies_stream_in_order_to_their_end(world: World) -> None:
@@ -122,6 +130,7 @@ async def one_of_many_servers_answers(world: World) -> None:
 CHECKS: list[Check] = [
     a_request_gets_the_first_reply,
     a_request_waits_for_its_server,
+    a_request_that_is_served_fails_at_once_where_it_is_not,
     replies_stream_in_order_to_their_end,
     an_idle_stream_meets_its_deadline,
     errors_of_a_server_are_typed_at_the_client,

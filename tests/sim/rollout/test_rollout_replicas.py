@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 from collections import defaultdict
 
 import numpy as np
@@ -153,6 +154,34 @@ def test_a_replica_that_breaks_every_turn_is_passed_over(simulate) -> None:
         [rollout] = await world.wait_for(RolloutFinished, 1)
         assert rollout.end is EpisodeEnd.FINISHED
         assert len(region.policies[OTHER].requests) == len(SCRIPT)
+        await world.check_ledger()
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_two_replicas_and_the_bus_do_every_turn_is_stored_once(simulate, seed) -> None:
+    async def scenario(world: World) -> None:
+        region, dice = Region(world, A, B), random.Random(seed)
+        world.set_faults(
+            lose_receipt=0.05, lose_request=0.05, lose_reply=0.02, latency_s_max=0.02
+        )  # fmt: skip
+        world.host_machines()
+        for _ in range(2):
+            world.host_worker()
+        names = [f"g{n}-m0" for n in range(8)]
+        for policy in region.policies.values():
+            policy.token_s = 0.05
+        await world.publish(*[make_command(name) for name in names])
+        for _ in range(6):
+            await asyncio.sleep(dice.uniform(0.0, 4.0))
+            victim = dice.choice([A, B])
+            await dice.choice([region.hosted[victim].kill, region.hosted[victim].stop])()
+            await asyncio.sleep(dice.uniform(0.0, 3.0))
+            region.start(victim).token_s = 0.05
+        ends = await world.wait_for(RolloutFinished, len(names))
+        assert {end.rollout_id for end in ends} == set(names)
+        assert {end.end for end in ends} == {EpisodeEnd.FINISHED}
         await world.check_ledger()
 
     simulate(scenario)
