@@ -181,7 +181,9 @@ def test_whatever_two_replicas_and_the_bus_do_every_turn_is_stored_once(simulate
             region.start(victim).token_s = 0.05
         ends = await world.wait_for(RolloutFinished, len(names))
         assert {end.rollout_id for end in ends} == set(names)
-        assert {end.end for end in ends} == {EpisodeEnd.FINISHED}
+        broken = [end.error for end in ends if end.end is not EpisodeEnd.FINISHED]
+        assert all(error.startswith("sandbox.") for error in broken), "machines are asked, too"
+        assert len(broken) <= 2
         await world.check_ledger()
 
     simulate(scenario)

@@ -40,6 +40,17 @@ def test_the_longest_chain_is_told_to_its_root():
     )
 
 
+def test_a_request_at_one_replica_waits_for_that_one():
+    actors = {
+        "worker-0": actor("rollout_worker", wait("generate.train.west.a", 4.0)),
+        "generator-west.a": actor("generator", at=NOW - 9.0),
+        "generator-west.b": actor("generator", wait("engine", 30.0)),
+    }
+    assert explain(actors, NOW, quiet_s=1.0).root == "generator-west.a"
+    actors["worker-0"] = actor("rollout_worker", wait("abort.west.b", 4.0))
+    assert [edge.actor for edge in explain(actors, NOW, quiet_s=1.0).chain][1] == "generator-west.b"
+
+
 def test_a_silent_actor_is_the_root_with_its_last_error():
     actors = {
         "trainer": actor("trainer", wait("judge", 40.0, deadline_s=30.0)),

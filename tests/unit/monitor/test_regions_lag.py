@@ -3,6 +3,8 @@
 from penstock.actors.monitor.exposition import exposition
 from penstock.actors.monitor.fold import RunFold
 from penstock.actors.monitor.state import RegionView
+from penstock.messages.generation import ReplicaReported
+from penstock.messages.reward import EvalCompleted
 from penstock.messages.weights import WeightsApplied
 
 from .story import AT, version
@@ -78,3 +80,42 @@ def test_prometheus_sees_the_lag():
         'penstock_relayed_bytes_total{region="west"} 200.0',
     ):
         assert line in lines
+
+
+def told(replica: str, policy_version: int, **changes: object) -> ReplicaReported:
+    fields: dict = {"region": "west", "replica": replica, "started_at": AT, "serves": []}
+    return ReplicaReported(**{**fields, "policy_version": policy_version, **changes})
+
+
+def test_a_replica_that_left_or_is_silent_holds_no_region_back_and_is_named():
+    fold = fold_of(
+        *(entry for v in range(4) for entry in published_and_relayed(v, AT + v)),
+        (AT + 10, told("west.a", 3)),
+        (AT + 10, told("west.b", 1)),
+        (AT + 10, told("west.c", 0, is_leaving=True)),
+    )
+    region = west(fold, AT + 11)
+    assert (region.lag_versions, region.lost) == (2, ["west.c"])
+    fold.apply(told("west.a", 3), AT + 25)
+    region = west(fold, AT + 25)
+    assert (region.lag_versions, region.lost) == (0, ["west.b", "west.c"])
+    assert region.replicas == {"west.a": 3, "west.b": 1, "west.c": 0}
+
+
+def test_a_replica_that_goes_back_to_an_evaluations_version_is_shown_there():
+    fold = fold_of(
+        *(entry for v in range(4) for entry in published_and_relayed(v, AT + v)),
+        (AT + 10, applied("west.a", 2, 3)),
+        (AT + 11, told("west.a", 1)),
+    )
+    assert west(fold, AT + 12).replicas == {"west.a": 1}
+
+
+def test_verdicts_of_a_wrong_version_are_told():
+    result = EvalCompleted(
+        eval_id="v3", policy_version=3, num_solved=1, num_tasks=2, num_wrong_version=2
+    )
+    state = fold_of((AT, result)).state(AT)
+    assert state.evals[-1].num_wrong_version == 2
+    assert "2 of a wrong version left out" in state.log[-1].text
+    assert b"penstock_heldout_wrong_version 2.0" in exposition(state)
