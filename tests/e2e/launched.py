@@ -38,9 +38,12 @@ class Launched:
         run_id: str = "r1",
         resume: bool = False,
         config: Path = TINY,
+        processes: str | None = None,
     ):
         source = ["--resume", run_id] if resume else ["--config", str(config), "--run-id", run_id]
         overrides = [word for setting in settings for word in ("--set", setting)]
+        if processes is not None:
+            overrides += ["--processes", processes]
         self.runs, self.folder = runs, runs / run_id
         self._log = runs / f"{run_id}.out"
         with self._log.open("ab") as log:
