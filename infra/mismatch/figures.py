@@ -62,7 +62,7 @@ def measure(trainer: TrainerForward, rollouts: Rollouts, policy_version: int) ->
         logprob_abs_diff_max=float(size.max()),
         logprob_abs_diff_p99=float(np.quantile(size, 0.99)),
         ratio_above_2=float((size > np.log(2.0)).mean()),
-        flips_per_layer=(np.sum(flips, axis=0) / slots).tolist(),
+        flips_per_layer=(np.sum(flips, axis=0) / max(slots, 1)).tolist(),
         forward_s=elapsed_s,
     )
 

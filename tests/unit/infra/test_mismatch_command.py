@@ -27,7 +27,7 @@ hidden_size = 32
 num_hidden_layers = 2
 head_dim = 16
 moe_intermediate_size = 32
-max_position_embeddings = 256
+max_position_embeddings = 1024
 """
 
 
@@ -72,6 +72,16 @@ def test_a_table_is_for_people(config, capsys):
     assert "exact" in out and "bfloat16 between layers: fp32_gate+replay" in out
     assert "off: first difference: layer 0, token" in out
     assert "decoding 64 rows: recording routes takes" in out
+
+
+def test_a_dense_model_has_no_routes_to_report(config, capsys):
+    dense = "num_experts = 0\nnum_experts_per_tok = 0\nintermediate_size = 48\n"
+    config.write_text(TINY + dense)
+    assert main(["mismatch", "--config", str(config), "--tokens", "50", "--json"]) == 0
+    figures, short = map(json.loads, capsys.readouterr().out.splitlines()[-2:])
+    assert short["exact"]["logprob_abs_diff_max"] == 0.0
+    assert figures["fast"]["logprob_abs_diff_max"] > 0.0
+    assert figures["routes"]["sealed"] == 0.0
 
 
 def test_formats_are_compared_and_foreign_trainers_are_far_off(config):
