@@ -3,7 +3,6 @@
 import hashlib
 import hmac
 import secrets
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,8 @@ from typing import Annotated
 import msgspec
 
 from penstock.actors.runtime.files import write_atomic
-from penstock.messages.errors import ConfigError
+from penstock.messages.errors import CodecError, ConfigError
+from penstock.messages.reading.parsing import parse_toml
 from penstock.messages.settings import PositiveInt
 
 
@@ -85,9 +85,9 @@ def load_keys(path: Path) -> list[KeySpec]:
 
     """
     try:
-        table = tomllib.loads(path.read_text())
+        table = parse_toml(path.read_text(), str(path))
         return msgspec.convert(table, _KeysFile).keys
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (CodecError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path}: {error}") from error
 
 

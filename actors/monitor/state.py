@@ -5,6 +5,7 @@
 
 import msgspec
 
+from penstock.messages.reading.parsing import parse_json
 from penstock.messages.telemetry import Wait
 from penstock.messages.training import LedgerRow
 
@@ -303,7 +304,7 @@ def decode_state(data: bytes) -> MonitorState:
     """Read what `encode_state` wrote.
 
     Raises:
-        msgspec.DecodeError: The bytes are not a state.
+        CodecError: The bytes are not a state.
 
     """
-    return msgspec.json.decode(data, type=MonitorState)
+    return parse_json(data, MonitorState, "the state of a run")

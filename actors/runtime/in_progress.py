@@ -18,8 +18,9 @@ import msgspec
 
 from penstock.actors.runtime.files import open_private, private_folder
 from penstock.messages.base import Event, Message
-from penstock.messages.errors import ConfigError
+from penstock.messages.errors import CodecError, ConfigError
 from penstock.messages.generation import Generate
+from penstock.messages.reading.parsing import parse_msgpack
 from penstock.messages.rollout import RolloutFinished
 from penstock.messages.sandbox import ExecCommand, ListFiles, ReadFile, WriteFiles
 from penstock.messages.streams import check_token
@@ -136,6 +137,6 @@ def _items(memory: bytes) -> list[NotedItem]:
         length = memory[start]
         if length:
             data = memory[start + 1 : start + 1 + length]
-            with contextlib.suppress(msgspec.MsgspecError):
-                found.append(NotedItem(*msgspec.msgpack.decode(data, type=tuple[str, str])))
+            with contextlib.suppress(CodecError):
+                found.append(NotedItem(*parse_msgpack(data, tuple[str, str], "note")))
     return found

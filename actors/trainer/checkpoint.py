@@ -16,7 +16,8 @@ from penstock.actors.runtime.context import Context
 from penstock.actors.trainer.learner import Learner
 from penstock.messages.base import FORMAT, check_format
 from penstock.messages.bus import ObjectStore
-from penstock.messages.errors import CorruptDataError
+from penstock.messages.errors import CodecError, CorruptDataError
+from penstock.messages.reading.parsing import parse_json
 from penstock.messages.training import (
     CheckpointSaved,
     LedgerRow,
@@ -41,6 +42,10 @@ class CheckpointHead(msgspec.Struct, frozen=True, kw_only=True):
     ledger: dict[int, LedgerRow] = {}
     """Sampled tokens by fate and policy version, as the trainer saw them."""
     format: int = FORMAT
+
+
+class _SafetensorsHead(msgspec.Struct):
+    __metadata__: dict[str, str]
 
 
 class _Versioned(msgspec.Struct):
@@ -126,10 +131,10 @@ def _encode(
 def _read_head(data: bytes, key: str) -> CheckpointHead:
     try:
         (size,) = struct.unpack_from("<Q", data)
-        metadata = msgspec.json.decode(data[8 : 8 + size])["__metadata__"]
-        check_format(msgspec.json.decode(metadata[_HEAD], type=_Versioned).format, key)
-        return msgspec.json.decode(metadata[_HEAD], type=CheckpointHead)
-    except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
+        metadata = parse_json(data[8 : 8 + size], _SafetensorsHead, key).__metadata__
+        check_format(parse_json(metadata[_HEAD], _Versioned, key).format, key)
+        return parse_json(metadata[_HEAD], CheckpointHead, key)
+    except (struct.error, CodecError, KeyError) as error:
         raise CorruptDataError(f"{key}: not a checkpoint: {error}") from error
 
 

@@ -1,6 +1,5 @@
 """Probes compared: with each other (equal, explained, unexplained), and with signs of a toy."""
 
-import tomllib
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -9,7 +8,8 @@ from typing import Any
 import msgspec
 
 from penstock.envs.sandbox import Sandbox
-from penstock.messages.errors import PenstockError
+from penstock.messages.errors import CodecError, PenstockError
+from penstock.messages.reading.parsing import parse_json, parse_toml
 
 PROBE_S_MAX = 120.0
 OUTPUT_BYTES_MAX = 1 << 20
@@ -68,9 +68,9 @@ def read_allowed(path: Path = ALLOWED_FILE) -> dict[str, str]:
 
     """
     try:
-        table = tomllib.loads(path.read_text())
+        table = parse_toml(path.read_text(), str(path))
         allowed = msgspec.convert(table.get("allowed", {}), dict[str, str])
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (CodecError, msgspec.ValidationError) as error:
         raise ProbeError(f"{path}: expected [allowed] with check = reason: {error}") from error
     unreasoned = [check for check, reason in allowed.items() if not reason.strip()]
     if unreasoned:
@@ -94,8 +94,8 @@ def _reason(check: str, allowed: Mapping[str, str]) -> str:
 
 def _decoded(data: bytes, where: str) -> Values:
     try:
-        return msgspec.json.decode(data, type=Values)
-    except msgspec.DecodeError as error:
+        return parse_json(data, Values, where)
+    except CodecError as error:
         raise ProbeError(f"{where}: expected one JSON object: {error}") from error
 
 

@@ -14,6 +14,8 @@ import msgspec
 from penstock.envs.microvm.protocol import LineState
 from penstock.envs.microvm.recipe.steps import install
 from penstock.envs.sandbox import SandboxFileError
+from penstock.messages.errors import CodecError
+from penstock.messages.reading.parsing import parse_json
 
 STATE = "state"
 MEMORY = "memory"
@@ -49,9 +51,9 @@ def load_checkpoint(folder: Path, *, backend: str, machine_digest: str) -> Machi
 
     """
     try:
-        found = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=MachineCheckpoint)
+        found = parse_json((folder / MANIFEST).read_bytes(), MachineCheckpoint, MANIFEST)
         num_bytes = (folder / STATE).stat().st_size
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, CodecError) as error:
         raise SandboxFileError(f"checkpoint {folder}: {error}") from error
     if num_bytes != found.num_bytes:
         words = f"{num_bytes} bytes of state, expected {found.num_bytes}"

@@ -8,7 +8,6 @@ Source: Harbor's task format (harborframework.com/docs/tasks).
 """
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +36,8 @@ from penstock.envs.tasks.harbor_folder import (
 )
 from penstock.envs.tasks.harbor_foreign import Verifier, foreign_hidden
 from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
+from penstock.messages.errors import CodecError
+from penstock.messages.reading.parsing import parse_json, parse_toml
 from penstock.messages.task import HiddenTests, Limits, Split, Task
 
 ENVIRONMENT = "environment"
@@ -135,8 +136,8 @@ def _settings(folder: Path) -> dict[str, Any]:
     path = folder / TASK_FILE
     text = read_text(folder, TASK_FILE, bytes_max=SETTINGS_BYTES_MAX)
     try:
-        settings = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # Also of numbers with too many digits.
+        settings = parse_toml(text, TASK_FILE)
+    except CodecError as error:
         raise MalformedTaskError(f"{path}: {error}") from error
     version = settings.get("version", settings.get("schema_version"))
     if not isinstance(version, str) or not version.startswith("1."):
@@ -232,8 +233,8 @@ def _hidden(folder: Path, task_id: str, settings: dict[str, Any]) -> HiddenTests
     path = f"tests/{EXPECTED_FILE}"
     gold = read_tree(folder, SOLUTION_FOLDER) if (folder / SOLUTION_FOLDER).is_dir() else {}
     try:
-        tests = msgspec.json.decode(read_text(folder, path), type=TestsFile)
-    except (ValueError, RecursionError) as error:
+        tests = parse_json(read_text(folder, path), TestsFile, path)
+    except CodecError as error:
         raise MalformedTaskError(f"{folder / path}: {error}") from error
     if not tests.argv or not 0 < len(tests.expected) <= RESULTS_MAX:
         words = f"argv, expected: expected at least one entry, at most {RESULTS_MAX}"

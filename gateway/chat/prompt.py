@@ -23,6 +23,8 @@ from penstock.actors.policy.chat.format import (
 from penstock.envs.harness.versions import prompt_for
 from penstock.gateway.chat.schema import ChatRequest, RequestedCall, RequestMessage, Tool
 from penstock.gateway.errors import ApiError, invalid
+from penstock.messages.errors import CodecError
+from penstock.messages.reading.parsing import parse_json
 from penstock.messages.rollout import ToolCall
 
 NUM_REMEMBERED_MAX = 4096
@@ -128,8 +130,8 @@ def _calls_of(message: RequestMessage, index: int) -> tuple[ToolCall, ...]:
 
 def _parse_call(call: RequestedCall, param: str) -> ToolCall:
     try:
-        arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
-    except (ValueError, RecursionError) as error:
+        arguments = parse_json(call.function.arguments or "{}", dict[str, Any], "arguments")
+    except CodecError as error:
         raise invalid(f"expected a JSON object: {error}", param) from error
     texts = {name: argument_text(value) for name, value in arguments.items()}
     return ToolCall(name=call.function.name, arguments=texts)

@@ -6,6 +6,8 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from penstock.gateway.errors import ApiError, invalid
+from penstock.messages.errors import CodecError
+from penstock.messages.reading.parsing import parse_json
 from penstock.messages.task import TEMPERATURE_MIN, TOP_P_MIN
 
 T = TypeVar("T")
@@ -140,10 +142,10 @@ def decode_body(body: bytes, kind: type[T]) -> T:
 
     """
     try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise _as_api_error(error) from error
-    except (ValueError, RecursionError) as error:
+        return parse_json(body, kind, "body")
+    except CodecError as error:
+        if isinstance(error.__cause__, msgspec.ValidationError):
+            raise _as_api_error(error.__cause__) from error
         raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from error
 
 

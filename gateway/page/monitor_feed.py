@@ -10,6 +10,7 @@ from penstock.actors.runtime.context import Context
 from penstock.gateway.errors import ApiError
 from penstock.gateway.services import Services
 from penstock.messages.errors import PenstockError
+from penstock.messages.reading.parsing import parse_json
 from penstock.messages.telemetry import MonitorSnapshot, ReadMonitor
 
 SERVICE = "monitor.state"
@@ -94,7 +95,7 @@ async def _send_changes(
 
 def split_sections(state_json: bytes) -> Mapping[str, bytes]:
     """Return the JSON of each top-level field."""
-    raw = msgspec.json.decode(state_json, type=dict[str, msgspec.Raw])
+    raw = parse_json(state_json, dict[str, msgspec.Raw], "state")
     return {name: bytes(value) for name, value in raw.items()}
 
 

@@ -7,11 +7,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import cast
 
-import msgspec
-
 from penstock.envs.microvm.checkpoint import MANIFEST, MachineCheckpoint
 from penstock.envs.microvm.qemu.backend import QemuTcgBackend
 from penstock.envs.sandbox import SandboxBackend
+from penstock.messages.reading.parsing import parse_json
 from penstock.messages.telemetry import percentile
 
 TIMEOUT_S = 300.0
@@ -64,7 +63,7 @@ async def _once(backend: QemuTcgBackend, saved: Path, times: dict[str, list[floa
 
 
 def _pause_ms(folder: Path) -> float:
-    return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=MachineCheckpoint).pause_ms
+    return parse_json((folder / MANIFEST).read_bytes(), MachineCheckpoint, MANIFEST).pause_ms
 
 
 async def _branches_s(backend: QemuTcgBackend, saved: Path) -> float:

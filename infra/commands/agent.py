@@ -29,7 +29,8 @@ from penstock.envs.microvm.process import ProcessBackend
 from penstock.envs.sandbox import WORK_DIR
 from penstock.infra.commands.output import print_result, printable
 from penstock.infra.run.runs import find_run
-from penstock.messages.errors import NotFoundError, PenstockError
+from penstock.messages.errors import CodecError, NotFoundError, PenstockError
+from penstock.messages.reading.parsing import parse_json
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Limits
 
@@ -52,6 +53,30 @@ class AgentReport(msgspec.Struct, kw_only=True):
     num_invalid_calls: int = 0
     answer: str = ""
     harness: str = HARNESS_VERSION_2
+
+
+class _RequestedFunction(msgspec.Struct):
+    name: str
+    arguments: str = "{}"
+
+
+class _RequestedToolCall(msgspec.Struct):
+    function: _RequestedFunction
+    id: str = ""
+    type: str = "function"
+
+
+class _ChatReply(msgspec.Struct):
+    content: str | None = None
+    tool_calls: list[_RequestedToolCall] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _ChatReply
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
 
 
 class CheckoutBackend(ProcessBackend):
@@ -160,10 +185,10 @@ class Model:
                 text = await reply.text()
                 if reply.status != 200:
                     raise AgentError(f"{self._url}: status {reply.status}: {text[:300]}")
-            message: dict[str, Any] = msgspec.json.decode(text)["choices"][0]["message"]
-        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, LookupError) as error:
+            message = parse_json(text, _Completion, "reply").choices[0].message
+        except (aiohttp.ClientError, TimeoutError, CodecError, LookupError) as error:
             raise AgentError(f"{self._url}: {type(error).__name__}: {error}") from error
-        return message
+        return msgspec.to_builtins(message)
 
 
 async def work(
@@ -213,8 +238,8 @@ def to_call(requested: dict[str, Any]) -> ToolCall:
     """Return a call from its chat-completions form; values become the text that tools check."""
     function = requested.get("function", {})
     try:
-        given = msgspec.json.decode(function.get("arguments") or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, msgspec.ValidationError):
+        given = parse_json(function.get("arguments") or "{}", dict[str, Any], "arguments")
+    except CodecError:
         given = {"arguments": "no JSON object"}
     arguments = {name: _as_text(value) for name, value in given.items()}
     return ToolCall(name=str(function.get("name", "")), arguments=arguments)

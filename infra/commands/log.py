@@ -5,7 +5,6 @@ import copy
 import sys
 import tempfile
 import time
-import tomllib
 from pathlib import Path
 
 import tomli_w
@@ -21,7 +20,8 @@ from penstock.infra.run.runs import RunDir, open_log
 from penstock.messages.base import Event
 from penstock.messages.codec import EVENTS
 from penstock.messages.control import RunStarted
-from penstock.messages.errors import ConfigError, CorruptDataError, NotFoundError
+from penstock.messages.errors import CorruptDataError, NotFoundError
+from penstock.messages.reading.parsing import parse_toml
 from penstock.messages.task import Purpose
 
 
@@ -83,13 +83,11 @@ def imported_config(config_toml: str, source: str) -> str:
         source: begins the errors.
 
     Raises:
-        ConfigError: no TOML, or wrong settings of the policy or the trainer.
+        CodecError: no TOML.
+        ConfigError: wrong settings of the policy or the trainer.
 
     """
-    try:
-        given = tomllib.loads(config_toml)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{source}: RunStarted.config_toml: {error}") from error
+    given = parse_toml(config_toml, f"{source}: RunStarted.config_toml")
     tables = {name: given[name] for name in ("policy", "trainer") if name in given}
     region = {"name": "imported", "serves": [str(purpose) for purpose in Purpose]}
     kept = {"processes": {"trainer": ["trainer"]}, "regions": [region], **tables}

@@ -26,7 +26,8 @@ from penstock.actors.policy.chat.format import (
 )
 from penstock.infra.corpora.builder import Document
 from penstock.infra.corpora.lines import existing, read_lines
-from penstock.messages.errors import ConfigError
+from penstock.messages.errors import CodecError, ConfigError
+from penstock.messages.reading.parsing import parse_json
 from penstock.messages.rollout import ToolCall
 
 FIELD = "model.traces"
@@ -166,8 +167,8 @@ def _call(function: TraceFunction, where: str) -> ToolCall:
     arguments = function.arguments
     if isinstance(arguments, str):
         try:
-            arguments = msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-        except (ValueError, RecursionError) as error:
+            arguments = parse_json(arguments or "{}", dict[str, Any], "arguments")
+        except CodecError as error:
             raise ValueError(f"{where}.arguments: expected a JSON object: {error}") from error
     texts = {name: argument_text(value) for name, value in arguments.items()}
     return ToolCall(name=function.name, arguments=texts)

@@ -3,8 +3,6 @@
 import json
 from typing import Any, NamedTuple
 
-import msgspec
-
 from penstock.actors.policy import special_tokens
 from penstock.actors.policy.hf.config import CONFIG_FILE
 from penstock.actors.policy.hf.stored import (
@@ -16,6 +14,7 @@ from penstock.actors.policy.hf.stored import (
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
 from penstock.infra.export.chat_template import chat_template
 from penstock.messages.bus import ObjectStore
+from penstock.messages.reading.parsing import parse_json
 
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -68,7 +67,7 @@ async def _outside_files(store: ObjectStore, stored: StoredModel) -> TokenizerFi
     """Return the files of a run that started from an outside model as that model has them."""
     names = [name for name in TOKENIZER_FILES if name in stored.digests]
     files = {name: await store.get(MODEL_PREFIX + name) for name in names}
-    config = msgspec.json.decode(await store.get(MODEL_PREFIX + CONFIG_FILE), type=dict[str, Any])
+    config = parse_json(await store.get(MODEL_PREFIX + CONFIG_FILE), dict[str, Any], CONFIG_FILE)
     return TokenizerFiles(files, {name: config[name] for name in _SPECIAL_IDS if name in config})
 
 

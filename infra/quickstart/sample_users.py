@@ -19,6 +19,8 @@ from penstock.envs.tasks.storage import load_hidden_tests, load_tasks
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.runs import RunDir
 from penstock.messages.bus import Bus
+from penstock.messages.errors import CodecError
+from penstock.messages.reading.parsing import parse_json
 from penstock.messages.task import HiddenTests, Split, Task
 from penstock.messages.weights import WeightsApplied
 
@@ -112,8 +114,8 @@ def _accepts(message: dict[str, Any], task: Task, tests: HiddenTests, path: str)
     calls: list[dict[str, Any]] = message.get("tool_calls") or []
     for call in calls:
         try:
-            arguments = msgspec.json.decode(call["function"]["arguments"], type=dict[str, str])
-        except msgspec.DecodeError:
+            arguments = parse_json(call["function"]["arguments"], dict[str, str], "arguments")
+        except CodecError:
             return False
         old, new = arguments.get("old", ""), arguments.get("new", "")
         if call["function"]["name"] != "edit_file" or arguments.get("path") != path:

@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.infra.regions.settings import LinkSection
 from penstock.infra.regions.shaping import Shaper
+from penstock.messages.reading.parsing import parse_json
 
 CHUNK_BYTES = 16 << 10
 NUM_IN_FLIGHT_MAX = 4096
@@ -98,7 +99,7 @@ async def run(spec: Proxy) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run the process."""
-    asyncio.run(run(msgspec.json.decode(argv[1], type=Proxy)))
+    asyncio.run(run(parse_json(argv[1], Proxy, "argument")))
     return 0
 
 

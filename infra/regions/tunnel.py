@@ -23,6 +23,7 @@ import msgspec
 
 from penstock.infra.regions.settings import LinkSection
 from penstock.infra.regions.shaping import InFlight, Shaper
+from penstock.messages.reading.parsing import parse_json
 
 READY = "ready"
 REGION_DEVICE = "wan0"
@@ -99,7 +100,7 @@ def open_device(name: str, own: str, peer: str) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """Make the link and carry packets until killed."""
-    tunnel = msgspec.json.decode(argv[1], type=Tunnel)
+    tunnel = parse_json(argv[1], Tunnel, "argument")
     hub_end = open_device(tunnel.device, tunnel.hub, tunnel.region)
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWNET)")

@@ -1,7 +1,6 @@
 """Reading a run's configuration: TOML files, overrides, and defaults taken from other tables."""
 
 import re
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -15,7 +14,8 @@ from penstock.envs.backends import backend_class, backends
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_checks import check_config
-from penstock.messages.errors import ConfigError
+from penstock.messages.errors import CodecError, ConfigError
+from penstock.messages.reading.parsing import parse_toml
 
 Table = dict[str, Any]
 _PATH = re.compile(r" - at `\$\.([\w.-]+)`")
@@ -79,11 +79,13 @@ def read_toml(path: Path) -> Table:
 
 def _read_plain(path: Path) -> Table:
     try:
-        return tomllib.loads(path.read_text())
+        return parse_toml(path.read_text(), str(path))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such configuration file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
+    except CodecError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _merge(base: Table, data: Table) -> Table:
@@ -123,8 +125,8 @@ def apply_overrides(data: Table, overrides: Sequence[str]) -> Table:
 
 def _parse_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}", "value")["value"]
+    except CodecError:
         return text
 
 

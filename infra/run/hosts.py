@@ -10,7 +10,6 @@ A host's own file says how it reaches the servers and the store; everything else
 import argparse
 import asyncio
 import contextlib
-import tomllib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from penstock.messages.base import Event, Message, Stream, check_format
 from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import RunClosed, RunOpened, RunStarted
 from penstock.messages.errors import BusError, ConfigError, DeadlineError, NotFoundError
+from penstock.messages.reading.parsing import parse_toml
 from penstock.messages.rpc import Ack
 from penstock.messages.streams import type_filter
 from penstock.messages.telemetry import ActorReported
@@ -96,7 +96,7 @@ async def join_run(
     started = await _until_started(open_access(section), name, wait_s)
     if not any_format:
         check_format(started.format, f"the log of run {started.run_id}")
-    recorded = tomllib.loads(started.config_toml)
+    recorded = parse_toml(started.config_toml, "RunStarted.config_toml")
     for table, value in own.items():
         if table not in OWN_TABLES and value != recorded.get(table):
             text = f"expected the run's own, or none: only {', '.join(OWN_TABLES)} are a host's"

@@ -44,6 +44,7 @@ from penstock.messages.errors import (
     NotFoundError,
     PenstockError,
 )
+from penstock.messages.reading.parsing import parse_json
 
 DISK_FREE_MIB_MIN = 32
 """Below this a run stops in order, before a write fails halfway."""
@@ -149,7 +150,7 @@ class RunDir:
     def read_state(self) -> RunState | None:
         """Return the state of a run that is up, or None."""
         try:
-            state = msgspec.json.decode(self.state.read_bytes(), type=RunState)
+            state = parse_json(self.state.read_bytes(), RunState, str(self.state))
         except FileNotFoundError:
             return None
         return state if _is_alive(state.pid) else None
@@ -197,7 +198,7 @@ def find_run(name: str, root: Path, *, any_format: bool = False) -> RunDir:
     run = _find(name, root)
     if not any_format and run.state.exists():
         try:
-            state = msgspec.json.decode(run.state.read_bytes(), type=dict[str, Any])
+            state = parse_json(run.state.read_bytes(), dict[str, Any], "state")
         except ValueError as error:
             raise CorruptDataError(
                 f"{run.state}: {error}: delete it; it only says which server is up"

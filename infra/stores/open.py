@@ -3,7 +3,6 @@
 import os
 import re
 import secrets
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ from penstock.infra.stores.s3 import S3Store
 from penstock.infra.stores.settings import StoreKind, StoreSection
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import ConfigError, StoreUnreachableError
+from penstock.messages.reading.parsing import parse_toml
 
 Section = TypeVar("Section", bound=msgspec.Struct)
 
@@ -54,11 +54,11 @@ def read_file(config: Path) -> dict[str, Any]:
 
     """
     try:
-        return tomllib.loads(config.read_text())
+        return parse_toml(config.read_text(), str(config))
     except FileNotFoundError:
         return {}
-    except ValueError as error:
-        raise ConfigError(f"{config}: not TOML: {error}") from error
+    except ValueError as error:  # Not TOML, or not UTF-8.
+        raise ConfigError(str(error)) from error
 
 
 def read_section(data: dict[str, Any], source: str, name: str, section: type[Section]) -> Section:

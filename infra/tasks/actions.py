@@ -34,6 +34,7 @@ from penstock.envs.tasks.source import (
 )
 from penstock.infra.commands.output import print_result
 from penstock.messages.errors import PenstockError
+from penstock.messages.reading.parsing import parse_json
 from penstock.messages.task import Split
 
 YIELD_FILE, PAGE_FILE = "yield.json", "index.html"
@@ -120,7 +121,7 @@ def _stats(arguments: argparse.Namespace) -> int:
     candidates = _read(arguments)
     splits = {one.task.task_id: one.task.split for one in candidates}
     path: Path = arguments.folder / YIELD_FILE
-    counts = msgspec.json.decode(path.read_bytes(), type=Yield) if path.is_file() else Yield()
+    counts = parse_json(path.read_bytes(), Yield, str(path)) if path.is_file() else Yield()
     write_atomic(arguments.folder / PAGE_FILE, tasks_page(candidates, splits, counts).encode())
     print_result(statistics(candidates, splits, counts), as_json=arguments.json)
     return 0

@@ -1,6 +1,6 @@
 """From bytes and names to values: every fault of what is read is a typed error.
 
 `parsing.py` decodes bytes of any origin, `claims.py` reads the objects that events name, and
-`trajectories.py` the turns. Readers of a new format call `parse_json` or `parse_msgpack` and never
-the decoder itself.
+`trajectories.py` the turns. Readers of a new format call `parse_json`, `parse_msgpack` or
+`parse_toml` and never the decoder itself.
 """

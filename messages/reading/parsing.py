@@ -1,5 +1,6 @@
 """The one place where bytes of any origin become values: bounded, and with one error."""
 
+import tomllib
 from typing import Any, TypeVar
 
 import msgspec
@@ -10,6 +11,7 @@ T = TypeVar("T")
 
 INPUT_BYTES_MAX = 256 << 20
 """Of one value; decoding takes memory in proportion."""
+TOML_CHARACTERS_MAX = 4 << 20
 _CAUSE_CHARACTERS_MAX = 400
 _FAULTS = (ValueError, RecursionError, MemoryError, OverflowError)
 """All that decoding raises: no msgpack or JSON, a wrong type (both are ValueErrors), text that is
@@ -34,6 +36,22 @@ def parse_msgpack(data: bytes | memoryview, kind: type[T], what: str) -> T:
 
     """
     return parse_with(msgspec.msgpack.Decoder(kind), data, what)
+
+
+def parse_toml(text: str, what: str) -> dict[str, Any]:
+    """Decode TOML, whose values may be of any type.
+
+    Raises:
+        CodecError: Names `what` and the line.
+
+    """
+    if len(text) > TOML_CHARACTERS_MAX:
+        raise CodecError(f"{what}: expected at most {TOML_CHARACTERS_MAX} characters of TOML")
+    try:
+        return tomllib.loads(text)
+    except _FAULTS as error:
+        cause = f"{error or type(error).__name__}"[:_CAUSE_CHARACTERS_MAX]
+        raise CodecError(f"{what}: not TOML: {cause}") from error
 
 
 def parse_with(decoder: Any, data: bytes | str | memoryview, what: str) -> Any:

@@ -33,7 +33,9 @@ from penstock.envs.microvm.protocol import REPLY_BYTES_MAX, GuestRequest
 from penstock.envs.tasks.harbor import EXPECTED_FILE, write_harbor
 from penstock.envs.tasks.harbor_read import read_harbor
 from penstock.gateway.chat.schema import parse_chat
+from penstock.infra.bus.claims import CLAIM_HEADER, Claims
 from penstock.infra.commands.log_file import read_entries
+from penstock.infra.stores.memory import MemoryStore
 from penstock.infra.weights.apply import apply_delta
 from penstock.infra.weights.diff import write_delta
 from penstock.infra.weights.files import delta_file
@@ -42,9 +44,11 @@ from penstock.infra.weights.files.delta_file import DeltaFile
 from penstock.kernels import delta
 from penstock.kernels.delta.container import checksum
 from penstock.kernels.route_segments import open_routes, seal_routes
-from penstock.messages.base import FORMAT
+from penstock.messages.base import FORMAT, Claim
 from penstock.messages.codec import decode
 from penstock.messages.errors import PenstockError
+from penstock.messages.reading.claims import claim_key
+from penstock.messages.streams import checked_event
 from penstock.messages.task import Split
 
 
@@ -184,6 +188,25 @@ def _guest(data: bytes) -> None:
     asyncio.run(feed())
 
 
+def _intake(data: bytes) -> None:
+    """Take in a message, as a claim where the first byte is odd, under the subject that follows."""
+    is_claim, (subject, _, payload) = bool(data[:1] and data[0] & 1), data[1:].partition(b"\0")
+    claims = Claims(MemoryStore(), lambda word: claim_key(0.0, word))
+    headers = {CLAIM_HEADER: "1"} if is_claim else None
+
+    async def take_in() -> None:
+        message = await claims.unpack(payload, headers)
+        checked_event("r1", subject.decode("utf-8", "replace"), message)
+
+    asyncio.run(take_in())
+
+
+def _intake_seeds() -> list[bytes]:
+    claim = Claim(object_key="claims/0000000001-x", num_bytes=1, blake3="0" * 64)
+    plain = [b"\0ps.r1.tasks.X.k\0" + data for data in messages()]
+    return [b"\1ps.r1.tasks.X.k\0" + msgspec.msgpack.encode(claim), *plain]
+
+
 def _frames() -> list[bytes]:
     replies = [{"id": 1}, {"hello": True}, {"id": 1, "stream": 1, "data": b"x"}, {"error": "e"}]
     frames = [msgspec.msgpack.encode(reply) for reply in replies]
@@ -253,6 +276,7 @@ CONFIG = (
 )
 TARGETS: dict[str, Target] = {
     "messages": Target(decode, messages),
+    "intake": Target(_intake, _intake_seeds),
     "delta": Target(_apply_payload, _payloads),
     "delta-file": Target(_apply_delta_file, _deltas),
     "safetensors": Target(lambda data: read_head(_file("head", data)), _heads),

@@ -27,6 +27,12 @@ PARTS = (
     "messages",
 )
 
+DECODERS = ("messages/reading/parsing.py", "messages/codec.py")
+RAW_DECODERS = {
+    *("msgspec.json.decode", "msgspec.msgpack.decode", "tomllib.load", "tomllib.loads"),
+    *("pickle.load", "pickle.loads", "marshal.loads", "torch.load", "yaml.load"),
+}
+
 SILENCED = re.compile(
     r"#\s*(?:pyright:\s*(?!ignore\b)\w|(?:ruff|flake8):\s*(?:noqa|disable)|fmt:\s*off)"
 )
@@ -112,6 +118,16 @@ def colliding_classes(repository: Repository) -> Iterator[str]:
     for name, paths in sorted(places.items()):
         if len(paths) > 1:
             yield f"{name}: {', '.join(paths)}"
+
+
+def raw_decoding(repository: Repository) -> Iterator[str]:
+    """Bytes become values in `messages/reading/parsing.py` alone, which bounds and types faults."""
+    for path in repository.python(*PRODUCT):
+        if path in DECODERS:
+            continue
+        for node in repository.nodes(path):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in RAW_DECODERS:
+                yield f"{path}:{node.lineno}: {ast.unparse(node.func)}"
 
 
 def silenced_files(repository: Repository) -> Iterator[str]:

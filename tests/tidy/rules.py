@@ -20,6 +20,7 @@ RULES: dict[str, Rule] = {
         layout.lonely_modules,
         layout.undescribed_packages,
         layout.colliding_classes,
+        layout.raw_decoding,
         layout.silenced_files,
         layout.unlisted_actors,
         cycles.import_cycles,

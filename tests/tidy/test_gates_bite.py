@@ -49,6 +49,10 @@ TIDY: dict[str, tuple[Files, ...]] = {
         {"messages/__init__.py": '"""Typed events."""\n'},
     ),
     "colliding_classes": ({"kernels/seed.py": "class Task: ...\n"},),
+    "raw_decoding": (
+        {"kernels/seed.py": "import msgspec\n\nx = msgspec.json.decode(b'')\n"},
+        {"infra/seed.py": "import tomllib\n\nx = tomllib.loads('')\n"},
+    ),
     "silenced_files": (
         {"kernels/seed.py": "# pyright: basic\n"},
         {"kernels/seed.py": "# pyright: strict, reportUnusedImport=false\n"},

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.actors.policy.tokenizer import Tokenizer
-from penstock.messages.errors import PenstockError
+from penstock.messages.errors import CodecError, PenstockError
+from penstock.messages.reading.parsing import parse_json
 from penstock.messages.rollout import ToolCall
 
 _JSON_TYPES: dict[str, Any] = {
@@ -190,8 +191,8 @@ def _as_type(value: str, type_name: Any) -> Any:
     if not isinstance(type_name, str) or type_name not in _JSON_TYPES:
         return value
     try:
-        return msgspec.json.decode(value, type=_JSON_TYPES[type_name])
-    except (ValueError, RecursionError):
+        return parse_json(value, _JSON_TYPES[type_name], "argument")
+    except CodecError:
         return value
 
 

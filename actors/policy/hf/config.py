@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 import msgspec
 
 from penstock.actors.policy.config import PolicyConfig
-from penstock.messages.errors import PenstockError
+from penstock.messages.errors import CodecError, PenstockError
+from penstock.messages.reading.parsing import parse_json
 
 CONFIG_FILE = "config.json"
 _CONFIG_BYTES_MAX = 1 << 20
@@ -116,8 +117,8 @@ def read_json(path: Path, bytes_max: int) -> dict[str, Any]:
     if len(data) > bytes_max:
         raise ModelFormatError(f"{path}: expected at most {bytes_max} bytes")
     try:
-        return msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return parse_json(data, dict[str, Any], path.name)
+    except CodecError as error:
         raise ModelFormatError(f"{path}: expected a JSON object: {error}") from error
 
 

@@ -12,7 +12,8 @@ from blake3 import blake3
 from penstock.actors.policy.hf.config import CONFIG_FILE
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY
 from penstock.messages.bus import ObjectStore
-from penstock.messages.errors import CorruptDataError
+from penstock.messages.errors import CodecError, CorruptDataError
+from penstock.messages.reading.parsing import parse_json
 
 MODEL_PREFIX = "model/"
 INDEX_KEY = "model/index"
@@ -61,9 +62,9 @@ async def stored_model(store: ObjectStore) -> StoredModel | None:
     if not await store.exists(INDEX_KEY):
         return None
     try:
-        return msgspec.json.decode(await store.get(INDEX_KEY), type=StoredModel)
-    except msgspec.MsgspecError as error:
-        raise CorruptDataError(f"{INDEX_KEY}: {error}") from error
+        return parse_json(await store.get(INDEX_KEY), StoredModel, INDEX_KEY)
+    except CodecError as error:
+        raise CorruptDataError(str(error)) from error
 
 
 async def fetch_model(store: ObjectStore, stored: StoredModel, folder: Path) -> None:

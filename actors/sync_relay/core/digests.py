@@ -16,6 +16,7 @@ import xxhash
 
 from penstock.kernels.digest import named_digest, tensor_digest
 from penstock.messages.errors import CorruptDataError
+from penstock.messages.reading.parsing import parse_msgpack
 from penstock.messages.weights import TileRef
 
 TILE_ELEMENTS = 64 << 10
@@ -84,7 +85,7 @@ def decode_table(data: bytes, root_digest: str) -> DigestTable:
 
     """
     try:
-        table = msgspec.msgpack.decode(data, type=DigestTable)
+        table = parse_msgpack(data, DigestTable, "table")
     except ValueError as error:
         raise CorruptDataError(f"weights: not a table of digests: {error}") from error
     if table.root_digest() != root_digest:

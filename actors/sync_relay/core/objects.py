@@ -30,6 +30,7 @@ from penstock.kernels.digest import element_sum, run_element_sum
 from penstock.kernels.element_types import ELEMENT_TYPES, TensorSpec
 from penstock.messages import codec
 from penstock.messages.errors import CorruptDataError
+from penstock.messages.reading.parsing import parse_msgpack
 from penstock.messages.weights import Extent, ShardRef, SnapshotKind, WeightsPublished
 
 PREFIX = "weights/"
@@ -240,9 +241,9 @@ def apply_version(
 def _table(data: bytes, manifest: WeightsPublished) -> Table:
     """Decode a tensor table; nothing is allocated for one that contradicts the manifest."""
     try:
-        table = msgspec.msgpack.decode(data, type=tuple[TensorSpec, ...])
+        table = parse_msgpack(data, tuple[TensorSpec, ...], "table")
         num_bytes = sum(spec.num_bytes for spec in table)
-    except (msgspec.DecodeError, ValueError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise CorruptDataError(f"weights: not a tensor table: {error}") from error
     if num_bytes != manifest.full_bytes:
         raise CorruptDataError("weights: the tensor table does not fit the manifest")

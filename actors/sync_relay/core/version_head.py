@@ -20,6 +20,7 @@ from penstock.actors.sync_relay.core.objects import PREFIX, manifest_key
 from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CorruptDataError, NotFoundError, PenstockError
+from penstock.messages.reading.parsing import parse_msgpack
 from penstock.messages.weights import WeightsPublished
 
 SLOTS = f"{PREFIX}head/"
@@ -187,7 +188,7 @@ def _slot_key(number: int) -> str:
 
 def _decode(key: str, data: bytes) -> HeadSlot:
     try:
-        slot = msgspec.msgpack.decode(data, type=HeadSlot)
+        slot = parse_msgpack(data, HeadSlot, "slot")
     except ValueError as error:
         raise CorruptDataError(f"object {key}: not a slot of the head: {error}") from error
     if slot.policy_version >= 0 and not slot.manifest_key:

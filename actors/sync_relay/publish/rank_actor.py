@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-import msgspec
-
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.sync_relay.core.flat_snapshot import Table
@@ -17,6 +15,7 @@ from penstock.actors.sync_relay.publish.spans import Layout, assign_shards, cut_
 from penstock.actors.sync_relay.publish.verifier import SpanVerifier
 from penstock.messages.base import Message
 from penstock.messages.bus import Serve
+from penstock.messages.reading.parsing import parse_msgpack
 from penstock.messages.rpc import Ack, RemoteError, RemoteErrorKind
 from penstock.messages.weights import UploadWeights
 
@@ -108,7 +107,7 @@ class RankActor(Actor):
             OSError: No room in the store, or no handover file.
 
         """
-        table = msgspec.msgpack.decode(message.tensor_table, type=Table)
+        table = parse_msgpack(message.tensor_table, Table, "tensor_table")
         if table != self._table:
             self._prepare(table)
         version, token = message.policy_version, message.fencing_token

@@ -20,6 +20,7 @@ from penstock.actors.sync_relay.core.objects import EncodedObject
 from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.history import delta_folder
 from penstock.messages.errors import CorruptDataError
+from penstock.messages.reading.parsing import parse_msgpack
 
 _POLL_S_MIN, _POLL_S_MAX = 0.01, 0.16
 _NUM_KEY_DIGITS = 16
@@ -107,7 +108,7 @@ async def read_marker(io: StoreIO, key: str, marker_type: type[Marker]) -> Marke
         data = await io.store.get(key)
         if _check(data[_CHECK_BYTES:]) != data[:_CHECK_BYTES]:
             raise CorruptDataError(f"object {key}: not a {marker_type.__name__}")
-        return msgspec.msgpack.decode(data[_CHECK_BYTES:], type=marker_type)
+        return parse_msgpack(data[_CHECK_BYTES:], marker_type, f"object {key}")
 
     return await io.read(read)
 

@@ -13,6 +13,8 @@ from typing import ClassVar, TypeVar
 import msgspec
 
 from penstock.envs.sandbox import BackendUnavailable
+from penstock.messages.errors import CodecError
+from penstock.messages.reading.parsing import parse_json
 
 MANIFEST = "current.json"
 S = TypeVar("S", bound="AssetSet")
@@ -104,8 +106,8 @@ def load_set(kind: type[S], cache: Path | None) -> tuple[Path, S]:
     """
     folder = (cache or vm_cache_dir()) / kind.folder
     try:
-        assets = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError) as error:
+        assets = parse_json((folder / MANIFEST).read_bytes(), kind, MANIFEST)
+    except (OSError, CodecError) as error:
         words = f"{folder / MANIFEST} is missing or broken ({error})"
         raise BackendUnavailable(f"{words}: {kind.how_to_get}") from None
     for name in assets.files().values():

@@ -33,6 +33,8 @@ from penstock.envs.sandbox import (
     SandboxBackend,
     SandboxError,
 )
+from penstock.messages.errors import CodecError
+from penstock.messages.reading.parsing import parse_json
 
 FOLDER = "images"
 SUFFIX = ".erofs"
@@ -81,8 +83,8 @@ def load_layer(name: str, cache: Path | None = None) -> tuple[Path, ImageLayer]:
     """
     folder = layer_folder(cache)
     try:
-        layer = msgspec.json.decode(entry_path(folder, name).read_bytes(), type=ImageLayer)
-    except (OSError, msgspec.DecodeError) as error:
+        layer = parse_json(entry_path(folder, name).read_bytes(), ImageLayer, name)
+    except (OSError, CodecError) as error:
         known = ", ".join(layer.name for layer in list_layers(cache)) or "none"
         raise BackendUnavailable(
             f"image layer {name!r} ({type(error).__name__}); there are: {known}; "
@@ -116,8 +118,8 @@ def list_layers(cache: Path | None = None) -> list[ImageLayer]:
     found: list[ImageLayer] = []
     for path in sorted(layer_folder(cache).glob("*.json")):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=ImageLayer))
-        except msgspec.DecodeError:
+            found.append(parse_json(path.read_bytes(), ImageLayer, path.name))
+        except CodecError:
             continue
     return found
 

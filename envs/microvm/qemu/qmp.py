@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from penstock.envs.sandbox import SandboxDied, SandboxError, SandboxTimeout
+from penstock.messages.reading.parsing import parse_json
 
 ANSWER_BYTES_MAX = 1 << 20
 DEADLINE_S = 10.0
@@ -91,8 +92,7 @@ class Qmp:
         line = await self._streams[0].readline()
         if not line:
             raise ConnectionError("closed")
-        answer: dict[str, Any] = msgspec.json.decode(line)
-        return answer
+        return parse_json(line, dict[str, Any], "QMP")
 
     async def save_devices(self) -> bytes:
         """Return the state of a stopped machine's processor and devices, without its memory."""

@@ -23,6 +23,8 @@ from penstock.envs.microvm.recipe.steps import (
     need_programs,
 )
 from penstock.envs.sandbox import WORK_DIR
+from penstock.messages.errors import CodecError
+from penstock.messages.reading.parsing import parse_json
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._:/-]{0,79}")
 """Also a container image's name, so that a layer can stand in for what a task asks for."""
@@ -92,8 +94,8 @@ def build_layer(name: str, sources: LayerSources, cache: Path, say: Say) -> Imag
 
 def _current(entry: Path) -> ImageLayer | None:
     try:
-        return msgspec.json.decode(entry.read_bytes(), type=ImageLayer)
-    except (OSError, msgspec.DecodeError):
+        return parse_json(entry.read_bytes(), ImageLayer, entry.name)
+    except (OSError, CodecError):
         return None
 
 

@@ -13,6 +13,7 @@ from nats.aio.client import Client
 
 from penstock.infra.bus.settings import FILES, SECRETS, BusSection
 from penstock.messages.errors import BusError, ConfigError, PenstockError
+from penstock.messages.reading.parsing import parse_json
 
 _JWT = "NATS USER JWT"
 
@@ -150,7 +151,7 @@ def _check_credentials(path: str) -> None:
 
 def _decode_claims(text: str) -> dict[str, Any]:
     data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    return msgspec.json.decode(data, type=dict[str, Any])
+    return parse_json(data, dict[str, Any], "JWT")
 
 
 def _require_nkeys(name: str) -> None:

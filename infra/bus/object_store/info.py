@@ -8,7 +8,8 @@ from typing import Self
 
 import msgspec
 
-from penstock.messages.errors import CorruptDataError
+from penstock.messages.errors import CodecError, CorruptDataError
+from penstock.messages.reading.parsing import parse_json
 
 SMALL_BYTES = 32 << 10
 """Up to here an object's bytes come with what it is: in one round trip, rather than two."""
@@ -59,7 +60,7 @@ class ObjectInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return None
         try:
             return base64.b64decode(text, validate=True)
-        except ValueError as error:
+        except CodecError as error:
             raise CorruptDataError(f"object {self.name!r}: its bytes: {error}") from error
 
     def encode(self) -> bytes:
@@ -75,8 +76,8 @@ def decode_info(data: bytes) -> ObjectInfo:
 
     """
     try:
-        return msgspec.json.decode(data, type=ObjectInfo)
-    except ValueError as error:
+        return parse_json(data, ObjectInfo, "description")
+    except CodecError as error:
         raise CorruptDataError(f"not the description of an object: {error}") from error
 
 

@@ -15,7 +15,8 @@ import numpy as np
 from penstock.infra.weights.files.paths import FILES_MAX, is_portable, require_file
 from penstock.infra.weights.files.tensors import FileLayout, Key, Tensor
 from penstock.kernels.element_types import BYTES
-from penstock.messages.errors import ConfigError, CorruptDataError, NotFoundError
+from penstock.messages.errors import CodecError, ConfigError, CorruptDataError, NotFoundError
+from penstock.messages.reading.parsing import parse_json
 
 SINGLE_NAME = "model.safetensors"
 """What a file that stands alone is called in deltas, whatever its name."""
@@ -137,8 +138,8 @@ def _indexed_files(folder: Path, paths: dict[str, Path]) -> set[str]:
     if path.stat().st_size > _INDEX_BYTES_MAX:
         raise CorruptDataError(f"{path}: more than {_INDEX_BYTES_MAX} bytes")
     try:
-        holders = set(msgspec.json.decode(path.read_bytes(), type=_Index).weight_map.values())
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        holders = set(parse_json(path.read_bytes(), _Index, "index").weight_map.values())
+    except CodecError as error:
         raise CorruptDataError(f"{path}: not an index of safetensors files: {error}") from error
     if missing := sorted(holders - paths.keys()):
         raise NotFoundError(f"{folder}: its index names files that are missing: {missing[:5]}")
@@ -176,10 +177,10 @@ def read_head(path: Path) -> tuple[int, list[Tensor]]:
 
 def _tensors(path: Path, header: bytes, data_bytes: int) -> list[Tensor]:
     try:
-        fields = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        fields = parse_json(header, dict[str, msgspec.Raw], "header")
         fields.pop("__metadata__", None)
-        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in fields.items()}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        entries = {name: parse_json(raw, _Entry, name) for name, raw in fields.items()}
+    except CodecError as error:
         raise CorruptDataError(f"{path}: its header is not that of safetensors: {error}") from error
     tensors: list[Tensor] = []
     reached = 0

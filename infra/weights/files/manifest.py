@@ -11,7 +11,8 @@ import msgspec
 
 from penstock.infra.weights.files.paths import FILES_MAX, is_portable
 from penstock.infra.weights.files.tensors import Key, Tensor
-from penstock.messages.errors import CorruptDataError
+from penstock.messages.errors import CodecError, CorruptDataError
+from penstock.messages.reading.parsing import parse_msgpack
 
 EXTENT_WORDS_MAX = 1 << 22
 PAYLOAD_BYTES_MAX = 1 << 25
@@ -105,8 +106,8 @@ def decode_manifest(data: bytes, payload_bytes: int) -> Manifest:
 
     """
     try:
-        manifest = msgspec.msgpack.decode(data, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        manifest = parse_msgpack(data, Manifest, "delta.manifest")
+    except CodecError as error:
         raise CorruptDataError(f"delta.manifest: {error}") from error
     _check_tables(manifest)
     _check_files(manifest)
