@@ -9,11 +9,17 @@ from penstock.actors.monitor.curves import NUM_SAMPLES_MAX, append_tail, median_
 from penstock.actors.monitor.learning import LearningViews
 from penstock.actors.monitor.log_lines import LOGGED, describe
 from penstock.actors.monitor.regions import RegionViews
-from penstock.actors.monitor.state import LedgerView, MonitorState
+from penstock.actors.monitor.state import ChargeView, LedgerView, MonitorState
 from penstock.actors.monitor.wait_graph import weight_backpressure
 from penstock.messages.base import Event
 from penstock.messages.bus import Bus, Delivery
-from penstock.messages.control import MessageRejected, RunFinished, RunStarted
+from penstock.messages.control import (
+    ItemCharged,
+    ItemQuarantined,
+    MessageRejected,
+    RunFinished,
+    RunStarted,
+)
 from penstock.messages.feedback import (
     FeedbackReceived,
     FeedbackRetracted,
@@ -29,6 +35,7 @@ from penstock.messages.training import BatchManifest, StepCompleted
 
 NUM_LOG_LINES_MAX = 200
 NUM_LEDGER_ROWS_MAX = 64
+NUM_QUARANTINED_SHOWN = 64
 NUM_VIOLATIONS_SHOWN = 8
 _MOVES = (TurnSampled, RolloutFinished, Verdict, StepCompleted, MidtrainProgressed)
 """Events that mean progress."""
@@ -55,6 +62,8 @@ class RunFold:
             RunStarted: self._run_started,
             RunFinished: self._run_finished,
             MessageRejected: self._message_rejected,
+            ItemCharged: self._item_charged,
+            ItemQuarantined: self._item_quarantined,
             TurnSampled: self._turn_sampled,
             RolloutFinished: self._rollout_finished,
             Verdict: self._verdict,
@@ -121,6 +130,16 @@ class RunFold:
 
     def _message_rejected(self, event: MessageRejected, at: float) -> None:
         self._state.run.num_rejected += 1
+
+    def _item_charged(self, event: ItemCharged, at: float) -> None:
+        self._state.charges.num_proven += event.is_proven
+        self._state.charges.num_suspected += not event.is_proven
+
+    def _item_quarantined(self, event: ItemQuarantined, at: float) -> None:
+        view = self._state.charges
+        view.num_quarantined += 1
+        charge = ChargeView(item=event.item, task_id=event.task_id, cause=event.cause, at=at)
+        append_tail(view.quarantined, charge, NUM_QUARANTINED_SHOWN)
 
     def _turn_sampled(self, event: TurnSampled, at: float) -> None:
         self._ledger.add_turn(event)

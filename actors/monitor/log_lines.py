@@ -8,6 +8,8 @@ from penstock.messages.base import Event
 from penstock.messages.control import (
     ActorFailed,
     ActorStarted,
+    ItemCharged,
+    ItemQuarantined,
     MessageRejected,
     RunFinished,
     RunStarted,
@@ -73,12 +75,23 @@ def _midtrained(event: MidtrainCompleted) -> str:
     )
 
 
+def _charged(event: ItemCharged) -> str:
+    how = "is charged" if event.is_proven else "is suspected"
+    return f"{event.item} {how}{_of(event)}: {event.cause}"
+
+
+def _of(event: ItemCharged | ItemQuarantined) -> str:
+    return f" (task {event.task_id})" if event.task_id else ""
+
+
 _WORDS: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
     RunStarted: ("info", lambda e: f"run {e.run_id} started, seed {e.seed}"),
     RunFinished: ("info", lambda e: f"run finished at step {e.step}: {e.reason}"),
     ActorStarted: ("info", lambda e: f"{e.actor} started (pid {e.pid})"),
     ActorFailed: ("error", lambda e: f"{e.actor} failed: {e.error}"),
     MessageRejected: ("error", lambda e: f"{e.actor} rejected a message: {e.cause}"),
+    ItemCharged: ("warn", _charged),
+    ItemQuarantined: ("error", lambda e: f"{e.item} is quarantined{_of(e)}: {e.cause}"),
     MidtrainCompleted: ("info", _midtrained),
     StepCompleted: ("info", _step),
     CheckpointSaved: ("info", lambda e: f"checkpoint of step {e.step} saved"),

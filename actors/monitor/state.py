@@ -196,6 +196,27 @@ class SandboxView(msgspec.Struct, kw_only=True):
     """Newest reports of the pools, summed over hosts."""
 
 
+class ChargeView(msgspec.Struct, kw_only=True):
+    """An item that is not worked on any more."""
+
+    item: str
+    task_id: str
+    cause: str
+    at: float
+    """Unix seconds."""
+
+
+class ChargesView(msgspec.Struct, kw_only=True):
+    """Failures charged to what was in progress."""
+
+    num_proven: int = 0
+    num_suspected: int = 0
+    """Charges of items that were in progress with others."""
+    num_quarantined: int = 0
+    quarantined: list[ChargeView] = []
+    """The newest."""
+
+
 class LedgerView(msgspec.Struct, kw_only=True):
     """The conservation ledger."""
 
@@ -289,6 +310,7 @@ class MonitorState(msgspec.Struct, kw_only=True):
     rollouts: RolloutsView = msgspec.field(default_factory=RolloutsView)
     sandbox: SandboxView = msgspec.field(default_factory=SandboxView)
     ledger: LedgerView = msgspec.field(default_factory=LedgerView)
+    charges: ChargesView = msgspec.field(default_factory=ChargesView)
     live: LiveView = msgspec.field(default_factory=LiveView)
     actors: dict[str, ActorView] = {}
     stall: StallView = msgspec.field(default_factory=StallView)

@@ -14,12 +14,13 @@ import msgspec
 from penstock.actors.pacer.config import PacerConfig, TreeConfig
 from penstock.actors.pacer.curriculum import Curriculum
 from penstock.actors.pacer.staleness_budget import Budget
+from penstock.actors.pacer.task_quarantine import TaskQuarantine
 from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.envs.tasks.storage import load_tasks
 from penstock.messages.base import Event
-from penstock.messages.control import RunFinished
+from penstock.messages.control import ItemQuarantined, RunFinished
 from penstock.messages.generation import ReplicaReported
 from penstock.messages.reward import EvalCompleted, EvalRequested
 from penstock.messages.task import (
@@ -56,6 +57,7 @@ class Pacer(Actor):
         ReplicaReported,
         EvalRequested,
         EvalCompleted,
+        ItemQuarantined,
         RunFinished,
     )
 
@@ -73,6 +75,7 @@ class Pacer(Actor):
         self._curriculum: Curriculum
         self._heldout: Sequence[Task] = ()
         self._published: CreditsChanged | None = None
+        self._quarantine = TaskQuarantine()
 
     async def start(self, ctx: Context) -> Effects:
         """Load the tasks, and take up the count of grants where an earlier incarnation left it.
@@ -124,6 +127,11 @@ class Pacer(Actor):
         """Have every chosen held-out task attempted once."""
         return eval_commands(self._config, event, self._heldout)
 
+    async def on_item_quarantined(self, event: ItemQuarantined, ctx: Context) -> Effects:
+        """Grant no group of a task whose rollouts end process after process."""
+        task = self._quarantine.add(event)
+        return () if task is None else (task,)
+
     async def on_run_finished(self, event: RunFinished, ctx: Context) -> Effects:
         """Grant no more."""
         self._budget = self._budget.closed()
@@ -144,7 +152,7 @@ class Pacer(Actor):
         first, version = self._budget.num_granted, self._budget.policy_version
         effects: list[Event] = []
         for index in range(first, first + num_groups):
-            task = self._curriculum.pick(index)
+            task = self._curriculum.pick(index, self._quarantine.task_ids)
             effects += group_commands(self._config, index, task, version)
         self._budget = self._budget.with_granted(num_groups)
         return [*effects, *self._changed_credits(ctx)]

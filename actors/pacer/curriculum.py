@@ -2,10 +2,16 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from penstock.messages.errors import ConfigError
+from penstock.messages.errors import ConfigError, PenstockError
 from penstock.messages.task import Task
+
+DRAWS_MAX = 1000
+
+
+class TasksExhaustedError(PenstockError, RuntimeError):
+    """There is no training task left to attempt."""
 
 
 class Curriculum:
@@ -32,11 +38,21 @@ class Curriculum:
         if sum(self._weights.values()) <= 0:
             raise ConfigError("pacer.category_weights: expected a task and a weight above 0")
 
-    def pick(self, group_index: int) -> Task:
-        """Return the task of a group."""
+    def pick(self, group_index: int, without: Collection[str] = ()) -> Task:
+        """Return the task of a group: the first that it draws of those that may be attempted.
+
+        Raises:
+            TasksExhaustedError: Every task of the drawn categories is to be left out.
+
+        """
         generator = random.Random(f"curriculum.{self._seed}.{group_index}")
         categories = sorted(self._weights)
-        category = generator.choices(
-            categories, [self._weights[category] for category in categories]
-        )[0]
-        return generator.choice(self._tasks[category])
+        weights = [self._weights[category] for category in categories]
+        for _ in range(DRAWS_MAX):
+            category = generator.choices(categories, weights)[0]
+            task = generator.choice(self._tasks[category])
+            if task.task_id not in without:
+                return task
+        raise TasksExhaustedError(
+            f"group {group_index}: {DRAWS_MAX} tasks drawn, and all are quarantined"
+        )

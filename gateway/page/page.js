@@ -2,6 +2,7 @@
 const BLANK = {
   run: {}, midtrain: { points: [] }, steps: [], evals: [], staleness: { tokens: {} }, regions: {},
   rollouts: { ends: {}, outcomes: {} }, sandbox: { gauges: {} }, ledger: { totals: {}, rows: {}, violations: [] },
+  charges: { num_proven: 0, num_suspected: 0, num_quarantined: 0, quarantined: [] },
   live: {}, actors: {}, stall: {}, log: [],
 };
 let state = BLANK;
@@ -190,6 +191,13 @@ function drawLedger() {
   fill("ledger", line1, bar, key, table(head, rows, [1, 2, 3, 4, 5, 6, 7, 8]), ...faults);
 }
 
+function drawCharges() {
+  const { num_proven: proven, num_suspected: suspected, quarantined } = state.charges;
+  const line1 = html("p", "sub", `${integer(proven)} failures charged to one item, ${integer(suspected)} suspicions, ${integer(state.charges.num_quarantined)} in quarantine`);
+  const rows = quarantined.slice(-8).reverse().map((one) => [new Date(one.at * 1e3).toLocaleTimeString(), one.item, one.task_id, one.cause]);
+  fill("charges", line1, rows.length ? table(["since", "item", "task", "cause"], rows, []) : empty("Nothing is in quarantine."));
+}
+
 function drawOutcomes() {
   const { rollouts } = state;
   const tones = { solved: 3, failed: 1, policy_error: 4, timeout: 5, infrastructure_error: 2, judge_error: 2, stale: 6, filtered: 6, cancelled: 6 };
@@ -274,7 +282,7 @@ const SECTIONS = {
   lag: [["regions"], drawLag], steptime: [["steps"], drawStepTime],
   loss: [["steps"], drawLoss],
   ledger: [["ledger"], drawLedger], outcomes: [["rollouts"], drawOutcomes], actors: [["actors", "run", "stall"], drawActors],
-  sandbox: [["sandbox"], drawSandbox], live: [["live"], drawLive], log: [["log"], drawLog],
+  sandbox: [["sandbox"], drawSandbox], live: [["live"], drawLive], log: [["log"], drawLog], charges: [["charges"], drawCharges],
 };
 
 function draw(changed) {

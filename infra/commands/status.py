@@ -8,6 +8,7 @@ import time
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -127,6 +128,8 @@ def _pairs(state: MonitorState) -> list[tuple[str, str | Text]]:
         ("rollouts", f"{state.rollouts.num_finished}"),
         ("virtual machines", machines),
         ("users", users),
+        ("charged, quarantined", f"{state.charges.num_proven}, {state.charges.num_quarantined}"),
+        ("newest in quarantine", _quarantined(state)),
     ]
 
 
@@ -152,6 +155,14 @@ def _ledger(state: MonitorState) -> str | Text:
     if not state.ledger.balanced:
         return Text(f"does not balance: {state.ledger.num_violations} faults", "red")
     return f"balanced, {totals.generated:,} tokens, {totals.in_flight:,} in flight"
+
+
+def _quarantined(state: MonitorState) -> str:
+    if not state.charges.quarantined:
+        return "–"
+    last = state.charges.quarantined[-1]
+    at = time.strftime("%H:%M:%S", time.localtime(last.at))
+    return escape(f"{last.item} at {at}: {last.cause}")
 
 
 def _number(metrics: dict[str, float], name: str) -> str:

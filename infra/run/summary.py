@@ -28,6 +28,7 @@ def run_summary(
             for fate, num_tokens in msgspec.structs.asdict(ledger.totals).items()
         }
         | {"balanced": ledger.balanced},
+        "charges": _charges(state),
         "live": {
             "requests": live.num_requests,
             "feedback": live.num_feedback,
@@ -35,6 +36,20 @@ def run_summary(
         },
         "utilization": _utilization(state, config),
         "replay": replay,
+    }
+
+
+def _charges(state: MonitorState) -> dict[str, Any]:
+    """Return how many failures were charged, and what is quarantined: who, why, when."""
+    view = state.charges
+    return {
+        "charged": view.num_proven,
+        "suspected": view.num_suspected,
+        "quarantined": view.num_quarantined,
+        "items": {
+            one.item: {"task": one.task_id, "cause": one.cause, "at": one.at}
+            for one in view.quarantined
+        },
     }
 
 

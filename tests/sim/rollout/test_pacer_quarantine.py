@@ -1,0 +1,77 @@
+"""A task whose rollouts break process after process is granted no more, and all can see why."""
+
+from tests.sim.rollout.conftest import World, make_task
+
+from penstock.actors.monitor.fold import RunFold
+from penstock.actors.pacer.curriculum import Curriculum
+from penstock.infra.commands.status import render
+from penstock.messages.control import ItemCharged, ItemQuarantined
+from penstock.messages.training import MidtrainCompleted, StepCompleted
+
+MIDTRAIN = MidtrainCompleted(
+    num_tokens=0, loss_first=0.0, loss_last=0.0, heldout_loss=0.0, heldout_perplexity=1.0,
+    weights_digest="", wall_s=0.0,
+)  # fmt: skip
+
+
+def quarantined(rollout_id: str, task_id: str, role: str = "rollout_worker.StartRollout"):
+    item = f"{role}.{rollout_id}"
+    return ItemQuarantined(item=item, cause="ended by signal 11", task_id=task_id)
+
+
+def test_two_quarantined_rollouts_end_a_task(simulate) -> None:
+    async def scenario(world: World) -> None:
+        await world.put_tasks(3, 3)
+        tasks = [make_task(f"train-{n}") for n in range(3)]
+        picked = [Curriculum(0, tasks, {}).pick(index).task_id for index in range(40)]
+        bad, once = picked[0], next(one for one in picked if one != picked[0])
+        await world.publish(
+            quarantined("g0-m0", bad),
+            quarantined("g0-m0", bad, "judge.RolloutFinished"),  # the same rollout
+            quarantined("g1-m3", once),
+            quarantined("g7-m1", bad),
+        )
+        world.host(world.policy)
+        world.host_pacer(await_baseline=False, groups_per_batch=40, group_size=1, steps_max=1)
+        await world.sleep(5.0)
+        await world.publish(MIDTRAIN)
+        commands = await world.wait_for_commands(40)
+        granted = [command.task.task_id for command in commands]
+        assert bad not in granted and once in granted
+        kept = [(a, b) for a, b in zip(picked, granted, strict=True) if a != bad]
+        assert all(a == b for a, b in kept)
+        [task] = [e for e in await world.read(ItemQuarantined) if e.item.startswith("pacer.")]
+        assert (task.item, task.task_id) == (f"pacer.Task.{bad}", bad)
+        assert "g0-m0, g7-m1" in task.cause
+
+    simulate(scenario)
+
+
+def test_charges_are_in_the_run_s_view() -> None:
+    fold = RunFold()
+    for number, is_proven in ((1, False), (2, True), (3, True)):
+        charged = ItemCharged(
+            item="judge.RolloutFinished.g3-m2", number=number, cause="[red]x", is_proven=is_proven
+        )
+        fold.apply(charged, 10.0 + number)
+    fold.apply(quarantined("g3-m2", "t3"), 20.0)
+    state = fold.state(30.0)
+    view = state.charges
+    assert (view.num_proven, view.num_suspected, view.num_quarantined) == (2, 1, 1)
+    [one] = view.quarantined
+    assert (one.task_id, one.cause, one.at) == ("t3", "ended by signal 11", 20.0)
+    levels = [line.level for line in state.log]
+    assert levels == ["warn", "warn", "warn", "error"]
+    assert render(state) is not None
+
+
+def test_a_skipped_step_is_an_error_in_the_log_and_counted() -> None:
+    fold = RunFold()
+    step = StepCompleted(
+        step=3, policy_version=3, weights_digest="a", optimizer_digest="b", metrics={},
+        skipped="the loss is nan", num_skipped=1,
+    )  # fmt: skip
+    fold.apply(step, 1.0)
+    state = fold.state(2.0)
+    assert state.training.num_skipped == 1
+    assert (state.log[-1].level, "the loss is nan" in state.log[-1].text) == ("error", True)
