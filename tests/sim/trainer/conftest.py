@@ -169,6 +169,7 @@ class World:
         self.random = random.Random(seed)
         self.numpy = np.random.default_rng(seed)
         self.config = config or small_config()
+        self.policy = POLICY
         self.log, self.store = Log(), MemoryStore()
         self.pending: list[list[Event]] = []
         self.num_granted = 0
@@ -177,7 +178,7 @@ class World:
             self.store.objects[key] = encode_corpus(Corpus(tokens=tokens))
 
     def trainer(self) -> Trainer:
-        return Trainer(self.config, POLICY, Publisher(StoreIO(self.store)), seed=7)
+        return Trainer(self.config, self.policy, Publisher(StoreIO(self.store)), seed=7)
 
     async def run(self) -> int:
         """Run until the run is finished; return how often the trainer was killed."""
