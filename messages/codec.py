@@ -16,6 +16,7 @@ from penstock.messages.control import (
     RunOpened,
     RunStarted,
 )
+from penstock.messages.errors import CodecError
 from penstock.messages.feedback import (
     FeedbackReceived,
     FeedbackRetracted,
@@ -102,6 +103,8 @@ MESSAGES: tuple[type[Message], ...] = EVENTS + REQUESTS
 """The codec decodes these and no others."""
 
 
+MESSAGE_BYTES_MAX = 64 << 20
+"""Of one message without what lies in the store; small texts take ten times their bytes."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(
     Union[MESSAGES]  # noqa: UP007
@@ -117,8 +120,12 @@ def decode(data: bytes | memoryview) -> Message:
     """Decode any of `MESSAGES`.
 
     Raises:
-        CodecError: Not msgpack, an unknown `type`, or a field of a wrong type (with its path).
+        CodecError: Above MESSAGE_BYTES_MAX, not msgpack, an unknown `type`, or a field of a wrong
+            type (with its path).
 
     """
+    if len(data) > MESSAGE_BYTES_MAX:
+        text = f"expected at most {MESSAGE_BYTES_MAX} bytes, got {len(data)}"
+        raise CodecError(f"undecodable message: {text}")
     message: Message = parse_with(_decoder, data, "undecodable message")
     return message

@@ -17,8 +17,8 @@ import msgspec
 from penstock.infra.bus.settings import BusSection
 from penstock.messages.base import Claim, Event, Message
 from penstock.messages.bus import ObjectStore
-from penstock.messages.codec import decode, encode
-from penstock.messages.errors import PenstockError
+from penstock.messages.codec import MESSAGE_BYTES_MAX, decode, encode
+from penstock.messages.errors import CodecError, PenstockError
 from penstock.messages.reading.claims import digest_of, fetch
 from penstock.messages.reading.parsing import parse_with
 
@@ -77,6 +77,10 @@ class Claims:
             }
             if stored:
                 data = encode(msgspec.structs.replace(message, **stored))
+        if len(data) > MESSAGE_BYTES_MAX:
+            name = type(message).__name__
+            text = f"{len(data)} bytes, a message has at most {MESSAGE_BYTES_MAX}"
+            raise CodecError(f"{name}: {text}")
         if len(data) <= num_bytes_max:
             return Packed(data=data, headers={}, object_keys=tuple(keys))
         claim = await self._put(data, word, keys)

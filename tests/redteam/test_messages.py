@@ -21,7 +21,7 @@ from penstock.infra.bus.claims import CLAIM_HEADER
 from penstock.infra.bus.memory.log import Stored
 from penstock.infra.bus.memory.server import Faults
 from penstock.messages.base import Claim, Message, Stream
-from penstock.messages.codec import decode, encode
+from penstock.messages.codec import MESSAGE_BYTES_MAX, decode, encode
 from penstock.messages.control import MessageRejected
 from penstock.messages.errors import (
     CodecError,
@@ -330,6 +330,29 @@ def test_a_store_that_is_away_says_nothing_of_the_object():
         run_virtual(fetch(Away(10_000), claim))
     with pytest.raises(CodecError):
         run_virtual(fetch(Away(0), msgspec.structs.replace(claim, blake3="0" * 64)))
+
+
+def test_an_oversized_message_is_refused_where_it_is_sent_and_where_it_is_read(tmp_path):
+    large = AbortGeneration(request_id="x" * MESSAGE_BYTES_MAX)
+    with pytest.raises(CodecError, match="at most 67108864 bytes"):
+        decode(encode(large))
+
+    async def scenario(world) -> None:
+        bus = await world.bus()
+        with pytest.raises(CodecError, match=r"AbortGeneration: .* a message has at most"):
+            await bus.request("same", large, deadline_s=10.0)
+        with pytest.raises(CodecError, match=r"StartRollout: .* a message has at most"):
+            await bus.publish([task(1, large.request_id)])
+        assert await world.store.keys("") == []
+
+        async def too_much(message: Message) -> AsyncIterator[Message]:
+            yield large
+
+        await bus.serve("too.much", too_much)
+        with pytest.raises(RemoteCallError, match="a message has at most"):
+            await bus.request("too.much", Ack(), deadline_s=10.0)
+
+    run_on("nats", tmp_path, scenario)
 
 
 class Lagging:

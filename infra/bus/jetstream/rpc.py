@@ -173,7 +173,7 @@ class Server:
             async for reply in self._replies(message):
                 if takes_one and num_replies:
                     continue
-                packed = await self._claims.pack_call(reply, PAYLOAD_BYTES_MAX)
+                packed = await self._pack(reply)
                 number = {} if takes_one else {REPLY_HEADER: str(num_replies)}
                 await self._connection.send(
                     message.reply, packed.data, headers=packed.headers | number
@@ -184,6 +184,13 @@ class Server:
                 await self._connection.send(message.reply, b"", headers=end)
         except BusError as error:  # The client sees a missing number, or no reply in time.
             log.warning("%s: reply not sent: %s", self._service, error)
+
+    async def _pack(self, reply: Message) -> Packed:
+        """Encode a reply, or the error of one that cannot be sent."""
+        try:
+            return await self._claims.pack_call(reply, PAYLOAD_BYTES_MAX)
+        except (PenstockError, OSError) as error:
+            return await self._claims.pack_call(to_remote(error), PAYLOAD_BYTES_MAX)
 
     async def _replies(self, message: Msg) -> AsyncGenerator[Message, None]:
         """Yield the handler's replies; its error is the last one, and never ends the server."""
