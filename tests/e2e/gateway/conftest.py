@@ -61,7 +61,8 @@ class ScriptedGenerator(Actor):
     role = "generator"
     tick_s = 0.05
 
-    def __init__(self) -> None:
+    def __init__(self, replica: str = "west") -> None:
+        self.replica = replica
         self.policy_version = 7
         """-1: says nothing of itself."""
         self.replies: list[Reply] = []
@@ -72,10 +73,13 @@ class ScriptedGenerator(Actor):
         self.resume = asyncio.Event()
 
     def services(self) -> Mapping[str, Serve]:
-        return {"generate.live.west": self._generate, "abort.west": self._abort}
+        return {
+            f"generate.live.{self.replica}": self._generate,
+            f"abort.{self.replica}": self._abort,
+        }
 
     async def on_tick(self, ctx: Context) -> Effects:
-        return (reported(self.policy_version),) if self.policy_version >= 0 else ()
+        return (reported(self.policy_version, self.replica),) if self.policy_version >= 0 else ()
 
     async def _abort(self, message: Message) -> AsyncIterator[Message]:
         assert isinstance(message, AbortGeneration)
@@ -215,8 +219,8 @@ async def site(bus, tmp_path, tokenizer) -> AsyncIterator[Site]:
         yield site
 
 
-def reported(policy_version: int) -> ReplicaReported:
+def reported(policy_version: int, replica: str = "west") -> ReplicaReported:
     return ReplicaReported(
-        region="west", replica="west", started_at=0.0, serves=[Purpose.LIVE],
+        region="west", replica=replica, started_at=0.0, serves=[Purpose.LIVE],
         policy_version=policy_version, num_running_max=64,
     )  # fmt: skip
