@@ -58,7 +58,7 @@ class LogReader:
         self._stop_at_end = stop_at_end
         self._end: int | None = None
         self._last_at = 0.0
-        """When the server stored the last event."""
+        """When the server stored the last event; 0 before one was read."""
         self._name = ""
         self._expected = 1
         self.puller = Puller(intake.connection, stream_name(self._stream), self._ensure, READ_AHEAD)
@@ -126,7 +126,8 @@ class LogReader:
         A stream's time of creation does not tell: a cluster remembers the stream and its time when
         all its servers were restarted, while its events, and their numbers, start over.
         """
-        if not state["first_seq"] <= self._last <= state["last_seq"]:
+        is_held = state["first_seq"] <= self._last <= state["last_seq"]
+        if not is_held or not self._last_at:
             return self._last > state["last_seq"]
         try:
             answer = await self._connection.api(f"STREAM.MSG.GET.{stream}", {"seq": self._last})

@@ -14,7 +14,7 @@ import pytest
 from tests.contract.bus.bus_world import DEADLINE_S, step
 from tests.contract.bus.plain_server import plain_server
 
-from penstock.infra.bus.jetstream import connection, provision
+from penstock.infra.bus.jetstream import access, connection, provision
 from penstock.infra.bus.jetstream.access import Access, as_access, open_access
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.settings import BusSection
@@ -82,9 +82,9 @@ def test_a_missing_file_is_named_before_anything_is_sent(tmp_path, field):
 
 
 def test_no_secret_is_shown():
-    access = as_access("nats://s3cret@127.0.0.1:4222")
-    assert "s3cret" not in repr(access) + str(access.servers) + access.place
-    assert access.options == {"token": "s3cret"}
+    found = as_access("nats://s3cret@127.0.0.1:4222")
+    assert "s3cret" not in repr(found) + str(found.servers) + found.place
+    assert found.options == {"token": "s3cret"}
 
 
 async def test_a_token_comes_from_its_file_and_a_wrong_one_is_refused(tmp_path):
@@ -302,5 +302,12 @@ async def test_tls_is_checked_on_both_sides_and_never_given_up(tmp_path):
 
 
 def test_an_access_is_not_printed_with_its_options():
-    access = Access(servers=["nats://h:1"], options={"token": "s3cret"})
-    assert "s3cret" not in f"{access} {access!r}"
+    found = Access(servers=["nats://h:1"], options={"token": "s3cret"})
+    assert "s3cret" not in f"{found} {found!r}"
+
+
+@pytest.mark.parametrize("field", ["nkey_seed_file", "credentials_file"])
+def test_a_missing_extra_is_named(tmp_path, monkeypatch, field):
+    monkeypatch.setattr(access, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=rf"bus\.{field}: install the extra: .*nkeys"):
+        open_access(section(1, **{field: write(tmp_path / "secret", "SU")}))

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import nats
 import pytest
+from tests.contract.bus.bus_world import progress, take
 from tests.contract.bus.check_bus import CHECKS
 
 from penstock.infra.bus.jetstream.bus import NatsBus
@@ -19,6 +20,7 @@ from penstock.messages.codec import decode, encode
 from penstock.messages.control import ActorStarted, RunFinished
 from penstock.messages.errors import DeadlineError
 from penstock.messages.generation import AbortGeneration
+from penstock.messages.telemetry import MidtrainProgressed
 
 
 class NatsWorld:
@@ -142,3 +144,10 @@ async def test_a_raw_read_goes_through_many_batches_and_one_run_alone(world):
         await other.publish(events)
     found = [decode(message.data).pid async for message in bus.read_raw([Stream.CONTROL])]
     assert found == list(range(100))
+
+
+async def test_a_reader_of_a_stream_in_memory_begins_behind_the_place_it_is_given(world):
+    bus = await world.bus()
+    receipts = await bus.publish([progress(n) for n in range(4)])
+    deliveries = bus.follow([MidtrainProgressed], after={Stream.METRICS: receipts[1].sequence})
+    assert [one.event for one in await take(deliveries, 2)] == [progress(2), progress(3)]
