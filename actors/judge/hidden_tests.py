@@ -32,7 +32,12 @@ from penstock.envs.sandbox import ImageAbsent, Sandbox, SandboxError
 from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec, SandboxBusyError
 from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.envs.tasks.gates import read_report
-from penstock.envs.tasks.grading import FilesUnfitError, TaskUnfitError, run_hidden_tests
+from penstock.envs.tasks.grading import (
+    FilesUnfitError,
+    TaskUnfitError,
+    TestsKilledError,
+    run_hidden_tests,
+)
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import DeadlineError
 from penstock.messages.reading.trajectories import Trajectory
@@ -40,6 +45,8 @@ from penstock.messages.reward import CheatFinding, CheatKind, Outcome
 from penstock.messages.rpc import RetryPolicy, with_retries
 
 _DETAIL_CHARACTERS_MAX = 400
+KILLS_MAX = 2
+"""Machines that the same files may kill before that is their own doing."""
 
 
 class HiddenTestsJudge:
@@ -55,20 +62,27 @@ class HiddenTestsJudge:
     async def judge(self, rollout: Trajectory, task: GradedTask, ctx: Context) -> Findings:
         """Grade one rollout; a machine that fails is replaced, then the rollout is masked.
 
+        Unless its files kill machine after machine by themselves: then it is the policy's fault.
         The first ends the machine of a judge that had the rollout before and may be gone.
         """
         if (settled := settle(rollout, task)) is not None:
             return settled
         is_first = True
+        killed: list[str] = []
 
         async def attempt() -> Findings:
             nonlocal is_first
             lease_id = ctx.new_id("grade")
             spec = self._spec(rollout, task.task.image, lease_id)
-            spec = msgspec.structs.replace(spec, takes_over=is_first)
+            avoid_host = killed[-1] if killed else ""
+            spec = msgspec.structs.replace(spec, takes_over=is_first, avoid_host=avoid_host)
             is_first = False
             async with lease_sandbox(ctx, lease_id, spec) as sandbox:
-                return await grade(rollout, task, sandbox, self._config.output_bytes_max)
+                try:
+                    return await grade(rollout, task, sandbox, self._config.output_bytes_max)
+                except TestsKilledError:
+                    killed.append(sandbox.host)
+                    raise
 
         config = self._config
         retry = RetryPolicy(pause_s=config.retry_delay_s, num_attempts_max=config.num_attempts_max)
@@ -77,9 +91,13 @@ class HiddenTestsJudge:
                 attempt,
                 retry,
                 retry_on=(SandboxError, DeadlineError),
-                is_final=lambda error: isinstance(error, SandboxBusyError | ImageAbsent),
+                is_final=lambda error: (
+                    isinstance(error, SandboxBusyError | ImageAbsent) or len(killed) >= KILLS_MAX
+                ),
             )
         except (SandboxError, DeadlineError) as error:
+            if len(killed) >= KILLS_MAX:
+                return _unfit(f"{len(killed)} machines killed: {error}", rollout, task)
             return Findings(outcome=Outcome.INFRASTRUCTURE_ERROR, detail=str(error))
 
     def _spec(self, rollout: Trajectory, image: str, lease_id: str) -> LeaseSpec:
@@ -148,7 +166,7 @@ async def grade(
     except TaskUnfitError as error:
         return Findings(outcome=Outcome.JUDGE_ERROR, detail=str(error))
     except FilesUnfitError as error:
-        return _unfit(error, rollout, task)
+        return _unfit(f"they cannot be laid out: {error}", rollout, task)
     report = read_report(done, task.hidden.expected)
     tail = (done.stdout + done.stderr).decode("utf-8", "replace")[-_DETAIL_CHARACTERS_MAX:]
     findings = Findings(
@@ -161,11 +179,10 @@ async def grade(
     return weigh(findings, audit(rollout, task))
 
 
-def _unfit(error: FilesUnfitError, rollout: Trajectory, task: GradedTask) -> Findings:
+def _unfit(why: str, rollout: Trajectory, task: GradedTask) -> Findings:
     """Return what an episode is worth whose files cannot be graded: it left them so."""
-    found = CheatFinding(kind=CheatKind.UNFIT, where="files", detail=str(error), is_decisive=True)
-    detail = f"what the episode left cannot be laid out: {error}"
-    unfit = Findings(outcome=Outcome.POLICY_ERROR, detail=detail)
+    found = CheatFinding(kind=CheatKind.UNFIT, where="files", detail=why, is_decisive=True)
+    unfit = Findings(outcome=Outcome.POLICY_ERROR, detail=f"the files that it left: {why}")
     return weigh(unfit, [found, *audit(rollout, task)])
 
 

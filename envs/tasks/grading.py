@@ -17,6 +17,7 @@ from penstock.envs.sandbox import (
     WORK_DIR,
     Sandbox,
     SandboxFileError,
+    SandboxKilled,
     VerifierRun,
     verifying,
 )
@@ -58,6 +59,10 @@ class FilesUnfitError(PenstockError, ValueError):
     """What an episode left cannot be laid out again: the policy's fault."""
 
 
+class TestsKilledError(SandboxKilled):
+    """A machine ended by itself while the code under test ran in it."""
+
+
 async def run_hidden_tests(
     sandbox: Sandbox,
     graded: GradedTask,
@@ -78,6 +83,7 @@ async def run_hidden_tests(
     Raises:
         TaskUnfitError: The task's own files, or its tests, do not fit into the machine.
         FilesUnfitError: What the episode left does not.
+        TestsKilledError: The machine ended by itself while the tests ran.
         SandboxError: The machine failed.
 
     """
@@ -94,11 +100,14 @@ async def run_hidden_tests(
         peer=hidden.peer,
         covers=covers(task, hidden, {*task.files, *left}.difference(deleted)),
     )
-    if run.peer or run.covers:
-        return await verifying(sandbox).verify(run)
-    return await sandbox.exec(
-        run.argv, timeout_s=run.timeout_s, output_bytes_max=run.output_bytes_max
-    )
+    try:
+        if run.peer or run.covers:
+            return await verifying(sandbox).verify(run)
+        return await sandbox.exec(
+            run.argv, timeout_s=run.timeout_s, output_bytes_max=run.output_bytes_max
+        )
+    except SandboxKilled as error:
+        raise TestsKilledError(str(error)) from error
 
 
 def covers(task: Task, hidden: HiddenTests, there: Collection[str]) -> list[tuple[str, str]]:

@@ -147,6 +147,31 @@ def test_one_death_may_be_chance_and_the_episode_goes_on(simulate, num_machines_
     simulate(scenario)
 
 
+def test_files_that_kill_machine_after_machine_in_grading_are_the_policys(simulate) -> None:
+    async def scenario(world: World) -> None:
+        start(world)
+        world.backend.deaths |= {0: 0, -1: 3}  # what is laid out lives, what runs it does not
+        rollout, verdict = await end_of(world)
+        assert (rollout.end, verdict.outcome) == (EpisodeEnd.FINISHED, Outcome.POLICY_ERROR)
+        assert "2 machines killed" in verdict.detail
+        assert any(one.is_decisive for one in verdict.findings)
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("are_killed", [False, True])
+def test_a_grading_machine_that_others_killed_convicts_nobody(simulate, are_killed) -> None:
+    async def scenario(world: World) -> None:
+        start(world)
+        world.backend.are_killed = are_killed
+        world.backend.deaths |= {0: 0, -1: 3} if are_killed else {1: 3}
+        rollout, verdict = await end_of(world)
+        expected = Outcome.INFRASTRUCTURE_ERROR if are_killed else Outcome.SOLVED
+        assert (rollout.end, verdict.outcome) == (EpisodeEnd.FINISHED, expected)
+
+    simulate(scenario)
+
+
 def test_killing_by_turns_does_not_mask_either(simulate) -> None:
     """Each time another turn's call ends the machine."""
 
