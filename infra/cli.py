@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     actor.add_argument("roles", nargs="+", metavar="ROLE[:REGION]", help="actors of this process")
     actor.add_argument("--run", required=True, help="id or path of the run")
     _add_host_file(actor)
-    text = "where it notes what it works on, for whoever finds it dead"
+    text = "where it notes what it works on, for the launcher that finds it dead"
     actor.add_argument("--in-progress", metavar="FILE", default="", help=text)
     text = "retrain every step from a run's log and compare every weight digest"
     replay = "run.replay:replay_command"

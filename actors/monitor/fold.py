@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from penstock.actors.monitor.actor_views import ActorViews
+from penstock.actors.monitor.charge_views import ChargeView
 from penstock.actors.monitor.curves import NUM_SAMPLES_MAX, append_tail, median_or_none
 from penstock.actors.monitor.learning import LearningViews
 from penstock.actors.monitor.log_lines import LOGGED, describe
 from penstock.actors.monitor.regions import RegionViews
-from penstock.actors.monitor.state import ChargeView, LedgerView, MonitorState
+from penstock.actors.monitor.state import LedgerView, MonitorState
 from penstock.actors.monitor.wait_graph import weight_backpressure
 from penstock.messages.base import Event
 from penstock.messages.bus import Bus, Delivery

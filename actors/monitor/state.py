@@ -5,6 +5,7 @@
 
 import msgspec
 
+from penstock.actors.monitor.charge_views import ChargesView
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.telemetry import Wait
 from penstock.messages.training import LedgerRow
@@ -194,27 +195,6 @@ class SandboxView(msgspec.Struct, kw_only=True):
     boot_ms_p50: float = 0.0
     gauges: dict[str, float] = {}
     """Newest reports of the pools, summed over hosts."""
-
-
-class ChargeView(msgspec.Struct, kw_only=True):
-    """An item that is not worked on any more."""
-
-    item: str
-    task_id: str
-    cause: str
-    at: float
-    """Unix seconds."""
-
-
-class ChargesView(msgspec.Struct, kw_only=True):
-    """Failures charged to what was in progress."""
-
-    num_proven: int = 0
-    num_suspected: int = 0
-    """Charges of items that were in progress with others."""
-    num_quarantined: int = 0
-    quarantined: list[ChargeView] = []
-    """The newest."""
 
 
 class LedgerView(msgspec.Struct, kw_only=True):

@@ -25,7 +25,7 @@ class TaskQuarantine:
         if not task_id or event.item.startswith(_ITEM):
             return None
         rollouts = self._rollouts[task_id]
-        rollouts.add(event.item.split(".", 2)[-1])  # The same whoever failed at it.
+        rollouts.add(event.item.split(".", 2)[-1])  # The same in every role.
         if len(rollouts) < ROLLOUTS_MAX or task_id in self.task_ids:
             return None
         self.task_ids.add(task_id)

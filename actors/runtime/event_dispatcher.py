@@ -61,7 +61,7 @@ _OUTSIDE = (OSError, RemoteCallError)
 
 
 class FoldStuckError(PenstockError, RuntimeError):
-    """An actor that must not leave out an event failed at it, started anew, and failed again."""
+    """An actor that must not leave out an event failed at it, started again, and failed again."""
 
 
 class EventDispatcher:

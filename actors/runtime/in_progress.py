@@ -73,7 +73,7 @@ class InProgress:
     """The items in progress in this process.
 
     Args:
-        path: The mapped file, made anew; None keeps them in this process's memory alone.
+        path: The mapped file, emptied first; None keeps them in this process's memory alone.
 
     """
 

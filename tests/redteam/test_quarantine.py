@@ -1,6 +1,6 @@
 """A task whose rollouts break process after process is granted no more, and all can see why."""
 
-from tests.sim.rollout.conftest import World, make_task
+from tests.sim.rollout.conftest import World, make_task, simulate, tokenizer
 
 from penstock.actors.monitor.fold import RunFold
 from penstock.actors.pacer.curriculum import Curriculum
@@ -8,6 +8,7 @@ from penstock.infra.commands.status import render
 from penstock.messages.control import ItemCharged, ItemQuarantined
 from penstock.messages.training import MidtrainCompleted, StepCompleted
 
+__all__ = ["simulate", "tokenizer"]
 MIDTRAIN = MidtrainCompleted(
     num_tokens=0, loss_first=0.0, loss_last=0.0, heldout_loss=0.0, heldout_perplexity=1.0,
     weights_digest="", wall_s=0.0,
