@@ -8,9 +8,9 @@ import pytest
 
 from .launched import PENSTOCK, Launched, gone, machines, penstock
 
-pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(500)]
 
-STEPS = 12
+STEPS = 30
 REPLICAS = (
     'processes.generator-west=["generator:west/a"]',
     'processes.generator-west-b=["generator:west/b"]',
@@ -31,7 +31,11 @@ def sampled(state: dict, actor: str) -> float:
 def test_replicas_join_and_are_lost_and_every_token_is_accounted_for(tmp_path):
     before = machines()
     run = Launched(
-        tmp_path, *REPLICAS, f"trainer.steps_max={STEPS}", "evaluator.eval_every_steps=4"
+        tmp_path,
+        *REPLICAS,
+        f"trainer.steps_max={STEPS}",
+        "evaluator.eval_every_steps=10",
+        "run.wall_s_max=400",
     )
     joiner = None
     try:
@@ -46,7 +50,7 @@ def test_replicas_join_and_are_lost_and_every_token_is_accounted_for(tmp_path):
         assert set(state["regions"]["west"]["replicas"]) == {"west.a", "west.b", "west.c"}
         assert set(state["regions"]["east"]["replicas"]) == {"east.a", "east.b"}
         run.kill("actor", "generator:west/a")
-        assert run.wait(300.0) == 0, run.output
+        assert run.wait(400.0) == 0, run.output
     finally:
         run.end()
         if joiner is not None:
@@ -55,7 +59,7 @@ def test_replicas_join_and_are_lost_and_every_token_is_accounted_for(tmp_path):
     run.check_sound(steps=STEPS)
     told = penstock(tmp_path, "log", "cat", "r1", "--type", "EvalCompleted")
     evaluated = [json.loads(line) for line in told.stdout.splitlines()]
-    assert [one["policy_version"] for one in evaluated] == [0, 4, 8, 12]
+    assert [one["policy_version"] for one in evaluated] == [0, 10, 20, 30]
     for one in evaluated:
         assert one.get("num_wrong_version", 0) == 0
         assert one["num_tasks"] + one.get("num_masked", 0) == 4
