@@ -183,6 +183,7 @@ def test_tasks_run_and_are_graded_on_their_images(tmp_path, cache, port, monkeyp
         f"sandbox.images={own}",
         "rollout_worker.places_groups=true",
         "evaluator.num_eval_tasks=1",
+        "prepare.evaluates_unseparated=true",
     )
     prepare(RunDir(tmp_path / "r1"), overrides, monkeypatch)
     before = machines()
