@@ -9,11 +9,10 @@ import sys
 from collections import Counter
 
 import pytest
+from tests.e2e.hosts.lan import CREDENTIALS, Host, Lan, serve_nats, serve_s3
+from tests.e2e.launched import TINY
 
 from penstock.infra.regions.links import probe_namespaces
-
-from .hosts import CREDENTIALS, Host, Lan, serve_nats, serve_s3
-from .launched import TINY
 
 pytestmark = [pytest.mark.slow, pytest.mark.vm, pytest.mark.timeout(900)]
 

@@ -4,8 +4,7 @@ import json
 
 import pytest
 from tests.contract.bus.plain_server import plain_server
-
-from .launched import Launched, penstock
+from tests.e2e.launched import Launched, penstock
 
 INTERRUPTED = 130
 
