@@ -2,6 +2,7 @@
 
 from penstock.messages.base import Message
 from penstock.messages.rollout import EgressAttempt, SandboxRecord
+from penstock.messages.task import MachineNeeds
 
 
 class AcquireSandbox(Message, frozen=True, kw_only=True):
@@ -20,6 +21,8 @@ class AcquireSandbox(Message, frozen=True, kw_only=True):
     """The placed group that it belongs to: the host reports it as held."""
     image_digest: str = ""
     """Image layer above the base image; empty: the host's own choice for all."""
+    machine: MachineNeeds = MachineNeeds()
+    """What it must have; by default what the host's pool gives."""
     is_grading: bool = False
     """It may use the slots that hosts reserve for grading, so that finished rollouts are graded."""
     avoid_host: str = ""
@@ -157,6 +160,7 @@ class AcquireGroup(Message, frozen=True, kw_only=True):
     """Reaped this long after the last request that names them or their group."""
     image_digest: str = ""
     """As in `AcquireSandbox`."""
+    machine: MachineNeeds = MachineNeeds()
 
 
 class GroupLeased(Message, frozen=True, kw_only=True):

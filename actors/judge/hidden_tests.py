@@ -28,7 +28,7 @@ from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.reward import Findings
 from penstock.actors.runtime.context import Context
 from penstock.envs.python_source import PythonSourceError, parse_python
-from penstock.envs.sandbox import ImageAbsent, Sandbox, SandboxError
+from penstock.envs.sandbox import ImageAbsent, NeedsRefused, Sandbox, SandboxError
 from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec, SandboxBusyError
 from penstock.envs.sandbox_client.lease import lease_sandbox
 from penstock.envs.tasks.gates import read_report
@@ -43,6 +43,7 @@ from penstock.messages.errors import DeadlineError
 from penstock.messages.reading.trajectories import Trajectory
 from penstock.messages.reward import CheatFinding, CheatKind, Outcome
 from penstock.messages.rpc import RetryPolicy, with_retries
+from penstock.messages.task import Task
 
 _DETAIL_CHARACTERS_MAX = 400
 KILLS_MAX = 2
@@ -73,7 +74,7 @@ class HiddenTestsJudge:
         async def attempt() -> Findings:
             nonlocal is_first
             lease_id = ctx.new_id("grade")
-            spec = self._spec(rollout, task.task.image, lease_id)
+            spec = self._spec(rollout, task.task, lease_id)
             avoid_host = killed[-1] if killed else ""
             spec = msgspec.structs.replace(spec, takes_over=is_first, avoid_host=avoid_host)
             is_first = False
@@ -92,7 +93,8 @@ class HiddenTestsJudge:
                 retry,
                 retry_on=(SandboxError, DeadlineError),
                 is_final=lambda error: (
-                    isinstance(error, SandboxBusyError | ImageAbsent) or len(killed) >= KILLS_MAX
+                    isinstance(error, SandboxBusyError | ImageAbsent | NeedsRefused)
+                    or len(killed) >= KILLS_MAX
                 ),
             )
         except (SandboxError, DeadlineError) as error:
@@ -100,15 +102,16 @@ class HiddenTestsJudge:
                 return _unfit(f"{len(killed)} machines killed: {error}", rollout, task)
             return Findings(outcome=Outcome.INFRASTRUCTURE_ERROR, detail=str(error))
 
-    def _spec(self, rollout: Trajectory, image: str, lease_id: str) -> LeaseSpec:
-        """Return the lease of a machine with the task's own image."""
+    def _spec(self, rollout: Trajectory, task: Task, lease_id: str) -> LeaseSpec:
+        """Return the lease of a machine with the task's own image and size."""
         group = GroupSpec(group_id=lease_id, num_machines=1)
         return LeaseSpec(
             holder=f"judge.{rollout.finished.rollout_id}",
             lease_s=self._config.lease_s,
             acquire_wait_s=self._config.acquire_wait_s,
             retry_delay_s=self._config.retry_delay_s,
-            image_digest=image,
+            image_digest=task.image,
+            machine=task.machine,
             group=group if self._config.places_machines else None,
             is_grading=True,
         )

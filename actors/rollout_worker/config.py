@@ -83,6 +83,7 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
             acquire_wait_s=self.restore_wait_s if saved else self.acquire_wait_s,
             retry_delay_s=self.retry_delay_s,
             image_digest=command.task.image,
+            machine=command.task.machine,
             takes_over=takes_over,
             branch_of=branch_of,
             group=group if self.places_groups and not avoid_host else None,

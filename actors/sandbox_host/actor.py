@@ -148,6 +148,7 @@ class SandboxHost(Actor):
                     lease_id=lease_id,
                     timeout_s=self._config.acquire_s_max,
                     image=message.image_digest,
+                    machine=message.machine,
                     reserved_slots=self._reserved_against(message),
                 )
         except (DeadlineError, QueueFullError) as error:

@@ -87,6 +87,7 @@ class Checkpoints:
             lease_s,
             lease_id=request.lease_id,
             image=request.image_digest,
+            machine=request.machine,
             reserved_slots=reserved_slots,
         )
 

@@ -46,5 +46,9 @@ class SandboxHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     quotas: dict[Annotated[str, one_of(Purpose)], NonNegativeInt] = {}
     """A purpose's own quota (train, eval), in place of `quota`."""
 
+    isolation_min: str = ""
+    """Least isolation of machines for strangers' tasks, which bring a verifier of their own:
+    `process`, `user_mode_kernel`, `emulated_vm` or `hardware_vm`. A host that offers less refuses
+    them. By default any will do."""
     egress_addresses: bool = False
     """Whether a task's rule may name an address (`name:port@address`), private ones included."""

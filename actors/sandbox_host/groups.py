@@ -36,12 +36,17 @@ class Groups:
             DeadlineError: The pool had no room for all of them in time.
             QueueFullError: Too many wait already.
             ImageAbsent: Their image is not available.
+            NeedsRefused: This host's machines have less than they need.
             SandboxError: Booting failed.
 
         """
         leases = [
             self._pool.acquire(
-                lease_s, lease_id=lease_id, timeout_s=timeout_s, image=request.image_digest
+                lease_s,
+                lease_id=lease_id,
+                timeout_s=timeout_s,
+                image=request.image_digest,
+                machine=request.machine,
             )
             for lease_id in request.lease_ids
         ]

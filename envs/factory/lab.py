@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from penstock.envs.microvm.pool.pool import Pool
+from penstock.envs.needs import DEFAULT_NEEDS
 from penstock.envs.sandbox import Sandbox, SandboxError
 from penstock.envs.tasks.gates import SuiteReport, read_report
 from penstock.envs.tasks.grading import FilesUnfitError, TaskUnfitError, run_hidden_tests
@@ -11,7 +12,7 @@ from penstock.envs.tasks.source import Rejection, TaskRejectedError
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import DeadlineError
 from penstock.messages.sandbox import ExecResult
-from penstock.messages.task import HiddenTests, Task
+from penstock.messages.task import HiddenTests, MachineNeeds, Task
 
 RUN_S_MAX = 60.0
 LEASE_S = 300.0
@@ -70,14 +71,16 @@ class MachineLab:
     ) -> SuiteReport:
         """Run the hidden tests on the task's files with some changed, in a fresh machine."""
         lease_s = LEASE_S + hidden.timeout_s
-        async with self._machine(task.image, lease_s) as machine:
+        async with self._machine(task.image, task.machine, lease_s) as machine:
             done = await _test(machine, task, hidden, changes)
         return read_report(done, hidden.expected)
 
     @asynccontextmanager
-    async def _machine(self, image: str = "", lease_s: float = LEASE_S) -> AsyncIterator[Sandbox]:
+    async def _machine(
+        self, image: str = "", needs: MachineNeeds = DEFAULT_NEEDS, lease_s: float = LEASE_S
+    ) -> AsyncIterator[Sandbox]:
         try:
-            lease = await self._pool.acquire(lease_s, timeout_s=WAIT_S, image=image)
+            lease = await self._pool.acquire(lease_s, timeout_s=WAIT_S, image=image, machine=needs)
             try:
                 yield lease.sandbox
             finally:

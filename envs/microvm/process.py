@@ -49,6 +49,7 @@ class ProcessBackend:
         mounts: Sequence[str] = (),
     ) -> None:
         self.needs = sized(needs, self)
+        self._cache, self._mounts = cache, mounts
         folder, assets = load_assets(cache)
         size = str(WRITABLE_MIB << 20)
         own = [
@@ -80,6 +81,10 @@ class ProcessBackend:
     @staticmethod
     def _program(guest_fd: int, files: Mapping[str, str]) -> list[str]:
         return [files["agent"], str(guest_fd)]
+
+    def resized(self, needs: MachineNeeds) -> "ProcessBackend":
+        """See `SizedBackend.resized`."""
+        return ProcessBackend(self._cache, needs, mounts=self._mounts)
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> GuestSandbox:
         """See `SandboxBackend.start`."""

@@ -8,6 +8,7 @@ bounds. It is meant for code that a policy writes; strangers' tasks should deman
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 from penstock.envs.microvm.confinement.confinement import MARGIN_MIB, Confinement
 from penstock.envs.microvm.confinement.filters import (
@@ -72,6 +73,7 @@ class UmlBackend:
         layer: str | Path = "",
         needs: MachineNeeds = DEFAULT_NEEDS,
     ) -> None:
+        self._opened_with = (cache, layer)
         folder, self.assets = load_assets(cache)
         self.needs = sized(needs, self)
         self._layer = layered(layer, cache, stock=self.assets.stock)
@@ -125,6 +127,10 @@ class UmlBackend:
             *("quiet", "panic=1", f"lpj={LOOPS_PER_JIFFY}"),
             *("nbd.nbds_max=0", "loop.max_loop=0"),
         ]
+
+    def resized(self, needs: MachineNeeds) -> Self:
+        """See `SizedBackend.resized`."""
+        return type(self)(*self._opened_with, needs)
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> GuestSandbox:
         """See `SandboxBackend.start`; raises `ImageAbsent` if the layer is gone."""

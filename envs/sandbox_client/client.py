@@ -6,6 +6,7 @@ import msgspec
 
 from penstock.envs.sandbox import (
     ImageAbsent,
+    NeedsRefused,
     SandboxDied,
     SandboxError,
     SandboxFileError,
@@ -16,6 +17,7 @@ from penstock.envs.sandbox import (
 from penstock.messages.base import Message
 from penstock.messages.errors import BusError, DeadlineError, RemoteCallError
 from penstock.messages.rpc import RemoteError, RemoteErrorKind
+from penstock.messages.task import MachineNeeds
 
 ACQUIRE_SERVICE = "sandbox.acquire"
 SCHEDULER_SERVICE = "scheduler"
@@ -29,6 +31,7 @@ _KINDS: dict[type[SandboxError], RemoteErrorKind] = {
     SandboxBusyError: RemoteErrorKind.BUSY,
     ImageAbsent: RemoteErrorKind.FAILED,
     SandboxKilled: RemoteErrorKind.GONE,
+    NeedsRefused: RemoteErrorKind.FAILED,
     SandboxDied: RemoteErrorKind.GONE,
     SandboxTimeout: RemoteErrorKind.GONE,
     SandboxFileError: RemoteErrorKind.INVALID,
@@ -124,6 +127,8 @@ class LeaseSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Longest wait for a host with room."""
     image_digest: str = ""
     """Image layer above the base image; empty: the host's own choice for all."""
+    machine: MachineNeeds = MachineNeeds()
+    """What it must have (`Task.machine`)."""
     retry_delay_s: float = 0.2
     margin_s: float = 10.0
     """Time that a host has to answer, beyond what the operation itself may take."""

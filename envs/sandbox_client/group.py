@@ -52,6 +52,7 @@ async def acquire_group(
         lease_ids=list(lease_ids),
         lease_s=spec.lease_s,
         image_digest=spec.image_digest,
+        machine=spec.machine,
     )
 
     async def place(avoid_host: str) -> str:

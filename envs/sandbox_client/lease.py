@@ -6,7 +6,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import msgspec
 
-from penstock.envs.sandbox import ImageAbsent, SandboxDied, SandboxError, SandboxTimeout
+from penstock.envs.sandbox import (
+    ImageAbsent,
+    NeedsRefused,
+    SandboxDied,
+    SandboxError,
+    SandboxTimeout,
+)
 from penstock.envs.sandbox_client.client import (
     ACQUIRE_SERVICE,
     SCHEDULER_SERVICE,
@@ -43,7 +49,7 @@ async def lease_sandbox(
     try:
         sandbox = RemoteSandbox(client, await _acquire(client, lease_id, spec), spec)
     except SandboxError as error:
-        if isinstance(error, ImageAbsent) or is_alone:
+        if isinstance(error, ImageAbsent | NeedsRefused) or is_alone:
             await _release_room(client, spec)
         raise
     renewal = asyncio.create_task(keep_renewed(client, sandbox.renew, spec))
@@ -75,6 +81,7 @@ async def _acquire(client: SandboxClient, lease_id: str, spec: LeaseSpec) -> San
         checkpoint_id=branch_of.checkpoint_id if branch_of else "",
         group_id=group.group_id if group else "",
         image_digest=spec.image_digest,
+        machine=spec.machine,
         is_grading=spec.is_grading,
         takes_over=spec.takes_over,
         avoid_host=spec.avoid_host,

@@ -132,6 +132,7 @@ def _task_toml(candidate: TaskCandidate, split: Split) -> str:
         },
         "metadata.penstock": penstock | {"difficulty_estimate": round(difficulty(origin), 3)},
         "metadata.penstock.limits": limits,
+        "metadata.penstock.machine": msgspec.structs.asdict(task.machine),
         "metadata.penstock.origin": origins,
         "verifier": {"timeout_sec": candidate.hidden.timeout_s},
         "agent": {"timeout_sec": task.limits.wall_s_max},

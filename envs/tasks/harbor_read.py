@@ -15,7 +15,9 @@ import msgspec
 
 from penstock.envs.egress.rules import EgressRuleError, parse_rules
 from penstock.envs.microvm.images.layers import pinned
+from penstock.envs.needs import check_numbers
 from penstock.envs.python_source import PythonSourceError, parse_python
+from penstock.envs.sandbox import NeedsRefused
 from penstock.envs.tasks.apart.programs import TESTS_FOLDER
 from penstock.envs.tasks.dockerfile import DockerfileError, start_files
 from penstock.envs.tasks.harbor import (
@@ -38,7 +40,7 @@ from penstock.envs.tasks.harbor_foreign import Verifier, foreign_hidden
 from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
 from penstock.messages.errors import CodecError
 from penstock.messages.reading.parsing import parse_json, parse_toml
-from penstock.messages.task import HiddenTests, Limits, Split, Task
+from penstock.messages.task import HiddenTests, Limits, MachineNeeds, Split, Task
 
 ENVIRONMENT = "environment"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -49,12 +51,16 @@ _TaskId = Annotated[str, msgspec.Meta(max_length=200, pattern=_PLAIN)]
 _Name = Annotated[str, msgspec.Meta(max_length=64, pattern=_PLAIN)]
 
 
-def read_harbor(folder: Path, *, egress_addresses: bool = False) -> TaskCandidate:
+def read_harbor(
+    folder: Path, *, egress_addresses: bool = False, isolation_min: str = ""
+) -> TaskCandidate:
     """Read one task.
 
     Args:
         folder: Of the task.
         egress_addresses: Whether its allow-list may name addresses, private ones included.
+        isolation_min: The least isolation class of a stranger's task, which has a verifier of its
+            own; by default what its host gives.
 
     Raises:
         MalformedTaskError: A part is missing, does not parse, has a wrong type, is too large, or
@@ -76,6 +82,7 @@ def read_harbor(folder: Path, *, egress_addresses: bool = False) -> TaskCandidat
     category = _converted(
         folder, own.get("category", "harbor"), _Name, "metadata.penstock.category"
     )
+    is_foreign = not (folder / "tests" / EXPECTED_FILE).is_file()
     task = Task(
         task_id=task_id,
         category=category,
@@ -85,8 +92,8 @@ def read_harbor(folder: Path, *, egress_addresses: bool = False) -> TaskCandidat
         limits=_limits(folder, settings, own),
         egress=_egress(folder, own, allows_addresses=egress_addresses),
         image=_image(folder, settings, own),
+        machine=_machine(folder, settings, own, isolation_min if is_foreign else ""),
     )
-    is_foreign = not (folder / "tests" / EXPECTED_FILE).is_file()
     read_hidden = _foreign_hidden if is_foreign else _hidden
     hidden = read_hidden(folder, task_id, settings)
     _check_tests(folder, hidden)
@@ -109,12 +116,15 @@ def _check_tests(folder: Path, hidden: HiddenTests) -> None:
                 raise MalformedTaskError(f"{folder}: hidden test {path} {error}") from error
 
 
-def read_harbor_set(root: Path, *, egress_addresses: bool = False) -> list[TaskCandidate]:
+def read_harbor_set(
+    root: Path, *, egress_addresses: bool = False, isolation_min: str = ""
+) -> list[TaskCandidate]:
     """Read every task folder below a root, by name.
 
     Args:
         root: Holds the folders.
         egress_addresses: See `read_harbor`.
+        isolation_min: As there.
 
     Raises:
         MalformedTaskError: One of them is malformed, two have one id, or there is none.
@@ -125,7 +135,9 @@ def read_harbor_set(root: Path, *, egress_addresses: bool = False) -> list[TaskC
         raise MalformedTaskError(f"{root}: expected task folders, each with a {TASK_FILE}")
     candidates: dict[str, TaskCandidate] = {}
     for folder in folders:
-        candidate = read_harbor(folder, egress_addresses=egress_addresses)
+        candidate = read_harbor(
+            folder, egress_addresses=egress_addresses, isolation_min=isolation_min
+        )
         if candidates.setdefault(candidate.task.task_id, candidate) is not candidate:
             words = f"metadata.penstock.task_id: {candidate.task.task_id!r} is another task's"
             raise MalformedTaskError(f"{folder / TASK_FILE}: {words}")
@@ -170,6 +182,26 @@ def _image(folder: Path, settings: dict[str, Any], own: dict[str, Any]) -> str:
         return ""
     reference: str = _converted(folder, image, str, field)
     return pinned(reference)
+
+
+def _machine(
+    folder: Path, settings: dict[str, Any], own: dict[str, Any], isolation_min: str
+) -> MachineNeeds:
+    """Return what Penstock's own field says, else what Harbor's fields of the environment do."""
+    if "machine" in own:
+        field, numbers = "metadata.penstock.machine", own["machine"]
+    else:
+        field, environment = "environment", settings.get("environment", {})
+        named = {"memory_mib": "memory_mb", "disk_mib": "storage_mb", "processors": "cpus"}
+        is_ours = "limits" in own
+        given = {} if is_ours else {k: environment[v] for k, v in named.items() if v in environment}
+        numbers = given | ({"isolation_min": isolation_min} if isolation_min else {})
+    needs: MachineNeeds = _converted(folder, numbers, MachineNeeds, field)
+    try:
+        check_numbers(needs)
+    except NeedsRefused as error:
+        raise MalformedTaskError(f"{folder / TASK_FILE}: {field}: {error}") from error
+    return needs
 
 
 def _limits(folder: Path, settings: dict[str, Any], own: dict[str, Any]) -> Limits:

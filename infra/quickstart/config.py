@@ -26,6 +26,8 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Whether these tasks' rules may name addresses; as `sandbox.egress_addresses`."""
     evaluates_unseparated: bool = False
     """Whether held-out tasks may have verifiers that the code under test could deceive."""
+    isolation_min: str = ""
+    """Least isolation of machines for strangers' tasks; as `sandbox.isolation_min`."""
     num_train_tasks: PositiveInt = 1024
     num_heldout_tasks: PositiveInt = 128
     num_demonstrations: PositiveInt = 8000

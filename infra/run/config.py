@@ -26,7 +26,7 @@ from penstock.infra.stores.settings import BUCKET, ENDPOINT, StoreKind, StoreSec
 from penstock.messages.errors import ConfigError
 from penstock.messages.generation import NEWEST, pinned_version
 from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveInt
-from penstock.messages.task import Purpose
+from penstock.messages.task import MachineNeeds, Purpose
 
 
 class RunSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,7 +75,21 @@ class PoolSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     size: NonNegativeInt = 4
     """Maximum idle machines kept ready."""
     live_max: PositiveInt = 40
-    """Maximum machines, idle and leased; bounds memory."""
+    """Maximum machines, idle and leased; bounds memory, as a larger one counts as several."""
+    memory_mib: NonNegativeInt = 0
+    """Memory of a machine in MiB, its files included; 0: the backend's own (uml 128, QEMU 256).
+    `live_max` times it is what a task's machine may have at most."""
+    disk_mib: NonNegativeInt = 0
+    """Files of a machine in MiB, at most 70% of its memory; 0: all of these."""
+    processors: PositiveInt = 1
+    """Of a machine; `uml` has one."""
+
+    @property
+    def needs(self) -> MachineNeeds:
+        """The size of its machines."""
+        return MachineNeeds(
+            memory_mib=self.memory_mib, disk_mib=self.disk_mib, processors=self.processors
+        )
 
 
 class UsersSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -155,6 +155,8 @@ def _derive(data: Table) -> None:
     data.setdefault("prepare", {}).setdefault("harness", harness)
     addresses = data.get("sandbox", {}).get("egress_addresses", False)
     data["prepare"].setdefault("egress_addresses", addresses)
+    isolation_min = data.get("sandbox", {}).get("isolation_min", "")
+    data["prepare"].setdefault("isolation_min", isolation_min)
     places = data.get("rollout_worker", {}).get("places_groups", False)
     data.setdefault("judge", {}).setdefault("places_machines", places)
     for rank in publisher_ranks(data.get("weights", {}).get("num_publisher_ranks")):

@@ -18,7 +18,10 @@ from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.hf.stored import INDEX_KEY
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY
 from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
+from penstock.envs.backends import backend_class
 from penstock.envs.ladder.generate import LadderSource
+from penstock.envs.needs import fitted, sized
+from penstock.envs.sandbox import NeedsRefused
 from penstock.envs.tasks.harbor_folder import MalformedTaskError
 from penstock.envs.tasks.harbor_read import read_harbor_set
 from penstock.envs.tasks.source import TaskCandidate
@@ -28,10 +31,10 @@ from penstock.infra.corpora.outside import corpus_objects
 from penstock.infra.models.claim import claim_model, open_model
 from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.quickstart.midtrain_data import midtrain_objects
-from penstock.infra.run.config import RunConfig
+from penstock.infra.run.config import PoolSection, RunConfig
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import ConfigError
-from penstock.messages.task import Split
+from penstock.messages.task import Split, Task
 
 TASK_KEYS = tuple(key(split) for key in (tasks_key, hidden_tests_key) for split in Split)
 CORPUS_KEYS = (MIDTRAIN_KEY, MIDTRAIN_HELDOUT_KEY)
@@ -128,6 +131,7 @@ def _checked(one: TaskCandidate, config: RunConfig, chat: ChatFormat | None) -> 
 
     """
     task, context = one.task, config.generator.num_tokens_max
+    _check_machine(task, config.pool)
     num_tokens = task.limits.num_tokens_max
     if num_tokens > context:
         raise ConfigError(
@@ -160,6 +164,16 @@ def _ladder_tasks(config: PrepareConfig, seed: int) -> dict[Split, Iterable[Task
     }
 
 
+def _check_machine(task: Task, pool: PoolSection) -> None:
+    """Refuse a task whose machine no host of this configuration has room for; as `_checked`."""
+    try:
+        offer = backend_class(pool.backend)
+        own = sized(pool.needs, offer)
+        fitted(task.machine, own, offer, pool.live_max)
+    except NeedsRefused as error:
+        raise ConfigError(f"task {task.task_id}: {error}") from error
+
+
 def folder_tasks(config: PrepareConfig) -> dict[Split, Iterable[TaskCandidate]]:
     """Return the tasks of a folder by split, held-out ones only if no reward can be forged.
 
@@ -167,7 +181,11 @@ def folder_tasks(config: PrepareConfig) -> dict[Split, Iterable[TaskCandidate]]:
         MalformedTaskError: One of them is malformed, or a split has none.
 
     """
-    candidates = read_harbor_set(Path(config.tasks), egress_addresses=config.egress_addresses)
+    candidates = read_harbor_set(
+        Path(config.tasks),
+        egress_addresses=config.egress_addresses,
+        isolation_min=config.isolation_min,
+    )
     chosen = {split: [one for one in candidates if one.task.split is split] for split in Split}
     if not config.evaluates_unseparated:
         heldout = chosen[Split.HELDOUT]

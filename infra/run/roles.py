@@ -202,7 +202,9 @@ def _pool(config: RunConfig, host: str) -> "Pool":
     from penstock.envs.microvm.pool.pool import Pool
 
     settings, sandbox = config.pool, config.sandbox
-    backend = open_backend(settings.backend, allow_process=settings.allow_process)
+    backend = open_backend(
+        settings.backend, allow_process=settings.allow_process, needs=settings.needs
+    )
     own = Path(sandbox.images) / host if sandbox.images else None
     images = images_of(backend, own, sandbox.images_max)
     return Pool(backend, size=settings.size, live_max=settings.live_max, images=images)

@@ -99,6 +99,7 @@ class FirecrackerBackend:
             "image": folder / base.image,
         }
         self.needs = sized(needs, self)
+        self._opened_with = {"cache": cache, "jails": jails, "jailer": jailer}
         self._jails = jails or folder / "jails"
         if len(str(self._jails)) > JAILS_CHARS_MAX:
             raise BackendUnavailable(f"{self._jails}: too long a path for the sockets in it")
@@ -115,6 +116,10 @@ class FirecrackerBackend:
         self.machine_digest = digest_bytes(
             *(text.encode() for text in (self.name, repr(self.needs), *digests))
         )
+
+    def resized(self, needs: MachineNeeds) -> "FirecrackerBackend":
+        """See `SizedBackend.resized`."""
+        return FirecrackerBackend(needs=needs, **self._opened_with)
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> FirecrackerMachine:
         """See `SandboxBackend.start`; the first call also boots the template."""

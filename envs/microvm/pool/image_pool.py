@@ -19,10 +19,12 @@ class ImagePool:
     Args:
         backend: Boots its machines.
         size: Idle machines to keep ready.
+        num_slots: Machines of the pool's own size that one of these equals.
 
     """
 
-    def __init__(self, backend: SandboxBackend, size: int) -> None:
+    def __init__(self, backend: SandboxBackend, size: int, num_slots: int = 1) -> None:
+        self.num_slots = num_slots
         self.backend = backend
         self.size = size
         self.idle: deque[Machine] = deque()

@@ -2,13 +2,25 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from penstock.envs.microvm.images.layers import Images
+from penstock.envs.microvm.images.layers import IMAGES_MAX, Images
 from penstock.envs.microvm.pool.image_pool import ImagePool
-from penstock.envs.sandbox import ImageAbsent, Machine, SandboxBackend
+from penstock.envs.needs import SizedBackend, fitted
+from penstock.envs.sandbox import ImageAbsent, Machine, NeedsRefused, SandboxBackend
+from penstock.messages.task import MachineNeeds
 
 NUM_READY = 1
-"""Idle machines kept of an image that a task names."""
+"""Idle machines kept of an image or a size that a task names."""
+
+
+class PoolKey(NamedTuple):
+    """What distinguishes machines that tasks ask for."""
+
+    image: str
+    """Digest of the layer, or empty."""
+    size: MachineNeeds | None
+    """None: the pool's own."""
 
 
 class ImagePools:
@@ -18,15 +30,19 @@ class ImagePools:
         backend: Of the default image, whose pool is never evicted.
         size: Idle machines to keep of that image.
         images: Source of other images; None: there are no others.
+        live_max: Machines of the default size that there is room for.
 
     """
 
-    def __init__(self, backend: SandboxBackend, size: int, images: Images | None) -> None:
+    def __init__(
+        self, backend: SandboxBackend, size: int, images: Images | None, live_max: int
+    ) -> None:
+        self._live_max = live_max
         self._default = ImagePool(backend, size)
         self._images = images
-        self._others: dict[str, ImagePool] = {}
-        """Digest -> pool, least recently requested first."""
-        self._opening: dict[str, asyncio.Task[ImagePool]] = {}
+        self._others: dict[PoolKey, ImagePool] = {}
+        """Least recently requested first."""
+        self._opening: dict[PoolKey, asyncio.Task[ImagePool]] = {}
         self._one_at_a_time = asyncio.Lock()
         self._evicted: list[Machine] = []
         """Idle machines of pools that are no more."""
@@ -43,47 +59,69 @@ class ImagePools:
 
     def ready(self) -> list[str]:
         """Return the digests of the images that machines can have at once."""
-        return [image for image, pool in self._others.items() if not pool.is_absent]
+        ready = [key.image for key, pool in self._others.items() if not pool.is_absent]
+        return [image for image in dict.fromkeys(ready) if image]
 
-    async def get(self, image: str) -> ImagePool:
-        """Return the pool of an image, opening it if needed; cancelling does not stop that.
+    async def get(self, image: str, needs: MachineNeeds) -> ImagePool:
+        """Return the pool of an image and size, opening it if needed; cancelling stops no opening.
 
         Raises:
-            ImageAbsent: It is not available.
+            ImageAbsent: The image is not available.
+            NeedsRefused: The host's machines have less than is needed.
             SandboxError: It cannot be made ready.
 
         """
-        if not image:
+        size, num_slots = self._sized(needs)
+        if not image and size is None:
             return self._default
-        pool = self._others.get(image)
+        key = PoolKey(image, size)
+        pool = self._others.get(key)
         if pool is not None and not pool.is_absent:
-            self._others[image] = self._others.pop(image)
+            self._others[key] = self._others.pop(key)
             return pool
-        if image not in self._opening:
-            opening = self._opening[image] = asyncio.create_task(self._open(image))
+        if key not in self._opening:
+            opening = self._opening[key] = asyncio.create_task(self._open(key, num_slots))
             # Read its error: every client may have gone meanwhile.
             opening.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(self._opening[image])
+        return await asyncio.shield(self._opening[key])
 
-    async def _open(self, image: str) -> ImagePool:
+    def _sized(self, needs: MachineNeeds) -> tuple[MachineNeeds | None, int]:
+        """Return a size, None for the pool's own, and how many of the pool's own it takes."""
+        if needs == MachineNeeds():
+            return None, 1
+        backend = self._default.backend
+        if not isinstance(backend, SizedBackend):
+            raise NeedsRefused(f"machine: {needs} is needed, machines here have one size")
+        size, num_slots = fitted(needs, backend.needs, backend, self._live_max)
+        return (None, 1) if size == backend.needs else (size, num_slots)
+
+    async def _open(self, key: PoolKey, num_slots: int) -> ImagePool:
         try:
-            if self._images is None:
-                raise ImageAbsent(f"image absent: this host has one image, not {image!r}")
-            async with self._one_at_a_time:
-                backend = await self._images.open(image, self.ready())
-            pool = self._others.pop(image, None) or ImagePool(backend, NUM_READY)
+            backend = await self._backend(key)
+            pool = self._others.pop(key, None) or ImagePool(backend, NUM_READY, num_slots)
             pool.opened(backend)
-            self._others[image] = pool
-            self._evict(newest=image, num_max=self._images.num_max)
+            self._others[key] = pool
+            self._evict(newest=key, num_max=self._images.num_max if self._images else IMAGES_MAX)
             return pool
         finally:
-            del self._opening[image]
+            del self._opening[key]
 
-    def _evict(self, newest: str, num_max: int) -> None:
+    async def _backend(self, key: PoolKey) -> SandboxBackend:
+        backend = self._default.backend
+        if key.image:
+            if self._images is None:
+                raise ImageAbsent(f"image absent: this host has one image, not {key.image!r}")
+            async with self._one_at_a_time:
+                backend = await self._images.open(key.image, self.ready())
+        if key.size is not None and isinstance(backend, SizedBackend):
+            return backend.resized(key.size)
+        return backend
+
+    def _evict(self, newest: PoolKey, num_max: int) -> None:
         """Drop pools beyond the bound, except those in use."""
-        unused = [i for i, pool in self._others.items() if not pool.in_use and i != newest]
-        for image in unused[: max(0, len(self._others) - num_max)]:
-            self._evicted += self._others.pop(image).idle
+        unused = [key for key, pool in self._others.items() if not pool.in_use and key != newest]
+        for key in unused[: max(0, len(self._others) - num_max)]:
+            self._evicted += self._others.pop(key).idle
 
     def take_useless(self) -> list[Machine]:
         """Remove and return idle machines that died, or whose pool was evicted."""

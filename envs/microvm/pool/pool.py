@@ -21,6 +21,7 @@ from penstock.envs.microvm.pool.image_pool import ImagePool
 from penstock.envs.microvm.pool.image_pools import ImagePools
 from penstock.envs.microvm.pool.lease import Lease, Leases, PoolCounters
 from penstock.envs.microvm.pool.reconciler import PoolReconciler
+from penstock.envs.needs import DEFAULT_NEEDS
 from penstock.envs.sandbox import (
     Capability,
     Machine,
@@ -31,6 +32,7 @@ from penstock.envs.sandbox import (
     require,
 )
 from penstock.messages.errors import DeadlineError, NotFoundError, QueueFullError
+from penstock.messages.task import MachineNeeds
 from penstock.messages.telemetry import percentile
 
 BOOTS_AT_ONCE = 2
@@ -45,7 +47,7 @@ class Pool:
     Args:
         backend: Boots the machines.
         size: Idle machines to keep ready.
-        live_max: Bound on all machines that exist.
+        live_max: Bound on all machines that exist; a larger one counts as several, by its memory.
         images: Source of other images; None: there are no others.
         boots_at_once: Bound on concurrent boots.
         boot_timeout_s: Deadline of one boot.
@@ -75,7 +77,7 @@ class Pool:
         self.backend = backend
         self.live_max = live_max
         self._boot_timeout_s = boot_timeout_s
-        self._image_pools = ImagePools(backend, size, images)
+        self._image_pools = ImagePools(backend, size, images, live_max)
         self._leases = Leases(monotonic)
         self._reconciler = PoolReconciler(
             self._image_pools,
@@ -104,13 +106,14 @@ class Pool:
         """Return the images that are ready, besides the default one."""
         return self._image_pools.ready()
 
-    async def acquire(
+    async def acquire(  # noqa: PLR0913
         self,
         lease_s: float,
         *,
         lease_id: str | None = None,
         timeout_s: float = 60.0,
         image: str = "",
+        machine: MachineNeeds = DEFAULT_NEEDS,
         reserved_slots: int = 0,
     ) -> Lease:
         """Lease a machine.
@@ -120,6 +123,7 @@ class Pool:
             lease_id: Repeated requests with one id get the same machine; by default a new id.
             timeout_s: Bound on the wait for the image and a free machine.
             image: Digest of its layer; empty: the default image.
+            machine: What it must have.
             reserved_slots: Machines that stay available to others: the call waits until it would
                 leave that many.
 
@@ -127,6 +131,7 @@ class Pool:
             DeadlineError: No machine came free in time.
             QueueFullError: `WAITERS_MAX` wait already.
             ImageAbsent: The image is not available.
+            NeedsRefused: The host's machines have less than is needed.
             SandboxError: Booting failed.
 
         """
@@ -135,9 +140,9 @@ class Pool:
             return lease
         try:
             async with asyncio.timeout(timeout_s):
-                image_pool = await self._image_pool(image)
+                image_pool = await self._image_pool(image, machine)
                 while await self._held_back(lease_id, reserved_slots):
-                    image_pool = await self._image_pool(image)  # It may have been evicted.
+                    image_pool = await self._image_pool(image, machine)  # It may have been evicted.
                 if lease := self._leases.renewed(lease_id):
                     return lease
                 return await self._granted(image_pool, lease_id, lease_s)
@@ -147,9 +152,9 @@ class Pool:
                 f"({len(self._leases)} leased of at most {self.live_max})"
             ) from None
 
-    async def _image_pool(self, image: str) -> ImagePool:
+    async def _image_pool(self, image: str, machine: MachineNeeds) -> ImagePool:
         try:
-            return await self._image_pools.get(image)
+            return await self._image_pools.get(image, machine)
         except asyncio.CancelledError:
             self._refuse_if_closed()
             raise
@@ -193,13 +198,14 @@ class Pool:
         if self._closed:
             raise SandboxError("the sandbox pool is closed")
 
-    async def restore(
+    async def restore(  # noqa: PLR0913
         self,
         folder: Path,
         lease_s: float,
         *,
         lease_id: str,
         image: str = "",
+        machine: MachineNeeds = DEFAULT_NEEDS,
         reserved_slots: int = 0,
     ) -> Lease:
         """Lease a machine that resumes from a checkpoint; an idle machine ends to make room.
@@ -208,7 +214,8 @@ class Pool:
             folder: The checkpoint.
             lease_s: As in `acquire`.
             lease_id: Repeated requests with one id get the same machine.
-            image: Of the saved machine.
+            image: Of the saved machine, as `machine`.
+            machine: As in `acquire`.
             reserved_slots: As in `acquire`, but the call does not wait.
 
         Raises:
@@ -220,12 +227,12 @@ class Pool:
         require(self.backend, [Capability.CHECKPOINT])
         if lease := self._leases.renewed(lease_id):
             return lease
-        image_pool = await self._image_pool(image)
+        image_pool = await self._image_pool(image, machine)
         restoring = self._restores.get(lease_id)
         if restoring is None:
             if self._closed or self._num_requested() + reserved_slots >= self.live_max:
                 raise QueueFullError(f"sandbox pool: {self.live_max} machines exist already")
-            ended_first = self._reconciler.make_room()
+            ended_first = self._reconciler.make_room(image_pool.num_slots)
             image_pool.num_booting += 1
             work = self._restore(image_pool, folder, lease_id, lease_s, ended_first)
             restoring = self._restores[lease_id] = asyncio.create_task(work)

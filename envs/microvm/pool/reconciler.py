@@ -32,8 +32,12 @@ class Cpus:
         self._load = dict.fromkeys(sorted(os.sched_getaffinity(0)), 0)
         self.cpu_of: dict[Machine, int] = {}
         """Processor of every machine that exists."""
+        self.slots_of: dict[Machine, int] = {}
+        """How many of the pool's own size each of them equals."""
 
-    async def start(self, start: Callable[[int], Awaitable[Machine]]) -> Machine:
+    async def start(
+        self, start: Callable[[int], Awaitable[Machine]], num_slots: int = 1
+    ) -> Machine:
         """Start a machine on a processor."""
         cpu = min(self._load, key=self._load.__getitem__)
         self._load[cpu] += 1
@@ -43,11 +47,13 @@ class Cpus:
             self._load[cpu] -= 1
             raise
         self.cpu_of[machine] = cpu
+        self.slots_of[machine] = num_slots
         return machine
 
     def free(self, machine: Machine) -> None:
         """Record a machine's end."""
         self._load[self.cpu_of.pop(machine)] -= 1
+        del self.slots_of[machine]
 
 
 class PoolReconciler:
@@ -137,8 +143,9 @@ class PoolReconciler:
 
     @property
     def num_live(self) -> int:
-        """Machines that exist or are booting."""
-        return self._num_booting + len(self._cpus.cpu_of)
+        """Slots of machines that exist or are booting; one for each of the pool's own size."""
+        booting = sum(pool.num_booting * pool.num_slots for pool in self._pools)
+        return booting + sum(self._cpus.slots_of.values())
 
     @property
     def _num_booting(self) -> int:
@@ -153,11 +160,14 @@ class PoolReconciler:
             self._boot_some(pool, pool.num_unmet)
         for pool in pools:
             self._boot_some(pool, pool.num_missing)
-        if self.num_live - len(self._ends) >= self.live_max:
-            self.end_all(self._pools.take_idle(sum(pool.num_unmet for pool in pools)))
+        unmet = [pool for pool in pools if pool.num_unmet]
+        if unmet and self.num_live - len(self._ends) + unmet[0].num_slots > self.live_max:
+            num_slots = sum(pool.num_unmet * pool.num_slots for pool in unmet)
+            self.end_all(self._pools.take_idle(num_slots))
 
     def _boot_some(self, pool: ImagePool, num_machines: int) -> None:
-        room = min(self.live_max - self.num_live, self._boots_at_once - self._num_booting)
+        num_room = (self.live_max - self.num_live) // pool.num_slots
+        room = min(num_room, self._boots_at_once - self._num_booting)
         for _ in range(min(num_machines, room)):
             pool.num_booting += 1
             _spawn(self._boot(pool), self._boots)
@@ -167,7 +177,7 @@ class PoolReconciler:
             return await pool.backend.start(cpu=cpu, timeout_s=self._boot_timeout_s)
 
         try:
-            machine = await self._cpus.start(start)
+            machine = await self._cpus.start(start, pool.num_slots)
         except SandboxError as error:
             self.tally["boot_failures"] += 1
             pool.boot_failed(error, self._monotonic())
@@ -179,17 +189,20 @@ class PoolReconciler:
             pool.num_booting -= 1
             self.grant(pool)
 
-    def make_room(self) -> list[Machine]:
-        """Take an idle machine, for the caller to end, if one more would exceed `live_max`.
+    def make_room(self, num_slots: int) -> list[Machine]:
+        """Take idle machines, for the caller to end, if one more would exceed `live_max`.
 
         Raises:
-            QueueFullError: No machine is idle.
+            QueueFullError: Too few are idle; those that are end all the same.
 
         """
-        if self.num_live < self.live_max:
-            return []
-        if taken := self._pools.take_idle(1):
+        num_over, taken = self.num_live + num_slots - self.live_max, list[Machine]()
+        while num_over > 0 and (idle := self._pools.take_idle(1)):
+            num_over -= self._cpus.slots_of.get(idle[0], 1)
+            taken += idle
+        if num_over <= 0:
             return taken
+        self.end_all(taken)
         raise QueueFullError(f"sandbox pool: {self.live_max} machines exist already")
 
     async def start_machine(
@@ -206,7 +219,7 @@ class PoolReconciler:
 
         """
         try:
-            return await self._cpus.start(start)
+            return await self._cpus.start(start, pool.num_slots)
         finally:
             pool.num_booting -= 1
             self._wake.set()

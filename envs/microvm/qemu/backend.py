@@ -13,6 +13,7 @@ import os
 import time
 from collections import deque
 from pathlib import Path
+from typing import Self
 
 from penstock.envs.microvm.checkpoint import load_checkpoint
 from penstock.envs.microvm.images.assets import digest_bytes, load_assets, load_qemu_assets
@@ -65,6 +66,7 @@ class QemuTcgBackend:
         layer: str | Path = "",
         needs: MachineNeeds = DEFAULT_NEEDS,
     ) -> None:
+        self._opened_with = (cache, layer)
         folder, self._base = load_assets(cache)
         if self._base.stock:
             raise BackendUnavailable("QEMU machines need the erofs image, which was not built")
@@ -101,6 +103,10 @@ class QemuTcgBackend:
             confinement=command.confinement.in_force,
         )
         self._kind = MachineKind(digest=digest, command=command, info=info)
+
+    def resized(self, needs: MachineNeeds) -> Self:
+        """See `SizedBackend.resized`."""
+        return type(self)(*self._opened_with, needs)
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> QemuMachine:
         """See `SandboxBackend.start`; the first call also boots the template, beyond `timeout_s`.
