@@ -54,6 +54,7 @@ def fitted(
         NeedsRefused: It has less than the task needs; the text has both numbers.
 
     """
+    check_numbers(needs)
     asked = MachineNeeds(
         memory_mib=max(needs.memory_mib, own.memory_mib),
         disk_mib=needs.disk_mib or own.disk_mib,

@@ -19,6 +19,7 @@ from penstock.envs.microvm.confinement.filters import (
 from penstock.envs.microvm.confinement.groups import GroupBound, find_home
 from penstock.envs.microvm.host_process import OUTPUT_BYTES_MAX, HostProcess, process_tree
 from penstock.envs.sandbox import BackendUnavailable
+from penstock.messages.task import MachineNeeds
 
 pytestmark = pytest.mark.timeout(120)
 X86_64, I386 = 0xC000003E, 0x40000003
@@ -237,3 +238,19 @@ async def test_output_without_end_is_cut_and_costs_no_more_than_asked():
             assert max(len(result.stdout), len(result.stderr)) == 1000
     finally:
         await machine.close()
+
+
+@pytest.mark.vm
+async def test_a_machine_has_the_size_that_was_asked_for_and_files_end_at_their_bound():
+    needs = MachineNeeds(memory_mib=192, disk_mib=32)
+    backend = machine_of("uml").resized(needs)
+    machine = await backend.start(timeout_s=30.0)
+    try:
+        await machine.exec(["sh", "-c", "cat /dev/zero > /tmp/big"], timeout_s=30.0)
+        sizes = await machine.exec(["sh", "-c", "stat -c %s /tmp/big; grep MemTotal /proc/meminfo"],
+                                   timeout_s=30.0)  # fmt: skip
+    finally:
+        await machine.close()
+    filled, _, memory_kib, _ = sizes.stdout.split()
+    assert 31 << 20 <= int(filled) <= 32 << 20
+    assert 170 << 10 <= int(memory_kib) <= 192 << 10

@@ -53,12 +53,6 @@ class Pool:
         boot_timeout_s: Deadline of one boot.
         monotonic: Clock that leases expire by; a simulation has its own.
 
-    Example:
-        async with Pool(open_backend("uml"), size=4, live_max=16) as pool:
-            lease = await pool.acquire(lease_s=60.0)
-            result = await lease.sandbox.exec(["true"], timeout_s=5.0)
-            await pool.release(lease.lease_id)
-
     """
 
     def __init__(  # noqa: PLR0913

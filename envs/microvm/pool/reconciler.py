@@ -196,11 +196,13 @@ class PoolReconciler:
             QueueFullError: Too few are idle; those that are end all the same.
 
         """
-        num_over, taken = self.num_live + num_slots - self.live_max, list[Machine]()
-        while num_over > 0 and (idle := self._pools.take_idle(1)):
-            num_over -= self._cpus.slots_of.get(idle[0], 1)
+        taken = list[Machine]()
+        if self.num_live + num_slots <= self.live_max:
+            return taken
+        while num_slots > 0 and (idle := self._pools.take_idle(1)):
+            num_slots -= self._cpus.slots_of.get(idle[0], 1)
             taken += idle
-        if num_over <= 0:
+        if num_slots <= 0:
             return taken
         self.end_all(taken)
         raise QueueFullError(f"sandbox pool: {self.live_max} machines exist already")

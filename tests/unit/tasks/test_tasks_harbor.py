@@ -11,7 +11,7 @@ from penstock.envs.tasks.harbor import folder_name, harbor_files, write_harbor
 from penstock.envs.tasks.harbor_folder import MalformedTaskError
 from penstock.envs.tasks.harbor_read import read_harbor, read_harbor_set
 from penstock.infra.tasks.actions import tasks_page, write_set
-from penstock.messages.task import Split
+from penstock.messages.task import MachineNeeds, Split
 
 
 def ladder(num):
@@ -223,3 +223,21 @@ def test_no_text_of_a_task_is_markup_of_the_page():
         [msgspec.structs.replace(candidate, task=evil)], {evil.task_id: Split.TRAIN}, Yield()
     )
     assert "<img" not in page and page.count("</script>") == 1
+
+
+def test_a_strangers_machine_is_read_and_demands_isolation(tmp_path):
+    folder = tmp_path / "t"
+    (folder / "tests").mkdir(parents=True)
+    settings = folder / "task.toml"
+    settings.write_text('schema_version = "1.1"\n[task]\nname = "o/t"\n')
+    (folder / "instruction.md").write_text("Do it\n")
+    (folder / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
+    words = "\n[environment]\ncpus = 2\nmemory_mb = 2048\nstorage_mb = 10240\n"
+    settings.write_text(settings.read_text() + words)
+    task = read_harbor(folder, isolation_min="hardware_vm").task
+    assert task.machine == MachineNeeds(
+        memory_mib=2048, disk_mib=10240, processors=2, isolation_min="hardware_vm"
+    )
+    settings.write_text(settings.read_text().replace("2048", "-5"))
+    with pytest.raises(MalformedTaskError, match=r"environment: machine.memory_mib: .* -5"):
+        read_harbor(folder)
