@@ -1,8 +1,8 @@
 """The name in a TLS ClientHello, read from hostile bytes. Pure.
 
 A tunnel's content is not seen, but its first message says which server is meant: another name than
-the allowed one would reach another host behind the same address (fronting). A name that is encrypted
-(ECH) cannot be compared, and neither can one that is not there.
+the allowed one would reach another host behind the same address (fronting). A name that is
+encrypted (ECH) cannot be compared, and neither can one that is not there.
 
 Source: RFC 8446, 4.1.2; RFC 6066, 3; RFC 9849 (ECH).
 """
