@@ -158,8 +158,7 @@ class Pool:
         has_room = not reserved_slots or self._num_requested() + reserved_slots < self.live_max
         if has_room or lease_id in self._leases.ids():
             return False
-        self._refuse_if_closed()
-        self._refuse_if_many_wait()
+        self._refuse_to_wait()
         self._num_held_back += 1
         try:
             await self._reconciler.next_pass()
@@ -175,8 +174,7 @@ class Pool:
         return len(self._leases) + len(self._restores) + self._num_pending()
 
     async def _granted(self, image_pool: ImagePool, lease_id: str, lease_s: float) -> Lease:
-        self._refuse_if_closed()
-        self._refuse_if_many_wait()
+        self._refuse_to_wait()
         pending = image_pool.request(lease_id, lease_s)
         self._reconciler.grant(image_pool)
         try:
@@ -184,7 +182,8 @@ class Pool:
         finally:
             image_pool.withdraw(pending)
 
-    def _refuse_if_many_wait(self) -> None:
+    def _refuse_to_wait(self) -> None:
+        self._refuse_if_closed()
         if self._num_held_back + self._num_pending() >= WAITERS_MAX:
             raise QueueFullError(f"sandbox pool: {WAITERS_MAX} wait for a machine already")
 
