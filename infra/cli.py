@@ -156,6 +156,7 @@ def _add_export(commands: Commands) -> None:
     out.add_argument("--format", choices=("hf", "traces"), default="hf", help=text)
     text = "the folder, or the file"
     out.add_argument("-o", "--output", type=Path, required=True, metavar="PATH", help=text)
+    _add_host_file(out)
 
 
 def _add_run_name(parser: argparse.ArgumentParser) -> None:

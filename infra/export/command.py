@@ -15,20 +15,20 @@ from penstock.infra.commands.output import print_result
 from penstock.infra.export.folder import check_target, write_model
 from penstock.infra.export.tokenizer_files import tokenizer_files
 from penstock.infra.export.traces import export_traces
-from penstock.infra.run.runs import RunDir, find_run
+from penstock.infra.run.hosts import reached_run
+from penstock.infra.run.runs import RunDir, open_objects
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import ConfigError, NotFoundError
 
 
 async def export(arguments: argparse.Namespace) -> int:
     """Write one version of a run's policy as a Hugging Face folder, or its solved rollouts."""
-    run = find_run(arguments.run, arguments.runs_dir)
-    try:
-        if arguments.format == "traces":
-            return await _export_traces(run, arguments)
-        return await _export(run, arguments)
-    finally:
-        await run.close_store()
+    run = await reached_run(arguments)
+    if arguments.format == "traces":
+        return await _export_traces(run, arguments)
+    check_target(arguments.output)
+    async with open_objects(run, "export") as store:
+        return await _export(run, store, arguments)
 
 
 async def _export_traces(run: RunDir, arguments: argparse.Namespace) -> int:
@@ -40,10 +40,8 @@ async def _export_traces(run: RunDir, arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _export(run: RunDir, arguments: argparse.Namespace) -> int:
+async def _export(run: RunDir, store: ObjectStore, arguments: argparse.Namespace) -> int:
     target: Path = arguments.output
-    check_target(target)
-    store = run.store()
     head = await read_head(store)
     version = _chosen(run.run_id, head.policy_version, arguments.version)
     try:

@@ -73,12 +73,13 @@ async def _of_run(arguments: argparse.Namespace) -> MismatchSubject:
     """Take a run's first and newest checkpoint, and the prompts of its rollouts."""
     run = find_run(arguments.run, arguments.runs_dir)
     config = load_config(run.config)
-    keys = [await first_checkpoint(run.store()), await newest_checkpoint(run.store())]
-    if None in keys:
-        raise NotFoundError(f"run {run.run_id}: it has no checkpoint yet")
-    old, new = [await _of_checkpoint(run.store(), key, config) for key in keys if key]
     async with open_log(run, "mismatch") as bus:
-        prompts = await _prompts(bus, run.store())
+        store = run.store()
+        keys = [await first_checkpoint(store), await newest_checkpoint(store)]
+        if None in keys:
+            raise NotFoundError(f"run {run.run_id}: it has no checkpoint yet")
+        old, new = [await _of_checkpoint(store, key, config) for key in keys if key]
+        prompts = await _prompts(bus, store)
     if not prompts:
         raise NotFoundError(f"run {run.run_id}: its log has no rollout yet")
     temperature = config.trainer.loss.temperature

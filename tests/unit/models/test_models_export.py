@@ -1,5 +1,6 @@
 """`penstock export`: the folder is whole, is refused or is none, and says what the run says."""
 
+import asyncio
 import json
 
 import msgspec
@@ -25,6 +26,7 @@ from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.infra.cli import main
 from penstock.infra.export.folder import write_model
 from penstock.infra.export.tokenizer_files import TokenizerFiles
+from penstock.infra.run.runs import RunDir, open_log
 from penstock.infra.stores.directory import DirectoryStore
 
 transformers = pytest.importorskip("transformers")
@@ -57,8 +59,12 @@ def policy_of(config, version, noise=0.1):
 
 async def publish(folder, config, num_versions=3, noise=0.1):
     """A run's folder as far as an export reads it."""
-    store = DirectoryStore(folder / "objects")
     (folder / "config.toml").write_text("")
+    store = DirectoryStore(folder / "objects")
+    return await publish_to(store, config, num_versions, noise)
+
+
+async def publish_to(store, config, num_versions=3, noise=0.1):
     tokenizer = train_tokenizer([CODE], vocab_size=400)
     await store.put(TOKENIZER_KEY, tokenizer.to_json().encode())
     publisher = Publisher(StoreIO(store))
@@ -103,6 +109,21 @@ def test_an_export_computes_alike_everywhere(run, tmp_path, version, capsys):
     assert model.generation_config.eos_token_id == model.config.eos_token_id is not None
     assert not list(tmp_path.glob(".out*"))
     assert not list(out.glob("*mtp*"))
+
+
+def test_objects_on_the_runs_own_server_are_read_after_the_run(tmp_path):
+    folder = tmp_path / "runs" / "r1"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text('[store]\nkind = "jetstream"\n')
+
+    async def fill():
+        run = RunDir(folder)
+        async with open_log(run, "test"):
+            await publish_to(run.store(), SPARSE, num_versions=1)
+
+    asyncio.run(fill())
+    assert export(folder, "-o", str(tmp_path / "out")) == 0
+    load_checkpoint(tmp_path / "out")
 
 
 def test_a_version_that_is_not_there_is_refused(run, tmp_path, capsys):
