@@ -43,9 +43,6 @@ class _Event(msgspec.Struct, tag_field="kind", tag="event"):
     data: bytes
 
 
-_entries = msgspec.msgpack.Decoder(_Object | _Event)
-
-
 class _Header(msgspec.Struct):
     penstock_log: Any
     run_id: str
