@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.policy.sampling import BrokenTurnError
@@ -61,10 +61,14 @@ async def _next(
     replies: AsyncGenerator[Message, None], lost: asyncio.Future[None], service: str
 ) -> Message | None:
     """Return the next reply, or None at the end."""
+    gone = f"{service}: the replica is gone"
+    if lost.done():
+        raise ReplicaLostError(gone)
     bound = asyncio.timeout(None)
 
     def stop(_: object) -> None:
-        bound.reschedule(0.0)
+        with suppress(RuntimeError):  # The reply came first: the wait is over.
+            bound.reschedule(0.0)
 
     try:
         async with bound:
@@ -76,7 +80,7 @@ async def _next(
     except TimeoutError as error:
         if not bound.expired():
             raise
-        raise ReplicaLostError(f"{service}: the replica is gone") from error
+        raise ReplicaLostError(gone) from error
 
 
 def _checked(reply: Message, request: Generate, service: str) -> TokensSampled:
