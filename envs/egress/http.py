@@ -9,6 +9,7 @@ from penstock.envs.egress.rules import EgressDeniedError, parse_target
 TUNNEL_OPEN = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _ADDRESS = re.compile(r"http://([^/?#]*)([^#]*)(?:#.*)?", re.IGNORECASE)
 _CHUNKED = (b"transfer-encoding", b"chunked")
+_LENGTH = b"content-length"
 _NOT_FORWARDED = frozenset(
     {b"connection", b"proxy-connection", b"proxy-authorization", b"keep-alive", b"te", b"upgrade",
      b"host", b"trailer", b"transfer-encoding", b"expect"}
@@ -57,9 +58,9 @@ def forwarded(request: h11.Request, target: str, path: str) -> h11.Request:
 
     """
     is_chunked = any(key == _CHUNKED[0] for key, _ in request.headers)
-    left_out = _NOT_FORWARDED | _named_in_connection(request)
+    left_out = _NOT_FORWARDED | (_named_in_connection(request) - {_LENGTH})
     if is_chunked:
-        left_out |= {b"content-length"}
+        left_out |= {_LENGTH}
     headers = [(b"host", target.removesuffix(":80").encode()), (b"connection", b"close")]
     headers += [(key, value) for key, value in request.headers if key not in left_out]
     headers += [_CHUNKED] if is_chunked else []

@@ -28,6 +28,8 @@ from penstock.messages.errors import PenstockError
 
 TARGET_CHARACTERS_MAX = 256
 HEAD_BYTES_MAX = 16 << 10
+HELLO_PIECES_MAX = 64
+"""Each is read with all before it."""
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
@@ -205,12 +207,14 @@ async def _hello(client: GuestStream, first: bytes, name: str) -> bytes:
         EgressDeniedError: They have not, or end before.
 
     """
-    while not check_hello(first, name):
+    for _ in range(HELLO_PIECES_MAX):
+        if check_hello(first, name):
+            return first
         piece = await client.receive()
         if not piece:
             raise EgressDeniedError("the tunnel ended before its TLS ClientHello")
         first += piece
-    return first
+    raise EgressDeniedError(f"a TLS ClientHello in more than {HELLO_PIECES_MAX} pieces")
 
 
 async def _next_event(client: GuestStream, head: h11.Connection) -> h11.Event:

@@ -8,12 +8,8 @@
 
 import argparse
 import asyncio
-import contextlib
 import os
-import shutil
 import sys
-from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -24,12 +20,10 @@ from penstock.envs.harness.retrieval.embeddings import HttpEmbedder
 from penstock.envs.harness.session import Session
 from penstock.envs.harness.tool_calls import ToolResult
 from penstock.envs.harness.versions import tool_schemas
-from penstock.envs.microvm.machine import GuestSandbox
-from penstock.envs.microvm.process import ProcessBackend
-from penstock.envs.sandbox import WORK_DIR
+from penstock.infra.commands.checkout import open_checkout
 from penstock.infra.commands.output import print_result, printable
 from penstock.infra.run.runs import find_run
-from penstock.messages.errors import CodecError, NotFoundError, PenstockError
+from penstock.messages.errors import CodecError, PenstockError
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Limits
@@ -77,81 +71,6 @@ class _Choice(msgspec.Struct):
 
 class _Completion(msgspec.Struct):
     choices: list[_Choice]
-
-
-class CheckoutBackend(ProcessBackend):
-    """Starts sandboxes over a folder of this host at `/work`, everything else read-only.
-
-    The agent's programs run under bubblewrap with the guest agent of the microVMs as their first
-    process, so paths, environment, limits and wording are those of training. There is no network.
-    The isolation class is `process`: this is for a user's own code, not for hostile code. What git
-    runs on its own is out of the model's reach: every repository's internals are read-only, and
-    `remove_planted` takes away those that were not there before.
-
-    Args:
-        folder: Becomes the working directory, writable.
-        cache: Folder with the guest agent.
-
-    Raises:
-        NotFoundError: It is not a folder, or itself a bare repository.
-        BackendUnavailable: The guest agent or bubblewrap is missing.
-
-    """
-
-    def __init__(self, folder: Path, cache: Path | None = None) -> None:
-        if not folder.is_dir():
-            raise NotFoundError(f"{folder}: expected a folder")
-        folder = folder.resolve()
-        self._folder, repositories = folder, find_repositories(folder)
-        if folder in repositories:
-            raise NotFoundError(f"{folder}: expected a checkout, not a bare repository")
-        self._known = set(repositories.values())
-        mounts = ["--bind", str(folder), WORK_DIR]
-        for path in sorted(repositories):
-            mounts += ["--ro-bind", str(path), f"{WORK_DIR}/{path.relative_to(folder)}"]
-        super().__init__(cache, mounts=mounts)
-
-    def remove_planted(self) -> list[Path]:
-        """Remove repositories that the model made; return where they were."""
-        found = find_repositories(self._folder)
-        planted = sorted(path for path, inode in found.items() if inode not in self._known)
-        for path in planted:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-        return planted
-
-
-def find_repositories(folder: Path) -> dict[Path, int]:
-    """Return what git would take for a repository below a folder, itself included, with its inode.
-
-    Those are entries called `.git` in any case of letters, and bare ones: a folder with a HEAD
-    beside objects and refs, or beside a file that says where they are. Git runs programs that
-    their configuration and hooks name.
-    """
-    found: list[Path] = []
-    for root, folders, files in os.walk(folder):
-        names = {*folders, *files}
-        found += [Path(root) / name for name in names if name.lower() == ".git"]
-        folders[:] = [name for name in folders if name.lower() != ".git"]
-        if "HEAD" in names and (names >= {"objects", "refs"} or "commondir" in names):
-            found.append(Path(root))
-            folders.clear()
-    return {path: path.lstat().st_ino for path in found}
-
-
-@contextlib.asynccontextmanager
-async def open_checkout(folder: Path) -> AsyncGenerator[GuestSandbox]:
-    """Yield a sandbox over a folder; what the model planted there is gone afterwards."""
-    backend = CheckoutBackend(folder)
-    sandbox = await backend.start(timeout_s=30.0)
-    try:
-        yield sandbox
-    finally:
-        await sandbox.close()
-        for path in backend.remove_planted():
-            _say(f"removed {path}: the model made a git repository, which could run programs")
 
 
 class Model:
@@ -262,7 +181,7 @@ async def _run(arguments: argparse.Namespace) -> AgentReport:
     embedder = None
     if arguments.embeddings:
         embedder = HttpEmbedder(arguments.embeddings, arguments.embeddings_model)
-    async with open_checkout(arguments.repo) as sandbox:
+    async with open_checkout(arguments.repo, _say) as sandbox:
         session = Session(HARNESS_VERSION_2, sandbox, limits, embedder)
         return await work(model, session, arguments.instruction, arguments.turns, _say)
 

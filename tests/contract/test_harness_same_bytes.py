@@ -6,7 +6,7 @@ from penstock.envs.backends import open_backend
 from penstock.envs.harness.session import Session
 from penstock.envs.harness.tools_v2 import TOOLS_2
 from penstock.envs.sandbox import BackendUnavailable, SandboxError
-from penstock.infra.commands.agent import open_checkout
+from penstock.infra.commands.checkout import open_checkout
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Limits
 
@@ -77,7 +77,7 @@ async def test_a_machine_and_a_checkout_say_the_same(tmp_path):
         pytest.skip(str(missing))
     try:
         await machine.write_files({path: text.encode() for path, text in FILES.items()})
-        async with open_checkout(tmp_path) as checkout:
+        async with open_checkout(tmp_path, print) as checkout:
             in_machine, on_checkout = await said(machine), await said(checkout)
     finally:
         await machine.close()

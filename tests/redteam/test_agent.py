@@ -7,7 +7,7 @@ import pytest
 
 from penstock.envs.sandbox import BackendUnavailable, SandboxError
 from penstock.infra.cli import main
-from penstock.infra.commands.agent import CheckoutBackend, open_checkout
+from penstock.infra.commands.checkout import CheckoutBackend, open_checkout
 from penstock.infra.commands.output import printable
 from penstock.messages.errors import NotFoundError
 
@@ -28,7 +28,7 @@ def checkout(tmp_path):
 async def attack(folder, script):
     """Run a shell script as the model's tool would; return what it printed."""
     try:
-        async with open_checkout(folder) as sandbox:
+        async with open_checkout(folder, print) as sandbox:
             done = await sandbox.exec(["sh", "-c", script], timeout_s=20.0)
             return (done.stdout + done.stderr).decode()
     except (BackendUnavailable, SandboxError) as missing:
@@ -53,6 +53,10 @@ ATTACKS = {
     "printf '[core]\\nfsmonitor=/work/trap' >> twin/.GIT/config",
     "link": "ln -s /work/elsewhere linked; git init -q elsewhere && mkdir l2 && "
     "ln -s ../elsewhere/.git l2/.git",
+    "closed folder": "mkdir d && git init -q d/e && git -C d/e config core.fsmonitor /work/trap; "
+    "chmod 0111 d/e d",
+    "closed repository": "git init -q n && git -C n config core.fsmonitor /work/trap; "
+    "chmod -R a-w n",
 }
 
 
@@ -72,6 +76,22 @@ async def test_git_runs_nothing_that_the_model_left(checkout, tmp_path, script):
     assert not proof.exists()
     found = {path for path in checkout.glob("**/.git/config")}
     assert len(found) == len(before)
+
+
+@pytest.mark.parametrize("place", ["n/.git", "z"])
+async def test_depth_hides_no_repository(checkout, place):
+    dig = "for _ in range(1200):\n    os.mkdir('d')\n    os.chdir('d')"
+    script = f'git init -q n; mkdir -p {place}; cd {place}; python3 -c "import os\n{dig}"'
+    await attack(checkout, script)
+    assert not (checkout / "n/.git/HEAD").exists()
+    subprocess.run(["rm", "-rf", str(checkout)], check=True)
+
+
+def test_a_repository_behind_a_link_is_refused(checkout):
+    (checkout / "vendor/.git").rename(checkout / "store")
+    (checkout / "vendor/.git").symlink_to("../store")
+    with pytest.raises(NotFoundError, match=r"vendor/\.git: expected a repository's own folder"):
+        CheckoutBackend(checkout)
 
 
 async def test_git_itself_still_works_for_the_model(checkout):

@@ -82,6 +82,14 @@ async def test_the_allowed_name_passes_whole_or_in_pieces():
         assert line.is_allowed
 
 
+async def test_a_hello_in_a_thousand_pieces_keeps_no_host_busy():
+    pieces = [bytes([one]) for one in HELLO]
+    heard, said, line = await tunnel(*pieces)
+    assert heard == b""
+    assert said.endswith(ALERT)
+    assert "pieces" in line.reason
+
+
 @pytest.mark.parametrize(
     ("first", "reason"),
     [
@@ -122,6 +130,17 @@ async def test_a_plain_request_fronts_for_no_other_host():
         honest = Program(get(url))
         await proxy.serve(honest)
         assert honest.said.endswith(b"hello")
+
+
+async def test_a_length_that_is_said_to_be_of_the_next_hop_is_forwarded():
+    async with serving(page) as (port, heard):
+        rules = parse_rules([f"{NAME}:{port}@127.0.0.1"], allows_addresses=True)
+        url = f"http://{NAME}:{port}/"
+        request = get(url, "connection: content-length", "content-length: 5")
+        program = Program(request.replace(b"GET", b"POST") + b"hello")
+        await EgressProxy(rules, EgressLimits(connection_s_max=2.0)).serve(program)
+        assert program.said.endswith(b"hello")
+        assert b"content-length: 5" in heard[0]
 
 
 async def test_a_name_is_resolved_once_and_cannot_move_after_its_check():

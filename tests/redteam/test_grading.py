@@ -306,6 +306,44 @@ def test_code_under_test_cannot_forge_a_commit_s_tests(tmp_path, name):
     assert "passed" not in lines.values()
 
 
+NEARLY = """\
+import unittest
+from m import half
+
+
+class Test(unittest.TestCase):
+    def test_minus(self):
+        self.assertTrue(abs(half(4) - 2) < 1e-9)
+
+    def test_from(self):
+        self.assertLess(abs(2 - half(4)), 1e-9)
+
+    def test_ratio(self):
+        self.assertTrue(half(4) / 2 == 1)
+
+    def test_bits(self):
+        self.assertEqual(half(4) ^ 2, 0)
+
+    def test_rest(self):
+        self.assertEqual(half(4) % 2, 0)
+"""
+AGREES = """\
+class Any:
+    __sub__ = __rsub__ = __xor__ = __mod__ = lambda self, other: 0
+    __truediv__ = lambda self, other: 1
+
+
+def half(n):
+    return Any()
+"""
+
+
+def test_arithmetic_with_what_is_expected_is_no_comparison(tmp_path):
+    tests = {"tests/test_m.py": NEARLY}
+    assert set(suite_lines(tmp_path / "a", {"m.py": RIGHT}, tests).values()) == {"passed"}
+    assert set(suite_lines(tmp_path / "b", {"m.py": AGREES}, tests).values()) == {"failed"}
+
+
 def commit_task(tests=HALF_TEST):
     own = suite_files({"tests/test_m.py": tests}, ["m.py"], ["tests/test_m.py"], [])
     hidden = HiddenTests(

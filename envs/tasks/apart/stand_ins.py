@@ -1,7 +1,7 @@
 """What stands for the objects of the code under test, among its tests.
 
 Their attributes and methods work, and ask over the socket. But they equal nothing and order with
-nothing: the code under test would say yes to anything.
+nothing, nor do they differ from values: the code under test would say yes to anything.
 """
 
 import types
@@ -10,10 +10,15 @@ from typing import Any
 
 from penstock.envs.tasks.apart.pipe import PipeError
 
+_DIFFERENCES = ("sub", "rsub", "xor")
+_OPERATORS = (
+    *_DIFFERENCES,
+    *("add", "radd", "mul", "rmul", "truediv", "floordiv", "mod", "pow", "divmod", "matmul"),
+    *("and", "or", "lshift", "rshift"),
+)
 _FORWARDED = (
     *("len", "getitem", "setitem", "delitem", "next", "enter", "exit", "int", "float", "index"),
-    *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "floordiv", "mod", "pow", "neg"),
-    *("and", "or", "xor", "invert", "lshift", "rshift", "abs", "matmul", "divmod", "round"),
+    *("neg", "invert", "abs", "round", *_OPERATORS),
 )
 _TELLING = ("__all__", "__version__")
 
@@ -82,13 +87,19 @@ class Handle:
 
 def _forward(name: str) -> Any:
     def special(self: Handle, *args: Any) -> Any:
-        return self._side.pipe.ask("special", of=self, name=name, args=list(args))
+        is_told = name in _OPERATORS and not isinstance(args[0], Handle)
+        if is_told and name in _DIFFERENCES:
+            raise UndecidedError("the difference to a value of the tests is a comparison with it")
+        answer = self._side.pipe.ask("special", of=self, name=f"__{name}__", args=list(args))
+        if is_told and not isinstance(answer, Handle):
+            raise UndecidedError("a value computed from one of the tests may be made to fit it")
+        return answer
 
     return special
 
 
 for _name in _FORWARDED:
-    setattr(Handle, f"__{_name}__", _forward(f"__{_name}__"))
+    setattr(Handle, f"__{_name}__", _forward(_name))
 
 
 class _ErrorKind(type):

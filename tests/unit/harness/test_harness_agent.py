@@ -10,12 +10,11 @@ from penstock.envs.harness.session import Session
 from penstock.envs.sandbox import BackendUnavailable, SandboxError
 from penstock.infra.commands.agent import (
     AgentError,
-    CheckoutBackend,
     Model,
-    open_checkout,
     to_call,
     work,
 )
+from penstock.infra.commands.checkout import CheckoutBackend, open_checkout
 from penstock.messages.errors import NotFoundError
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Limits
@@ -49,7 +48,7 @@ async def on_checkout(folder, replies, turns=8):
     seen = []
     server = await served(replies, seen)
     try:
-        async with open_checkout(folder) as sandbox, asyncio.timeout(50):
+        async with open_checkout(folder, print) as sandbox, asyncio.timeout(50):
             model = Model(str(server.make_url("/v1")), "k", "policy")
             session = Session("2", sandbox, LIMITS)
             report = await work(model, session, "Mend it", turns, lambda text: None)
