@@ -6,6 +6,9 @@ between object and event. A run's launcher is its owner, hourly and at the end o
 log collect` does the same for a run whose streams were purged or trimmed by hand.
 """
 
+import asyncio
+import logging
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -17,9 +20,11 @@ from penstock.messages.base import Event, Stream
 from penstock.messages.bus import ObjectStore
 from penstock.messages.codec import decode
 from penstock.messages.control import MessageRejected
-from penstock.messages.errors import CodecError
+from penstock.messages.errors import CodecError, PenstockError
 from penstock.messages.reading.claims import CLAIM_PREFIX, created_at
 
+log = logging.getLogger(__name__)
+COLLECT_S_MAX = 1800.0
 GRACE_S = 3600.0
 """Age below which an object is kept though nothing names it: its event may be on its way, or a call
 that reads it. Far above both (`PUBLISH_S_MAX`, deadlines of calls) and the skew of clocks."""
@@ -60,6 +65,17 @@ async def collect(
     for key in sorted(unnamed):
         await store.delete(key)
     return Collected(num_deleted=len(unnamed), num_kept=len(keys) - len(unnamed))
+
+
+async def collect_if_possible(
+    bus: NatsBus, store: ObjectStore, *, grace_s: float = GRACE_S
+) -> None:
+    """Collect now; what servers or store do not allow is left to the next collection."""
+    try:
+        async with asyncio.timeout(COLLECT_S_MAX):
+            await collect(bus, store, now=time.time(), grace_s=grace_s)
+    except (PenstockError, OSError) as error:  # A TimeoutError is one.
+        log.warning("objects that no event names were not collected: %s", error)
 
 
 def _named(stored: RawMessage) -> Iterator[str]:

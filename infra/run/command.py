@@ -17,7 +17,7 @@ from penstock.actors.policy.hf.stored import stored_model
 from penstock.actors.runtime.files import write_atomic
 from penstock.envs.backends import open_backend
 from penstock.gateway.keys import create_key
-from penstock.infra.bus.collector import collect
+from penstock.infra.bus.collector import collect_if_possible
 from penstock.infra.bus.jetstream.access import open_access
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.jetstream.event_publisher import PUBLISH_S_MAX
@@ -142,7 +142,7 @@ async def _run(
             complete = await _work(run_dir, config, names, bus, progress, interrupted)
             if complete:
                 remove_needless(run_dir, config.sandbox.checkpoints)
-                await collect(bus, run_dir.store(), now=time.time(), grace_s=PUBLISH_S_MAX)
+                await collect_if_possible(bus, run_dir.store(), grace_s=PUBLISH_S_MAX)
                 is_sound = await close_run(
                     run_dir, config, bus, progress.say, started_at=started, with_replay=with_replay
                 )

@@ -20,7 +20,7 @@ from penstock.actors.runtime.consumer import ACK_WAIT_S
 from penstock.actors.runtime.files import open_private, private_folder
 from penstock.actors.runtime.in_progress import read_in_progress
 from penstock.actors.runtime.out_of_memory import OutOfMemoryWatch
-from penstock.infra.bus.collector import collect
+from penstock.infra.bus.collector import collect_if_possible
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.regions.emulation import Emulation, Linked
@@ -45,7 +45,6 @@ from penstock.messages.errors import (
     BusError,
     DeadlineError,
     PenstockError,
-    StoreUnreachableError,
 )
 
 REAP_S = 1.0
@@ -242,11 +241,10 @@ class Processes:
             await asyncio.sleep(SPACE_CHECK_S)
 
     async def _collect(self, bus: NatsBus) -> None:
-        """Delete objects that nothing names any more; a failure is tried again with the next."""
+        """Delete objects that nothing names any more."""
         while True:
             await asyncio.sleep(COLLECT_S)
-            with contextlib.suppress(BusError, DeadlineError, StoreUnreachableError):
-                await collect(bus, self._run.store(), now=time.time())
+            await collect_if_possible(bus, self._run.store())
 
     def _log_path(self, name: str) -> Path:
         return self._run.logs / f"{name}.log"

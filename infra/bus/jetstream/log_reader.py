@@ -21,7 +21,7 @@ from penstock.infra.bus.jetstream.window import BATCH, read_batch
 from penstock.messages.base import Event, Stream
 from penstock.messages.bus import Delivery
 from penstock.messages.errors import CodecError
-from penstock.messages.rpc import with_retries
+from penstock.messages.rpc import RetryPolicy, with_retries
 from penstock.messages.streams import STREAMS, type_filter
 
 READ_AHEAD = 128
@@ -32,6 +32,8 @@ CREATE_S_MAX = 5.0
 """A consumer's server may be the one that died; another attempt may choose another."""
 SAME_S = 1e-4
 """Times of one event differ by less: they are rounded on the way."""
+_AGAIN = RetryPolicy(pause_s=0.1, pause_s_max=1.0, deadline_s=60.0)
+"""Of a read that nobody answers: a cluster chooses leaders, a server restarts."""
 T = TypeVar("T", "Delivery", "RawMessage")
 
 
@@ -189,13 +191,19 @@ class RawMessage(msgspec.Struct, frozen=True, kw_only=True):
 async def read_raw(
     connection: NatsConnection, claims: Claims, run_id: str, stream: Stream
 ) -> AsyncGenerator[RawMessage, None]:
-    """Read what one stream holds of a run by now; a payload that is gone is read as its claim."""
+    """Read what one stream holds of a run by now; a payload that is gone is read as its claim.
+
+    Raises:
+        BusError: Nobody serves the stream, or the connection broke, for too long.
+        DeadlineError: No answer for too long.
+
+    """
     name, subjects = stream_name(stream), f"ps.{run_id}.{stream}.>"
     end = int((await connection.api(f"STREAM.INFO.{name}", {}))["state"]["last_seq"])
     last = 0
     while last < end:
         read = partial(read_batch, connection, name, subjects, last + 1, BATCH)
-        batch = await with_retries(read, RETRY, retry_on=LOST)
+        batch = await with_retries(read, _AGAIN, retry_on=LOST)
         for message in batch:
             headers = message.headers or {}
             last = int(headers["Nats-Sequence"])

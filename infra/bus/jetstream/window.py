@@ -6,8 +6,15 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from penstock.infra.bus.jetstream.answers import ConnectionLostError, check_answer, status
+from penstock.infra.bus.jetstream.answers import (
+    NO_RESPONDERS,
+    ConnectionLostError,
+    UnavailableError,
+    check_answer,
+    status,
+)
 from penstock.infra.bus.jetstream.connection import NatsConnection
+from penstock.messages.errors import DeadlineError
 
 BATCH = 32
 """Messages requested at once: a few readers of 256 KiB each stay within what a client buffers."""
@@ -78,8 +85,8 @@ async def read_batch(
         num_wanted: how many, at most; BATCH bounds it.
 
     Raises:
-        ConnectionLostError: the connection broke.
-        TimeoutError: nothing came for IDLE_S.
+        ConnectionLostError: the connection broke, or nobody serves the stream for now.
+        DeadlineError: nothing came for IDLE_S.
 
     """
     replies: asyncio.Queue[Msg | None] = asyncio.Queue()
@@ -90,10 +97,15 @@ async def read_batch(
         await connection.wait_connected()
         await connection.send(f"$JS.API.DIRECT.GET.{stream}", body, reply=inbox)
         while len(batch) < size:
-            async with asyncio.timeout(IDLE_S):
-                message = await replies.get()
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    message = await replies.get()
+            except TimeoutError as error:
+                raise DeadlineError(f"{subject}: no message within {IDLE_S} s") from error
             if message is None:
                 raise ConnectionLostError(f"{subject}: connection broke")
+            if status(message) == NO_RESPONDERS:
+                raise UnavailableError(f"{subject}: nobody serves stream {stream}")
             if status(message):
                 break
             batch.append(message)
