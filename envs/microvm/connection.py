@@ -159,7 +159,12 @@ class GuestConnection(asyncio.Protocol):
         return LineState(sent=self._sent, next_id=self._next_id, epoch=self.epoch)
 
     async def thaw(self, identity: GuestIdentity, *, timeout_s: float) -> None:
-        """Thaw a frozen guest, as the machine it was or as a new one."""
+        """Thaw a frozen guest, as the machine it was or as a new one.
+
+        Raises:
+            GuestLie: It says that it is another copy.
+
+        """
         self.epoch = identity.epoch
         request = GuestRequest(
             op="thaw",
@@ -168,7 +173,11 @@ class GuestConnection(asyncio.Protocol):
             hostname=identity.hostname.encode(),
             machine_id=identity.machine_id.encode(),
         )
-        await self.call(request, timeout_s=timeout_s)
+        reply = await self.call(request, timeout_s=timeout_s)
+        if reply.epoch != identity.epoch:
+            lie = GuestLie(f"the guest is copy {reply.epoch}, expected {identity.epoch}")
+            self._fail(lie)
+            raise lie
         backlog, self._backlog = self._backlog, None
         self._outbox += backlog or b""
         self._pump()

@@ -112,5 +112,7 @@ class GuestReply(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     data: bytes = b""
     written: _Count = 0
     files: list[FileEntry] = []
+    epoch: _Count = 0
+    """Of the copy that it is from a thaw on."""
     stream: _Count = 0
     """Sent without a request: `data` are the next bytes of this stream; empty means its end."""

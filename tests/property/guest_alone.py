@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.envs.microvm.protocol import GuestReply
+
 HERE = Path(__file__).resolve().parent
 GUEST = HERE.parents[1] / "envs/microvm/guest"
 FLAGS = ("-std=gnu11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -62,6 +64,7 @@ class Guest:
                 self._inbox += data
             end = 4 + self._length
             reply = msgspec.msgpack.decode(self._inbox[4:end])
+            msgspec.msgpack.decode(self._inbox[4:end], type=GuestReply)  # What hosts accept.
             self._inbox = self._inbox[end:]
             if set(reply) != {"v", "credit", "id"} or reply["id"] != 0:
                 return reply

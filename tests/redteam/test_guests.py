@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.envs.egress.streams import GuestStreams, StreamLie
 from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.frames import FrameReader, GuestLie, ReplyBounds
-from penstock.envs.microvm.protocol import GuestRequest, LineState
+from penstock.envs.microvm.protocol import GuestIdentity, GuestRequest, LineState
 from penstock.envs.sandbox import SandboxDied
 
 MEMORY_FACTOR = 8
@@ -134,6 +134,15 @@ async def test_a_copys_guest_answers_what_the_original_was_asked_once_each():
     assert reading.died is None
     reading.data_received(frame(id=2))
     assert isinstance(reading.died, GuestLie)
+
+
+async def test_a_guest_that_thaws_as_another_copy_is_a_lie(line):
+    thawing = asyncio.create_task(line.connection.thaw(GuestIdentity.new(7), timeout_s=5.0))
+    await asyncio.sleep(0)
+    line.say(frame(id=1, epoch=6))
+    with pytest.raises(GuestLie):
+        await thawing
+    check_lie(line, "copy 6, expected 7")
 
 
 async def test_streams_that_have_ended_are_no_way_to_keep_a_host_busy():
