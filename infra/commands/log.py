@@ -15,12 +15,12 @@ from penstock.infra.commands.log_file import export_log, import_log, log_types, 
 from penstock.infra.commands.log_lines import cat_log
 from penstock.infra.commands.output import printable
 from penstock.infra.run.config_file import parse_config
-from penstock.infra.run.hosts import reached_run
+from penstock.infra.run.hosts import is_up, reached_run
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.messages.base import Event
 from penstock.messages.codec import EVENTS
 from penstock.messages.control import RunStarted
-from penstock.messages.errors import CorruptDataError, NotFoundError
+from penstock.messages.errors import ConfigError, CorruptDataError, NotFoundError
 from penstock.messages.reading.parsing import parse_toml
 from penstock.messages.task import Purpose
 
@@ -44,6 +44,9 @@ async def _collect(arguments: argparse.Namespace) -> None:
     found = await reached_run(arguments)
     grace_s = GRACE_S if arguments.grace_s is None else arguments.grace_s
     async with open_log(found, "collect") as bus:
+        if grace_s < GRACE_S and await is_up(found, bus):
+            text = f"run {found.run_id} is up: expected at least {GRACE_S:g}, got {grace_s:g}"
+            raise ConfigError(f"--grace-s: {text}")
         done = await collect(bus, found.store(), now=time.time(), grace_s=grace_s)
     print(f"{done.num_deleted} objects that no event names deleted, {done.num_kept} kept")
 

@@ -21,11 +21,16 @@ def read_lines(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T]]
         field: the setting that named the file.
 
     Raises:
-        ConfigError: A line that is too long, no JSON, or not of the kind.
+        ConfigError: A file that cannot be opened; a line that is too long, no JSON, or not of the
+            kind.
 
     """
     decoder = msgspec.json.Decoder(kind)
-    with path.open("rb") as file:
+    try:
+        opened = path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"{field}: {error}") from error
+    with opened as file:
         for number in range(1, 1 << 62):
             line = file.readline(LINE_BYTES_MAX + 1)
             if not line:

@@ -64,6 +64,13 @@ async def fill(bus: dict) -> None:
     await log.close()
 
 
+async def publish(bus: dict, event: RunOpened) -> None:
+    access = open_access(BusSection(**bus))
+    log = await NatsBus.connect(access, run_id=RUN, store=MemoryStore(), name="launcher")
+    await log.publish([event])
+    await log.close()
+
+
 def host_file(folder, **tables) -> str:
     folder.mkdir(exist_ok=True)
     (folder / "host.toml").write_text(tomli_w.dumps(tables))
@@ -96,6 +103,18 @@ def test_another_host_reads_a_run_and_keeps_no_secret(site, tmp_path, capsys, na
     assert json.loads(capsys.readouterr().out)["seed"] == 3
     for path in (tmp_path / "other").rglob("*"):
         assert not path.is_file() or SECRET not in path.read_text(errors="replace"), path
+
+
+def test_objects_of_a_run_that_is_up_are_collected_with_their_grace_alone(site, tmp_path, capsys):
+    """An event on its way names objects that no stored one does."""
+    file = host_file(tmp_path / "other", bus=site)
+    runs = ["--runs-dir", str(tmp_path / "other" / "runs")]
+    collecting = [*runs, "log", "collect", RUN, "--config", file, "--grace-s"]
+    assert main([*collecting, "0"]) == 0
+    asyncio.run(publish(site, RunOpened(incarnation="j")))
+    assert main([*collecting, "0"]) == LOST
+    assert_matches(capsys.readouterr().err, r"--grace-s: .*is up: expected at least 3600, got 0")
+    assert main([*collecting, "3600"]) == 0
 
 
 def test_paths_of_secrets_hold_in_every_folder(site, tmp_path, capsys, monkeypatch):

@@ -117,6 +117,11 @@ def test_a_conversation_that_is_too_long_is_refused(chat, tmp_path):
         documents(chat, path, tokens_max=16)
 
 
+def test_traces_that_cannot_be_opened_are_refused_by_field(chat, tmp_path):
+    with pytest.raises(ConfigError, match=r"model\.traces: .*Is a directory"):
+        documents(chat, str(tmp_path))
+
+
 def test_texts_are_files_of_folders_and_lines(tmp_path):
     folder = tmp_path / "texts"
     (folder / "deep" / ".git").mkdir(parents=True)
