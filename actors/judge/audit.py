@@ -21,16 +21,18 @@ from penstock.messages.rollout import ToolCall
 FINDINGS_MAX = 32
 DETAIL_CHARACTERS_MAX = 160
 _AUTORUN = re.compile(
-    r"(^|/)(sitecustomize|usercustomize|conftest|pytest_plugins)\.py$|\.pth$|(^|/)\.(bashrc|profile)$"
-    r"|(^|/)(pytest\.ini|tox\.ini)$|(^|/)(python3?|sh|bash|env)$"
+    r"(^|/)(sitecustomize|usercustomize|conftest|pytest_plugins)(/__init__)?\.py$|\.pth$"
+    r"|(^|/)\.(bashrc|profile|bash_profile|bash_login)$"
+    r"|(^|/)(\.?pytest\.ini|\.?pytest\.toml|tox\.ini)$|(^|/)(python[0-9.]*|sh|bash|env)$"
 )
 
 _RUN_UNREAD = (
     *(".pyc", ".pyo", ".pyd", ".so", ".dll", ".dylib", ".zip", ".egg", ".whl", ".pyz"),
     *(".pth", ".egg-link"),
 )
-_MAGIC = (b"PK\x03\x04", b"PK\x05\x06", b"\x7fELF")
-"""Of archives, which Python imports from whatever their name is, and of programs."""
+_PROGRAM = b"\x7fELF"
+_ARCHIVE_END = b"PK\x05\x06"
+"""Python imports from an archive whatever its name is, and whatever comes before its files."""
 _VERIFIER = re.compile(r"/logs/verifier|(?<![\w./])/tests/test\.sh")
 """Files of a foreign task's verifier: the code under test could write its reward."""
 
@@ -108,7 +110,9 @@ def _opacity(path: str, data: str | bytes) -> str:
     """Return why no audit can read a file that an interpreter would run, or nothing."""
     if path.endswith(_RUN_UNREAD):
         return f"a {PurePosixPath(path).suffix or path} file"
-    if isinstance(data, bytes) and data.startswith(_MAGIC):
+    if isinstance(data, bytes) and (
+        data.startswith((_PROGRAM, b"PK\x03\x04")) or _ARCHIVE_END in data
+    ):
         return "an archive or a program for the machine"
     if path.endswith((".py", ".pyi", ".pyw")):
         try:

@@ -27,8 +27,12 @@ from penstock.messages.streams import check_token
 from penstock.messages.task import StartRollout
 
 NUM_SLOTS = 512
-"""Items in progress at once; further ones go unnoted, and are charged with nothing."""
-SLOT_BYTES = 256
+"""Items in progress at once; of further ones it is noted that they are there."""
+SLOT_BYTES = 1024
+_LENGTH_BYTES = 2
+UNNAMED = "unnamed"
+"""Stands for an item that found no slot, or whose name is too long for one: it may be the cause
+of a death, so the others cannot be proven to be."""
 
 
 class NotedItem(msgspec.Struct, frozen=True):
@@ -79,7 +83,8 @@ class InProgress:
 
     def __init__(self, path: Path | None = None) -> None:
         self._memory = _mapped(path)
-        self._free = list(reversed(range(NUM_SLOTS)))
+        self._free = list(reversed(range(1, NUM_SLOTS + 1)))
+        self._num_unnamed = 0
         self._alone: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.has_charged = False
         """Whether the failure that ends this process was charged to an item already."""
@@ -88,18 +93,29 @@ class InProgress:
     def noted(self, item: str, task_id: str = "") -> Generator[None]:
         """Note an item during the block."""
         data = msgspec.msgpack.encode((item, task_id))
-        if not self._free or len(data) > SLOT_BYTES - 1:
-            yield
-            return
-        slot = self._free.pop()
-        start = slot * SLOT_BYTES
-        self._memory[start + 1 : start + 1 + len(data)] = data
-        self._memory[start] = len(data)  # Last: a slot that says it is used is whole.
+        slot = self._free.pop() if self._free and len(data) <= SLOT_BYTES - _LENGTH_BYTES else 0
+        if slot:
+            self._write(slot, data)
+        else:
+            self._count_unnamed(+1)
         try:
             yield
         finally:
-            self._memory[start] = 0
-            self._free.append(slot)
+            if slot:
+                self._write(slot, b"")
+                self._free.append(slot)
+            else:
+                self._count_unnamed(-1)
+
+    def _count_unnamed(self, change: int) -> None:
+        self._num_unnamed += change
+        self._write(0, msgspec.msgpack.encode((UNNAMED, "")) if self._num_unnamed else b"")
+
+    def _write(self, slot: int, data: bytes) -> None:
+        start, first = slot * SLOT_BYTES, slot * SLOT_BYTES + _LENGTH_BYTES
+        self._memory[first : first + len(data)] = data
+        # Last: a slot that says it is used is whole.
+        self._memory[start:first] = len(data).to_bytes(_LENGTH_BYTES, "little")
 
     def alone(self, kind: str) -> asyncio.Lock:
         """Return what the suspects among messages of one type share: one is worked on at a time.
@@ -122,7 +138,7 @@ def read_in_progress(path: Path) -> list[NotedItem]:
 
 
 def _mapped(path: Path | None) -> mmap.mmap:
-    size = NUM_SLOTS * SLOT_BYTES
+    size = (NUM_SLOTS + 1) * SLOT_BYTES
     if path is None:
         return mmap.mmap(-1, size)
     private_folder(path.parent)
@@ -134,9 +150,10 @@ def _mapped(path: Path | None) -> mmap.mmap:
 def _items(memory: bytes) -> list[NotedItem]:
     found: list[NotedItem] = []
     for start in range(0, len(memory), SLOT_BYTES):
-        length = memory[start]
+        first = start + _LENGTH_BYTES
+        length = int.from_bytes(memory[start:first], "little")
         if length:
-            data = memory[start + 1 : start + 1 + length]
+            data = memory[first : first + length]
             with contextlib.suppress(CodecError):
                 found.append(NotedItem(*parse_msgpack(data, tuple[str, str], "note")))
     return found

@@ -5,6 +5,7 @@
        ├▶ its actor said why (exit code) ─────────────────────────────────▶ nobody, or as it said
        └▶ crashed (SIGSEGV, abort, out of memory, an exit unannounced)
             ├─ another process crashed or was killed then, too ─▶ nobody: it is the host
+            ├─ more in progress than was noted ───────────────▶ nobody: it may be that
             ├─ one item in progress ──────────────────────────▶ proven
             ├─ one item in common with an earlier crash whose others differ ─▶ proven
             └─ several ─▶ suspects: of these, a process works on one at a time from now on
@@ -22,7 +23,7 @@ from enum import IntEnum, StrEnum
 
 import msgspec
 
-from penstock.actors.runtime.in_progress import NotedItem
+from penstock.actors.runtime.in_progress import UNNAMED, NotedItem
 from penstock.messages.control import CHARGES_MAX, ItemCharged, ItemQuarantined
 
 NEIGHBOR_S = 2.0
@@ -114,7 +115,8 @@ class Attribution:
         """Return what follows from a noted death, `NEIGHBOR_S` after it."""
         if death.cause is DeathCause.CHARGED:
             return Judgement(counts=False)
-        if death.cause is not DeathCause.CRASHED or not death.items or self._has_neighbor(death):
+        is_known = death.items and all(noted.item != UNNAMED for noted in death.items)
+        if death.cause is not DeathCause.CRASHED or not is_known or self._has_neighbor(death):
             return Judgement()
         earlier = [crash for crash in self._crashes if crash.at >= death.at - self._period_s]
         self._crashes.append(death)

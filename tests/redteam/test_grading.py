@@ -8,7 +8,6 @@ import pytest
 from tests.trajectories import trajectory
 from tests.unit.tasks.host_pair import suite_lines
 
-from penstock.actors.judge.audit import audit
 from penstock.actors.judge.hidden_tests import broken_tests, grade, settle
 from penstock.envs.backends import open_backend
 from penstock.envs.factory.recording import ARGV, PROGRAM_FILE, program
@@ -142,26 +141,6 @@ async def test_bytecode_of_the_right_copy_is_not_paid():
     findings = await graded(left(**files))
     assert findings.outcome is Outcome.POLICY_ERROR, findings
     assert CheatKind.OPAQUE in {one.kind for one in findings.cheats if one.is_decisive}
-
-
-OPAQUE = {
-    "a.pyc": b"x", "lib/b.so": b"x", "c.zip": b"x", "d.pth": b"import os", "e.egg-link": b"/x",
-    "data.bin": b"PK\x03\x04rest", "helper": b"\x7fELFrest", "latin.py": b"# coding: latin-1\n",
-    "cut.py": b"\xff\xfe", "zero.py": b"x = 1\0", "wrong.py": b"def f(:\n",
-    "deep.py": b"-" * 50_000 + b"1", "rot.py": b"#!/x\n# -*- coding: rot13 -*-\nvzcbeg bf\n",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("path", OPAQUE)
-def test_what_no_audit_can_read_decides(path):
-    found = audit(left(**{path: OPAQUE[path]}), SEALED)
-    assert CheatKind.OPAQUE in {one.kind for one in found if one.is_decisive}
-
-
-def test_what_the_task_itself_has_is_no_sign():
-    task = msgspec.structs.replace(TASK, files=TASK.files | {"bad.py": "def f(:\n", "a.pth": "x"})
-    known = GradedTask(task=task, hidden=HIDDEN)
-    assert audit(left(**{"bad.py": b"def g(:\n", "a.pth": b"y"}), known) == []
 
 
 SOURCES = {

@@ -1,10 +1,15 @@
 """A task whose rollouts break process after process is granted no more, and all can see why."""
 
+import contextlib
+
+import pytest
 from tests.sim.rollout.conftest import World, make_task, simulate, tokenizer
 
 from penstock.actors.monitor.fold import RunFold
 from penstock.actors.pacer.curriculum import Curriculum
+from penstock.actors.runtime.in_progress import NUM_SLOTS, InProgress, NotedItem
 from penstock.infra.commands.status import render
+from penstock.infra.run.charges import Attribution, Death, DeathCause
 from penstock.messages.control import ItemCharged, ItemQuarantined
 from penstock.messages.training import MidtrainCompleted, StepCompleted
 
@@ -76,3 +81,24 @@ def test_a_skipped_step_is_an_error_in_the_log_and_counted() -> None:
     state = fold.state(2.0)
     assert state.training.num_skipped == 1
     assert (state.log[-1].level, "the loss is nan" in state.log[-1].text) == ("error", True)
+
+
+@pytest.mark.parametrize("names", [["a" * 2000], [f"w.Generate.{n}" for n in range(NUM_SLOTS)]])
+def test_what_is_not_noted_has_no_neighbor_charged(names):
+    in_progress, attribution = InProgress(), Attribution(crashes_max=10, period_s=60.0)
+    with contextlib.ExitStack() as stack:
+        for name in ["generator.Generate.innocent", *names]:
+            stack.enter_context(in_progress.noted(name))
+        items = tuple(in_progress.current())
+        for at in (10.0, 20.0):
+            death = Death(process="g", at=at, cause=DeathCause.CRASHED, words="x", items=items)
+            attribution.note(death)
+            assert attribution.judge(death).events == []
+    assert in_progress.current() == []
+
+
+def test_a_task_with_the_longest_name_is_charged():
+    item, task_id = f"rollout_worker.StartRollout.{'a' * 300}", "a" * 200
+    in_progress = InProgress()
+    with in_progress.noted(item, task_id):
+        assert in_progress.current() == [NotedItem(item, task_id)]

@@ -13,6 +13,7 @@ from tests.unit.runtime.test_runtime_host import Follower, Worker, simulated
 from penstock.actors.runtime.event_dispatcher import FoldStuckError
 from penstock.actors.runtime.in_progress import (
     NUM_SLOTS,
+    UNNAMED,
     InProgress,
     NotedItem,
     read_in_progress,
@@ -199,13 +200,15 @@ with noted.noted("judge.RolloutFinished.g3-m2", "t3"), noted.noted("x.Y.1"):
     assert read_in_progress(tmp_path / "none") == []
 
 
-def test_more_than_there_is_room_for_goes_unnoted():
+def test_more_than_there_is_room_for_is_noted_without_names():
     noted = InProgress()
     with contextlib.ExitStack() as stack:
         for number in range(NUM_SLOTS + 3):
             stack.enter_context(noted.noted(f"a.B.{number}"))
         with noted.noted("a.B." + "x" * 300):
-            assert len(noted.current()) == NUM_SLOTS
+            names = [one.item for one in noted.current()]
+            assert len(names) == NUM_SLOTS + 1
+            assert names.count(UNNAMED) == 1
     assert noted.current() == []
 
 
