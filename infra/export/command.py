@@ -2,7 +2,9 @@
 
 import argparse
 import asyncio
+import contextlib
 import tempfile
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from penstock.actors.policy.config import PolicyConfig
@@ -16,7 +18,8 @@ from penstock.infra.export.folder import check_target, write_model
 from penstock.infra.export.tokenizer_files import tokenizer_files
 from penstock.infra.export.traces import export_traces
 from penstock.infra.run.hosts import reached_run
-from penstock.infra.run.runs import RunDir, open_objects
+from penstock.infra.run.runs import RunDir, open_log
+from penstock.infra.stores.lazy import LazyJetStreamStore
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import ConfigError, NotFoundError
 
@@ -27,8 +30,19 @@ async def export(arguments: argparse.Namespace) -> int:
     if arguments.format == "traces":
         return await _export_traces(run, arguments)
     check_target(arguments.output)
-    async with open_objects(run, "export") as store:
+    async with _objects(run) as store:
         return await _export(run, store, arguments)
+
+
+@contextlib.asynccontextmanager
+async def _objects(run: RunDir) -> AsyncGenerator[ObjectStore]:
+    """Open a run's objects; those on its server as `open_log` does, which raises likewise."""
+    store = run.store()
+    if isinstance(store, LazyJetStreamStore):
+        async with open_log(run, "export"):
+            yield store
+    else:
+        yield store
 
 
 async def _export_traces(run: RunDir, arguments: argparse.Namespace) -> int:

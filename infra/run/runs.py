@@ -250,17 +250,6 @@ async def open_log(run: RunDir, name: str, *, any_format: bool = False) -> Async
         yield bus
 
 
-@contextlib.asynccontextmanager
-async def open_objects(run: RunDir, name: str) -> AsyncGenerator[ObjectStore]:
-    """Open a run's objects; those on its server as `open_log` does, which raises likewise."""
-    store = run.store()
-    if isinstance(store, LazyJetStreamStore):
-        async with open_log(run, name):
-            yield store
-    else:
-        yield store
-
-
 async def check_log(bus: Bus) -> None:
     """Refuse a log of another format version, as its `RunStarted` records it.
 
