@@ -10,7 +10,10 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.envs.microvm.confinement import confinement
+from penstock.envs.microvm.images.assets import VmAssets, load_assets
 from penstock.envs.microvm.probe import probe
+from penstock.envs.sandbox import BackendUnavailable
 from penstock.infra.bus.server.server import find_server
 from penstock.infra.commands.output import print_result
 from penstock.infra.regions.links import HOW_TO_GET, probe_namespaces
@@ -33,7 +36,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 async def doctor(arguments: argparse.Namespace) -> int:
     """Print every finding; 1 if something that a run needs is missing."""
     findings = [_python(), _disk(), _nats_server(), *_packages(), check_vllm(), *await _backends(),
-                await _namespaces()]  # fmt: skip
+                check_confinement(), await _namespaces()]  # fmt: skip
     if arguments.json:
         print_result(findings, as_json=True)
     else:
@@ -123,6 +126,37 @@ async def _backends() -> list[Finding]:
         )
         for result in await probe()
     ]
+
+
+def check_confinement(cache: Path | None = None) -> Finding:
+    """Try what holds machines' host processes back; `cache` as in `load_assets`."""
+    try:
+        folder, assets = load_assets(cache)
+    except BackendUnavailable as missing:
+        return Finding(
+            name="confinement",
+            is_available=False,
+            is_required=False,
+            detail=str(missing),
+            how_to_get=VmAssets.how_to_get,
+        )
+    return confinement_row(confinement.this_host(folder / assets.launcher))
+
+
+def confinement_row(host: confinement.HostMeasures) -> Finding:
+    """Say which measures are in force, and how to get each of the others."""
+    missing = [measure for measure in confinement.Measure if measure not in host.measures]
+    by_how: dict[str, list[str]] = {}
+    for measure in missing:
+        by_how.setdefault(confinement.HOW_TO_GET[measure], []).append(measure)
+    groups = f" (cgroup v{2 if host.groups.is_v2 else 1})" if host.groups else ""
+    return Finding(
+        name="confinement",
+        is_available=not missing,
+        is_required=False,
+        detail=", ".join(host.measures) + groups,
+        how_to_get="; ".join(f"{', '.join(names)}: {how}" for how, names in by_how.items()),
+    )
 
 
 async def _namespaces() -> Finding:

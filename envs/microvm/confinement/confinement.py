@@ -53,14 +53,16 @@ class Measure(StrEnum):
     """All of a machine's processes have one machine's share of the processors."""
 
 
+_GROUPS = "root with cgroup v1, or a delegated cgroup v2 (docs/sandboxes.md)"
 HOW_TO_GET: Mapping[Measure, str] = {
     Measure.CALL_FILTER: "x86-64 and a kernel with seccomp filters",
     Measure.NO_USER_NAMESPACES: "bubblewrap 0.8 or newer",
     Measure.OWN_USER: "start as root, where other users may make user namespaces",
-    Measure.MEMORY_GROUP: "root with cgroup v1, or a delegated cgroup v2 (docs/sandboxes.md)",
-    Measure.PIDS_GROUP: "as memory_group",
-    Measure.CPU_GROUP: "as memory_group",
+    Measure.MEMORY_GROUP: _GROUPS,
+    Measure.PIDS_GROUP: _GROUPS,
+    Measure.CPU_GROUP: _GROUPS,
 }
+"""Limits are in force everywhere."""
 
 
 class HostMeasures(msgspec.Struct, frozen=True):

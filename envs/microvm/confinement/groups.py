@@ -78,7 +78,7 @@ class GroupHome:
     """
 
     def __init__(self, folders: Mapping[str, Path], *, is_v2: bool) -> None:
-        self.folders, self._is_v2 = folders, is_v2
+        self.folders, self.is_v2 = folders, is_v2
 
     def make(self, bound: GroupBound) -> MachineGroup:
         """Make one machine's groups.
@@ -89,7 +89,7 @@ class GroupHome:
         """
         name = f"{_PREFIX}{os.getpid()}-{next(_numbers)}"
         made = {controller: home / name for controller, home in self.folders.items()}
-        group = MachineGroup(made, "cgroup.procs" if self._is_v2 else "tasks")
+        group = MachineGroup(made, "cgroup.procs" if self.is_v2 else "tasks")
         try:
             for folder in dict.fromkeys(made.values()):
                 folder.mkdir()
@@ -104,7 +104,7 @@ class GroupHome:
         return group
 
     def _settings(self, bound: GroupBound) -> list[tuple[str, str, str]]:
-        memory = "memory.max" if self._is_v2 else "memory.limit_in_bytes"
+        memory = "memory.max" if self.is_v2 else "memory.limit_in_bytes"
         return [
             ("memory", memory, str(bound.memory_bytes)),
             ("pids", "pids.max", str(bound.num_processes)),
