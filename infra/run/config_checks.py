@@ -45,6 +45,7 @@ def check_config(config: RunConfig) -> None:
         if not config.regions_serving(purpose):
             raise ConfigError(f"regions: none serves {purpose.value!r}")
     _check_regions(config)
+    _check_gateway_channel(config)
     _check_links(config)
 
 
@@ -210,6 +211,15 @@ def _check_channel(region: RegionSection) -> None:
     if Purpose.EVAL in region.serves and version is not None:
         text = f"expected none that is fixed, as it serves eval, got {region.channel!r}"
         raise ConfigError(f"{field}: {text}: evaluations choose the version")
+
+
+def _check_gateway_channel(config: RunConfig) -> None:
+    """Check that some region follows the channel that users are answered from."""
+    channel = config.gateway.channel
+    followed = {region.channel for region in config.regions if Purpose.LIVE in region.serves}
+    if pinned_version(channel) is None and channel not in followed:
+        text = f"the channel of a region that serves live, {', '.join(sorted(followed))}"
+        raise ConfigError(f"gateway.channel: expected {text}, got {channel!r}")
 
 
 def _check_links(config: RunConfig) -> None:

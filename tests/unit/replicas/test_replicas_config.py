@@ -48,6 +48,10 @@ def test_a_region_has_any_number_of_replicas() -> None:
         (regions(west=', channel = "stable"'), r"regions\.west\.channel: expected newest"),
         (regions(east=', channel = "version:3"'), r"regions\.east\.channel: .*serves eval"),
         ('gateway.channel="version:"', r"channel: expected newest, stable, candidate or version:N"),
+        (
+            'gateway.channel="stable"',
+            r"gateway\.channel: expected .* serves live, newest, got 'stable'",
+        ),
         ("generator.lag_s_max=0", r"> 0.*\$\.generator\.lag_s_max"),
     ],
 )
@@ -63,7 +67,8 @@ def test_regions_may_follow_channels() -> None:
             regions(
                 east=', channel = "stable"',
                 more=', { name = "far", serves = ["live"], channel = "version:3" }',
-            )
+            ),
+            'gateway.channel="stable"',
         ],
     )
     assert config.versions_pinned == {3}
