@@ -15,6 +15,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as BpeTokenizer
 
 from penstock.actors.policy.special_tokens import ALL_SPECIAL_TOKENS
+from penstock.messages.errors import CodecError
 
 TOKENIZER_KEY = "tokenizer.json"
 """Key of a run's tokenizer in its object store."""
@@ -128,13 +129,13 @@ class Tokenizer:
         """Read a `tokenizer.json`.
 
         Raises:
-            ValueError: It is not one of a byte-level BPE; names `source`.
+            CodecError: It is not one of a byte-level BPE; names `source`.
 
         """
         try:
             return cls(BpeTokenizer.from_str(_all_special(text)))
         except Exception as error:  # the library raises bare Exception on any bad file
-            raise ValueError(f"{source}: not a byte-level tokenizer: {error!r}") from error
+            raise CodecError(f"{source}: not a byte-level tokenizer: {error!r}") from error
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> Tokenizer:

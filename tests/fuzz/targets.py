@@ -25,16 +25,22 @@ from tests.unit.tasks.test_tasks_harbor import ladder
 from penstock.actors.policy.chat.grammar import parse_turn
 from penstock.actors.policy.hf.config import read_hf_config
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
+from penstock.envs.egress.hello import check_hello
 from penstock.envs.egress.http import requested_target
 from penstock.envs.egress.rules import parse_rules
 from penstock.envs.factory.repository import GitRepository
 from penstock.envs.microvm.connection import GuestConnection
 from penstock.envs.microvm.protocol import REPLY_BYTES_MAX, GuestRequest
+from penstock.envs.python_source import parse_python
+from penstock.envs.tasks.dockerfile import start_files
 from penstock.envs.tasks.harbor import EXPECTED_FILE, write_harbor
 from penstock.envs.tasks.harbor_read import read_harbor
 from penstock.gateway.chat.schema import parse_chat
 from penstock.infra.bus.claims import CLAIM_HEADER, Claims
 from penstock.infra.commands.log_file import read_entries
+from penstock.infra.commands.log_lines import plain_map
+from penstock.infra.corpora.lines import read_lines
+from penstock.infra.corpora.traces import ChatTrace
 from penstock.infra.stores.memory import MemoryStore
 from penstock.infra.weights.apply import apply_delta
 from penstock.infra.weights.diff import write_delta
@@ -267,6 +273,23 @@ def _hf_config(data: bytes) -> None:
     read_hf_config(folder)
 
 
+def _dockerfile(data: bytes) -> None:
+    start_files(data.decode("utf-8", "replace"), {"src/a.py": "x = 1", "b.txt": "y"})
+
+
+def _trace(data: bytes) -> None:
+    for _ in read_lines(_file("traces.jsonl", data), ChatTrace, "texts"):
+        pass
+
+
+def _tokenizer_file(data: bytes) -> None:
+    Tokenizer.from_json(data.decode("utf-8", "replace"), "a file")
+
+
+TRACE = b'{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}\n'
+_SNI = bytes.fromhex("0000000e000c000009") + b"a.example"
+_HELLO_BODY = bytes(34) + b"\0" + bytes.fromhex("000213010100") + b"\0\x12" + _SNI
+HELLO = b"\x16\x03\x01\0\x41\x01\0\0\x3d" + _HELLO_BODY
 CHAT = b'{"model": "policy", "messages": [{"role": "user", "content": "x"}], "temperature": 1.0}'
 CONFIG = (
     b'{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 64, '
@@ -287,6 +310,14 @@ TARGETS: dict[str, Target] = {
     "harbor": Target(_harbor, _harbor_seeds),
     "turn": Target(_parse_turn, lambda: [bytes(range(64))]),
     "egress": Target(_egress, lambda: [b"CONNECT a.example:443", b"GET http://a.example/x"]),
+    "hello": Target(lambda data: check_hello(data, "a.example"), lambda: [HELLO]),
+    "python": Target(parse_python, lambda: [b"# coding: utf-8\ndef f(a):\n    return [a, (1,)]\n"]),
+    "dockerfile": Target(
+        _dockerfile, lambda: [b"FROM x\nWORKDIR /work\nCOPY --chown=a src/ /work/\n"]
+    ),
+    "log-cat": Target(plain_map, messages),
+    "trace": Target(_trace, lambda: [TRACE]),
+    "tokenizer": Target(_tokenizer_file, lambda: [_tokenizer().to_json().encode()]),
     "git-head": Target(
         _head, lambda: [b"ref: refs/heads/main\0" + b"0" * 40 + b" refs/heads/main"]
     ),
