@@ -178,7 +178,7 @@ async def test_a_copy_goes_on_with_the_line_where_it_stood():
     thawing = asyncio.create_task(connection.thaw(GuestIdentity.new(3), timeout_s=5.0))
     thaw = await guest.request()
     assert (thaw["id"], thaw["epoch"], len(thaw["entropy"])) == (9, 3, 32)
-    guest.say(id=9)
+    guest.say(id=9, epoch=3)
     await thawing
     pending = call(connection, op="ping")
     ping = await guest.request()
