@@ -5,7 +5,7 @@ import ipaddress
 import re
 from collections import OrderedDict
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from penstock.actors.policy.chat.format import ChatFormat
@@ -22,7 +22,7 @@ from penstock.messages.task import Purpose
 NUM_REQUESTS_KNOWN_MAX = 100_000
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 REQUEST_ID = web.RequestKey("request_id", str)
-_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+_HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE | re.ASCII)
 """Names under which this machine reaches itself."""
 _PROXY_HEADERS = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via")
 EXTRA_HEADERS = web.RequestKey("extra_headers", dict[str, str])
@@ -31,8 +31,8 @@ EXTRA_HEADERS = web.RequestKey("extra_headers", dict[str, str])
 
 def is_same_host(request: web.Request) -> bool:
     """Return whether a request comes from this machine, directly, and for this machine's name."""
-    if any(name in request.headers for name in _PROXY_HEADERS):
-        return False
+    if request.version < HttpVersion11 or any(name in request.headers for name in _PROXY_HEADERS):
+        return False  # What browsers never speak, nginx does unless it is told otherwise.
     try:
         is_loopback = ipaddress.ip_address(request.remote or "").is_loopback
     except ValueError:

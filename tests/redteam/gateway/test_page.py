@@ -1,5 +1,6 @@
 """The page and the state behind it: who may look, and what a string in them may do."""
 
+import asyncio
 import base64
 import gzip
 import json
@@ -35,6 +36,22 @@ async def test_another_sites_page_and_a_proxys_user_see_nothing_without_a_key(ht
         async with http.get(path, headers=headers) as reply:
             assert reply.status == 401, path
             assert reply.headers["WWW-Authenticate"].startswith("Basic")
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["HTTP/1.0\r\nHost: localhost:8000", "HTTP/1.0", "HTTP/1.1\r\nHost: 127.0.0.\u0661",
+     "HTTP/1.1\r\nHost: localhost.", "HTTP/1.1\r\nHost: 2130706433",
+     "HTTP/1.1\r\nHost: evil.example\r\nUpgrade: websocket"],
+)  # fmt: skip
+async def test_neither_a_plain_proxy_nor_another_spelling_is_this_machine(site, head):
+    address = site.url.partition("//")[2].partition("/")[0]
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    writer.write(f"GET /v1/monitor/state {head}\r\nConnection: close\r\n\r\n".encode())
+    async with asyncio.timeout(10.0):
+        first = await reader.readline()
+    writer.close()
+    assert b" 401 " in first
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "Basic"])
