@@ -71,7 +71,7 @@ class Guest:
         match request["op"]:
             case "thaw":
                 self.frozen, self.epoch = False, request.get("epoch", 0)
-                return {}
+                return {"epoch": self.epoch}
             case _ if self.frozen:
                 return {"error": "frozen", "text": b""}
             case "freeze":
