@@ -22,7 +22,7 @@ def run(tmp_path) -> RunDir:
 
 
 def arguments(run: RunDir, name: str, *, json: bool = False) -> Namespace:
-    return Namespace(run=name, runs_dir=run.path.parent, json=json)
+    return Namespace(run=name, runs_dir=run.path.parent, config=None, json=json)
 
 
 async def record(run: RunDir, events) -> None:

@@ -28,7 +28,8 @@ def values(info: _info.Type) -> st.SearchStrategy[Any]:
         low = -(2**63) if info.ge is None else info.ge
         return st.integers(low, 2**64 - 1 if info.le is None else info.le)
     if isinstance(info, _info.FloatType):
-        return st.floats(info.ge, info.le, allow_nan=False)
+        low, is_open = (info.ge, False) if info.gt is None else (info.gt, True)
+        return st.floats(low, info.le, allow_nan=False, exclude_min=is_open)
     if type(info) in SCALARS:
         return SCALARS[type(info)]
     match info:
