@@ -72,14 +72,19 @@ async def train(run, world):
 async def test_it_proves_a_run_and_names_what_differs(run_dir, tmp_path, capsys):
     run, world = run_dir
     await train(run, world)
-    assert await replay_command(Namespace(run="run-1", runs_dir=tmp_path, config=None, json=True)) == 0
+    assert (
+        await replay_command(Namespace(run="run-1", runs_dir=tmp_path, config=None, json=True)) == 0
+    )
     figures = msgspec.json.decode(capsys.readouterr().out)
     assert (figures["steps"], figures["steps_compared"], figures["identical"]) == (4, 4, True)
     assert figures["speedup"] > 0
     text = run.config.read_text()
     run.config.write_text(text.replace("learning_rate = 0.001", "learning_rate = 0.002", 1))
     assert text != run.config.read_text()
-    assert await replay_command(Namespace(run="run-1", runs_dir=tmp_path, config=None, json=False)) == 1
+    assert (
+        await replay_command(Namespace(run="run-1", runs_dir=tmp_path, config=None, json=False))
+        == 1
+    )
     shown = capsys.readouterr()
     assert "first difference: step 1: weights" in shown.out
     assert "step 4: weights" in shown.err
