@@ -31,8 +31,9 @@ from penstock.messages.task import Limits
 CALLS_MAX = 8
 """Calls of one turn that are carried out; further ones are invalid."""
 _FINISH = "finish"
-_GRACE_S = 5.0
-"""Added to a tool's own time limit, for the transfer to the machine and back."""
+_GRACE_S = 20.0
+"""Added to a tool's own time limit: more than a host is given to report that a machine hangs
+(`LeaseSpec.margin_s`), which may be the policy's doing."""
 _TERMINAL = "the terminal"
 
 

@@ -130,8 +130,9 @@ class LeaseSpec(msgspec.Struct, frozen=True, kw_only=True):
     machine: MachineNeeds = MachineNeeds()
     """What it must have (`Task.machine`)."""
     retry_delay_s: float = 0.2
-    margin_s: float = 10.0
-    """Time that a host has to answer, beyond what the operation itself may take."""
+    margin_s: float = 15.0
+    """Time that a host has to answer, beyond what the operation itself may take: more than it
+    waits for a machine that hangs (`HANG_GRACE_S`), so that it can report that one's end."""
     group: GroupSpec | None = None
     """The scheduler places it on a host; else any host with room answers."""
     is_grading: bool = False

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.envs.ladder.dry_run import DryRunSandbox, run_program
-from penstock.envs.sandbox import Capability, IsolationClass, SandboxDied, SandboxError
+from penstock.envs.microvm.host_process import HANG_GRACE_S
+from penstock.envs.sandbox import (
+    Capability,
+    IsolationClass,
+    SandboxDied,
+    SandboxError,
+    SandboxTimeout,
+)
 from penstock.messages.sandbox import ExecResult
 
 
@@ -24,11 +31,16 @@ class FakeMachine(DryRunSandbox):
         self._num_operations = 0
         self.exec_s = 0.0
         self.was_killed = False
+        self.hangs = False
 
-    async def _operate(self) -> None:
+    async def _operate(self, timeout_s: float = 0.0) -> None:
         self._num_operations += 1
         await asyncio.sleep(self._delay_s)
-        if 0 < self._dies_at <= self._num_operations:
+        is_over = 0 < self._dies_at <= self._num_operations
+        if is_over and self.hangs:
+            await asyncio.sleep(timeout_s + HANG_GRACE_S)
+            raise SandboxTimeout("no answer")
+        if is_over:
             self.alive = False
         if not self.alive:
             raise SandboxDied("killed by the test")
@@ -39,7 +51,7 @@ class FakeMachine(DryRunSandbox):
         return await asyncio.shield(self._results[op_key])
 
     async def _run(self, argv: Sequence[str], options: dict) -> ExecResult:
-        await self._operate()
+        await self._operate(float(str(options["timeout_s"])))
         self.commands.append(list(argv))
         await asyncio.sleep(self.exec_s)
         if argv[0] == "rm":
@@ -81,6 +93,8 @@ class FakeBackend:
         """How long each program runs, by its guest's clock."""
         self.are_killed = False
         """Whether those that die are killed from outside."""
+        self.hang = False
+        """Whether those that die fall silent instead, until their host notices."""
         self.is_broken = False
 
     async def start(self, *, cpu: int | None = None, timeout_s: float = 10.0) -> FakeMachine:
@@ -92,4 +106,5 @@ class FakeBackend:
         self.machines.append(FakeMachine(dies_at, self.delay_s, padding))
         self.machines[-1].exec_s = self.exec_s
         self.machines[-1].was_killed = self.are_killed
+        self.machines[-1].hangs = self.hang
         return self.machines[-1]

@@ -109,6 +109,7 @@ def test_a_turn_that_engines_fail_at_twice_is_the_policys(simulate) -> None:
     simulate(scenario)
 
 
+RUN = ("run_terminal", {"command": "python3 m.py"})
 LOOKS = [[LOOK], [LOOK], [FIX], [FINISH]]
 
 
@@ -136,6 +137,23 @@ def test_a_turn_that_kills_machine_after_machine_is_the_policys(simulate, num_ho
     simulate(scenario)
 
 
+@pytest.mark.parametrize("num_hosts", [1, 2])
+def test_a_call_that_hangs_machine_after_machine_is_the_policys(simulate, num_hosts) -> None:
+    """The host notices that a machine hangs before the worker gives its host up."""
+
+    async def scenario(world: World) -> None:
+        start(world, num_hosts)
+        world.policy.scripts = lambda _session: [[RUN], [RUN], [FINISH]]
+        world.backend.hang = True
+        world.backend.deaths[-1] = 3
+        rollout, verdict = await end_of(world)
+        assert rollout.end is EpisodeEnd.POLICY_ERROR
+        assert "2 machines killed" in rollout.error
+        assert verdict.outcome is Outcome.POLICY_ERROR
+
+    simulate(scenario)
+
+
 @pytest.mark.parametrize("num_machines_max", [1, 3])
 def test_one_death_may_be_chance_and_the_episode_goes_on(simulate, num_machines_max) -> None:
     async def scenario(world: World) -> None:
@@ -147,9 +165,11 @@ def test_one_death_may_be_chance_and_the_episode_goes_on(simulate, num_machines_
     simulate(scenario)
 
 
-def test_files_that_kill_machine_after_machine_in_grading_are_the_policys(simulate) -> None:
+@pytest.mark.parametrize("hang", [False, True])
+def test_files_that_kill_machine_after_machine_in_grading_are_the_policys(simulate, hang) -> None:
     async def scenario(world: World) -> None:
         start(world)
+        world.backend.hang = hang
         world.backend.deaths |= {0: 0, -1: 3}  # what is laid out lives, what runs it does not
         rollout, verdict = await end_of(world)
         assert (rollout.end, verdict.outcome) == (EpisodeEnd.FINISHED, Outcome.POLICY_ERROR)
