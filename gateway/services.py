@@ -32,7 +32,7 @@ EXTRA_HEADERS = web.RequestKey("extra_headers", dict[str, str])
 def is_same_host(request: web.Request) -> bool:
     """Return whether a request comes from this machine, directly, and for this machine's name."""
     if request.version < HttpVersion11 or any(name in request.headers for name in _PROXY_HEADERS):
-        return False  # What browsers never speak, nginx does unless it is told otherwise.
+        return False  # No browser speaks HTTP/1.0; nginx without settings does.
     try:
         is_loopback = ipaddress.ip_address(request.remote or "").is_loopback
     except ValueError:
