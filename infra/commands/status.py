@@ -22,7 +22,7 @@ from penstock.actors.monitor.state import (
     encode_state,
 )
 from penstock.infra.commands.output import printable, printable_struct
-from penstock.infra.run.hosts import is_up, reached_run
+from penstock.infra.run.hosts import has_launcher, reached_run
 from penstock.infra.run.runs import open_log
 from penstock.messages.bus import Bus
 from penstock.messages.errors import BusError, DeadlineError
@@ -39,7 +39,7 @@ async def status_command(arguments: argparse.Namespace) -> int:
     """Print a run's state once, whether it is up or not."""
     run = await reached_run(arguments)
     async with open_log(run, "status") as bus:
-        is_running = await is_up(run, bus)
+        is_running = await has_launcher(run, bus)
         state = await read_state(bus, is_up=is_running)
     if arguments.json:
         sys.stdout.write(printable(encode_state(state).decode()) + "\n")
@@ -55,7 +55,7 @@ async def top_command(arguments: argparse.Namespace) -> int:
     if run.access() is not None or run.read_state() is not None:
         async with open_log(run, "top") as bus:
             with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
-                while await is_up(run, bus):
+                while await has_launcher(run, bus):
                     with contextlib.suppress(BusError, TimeoutError):  # The run may be ending.
                         async with asyncio.timeout(READ_S):
                             state = await read_state(bus, is_up=True)

@@ -251,13 +251,24 @@ async def check_alone(bus: Bus) -> None:
         BusError: One does.
 
     """
-    with contextlib.suppress(DeadlineError):
-        await bus.request(LAUNCHER, Ack(), deadline_s=ANSWER_S)
+    if await _answers(bus):
         raise BusError(f"run {bus.run_id}: a launcher is running it on another host")
 
 
+async def _answers(bus: Bus) -> bool:
+    with contextlib.suppress(DeadlineError):
+        await bus.request(LAUNCHER, Ack(), deadline_s=ANSWER_S)
+        return True
+    return False
+
+
+async def has_launcher(run: RunDir, bus: Bus) -> bool:
+    """Return whether a run is up and its launcher alive; one that was killed closed nothing."""
+    return await is_up(run, bus) and (run.access() is None or await _answers(bus))
+
+
 async def is_up(run: RunDir, bus: Bus) -> bool:
-    """Return whether a run's launcher is up: by its process, or by the log of its servers."""
+    """Return whether a run is open: by its launcher's process, or by the log of its servers."""
     if run.access() is None:
         return run.read_state() is not None
     return await _open_at(bus) is not None

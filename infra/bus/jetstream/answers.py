@@ -11,6 +11,7 @@ from penstock.messages.rpc import RetryPolicy
 NO_RESPONDERS = "503"
 WRONG_LAST_SEQUENCE = {10071, 10164}
 NAME_IN_USE = 10058
+NO_MESSAGE = 10037
 _UNAVAILABLE = {
     10008: "JetStream is temporarily unavailable",
     10118: "the stream is offline",

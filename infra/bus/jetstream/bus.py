@@ -13,7 +13,7 @@ from typing import Any
 from penstock.infra.bus.claims import CLAIM_HEADER, INLINE_BYTES, Claims
 from penstock.infra.bus.jetstream import log_reader, rpc
 from penstock.infra.bus.jetstream.access import Access
-from penstock.infra.bus.jetstream.answers import JetStreamError
+from penstock.infra.bus.jetstream.answers import NO_MESSAGE, JetStreamError
 from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.infra.bus.jetstream.event_publisher import EventPublisher
 from penstock.infra.bus.jetstream.intake import Intake
@@ -38,8 +38,6 @@ from penstock.messages.streams import (
 )
 
 log = logging.getLogger(__name__)
-
-NO_MESSAGE = 10037
 
 
 def _new_key(word: str) -> str:

@@ -12,6 +12,7 @@ import msgspec
 from penstock.infra.bus.claims import Claims
 from penstock.infra.bus.jetstream.answers import (
     LOST,
+    NO_MESSAGE,
     RETRY,
     WRONG_LAST_SEQUENCE,
     JetStreamError,
@@ -151,8 +152,10 @@ class EventPublisher:
         call = f"STREAM.MSG.GET.{stream_name(item.stream)}"
         try:
             stored = (await self._connection.api(call, {"last_by_subj": item.subject}))["message"]
-        except JetStreamError:  # Done and removed from its work queue meanwhile.
-            return 0
+        except JetStreamError as error:
+            if error.code != NO_MESSAGE:
+                raise  # It may be stored: nothing may count as a copy, nor be deleted.
+            return 0  # Done and removed from its work queue meanwhile.
         return int(stored["seq"]) if item.headers[PUBLISH_HEADER] in _header_text(stored) else 0
 
 

@@ -117,6 +117,16 @@ def test_objects_of_a_run_that_is_up_are_collected_with_their_grace_alone(site, 
     assert main([*collecting, "3600"]) == 0
 
 
+def test_a_launcher_that_was_killed_is_not_waited_for(site, tmp_path, capsys, monkeypatch):
+    """It left the run open; `top` went on for ever."""
+    monkeypatch.setattr(hosts, "ANSWER_S", 0.3)
+    file = host_file(tmp_path / "other", bus=site)
+    runs = ["--runs-dir", str(tmp_path / "other" / "runs")]
+    asyncio.run(publish(site, RunOpened(incarnation="j")))
+    assert main([*runs, "top", RUN, "--config", file]) == 0
+    assert main([*runs, "status", RUN, "--config", file, "--json"]) == 0
+
+
 def test_paths_of_secrets_hold_in_every_folder(site, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = host_file(tmp_path / "other", bus=site | {"token_file": "token"})
