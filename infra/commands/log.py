@@ -15,7 +15,8 @@ from penstock.infra.commands.log_file import export_log, import_log, log_types, 
 from penstock.infra.commands.log_lines import cat_log
 from penstock.infra.commands.output import printable
 from penstock.infra.run.config_file import parse_config
-from penstock.infra.run.hosts import is_up, reached_run
+from penstock.infra.run.hosts import reached_run
+from penstock.infra.run.liveness import is_up
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.messages.base import Event
 from penstock.messages.codec import EVENTS

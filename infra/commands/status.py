@@ -22,7 +22,8 @@ from penstock.actors.monitor.state import (
     encode_state,
 )
 from penstock.infra.commands.output import printable, printable_struct
-from penstock.infra.run.hosts import has_launcher, reached_run
+from penstock.infra.run.hosts import reached_run
+from penstock.infra.run.liveness import has_launcher
 from penstock.infra.run.runs import open_log
 from penstock.messages.bus import Bus
 from penstock.messages.errors import BusError, DeadlineError

@@ -31,10 +31,10 @@ from penstock.infra.run.hosts import (
     check_new,
     check_stores,
     join_run,
-    until_silent,
     with_whole_paths,
 )
 from penstock.infra.run.launcher import Processes, event_server
+from penstock.infra.run.liveness import until_silent
 from penstock.infra.run.prepare import prepare
 from penstock.infra.run.progress import Progress
 from penstock.infra.run.replay import environment_versions

@@ -9,8 +9,7 @@ A host's own file says how it reaches the servers and the store; everything else
 
 import argparse
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +21,25 @@ from penstock.infra.bus.jetstream.answers import JetStreamError
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.jetstream.connection import NatsConnection
 from penstock.infra.bus.jetstream.provision import stream_name
-from penstock.infra.bus.jetstream.puller import STREAM_NOT_FOUND
 from penstock.infra.bus.settings import FILES, BusSection
 from penstock.infra.regions.settings import region_of_role
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import load_config, read_toml
+from penstock.infra.run.liveness import POLL_S, last_stored
 from penstock.infra.run.roles import REGIONAL
 from penstock.infra.run.runs import RunDir, find_run
 from penstock.infra.stores.memory import MemoryStore
 from penstock.infra.stores.open import check_store, read_section
 from penstock.infra.stores.settings import StoreKind
-from penstock.messages.base import Event, Message, Stream, check_format
-from penstock.messages.bus import Bus, Delivery
-from penstock.messages.control import RunClosed, RunOpened, RunStarted
-from penstock.messages.errors import BusError, ConfigError, DeadlineError, NotFoundError
+from penstock.messages.base import check_format
+from penstock.messages.control import RunStarted
+from penstock.messages.errors import ConfigError, DeadlineError, NotFoundError
 from penstock.messages.reading.parsing import parse_toml
-from penstock.messages.rpc import Ack
 from penstock.messages.streams import type_filter
-from penstock.messages.telemetry import ActorReported
 
 OWN_TABLES = ("bus", "store")
 """What a host may have of its own: addresses and paths differ from host to host."""
-LAUNCHER = "launcher"
-ANSWER_S = 3.0
-START_S_MAX = 600.0
-"""How long a process waits for its run to start."""
 READ_S_MAX = 30.0
-POLL_S = 1.0
-SILENT_S = 4.0
-"""Actors report once a second: after this time none runs."""
-STOP_S_MAX = 60.0
 
 
 async def reached_run(arguments: argparse.Namespace, *, any_format: bool = False) -> RunDir:
@@ -130,7 +118,7 @@ async def _until_started(access: Access, name: str, wait_s: float) -> RunStarted
     try:
         await bus.check_jetstream()
         async with asyncio.timeout(max(wait_s, READ_S_MAX)):
-            while (started := await _last(bus, RunStarted)) is None:
+            while (started := await last_stored(bus, RunStarted)) is None:
                 if not wait_s:
                     raise NotFoundError(f"run {name!r}: {access.place} has no log of it")
                 await asyncio.sleep(POLL_S)
@@ -159,16 +147,6 @@ async def newest_run(access: Access) -> str:
     finally:
         await connection.close()
     return str(answer["message"]["subject"]).split(".")[1]
-
-
-async def _last(bus: Bus, kind: type[Event]) -> Delivery | None:
-    """Return the newest event of a type; None, too, before the streams are there."""
-    try:
-        return await bus.last(kind)
-    except JetStreamError as error:
-        if error.code != STREAM_NOT_FOUND:
-            raise
-        return None
 
 
 def check_remote(run: RunDir, roles: Sequence[str]) -> None:
@@ -219,7 +197,7 @@ async def check_new(access: Access, run_id: str) -> None:
     bus = await NatsBus.connect(access, run_id=run_id, store=MemoryStore(), name="launcher")
     try:
         await bus.provision()
-        if await _last(bus, RunStarted) is not None:
+        if await last_stored(bus, RunStarted) is not None:
             text = f"exists at {access.place}; resume it with --resume {run_id} --config FILE"
             raise FileExistsError(f"run {run_id}: {text}")
     finally:
@@ -237,91 +215,3 @@ def check_stores(config: RunConfig) -> None:
     for region in config.regions:
         if section := region.store_section():
             check_store(section, f"regions.{region.name}")
-
-
-async def answer_as_launcher(_message: Message) -> AsyncIterator[Message]:
-    """Serve LAUNCHER: the answer says that a launcher is up."""
-    yield Ack()
-
-
-async def check_alone(bus: Bus) -> None:
-    """Check that no other launcher of this run answers, on any host.
-
-    Raises:
-        BusError: One does.
-
-    """
-    if await _answers(bus):
-        raise BusError(f"run {bus.run_id}: a launcher is running it on another host")
-
-
-async def _answers(bus: Bus) -> bool:
-    with contextlib.suppress(DeadlineError):
-        await bus.request(LAUNCHER, Ack(), deadline_s=ANSWER_S)
-        return True
-    return False
-
-
-async def has_launcher(run: RunDir, bus: Bus) -> bool:
-    """Return whether a run is up and its launcher alive; one that was killed closed nothing."""
-    return await is_up(run, bus) and (run.access() is None or await _answers(bus))
-
-
-async def is_up(run: RunDir, bus: Bus) -> bool:
-    """Return whether a run is open: by its launcher's process, or by the log of its servers."""
-    if run.access() is None:
-        return run.read_state() is not None
-    return await _open_at(bus) is not None
-
-
-async def until_open(bus: Bus, wait_s: float = START_S_MAX) -> int | None:
-    """Wait until a launcher is up; return the sequence of its `RunOpened`, None for a complete run.
-
-    Raises:
-        DeadlineError: None came in time.
-
-    """
-    try:
-        async with asyncio.timeout(wait_s):
-            while True:
-                if (sequence := await _open_at(bus)) is not None or await _is_complete(bus):
-                    return sequence
-                await asyncio.sleep(POLL_S)
-    except TimeoutError as error:
-        raise DeadlineError(f"run {bus.run_id}: no launcher came up within {wait_s:g} s") from error
-
-
-async def until_closed(bus: Bus, after: int) -> bool:
-    """Wait until the launcher that came up at a sequence stops; return if the run is complete.
-
-    A launcher that dies says nothing: the actors go on, and its next start finds them at work.
-    """
-    async with contextlib.aclosing(bus.follow([RunClosed], after={Stream.CONTROL: after})) as log:
-        async for delivery in log:
-            assert isinstance(delivery.event, RunClosed)
-            return delivery.event.is_complete
-    return False
-
-
-async def _open_at(bus: Bus) -> int | None:
-    """Return the sequence at which the newest launcher came up; None if it has stopped since."""
-    opened, closed = await _last(bus, RunOpened), await _last(bus, RunClosed)
-    if opened is None or (closed is not None and closed.sequence > opened.sequence):
-        return None
-    return opened.sequence
-
-
-async def _is_complete(bus: Bus) -> bool:
-    closed = await _last(bus, RunClosed)
-    return closed is not None and isinstance(closed.event, RunClosed) and closed.event.is_complete
-
-
-async def until_silent(bus: Bus) -> None:
-    """Wait until no actor reports any more, on any host; give up after STOP_S_MAX."""
-    now = asyncio.get_running_loop().time
-    newest, heard_at, give_up_at = -1, now(), now() + STOP_S_MAX
-    while now() < min(heard_at + SILENT_S, give_up_at):
-        report = await bus.last(ActorReported)
-        if report is not None and report.sequence != newest:
-            newest, heard_at = report.sequence, now()
-        await asyncio.sleep(POLL_S)

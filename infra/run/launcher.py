@@ -36,7 +36,7 @@ from penstock.infra.run.charges import (
     describe_death,
 )
 from penstock.infra.run.config import RunConfig
-from penstock.infra.run.hosts import LAUNCHER, answer_as_launcher, check_alone
+from penstock.infra.run.liveness import LAUNCHER, answer_as_launcher, check_alone
 from penstock.infra.run.orphans import adopt_orphans, die_with_parent, end_orphans, reap_ended
 from penstock.infra.run.roles import work_queues
 from penstock.infra.run.runs import RunDir, check_space, connect

@@ -16,8 +16,8 @@ from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.bus.settings import BusSection
 from penstock.infra.cli import main
-from penstock.infra.run import hosts
-from penstock.infra.run.hosts import answer_as_launcher, check_alone, until_closed, until_open
+from penstock.infra.run import liveness
+from penstock.infra.run.liveness import answer_as_launcher, check_alone, until_closed, until_open
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.base import FORMAT
 from penstock.messages.control import RunClosed, RunFinished, RunOpened, RunStarted
@@ -119,7 +119,7 @@ def test_objects_of_a_run_that_is_up_are_collected_with_their_grace_alone(site, 
 
 def test_a_launcher_that_was_killed_is_not_waited_for(site, tmp_path, capsys, monkeypatch):
     """It left the run open; `top` went on for ever."""
-    monkeypatch.setattr(hosts, "ANSWER_S", 0.3)
+    monkeypatch.setattr(liveness, "ANSWER_S", 0.3)
     file = host_file(tmp_path / "other", bus=site)
     runs = ["--runs-dir", str(tmp_path / "other" / "runs")]
     asyncio.run(publish(site, RunOpened(incarnation="j")))
@@ -208,13 +208,13 @@ def test_processes_elsewhere_need_servers_and_a_store(site, tmp_path, capsys):
 
 
 async def test_a_run_has_one_launcher(monkeypatch):
-    monkeypatch.setattr(hosts, "ANSWER_S", 0.2)
+    monkeypatch.setattr(liveness, "ANSWER_S", 0.2)
     server = MemoryServer(seed=0, clock=SystemClock())
     first, second = (
         MemoryBus(server, run_id=RUN, name=name, store=MemoryStore()) for name in ("a", "b")
     )
     await check_alone(first)
-    stop = await first.serve(hosts.LAUNCHER, answer_as_launcher)
+    stop = await first.serve(liveness.LAUNCHER, answer_as_launcher)
     with pytest.raises(BusError, match=f"run {RUN}: a launcher is running it on another host"):
         await check_alone(second)
     await stop()

@@ -1,0 +1,122 @@
+"""Who is up: launchers and actors of a run, by the log and by their answers."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from penstock.infra.bus.jetstream.answers import JetStreamError
+from penstock.infra.bus.jetstream.puller import STREAM_NOT_FOUND
+from penstock.infra.run.runs import RunDir
+from penstock.messages.base import Event, Message, Stream
+from penstock.messages.bus import Bus, Delivery
+from penstock.messages.control import RunClosed, RunOpened
+from penstock.messages.errors import BusError, DeadlineError
+from penstock.messages.rpc import Ack
+from penstock.messages.telemetry import ActorReported
+
+LAUNCHER = "launcher"
+ANSWER_S = 3.0
+START_S_MAX = 600.0
+"""How long a process waits for its run to start."""
+POLL_S = 1.0
+SILENT_S = 4.0
+"""Actors report once a second: after this time none runs."""
+STOP_S_MAX = 60.0
+
+
+async def answer_as_launcher(_message: Message) -> AsyncIterator[Message]:
+    """Serve LAUNCHER: the answer says that a launcher is up."""
+    yield Ack()
+
+
+async def check_alone(bus: Bus) -> None:
+    """Check that no other launcher of this run answers, on any host.
+
+    Raises:
+        BusError: One does.
+
+    """
+    if await _answers(bus):
+        raise BusError(f"run {bus.run_id}: a launcher is running it on another host")
+
+
+async def _answers(bus: Bus) -> bool:
+    with contextlib.suppress(DeadlineError):
+        await bus.request(LAUNCHER, Ack(), deadline_s=ANSWER_S)
+        return True
+    return False
+
+
+async def has_launcher(run: RunDir, bus: Bus) -> bool:
+    """Return whether a run is up and its launcher alive; one that was killed closed nothing."""
+    return await is_up(run, bus) and (run.access() is None or await _answers(bus))
+
+
+async def is_up(run: RunDir, bus: Bus) -> bool:
+    """Return whether a run is open: by its launcher's process, or by the log of its servers."""
+    if run.access() is None:
+        return run.read_state() is not None
+    return await _open_at(bus) is not None
+
+
+async def until_open(bus: Bus, wait_s: float = START_S_MAX) -> int | None:
+    """Wait until a launcher is up; return the sequence of its `RunOpened`, None for a complete run.
+
+    Raises:
+        DeadlineError: None came in time.
+
+    """
+    try:
+        async with asyncio.timeout(wait_s):
+            while True:
+                if (sequence := await _open_at(bus)) is not None or await _is_complete(bus):
+                    return sequence
+                await asyncio.sleep(POLL_S)
+    except TimeoutError as error:
+        raise DeadlineError(f"run {bus.run_id}: no launcher came up within {wait_s:g} s") from error
+
+
+async def until_closed(bus: Bus, after: int) -> bool:
+    """Wait until the launcher that came up at a sequence stops; return if the run is complete.
+
+    A launcher that dies says nothing: the actors go on, and its next start finds them at work.
+    """
+    async with contextlib.aclosing(bus.follow([RunClosed], after={Stream.CONTROL: after})) as log:
+        async for delivery in log:
+            assert isinstance(delivery.event, RunClosed)
+            return delivery.event.is_complete
+    return False
+
+
+async def _open_at(bus: Bus) -> int | None:
+    """Return the sequence at which the newest launcher came up; None if it has stopped since."""
+    opened, closed = await last_stored(bus, RunOpened), await last_stored(bus, RunClosed)
+    if opened is None or (closed is not None and closed.sequence > opened.sequence):
+        return None
+    return opened.sequence
+
+
+async def _is_complete(bus: Bus) -> bool:
+    closed = await last_stored(bus, RunClosed)
+    return closed is not None and isinstance(closed.event, RunClosed) and closed.event.is_complete
+
+
+async def until_silent(bus: Bus) -> None:
+    """Wait until no actor reports any more, on any host; give up after STOP_S_MAX."""
+    now = asyncio.get_running_loop().time
+    newest, heard_at, give_up_at = -1, now(), now() + STOP_S_MAX
+    while now() < min(heard_at + SILENT_S, give_up_at):
+        report = await bus.last(ActorReported)
+        if report is not None and report.sequence != newest:
+            newest, heard_at = report.sequence, now()
+        await asyncio.sleep(POLL_S)
+
+
+async def last_stored(bus: Bus, kind: type[Event]) -> Delivery | None:
+    """Return the newest event of a type; None, too, before the streams are there."""
+    try:
+        return await bus.last(kind)
+    except JetStreamError as error:
+        if error.code != STREAM_NOT_FOUND:
+            raise
+        return None
