@@ -135,7 +135,7 @@ async def test_a_reader_of_a_stream_in_memory_misses_and_repeats_nothing_over_le
 
 
 class Load:
-    """Publishes until it is told to stop, works and follows, and counts what came of it."""
+    """Publishes until a stop request, works and follows, and counts what came of it."""
 
     def __init__(self, publisher: NatsBus, worker: NatsBus, reader: NatsBus) -> None:
         self._buses = publisher, worker, reader

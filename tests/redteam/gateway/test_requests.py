@@ -220,7 +220,7 @@ async def test_what_failed_at_a_request_does_not_get_it_again(kind, status, num_
 
 
 async def test_a_request_under_which_a_generator_died_is_not_tried_again():
-    """Whether it is the cause or not: the client is told, and may decide."""
+    """Whether it is the cause or not: the error reaches the client, which decides."""
     charged = ItemCharged(item="x", number=1, cause="ended by signal 11", is_proven=False)
     ctx = FailingGenerators(RemoteErrorKind.BUSY, charged)
     generation = Generation("r1", "s1", [1, 2, 3], Sampling())
