@@ -148,7 +148,9 @@ class NatsConnection:
         try:
             await self._client.publish(subject, data, reply, headers or None)
         except nats.errors.Error as error:
-            raise BusError(f"send to {subject}: {error}") from error
+            if isinstance(error, nats.errors.ConnectionClosedError):
+                await self._on_closed()  # The client has given up, and calls back later.
+            raise self._refusal or BusError(f"send to {subject}: {error}") from error
 
     @contextlib.contextmanager
     def replies(
@@ -234,9 +236,7 @@ class NatsConnection:
         headers: dict[str, str] | None = None,
         suffix: str = "",
     ) -> Msg:
-        """Ask, again after a break, after a silence of `attempt_s`, and while nobody serves.
-
-        Only for requests that may be made twice.
+        """Ask an idempotent request, again after a break, `attempt_s` of silence, or no server.
 
         Raises:
             DeadlineError: No reply within `deadline_s`.
