@@ -48,9 +48,11 @@ class AmendmentBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 async def post_feedback(services: Services, request: web.Request) -> web.Response:
     """Take one piece of feedback; the same feedback_id again changes nothing."""
     key = services.authenticate(request)
-    body = decode_body(await request.read(), FeedbackBody)
+    data = await request.read()
+    body = decode_body(data, FeedbackBody)
     event = _received(body, key, services)
     _check_owner(event.request_id, key, services)
+    _admit(event, len(data), key, services)
     receipts = await services.ctx.publish(event)
     services.metrics.feedback.labels(event.name).inc()
     return _reply(event, is_duplicate=receipts[0].is_duplicate)
@@ -61,6 +63,7 @@ async def patch_feedback(services: Services, request: web.Request) -> web.Respon
     key = services.authenticate(request)
     body = decode_body(await request.read(), AmendmentBody)
     event = await _find(services, request, key)
+    _admit(event, request.content_length or TEXT_CHARS_MAX, key, services)
     changes = {
         name: value for name in body.__struct_fields__ if (value := getattr(body, name)) is not None
     }
@@ -81,6 +84,7 @@ async def delete_feedback(services: Services, request: web.Request) -> web.Respo
     """Retract feedback, with all its amendments; retracting again changes nothing."""
     key = services.authenticate(request)
     event = await _find(services, request, key)
+    _admit(event, 0, key, services)
     await services.ctx.publish(
         FeedbackRetracted(feedback_id=event.feedback_id, request_id=event.request_id)
     )
@@ -106,6 +110,7 @@ def _received(body: FeedbackBody, key: KeySpec, services: Services) -> FeedbackR
         name=_token(body.name or body.key or body.metric_name, "name"),
         value=float(value),
         key_id=key.key_id,
+        is_trusted=key.is_trusted,
         weight=body.weight,
         comment=_short(body.comment, "comment"),
         correction=_short(body.correction, "correction"),
@@ -133,6 +138,12 @@ def _check_owner(request_id: str, key: KeySpec, services: Services) -> None:
     if owner is not None and owner != key.key_id and not key.is_trusted:
         text = "the request was made with another key"
         raise ApiError(403, "not_your_request", text, "request_id")
+
+
+def _admit(event: FeedbackReceived, num_bytes: int, key: KeySpec, services: Services) -> None:
+    """Charge the key for what is about to be stored."""
+    user = services.index.key_id_of(event.request_id) or key.key_id
+    services.limiter.admit_feedback(key, user, num_bytes, services.ctx.monotonic())
 
 
 def _check_numbers(event: FeedbackReceived) -> None:

@@ -29,6 +29,12 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tpm_limit: PositiveInt = 600_000
     """Prompt and reply tokens per minute."""
     max_parallel_requests: PositiveInt = 16
+    feedback_rpm_limit: PositiveInt = 1200
+    """Pieces of feedback per minute."""
+    user_feedback_rpm_limit: PositiveInt = 120
+    """Pieces of feedback per minute on the requests of one of its users."""
+    feedback_kib_limit: PositiveInt = 256
+    """Feedback per minute in KiB, comments and corrections included."""
     is_trusted: bool = False
     """May give feedback on requests of other keys."""
 

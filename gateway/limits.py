@@ -5,6 +5,7 @@ fits, a reply's tokens are charged afterwards and may be owed, and headers repor
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
 
 import msgspec
@@ -13,6 +14,7 @@ from penstock.gateway.errors import ApiError
 from penstock.gateway.keys import KeySpec
 
 MINUTE_S = 60.0
+NUM_USERS_MAX = 10_000
 
 
 class Bucket:
@@ -55,6 +57,8 @@ class Bucket:
 class _Account(msgspec.Struct, kw_only=True):
     requests: Bucket
     tokens: Bucket
+    feedback: Bucket
+    feedback_kib: Bucket
     num_parallel: int = 0
 
 
@@ -63,6 +67,8 @@ class RateLimiter:
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
+        self._users: OrderedDict[tuple[str, str], Bucket] = OrderedDict()
+        """Feedback by key and user; the one used longest ago goes first."""
 
     def enter(self, key: KeySpec, now: float) -> None:
         """Admit one chat request; `leave` must follow.
@@ -92,6 +98,28 @@ class RateLimiter:
         account.num_parallel -= 1
         account.tokens.spend(num_tokens, now)
 
+    def admit_feedback(self, key: KeySpec, user: str, num_bytes: int, now: float) -> None:
+        """Admit one piece of feedback on a request of a user, before it is stored.
+
+        Raises:
+            ApiError: 429, with when to come back; nothing is spent.
+
+        """
+        account, of_user = self._account(key, now), self._user(key, user, now)
+        num_kib = num_bytes / 1024
+        for bucket, amount, what in (
+            (account.feedback, 1.0, f"{key.feedback_rpm_limit} pieces of feedback"),
+            (account.feedback_kib, num_kib, f"{key.feedback_kib_limit} KiB of feedback"),
+            (of_user, 1.0, f"{key.user_feedback_rpm_limit} pieces of feedback of one user"),
+        ):
+            wait_s = bucket.wait_s(amount, now)
+            if wait_s > 0:
+                text = f"the limit of {what} per minute is reached"
+                raise _too_many("feedback_limit_exceeded", text, wait_s)
+        account.feedback.spend(1.0, now)
+        account.feedback_kib.spend(num_kib, now)
+        of_user.spend(1.0, now)
+
     def headers(self, key: KeySpec, now: float) -> Mapping[str, str]:
         """Return the `x-ratelimit-*` headers."""
         account = self._account(key, now)
@@ -106,10 +134,22 @@ class RateLimiter:
         account = self._accounts.get(key.key_id)
         if account is None:
             account = _Account(
-                requests=Bucket(key.rpm_limit, now), tokens=Bucket(key.tpm_limit, now)
+                requests=Bucket(key.rpm_limit, now),
+                tokens=Bucket(key.tpm_limit, now),
+                feedback=Bucket(key.feedback_rpm_limit, now),
+                feedback_kib=Bucket(key.feedback_kib_limit, now),
             )
             self._accounts[key.key_id] = account
         return account
+
+    def _user(self, key: KeySpec, user: str, now: float) -> Bucket:
+        """Return a user's own bucket. A forgotten one is full again: its key's still bounds it."""
+        name = (key.key_id, user)
+        bucket = self._users.setdefault(name, Bucket(key.user_feedback_rpm_limit, now))
+        self._users.move_to_end(name)
+        if len(self._users) > NUM_USERS_MAX:
+            self._users.popitem(last=False)
+        return bucket
 
 
 def _too_many(code: str, text: str, wait_s: float) -> ApiError:

@@ -31,7 +31,7 @@ class InferenceRecorded(Event, frozen=True, kw_only=True):
 class FeedbackReceived(Event, frozen=True, kw_only=True):
     """Gateway -> feedback join. May arrive before the record, late, or twice."""
 
-    stream: ClassVar[Stream] = Stream.FEEDBACK
+    stream: ClassVar[Stream] = Stream.SIGNALS
     feedback_id: str
     request_id: str
     name: str
@@ -43,6 +43,8 @@ class FeedbackReceived(Event, frozen=True, kw_only=True):
     correction: str = ""
     source: str = ""
     occurred_at: str = ""
+    is_trusted: bool = False
+    """The key may judge requests of others (`KeySpec.is_trusted`), as the gateway knew it."""
     amends: str = ""
     """Feedback id that this one replaces; the newest amendment counts."""
 
@@ -54,7 +56,7 @@ class FeedbackReceived(Event, frozen=True, kw_only=True):
 class FeedbackRetracted(Event, frozen=True, kw_only=True):
     """Gateway -> feedback join: forget it; a sample not yet trained leaves the pool."""
 
-    stream: ClassVar[Stream] = Stream.FEEDBACK
+    stream: ClassVar[Stream] = Stream.SIGNALS
     feedback_id: str
     request_id: str
 

@@ -27,6 +27,7 @@ _COLUMNS = {
     Outcome.TIMEOUT: _TRAINED,
     Outcome.STALE: "stale",
     Outcome.FILTERED: "filtered",
+    Outcome.CAPPED: "filtered",
     Outcome.INFRASTRUCTURE_ERROR: "infra_failed",
     Outcome.CANCELLED: "infra_failed",
     Outcome.JUDGE_ERROR: "judge_failed",

@@ -23,6 +23,8 @@ class Outcome(StrEnum):
     STALE = "stale"
     FILTERED = "filtered"
     CANCELLED = "cancelled"
+    CAPPED = "capped"
+    """A user's sample that gave way to newer ones: this user had too many waiting."""
 
     @property
     def is_trained(self) -> bool:

@@ -54,6 +54,7 @@ STREAMS: dict[Stream, StreamSpec] = {
     Stream.WEIGHTS: _LOG,
     Stream.CREDITS: StreamSpec(retention=Retention.LAST_PER_SUBJECT, dedup=Dedup.NONE),
     Stream.FEEDBACK: _LOG,
+    Stream.SIGNALS: StreamSpec(retention=Retention.LIMITS, dedup=Dedup.SUBJECT, max_bytes=2 << 30),
     Stream.TRAINING: _LOG,
     Stream.CONTROL: _LOG,
     Stream.METRICS: StreamSpec(

@@ -7,7 +7,7 @@ import msgspec
 from penstock.messages.base import Event, Stream
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import VersionSpan
-from penstock.messages.settings import Finite
+from penstock.messages.settings import Finite, UnitInterval
 
 
 class TrunkCredit(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +34,12 @@ class SampleEntry(msgspec.Struct, frozen=True, kw_only=True):
     """All sampled tokens, merged over turns: the conservation ledger counts these."""
     trunk: TrunkCredit | None = None
     """Credit of the shared turns, where other rollouts branched off this one."""
+    tenant: str = ""
+    """Of a live sample: whose baseline and cap it counts to."""
+    user: str = ""
+    """Of a live sample: pseudonym of the tenant's user."""
+    share: UnitInterval = 1.0
+    """Of a live sample: what the caps on users and tenants left of its advantage."""
 
 
 class GroupEntry(msgspec.Struct, frozen=True, kw_only=True):

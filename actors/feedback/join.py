@@ -42,8 +42,6 @@ class JoinConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Requests that wait; then the oldest is dropped. As many orphaned signals are kept."""
     weights: dict[str, float] = msgspec.field(default_factory=lambda: dict(DEFAULT_WEIGHTS))
     """Signal name -> weight in the mean."""
-    trusted_keys: list[str] = []
-    """Key ids whose feedback counts on requests of other keys."""
 
     def __post_init__(self) -> None:
         """Check fields against each other."""
@@ -155,9 +153,9 @@ class FeedbackJoin:
                 self._drop(request_id)
 
     def _counting(self, request_id: str, key_id: str) -> list[FeedbackReceived]:
-        trusted = {key_id, *self._config.trusted_keys}
-        signals = self._feedback.get(request_id, {})
-        return [signals[root] for root in sorted(signals) if signals[root].key_id in trusted]
+        found = self._feedback.get(request_id, {})
+        signals = [found[root] for root in sorted(found)]
+        return [signal for signal in signals if signal.key_id == key_id or signal.is_trusted]
 
     def _drop(self, request_id: str) -> None:
         del self._open[request_id]

@@ -1,5 +1,6 @@
 """The feedback join: the same sample from any order of events."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -160,7 +161,8 @@ def test_a_restart_does_not_join_again():
 def test_trusted_keys_may_judge_requests_of_others():
     events = [record(), feedback("ci", "tests_passed", 1.0, key_id="ci")]
     assert joined_from(events) == []
-    (sample,) = joined_from(events, JoinConfig(trusted_keys=["ci"]))
+    trusted = msgspec.structs.replace(events[1], is_trusted=True)
+    (sample,) = joined_from([events[0], trusted])
     assert sample.reward == 1.0
 
 

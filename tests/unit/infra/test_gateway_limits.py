@@ -1,7 +1,9 @@
 """Keys and rate limits of the gateway."""
 
+import contextlib
 import stat
 
+import msgspec
 import pytest
 
 from penstock.gateway.errors import ApiError
@@ -81,3 +83,26 @@ def test_a_created_key_is_private_and_kept(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert KeyRing([key]).find(f"Bearer {path.read_text().strip()}") == key
     assert create_key(path, key_id="local", training_consent=True) == key
+
+
+def test_feedback_is_bounded_by_key_by_user_and_by_size():
+    key = msgspec.structs.replace(
+        KEY, feedback_rpm_limit=5, user_feedback_rpm_limit=3, feedback_kib_limit=4
+    )
+
+    def admitted(limiter: RateLimiter, users: list[str], num_bytes: int) -> list[str]:
+        found = []
+        for user in users:
+            with contextlib.suppress(ApiError):
+                limiter.admit_feedback(key, user, num_bytes, 0.0)
+                found.append(user)
+        return found
+
+    assert admitted(RateLimiter(), ["a"] * 9, 1) == ["a"] * 3
+    assert admitted(RateLimiter(), ["a", "b"] * 9, 1) == ["a", "b", "a", "b", "a"]
+    limiter = RateLimiter()
+    assert admitted(limiter, ["a", "b", "c"], 2048) == ["a", "b"]
+    with pytest.raises(ApiError, match="KiB") as caught:
+        limiter.admit_feedback(key, "c", 2048, 0.0)
+    assert caught.value.retry_after_s == pytest.approx(30.0)
+    limiter.admit_feedback(key, "c", 2048, 31.0)
