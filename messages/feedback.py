@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from penstock.messages.base import Event, Stream
 from penstock.messages.rollout import StoredTurn, Turn, TurnSummary
-from penstock.messages.settings import Finite, FiniteNonNegative, UnitInterval
+from penstock.messages.settings import Finite, FiniteNonNegative, NonNegativeInt, UnitInterval
 
 
 class InferenceRecorded(Event, frozen=True, kw_only=True):
@@ -66,17 +66,41 @@ class FeedbackRetracted(Event, frozen=True, kw_only=True):
 
 
 class LiveSampleJoined(Event, frozen=True, kw_only=True):
-    """Feedback join -> trainer: a request with its reward. The request's record has the turn."""
+    """Feedback join -> trainer: requests of a session with their reward; records have the turns.
+
+    A later revision replaces the one before: the same turns, another reward.
+    """
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
-    request_id: str
-    feedback_ids: list[str]
+    sample_id: str
+    """Id of its first request."""
+    revision: NonNegativeInt = 0
+    request_ids: list[str]
+    """In order; a request without a session is alone."""
+    turns: list[TurnSummary]
+    """One per request."""
     reward: Finite
+    """0 to 1: mean over the turns that signals reach."""
+    turn_rewards: list[Finite] = []
+    """What each turn's signals add to `reward`; empty: nothing."""
+    unrated: list[NonNegativeInt] = []
+    """Turns that no signal reaches: they get no advantage. All of them where every signal was taken
+    back."""
+    weight: FiniteNonNegative = 1.0
+    """Of the sample in its batch."""
+    session_id: str = ""
+    tenant: str = ""
+    user: str = ""
+    """Pseudonym of the tenant's user."""
+    feedback_ids: list[str]
     variant: str
     propensity: UnitInterval
     policy_version: int
-    turn: TurnSummary
+    """Oldest that sampled one of its tokens."""
+    evidence: list[str] = []
+    """Per turn, the request whose context holds what came next (tool results, the user's next
+    message); empty where none came yet. For judges."""
 
     def key(self) -> str:
-        """One per request."""
-        return self.request_id
+        """One per sample and revision."""
+        return f"{self.sample_id}.{self.revision}"

@@ -66,8 +66,9 @@ class Ledger:
             self._generate(event.rollout_id, event.turn_index, event.turn.summary)
 
     def add_live(self, event: LiveSampleJoined) -> None:
-        """Count a live request that became a sample."""
-        self._generate(event.request_id, 0, event.turn)
+        """Count live requests that became a sample; its revisions add nothing."""
+        for index, turn in enumerate(event.turns):
+            self._generate(event.sample_id, index, turn)
 
     def add_manifest(self, event: BatchManifest) -> None:
         """Settle the samples of one step, trained or left out."""

@@ -7,7 +7,7 @@ import msgspec
 from penstock.messages.base import Event, Stream
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import VersionSpan
-from penstock.messages.settings import Finite, UnitInterval
+from penstock.messages.settings import Finite, NonNegativeInt, UnitInterval
 
 
 class TrunkCredit(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +40,10 @@ class SampleEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Of a live sample: pseudonym of the tenant's user."""
     share: UnitInterval = 1.0
     """Of a live sample: what the caps on users and tenants left of its advantage."""
+    revision: NonNegativeInt = 0
+    """Of a live sample."""
+    turn_advantages: list[Finite] = []
+    """Of a live sample, by turn, in place of `advantage`; empty: all turns have that."""
 
 
 class GroupEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +68,7 @@ class BatchManifest(Event, frozen=True, kw_only=True):
     discarded: list[GroupEntry] = []
     """Groups that left the pool with this step without being trained (filtered, failed, stale)."""
     live: list[SampleEntry] = []
-    """Live samples, `rollout_id` being the request id."""
+    """Live samples, `rollout_id` being the sample id."""
 
     def key(self) -> str:
         """One per step: of two trainers, one wins."""

@@ -126,8 +126,9 @@ class FeedbackJoin:
 
     def note_joined(self, event: LiveSampleJoined) -> None:
         """Take in that the log has the sample already (after a restart)."""
-        self._open.pop(event.request_id, None)
-        self._close(event.request_id)
+        for request_id in event.request_ids:
+            self._open.pop(request_id, None)
+            self._close(request_id)
 
     def due(self, now: float) -> Iterator[LiveSampleJoined]:
         """Yield what can be joined now, each once, in the order of the requests."""
@@ -174,11 +175,13 @@ class FeedbackJoin:
 
 def _unrewarded(record: InferenceRecorded) -> LiveSampleJoined:
     return LiveSampleJoined(
-        request_id=record.request_id,
+        sample_id=record.request_id,
+        request_ids=[record.request_id],
+        turns=[record.turn.summary],
+        session_id=record.session_id,
         feedback_ids=[],
         reward=0.0,
         variant=record.variant,
         propensity=record.propensity,
         policy_version=record.policy_version,
-        turn=record.turn.summary,
     )

@@ -101,7 +101,7 @@ _WORDS: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
     ChannelMoved: ("info", lambda e: f"channel {e.channel} points to version {e.policy_version}"),
     FeedbackReceived: ("info", lambda e: f"feedback {e.name} = {e.value:g} on {e.request_id}"),
     FeedbackRetracted: ("warn", lambda e: f"feedback {e.feedback_id} retracted"),
-    LiveSampleJoined: ("info", lambda e: f"{e.request_id} joined with reward {e.reward:.2f}"),
+    LiveSampleJoined: ("info", lambda e: f"{e.sample_id} joined with reward {e.reward:.2f}"),
 }
 
 LOGGED = tuple(_WORDS)

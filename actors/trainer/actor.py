@@ -97,7 +97,7 @@ class Trainer(Actor):
     async def on_live_sample_joined(self, event: LiveSampleJoined, ctx: Context) -> Effects:
         """See a user's sample; it joins the next batch."""
         self._phase.ledger.add_live(event)
-        self._phase.turns.add(event.request_id, event)
+        self._phase.turns.add(event.sample_id, event)
         self._batcher.add_live(event)
         return await self._advance(ctx)
 

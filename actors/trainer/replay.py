@@ -128,7 +128,7 @@ class Replay:
                 self._turns.add(event.rollout_id, event)
                 self._audit.add_rollout(event)
             case LiveSampleJoined() as event:
-                self._turns.add(event.request_id, event)
+                self._turns.add(event.sample_id, event)
                 self._audit.add_live(event)
             case Verdict() as event:
                 self._audit.add_verdict(event)

@@ -109,7 +109,9 @@ class TurnStore:
             if isinstance(sample, RolloutFinished):
                 for index in range(len(sample.turns)):
                     self._forget(f"{sample.rollout_id}.{index}")
-            self._forget(entry.rollout_id)
+            if isinstance(sample, LiveSampleJoined):
+                for request_id in sample.request_ids:
+                    self._forget(request_id)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -125,7 +127,9 @@ class TurnStore:
     ) -> Sequence[Turn] | CodecError:
         try:
             if isinstance(sample, LiveSampleJoined):
-                return [await self._live_turn(sample, store, last)]
+                indices = range(len(sample.turns))
+                loads = (self._live_turn(sample, n, store, last) for n in indices)
+                return await asyncio.gather(*loads)
             indices = range(len(sample.turns))
             turns = await asyncio.gather(*(self._turn(sample, n, store, last) for n in indices))
             return own_turns(sample, turns)
@@ -147,10 +151,14 @@ class TurnStore:
         self._keep(key, turn)
         return turn
 
-    async def _live_turn(self, sample: LiveSampleJoined, store: ObjectStore, last: Last) -> Turn:
-        kept = self._kept.get(sample.request_id) or await read_live_turn(last, sample)
-        turn = await load_turn(store, kept)
-        self._keep(sample.request_id, turn)
+    async def _live_turn(
+        self, sample: LiveSampleJoined, index: int, store: ObjectStore, last: Last
+    ) -> Turn:
+        key = sample.request_ids[index]
+        async with self._loads:
+            kept = self._kept.get(key) or await read_live_turn(last, sample, index)
+            turn = await load_turn(store, kept)
+        self._keep(key, turn)
         return turn
 
     def _keep(self, key: str, turn: Turn | StoredTurn) -> None:

@@ -83,10 +83,11 @@ async def read_turn(last: Last, rollout: RolloutFinished, index: int) -> Turn | 
     return check_turn(event.turn if event is not None else None, rollout.turns[index], key)
 
 
-async def read_live_turn(last: Last, sample: LiveSampleJoined) -> Turn | StoredTurn:
+async def read_live_turn(last: Last, sample: LiveSampleJoined, index: int) -> Turn | StoredTurn:
     """Return a live sample's turn as its request's record has it; raises as `read_turn` does."""
-    event = await last(InferenceRecorded, sample.request_id)
-    return check_turn(event.turn if event is not None else None, sample.turn, sample.request_id)
+    key = sample.request_ids[index]
+    event = await last(InferenceRecorded, key)
+    return check_turn(event.turn if event is not None else None, sample.turns[index], key)
 
 
 def check_turn(

@@ -118,7 +118,7 @@ def test_a_sample_carries_what_off_policy_evaluation_needs_and_comes_once():
     assert list(join.due(104.9)) == []
     (sample,) = join.due(105.0)
     assert (sample.propensity, sample.variant, sample.policy_version) == (0.5, "current", 4)
-    assert sample.turn == TURN.summary
+    assert sample.turns == [TURN.summary]
     join.add_record(record(), 106.0)
     join.add_feedback(feedback("f2", "reject"))
     assert list(join.due(1e6)) == []
@@ -172,4 +172,4 @@ def test_open_requests_and_orphaned_feedback_are_bounded():
         join.add_record(record(f"q{i}"), 0.0)
         join.add_feedback(feedback(f"f{i}", request_id=f"q{i}"))
     assert join.num_open == 3
-    assert [sample.request_id for sample in join.due(1.0)] == ["q7", "q8", "q9"]
+    assert [sample.sample_id for sample in join.due(1.0)] == ["q7", "q8", "q9"]

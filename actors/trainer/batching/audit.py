@@ -43,7 +43,7 @@ class ManifestAudit:
 
     def add_live(self, event: LiveSampleJoined) -> None:
         """Keep the reward of a user's sample."""
-        self._live_rewards[event.request_id] = event.reward
+        self._live_rewards[event.sample_id] = event.reward
 
     def differences(self, manifest: BatchManifest) -> Iterator[str]:
         """Yield what does not follow from the facts, in words; manifests in the order of steps."""

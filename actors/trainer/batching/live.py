@@ -22,17 +22,18 @@ class LiveSamples:
 
     def add(self, event: LiveSampleJoined) -> None:
         """Put a sample in, unless it was settled already."""
-        if event.request_id in self._settled:
+        if event.sample_id in self._settled:
             return
         outcome = Outcome.SOLVED if event.reward > 0 else Outcome.FAILED
-        if event.request_id in self._retracted:
+        if event.sample_id in self._retracted:
             outcome = Outcome.CANCELLED
-        self._entries[event.request_id] = SampleEntry(
-            rollout_id=event.request_id,
+        self._entries[event.sample_id] = SampleEntry(
+            rollout_id=event.sample_id,
+            revision=event.revision,
             outcome=outcome,
             reward=event.reward,
             advantage=0.0,
-            version_spans=merge_spans(event.turn.version_spans),
+            version_spans=merge_spans(span for turn in event.turns for span in turn.version_spans),
         )
 
     def retract(self, event: FeedbackRetracted) -> None:

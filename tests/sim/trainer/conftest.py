@@ -313,13 +313,14 @@ class World:
             replica="west",
         )
         joined = LiveSampleJoined(
-            request_id=f"q{index}",
+            sample_id=f"q{index}",
+            request_ids=[f"q{index}"],
             feedback_ids=[f"f{index}"],
             reward=self.random.choice([1.0, -1.0]),
             variant="main",
             propensity=1.0,
             policy_version=version,
-            turn=turn.summary,
+            turns=[turn.summary],
         )
         if index % 2:
             return [recorded, joined]

@@ -155,11 +155,12 @@ def step(number: int, *samples: SampleEntry, live: list[SampleEntry]) -> list[Ev
 
 
 def live_request() -> list[Event]:
-    common = {"request_id": "q1", "variant": "current", "propensity": 1.0, "policy_version": 0}
+    common = {"variant": "current", "propensity": 1.0, "policy_version": 0}
     given = {"request_id": "q1", "key_id": "user", "name": "accept", "value": 1.0}
     return [
         InferenceRecorded(
             **common,
+            request_id="q1",
             session_id="s",
             key_id="user",
             training_consent=True,
@@ -170,7 +171,14 @@ def live_request() -> list[Event]:
         FeedbackReceived(feedback_id="f1.1", amends="f1", **given),
         FeedbackReceived(feedback_id="f2", **given),
         FeedbackRetracted(feedback_id="f2", request_id="q1"),
-        LiveSampleJoined(**common, feedback_ids=["f1.1"], reward=0.75, turn=turn(0, 8).summary),
+        LiveSampleJoined(
+            **common,
+            sample_id="q1",
+            request_ids=["q1"],
+            turns=[turn(0, 8).summary],
+            feedback_ids=["f1"],
+            reward=0.75,
+        ),
     ]
 
 

@@ -102,13 +102,14 @@ def test_streams_may_come_in_any_order_and_twice():
 def test_live_samples_count_from_their_joining():
     ledger = Ledger()
     joined = LiveSampleJoined(
-        request_id="q",
+        sample_id="q",
+        request_ids=["q"],
         feedback_ids=[],
         reward=1.0,
         variant="current",
         propensity=1.0,
         policy_version=0,
-        turn=turn(v0=8).summary,
+        turns=[turn(v0=8).summary],
     )
     ledger.add_live(joined)
     assert ledger.totals() == LedgerRow(generated=8, in_flight=8)

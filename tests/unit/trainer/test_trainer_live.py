@@ -21,13 +21,14 @@ def joined(name, reward=1.0, version=0):
         stop_reason=StopReason.STOP,
     )
     return LiveSampleJoined(
-        request_id=name,
+        sample_id=name,
+        request_ids=[name],
         feedback_ids=[f"f-{name}"],
         reward=reward,
         variant="main",
         propensity=1.0,
         policy_version=version,
-        turn=turn.summary,
+        turns=[turn.summary],
     )
 
 
