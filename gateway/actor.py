@@ -16,6 +16,7 @@ from penstock.gateway.keys import KeyRing, KeySpec, load_keys
 from penstock.gateway.services import Services
 from penstock.messages.base import Event
 from penstock.messages.feedback import InferenceRecorded
+from penstock.messages.gates import ExperimentDecided, ExperimentStarted
 from penstock.messages.generation import ReplicaReported
 
 
@@ -23,7 +24,12 @@ class Gateway(Actor):
     """Serves users from the replicas that serve `live`."""
 
     role = "gateway"
-    follows: ClassVar[tuple[type[Event], ...]] = (InferenceRecorded, ReplicaReported)
+    follows: ClassVar[tuple[type[Event], ...]] = (
+        InferenceRecorded,
+        ReplicaReported,
+        ExperimentStarted,
+        ExperimentDecided,
+    )
     tick_s = 1.0
 
     def __init__(
@@ -80,6 +86,16 @@ class Gateway(Actor):
     async def on_replica_reported(self, event: ReplicaReported, ctx: Context) -> Effects:
         """Know who serves what."""
         self._started().replicas.add(event, ctx.monotonic())
+        return ()
+
+    async def on_experiment_started(self, event: ExperimentStarted, ctx: Context) -> Effects:
+        """Divide the users into two arms."""
+        self._started().arms.started(event)
+        return ()
+
+    async def on_experiment_decided(self, event: ExperimentDecided, ctx: Context) -> Effects:
+        """Have all users served alike again."""
+        self._started().arms.decided(event)
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.runtime.context import Context
+from penstock.gateway.arms import Arms
 from penstock.gateway.chat.prompt import ReplyMemory
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
@@ -138,6 +139,7 @@ class Services:
         self.memory = ReplyMemory()
         self.index = RequestIndex()
         self.replicas = ReplicaTable()
+        self.arms = Arms(config.channel)
         self.num_chats = 0
         self.is_draining = False
 

@@ -23,6 +23,12 @@ from penstock.messages.feedback import (
     InferenceRecorded,
     LiveSampleJoined,
 )
+from penstock.messages.gates import (
+    CandidateChosen,
+    ExperimentDecided,
+    ExperimentStarted,
+    GateEvaluated,
+)
 from penstock.messages.generation import (
     AbortGeneration,
     ChannelMoved,
@@ -85,6 +91,7 @@ EVENTS = (
     BatchManifest, StepCompleted, MidtrainCompleted, CheckpointSaved,
     RunStarted, RunFinished, RunOpened, RunClosed, ActorStarted, ActorFailed,
     ItemCharged, ItemQuarantined, EvalAnnounced, EvalRequested, EvalCompleted, ChannelMoved,
+    CandidateChosen, ExperimentStarted, ExperimentDecided, GateEvaluated,
     MessageRejected, ActorReported, ReplicaReported, MidtrainProgressed,
 )  # fmt: skip
 """Kept on streams."""

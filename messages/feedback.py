@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from penstock.messages.base import Event, Stream
+from penstock.messages.gates import ReplyFacts
 from penstock.messages.rollout import StoredTurn, Turn, TurnSummary
 from penstock.messages.settings import Finite, FiniteNonNegative, NonNegativeInt, UnitInterval
 
@@ -19,6 +20,11 @@ class InferenceRecorded(Event, frozen=True, kw_only=True):
     variant: str
     propensity: UnitInterval
     """Probability with which routing chose this variant."""
+    channel: str = ""
+    """Whose replicas were asked: the variant's, or those of the gateway where these were gone."""
+    facts: ReplyFacts = ReplyFacts()
+    recorded_at: FiniteNonNegative = 0.0
+    """Unix seconds, on the gateway's clock."""
     turn: Turn | StoredTurn
     policy_version: int
     replica: str

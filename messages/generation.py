@@ -112,7 +112,7 @@ class ReplicaReported(Event, frozen=True, kw_only=True):
 
 
 class ChannelMoved(Event, frozen=True, kw_only=True):
-    """Command line -> receivers, relays, compactor: a channel points to another version."""
+    """Command line, gatekeeper -> receivers, relays, compactor: a channel points elsewhere."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
     number: int
@@ -121,6 +121,8 @@ class ChannelMoved(Event, frozen=True, kw_only=True):
     policy_version: int
     channels: dict[str, int]
     """Where each channel that was ever moved points from now on."""
+    candidate_number: int = -1
+    """The candidate for which the gatekeeper moved it; -1: a person did."""
 
     def key(self) -> str:
         """One per move."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Container
 
 from aiohttp import web
 
@@ -15,12 +15,10 @@ from penstock.gateway.chat.reply import ReplyAssembler
 from penstock.gateway.chat.schema import ChatRequest
 from penstock.gateway.errors import ApiError, error_body
 from penstock.gateway.keys import KeySpec
+from penstock.gateway.reply_facts import reply_facts
 from penstock.gateway.services import EXTRA_HEADERS, Services
 from penstock.messages.errors import PenstockError
 from penstock.messages.feedback import InferenceRecorded
-
-VARIANT = "current"
-"""There is one variant yet, chosen with certainty."""
 
 
 class Exchange:
@@ -39,6 +37,7 @@ class Exchange:
         self._key = key
         self._generation = generation
         self._chat = chat
+        generation.route = services.arms.route(f"k-{key.key_id}", services.ctx.now())
         tools = offered_tools(chat)
         self._assembler = ReplyAssembler(
             services.chat_format, tools, generation.context_ids, told_tools(chat)
@@ -146,7 +145,13 @@ class Exchange:
         self._is_recorded = True
         services = self._services
         record = inference_record(
-            self._generation, self._key, services.chat_format, told_tools(self._chat)
+            self._generation,
+            self._key,
+            services.chat_format,
+            told_tools(self._chat),
+            offered=offered_tools(self._chat),
+            text=self._assembler.text,
+            at=services.ctx.now(),
         )
         services.index.add(record)
         self._remember()
@@ -174,19 +179,36 @@ def _too_late() -> ApiError:
     return ApiError(504, "deadline_exceeded", "the reply did not end in time")
 
 
-def inference_record(
-    generation: Generation, key: KeySpec, chat_format: ChatFormat, tools: OfferedTools
+def inference_record(  # noqa: PLR0913 - what is on record of a request
+    generation: Generation,
+    key: KeySpec,
+    chat_format: ChatFormat,
+    tools: OfferedTools,
+    *,
+    offered: Container[str],
+    text: str,
+    at: float,
 ) -> InferenceRecorded:
     """Return the record of a request that got at least one token."""
-    sampled = generation.sampled
+    sampled, route = generation.sampled, generation.route
+    turn = make_turn(chat_format, generation.context_ids, sampled, tools)
     return InferenceRecorded(
         request_id=generation.request_id,
         session_id=generation.session_id,
         key_id=key.key_id,
         training_consent=key.training_consent,
-        variant=VARIANT,
-        propensity=1.0,
-        turn=make_turn(chat_format, generation.context_ids, sampled, tools),
+        variant=route.variant,
+        propensity=route.propensity,
+        channel=generation.channel,
+        facts=reply_facts(
+            text,
+            turn.calls,
+            num_tokens=len(sampled.token_ids),
+            offered=offered,
+            is_broken=bool(turn.parse_error),
+        ),
+        recorded_at=at,
+        turn=turn,
         policy_version=sampled.min_policy_version,
         replica=sampled.replica,
     )

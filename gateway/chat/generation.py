@@ -17,6 +17,7 @@ from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.policy.sampling import SampledTokens
 from penstock.actors.runtime.context import Context
 from penstock.actors.runtime.in_progress import generate_item
+from penstock.gateway.arms import Route
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
 from penstock.kernels.arrays import to_array
@@ -51,6 +52,10 @@ class Generation:
         self.session_id = session_id
         self.context_ids = context_ids
         self.sampling = sampling
+        self.route = Route(channel="")
+        """The session's arm; set by the exchange."""
+        self.channel = ""
+        """Whose replicas were asked last."""
         self.sampled = SampledTokens()
         self.num_attempts = 0
 
@@ -78,6 +83,7 @@ class Generation:
             self.num_attempts += 1
             try:
                 reason = f"reply to {self.request_id}, attempt {self.num_attempts}"
+                self.channel = self._channel(config, replicas)
                 request = self._request(config)
                 chunks = stream_chunks(
                     ctx, replicas, request, asked, idle_s=config.idle_s_max, reason=reason
@@ -125,6 +131,15 @@ class Generation:
     def _attempt_id(self) -> str:
         return f"{self.request_id}.{self.num_attempts}"
 
+    def _channel(self, config: GatewayConfig, replicas: ReplicaTable) -> str:
+        """Return the arm's channel, or the gateway's own where nobody serves the arm's now.
+
+        A candidate's replicas may be lost in the middle of an experiment; their users are answered
+        all the same. The variant stays what was drawn, so that the comparison stays fair.
+        """
+        drawn = self.route.channel
+        return drawn if drawn and replicas.ready(Purpose.LIVE, drawn) else config.channel
+
     def _request(self, config: GatewayConfig) -> Generate:
         sampled = self.sampled.token_ids
         left = self.sampling.num_tokens_max - len(sampled)
@@ -133,7 +148,7 @@ class Generation:
             request_id=self._attempt_id,
             session_id=self.session_id,
             purpose=Purpose.LIVE,
-            channel=config.channel,
+            channel=self.channel,
             token_ids=to_array(ids),
             sampling=msgspec.structs.replace(self.sampling, num_tokens_max=left),
             deadline_s=config.request_s_max,

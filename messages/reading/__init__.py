@@ -2,5 +2,6 @@
 
 `parsing.py` decodes bytes of any origin, `claims.py` reads the objects that events name, and
 `trajectories.py` the turns. Readers of a new format call `parse_json`, `parse_msgpack` or
-`parse_toml` and never the decoder itself.
+`parse_toml` and never the decoder itself. `asyncapi.py` describes messages to
+other readers.
 """

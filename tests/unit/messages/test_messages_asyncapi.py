@@ -2,9 +2,9 @@
 
 import json
 
-from penstock.messages.asyncapi import document
 from penstock.messages.base import Stream
 from penstock.messages.codec import MESSAGES
+from penstock.messages.reading.asyncapi import document
 
 
 def references(node):

@@ -1,6 +1,6 @@
 """The AsyncAPI document of the messages, generated from their types.
 
-`python -m penstock.messages.asyncapi > asyncapi.json`
+`python -m penstock.messages.reading.asyncapi > asyncapi.json`
 """
 
 import inspect
