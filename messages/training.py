@@ -69,6 +69,9 @@ class BatchManifest(Event, frozen=True, kw_only=True):
     """Groups that left the pool with this step without being trained (filtered, failed, stale)."""
     live: list[SampleEntry] = []
     """Live samples, `rollout_id` being the sample id."""
+    settings: str = ""
+    """The trainer's settings as JSON, with which this step is taken: a service may continue a run
+    with others. Empty: the run's own."""
 
     def key(self) -> str:
         """One per step: of two trainers, one wins."""

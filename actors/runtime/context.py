@@ -40,6 +40,11 @@ class Context(Protocol):
         """Unix seconds."""
         ...
 
+    @property
+    def stored_at(self) -> float:
+        """Unix seconds at which the followed event in hand was stored."""
+        ...
+
     def monotonic(self) -> float:
         """Seconds that never go back."""
         ...

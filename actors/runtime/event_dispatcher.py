@@ -113,6 +113,7 @@ class EventDispatcher:
         handler, cause = self._handlers[type(delivery.event)], ""
         for _ in range(ATTEMPTS):
             try:
+                self._ctx.stored_at = delivery.stored_at
                 await self.apply(handler(delivery.event, self._ctx))
             except _OUTSIDE:
                 raise

@@ -55,6 +55,7 @@ class HostContext:
         self.waits = Waits(identity.name, clock)
         self.tasks = Tasks()
         self.gauges: dict[str, float] = {}
+        self.stored_at = 0.0
 
     @property
     def run_id(self) -> str:

@@ -38,6 +38,7 @@ class Trainer(Actor):
 
     role = "trainer"
     can_skip = False
+    tick_s = 1.0
     follows: ClassVar[tuple[type[Event], ...]] = (
         TurnSampled,
         RolloutFinished,
@@ -63,6 +64,8 @@ class Trainer(Actor):
         self._batcher = Batcher(config)
         self._phase = RlPhase(config, policy_config, publisher)
         self._step_proposed = 0
+        self._waiting_since: float | None = None
+        """When the first live sample came that no manifest has taken, unix seconds."""
 
     async def start(self, ctx: Context) -> Effects:
         """Take up the newest checkpoint, or make version 0."""
@@ -99,6 +102,8 @@ class Trainer(Actor):
         self._phase.ledger.add_live(event)
         self._phase.turns.add(event.sample_id, event)
         self._batcher.add_live(event)
+        if self._waiting_since is None:
+            self._waiting_since = ctx.stored_at
         return await self._advance(ctx)
 
     async def on_feedback_retracted(self, event: FeedbackRetracted, ctx: Context) -> Effects:
@@ -114,6 +119,7 @@ class Trainer(Actor):
     async def on_batch_manifest(self, event: BatchManifest, ctx: Context) -> Effects:
         """Account for its samples, and train it if it is the next one."""
         self._batcher.commit(event)
+        self._waiting_since = ctx.stored_at if self._batcher.num_live else None
         self._phase.add_manifest(event)
         return await self._advance(ctx)
 
@@ -130,6 +136,14 @@ class Trainer(Actor):
         if not target or not is_trained_version or event.num_solved < target * event.num_tasks:
             return ()
         return await self._phase.end_after(self._step_proposed, "pass_rate", ctx)
+
+    async def on_tick(self, ctx: Context) -> Effects:
+        """See that an epoch is over."""
+        return await self._propose(ctx) if self._is_due(ctx) else ()
+
+    def _is_due(self, ctx: Context) -> bool:
+        epoch, since = self._config.epoch, self._waiting_since
+        return epoch is not None and since is not None and ctx.now() >= since + epoch.s_max
 
     def _isolation_fault(self, event: RolloutFinished) -> str:
         """Return why a rollout's sandbox is not good enough, or an empty string."""
@@ -173,7 +187,7 @@ class Trainer(Actor):
         if self._batcher.last_step != self._phase.step:
             return ()
         while True:  # Each round leaves out at least one sample.
-            manifest = self._batcher.propose(step)
+            manifest = self._batcher.propose(step, is_due=self._is_due(ctx))
             if manifest is None:
                 return ()
             faulty = await self._faults(manifest, ctx)

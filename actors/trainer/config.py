@@ -1,11 +1,12 @@
 """Settings of the trainer. Imports no torch, so that a wrong setting is reported at once."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from penstock.messages.errors import ConfigError
+from penstock.messages.errors import CodecError, ConfigError
+from penstock.messages.reading.parsing import parse_json
 from penstock.messages.settings import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -112,6 +113,15 @@ class LiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Weight of a live sample, next to a rollout's 1."""
 
 
+class EpochConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a service that trains on users alone makes its next version."""
+
+    num_samples: PositiveInt
+    """As soon as so many of their samples can be trained,"""
+    s_max: PositiveFloat
+    """or when one has waited for so long."""
+
+
 class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All of the trainer; with the log and the seed it determines every weight."""
 
@@ -119,6 +129,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     live: LiveConfig = LiveConfig()
+    epoch: EpochConfig | None = None
+    """Batches of live samples alone; without it, live samples train beside groups."""
     estimator: Annotated[str, one_of(ESTIMATORS)] = "dr_grpo"
     groups_per_batch: PositiveInt = 8
     staleness_max: NonNegativeInt = 2
@@ -151,3 +163,38 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Threads of torch inside one pass; another number gives other bits."""
     num_workers: PositiveInt = 1
     """Passes computed at once; changes the time and no bit."""
+
+    def __post_init__(self) -> None:
+        """Check fields against each other."""
+        if self.epoch is not None and self.epoch.num_samples > self.live.num_samples_max:
+            expected = f"expected at most live.num_samples_max {self.live.num_samples_max}"
+            text = f"{expected}, got {self.epoch.num_samples}"
+            raise ConfigError(f"trainer.epoch.num_samples: {text}")
+
+    def encoded(self) -> str:
+        """Return what a step depends on as JSON, for its manifest."""
+        fields: dict[str, Any] = msgspec.structs.asdict(self)
+        del fields["midtrain"]
+        return msgspec.json.encode(fields).decode()
+
+    def of_step(self, settings: str) -> "TrainerConfig":
+        """Return the settings that a manifest holds; where it holds none, these.
+
+        What changes no bit stays as it is here.
+
+        Raises:
+            ConfigError: They are not such settings.
+
+        """
+        if not settings:
+            return self
+        try:
+            stored = parse_json(settings.encode(), TrainerConfig, "settings")
+        except CodecError as error:
+            raise ConfigError(f"BatchManifest.{error}") from error
+        return msgspec.structs.replace(
+            stored,
+            midtrain=self.midtrain,
+            num_workers=self.num_workers,
+            turns_bytes_max=self.turns_bytes_max,
+        )

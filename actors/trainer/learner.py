@@ -114,7 +114,7 @@ class Learner:
         finally:
             self._copy(masters)
 
-    def apply(self, step: int, steps_max: int) -> float:
+    def apply(self, step: int, config: OptimizerConfig, steps_max: int) -> float:
         """Clip the gradients, take optimizer step `step` (from 1) of `steps_max`, and clear them.
 
         Returns:
@@ -125,9 +125,11 @@ class Learner:
 
         """
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate * rate(self.config, step, steps_max)
+            group["lr"] = config.learning_rate * rate(config, step, steps_max)
+            group["betas"] = (config.beta1, config.beta2)
+            group["eps"], group["weight_decay"] = config.eps, config.weight_decay
         norm = float(
-            torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), self.config.grad_clip)
+            torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), config.grad_clip)
         )
         if not math.isfinite(norm):
             self.clear()

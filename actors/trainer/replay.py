@@ -100,12 +100,12 @@ class Replay:
         config: TrainerConfig,
         log: ReplayLog,
         *,
-        is_what_if: bool,
+        what_if: LossConfig | None,
         on_step: OnStep | None,
     ) -> None:
         self._learner, self._config = learner, config
         self._log = log
-        self._is_what_if = is_what_if
+        self._what_if = what_if
         self._on_step = on_step
         self._turns = TurnStore(config.turns_bytes_max)
         self._audit = ManifestAudit(config)
@@ -157,10 +157,13 @@ class Replay:
             self._compare_step(self._recorded.pop(step), self._results.pop(step))
 
     async def _train(self, manifest: BatchManifest) -> None:
+        config = self._config.of_step(manifest.settings)
+        if self._what_if is not None:
+            config = msgspec.structs.replace(config, loss=self._what_if)
         for difference in self._audit.differences(manifest):
             self._differ(difference)
         turns = await self._turns.load(manifest, self._log.store, self._log.last)
-        result = await asyncio.to_thread(train_step, self._learner, manifest, turns, self._config)
+        result = await asyncio.to_thread(train_step, self._learner, manifest, turns, config)
         self._turns.drop(manifest)
         self._results[manifest.step] = result
         self.report.steps += 1
@@ -170,7 +173,7 @@ class Replay:
             self._on_step(manifest, result)
 
     def _compare_step(self, recorded: StepCompleted, result: StepResult) -> None:
-        if self._is_what_if:
+        if self._what_if is not None:
             return
         name = f"step {recorded.step}"
         self.report.steps_compared += 1
@@ -181,7 +184,7 @@ class Replay:
         self._compare(f"{name}: loss", result.metrics["loss"], loss)
 
     def _compare(self, name: str, found: object, recorded: object) -> None:
-        if found != recorded and not self._is_what_if:
+        if found != recorded and self._what_if is None:
             self._differ(f"{name}: {found}, the log has {recorded}")
 
     def _differ(self, difference: str) -> None:
@@ -218,10 +221,8 @@ async def replay(
     if key is None:
         raise NotFoundError("checkpoints/00000000-*: the run has no checkpoint of version 0")
     await load_checkpoint(log.store, key, learner)
-    config = msgspec.structs.replace(
-        config, num_workers=os.cpu_count() or 1, loss=loss or config.loss
-    )
-    run = Replay(learner, config, log, is_what_if=loss is not None, on_step=on_step)
+    config = msgspec.structs.replace(config, num_workers=os.cpu_count() or 1)
+    run = Replay(learner, config, log, what_if=loss, on_step=on_step)
     async for delivery in log.deliveries:
         await run.add(delivery)
     report = run.finish()

@@ -138,7 +138,8 @@ class RlPhase:
         self.is_idle.clear()
         self.is_training.set()
         turns = await self.turns.load(manifest, ctx.store, ctx.last)
-        result = await ctx.offload(train_step, self._learner, manifest, turns, self._config)
+        config = self._config.of_step(manifest.settings)
+        result = await ctx.offload(train_step, self._learner, manifest, turns, config)
         self.check_digest(manifest.step, result.weights_digest)
         self.step = manifest.step
         self._completed = StepCompleted(

@@ -95,7 +95,7 @@ def train_step(
         try:
             sums = _accumulate(learner, sequences, config)
             raise_deferred_errors()  # Before the weights take what a bad value gave.
-            norm = learner.apply(manifest.step, config.steps_max)
+            norm = learner.apply(manifest.step, config.optimizer, config.steps_max)
         except NonFiniteError as error:
             sums, norm, skipped = _Sums(), 0.0, str(error)
     return StepResult(

@@ -47,6 +47,7 @@ class ManifestAudit:
 
     def differences(self, manifest: BatchManifest) -> Iterator[str]:
         """Yield what does not follow from the facts, in words; manifests in the order of steps."""
+        self._config = self._config.of_step(manifest.settings)
         for group in manifest.groups:
             yield from self._rewards(manifest.step, group.samples)
             yield from self._advantages(manifest.step, group)

@@ -17,6 +17,8 @@ Example (2 groups a batch, staleness_max 1): groups 0..3 are granted at version 
 then `propose(1)` takes 1 and 2. Version 1: group 4 is granted; 0 (deadline 1) runs, 3 and 4 are
 complete. Taking 3 and 4 would leave 0 behind for ever: `propose(2)` waits, then takes 0 and 3.
 
+With `epoch`, a batch is of users' samples alone: as many as an epoch has, or fewer when it is due.
+
 The pacer grants new groups when steps are taken. Should so many groups be discarded that no full
 batch can come, a smaller one is taken; later steps may take as many more.
 """
@@ -50,6 +52,7 @@ class Batcher:
         """Step of the last manifest committed."""
         self._credits: CreditsChanged | None = None
         self._live = LiveSamples(config)
+        self._settings = config.encoded()
         self.waits_for: str = "the first group"
         """Why the last `propose` gave nothing."""
 
@@ -87,8 +90,16 @@ class Batcher:
         """See how many groups were granted."""
         self._credits = event
 
-    def propose(self, step: int) -> BatchManifest | None:
-        """Return the batch of a step, or None if it has to wait (`waits_for` says for what)."""
+    def propose(self, step: int, *, is_due: bool = False) -> BatchManifest | None:
+        """Return the batch of a step, or None if it has to wait (`waits_for` says for what).
+
+        Args:
+            step: The next one.
+            is_due: Whether an epoch's time is over: its version is made of what there is.
+
+        """
+        if self._config.epoch is not None:
+            return self._propose_live(step, 1 if is_due else self._config.epoch.num_samples)
         version = step - 1
         discarded = [
             entry
@@ -105,6 +116,22 @@ class Batcher:
             groups=[self._trained_entry(self._groups[candidate.group_id]) for candidate in taken],
             discarded=discarded,
             live=self._live.entries(version),
+            settings=self._settings,
+        )
+
+    def _propose_live(self, step: int, num_samples: int) -> BatchManifest | None:
+        """Return a batch of users' samples alone, of which so many are trained."""
+        entries = self._live.entries(step - 1)
+        num_missing = num_samples - sum(entry.outcome.is_trained for entry in entries)
+        if num_missing > 0:
+            self.waits_for = f"{num_missing} more samples of users"
+            return None
+        return BatchManifest(
+            step=step,
+            policy_version=step - 1,
+            groups=[],
+            live=entries,
+            settings=self._settings,
         )
 
     def commit(self, manifest: BatchManifest) -> None:
@@ -122,6 +149,11 @@ class Batcher:
     def baseline(self) -> RunningBaseline:
         """The live samples' baseline after the manifests committed so far."""
         return self._live.baseline
+
+    @property
+    def num_live(self) -> int:
+        """Live samples that no manifest has taken."""
+        return len(self._live)
 
     @property
     def num_groups(self) -> int:

@@ -64,6 +64,10 @@ class LiveSamples:
                 num_trained += 1
         return chosen
 
+    def __len__(self) -> int:
+        """Return the number of samples that wait."""
+        return len(self._entries)
+
     def commit(self, manifest: BatchManifest) -> None:
         """Take out what a stored manifest lists, and move the baseline by what it trains."""
         for entry in manifest.live:

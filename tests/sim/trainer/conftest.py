@@ -141,6 +141,7 @@ class FakeContext:
         self.monotonic, self.now = self._clock.monotonic, self._clock.now
         self.waits = Waits("trainer", self._clock)
         self.gauges: dict[str, float] = {}
+        self.stored_at = 0.0
         self.tasks: list[asyncio.Task] = []
 
     async def offload(self, function: Callable, *args, **kwargs):

@@ -29,7 +29,11 @@ def run_dir(tmp_path, make_world):
     run = RunDir(tmp_path / "run-1")
     run.path.mkdir()
     tables = {
-        "trainer": world.config,
+        "trainer": {
+            name: value
+            for name, value in msgspec.structs.asdict(world.config).items()
+            if value is not None
+        },
         "policy": world.trainer()._policy_config,
         "pacer": {"groups_per_batch": 2, "staleness_max": 20, "steps_max": 4},
         "regions": [{"name": "west", "serves": ["train", "eval", "live"]}],
@@ -79,7 +83,7 @@ async def test_it_proves_a_run_and_names_what_differs(run_dir, tmp_path, capsys)
     assert (figures["steps"], figures["steps_compared"], figures["identical"]) == (4, 4, True)
     assert figures["speedup"] > 0
     text = run.config.read_text()
-    run.config.write_text(text.replace("learning_rate = 0.001", "learning_rate = 0.002", 1))
+    run.config.write_text(text.replace("rms_norm_eps = 1e-06", "rms_norm_eps = 1e-03", 1))
     assert text != run.config.read_text()
     assert (
         await replay_command(Namespace(run="run-1", runs_dir=tmp_path, config=None, json=False))
