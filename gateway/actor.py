@@ -12,6 +12,7 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.gateway.app import build_app
 from penstock.gateway.config import GatewayConfig
+from penstock.gateway.identity import Pseudonyms
 from penstock.gateway.keys import KeyRing, KeySpec, load_keys
 from penstock.gateway.services import Services
 from penstock.messages.base import Event
@@ -38,6 +39,7 @@ class Gateway(Actor):
         chat_format: ChatFormat,
         keys: Sequence[KeySpec],
         *,
+        secret: bytes,
         on_listening: Callable[[str], None] = lambda url: None,
     ) -> None:
         """Check the keys; nothing listens before `start`.
@@ -46,6 +48,7 @@ class Gateway(Actor):
             config: Address and bounds.
             chat_format: The policy's.
             keys: Who may ask.
+            secret: The service's, 32 bytes: pseudonyms are made with it.
             on_listening: Called with the base URL, `http://host:port`, once it listens.
 
         Raises:
@@ -58,6 +61,7 @@ class Gateway(Actor):
         self._chat_format = chat_format
         further = load_keys(Path(config.keys_file)) if config.keys_file else []
         self._keys = KeyRing([*keys, *further])
+        self._pseudonyms = Pseudonyms(secret)
         self._services: Services | None = None
         self._runner: web.AppRunner | None = None
 
@@ -68,7 +72,9 @@ class Gateway(Actor):
             OSError: The address is taken.
 
         """
-        self._services = Services(ctx, self._config, self._chat_format, self._keys)
+        self._services = Services(
+            ctx, self._config, self._chat_format, self._keys, self._pseudonyms
+        )
         self._runner = web.AppRunner(
             build_app(self._services), access_log=None, shutdown_timeout=self._config.drain_s_max
         )

@@ -10,6 +10,7 @@ from penstock.gateway.chat.completions import chat_completions
 from penstock.gateway.errors import ApiError, error_response
 from penstock.gateway.feedback import delete_feedback, patch_feedback, post_feedback
 from penstock.gateway.health import healthz, metrics, models, readyz
+from penstock.gateway.identity import random_id
 from penstock.gateway.page.live_page import live_page
 from penstock.gateway.page.monitor_feed import MonitorFeed, monitor_events, monitor_state
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, Services
@@ -46,7 +47,7 @@ def _outer(services: Services) -> Middleware:
     @web.middleware
     async def outer(request: web.Request, handler: Handler) -> web.StreamResponse:
         """Name the request, turn errors into OpenAI's format, count."""
-        request[REQUEST_ID] = services.ctx.new_id("chatcmpl")
+        request[REQUEST_ID] = random_id("chatcmpl")
         try:
             response = await handler(request)
         except ConnectionResetError:

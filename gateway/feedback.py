@@ -7,9 +7,10 @@ from aiohttp import web
 
 from penstock.gateway.chat.schema import decode_body
 from penstock.gateway.errors import ApiError, invalid
+from penstock.gateway.identity import random_id
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.services import Services
-from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted
+from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted, feedback_key
 from penstock.messages.streams import check_token
 
 TEXT_CHARS_MAX = 16_384
@@ -28,6 +29,8 @@ class FeedbackBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     request_id: str = ""
     session_id: str = ""
     """Instead of a request: the last one of the session."""
+    user: str = ""
+    """The end user who gives it, as the requests name users; default: who made the request."""
     weight: float = 1.0
     comment: str = ""
     correction: str = ""
@@ -51,7 +54,6 @@ async def post_feedback(services: Services, request: web.Request) -> web.Respons
     data = await request.read()
     body = decode_body(data, FeedbackBody)
     event = _received(body, key, services)
-    _check_owner(event.request_id, key, services)
     _admit(event, len(data), key, services)
     receipts = await services.ctx.publish(event)
     services.metrics.feedback.labels(event.name).inc()
@@ -72,7 +74,7 @@ async def patch_feedback(services: Services, request: web.Request) -> web.Respon
     amended = msgspec.structs.replace(
         event,
         **changes,
-        feedback_id=f"{event.feedback_id}.{services.ctx.new_id('amend')}",
+        feedback_id=f"{event.feedback_id}.{random_id('amend')}",
         amends=event.feedback_id,
     )
     _check_numbers(amended)
@@ -86,16 +88,21 @@ async def delete_feedback(services: Services, request: web.Request) -> web.Respo
     event = await _find(services, request, key)
     _admit(event, 0, key, services)
     await services.ctx.publish(
-        FeedbackRetracted(feedback_id=event.feedback_id, request_id=event.request_id)
+        FeedbackRetracted(
+            feedback_id=event.feedback_id,
+            request_id=event.request_id,
+            tenant=event.tenant,
+            user=event.user,
+        )
     )
     return web.json_response({"feedback_id": event.feedback_id, "retracted": True})
 
 
 async def _find(services: Services, request: web.Request, key: KeySpec) -> FeedbackReceived:
     feedback_id = _token(request.match_info["feedback_id"], "feedback_id")
-    event = await services.ctx.last(FeedbackReceived, feedback_id)
-    if event is None or (event.key_id != key.key_id and not key.is_trusted):
-        text = f"this key gave no feedback {feedback_id!r}"
+    event = await services.ctx.last(FeedbackReceived, feedback_key(key.tenant, feedback_id))
+    if event is None:
+        text = f"this key's tenant gave no feedback {feedback_id!r}"
         raise ApiError(404, "not_found", text, "feedback_id")
     return event
 
@@ -104,13 +111,16 @@ def _received(body: FeedbackBody, key: KeySpec, services: Services) -> FeedbackR
     value = body.value if body.value is not None else body.score
     if value is None:
         raise invalid("expected a number or a boolean", "value")
+    request_id = _request_id(body, key, services)
     event = FeedbackReceived(
-        feedback_id=_token(body.feedback_id or services.ctx.new_id("fb"), "feedback_id"),
-        request_id=_request_id(body, key, services),
+        feedback_id=_token(body.feedback_id or random_id("fb"), "feedback_id"),
+        request_id=request_id,
         name=_token(body.name or body.key or body.metric_name, "name"),
         value=float(value),
         key_id=key.key_id,
         is_trusted=key.is_trusted,
+        tenant=key.tenant,
+        user=_user(body.user, request_id, key, services),
         weight=body.weight,
         comment=_short(body.comment, "comment"),
         correction=_short(body.correction, "correction"),
@@ -126,24 +136,35 @@ def _request_id(body: FeedbackBody, key: KeySpec, services: Services) -> str:
         return _token(body.request_id, "request_id")
     if not body.session_id:
         raise invalid("expected request_id or session_id", "request_id")
-    request_id = services.index.last_of(key.key_id, body.session_id)
+    session_id = services.pseudonyms.session(key, body.session_id)
+    request_id = services.index.last_of(key.tenant, session_id)
     if request_id is None:
-        text = f"this key made no request in session {body.session_id!r}"
+        text = f"this key's tenant made no request in session {body.session_id!r}"
         raise ApiError(404, "not_found", text, "session_id")
     return request_id
 
 
-def _check_owner(request_id: str, key: KeySpec, services: Services) -> None:
-    owner = services.index.key_id_of(request_id)
-    if owner is not None and owner != key.key_id and not key.is_trusted:
-        text = "the request was made with another key"
-        raise ApiError(403, "not_your_request", text, "request_id")
+def _user(name: str, request_id: str, key: KeySpec, services: Services) -> str:
+    """Return who gives feedback: the user named, else the request's own, else the key.
+
+    Of a request that this gateway does not know (yet, or any more) the join decides, by tenant.
+
+    Raises:
+        ApiError: 403, the request is another tenant's.
+
+    """
+    owner = services.index.owner_of(request_id)
+    if owner is not None and owner.tenant != key.tenant:
+        if not key.is_trusted:
+            text = "the request was made with a key of another tenant"
+            raise ApiError(403, "not_your_request", text, "request_id")
+        owner = None
+    return owner.user if owner is not None and not name else services.pseudonyms.user(key, name)
 
 
 def _admit(event: FeedbackReceived, num_bytes: int, key: KeySpec, services: Services) -> None:
     """Charge the key for what is about to be stored."""
-    user = services.index.key_id_of(event.request_id) or key.key_id
-    services.limiter.admit_feedback(key, user, num_bytes, services.ctx.monotonic())
+    services.limiter.admit_feedback(key, event.user, num_bytes, services.ctx.monotonic())
 
 
 def _check_numbers(event: FeedbackReceived) -> None:

@@ -1,5 +1,21 @@
-"""Bearer keys: only their SHA-256 is kept, and events name a key by its id."""
+"""Bearer keys: only their SHA-256 is kept, and events name a key by its id.
 
+A keys file, TOML:
+```
+[[tenants]]                  # optional; what it withholds, none of its keys has
+tenant = "acme"
+training_consent = false
+
+[[keys]]
+key_id = "acme-ide"
+key_hash = "<SHA-256 of the key, in hex>"
+tenant = "acme"              # default: the key's own id
+storage_consent = true       # without it only counts are stored
+training_consent = true
+```
+"""
+
+import contextlib
 import hashlib
 import hmac
 import secrets
@@ -14,14 +30,30 @@ from penstock.messages.errors import CodecError, ConfigError
 from penstock.messages.reading.parsing import parse_toml
 from penstock.messages.settings import PositiveInt
 
+_NAME = msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")
+
+
+class TenantSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One customer: keys that share ids of feedback, and may judge each other's requests."""
+
+    tenant: Annotated[str, _NAME]
+    storage_consent: bool = True
+    """False: none of its keys has it."""
+    training_consent: bool = True
+    """False: none of its keys has it."""
+
 
 class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One bearer key and what its holder may do."""
 
-    key_id: str
+    key_id: Annotated[str, _NAME]
     """Name of the key in events and metrics."""
     key_hash: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     """SHA-256 of the key, in lower-case hex."""
+    tenant: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{0,64}\Z")] = ""
+    """Whose key it is; default: the key is a tenant of its own, named like it."""
+    storage_consent: bool = False
+    """Whether prompts, replies and comments of this key may be stored; else only counts are."""
     training_consent: bool = False
     """Whether requests and feedback of this key may become training data."""
     rpm_limit: PositiveInt = 600
@@ -36,7 +68,20 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     feedback_kib_limit: PositiveInt = 256
     """Feedback per minute in KiB, comments and corrections included."""
     is_trusted: bool = False
-    """May give feedback on requests of other keys."""
+    """May give feedback on requests of other tenants."""
+
+    def __post_init__(self) -> None:
+        """Fill in the tenant, and check fields against each other.
+
+        Raises:
+            ConfigError: Training without storage.
+
+        """
+        if not self.tenant:
+            msgspec.structs.force_setattr(self, "tenant", self.key_id)
+        if self.training_consent and not self.storage_consent:
+            text = "expected storage_consent = true with it: what is trained is stored"
+            raise ConfigError(f"keys.{self.key_id}.training_consent: {text}")
 
 
 class KeyRing:
@@ -72,30 +117,56 @@ def hash_key(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def create_key(path: Path, *, key_id: str, training_consent: bool = False) -> KeySpec:
-    """Return the key kept at `path` (mode 0600), made there first if the file is absent."""
-    try:
-        secret = path.read_text().strip()
-    except FileNotFoundError:
-        secret = f"psk-{secrets.token_urlsafe(32)}"
-        write_atomic(path, f"{secret}\n".encode(), mode=0o600)
-    return KeySpec(key_id=key_id, key_hash=hash_key(secret), training_consent=training_consent)
+def create_key(path: Path, *, key_id: str, has_consent: bool = False) -> KeySpec:
+    """Return the key kept at `path` (mode 0600), made there first if the file is absent.
+
+    Args:
+        path: The file; of several processes that make it at once, one does.
+        key_id: Names the key.
+        has_consent: To storage and to training.
+
+    """
+    if not path.exists():
+        secret = f"psk-{secrets.token_urlsafe(32)}\n".encode()
+        with contextlib.suppress(FileExistsError):
+            write_atomic(path, secret, is_exclusive=True)
+    return KeySpec(
+        key_id=key_id,
+        key_hash=hash_key(path.read_text().strip()),
+        storage_consent=has_consent,
+        training_consent=has_consent,
+    )
 
 
 def load_keys(path: Path) -> list[KeySpec]:
-    """Read a TOML file with one `[[keys]]` table per key.
+    """Read a keys file; keys come without the consents that their tenants withhold.
 
     Raises:
-        ConfigError: Not TOML, or a field is unknown, missing or wrong; the text gives its path.
+        ConfigError: Not TOML, a field is unknown, missing or wrong, or a tenant is given twice; the
+            text gives its path.
         FileNotFoundError: No such file.
 
     """
     try:
         table = parse_toml(path.read_text(), str(path))
-        return msgspec.convert(table, _KeysFile).keys
+        found = msgspec.convert(table, _KeysFile)
     except (CodecError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path}: {error}") from error
+    tenants = {tenant.tenant: tenant for tenant in found.tenants}
+    if len(tenants) < len(found.tenants):
+        raise ConfigError(f"{path}: tenants: one is given twice")
+    return [_withheld(key, tenants.get(key.tenant)) for key in found.keys]
+
+
+def _withheld(key: KeySpec, tenant: TenantSpec | None) -> KeySpec:
+    """Return a key without the consents that its tenant withholds."""
+    if tenant is None:
+        return key
+    may_store = key.storage_consent and tenant.storage_consent
+    may_train = key.training_consent and tenant.training_consent and may_store
+    return msgspec.structs.replace(key, storage_consent=may_store, training_consent=may_train)
 
 
 class _KeysFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keys: list[KeySpec]
+    tenants: list[TenantSpec] = []

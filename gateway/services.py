@@ -5,6 +5,7 @@ import ipaddress
 import re
 from collections import OrderedDict
 
+import msgspec
 from aiohttp import HttpVersion11, web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -15,6 +16,7 @@ from penstock.gateway.arms import Arms
 from penstock.gateway.chat.prompt import ReplyMemory
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
+from penstock.gateway.identity import Pseudonyms
 from penstock.gateway.keys import KeyRing, KeySpec
 from penstock.gateway.limits import RateLimiter
 from penstock.messages.feedback import InferenceRecorded
@@ -50,30 +52,38 @@ def _password(encoded: str) -> str:
         return ""
 
 
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """Who made a request."""
+
+    tenant: str
+    user: str
+    """Pseudonym."""
+
+
 class RequestIndex:
-    """Keys of recent requests, and the last request of each session. Follows the log."""
+    """Owners of recent requests, and the last request of each session. Follows the log."""
 
     def __init__(self, num_max: int = NUM_REQUESTS_KNOWN_MAX) -> None:
         self._num_max = num_max
-        self._key_ids: OrderedDict[str, str] = OrderedDict()
+        self._owners: OrderedDict[str, Owner] = OrderedDict()
         self._last: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     def add(self, event: InferenceRecorded) -> None:
         """Note a request; the oldest is forgotten."""
-        self._key_ids[event.request_id] = event.key_id
-        self._last[event.key_id, event.session_id] = event.request_id
-        self._last.move_to_end((event.key_id, event.session_id))
-        for table in (self._key_ids, self._last):
+        self._owners[event.request_id] = Owner(tenant=event.tenant, user=event.user)
+        self._last[event.tenant, event.session_id] = event.request_id
+        self._last.move_to_end((event.tenant, event.session_id))
+        for table in (self._owners, self._last):
             if len(table) > self._num_max:
                 table.popitem(last=False)
 
-    def key_id_of(self, request_id: str) -> str | None:
-        """Return the key that made a request, or None where it is not known."""
-        return self._key_ids.get(request_id)
+    def owner_of(self, request_id: str) -> Owner | None:
+        """Return who made a request, or None where it is not known (yet, or any more)."""
+        return self._owners.get(request_id)
 
-    def last_of(self, key_id: str, session_id: str) -> str | None:
-        """Return the last request of a key's session, or None."""
-        return self._last.get((key_id, session_id))
+    def last_of(self, tenant: str, session_id: str) -> str | None:
+        """Return the last request of a tenant's session, or None."""
+        return self._last.get((tenant, session_id))
 
 
 class GatewayMetrics:
@@ -128,12 +138,18 @@ class Services:
     """The gateway's parts, handed to every endpoint."""
 
     def __init__(
-        self, ctx: Context, config: GatewayConfig, chat_format: ChatFormat, keys: KeyRing
+        self,
+        ctx: Context,
+        config: GatewayConfig,
+        chat_format: ChatFormat,
+        keys: KeyRing,
+        pseudonyms: Pseudonyms,
     ) -> None:
         self.ctx = ctx
         self.config = config
         self.chat_format = chat_format
         self.keys = keys
+        self.pseudonyms = pseudonyms
         self.limiter = RateLimiter()
         self.metrics = GatewayMetrics()
         self.memory = ReplyMemory()

@@ -8,6 +8,11 @@ from penstock.messages.rollout import StoredTurn, Turn, TurnSummary
 from penstock.messages.settings import Finite, FiniteNonNegative, NonNegativeInt, UnitInterval
 
 
+def feedback_key(tenant: str, feedback_id: str) -> str:
+    """Return the log's key of a piece of feedback; a tenant has no dot, so no two meet."""
+    return f"{tenant}.{feedback_id}" if tenant else feedback_id
+
+
 class InferenceRecorded(Event, frozen=True, kw_only=True):
     """Gateway -> feedback join. One answered request, and the only copy of its turn."""
 
@@ -16,6 +21,10 @@ class InferenceRecorded(Event, frozen=True, kw_only=True):
     session_id: str
     key_id: str
     """Which bearer key (never the key itself)."""
+    tenant: str = ""
+    """Whose key it is."""
+    user: str = ""
+    """Pseudonym of the end user."""
     training_consent: bool
     variant: str
     propensity: UnitInterval
@@ -35,15 +44,22 @@ class InferenceRecorded(Event, frozen=True, kw_only=True):
 
 
 class FeedbackReceived(Event, frozen=True, kw_only=True):
-    """Gateway -> feedback join. May arrive before the record, late, or twice."""
+    """Gateway -> feedback join. May arrive before the record, late, or twice.
+
+    It counts on requests of its own tenant, and a trusted key's on those of all.
+    """
 
     stream: ClassVar[Stream] = Stream.SIGNALS
     feedback_id: str
+    """Unique in its tenant."""
     request_id: str
     name: str
     """thumbs, accept, reject, tests_passed ..."""
     value: Finite
     key_id: str
+    tenant: str = ""
+    user: str = ""
+    """Pseudonym of the end user who gave it."""
     weight: FiniteNonNegative = 1.0
     comment: str = ""
     correction: str = ""
@@ -55,8 +71,8 @@ class FeedbackReceived(Event, frozen=True, kw_only=True):
     """Feedback id that this one replaces; the newest amendment counts."""
 
     def key(self) -> str:
-        """One per feedback id."""
-        return self.feedback_id
+        """One per tenant and feedback id."""
+        return feedback_key(self.tenant, self.feedback_id)
 
 
 class FeedbackRetracted(Event, frozen=True, kw_only=True):
@@ -65,10 +81,12 @@ class FeedbackRetracted(Event, frozen=True, kw_only=True):
     stream: ClassVar[Stream] = Stream.SIGNALS
     feedback_id: str
     request_id: str
+    tenant: str = ""
+    user: str = ""
 
     def key(self) -> str:
-        """One per feedback id."""
-        return self.feedback_id
+        """One per tenant and feedback id."""
+        return feedback_key(self.tenant, self.feedback_id)
 
 
 class LiveSampleJoined(Event, frozen=True, kw_only=True):

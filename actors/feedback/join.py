@@ -22,6 +22,7 @@ from penstock.messages.feedback import (
     FeedbackRetracted,
     InferenceRecorded,
     LiveSampleJoined,
+    feedback_key,
 )
 from penstock.messages.settings import NonNegativeFloat, PositiveInt
 
@@ -66,7 +67,7 @@ class JoinCounts(msgspec.Struct, kw_only=True):
 
 
 class _Open(msgspec.Struct, kw_only=True):
-    key_id: str
+    tenant: str
     sample: LiveSampleJoined
     """Without its reward, and without tokens: the record in the log has those."""
     at: float
@@ -79,7 +80,7 @@ class FeedbackJoin:
         self._config = config
         self._open: OrderedDict[str, _Open] = OrderedDict()
         self._feedback: OrderedDict[str, dict[str, FeedbackReceived]] = OrderedDict()
-        """Request id -> feedback id (of the first, where amended) -> what counts."""
+        """Request id -> log key (of the first, where amended) -> what counts."""
         self._retracted: OrderedDict[str, None] = OrderedDict()
         self._closed: OrderedDict[str, None] = OrderedDict()
         """Joined, dropped or without consent: nothing more is made of them."""
@@ -99,13 +100,13 @@ class FeedbackJoin:
             self.counts.num_without_consent += 1
             self._close(request_id)
             return
-        self._open[request_id] = _Open(key_id=record.key_id, sample=_unrewarded(record), at=now)
+        self._open[request_id] = _Open(tenant=record.tenant, sample=_unrewarded(record), at=now)
         if len(self._open) > self._config.num_open_max:
             self._drop(next(iter(self._open)))
 
     def add_feedback(self, event: FeedbackReceived) -> None:
         """Note a signal, before or after its request."""
-        root = event.amends or event.feedback_id
+        root = feedback_key(event.tenant, event.amends or event.feedback_id)
         if event.request_id in self._closed:
             self.counts.num_late += 1
             return
@@ -120,9 +121,9 @@ class FeedbackJoin:
 
     def retract(self, event: FeedbackRetracted) -> None:
         """Forget a signal, also one that comes later."""
-        self._retracted[event.feedback_id] = None
+        self._retracted[event.key()] = None
         self._bound(self._retracted)
-        self._feedback.get(event.request_id, {}).pop(event.feedback_id, None)
+        self._feedback.get(event.request_id, {}).pop(event.key(), None)
 
     def note_joined(self, event: LiveSampleJoined) -> None:
         """Take in that the log has the sample already (after a restart)."""
@@ -136,7 +137,7 @@ class FeedbackJoin:
             age_s = now - entry.at
             if age_s < self._config.reward_wait_s:
                 continue
-            signals = self._counting(request_id, entry.key_id)
+            signals = self._counting(request_id, entry.tenant)
             reward = reward_of(signals, self._config.weights)
             if reward is None and self._config.default_reward is not None:
                 reward, signals = self._config.default_reward, []
@@ -153,10 +154,11 @@ class FeedbackJoin:
             elif age_s >= self._config.late_s_max:
                 self._drop(request_id)
 
-    def _counting(self, request_id: str, key_id: str) -> list[FeedbackReceived]:
+    def _counting(self, request_id: str, tenant: str) -> list[FeedbackReceived]:
+        """Return the feedback of the request's own tenant, and of trusted keys."""
         found = self._feedback.get(request_id, {})
         signals = [found[root] for root in sorted(found)]
-        return [signal for signal in signals if signal.key_id == key_id or signal.is_trusted]
+        return [signal for signal in signals if signal.tenant == tenant or signal.is_trusted]
 
     def _drop(self, request_id: str) -> None:
         del self._open[request_id]
@@ -184,4 +186,6 @@ def _unrewarded(record: InferenceRecorded) -> LiveSampleJoined:
         variant=record.variant,
         propensity=record.propensity,
         policy_version=record.policy_version,
+        tenant=record.tenant,
+        user=record.user,
     )

@@ -1,9 +1,16 @@
 """Atomic file writes, and folders that are their owner's alone."""
 
+import contextlib
 import os
+import re
+import secrets
 import tempfile
 from pathlib import Path
 from typing import IO
+
+from penstock.messages.errors import ConfigError
+
+_SECRET_BYTES = 32
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, is_exclusive: bool = False) -> None:
@@ -35,6 +42,24 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, is_exclusive: bo
         sync_folder(path.parent)
     finally:
         Path(temporary).unlink(missing_ok=True)
+
+
+def create_secret(path: Path) -> bytes:
+    """Return the 32 random bytes kept in a file in hex, made there first if it is absent.
+
+    Of several processes that make it at once, one does.
+
+    Raises:
+        ConfigError: The file holds anything else.
+
+    """
+    if not path.exists():
+        with contextlib.suppress(FileExistsError):
+            write_atomic(path, f"{secrets.token_hex(_SECRET_BYTES)}\n".encode(), is_exclusive=True)
+    text = path.read_text().strip()
+    if not re.fullmatch(rf"[0-9a-f]{{{2 * _SECRET_BYTES}}}", text):
+        raise ConfigError(f"{path}: expected {2 * _SECRET_BYTES} hexadecimal digits")
+    return bytes.fromhex(text)
 
 
 def private_folder(path: Path) -> None:

@@ -34,7 +34,10 @@ async def chat_completions(services: Services, request: web.Request) -> web.Stre
     generation = None
     try:
         with _slot(services):
-            generation = plan(chat, services, request[REQUEST_ID], session_of(request))
+            session_id = services.pseudonyms.session(
+                key, session_of(request) or request[REQUEST_ID]
+            )
+            generation = plan(chat, services, request[REQUEST_ID], session_id)
             return await Exchange(services, request, key, chat, generation).answer()
     finally:
         services.limiter.leave(key, _num_tokens(generation), now())
@@ -48,7 +51,6 @@ def plan(chat: ChatRequest, services: Services, request_id: str, session_id: str
 
     """
     config, chat_format = services.config, services.chat_format
-    session_id = session_id or request_id
     try:
         context = render_context(chat, chat_format, session_id, services.memory)
     except UnrenderableError as error:

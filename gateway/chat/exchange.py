@@ -37,7 +37,8 @@ class Exchange:
         self._key = key
         self._generation = generation
         self._chat = chat
-        generation.route = services.arms.route(f"k-{key.key_id}", services.ctx.now())
+        self._user = services.pseudonyms.user(key, chat.end_user)
+        generation.route = services.arms.route(self._user, services.ctx.now())
         tools = offered_tools(chat)
         self._assembler = ReplyAssembler(
             services.chat_format, tools, generation.context_ids, told_tools(chat)
@@ -147,6 +148,7 @@ class Exchange:
         record = inference_record(
             self._generation,
             self._key,
+            self._user,
             services.chat_format,
             told_tools(self._chat),
             offered=offered_tools(self._chat),
@@ -182,6 +184,7 @@ def _too_late() -> ApiError:
 def inference_record(  # noqa: PLR0913 - what is on record of a request
     generation: Generation,
     key: KeySpec,
+    user: str,
     chat_format: ChatFormat,
     tools: OfferedTools,
     *,
@@ -196,6 +199,8 @@ def inference_record(  # noqa: PLR0913 - what is on record of a request
         request_id=generation.request_id,
         session_id=generation.session_id,
         key_id=key.key_id,
+        tenant=key.tenant,
+        user=user,
         training_consent=key.training_consent,
         variant=route.variant,
         propensity=route.propensity,

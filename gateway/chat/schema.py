@@ -106,9 +106,15 @@ class ChatRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     user: str | None = None
+    safety_identifier: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
+
+    @property
+    def end_user(self) -> str:
+        """The end user that the request names, by whichever field; empty where it names none."""
+        return self.safety_identifier or self.user or (self.metadata or {}).get("user_id", "")
 
 
 def parse_chat(body: bytes) -> ChatRequest:

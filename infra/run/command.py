@@ -136,7 +136,7 @@ async def _run(
     progress = Progress()
     progress.say(f"run {run_dir.run_id} in {run_dir.path}")
     started = time.time()
-    create_key(run_dir.gateway_key, key_id="local", training_consent=True)
+    create_key(run_dir.gateway_key, key_id="local", has_consent=True)
     with _interruption() as interrupted:
         async with event_server(run_dir, config) as bus:
             complete = await _work(run_dir, config, names, bus, progress, interrupted)

@@ -225,17 +225,21 @@ async def _pacer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
 
 
 async def _gateway(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    from penstock.actors.runtime.files import create_secret
     from penstock.gateway.actor import Gateway
     from penstock.gateway.keys import create_key
 
     run = assembly.run
-    key = create_key(run.gateway_key, key_id="local", training_consent=True)
+    key = create_key(run.gateway_key, key_id="local", has_consent=True)
 
     def listening(url: str) -> None:
         write_atomic(run.gateway_url, url.encode())
 
     chat_format = await assembly.chat_format()
-    gateway = Gateway(assembly.config.gateway, chat_format, [key], on_listening=listening)
+    secret = create_secret(run.master_key)
+    gateway = Gateway(
+        assembly.config.gateway, chat_format, [key], secret=secret, on_listening=listening
+    )
     return [("gateway", gateway)]
 
 

@@ -7,7 +7,7 @@ runs/<run_id>/
   events/       nats-server's own store        report.html   the live page, frozen
   objects/      claim checks: weights, checkpoints, tasks, tokenizer
   regions/<r>/  each region's weights          logs/<process>.log
-  handover/     the newest weights, for publishing ranks, until the run is complete
+  handover/     the newest weights, for publishing ranks, until complete;  master_key  0600
   machines/<h>/ each host's saved machines, until the run is complete
   in_progress/<process>  what each process works on, for the launcher that finds it dead
 ```
@@ -104,6 +104,7 @@ class RunDir:
         self.summary = path / "summary.json"
         self.report = path / "report.html"
         self.gateway_key = path / "gateway_key"
+        self.master_key = path / "master_key"
         self.gateway_url = path / "gateway_url"
         self.where: str | Access = ""
         """Server of the run; takes precedence over `state.json`."""

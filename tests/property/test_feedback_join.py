@@ -29,6 +29,7 @@ def record(request_id="q", *, consent=True, key_id="user") -> InferenceRecorded:
         request_id=request_id,
         session_id="s",
         key_id=key_id,
+        tenant=key_id,
         training_consent=consent,
         variant="current",
         propensity=0.5,
@@ -45,12 +46,13 @@ def feedback(feedback_id, name="accept", value=1.0, *, key_id="user", amends="",
         name=name,
         value=value,
         key_id=key_id,
+        tenant=key_id,
         amends=amends,
     )
 
 
 def retracted(feedback_id) -> FeedbackRetracted:
-    return FeedbackRetracted(feedback_id=feedback_id, request_id="q")
+    return FeedbackRetracted(feedback_id=feedback_id, request_id="q", tenant="user")
 
 
 def apply(join: FeedbackJoin, event, now: float) -> None:

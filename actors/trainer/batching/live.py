@@ -16,8 +16,10 @@ class LiveSamples:
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
         self._entries: dict[str, SampleEntry] = {}
+        self._tenants: dict[str, str] = {}
         self._settled: set[str] = set()
-        self._retracted: set[str] = set()
+        self._retracted: set[tuple[str, str]] = set()
+        """Tenant and request: nobody withdraws another tenant's sample."""
         self.baseline = RunningBaseline(momentum=config.live.baseline_momentum)
 
     def add(self, event: LiveSampleJoined) -> None:
@@ -25,8 +27,9 @@ class LiveSamples:
         if event.sample_id in self._settled:
             return
         outcome = Outcome.SOLVED if event.reward > 0 else Outcome.FAILED
-        if event.sample_id in self._retracted:
+        if (event.tenant, event.sample_id) in self._retracted:
             outcome = Outcome.CANCELLED
+        self._tenants[event.sample_id] = event.tenant
         self._entries[event.sample_id] = SampleEntry(
             rollout_id=event.sample_id,
             revision=event.revision,
@@ -38,8 +41,9 @@ class LiveSamples:
 
     def retract(self, event: FeedbackRetracted) -> None:
         """Withdraw: an untrained sample is accounted for as cancelled in the next manifest."""
-        self._retracted.add(event.request_id)
-        self._mask(event.request_id, Outcome.CANCELLED)
+        self._retracted.add((event.tenant, event.request_id))
+        if self._tenants.get(event.request_id) == event.tenant:
+            self._mask(event.request_id, Outcome.CANCELLED)
 
     def leave_out(self, request_id: str) -> None:
         """Note that a sample cannot be trained, if it is one of these."""
@@ -72,6 +76,7 @@ class LiveSamples:
         """Take out what a stored manifest lists, and move the baseline by what it trains."""
         for entry in manifest.live:
             self._entries.pop(entry.rollout_id, None)
+            self._tenants.pop(entry.rollout_id, None)
             self._settled.add(entry.rollout_id)
         trained = [entry.reward for entry in manifest.live if entry.outcome.is_trained]
         self.baseline = self.baseline.after(trained)

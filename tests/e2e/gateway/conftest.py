@@ -35,7 +35,8 @@ from penstock.messages.task import Purpose
 
 SECRET = "psk-test"
 KEYS = (
-    KeySpec(key_id="user", key_hash=hash_key(SECRET), training_consent=True),
+    KeySpec(key_id="user", key_hash=hash_key(SECRET), storage_consent=True, training_consent=True),
+    KeySpec(key_id="mate", key_hash=hash_key("psk-mate"), tenant="user"),
     KeySpec(key_id="private", key_hash=hash_key("psk-private")),
     KeySpec(key_id="slow", key_hash=hash_key("psk-slow"), rpm_limit=2),
     KeySpec(key_id="single", key_hash=hash_key("psk-single"), max_parallel_requests=1),
@@ -135,7 +136,9 @@ class Site:
         config = GatewayConfig(port=0, retry_s=0.01, num_attempts_max=3, idle_s_max=5.0)
         config = msgspec.structs.replace(config, **settings)
         self.url = ""
-        self.gateway = Gateway(config, self.chat, KEYS, on_listening=self._on_listening)
+        self.gateway = Gateway(
+            config, self.chat, KEYS, secret=bytes(32), on_listening=self._on_listening
+        )
         self._store = DirectoryStore(folder / "objects")
         self._gateway_stop = asyncio.Event()
         self._gateway_run: asyncio.Task[None] | None = None
@@ -175,6 +178,14 @@ async def until(condition: Callable[[], object], deadline_s: float = 20.0) -> No
     async with asyncio.timeout(deadline_s):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+async def eventually(site: Site, kind: type[Event], deadline_s: float = 20.0) -> list[Event]:
+    """Return the stored events of a type as soon as there is one."""
+    async with asyncio.timeout(deadline_s):
+        while not (found := await site.events(kind)):
+            await asyncio.sleep(0.02)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -79,10 +79,10 @@ def test_keys_come_from_a_file_whose_faults_are_named(tmp_path):
 
 def test_a_created_key_is_private_and_kept(tmp_path):
     path = tmp_path / "run" / "gateway_key"
-    key = create_key(path, key_id="local", training_consent=True)
+    key = create_key(path, key_id="local", has_consent=True)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert KeyRing([key]).find(f"Bearer {path.read_text().strip()}") == key
-    assert create_key(path, key_id="local", training_consent=True) == key
+    assert create_key(path, key_id="local", has_consent=True) == key
 
 
 def test_feedback_is_bounded_by_key_by_user_and_by_size():
