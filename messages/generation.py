@@ -51,6 +51,8 @@ class Generate(Message, frozen=True, kw_only=True):
     token_ids: Array
     """int32 [P]: the whole context."""
     sampling: Sampling
+    num_resumed: int = 0
+    """Of these, the last so many are the turn's own, sampled by another replica that went away."""
     routes_from: int = 0
     """Return routed experts from this position on."""
     deadline_s: float = 60.0
@@ -77,6 +79,14 @@ class TokensSampled(Message, frozen=True, kw_only=True):
 
     arithmetic: str = ""
     """Step and format of the experts, e.g. `native/mxfp8`."""
+    support: bytes = b""
+    """Sealed (`kernels.support`): the tokens that could be drawn, where settings leave some out."""
+    forced: list[tuple[int, int]] = []
+    """Spans [start, end) of the N tokens that were the only one that the grammar allowed."""
+    top_ids: Array | None = None
+    """int32 [N, K], likeliest first, where `Sampling.num_top_logprobs` asks for K."""
+    top_logprobs: Array | None = None
+    """float32 [N, K]."""
 
 
 class AbortGeneration(Message, frozen=True, kw_only=True):

@@ -1,9 +1,10 @@
 """The conservation ledger: every sampled token ends in exactly one column.
 
-generated = trained + stale + filtered + infra_failed + judge_failed + skipped + in_flight, for each
-policy version. It is folded from the log alone: turns say what was generated, batch manifests what
-became of it, steps what they skipped. Streams are not ordered among each other, so a manifest may
-come before its turns; the balance is judged on the state, not on the order of arrival.
+generated = trained + stale + filtered + infra_failed + judge_failed + not_reproducible + greedy +
+skipped + in_flight, for each policy version. It is folded from the log alone: turns say what was
+generated, batch manifests what became of it, steps what they skipped. Streams are not ordered among
+each other, so a manifest may come before its turns; the balance is judged on the state, not on the
+order of arrival.
 """
 
 from collections import Counter
@@ -31,6 +32,8 @@ _COLUMNS = {
     Outcome.INFRASTRUCTURE_ERROR: "infra_failed",
     Outcome.CANCELLED: "infra_failed",
     Outcome.JUDGE_ERROR: "judge_failed",
+    Outcome.NOT_REPRODUCIBLE: "not_reproducible",
+    Outcome.GREEDY: "greedy",
 }
 
 

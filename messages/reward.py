@@ -23,6 +23,10 @@ class Outcome(StrEnum):
     STALE = "stale"
     FILTERED = "filtered"
     CANCELLED = "cancelled"
+    NOT_REPRODUCIBLE = "not_reproducible"
+    """The trainer cannot compute the distribution that it was drawn from."""
+    GREEDY = "greedy"
+    """Drawn at temperature 0: nothing was explored."""
     CAPPED = "capped"
     """A user's sample that gave way to newer ones: this user had too many waiting."""
 
@@ -33,8 +37,14 @@ class Outcome(StrEnum):
 
     @property
     def is_masked(self) -> bool:
-        """Not the policy's fault: no reward, no part in the group's baseline."""
-        return self in {Outcome.INFRASTRUCTURE_ERROR, Outcome.JUDGE_ERROR, Outcome.CANCELLED}
+        """Not the policy's own doing: no reward, no part in the group's baseline."""
+        return self in {
+            Outcome.INFRASTRUCTURE_ERROR,
+            Outcome.JUDGE_ERROR,
+            Outcome.CANCELLED,
+            Outcome.NOT_REPRODUCIBLE,
+            Outcome.GREEDY,
+        }
 
 
 class CheatKind(StrEnum):

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.messages.base import Array, Claim, Event, Part, Stream
 from penstock.messages.settings import FiniteNonNegative, NonNegativeInt
-from penstock.messages.task import Purpose
+from penstock.messages.task import Purpose, Sampling
 
 
 class StopReason(StrEnum):
@@ -111,7 +111,7 @@ class Turn(Part, frozen=True, kw_only=True):
     token_ids: Array
     """int32 [N], N >= 1: sampled."""
     behavior_logprobs: Array
-    """float32 [N]: the sampler's own, after temperature."""
+    """float32 [N]: of the distribution that the sampler drew from."""
     version_spans: list[VersionSpan]
     """Sum of num_tokens is N."""
     stop_reason: StopReason
@@ -127,6 +127,15 @@ class Turn(Part, frozen=True, kw_only=True):
     arithmetic: str = ""
     """The sampler's step and the format of its experts, e.g. `native/mxfp8`: a trainer of another
     format refuses the turn."""
+    sampling: Sampling | None = None
+    """What shaped the distribution; None where nobody knows, and such a turn is not trained. A
+    grammar's text is left out."""
+    support: list[bytes] = []
+    """Sealed (`kernels.support`): the tokens that could be drawn at each position, where the
+    settings leave some out."""
+    forced: list[tuple[NonNegativeInt, NonNegativeInt]] = []
+    """Spans [start, end) of the sampled tokens that were the only one allowed: context, not
+    trained."""
 
     @property
     def summary(self) -> TurnSummary:

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from penstock.messages.base import Event, Stream
+from penstock.messages.settings import Finite
 
 
 class Split(StrEnum):
@@ -101,18 +102,73 @@ TEMPERATURE_MIN = 1e-3
 """Lowest temperature but 0: logits divided by less may leave float32."""
 TOP_P_MIN = 1e-6
 """Smallest nucleus: less is 0 in float32 arithmetic, and would leave no token at all."""
+TOP_LOGPROBS_MAX = 20
+GRAMMAR_CHARS_MAX = 1 << 18
+"""Longest grammar, in characters."""
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are drawn."""
+class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a turn may say; `actors/policy/chat/grammars.py` makes them."""
+
+    text: Annotated[str, msgspec.Meta(max_length=GRAMMAR_CHARS_MAX)] = ""
+    """A grammar in llguidance's Lark syntax; empty on the log, which keeps what it allowed."""
+    prefix_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=4096)] = ()
+    """Forced: the turn begins with these tokens, and the grammar is of what follows them."""
+    blake3: str = ""
+    """Digest of the text, where it is left out."""
+
+
+LogitBias = Annotated[dict[int, Finite], msgspec.Meta(max_length=1024)]
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How tokens are drawn.
+
+    In this order (vLLM's): bias, penalties, grammar, temperature, and of what is left top-k, top-p
+    and min-p, each judged by the distribution that the one before left.
+    """
 
     temperature: float = 1.0
     """0 is greedy; otherwise at least `TEMPERATURE_MIN`."""
     top_p: float = 1.0
     """From `TOP_P_MIN` to 1."""
+    top_k: int = 0
+    """The most likely tokens that stay; 0: all."""
+    min_p: float = 0.0
+    """In [0, 1]: tokens with less than this share of the likeliest one's probability go."""
+    presence_penalty: float = 0.0
+    """In [-2, 2]: subtracted from the logits of tokens that this turn has already."""
+    frequency_penalty: float = 0.0
+    """In [-2, 2]: subtracted once for each time that this turn has the token."""
+    repetition_penalty: float = 1.0
+    """In (0, 10]: logits of tokens in the context or this turn are divided by it where they are
+    positive, else multiplied (arXiv 1909.05858)."""
+    logit_bias: LogitBias = {}
+    """Token id -> in [-100, 100], added to its logit."""
+    grammar: Grammar | None = None
+    num_top_logprobs: int = 0
+    """How many of the likeliest tokens to report beside each sampled one, at most
+    `TOP_LOGPROBS_MAX`; shapes nothing."""
     num_tokens_max: int = 128
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether nothing is explored: such a turn is never trained by policy gradient."""
+        return self.temperature == 0.0
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether some tokens cannot be drawn; which ones, the turn's `support` says."""
+        cuts = self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+        return self.grammar is not None or (cuts and not self.is_greedy)
+
+    @property
+    def is_penalized(self) -> bool:
+        """Whether logits depend on which tokens came before."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        return penalties != (0.0, 0.0, 1.0)
 
 
 class Branch(msgspec.Struct, frozen=True, kw_only=True):

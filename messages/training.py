@@ -87,6 +87,10 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
     filtered: int = 0
     infra_failed: int = 0
     judge_failed: int = 0
+    not_reproducible: int = 0
+    """Of samples whose distribution the trainer cannot compute."""
+    greedy: int = 0
+    """Of samples drawn at temperature 0."""
     skipped: int = 0
     """Of steps that changed no weight (`StepCompleted.skipped`)."""
     in_flight: int = 0

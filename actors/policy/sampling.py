@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from blake3 import blake3
 
 from penstock.actors.policy.chat.format import ChatFormat, OfferedTools, ParseFailure
 from penstock.kernels.arrays import from_array, to_array
 from penstock.messages.errors import BusError
 from penstock.messages.generation import TokensSampled
 from penstock.messages.rollout import StopReason, Turn, VersionSpan
+from penstock.messages.task import Grammar, Sampling
 
 
 class BrokenTurnError(BusError):
@@ -26,6 +28,12 @@ class SampledTokens(msgspec.Struct, kw_only=True):
     logprobs: list[float] = []
     version_spans: list[VersionSpan] = []
     route_segments: list[bytes] = []
+    support: list[bytes] = []
+    """Sealed (`kernels.support`), chunk by chunk; empty where nothing is left out."""
+    forced: list[tuple[int, int]] = []
+    """Spans of tokens that were the only one allowed."""
+    top: list[list[tuple[int, float]]] = []
+    """[N]: ids and logprobs of the likeliest tokens, where they were asked for."""
     arithmetic: str = ""
     stop_reason: StopReason | None = None
     replica: str = ""
@@ -46,8 +54,14 @@ class SampledTokens(msgspec.Struct, kw_only=True):
         logprobs: list[float] = from_array(chunk.behavior_logprobs).tolist()
         if len(ids) != len(logprobs):
             raise BrokenTurnError(f"{len(ids)} tokens with {len(logprobs)} logprobs")
+        self._extend_forced(chunk.forced)
         self.token_ids += ids
         self.logprobs += logprobs
+        if chunk.support:
+            self.support.append(chunk.support)
+        if chunk.top_ids is not None and chunk.top_logprobs is not None:
+            rows = zip(from_array(chunk.top_ids), from_array(chunk.top_logprobs), strict=True)
+            self.top += [list(zip(*map(np.ndarray.tolist, row), strict=True)) for row in rows]
         self.replica = chunk.replica or self.replica
         self.route_segments = chunk.route_segments or self.route_segments
         self.arithmetic = chunk.arithmetic
@@ -56,6 +70,15 @@ class SampledTokens(msgspec.Struct, kw_only=True):
             self._extend_spans(chunk.policy_version, len(ids))
         return ids
 
+    def _extend_forced(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Append a chunk's spans; call before its tokens are added."""
+        offset = len(self.token_ids)
+        for start, end in spans:
+            first = offset + start
+            if self.forced and self.forced[-1][1] == first:
+                first = self.forced.pop()[0]
+            self.forced.append((first, offset + end))
+
     def _extend_spans(self, policy_version: int, num_tokens: int) -> None:
         if self.version_spans and self.version_spans[-1].policy_version == policy_version:
             num_tokens += self.version_spans.pop().num_tokens
@@ -63,10 +86,37 @@ class SampledTokens(msgspec.Struct, kw_only=True):
         self.version_spans.append(span)
 
 
+def recorded(sampling: Sampling) -> Sampling:
+    """Return what the log keeps of a turn's settings: all but a grammar's text.
+
+    What the grammar allowed is in the turn's support, token by token; its text is the user's.
+    """
+    grammar = sampling.grammar
+    if grammar is None or not grammar.text:
+        return sampling
+    digest = blake3(grammar.text.encode()).hexdigest()
+    return msgspec.structs.replace(sampling, grammar=Grammar(blake3=digest))
+
+
+def with_exploration(sampling: Sampling, temperature: float) -> Sampling:
+    """Return settings that explore: a greedy request at the run's temperature, others as they are.
+
+    For keys whose owner lets the gateway do so: many agents always send temperature 0, and a turn
+    drawn at 0 is never trained.
+    """
+    if not sampling.is_greedy:
+        return sampling
+    return msgspec.structs.replace(sampling, temperature=temperature)
+
+
 def make_turn(
-    chat: ChatFormat, context_ids: Sequence[int], sampled: SampledTokens, tools: OfferedTools
+    chat: ChatFormat,
+    context_ids: Sequence[int],
+    sampled: SampledTokens,
+    tools: OfferedTools,
+    sampling: Sampling,
 ) -> Turn:
-    """Parse what was sampled after `context_ids` into a turn of at least one token."""
+    """Parse what was sampled after `context_ids` by `sampling` into a turn of a token or more."""
     assert sampled.token_ids, "a request without a token has no turn"
     parsed = chat.parse_turn(sampled.token_ids, context_ids, tools)
     is_parsed = not isinstance(parsed, ParseFailure)
@@ -79,5 +129,8 @@ def make_turn(
         version_spans=sampled.version_spans,
         stop_reason=sampled.stop_reason or StopReason.ABORTED,
         calls=list(parsed.calls) if is_parsed else [],
+        sampling=recorded(sampling),
+        support=sampled.support,
+        forced=sampled.forced,
         parse_error="" if is_parsed else f"{parsed.reason}: {parsed.detail}",
     )

@@ -15,7 +15,7 @@ from penstock.envs.harness.versions import functions_of, tools_prompt
 from penstock.kernels.arrays import from_array
 from penstock.messages.base import Array
 from penstock.messages.rollout import EpisodeEnd, Turn
-from penstock.messages.task import Task
+from penstock.messages.task import Sampling, Task
 
 
 def offered_tools(harness: str) -> OfferedTools:
@@ -65,9 +65,9 @@ class Conversation:
         room = self._limits.num_tokens_max - len(self._past) - len(self._context)
         return min(self._limits.turn_tokens_max, room)
 
-    def make_turn(self, sampled: SampledTokens) -> Turn:
-        """Parse what was sampled into the next turn, not yet appended."""
-        return make_turn(self._chat, self._context, sampled, self._tools)
+    def make_turn(self, sampled: SampledTokens, sampling: Sampling) -> Turn:
+        """Parse what was sampled by `sampling` into the next turn, not yet appended."""
+        return make_turn(self._chat, self._context, sampled, self._tools, sampling)
 
     def append(self, turn: Turn) -> None:
         """Take a turn, just sampled or stored by an earlier incarnation.

@@ -238,7 +238,7 @@ class Episode:
             self._config.retry,
             idle_s=self._config.generate_idle_s,
         )
-        return conversation.make_turn(sampled)
+        return conversation.make_turn(sampled, request.sampling)
 
     def _channel(self) -> str:
         """Return what may answer: an evaluation is of one version, training takes the newest."""

@@ -194,7 +194,7 @@ def inference_record(  # noqa: PLR0913 - what is on record of a request
 ) -> InferenceRecorded:
     """Return the record of a request that got at least one token."""
     sampled, route = generation.sampled, generation.route
-    turn = make_turn(chat_format, generation.context_ids, sampled, tools)
+    turn = make_turn(chat_format, generation.context_ids, sampled, tools, generation.sampling)
     return InferenceRecorded(
         request_id=generation.request_id,
         session_id=generation.session_id,

@@ -173,7 +173,7 @@ function drawLoss() {
 
 function drawLedger() {
   const { ledger } = state;
-  const fates = [["trained", 3], ["stale", 5], ["filtered", 4], ["infra_failed", 2], ["judge_failed", 6], ["skipped", 5], ["in_flight", 1]];
+  const fates = [["trained", 3], ["stale", 5], ["filtered", 4], ["infra_failed", 2], ["judge_failed", 6], ["not_reproducible", 2], ["greedy", 4], ["skipped", 5], ["in_flight", 1]];
   const label = (name) => name.replace("_", " ");
   const badge = html("span", `badge ${ledger.balanced ? "good" : "bad"}`, ledger.balanced ? "balanced" : `${ledger.num_violations} faults`);
   const versions = Object.keys(ledger.rows).map(Number).sort((a, b) => b - a).slice(0, 5);
@@ -188,7 +188,7 @@ function drawLedger() {
   const faults = (ledger.violations ?? []).map((v) => html("p", "sub bad-text", v));
   const bar = stackedBar(fates.map(([name, color]) => ({ name: label(name), value: ledger.totals[name] ?? 0, color })));
   const line1 = html("p", "sub", "Every sampled token ends in one column", ledger.totals.generated ? badge : null);
-  fill("ledger", line1, bar, key, table(head, rows, [1, 2, 3, 4, 5, 6, 7, 8]), ...faults);
+  fill("ledger", line1, bar, key, table(head, rows, head.map((_, i) => i).slice(1)), ...faults);
 }
 
 function drawCharges() {

@@ -14,8 +14,8 @@ FIELDS = {
     "staleness_seen_max",
     "sandbox": "backend isolation_class vms boot_ms_p50",
     "sync": "regions versions empty_deltas full_uploads_after_v0 digest_mismatches",
-    "ledger": "generated_tokens trained stale filtered infra_failed judge_failed skipped "
-    "in_flight balanced",
+    "ledger": "generated_tokens trained stale filtered infra_failed judge_failed not_reproducible "
+    "greedy skipped in_flight balanced",
     "live": "requests feedback trained_samples",
     "utilization": "trainer_busy generator_busy",
     "replay": "steps identical speedup",
@@ -47,7 +47,7 @@ def test_the_summary_has_every_figure(run):
     assert found["live"]["requests"] > 0 and found["live"]["feedback"] > 0
     assert all(0 < share <= 1 for share in found["utilization"].values())
     ledger = found["ledger"]
-    fates = ("trained", "stale", "filtered", "infra_failed", "judge_failed", "skipped", "in_flight")
+    fates = FIELDS["ledger"].split()[1:-1]
     assert ledger["generated_tokens"] == sum(ledger[fate] for fate in fates) > 0
 
 

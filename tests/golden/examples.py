@@ -38,6 +38,8 @@ def _value(info: _info.Type, name: str) -> Any:
             return [_value(item, name)]
         case _info.VarTupleType(item_type=item):
             return (_value(item, name),) * 2
+        case _info.TupleType(item_types=items):
+            return tuple(_value(item, name) for item in items)
         case _info.DictType(key_type=key, value_type=value):
             return {_value(key, name): _value(value, name)}
         case _info.StructType(cls=cls) if cls is Array:
