@@ -104,11 +104,21 @@ class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class LiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Users' samples: REINFORCE with a running baseline."""
+    """Users' samples: REINFORCE with a baseline per tenant."""
 
     num_samples_max: NonNegativeInt = 32
     """Maximum live samples in one step; others wait for the next."""
-    baseline_momentum: UnitInterval = 0.9
+    num_waiting_max: PositiveInt = 64
+    """Samples of one user that wait; the oldest above that are left out as `capped`."""
+    user_share_max: UnitInterval = 0.2
+    """Largest share of a user in its tenant's |advantage| x tokens of a step; what is above is
+    scaled down. Where few users are in the batch, one and a half equal shares."""
+    tenant_share_max: UnitInterval = 0.25
+    """The same of a tenant in the whole live part of a step."""
+    baseline_momentum: UnitInterval = 0.99
+    """What a trained sample leaves of the weight of those before it."""
+    baseline_num_prior: PositiveFloat = 8.0
+    """Samples that the mean of all tenants counts as in a tenant's own baseline."""
     weight: NonNegativeFloat = 1.0
     """Weight of a live sample, next to a rollout's 1."""
 

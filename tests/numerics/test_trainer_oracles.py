@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.actors.trainer.config import LossConfig
-from penstock.actors.trainer.objective.advantages import RunningBaseline, dr_grpo, grpo, rloo
+from penstock.actors.trainer.config import LiveConfig, LossConfig
+from penstock.actors.trainer.objective.advantages import dr_grpo, grpo, rloo
+from penstock.actors.trainer.objective.live_baseline import LiveBaseline
 from penstock.actors.trainer.objective.losses import (
     correction_weights,
     log_ratios,
@@ -16,6 +17,8 @@ from penstock.actors.trainer.objective.losses import (
     token_losses,
 )
 from penstock.actors.trainer.objective.mismatch import MismatchSums, mismatch_sums
+from penstock.messages.reward import Outcome
+from penstock.messages.training import SampleEntry
 
 REWARDS = [1.0, 0.0, 0.25, 1.0, -0.5]
 
@@ -38,15 +41,45 @@ def test_rloo():
     assert rloo([3.0]) == [0.0]
 
 
-def test_running_baseline_averages_first_and_forgets_later():
-    baseline = RunningBaseline(momentum=0.5)
-    assert baseline.advantage(1.0) == 0.0
-    baseline = baseline.after([1.0])
-    assert (baseline.value, baseline.advantage(0.0)) == (1.0, -1.0)
-    baseline = baseline.after([0.0, 1.0])
-    assert baseline.value == pytest.approx(0.5 * 0.5 + 0.5 * 1.0)
-    assert baseline.num_samples == 3
-    assert baseline == RunningBaseline(momentum=0.5).after([1.0, 0.0, 1.0])
+def entry(reward, tenant="t"):
+    return SampleEntry(
+        rollout_id="r", outcome=Outcome.SOLVED, reward=reward, advantage=0.0,
+        version_spans=[], tenant=tenant,
+    )  # fmt: skip
+
+
+CONFIG = LiveConfig(baseline_momentum=0.5, baseline_num_prior=2.0)
+
+
+def advantages_of(baseline, *entries):
+    return [credited.advantage for credited in baseline.credit(entries, CONFIG)]
+
+
+def test_the_live_baseline_is_the_mean_of_the_others_shrunk_to_the_whole():
+    baseline = LiveBaseline()
+    assert advantages_of(baseline, entry(1.0)) == [0.5], "a sample alone is not used up for nothing"
+    batch = [entry(1.0, "a"), entry(0.0, "a"), entry(1.0, "b")]
+    whole = [(0.0 + 1.0 + 0.5) / 3, (1.0 + 1.0 + 0.5) / 3, (1.0 + 0.0 + 0.5) / 3]
+    own = [(0.0 + 2 * whole[0]) / 3, (1.0 + 2 * whole[1]) / 3, whole[2]]
+    expected = [1.0 - own[0], 0.0 - own[1], 1.0 - own[2]]
+    assert advantages_of(baseline, *batch) == pytest.approx(expected, abs=1e-15)
+    baseline.add(batch, CONFIG)
+    assert advantages_of(baseline, *batch) != pytest.approx(expected)
+    rewards, num = 1.0 + 0.5 * (0.0 + 0.5 * 1.0), 1.0 + 0.5 * (1.0 + 0.5)
+    whole_c = (rewards + 0.5) / (num + 1.0)
+    assert advantages_of(baseline, entry(1.0, "c")) == pytest.approx([1.0 - whole_c], abs=1e-15)
+    own_b = (1.0 + 2 * whole_c) / (1.0 + 2.0)
+    assert advantages_of(baseline, entry(0.0, "b")) == pytest.approx([-own_b], abs=1e-15)
+
+
+def test_a_sample_has_no_part_in_its_own_baseline():
+    """Or REINFORCE would be biased: its baseline must not depend on what was drawn."""
+    others = [entry(1.0), entry(0.0), entry(1.0, "b")]
+    baselines = [
+        reward - advantages_of(LiveBaseline(), entry(reward), *others)[0]
+        for reward in (0.0, 0.3, 1.0)
+    ]
+    assert baselines == pytest.approx([baselines[0]] * 3)
 
 
 LENGTHS = [3, 1, 4]

@@ -6,8 +6,10 @@ Pure.
 import math
 from collections.abc import Iterator, Sequence
 
+from penstock.actors.trainer.batching.fair_draw import capped
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.objective.advantages import RunningBaseline, estimator, trunk_credits
+from penstock.actors.trainer.objective.advantages import estimator, trunk_credits
+from penstock.actors.trainer.objective.live_baseline import LiveBaseline
 from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished, Trunk
@@ -28,8 +30,8 @@ class ManifestAudit:
         """Rollout -> tokens of each turn."""
         self._trunks: dict[str, Trunk] = {}
         """Branch -> where it left another rollout."""
-        self._live_rewards: dict[str, float] = {}
-        self._baseline = RunningBaseline(momentum=config.live.baseline_momentum)
+        self._joined: dict[str, LiveSampleJoined] = {}
+        self._baseline = LiveBaseline()
 
     def add_verdict(self, event: Verdict) -> None:
         """Keep the first verdict of a rollout: the one that counts."""
@@ -42,8 +44,8 @@ class ManifestAudit:
             self._trunks[event.rollout_id] = event.trunk
 
     def add_live(self, event: LiveSampleJoined) -> None:
-        """Keep the reward of a user's sample."""
-        self._live_rewards[event.sample_id] = event.reward
+        """Keep a user's sample, each revision."""
+        self._joined[event.key()] = event
 
     def differences(self, manifest: BatchManifest) -> Iterator[str]:
         """Yield what does not follow from the facts, in words; manifests in the order of steps."""
@@ -53,10 +55,7 @@ class ManifestAudit:
             yield from self._advantages(manifest.step, group)
             yield from self._shared(manifest.step, group)
         self._forget(manifest)
-        for sample in manifest.live:
-            yield from self._live(manifest.step, sample)
-        trained = [sample.reward for sample in manifest.live if sample.outcome.is_trained]
-        self._baseline = self._baseline.after(trained)
+        yield from self._live(manifest)
 
     def _rewards(self, step: int, samples: Sequence[SampleEntry]) -> Iterator[str]:
         for sample in samples:
@@ -107,13 +106,22 @@ class ManifestAudit:
                 self._sampled.pop(sample.rollout_id, None)
                 self._trunks.pop(sample.rollout_id, None)
 
-    def _live(self, step: int, sample: SampleEntry) -> Iterator[str]:
-        if not sample.outcome.is_trained:
-            return
-        name = f"step {step}, {sample.rollout_id}"
-        reward = self._live_rewards.pop(sample.rollout_id, None)
-        if reward != sample.reward:
-            yield f"{name}: reward {sample.reward}, the joined sample has {reward}"
-        value = self._baseline.advantage(sample.reward)
-        if sample.advantage != value:
-            yield f"{name}: advantage {sample.advantage}, not {value}"
+    def _live(self, manifest: BatchManifest) -> Iterator[str]:
+        """Check whose the samples are, their rewards, and advantages after the caps."""
+        trained: list[SampleEntry] = []
+        for sample in manifest.live:
+            event = self._joined.pop(f"{sample.rollout_id}.{sample.revision}", None)
+            if not sample.outcome.is_trained:
+                continue
+            trained.append(sample)
+            found = (sample.reward, sample.tenant, sample.user)
+            joined = (event.reward, event.tenant, event.user) if event else None
+            if found != joined:
+                name = f"step {manifest.step}, {sample.rollout_id}"
+                yield f"{name}: reward, tenant and user {found}, the joined sample has {joined}"
+        expected = capped(self._baseline.credit(trained, self._config.live), self._config.live)
+        for sample, value in zip(trained, expected, strict=True):
+            if (sample.advantage, sample.share) != (value.advantage, value.share):
+                name = f"step {manifest.step}, {sample.rollout_id}"
+                yield f"{name}: advantage {sample.advantage}, not {value.advantage}"
+        self._baseline.add(trained, self._config.live)

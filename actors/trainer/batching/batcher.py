@@ -31,7 +31,7 @@ from penstock.actors.trainer.batching.deadlines import BatchCandidate, Room, ear
 from penstock.actors.trainer.batching.groups import PendingGroup
 from penstock.actors.trainer.batching.live import LiveSamples
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.objective.advantages import RunningBaseline, estimator
+from penstock.actors.trainer.objective.advantages import estimator
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished, TurnSampled
@@ -144,11 +144,6 @@ class Batcher:
         self._num_trained += len(manifest.groups)
         self._num_discarded += len(manifest.discarded)
         self._live.commit(manifest)
-
-    @property
-    def baseline(self) -> RunningBaseline:
-        """The live samples' baseline after the manifests committed so far."""
-        return self._live.baseline
 
     @property
     def num_live(self) -> int:

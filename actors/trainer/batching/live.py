@@ -1,13 +1,21 @@
-"""Users' samples waiting for the next step: REINFORCE with a running baseline. Pure."""
+"""Users' samples waiting for the next step: REINFORCE with a baseline per tenant. Pure."""
+
+from collections import OrderedDict
 
 import msgspec
 
+from penstock.actors.trainer.batching.fair_draw import User, capped, draw, user_of
 from penstock.actors.trainer.batching.groups import merge_spans
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.objective.advantages import RunningBaseline
+from penstock.actors.trainer.objective.live_baseline import LiveBaseline
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
 from penstock.messages.reward import Outcome
 from penstock.messages.training import BatchManifest, SampleEntry
+
+NUM_LEFT_OUT_MAX = 1000
+"""Samples that one manifest lists as left out, so that it stays an event; others follow."""
+NUM_USERS_MAX = 10_000
+"""Users whose last turn is kept; one forgotten is served as a new one."""
 
 
 class LiveSamples:
@@ -20,7 +28,10 @@ class LiveSamples:
         self._settled: set[str] = set()
         self._retracted: set[tuple[str, str]] = set()
         """Tenant and request: nobody withdraws another tenant's sample."""
-        self.baseline = RunningBaseline(momentum=config.live.baseline_momentum)
+        self._baseline = LiveBaseline()
+        self._served: OrderedDict[User, int] = OrderedDict()
+        """User -> number of this user's last trained sample, the longest ago first."""
+        self._num_trained = 0
 
     def add(self, event: LiveSampleJoined) -> None:
         """Put a sample in, unless it was settled already."""
@@ -36,6 +47,8 @@ class LiveSamples:
             outcome=outcome,
             reward=event.reward,
             advantage=0.0,
+            tenant=event.tenant,
+            user=event.user,
             version_spans=merge_spans(span for turn in event.turns for span in turn.version_spans),
         )
 
@@ -55,18 +68,23 @@ class LiveSamples:
 
     def entries(self, version: int) -> list[SampleEntry]:
         """Return the live part of the batch that trains a version, the untrainable included."""
-        chosen: list[SampleEntry] = []
-        num_trained = 0
+        left_out: list[SampleEntry] = []
+        waiting: dict[User, list[SampleEntry]] = {}
         for entry in self._entries.values():
             if entry.outcome.is_masked:
-                chosen.append(entry)
+                left_out.append(entry)
             elif self._is_stale(entry, version):
-                chosen.append(msgspec.structs.replace(entry, outcome=Outcome.STALE))
-            elif num_trained < self._config.live.num_samples_max:
-                advantage = self.baseline.advantage(entry.reward)
-                chosen.append(msgspec.structs.replace(entry, advantage=advantage))
-                num_trained += 1
-        return chosen
+                left_out.append(msgspec.structs.replace(entry, outcome=Outcome.STALE))
+            else:
+                waiting.setdefault(user_of(entry), []).append(entry)
+        for samples in waiting.values():
+            above = samples[: -self._config.live.num_waiting_max]
+            left_out += [msgspec.structs.replace(each, outcome=Outcome.CAPPED) for each in above]
+            del samples[: len(above)]
+        eligible = [sample for samples in waiting.values() for sample in samples]
+        drawn = draw(eligible, self._config.live.num_samples_max, self._served)
+        trained = capped(self._baseline.credit(drawn, self._config.live), self._config.live)
+        return [*trained, *left_out[:NUM_LEFT_OUT_MAX]]
 
     def __len__(self) -> int:
         """Return the number of samples that wait."""
@@ -78,8 +96,14 @@ class LiveSamples:
             self._entries.pop(entry.rollout_id, None)
             self._tenants.pop(entry.rollout_id, None)
             self._settled.add(entry.rollout_id)
-        trained = [entry.reward for entry in manifest.live if entry.outcome.is_trained]
-        self.baseline = self.baseline.after(trained)
+        trained = [entry for entry in manifest.live if entry.outcome.is_trained]
+        self._baseline.add(trained, self._config.of_step(manifest.settings).live)
+        for entry in trained:
+            self._num_trained += 1
+            self._served[user_of(entry)] = self._num_trained
+            self._served.move_to_end(user_of(entry))
+        while len(self._served) > NUM_USERS_MAX:
+            self._served.popitem(last=False)
 
     def _is_stale(self, entry: SampleEntry, version: int) -> bool:
         oldest = min((span.policy_version for span in entry.version_spans), default=version)

@@ -7,8 +7,6 @@ the name in `config.ESTIMATORS`.
 
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
-
 from penstock.messages.rollout import Trunk
 from penstock.messages.training import TrunkCredit
 
@@ -82,29 +80,3 @@ _ESTIMATORS: dict[str, Estimator] = {"dr_grpo": dr_grpo, "grpo": grpo, "rloo": r
 def estimator(name: str) -> Estimator:
     """Return the estimator of a name that `TrainerConfig` accepted."""
     return _ESTIMATORS[name]
-
-
-class RunningBaseline(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean reward of the live samples trained so far, exponentially forgotten.
-
-    Production has one response per prompt: the baseline takes the group's place (REINFORCE).
-    """
-
-    momentum: float
-    value: float = 0.0
-    num_samples: int = 0
-
-    def advantage(self, reward: float) -> float:
-        """Return reward minus baseline; the first sample of all has no baseline and gives 0."""
-        return reward - self.value if self.num_samples else 0.0
-
-    def after(self, rewards: Sequence[float]) -> "RunningBaseline":
-        """Return the baseline after training these samples, in order.
-
-        The early ones are averaged evenly, so that the start value does not linger.
-        """
-        value, count = self.value, self.num_samples
-        for reward in rewards:
-            keep = min(self.momentum, count / (count + 1))
-            value, count = keep * value + (1 - keep) * reward, count + 1
-        return msgspec.structs.replace(self, value=value, num_samples=count)
