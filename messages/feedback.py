@@ -1,5 +1,6 @@
 """Live requests, users' feedback on them, and the samples they become."""
 
+from enum import StrEnum
 from typing import ClassVar
 
 from penstock.messages.base import Event, Stream
@@ -89,6 +90,38 @@ class FeedbackRetracted(Event, frozen=True, kw_only=True):
         return feedback_key(self.tenant, self.feedback_id)
 
 
+class LeftOutReason(StrEnum):
+    """Why a piece of feedback is in no sample and will be in none."""
+
+    NO_CONSENT = "no_consent"
+    """Its request may not be trained."""
+    UNKNOWN_REQUEST = "unknown_request"
+    """Its request never came."""
+    LATE = "late"
+    """Its request was forgotten, or it was still too early to be believed by then."""
+    NOT_ALLOWED = "not_allowed"
+    """Its sender may not judge this request, or not with this signal."""
+    UNDECLARED = "undeclared"
+    """No such signal is declared any more."""
+    CAPPED = "capped"
+    """Its session has too much feedback, or its sample too many revisions."""
+
+
+class FeedbackLeftOut(Event, frozen=True, kw_only=True):
+    """Feedback join -> gateway: a piece of feedback that will never count."""
+
+    stream: ClassVar[Stream] = Stream.SIGNALS
+    feedback_id: str
+    request_id: str
+    tenant: str = ""
+    user: str = ""
+    reason: LeftOutReason
+
+    def key(self) -> str:
+        """One per piece of feedback."""
+        return feedback_key(self.tenant, self.feedback_id)
+
+
 class LiveSampleJoined(Event, frozen=True, kw_only=True):
     """Feedback join -> trainer: requests of a session with their reward; records have the turns.
 
@@ -117,6 +150,7 @@ class LiveSampleJoined(Event, frozen=True, kw_only=True):
     user: str = ""
     """Pseudonym of the tenant's user."""
     feedback_ids: list[str]
+    """Log keys (`feedback_key`) of what counts, each of the first where it was amended."""
     variant: str
     propensity: UnitInterval
     policy_version: int

@@ -1,5 +1,6 @@
 """Joins users' feedback with the recorded requests it is about, into live training samples.
 
-`signals.py` maps named signals to rewards, `join.py` is the join itself; both are pure. `actor.py`
-wires them to the log. To add a signal: one entry in `signals.py`.
+`signals.py` makes a reward of declared signals, `sessions.py` samples of a session, `join.py` is
+the join itself; all are pure. `actor.py` wires them to the log. A signal is declared in the
+configuration (`[[feedback_join.signals]]`, `messages/signals`).
 """

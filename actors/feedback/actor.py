@@ -2,7 +2,8 @@
 
 from typing import ClassVar
 
-from penstock.actors.feedback.join import FeedbackJoin, JoinConfig
+from penstock.actors.feedback.config import JoinConfig
+from penstock.actors.feedback.join import FeedbackJoin
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.messages.base import Event
@@ -37,27 +38,28 @@ class FeedbackJoiner(Actor):
 
     async def on_feedback_received(self, event: FeedbackReceived, ctx: Context) -> Effects:
         """Note the signal."""
-        self._join.add_feedback(event)
+        self._join.add_feedback(event, ctx.now())
         return ()
 
     async def on_feedback_retracted(self, event: FeedbackRetracted, ctx: Context) -> Effects:
         """Forget the signal."""
-        self._join.retract(event)
+        self._join.retract(event, ctx.now())
         return ()
 
     async def on_live_sample_joined(self, event: LiveSampleJoined, ctx: Context) -> Effects:
-        """Close the request: this join, or the one before a restart, has made its sample."""
-        self._join.note_joined(event)
+        """See what the log has, of this join or of the one before a restart."""
+        self._join.note_joined(event, ctx.now())
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:
-        """Emit what is due; the log keeps one sample per request whatever happens."""
+        """Publish what is due; the log keeps one of each revision whatever happens."""
         counts = self._join.counts
-        effects = list(self._join.due(ctx.now()))
+        effects: list[Event] = [*self._join.due(ctx.now()), *self._join.left_out()]
         ctx.set_gauge("requests_open", self._join.num_open)
-        ctx.set_gauge("requests_joined", counts.num_joined)
+        ctx.set_gauge("samples_joined", counts.num_joined)
+        ctx.set_gauge("samples_revised", counts.num_revised)
         ctx.set_gauge("requests_defaulted", counts.num_defaulted)
         ctx.set_gauge("requests_dropped", counts.num_dropped)
         ctx.set_gauge("requests_without_consent", counts.num_without_consent)
-        ctx.set_gauge("feedback_late", counts.num_late)
+        ctx.set_gauge("feedback_left_out", counts.num_left_out)
         return effects

@@ -1,57 +1,43 @@
 """The join of requests and feedback: a pure state machine; time is given.
 
 ```
- InferenceRecorded (with consent) ──▶ open ──reward_wait_s──▶ due ──a reward?──▶ joined, once
- FeedbackReceived, before or after ──▶  │                      │ no: default_reward, or wait on
- FeedbackRetracted, before or after ──▶ │                      └──▶ late_s_max ──▶ dropped
+ InferenceRecorded (with consent) ──▶ session ──reward_wait_s──▶ a reward? ──▶ sample, revision 0
+ FeedbackReceived, before or after ──▶   │                          │ no: default_reward, or wait
+ FeedbackRetracted, before or after ──▶  │                          ▼
+                                         │             another reward later ──▶ revision 1, 2 ...
+                                         └── late_s_max ──▶ forgotten; feedback is left out
 ```
-What is left of the feedback at the moment of joining makes the reward; the order in which the
-events came does not matter, but for the newest amendment of a piece of feedback, which counts.
+A sample's turns are fixed with its first revision; later turns of the session become another one.
+`due` only looks: what the log has is what counts (`note_joined`), so of two joins, or of one that
+was killed, only the stored revisions matter. The order of events does not, but for the newest
+amendment of a piece of feedback, and the latest of a user's signals of one name.
 """
 
-from collections import OrderedDict
+import heapq
+import itertools
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from penstock.actors.feedback.signals import DEFAULT_WEIGHTS, is_known, reward_of
-from penstock.messages.errors import ConfigError
+from penstock.actors.feedback.config import JoinConfig
+from penstock.actors.feedback.sessions import SIGNALS_MAX, Rated, Session, Signal, refusal
 from penstock.messages.feedback import (
+    FeedbackLeftOut,
     FeedbackReceived,
     FeedbackRetracted,
     InferenceRecorded,
+    LeftOutReason,
     LiveSampleJoined,
     feedback_key,
 )
-from penstock.messages.settings import NonNegativeFloat, PositiveInt
+from penstock.messages.signals.declaration import by_name
 
-NUM_SIGNALS_MAX = 64
-"""Pieces of feedback on one request; more are passed over."""
-
-
-class JoinConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How feedback becomes a reward."""
-
-    reward_wait_s: NonNegativeFloat = 5.0
-    """A request is joined no sooner, so that several signals can come together."""
-    default_reward: float | None = None
-    """Reward of a request that got no feedback in time; None leaves it out of training."""
-    late_s_max: NonNegativeFloat = 7 * 86_400.0
-    """Without feedback for this long, a request is dropped."""
-    num_open_max: PositiveInt = 10_000
-    """Requests that wait; then the oldest is dropped. As many orphaned signals are kept."""
-    weights: dict[str, float] = msgspec.field(default_factory=lambda: dict(DEFAULT_WEIGHTS))
-    """Signal name -> weight in the mean."""
-
-    def __post_init__(self) -> None:
-        """Check fields against each other."""
-        for name in self.weights:
-            if not is_known(name):
-                raise ConfigError(f"feedback_join.weights.{name}: no such signal")
-        if self.late_s_max < self.reward_wait_s:
-            text = f"expected at least reward_wait_s {self.reward_wait_s}, got {self.late_s_max}"
-            raise ConfigError(f"feedback_join.late_s_max: {text}")
+SIGNAL_WAIT_S = 1.0
+"""After a signal: those of one action come together."""
+ECHO_S_MAX = 60.0
+"""A revision that the log does not show for so long is published again."""
 
 
 class JoinCounts(msgspec.Struct, kw_only=True):
@@ -59,115 +45,237 @@ class JoinCounts(msgspec.Struct, kw_only=True):
 
     num_without_consent: int = 0
     num_joined: int = 0
+    num_revised: int = 0
     num_defaulted: int = 0
     num_dropped: int = 0
-    """Requests that waited too long, or found no room."""
-    num_late: int = 0
-    """Feedback on requests that were joined already."""
-
-
-class _Open(msgspec.Struct, kw_only=True):
-    tenant: str
-    sample: LiveSampleJoined
-    """Without its reward, and without tokens: the record in the log has those."""
-    at: float
+    """Requests that got no reward in time, or found no room."""
+    num_left_out: int = 0
+    """Feedback that will not count."""
 
 
 class FeedbackJoin:
-    """Requests that wait for their feedback, and feedback that waits for its request."""
+    """Sessions with their feedback, and feedback that waits for its request."""
 
     def __init__(self, config: JoinConfig) -> None:
         self._config = config
-        self._open: OrderedDict[str, _Open] = OrderedDict()
-        self._feedback: OrderedDict[str, dict[str, FeedbackReceived]] = OrderedDict()
-        """Request id -> log key (of the first, where amended) -> what counts."""
+        self._signal_wait_s = min(SIGNAL_WAIT_S, config.reward_wait_s)
+        self._declared = by_name(config.signals)
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        """By tenant and session, the one used longest ago first."""
+        self._place: dict[str, str] = {}
+        """Request -> its session's key."""
+        self._early: OrderedDict[str, dict[str, Signal]] = OrderedDict()
+        """Request that is not recorded yet -> its signals."""
         self._retracted: OrderedDict[str, None] = OrderedDict()
-        self._closed: OrderedDict[str, None] = OrderedDict()
-        """Joined, dropped or without consent: nothing more is made of them."""
+        self._closed: OrderedDict[str, LeftOutReason] = OrderedDict()
+        """Requests without consent, or forgotten."""
+        self._wake: list[tuple[float, str]] = []
+        self._published: OrderedDict[str, float] = OrderedDict()
+        """Key of a revision that the log does not show yet -> when it was published."""
+        self._left_out: deque[FeedbackLeftOut] = deque()
+        self._order = itertools.count()
         self.counts = JoinCounts()
 
     @property
     def num_open(self) -> int:
-        """Requests that wait."""
-        return len(self._open)
+        """Requests that are remembered."""
+        return len(self._place)
 
     def add_record(self, record: InferenceRecorded, now: float) -> None:
-        """Open a request; without consent it is closed at once and its feedback forgotten."""
+        """Take in a request; of one without consent the feedback is left out."""
         request_id = record.request_id
-        if request_id in self._closed or request_id in self._open:
+        if request_id in self._closed or request_id in self._place:
             return
+        early = self._early.pop(request_id, {})
         if not record.training_consent:
             self.counts.num_without_consent += 1
-            self._close(request_id)
+            self._close(request_id, LeftOutReason.NO_CONSENT)
+            for signal in early.values():
+                self._leave_out(signal.event, LeftOutReason.NO_CONSENT)
             return
-        self._open[request_id] = _Open(tenant=record.tenant, sample=_unrewarded(record), at=now)
-        if len(self._open) > self._config.num_open_max:
-            self._drop(next(iter(self._open)))
+        key = f"{record.tenant} {record.session_id}"
+        session = self._sessions.get(key)
+        if session is None:
+            session = self._sessions[key] = Session(
+                session_id=record.session_id, tenant=record.tenant, user=record.user
+            )
+        session.add(record, now)
+        for root, signal in early.items():
+            if reason := refusal(signal.event, self._declared, session.tenant):
+                self._leave_out(signal.event, reason)
+            else:
+                session.signals[root] = signal
+        self._place[request_id] = key
+        self._sessions.move_to_end(key)
+        self._touch(key, session, now + self._config.reward_wait_s)
+        while len(self._place) > self._config.num_open_max:
+            self._forget(next(iter(self._sessions)))
 
-    def add_feedback(self, event: FeedbackReceived) -> None:
+    def add_feedback(self, event: FeedbackReceived, now: float) -> None:
         """Note a signal, before or after its request."""
         root = feedback_key(event.tenant, event.amends or event.feedback_id)
-        if event.request_id in self._closed:
-            self.counts.num_late += 1
-            return
         if root in self._retracted:
             return
-        signals = self._feedback.setdefault(event.request_id, {})
-        if root not in signals and len(signals) >= NUM_SIGNALS_MAX:
+        if reason := self._closed.get(event.request_id):
+            self._leave_out(event, reason)
             return
-        if event.amends or root not in signals:
-            signals[root] = event
-        self._bound(self._feedback)
+        key = self._place.get(event.request_id)
+        session = self._sessions[key] if key is not None else None
+        known = session.signals if session else self._early.setdefault(event.request_id, {})
+        earlier = known.get(root)
+        if earlier is not None and not event.amends:
+            return
+        reason = refusal(event, self._declared, session.tenant) if session else None
+        if earlier is None and len(known) >= SIGNALS_MAX:
+            reason = LeftOutReason.CAPPED
+        if reason:
+            self._leave_out(event, reason)
+            return
+        order = earlier.order if earlier else next(self._order)
+        known[root] = Signal(root=root, order=order, event=event)
+        if key is not None and session is not None:
+            self._touch(key, session, now + self._signal_wait_s)
+        while len(self._early) > self._config.num_open_max:
+            _, signals = self._early.popitem(last=False)
+            for signal in signals.values():
+                self._leave_out(signal.event, LeftOutReason.UNKNOWN_REQUEST)
 
-    def retract(self, event: FeedbackRetracted) -> None:
+    def retract(self, event: FeedbackRetracted, now: float) -> None:
         """Forget a signal, also one that comes later."""
-        self._retracted[event.key()] = None
+        root = event.key()
+        self._retracted[root] = None
         self._bound(self._retracted)
-        self._feedback.get(event.request_id, {}).pop(event.key(), None)
+        self._early.get(event.request_id, {}).pop(root, None)
+        key = self._place.get(event.request_id)
+        if key is not None:
+            session = self._sessions[key]
+            session.signals.pop(root, None)
+            self._touch(key, session, now + self._signal_wait_s)
 
-    def note_joined(self, event: LiveSampleJoined) -> None:
-        """Take in that the log has the sample already (after a restart)."""
-        for request_id in event.request_ids:
-            self._open.pop(request_id, None)
-            self._close(request_id)
+    def note_joined(self, event: LiveSampleJoined, now: float) -> None:
+        """Take in a revision that the log has: this join's, or that of one before a restart."""
+        self._published.pop(event.key(), None)
+        key = self._place.get(event.request_ids[0])
+        if key is None:
+            return
+        session = self._sessions[key]
+        stored = session.samples.get(event.sample_id)
+        if stored is None or stored.revision < event.revision:
+            session.samples[event.sample_id] = event
+            for request_id in event.request_ids:
+                session.sample_of[request_id] = event.sample_id
+        self._sleep(key, max(now, session.ready_at))
+
+    def left_out(self) -> Iterator[FeedbackLeftOut]:
+        """Yield what was found since the last call: feedback that will not count, and why."""
+        while self._left_out:
+            yield self._left_out.popleft()
 
     def due(self, now: float) -> Iterator[LiveSampleJoined]:
-        """Yield what can be joined now, each once, in the order of the requests."""
-        for request_id, entry in list(self._open.items()):
-            age_s = now - entry.at
-            if age_s < self._config.reward_wait_s:
+        """Yield the samples and revisions that can be published now, in a fixed order."""
+        self._expire(now)
+        ready: dict[str, None] = {}
+        while self._wake and self._wake[0][0] <= now:
+            ready[heapq.heappop(self._wake)[1]] = None
+        for key in ready:
+            session = self._sessions.get(key)
+            if session is None:
                 continue
-            signals = self._counting(request_id, entry.tenant)
-            reward = reward_of(signals, self._config.weights)
-            if reward is None and self._config.default_reward is not None:
-                reward, signals = self._config.default_reward, []
-                self.counts.num_defaulted += 1
-            if reward is not None:
-                del self._open[request_id]
-                self._close(request_id)
+            if now < session.ready_at:
+                self._sleep(key, session.ready_at)
+                continue
+            for event in self._found(session, now):
+                if self._published.get(event.key(), -ECHO_S_MAX) + ECHO_S_MAX <= now:
+                    self._published[event.key()] = now
+                    self._bound(self._published)
+                    yield event
+                self._sleep(key, now + ECHO_S_MAX)
+            if (matures_at := session.matures_at(self._declared, now)) is not None:
+                self._sleep(key, matures_at)
+
+    def _found(self, session: Session, now: float) -> Iterator[LiveSampleJoined]:
+        """Yield what the log should have of a session and does not."""
+        for stored in session.samples.values():
+            turns = [session.turns[name] for name in stored.request_ids]
+            if any(self._is_unread(root, session) for root in stored.feedback_ids):
+                continue
+            rated = session.rate(turns, self._declared, now)
+            if self._is_default(stored, rated):
+                continue
+            revised = session.sample(turns, rated, stored.revision + 1)
+            if _content(revised) == _content(stored):
+                continue
+            if revised.revision >= self._config.revisions_max:
+                self._cap(session, revised, stored)
+                continue
+            self.counts.num_revised += 1
+            yield revised
+        if turns := session.open:
+            rated = session.rate(turns, self._declared, now)
+            if rated.is_empty and self._config.default_reward is not None:
+                rated = Rated(rewards=[self._config.default_reward] * len(turns), roots=[])
+                self.counts.num_defaulted += len(turns)
+            if not rated.is_empty:
                 self.counts.num_joined += 1
-                yield msgspec.structs.replace(
-                    entry.sample,
-                    reward=reward,
-                    feedback_ids=[signal.feedback_id for signal in signals],
-                )
-            elif age_s >= self._config.late_s_max:
-                self._drop(request_id)
+                yield session.sample(turns, rated, 0)
 
-    def _counting(self, request_id: str, tenant: str) -> list[FeedbackReceived]:
-        """Return the feedback of the request's own tenant, and of trusted keys."""
-        found = self._feedback.get(request_id, {})
-        signals = [found[root] for root in sorted(found)]
-        return [signal for signal in signals if signal.tenant == tenant or signal.is_trusted]
+    def _is_unread(self, root: str, session: Session) -> bool:
+        """Whether the log has a signal that was not read yet (after a restart)."""
+        return root not in session.signals and root not in self._retracted
 
-    def _drop(self, request_id: str) -> None:
-        del self._open[request_id]
-        self._close(request_id)
-        self.counts.num_dropped += 1
+    @staticmethod
+    def _is_default(stored: LiveSampleJoined, rated: Rated) -> bool:
+        """Whether a sample had the default reward and still has no other."""
+        return rated.is_empty and not stored.feedback_ids and stored.revision == 0
 
-    def _close(self, request_id: str) -> None:
-        self._feedback.pop(request_id, None)
-        self._closed[request_id] = None
+    def _cap(self, session: Session, revised: LiveSampleJoined, stored: LiveSampleJoined) -> None:
+        for root in sorted(set(revised.feedback_ids) - set(stored.feedback_ids)):
+            self._leave_out(session.signals.pop(root).event, LeftOutReason.CAPPED)
+
+    def _touch(self, key: str, session: Session, until: float) -> None:
+        """Publish nothing of a session until then: more may come."""
+        session.ready_at = max(session.ready_at, until)
+        self._sleep(key, session.ready_at)
+
+    def _sleep(self, key: str, until: float) -> None:
+        heapq.heappush(self._wake, (until, key))
+
+    def _expire(self, now: float) -> None:
+        while self._sessions:
+            key, session = next(iter(self._sessions.items()))
+            newest = next(reversed(session.turns.values()))
+            if now - newest.at < self._config.late_s_max:
+                return
+            self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        session = self._sessions.pop(key)
+        joined = {root for sample in session.samples.values() for root in sample.feedback_ids}
+        for root, signal in session.signals.items():
+            if root not in joined and not self._is_text(signal):
+                self._leave_out(signal.event, LeftOutReason.LATE)
+        for request_id in session.turns:
+            del self._place[request_id]
+            self.counts.num_dropped += request_id not in session.sample_of
+            self._close(request_id, LeftOutReason.LATE)
+
+    def _is_text(self, signal: Signal) -> bool:
+        return self._declared[signal.event.name].kind.is_text
+
+    def _leave_out(self, event: FeedbackReceived, reason: LeftOutReason) -> None:
+        self.counts.num_left_out += 1
+        self._left_out.append(
+            FeedbackLeftOut(
+                feedback_id=event.amends or event.feedback_id,
+                request_id=event.request_id,
+                tenant=event.tenant,
+                user=event.user,
+                reason=reason,
+            )
+        )
+
+    def _close(self, request_id: str, reason: LeftOutReason) -> None:
+        self._closed[request_id] = reason
         self._bound(self._closed)
 
     def _bound(self, table: OrderedDict[str, Any]) -> None:
@@ -175,17 +283,6 @@ class FeedbackJoin:
             table.popitem(last=False)
 
 
-def _unrewarded(record: InferenceRecorded) -> LiveSampleJoined:
-    return LiveSampleJoined(
-        sample_id=record.request_id,
-        request_ids=[record.request_id],
-        turns=[record.turn.summary],
-        session_id=record.session_id,
-        feedback_ids=[],
-        reward=0.0,
-        variant=record.variant,
-        propensity=record.propensity,
-        policy_version=record.policy_version,
-        tenant=record.tenant,
-        user=record.user,
-    )
+def _content(sample: LiveSampleJoined) -> tuple[object, ...]:
+    """Return what a revision is made for: rewards, and whose they are."""
+    return sample.reward, sample.turn_rewards, sample.unrated, sample.feedback_ids

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.actors.evaluator.schedule import EvaluatorConfig
-from penstock.actors.feedback.join import JoinConfig
+from penstock.actors.feedback.config import JoinConfig
 from penstock.actors.generator.config import GeneratorConfig
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.pacer.config import PacerConfig

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.actors.feedback.actor import FeedbackJoiner
-from penstock.actors.feedback.join import JoinConfig
+from penstock.actors.feedback.config import JoinConfig
 from penstock.actors.monitor.actor import Monitor
 from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer

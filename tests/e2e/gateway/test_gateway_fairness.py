@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from penstock.actors.feedback.actor import FeedbackJoiner
-from penstock.actors.feedback.join import JoinConfig
+from penstock.actors.feedback.config import JoinConfig
 from penstock.gateway.keys import KeySpec, hash_key
 from penstock.messages.feedback import FeedbackReceived, InferenceRecorded, LiveSampleJoined
 from penstock.messages.streams import STREAMS

@@ -185,7 +185,7 @@ async def test_feedback_turns_a_request_into_a_live_sample(site, client):
         while not (joined := await site.events(LiveSampleJoined)):
             await asyncio.sleep(0.05)
     (sample,) = joined
-    assert (sample.sample_id, sample.reward, sample.feedback_ids) == (reply.id, 1.0, ["f1"])
+    assert (sample.sample_id, sample.reward, sample.feedback_ids) == (reply.id, 1.0, ["user.f1"])
     assert (sample.policy_version, sample.propensity) == (7, 1.0)
 
 

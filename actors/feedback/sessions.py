@@ -1,0 +1,179 @@
+"""One session: its requests, what was said of them, and the samples they became. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from penstock.actors.feedback.signals import reward_of
+from penstock.messages.feedback import (
+    FeedbackReceived,
+    InferenceRecorded,
+    LeftOutReason,
+    LiveSampleJoined,
+)
+from penstock.messages.rollout import TurnSummary
+from penstock.messages.signals.declaration import Sender, SignalLevel, SignalSpec
+
+TURNS_MAX = 256
+"""Turns of one sample; a longer session becomes several."""
+SIGNALS_MAX = 1024
+"""Pieces of feedback on one session; more are left out."""
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One recorded request, without its tokens."""
+
+    request_id: str
+    summary: TurnSummary
+    variant: str
+    propensity: float
+    policy_version: int
+    at: float
+    """When it was recorded, unix seconds."""
+
+
+class Signal(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of feedback as it stands after its amendments."""
+
+    root: str
+    """Log key of the first."""
+    order: int
+    """Which came later."""
+    event: FeedbackReceived
+
+
+class Rated(msgspec.Struct, frozen=True, kw_only=True):
+    """What the signals of one moment say of some turns."""
+
+    rewards: list[float | None]
+    """By turn, 0 to 1; None where no signal reaches it."""
+    roots: list[str]
+    """Of the signals that count."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no turn has a reward."""
+        return all(reward is None for reward in self.rewards)
+
+
+@dataclass(kw_only=True)
+class Session:
+    """A tenant's session; a request without one is alone in its own."""
+
+    session_id: str
+    tenant: str
+    user: str
+    turns: dict[str, Turn] = field(default_factory=dict)
+    """By request, in the order of the log."""
+    sample_of: dict[str, str] = field(default_factory=dict)
+    """Request -> its sample; the others are open."""
+    samples: dict[str, LiveSampleJoined] = field(default_factory=dict)
+    """By id, the newest revision that the log has."""
+    signals: dict[str, Signal] = field(default_factory=dict)
+    """By root."""
+    ready_at: float = 0.0
+    """Nothing is published of it before."""
+
+    @property
+    def open(self) -> list[Turn]:
+        """Turns that are in no sample yet, at most as many as one may have."""
+        found = [turn for name, turn in self.turns.items() if name not in self.sample_of]
+        return found[:TURNS_MAX]
+
+    def add(self, record: InferenceRecorded, now: float) -> None:
+        """Take in a request."""
+        self.turns[record.request_id] = Turn(
+            request_id=record.request_id,
+            summary=record.turn.summary,
+            variant=record.variant,
+            propensity=record.propensity,
+            policy_version=record.policy_version,
+            at=record.recorded_at or now,
+        )
+
+    def rate(self, turns: Sequence[Turn], declared: Mapping[str, SignalSpec], now: float) -> Rated:
+        """Return what is said of turns of this session now."""
+        counting = list(self._counting(declared, now))
+        whole = [signal for signal, spec in counting if spec.level is SignalLevel.SESSION]
+        single: dict[str, list[Signal]] = {}
+        for signal, spec in counting:
+            if spec.level is SignalLevel.REQUEST:
+                single.setdefault(signal.event.request_id, []).append(signal)
+        rewards: list[float | None] = []
+        roots = {signal.root for signal in whole}
+        for turn in turns:
+            own = single.get(turn.request_id, [])
+            roots.update(signal.root for signal in own)
+            reaching = sorted([*whole, *own], key=lambda signal: signal.root)
+            rewards.append(reward_of((signal.event for signal in reaching), declared))
+        return Rated(rewards=rewards, roots=sorted(roots))
+
+    def matures_at(self, declared: Mapping[str, SignalSpec], now: float) -> float | None:
+        """Return when the next signal will be believed that is not yet, or None."""
+        times = [
+            turn.at + declared[signal.event.name].maturity_s
+            for signal in self.signals.values()
+            if (turn := self.turns.get(signal.event.request_id))
+        ]
+        return min((time for time in times if time > now), default=None)
+
+    def sample(self, turns: Sequence[Turn], rated: Rated, revision: int) -> LiveSampleJoined:
+        """Return the sample of some turns with what is said of them."""
+        known = [reward for reward in rated.rewards if reward is not None]
+        mean = sum(known) / len(known) if known else 0.0
+        added = [0.0 if reward is None else reward - mean for reward in rated.rewards]
+        first = turns[0]
+        return LiveSampleJoined(
+            sample_id=first.request_id,
+            revision=revision,
+            request_ids=[turn.request_id for turn in turns],
+            turns=[turn.summary for turn in turns],
+            reward=mean,
+            turn_rewards=added if any(added) else [],
+            unrated=[index for index, reward in enumerate(rated.rewards) if reward is None],
+            session_id=self.session_id,
+            tenant=self.tenant,
+            user=self.user,
+            feedback_ids=rated.roots,
+            variant=first.variant,
+            propensity=first.propensity,
+            policy_version=min(turn.policy_version for turn in turns),
+            evidence=self._evidence(turns),
+        )
+
+    def _counting(
+        self, declared: Mapping[str, SignalSpec], now: float
+    ) -> Iterator[tuple[Signal, SignalSpec]]:
+        """Yield the signals that count now: of a user the latest of each name and target."""
+        latest: dict[tuple[str, str, str, str], Signal] = {}
+        for signal in self.signals.values():
+            event = signal.event
+            turn = self.turns.get(event.request_id)
+            spec = declared[event.name]
+            if turn is None or spec.kind.is_text or turn.at + spec.maturity_s > now:
+                continue
+            target = event.request_id if spec.level is SignalLevel.REQUEST else ""
+            place = (event.tenant, event.user, event.name, target)
+            if place not in latest or latest[place].order < signal.order:
+                latest[place] = signal
+        for place in sorted(latest):
+            signal = latest[place]
+            yield signal, declared[signal.event.name]
+
+    def _evidence(self, turns: Sequence[Turn]) -> list[str]:
+        following = dict(zip(self.turns, list(self.turns)[1:], strict=False))
+        found = [following.get(turn.request_id, "") for turn in turns]
+        return found if any(found) else []
+
+
+def refusal(
+    event: FeedbackReceived, declared: Mapping[str, SignalSpec], tenant: str
+) -> LeftOutReason | None:
+    """Return why a signal cannot count on a tenant's requests, or None if it can."""
+    spec = declared.get(event.name)
+    if spec is None:
+        return LeftOutReason.UNDECLARED
+    if event.is_trusted or (spec.sender is Sender.TENANT and event.tenant == tenant):
+        return None
+    return LeftOutReason.NOT_ALLOWED
