@@ -87,7 +87,9 @@ def test_a_declaration_that_makes_no_sense_is_refused():
     with pytest.raises(msgspec.ValidationError, match=r"signals\.a: declared twice"):
         msgspec.convert(twice, JoinConfig)
     late = '[[signals]]\nname = "slow"\nmaturity_s = 1e9\n'
-    with pytest.raises(msgspec.ValidationError, match=r"signals\.slow\.maturity_s: expected less than"):
+    with pytest.raises(
+        msgspec.ValidationError, match=r"signals\.slow\.maturity_s: expected less than"
+    ):
         msgspec.convert(msgspec.toml.decode(late), JoinConfig)
     for wrong in ('name = "A B"', 'name = "a"\nkind = "vibes"', 'name = "a"\nweigth = 1'):
         with pytest.raises(msgspec.ValidationError):
