@@ -2,12 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 VLLM_VENV := .venv-vllm
+CLIENTS := .venv-clients
 BIN := $(VENV)/bin
 CONFIG ?= infra/configs/quickstart.toml
 SEED ?= 0
 FUZZ_SECONDS ?= 600
 
-.PHONY: run test test-slow fuzz lint style types tidy pytest setup vm-qemu vllm-env doctor clean help
+.PHONY: run test test-slow fuzz lint style types tidy pytest setup vm-qemu vllm-env clients-env test-clients doctor clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -61,6 +62,25 @@ $(VLLM_VENV)/.installed: pyproject.toml
 	@$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
+clients-env: $(CLIENTS)/.installed  ## Other people's clients, each in an environment of its own (1.3 GB)
+
+test-clients: $(VENV)/.installed $(CLIENTS)/.installed  ## Every case of every client: a table
+	$(BIN)/python -m pytest -m slow tests/clients -rA --timeout 900
+
+# Coding agents come from npm, where it is at hand; without them their tests are skipped.
+$(CLIENTS)/.installed: $(wildcard tests/clients/environments/*)
+	@for name in sdk litellm mini; do \
+	  echo "[clients-env] $$name"; \
+	  test -x $(CLIENTS)/$$name/bin/python || $(PYTHON) -m venv $(CLIENTS)/$$name || exit 1; \
+	  $(CLIENTS)/$$name/bin/python -m pip install --quiet --disable-pip-version-check \
+	    -r tests/clients/environments/$$name.txt || exit 1; \
+	done
+	@if command -v npm >/dev/null; then mkdir -p $(CLIENTS)/npm; \
+	  cp tests/clients/environments/package.json $(CLIENTS)/npm/; \
+	  npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/npm; \
+	else echo "[clients-env] no npm: Codex and Claude Code are left out"; fi
+	@touch $@
+
 .cache/apt.done: infra/apt-packages.txt infra/install-apt.sh
 	@sh infra/install-apt.sh infra/apt-packages.txt
 	@mkdir -p .cache && touch $@
@@ -78,4 +98,4 @@ doctor: $(VENV)/.installed  ## What is there, what is missing, how to get it
 	$(BIN)/penstock doctor
 
 clean:  ## Remove what was built here (not the shared VM cache)
-	rm -rf $(VENV) $(VLLM_VENV) .cache build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(CLIENTS) .cache build dist .pytest_cache .ruff_cache .hypothesis
