@@ -26,9 +26,10 @@ from .checkpoint import CONTEXT_TOKENS
 
 KEY, SLOW_KEY = "psk-clients", "psk-slow"
 REPLY_TOKENS = 1024
-_STORE_KEYS = (
-    KeySpec(key_id="clients", key_hash=hash_key(KEY), training_consent=True, tpm_limit=100_000_000),
-    KeySpec(key_id="slow", key_hash=hash_key(SLOW_KEY), rpm_limit=2),
+_CONSENT = {"storage_consent": True, "training_consent": True}
+_KEYS = (
+    KeySpec(key_id="clients", key_hash=hash_key(KEY), tpm_limit=100_000_000, **_CONSENT),
+    KeySpec(key_id="slow", key_hash=hash_key(SLOW_KEY), rpm_limit=2, **_CONSENT),
 )
 
 
@@ -60,7 +61,7 @@ async def serving(model: Path, folder: Path) -> AsyncIterator[Service]:
             port=0, context_tokens_max=CONTEXT_TOKENS, reply_tokens_max=REPLY_TOKENS
         )
         chat = open_chat("renderers:qwen3", tokenizer)
-        gateway = Gateway(config, chat, _STORE_KEYS, on_listening=urls.put_nowait)
+        gateway = Gateway(config, chat, _KEYS, secret=bytes(32), on_listening=urls.put_nowait)
         generator = Generator(engine, [Purpose.LIVE], "local", "local")
         async with asyncio.TaskGroup() as group:
             for actor in (generator, gateway):
