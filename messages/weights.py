@@ -109,10 +109,12 @@ class WeightsApplied(Event, frozen=True, kw_only=True):
     """Fetch, decode and verify, while generation continues."""
     pause_ms: float
     """Pause of generation."""
+    applied_at: float = 0.0
+    """Unix seconds."""
 
     def key(self) -> str:
-        """One per replica and version and start of the replica (it may apply a version again)."""
-        return f"{self.region}.{self.replica}.{self.policy_version}"
+        """One per replica, version and time: a replica may go back to a version."""
+        return f"{self.region}.{self.replica}.{self.policy_version}.{round(self.applied_at * 1e3)}"
 
 
 class TileRef(msgspec.Struct, frozen=True, array_like=True):

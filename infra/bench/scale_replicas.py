@@ -52,23 +52,23 @@ POLICY = PolicyConfig(
 _Site = tuple[Context, ReplicaTable, list[TorchEngine]]
 
 
-async def measure_prefix_reuse() -> dict[str, Any]:
+async def measure_prefix_reuse(num_groups: int = NUM_GROUPS) -> dict[str, Any]:
     """Run the same sessions against one replica and against four."""
-    found = {count: await _cached_share(count) for count in NUM_REPLICAS}
+    found = {count: await _cached_share(count, num_groups) for count in NUM_REPLICAS}
     one, several = (found[count] for count in NUM_REPLICAS)
     return {
-        "sessions": NUM_GROUPS * GROUP_SIZE,
+        "sessions": num_groups * GROUP_SIZE,
         "cached_share_1_replica": round(one, 4),
         "cached_share_4_replicas": round(several, 4),
         "prefix_reuse_4_replicas": round(several / one, 4),
     }
 
 
-async def _cached_share(num_replicas: int) -> float:
+async def _cached_share(num_replicas: int, num_groups: int) -> float:
     """Return the share of all prompt tokens that were in a cache."""
     async with _site(num_replicas) as (ctx, replicas, engines):
         room = asyncio.Semaphore(NUM_SESSIONS_OPEN)
-        prompts = _prompts()
+        prompts = _prompts(num_groups)
         async with asyncio.TaskGroup() as group:
             for number, prompt in enumerate(prompts):
                 group.create_task(_session(ctx, replicas, room, f"s{number}", prompt))
@@ -77,7 +77,7 @@ async def _cached_share(num_replicas: int) -> float:
     return cached / (cached + sum(one.num_prefill_tokens for one in metrics))
 
 
-def _prompts() -> list[list[int]]:
+def _prompts(num_groups: int) -> list[list[int]]:
     """Return each session's prompt: all share the system's, each group a task's."""
     dice = random.Random("prompts")
 
@@ -85,7 +85,7 @@ def _prompts() -> list[list[int]]:
         return [dice.randrange(POLICY.vocab_size) for _ in range(count)]
 
     system = draw(SYSTEM_TOKENS)
-    tasks = [system + draw(TASK_TOKENS) for _ in range(NUM_GROUPS)]
+    tasks = [system + draw(TASK_TOKENS) for _ in range(num_groups)]
     return [task for task in tasks for _ in range(GROUP_SIZE)]
 
 

@@ -170,7 +170,9 @@ class Receiver(Actor):
         stage_ms = (ctx.monotonic() - began) * 1e3
         async with ctx.waiting("engine", reason, deadline_s=_SWAP_DEADLINE_S):
             pause_ms = await self._swap(ctx)
-        applied = self._applied(num_bytes=num_read, stage_ms=stage_ms, pause_ms=pause_ms)
+        applied = self._applied(
+            ctx, num_bytes=num_read, stage_ms=stage_ms, pause_ms=pause_ms
+        )
         self._version = self._weights.version
         self._weights.clear_changes()
         self._show_mismatches(ctx)
@@ -211,7 +213,7 @@ class Receiver(Actor):
                 return pause_ms
             self._num_mismatches += 1
         self._show_mismatches(ctx)
-        await ctx.publish(self._applied(digest_matches=False))
+        await ctx.publish(self._applied(ctx, digest_matches=False))
         raise QuarantinedError(
             f"replica {self._region}/{self._replica}: the engine's digest at version"
             f" {self._weights.version} is not {self._weights.manifest.target_root_digest}"
@@ -235,6 +237,7 @@ class Receiver(Actor):
 
     def _applied(
         self,
+        ctx: Context,
         *,
         digest_matches: bool = True,
         num_bytes: int = 0,
@@ -251,4 +254,5 @@ class Receiver(Actor):
             num_bytes=num_bytes,
             stage_ms=stage_ms,
             pause_ms=pause_ms,
+            applied_at=ctx.now(),
         )

@@ -268,10 +268,10 @@ class Chaos(World):
     async def is_settled(self) -> bool:
         """Return whether every engine is at the head and its receiver has said so."""
         bus, head = self.bus(), self.manifests[-1]
+        events = [d.event async for d in bus.follow([WeightsApplied], stop_at_end=True)]
+        applied = {(f"{event.region}-{event.replica}", event.root_digest) for event in events}
         for name, engine in self.engines.items():
-            key = f"{name.replace('-', '.')}.{head.policy_version}"
-            applied = await bus.last(WeightsApplied, key)
-            if applied is None or applied.event.root_digest != head.target_root_digest:
+            if (name, head.target_root_digest) not in applied:
                 return False
             if not self.converged(engine):
                 return False
