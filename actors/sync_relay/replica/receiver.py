@@ -170,9 +170,7 @@ class Receiver(Actor):
         stage_ms = (ctx.monotonic() - began) * 1e3
         async with ctx.waiting("engine", reason, deadline_s=_SWAP_DEADLINE_S):
             pause_ms = await self._swap(ctx)
-        applied = self._applied(
-            ctx, num_bytes=num_read, stage_ms=stage_ms, pause_ms=pause_ms
-        )
+        applied = self._applied(ctx, num_bytes=num_read, stage_ms=stage_ms, pause_ms=pause_ms)
         self._version = self._weights.version
         self._weights.clear_changes()
         self._show_mismatches(ctx)
