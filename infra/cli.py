@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands)
+    _add_serve(commands)
     actor = _add(commands, "actor", "run.process:actor_command", "run actors of a run")
     actor.add_argument("roles", nargs="+", metavar="ROLE[:REGION]", help="actors of this process")
     actor.add_argument("--run", required=True, help="id or path of the run")
@@ -94,6 +95,20 @@ def _add_run(commands: Commands) -> None:
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
                      help="override one key, e.g. trainer.steps_max=10")  # fmt: skip
     run.add_argument("--no-replay", action="store_true", help="skip the replay at the end")
+
+
+def _add_serve(commands: Commands) -> None:
+    text = "serve a run's policy, or a model's folder, to users, without end"
+    serve = _add(commands, "serve", "serve.command:serve", text)
+    text = "id or path of a run (default: the newest), or a folder in Hugging Face's layout"
+    serve.add_argument("target", nargs="?", default="latest", metavar="RUN|CHECKPOINT", help=text)
+    text = "train on what users say: feedback join and trainer run as well"
+    serve.add_argument("--learn", action="store_true", help=text)
+    text = "of a checkpoint: TOML file of the new run (default: infra/configs/serve.toml)"
+    serve.add_argument("--config", type=Path, help=text)
+    serve.add_argument("--run-id", help="of a checkpoint: id of the new run")
+    serve.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
+                       help="override one key, e.g. serve.epoch_samples=64")  # fmt: skip
 
 
 def _add_channel(commands: Commands) -> None:

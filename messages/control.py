@@ -34,15 +34,17 @@ class RunFinished(Event, frozen=True, kw_only=True):
     """Whether the run was given up: the reason says what it cannot get past."""
 
     def key(self) -> str:
-        """One per run."""
-        return "finished"
+        """One per run; one per step where a service on it is given up."""
+        return f"failed.{self.step}" if self.is_failure else "finished"
 
 
 class RunOpened(Event, frozen=True, kw_only=True):
-    """Launcher -> actors on other hosts: it is up."""
+    """Launcher -> everyone: it is up."""
 
     stream: ClassVar[Stream] = Stream.CONTROL
     incarnation: str
+    is_service: bool = False
+    """Whether it serves without end, instead of training up to a last step."""
 
     def key(self) -> str:
         """One per start of a launcher."""

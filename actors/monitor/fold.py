@@ -19,6 +19,7 @@ from penstock.messages.control import (
     ItemQuarantined,
     MessageRejected,
     RunFinished,
+    RunOpened,
     RunStarted,
 )
 from penstock.messages.feedback import (
@@ -62,6 +63,7 @@ class RunFold:
         self._handlers: dict[type[Event], Callable[[Any, float], None]] = {
             RunStarted: self._run_started,
             RunFinished: self._run_finished,
+            RunOpened: self._run_opened,
             MessageRejected: self._message_rejected,
             ItemCharged: self._item_charged,
             ItemQuarantined: self._item_quarantined,
@@ -112,7 +114,8 @@ class RunFold:
         state.sandbox.gauges = self._actors.gauges("sandbox")
         is_over = state.run.phase == "finished"
         since = self._moved_at or state.run.started_at or now
-        quiet_s = 0.0 if is_over else max(0.0, now - since)
+        may_be_quiet = is_over or state.run.phase == "serving"
+        quiet_s = 0.0 if may_be_quiet else max(0.0, now - since)
         state.stall = self._actors.explain(now, quiet_s, is_over=is_over)
         if not is_over:
             state.stall = weight_backpressure(state) or state.stall
@@ -128,6 +131,12 @@ class RunFold:
         self._state.run.finish_reason = event.reason
         self._state.run.is_given_up = event.is_failure
         self._state.run.finished_at = at
+
+    def _run_opened(self, event: RunOpened, at: float) -> None:
+        if event.is_service:
+            self._state.run.phase = "serving"
+        elif self._state.run.phase == "serving":
+            self._state.run.phase = "finished" if self._state.run.finished_at else "rl"
 
     def _message_rejected(self, event: MessageRejected, at: float) -> None:
         self._state.run.num_rejected += 1

@@ -54,7 +54,7 @@ class LearningViews:
 
     def _midtrain_completed(self, event: MidtrainCompleted, at: float) -> None:
         view = self._state.midtrain
-        if self._state.run.phase != "finished":
+        if self._state.run.phase not in {"finished", "serving"}:
             self._state.run.phase = "rl"
         self._state.run.rl_started_at = at
         view.num_tokens = event.num_tokens

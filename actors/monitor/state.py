@@ -17,7 +17,7 @@ class RunView(msgspec.Struct, kw_only=True):
     run_id: str = ""
     seed: int = 0
     phase: str = "starting"
-    """starting, midtrain, rl, finished."""
+    """starting, midtrain, rl, finished; serving: by `penstock serve`, whatever came before."""
     started_at: float = 0.0
     """Unix seconds; 0 before the run began."""
     rl_started_at: float = 0.0

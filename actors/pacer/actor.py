@@ -20,7 +20,7 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.envs.tasks.storage import load_tasks
 from penstock.messages.base import Event
-from penstock.messages.control import ItemQuarantined, RunFinished
+from penstock.messages.control import ItemQuarantined, RunFinished, RunOpened
 from penstock.messages.generation import ReplicaReported
 from penstock.messages.reward import EvalCompleted, EvalRequested
 from penstock.messages.task import (
@@ -59,6 +59,7 @@ class Pacer(Actor):
         EvalCompleted,
         ItemQuarantined,
         RunFinished,
+        RunOpened,
     )
 
     def __init__(self, config: PacerConfig) -> None:
@@ -131,6 +132,12 @@ class Pacer(Actor):
         """Grant no group of a task whose rollouts end process after process."""
         task = self._quarantine.add(event)
         return () if task is None else (task,)
+
+    async def on_run_opened(self, event: RunOpened, ctx: Context) -> Effects:
+        """Grant again where a service goes on with simulated tasks."""
+        if event.is_service:
+            self._budget = self._budget.opened()
+        return self._grant(ctx)
 
     async def on_run_finished(self, event: RunFinished, ctx: Context) -> Effects:
         """Grant no more."""

@@ -89,3 +89,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     def closed(self) -> "Budget":
         """Return the budget of a run that trains no more."""
         return msgspec.structs.replace(self, is_closed=True)
+
+    def opened(self) -> "Budget":
+        """Return the budget of a run that goes on as a service."""
+        return msgspec.structs.replace(self, is_closed=False)

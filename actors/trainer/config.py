@@ -20,6 +20,8 @@ ESTIMATORS = ("dr_grpo", "grpo", "rloo")
 CORRECTIONS = ("none", "token_tis", "sequence_tis", "icepop", "sequence_mis", "geometric")
 LOSSES = ("policy_gradient", "ppo_clip")
 SCHEDULES = ("wsd", "cosine")
+DECAYED_RATE = 0.1
+"""Learning rate after its decay, as a share of what it was before."""
 STALENESS_POLICIES = ("pace", "drop")
 
 

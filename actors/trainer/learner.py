@@ -16,7 +16,7 @@ from penstock.actors.policy.checkpoint import (
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.weights import find_weights
 from penstock.actors.policy.model import Policy
-from penstock.actors.trainer.config import OptimizerConfig
+from penstock.actors.trainer.config import DECAYED_RATE, OptimizerConfig
 from penstock.kernels.digest import root_digest
 from penstock.messages.errors import CorruptDataError, PenstockError
 
@@ -166,8 +166,9 @@ def rate(config: OptimizerConfig, step: int, steps_max: int) -> float:
     """Return the learning rate's factor at step 1 .. `steps_max`."""
     warmup = min(1.0, step / max(config.warmup_steps, 1))
     num_decaying = max(config.decay_fraction * steps_max, 1e-9)
-    left = (steps_max - step) / num_decaying
-    return warmup * (0.1 + 0.9 * min(1.0, max(0.0, left)) if config.decay_fraction else 1.0)
+    left = min(1.0, max(0.0, (steps_max - step) / num_decaying))
+    decayed = DECAYED_RATE + (1 - DECAYED_RATE) * left
+    return warmup * (decayed if config.decay_fraction else 1.0)
 
 
 def _moment_name(parameter_name: str, moment: str) -> str:

@@ -50,7 +50,7 @@ const empty = (content) => html("div", "empty", content);
 function drawHeader() {
   const { run, stall } = state;
   document.getElementById("run-id").textContent = run.run_id ?? "";
-  document.getElementById("phase").textContent = { starting: "starting", midtrain: "mid-training", rl: "reinforcement learning", finished: "finished" }[run.phase] ?? "no run";
+  document.getElementById("phase").textContent = { starting: "starting", midtrain: "mid-training", rl: "reinforcement learning", serving: "serving", finished: "finished" }[run.phase] ?? "no run";
   document.getElementById("elapsed").textContent = run.started_at ? `${duration(run.now - run.started_at)} · seed ${run.seed}` : "";
   document.title = run.run_id ? `Penstock · ${run.run_id}` : "Penstock";
   const banner = document.getElementById("stall");

@@ -33,7 +33,12 @@ ANSWER_S = 3.0
 READ_S = 10.0
 PERIOD_S = 1.0
 NUM_LOG_LINES = 8
-_PHASES = {"starting": "starting", "midtrain": "mid-training", "rl": "reinforcement learning"}
+_PHASES = {
+    "starting": "starting",
+    "midtrain": "mid-training",
+    "rl": "reinforcement learning",
+    "serving": "serving",
+}
 
 
 async def status_command(arguments: argparse.Namespace) -> int:

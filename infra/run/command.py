@@ -5,9 +5,8 @@ import asyncio
 import contextlib
 import os
 import re
-import signal
 import time
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,13 @@ from penstock.infra.models.claim import fill_shape, open_model
 from penstock.infra.quickstart.sample_users import run_sample_users
 from penstock.infra.run.closing import close_run
 from penstock.infra.run.config import RunConfig
-from penstock.infra.run.config_file import apply_overrides, load_config, parse_config, read_toml
+from penstock.infra.run.config_file import (
+    Table,
+    apply_overrides,
+    load_config,
+    parse_config,
+    read_toml,
+)
 from penstock.infra.run.hosts import (
     check_apart,
     check_new,
@@ -33,6 +38,7 @@ from penstock.infra.run.hosts import (
     join_run,
     with_whole_paths,
 )
+from penstock.infra.run.interruption import INTERRUPTED, before, interruption
 from penstock.infra.run.launcher import Processes, event_server
 from penstock.infra.run.liveness import until_silent
 from penstock.infra.run.prepare import prepare
@@ -44,7 +50,6 @@ from penstock.messages.control import RunClosed, RunOpened, RunStarted
 from penstock.messages.errors import BusError, ConfigError, DeadlineError
 
 UNSOUND = 1
-INTERRUPTED = 130
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """A run's id is a folder and a token of its subjects."""
 
@@ -64,12 +69,36 @@ def _create(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
     overrides = list(arguments.overrides)
     if arguments.seed is not None:
         overrides.append(f"run.seed={arguments.seed}")
-    data = with_whole_paths(apply_overrides(read_toml(arguments.config), overrides))
+    data = apply_overrides(read_toml(arguments.config), overrides)
+    config = parse_new(data, str(arguments.config))
+    check_outside(config, _names(config, arguments.processes))
+    return new_folder(data, config, arguments), config
+
+
+def parse_new(data: Table, source: str) -> RunConfig:
+    """Complete and check the tables of a new run; its model's files must be there, too.
+
+    Raises:
+        ConfigError: Something in them is wrong.
+        ModelFormatError: The checkpoint cannot be computed.
+
+    """
+    data |= with_whole_paths(data)
     fill_shape(data)
-    config = parse_config(data, str(arguments.config))
+    config = parse_config(data, source)
     if config.model.checkpoint:
         open_model(config.model, config.policy)
-    _check_outside(config, _names(config, arguments.processes))
+    return config
+
+
+def new_folder(data: Table, config: RunConfig, arguments: argparse.Namespace) -> RunDir:
+    """Make the folder of a new run, `--run-id` below `--runs-dir`, with its configuration.
+
+    Raises:
+        ConfigError: The id is none.
+        FileExistsError: There is such a run.
+
+    """
     run_id = arguments.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-s{config.run.seed}"
     if not RUN_ID.fullmatch(run_id):
         raise ConfigError(f"--run-id: expected letters, digits, '_' and '-', got {run_id!r}")
@@ -79,7 +108,7 @@ def _create(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
     if config.bus.servers:
         asyncio.run(check_new(open_access(config.bus), run_id))
     write_atomic(run_dir.config, tomli_w.dumps(data).encode())
-    return run_dir, config
+    return run_dir
 
 
 def _resume(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
@@ -89,7 +118,7 @@ def _resume(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
         joining = join_run(arguments.resume, arguments.runs_dir, arguments.config)
         run_dir = asyncio.run(joining)
     config = load_config(run_dir.config)
-    _check_outside(config, _names(config, arguments.processes))
+    check_outside(config, _names(config, arguments.processes))
     return run_dir, config
 
 
@@ -115,7 +144,7 @@ def _names(config: RunConfig, given: str | None) -> list[str]:
     return names
 
 
-def _check_outside(config: RunConfig, names: Sequence[str]) -> None:
+def check_outside(config: RunConfig, names: Sequence[str]) -> None:
     """Check that machines boot here and that all stores serve us, before anything starts.
 
     Raises:
@@ -137,7 +166,7 @@ async def _run(
     progress.say(f"run {run_dir.run_id} in {run_dir.path}")
     started = time.time()
     create_key(run_dir.gateway_key, key_id="local", has_consent=True)
-    with _interruption() as interrupted:
+    with interruption() as interrupted:
         async with event_server(run_dir, config) as bus:
             complete = await _work(run_dir, config, names, bus, progress, interrupted)
             if complete:
@@ -161,10 +190,10 @@ async def _work(  # noqa: PLR0913, PLR0917 - all of a run
 ) -> bool:
     """Return True once the run is complete, False when a signal stopped it."""
     await check_log(bus)
-    if not await _before(interrupted, prepare(config, run_dir.store(), progress.say)):
+    if not await before(interrupted, prepare(config, run_dir.store(), progress.say)):
         return False
     incarnation = f"{time.time_ns():x}-{os.getpid():x}"
-    await bus.publish([await _run_started(run_dir, config), RunOpened(incarnation=incarnation)])
+    await bus.publish([await run_started(run_dir, config), RunOpened(incarnation=incarnation)])
     processes = Processes(run_dir, config, names)
     is_complete = False
     try:
@@ -179,39 +208,6 @@ async def _work(  # noqa: PLR0913, PLR0917 - all of a run
         await processes.stop()
         if len(names) < len(config.processes):
             await until_silent(bus)
-
-
-async def _before(interrupted: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Await the work; False if an interruption came first."""
-    working, waiting = asyncio.create_task(work), asyncio.create_task(interrupted.wait())
-    await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    if not working.done():
-        working.cancel()
-        return False
-    working.result()
-    return True
-
-
-@contextlib.contextmanager
-def _interruption() -> Generator[asyncio.Event]:
-    """Yield an event that the first Ctrl-C or SIGTERM sets; the second ends the process at once."""
-    loop = asyncio.get_running_loop()
-    interrupted = asyncio.Event()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-
-    def interrupt() -> None:
-        if interrupted.is_set():
-            os._exit(INTERRUPTED)  # Every child asked to die with its parent.
-        interrupted.set()
-
-    for number in numbers:
-        loop.add_signal_handler(number, interrupt)
-    try:
-        yield interrupted
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 async def _until_complete(  # noqa: PLR0913, PLR0917 - all of a run
@@ -252,7 +248,8 @@ async def _until_complete(  # noqa: PLR0913, PLR0917 - all of a run
             await asyncio.gather(*[*tasks, users], return_exceptions=True)
 
 
-async def _run_started(run_dir: RunDir, config: RunConfig) -> RunStarted:
+async def run_started(run_dir: RunDir, config: RunConfig) -> RunStarted:
+    """Return the first event of a run's log, which tells what it is."""
     model = await stored_model(run_dir.store())
     return RunStarted(
         run_id=run_dir.run_id,

@@ -92,6 +92,18 @@ class PoolSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
 
+class ServeSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`penstock serve`: a service on this run, without end."""
+
+    epoch_samples: PositiveInt = 32
+    """With `--learn`, a version is made of so many samples of users,"""
+    epoch_s_max: PositiveFloat = 14_400.0
+    """or when the first of them has waited for so long."""
+    simulates: bool = False
+    """With `--learn`, whether simulated tasks go on beside users: then versions are cut as in the
+    run, by groups."""
+
+
 class UsersSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sample users who send real requests and feedback to the gateway during the run."""
 
@@ -123,6 +135,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     gateway: GatewayConfig = GatewayConfig()
     feedback_join: JoinConfig = JoinConfig()
     users: UsersSection = UsersSection()
+    serve: ServeSection = ServeSection()
 
     @property
     def versions_pinned(self) -> set[int]:

@@ -54,6 +54,8 @@ KILL_S = 10.0
 """Longest time that the kernel may take to end a killed process."""
 SPACE_CHECK_S = 1.0
 COLLECT_S = 3600.0
+PAUSE_S = 30.0
+"""Before a service starts a process again that has used up its restarts."""
 
 
 class RestartBudgetError(PenstockError, RuntimeError):
@@ -88,8 +90,20 @@ class RestartBudget:
 class Processes:
     """The run's actor processes, restarted as the policy says."""
 
-    def __init__(self, run: RunDir, config: RunConfig, names: Collection[str]) -> None:
-        """Args: `names` are the entries of `[processes]` that run here."""
+    def __init__(
+        self, run: RunDir, config: RunConfig, names: Collection[str], *, gives_up: bool = True
+    ) -> None:
+        """Prepare; nothing runs yet.
+
+        Args:
+            run: The run's folder.
+            config: Of its processes.
+            names: The entries of `[processes]` that run here.
+            gives_up: Whether a process that dies too often is the run's end; else it is started
+                again after a pause, and the others go on.
+
+        """
+        self._gives_up = gives_up
         self._run = run
         self._specs = {name: config.processes[name] for name in names}
         self._budget = RestartBudget(
@@ -163,12 +177,22 @@ class Processes:
             check_space(self._run.path)
             self._num_deaths[name] += 1
             death, judgement = await self._judge(name, code, bus)
-            if death.cause is DeathCause.STUCK:
-                raise RunStuckError(death.words)
-            if judgement.counts and not self._budget.allows_restart(time.monotonic()):
-                raise RestartBudgetError(f"{death.words}; it has used up its restarts")
-            sys.stderr.write(f"[run] {death.words}; restarting it\n")
+            failure = self._failure(death, judgement)
+            if failure is not None and self._gives_up:
+                raise failure
+            pause = "" if failure is None else f" in {PAUSE_S:g} s"
+            sys.stderr.write(f"[run] {death.words}; restarting it{pause}\n")
             await self._publish_death(bus, name, process.pid, death.words)
+            if failure is not None:
+                await asyncio.sleep(PAUSE_S)
+
+    def _failure(self, death: Death, judgement: Judgement) -> PenstockError | None:
+        """Return why a process that died is not simply started again."""
+        if death.cause is DeathCause.STUCK:
+            return RunStuckError(death.words)
+        if judgement.counts and not self._budget.allows_restart(time.monotonic()):
+            return RestartBudgetError(f"{death.words}; it has used up its restarts")
+        return None
 
     async def _judge(self, name: str, code: int, bus: NatsBus) -> tuple[Death, Judgement]:
         """Return a death and what follows from it; charges are published."""
@@ -251,7 +275,9 @@ class Processes:
 
 
 @contextlib.asynccontextmanager
-async def event_server(run: RunDir, config: RunConfig) -> AsyncGenerator[NatsBus]:
+async def event_server(
+    run: RunDir, config: RunConfig, *, is_service: bool = False
+) -> AsyncGenerator[NatsBus]:
     """Yield a provisioned bus: on the servers that `[bus]` names, or on an embedded server."""
     async with contextlib.AsyncExitStack() as stack:
         if access := run.access():
@@ -261,12 +287,12 @@ async def event_server(run: RunDir, config: RunConfig) -> AsyncGenerator[NatsBus
             await bus.provision()
             for durable, types in work_queues(config).items():
                 await bus.provision_work(durable, types, ack_wait_s=ACK_WAIT_S)
-            run.write_state("")
+            run.write_state("", is_service=is_service)
         else:
             url, places = await stack.enter_async_context(_own_server(run, config))
             bus = await stack.enter_async_context(connect(run, url, "launcher"))
             await bus.provision()
-            run.write_state(url, places)
+            run.write_state(url, places, is_service=is_service)
         yield bus
 
 

@@ -105,7 +105,7 @@ def actor_command(arguments: argparse.Namespace) -> int:
     else:
         run = asyncio.run(join_run(arguments.run, arguments.runs_dir, file, wait_s=START_S_MAX))
         check_remote(run, arguments.roles)
-    config = load_config(run.config)
+    config = load_config(run.config_in_use)
     where = run.access() or _embedded(run, arguments.roles)
     in_progress = InProgress(Path(arguments.in_progress) if arguments.in_progress else None)
     is_apart = file is not None

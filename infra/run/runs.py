@@ -3,6 +3,7 @@
 ```
 runs/<run_id>/
   config.toml   as given, overrides applied    gateway_key   bearer key of the gateway, 0600
+  service.toml  what `penstock serve` makes of config.toml, while it serves
   state.json    embedded server, launcher pid  summary.json  closing figures
   events/       nats-server's own store        report.html   the live page, frozen
   objects/      claim checks: weights, checkpoints, tasks, tokenizer
@@ -80,6 +81,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Regions behind a link."""
     format: int = 1
     """Format version of the folder; 0.1.0 recorded none."""
+    is_service: bool = False
+    """Whether `penstock serve` runs it, by `service.toml`."""
 
     def place(self, specs: Iterable[str]) -> RegionPlace:
         """Return where a process of these roles (`role` or `role:region`) belongs."""
@@ -93,6 +96,7 @@ class RunDir:
         self.path = path
         self.run_id = path.name
         self.config = path / "config.toml"
+        self.service = path / "service.toml"
         self.state = path / "state.json"
         self.events = path / "events"
         self.objects = path / "objects"
@@ -156,7 +160,19 @@ class RunDir:
             return None
         return state if _is_alive(state.pid) else None
 
-    def write_state(self, url: str, regions: dict[str, RegionPlace] | None = None) -> None:
+    @property
+    def config_in_use(self) -> Path:
+        """The configuration of the processes of a run that is up."""
+        state = self.read_state()
+        return self.service if state is not None and state.is_service else self.config
+
+    def write_state(
+        self,
+        url: str,
+        regions: dict[str, RegionPlace] | None = None,
+        *,
+        is_service: bool = False,
+    ) -> None:
         """Write `state.json` for other processes of this user, with the servers' token."""
         state = RunState(
             run_id=self.run_id,
@@ -165,6 +181,7 @@ class RunDir:
             started_at=time.time(),
             regions=regions or {},
             format=FORMAT,
+            is_service=is_service,
         )
         write_atomic(self.state, msgspec.json.encode(state), mode=0o600)
 

@@ -1,0 +1,159 @@
+"""`penstock serve`: from a run, or a model's folder, to a service that answers users until stopped.
+
+A run goes on in its own folder and log: its versions continue, and `penstock replay` covers both
+parts. A folder in Hugging Face's layout becomes version 0 of a new run.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomli_w
+
+from penstock.actors.monitor.log_lines import describe
+from penstock.actors.runtime.files import write_atomic
+from penstock.gateway.keys import create_key
+from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.run.command import check_outside, new_folder, parse_new, run_started
+from penstock.infra.run.config import RunConfig
+from penstock.infra.run.config_file import apply_overrides, parse_config, read_toml
+from penstock.infra.run.interruption import before, interruption
+from penstock.infra.run.launcher import Processes, event_server
+from penstock.infra.run.prepare import prepare
+from penstock.infra.run.progress import TYPES, Progress
+from penstock.infra.run.runs import RunDir, check_log, check_space, find_run
+from penstock.infra.serve.settings import service_config, service_tables
+from penstock.messages.control import RunClosed, RunOpened
+from penstock.messages.errors import BusError, ConfigError, DeadlineError
+from penstock.messages.weights import WeightsPublished
+
+CHECKPOINT_CONFIG = Path(__file__).parents[1] / "configs" / "serve.toml"
+POLL_S = 0.05
+FIRST_VERSION_S_MAX = 3600.0
+"""Longest wait for version 0 of a model's folder."""
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Serve until Ctrl-C or SIGTERM; 0 after an orderly end."""
+    run_dir, run = _target(arguments)
+    config = service_config(run, learns=arguments.learn)
+    check_outside(config, list(config.processes))
+    with run_dir.lock():
+        check_space(run_dir.path)
+        write_atomic(run_dir.service, tomli_w.dumps(service_tables(config)).encode())
+        asyncio.run(_serve(run_dir, config))
+    return 0
+
+
+def _target(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
+    """Return the run to serve and its configuration; a model's folder becomes a new run."""
+    folder = Path(arguments.target).expanduser()
+    if not (folder / "config.json").is_file() or (folder / "config.toml").exists():
+        for option in ("config", "run_id"):
+            if getattr(arguments, option) is not None:
+                text = "expected it with the folder of a model"
+                raise ConfigError(f"--{option.replace('_', '-')}: {text}, got a run")
+        run_dir = find_run(arguments.target, arguments.runs_dir)
+        data = apply_overrides(read_toml(run_dir.config), arguments.overrides)
+        return run_dir, parse_config(data, str(run_dir.config))
+    file = arguments.config or CHECKPOINT_CONFIG
+    overrides = [*arguments.overrides, f'model.checkpoint="{folder.resolve()}"']
+    data: dict[str, Any] = apply_overrides(read_toml(file), overrides)
+    config = parse_new(data, str(file))
+    service_config(config, learns=arguments.learn)
+    return new_folder(data, config, arguments), config
+
+
+async def _serve(run_dir: RunDir, config: RunConfig) -> None:
+    progress = Progress()
+    progress.say(f"service on run {run_dir.run_id} in {run_dir.path}")
+    create_key(run_dir.gateway_key, key_id="local", has_consent=True)
+    for url in run_dir.path.glob("gateway_url*"):
+        url.unlink()
+    with interruption() as interrupted:
+        async with event_server(run_dir, config, is_service=True) as bus:
+            await check_log(bus)
+            if not await before(interrupted, prepare(config, run_dir.store(), progress.say)):
+                return
+            incarnation = f"{time.time_ns():x}-{os.getpid():x}"
+            opened = RunOpened(incarnation=incarnation, is_service=True)
+            await bus.publish([await run_started(run_dir, config), opened])
+            try:
+                if await before(interrupted, _make_first_version(run_dir, config, bus, progress)):
+                    await before(interrupted, _keep_up(run_dir, config, bus, progress))
+            finally:
+                with contextlib.suppress(BusError, DeadlineError):
+                    await bus.publish([RunClosed(incarnation=incarnation, is_complete=False)])
+    progress.say(f"stopped; go on with: penstock serve {run_dir.run_id}")
+
+
+async def _keep_up(run_dir: RunDir, config: RunConfig, bus: NatsBus, progress: Progress) -> None:
+    """Run the service's processes until cancelled; then let open requests end, and stop them."""
+    processes = Processes(run_dir, config, list(config.processes), gives_up=False)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(processes.watch(bus), name="watch")
+            group.create_task(_tell(bus, progress), name="progress")
+            group.create_task(_say_where(run_dir, progress), name="gateways")
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    finally:
+        progress.say("stopping: open requests may end (Ctrl-C again: at once)")
+        await processes.stop()
+
+
+async def _make_first_version(
+    run_dir: RunDir, config: RunConfig, bus: NatsBus, progress: Progress
+) -> None:
+    """Have a trainer make version 0 of a new run, where the service has none of its own.
+
+    Raises:
+        DeadlineError: It took too long.
+
+    """
+    specs = [spec for specs in config.processes.values() for spec in specs]
+    if "trainer" in specs or await bus.last(WeightsPublished) is not None:
+        return
+    progress.say("making version 0")
+    maker = msgspec.structs.replace(config, processes={"trainer": ["trainer"]})
+    processes = Processes(run_dir, maker, ["trainer"])
+    watching = asyncio.create_task(processes.watch(bus), name="watch")
+    published = asyncio.create_task(anext(bus.follow([WeightsPublished])), name="version 0")
+    tasks: set[asyncio.Task[Any]] = {watching, published}
+    try:
+        done, _ = await asyncio.wait(
+            tasks, timeout=FIRST_VERSION_S_MAX, return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in done:
+            task.result()
+        if not done:
+            raise DeadlineError(f"run {run_dir.run_id}: no version 0; see {run_dir.logs}")
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await processes.stop()
+
+
+async def _tell(bus: NatsBus, progress: Progress) -> None:
+    """Say what happens from now on."""
+    since = time.time()
+    async for delivery in bus.follow(TYPES):
+        if delivery.stored_at >= since and (line := describe(delivery.event, since)):
+            progress.say(line.text)
+
+
+async def _say_where(run_dir: RunDir, progress: Progress) -> None:
+    """Say where gateways listen, once each is up."""
+    said: dict[Path, str] = {}
+    while True:
+        for file in run_dir.path.glob("gateway_url*"):
+            if (url := file.read_text()) != said.get(file):
+                said[file] = url
+                progress.say(f"answers at {url}/v1, with the key in {run_dir.gateway_key}")
+        await asyncio.sleep(POLL_S if not said else 1.0)

@@ -1,0 +1,96 @@
+"""What `penstock serve` makes of a run's configuration."""
+
+import msgspec
+import pytest
+import tomli_w
+
+from penstock.infra import cli
+from penstock.infra.run.config import RegionSection
+from penstock.infra.run.config_file import load_config, parse_config, read_toml
+from penstock.infra.serve.command import CHECKPOINT_CONFIG
+from penstock.infra.serve.settings import STEPS_MAX, service_config, service_tables
+from penstock.messages.errors import ConfigError
+from penstock.messages.task import Purpose
+
+QUICKSTART = CHECKPOINT_CONFIG.with_name("quickstart.toml")
+
+
+def roles(config):
+    return sorted(spec for specs in config.processes.values() for spec in specs)
+
+
+@pytest.fixture
+def run():
+    return load_config(QUICKSTART)
+
+
+def test_without_learning_it_answers_and_nothing_else(run):
+    config = service_config(run, learns=False)
+    assert roles(config) == ["gateway", "generator:east", "monitor", "relay:east"]
+
+
+def test_learning_adds_the_join_and_the_trainer_and_no_tasks(run):
+    config = service_config(run, learns=True)
+    more = {"feedback_join", "trainer"}
+    assert set(roles(config)) == {"gateway", "generator:east", "monitor", "relay:east"} | more
+    assert config.trainer.steps_max == config.pacer.steps_max == STEPS_MAX
+    assert config.trainer.epoch is not None
+    assert config.trainer.epoch.num_samples == run.serve.epoch_samples
+    assert config.users.num_requests == 0
+
+
+def test_it_goes_on_at_the_learning_rate_that_the_run_ended_with(run):
+    optimizer = service_config(run, learns=True).trainer.optimizer
+    assert run.trainer.optimizer.decay_fraction > 0
+    assert optimizer.learning_rate == pytest.approx(run.trainer.optimizer.learning_rate / 10)
+    assert optimizer.decay_fraction == 0.0
+
+
+def test_simulated_tasks_are_optional_beside_users(run):
+    serve = msgspec.structs.replace(run.serve, simulates=True)
+    config = service_config(msgspec.structs.replace(run, serve=serve), learns=True)
+    assert roles(config) == roles(run) and config.trainer.epoch is None
+
+
+def test_an_epoch_may_be_larger_than_a_run_s_live_part(run):
+    serve = msgspec.structs.replace(run.serve, epoch_samples=500)
+    config = service_config(msgspec.structs.replace(run, serve=serve), learns=True)
+    assert config.trainer.live.num_samples_max == 500
+
+
+def test_what_is_missing_is_added_but_for_somebody_who_answers(run):
+    bare = {name: specs for name, specs in run.processes.items() if name != "front"}
+    config = service_config(msgspec.structs.replace(run, processes=bare), learns=False)
+    assert "gateway" in roles(config)
+    regions = [
+        RegionSection(name="west", serves=[Purpose.TRAIN, Purpose.EVAL]),
+        RegionSection(name="far", serves=[Purpose.LIVE]),
+    ]
+    nobody = msgspec.structs.replace(run, processes={"a": ["generator:west"]}, regions=regions)
+    with pytest.raises(ConfigError, match="a generator of a region that serves live"):
+        service_config(nobody, learns=False)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_its_file_holds_all_of_it(run, learns, tmp_path):
+    config = service_config(run, learns=learns)
+    file = tmp_path / "service.toml"
+    file.write_text(tomli_w.dumps(service_tables(config)))
+    assert load_config(file) == config
+
+
+def test_the_configuration_for_a_model_s_folder_is_valid():
+    data = {
+        **read_toml(CHECKPOINT_CONFIG),
+        "model": {},
+        "policy": {"max_position_embeddings": 65_536},
+    }
+    assert roles(service_config(parse_config(data, "serve.toml"), learns=True))
+
+
+def test_options_of_a_checkpoint_are_refused_with_a_run(tmp_path, capsys):
+    words = ["--runs-dir", str(tmp_path), "serve", "r1"]
+    assert cli.main([*words, "--run-id", "x"]) == 2
+    assert "--run-id: expected it with the folder of a model" in capsys.readouterr().err
+    assert cli.main(words) == 2
+    assert "run 'r1': not found" in capsys.readouterr().err
