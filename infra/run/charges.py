@@ -25,6 +25,7 @@ import msgspec
 
 from penstock.actors.runtime.in_progress import UNNAMED, NotedItem
 from penstock.messages.control import CHARGES_MAX, ItemCharged, ItemQuarantined
+from penstock.messages.errors import PenstockError
 
 NEIGHBOR_S = 2.0
 """Deaths of other processes within this time before or after one make it the host's."""
@@ -166,3 +167,32 @@ def describe_death(process: str, code: int, cause: DeathCause, log: object) -> s
     how = f"by signal {-code}" if code < 0 else f"with code {code}"
     why = " (from outside)" if cause is DeathCause.KILLED else ""
     return f"process {process} ended {how}{why}; see {log}"
+
+
+class RestartBudgetError(PenstockError, RuntimeError):
+    """A process died more often than the restart budget allows; the text names its log."""
+
+
+class RunStuckError(PenstockError, RuntimeError):
+    """A process cannot get past an event that it must not leave out; the text names its log."""
+
+
+class RestartBudget:
+    """Restart intensity and period: at most `intensity` failures within `period_s` are restarted.
+
+    The unit of failure is an operating-system process: actors that need each other (a generator
+    and its receiver share one engine) share a process, and an actor that fails takes its process
+    down. Source: Erlang/OTP, Supervision Principles.
+    """
+
+    def __init__(self, *, intensity: int, period_s: float) -> None:
+        self._intensity = intensity
+        self._period_s = period_s
+        self._failures: deque[float] = deque()
+
+    def allows_restart(self, now: float) -> bool:
+        """Count one failure at `now` seconds; return whether its process is restarted."""
+        self._failures.append(now)
+        while self._failures[0] < now - self._period_s:
+            self._failures.popleft()
+        return len(self._failures) <= self._intensity

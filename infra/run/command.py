@@ -31,6 +31,7 @@ from penstock.infra.run.config_file import (
     parse_config,
     read_toml,
 )
+from penstock.infra.run.disk import check_space, remove_needless
 from penstock.infra.run.hosts import (
     check_apart,
     check_new,
@@ -44,7 +45,7 @@ from penstock.infra.run.liveness import until_silent
 from penstock.infra.run.prepare import prepare
 from penstock.infra.run.progress import Progress
 from penstock.infra.run.replay import environment_versions
-from penstock.infra.run.runs import RunDir, check_log, check_space, find_run, remove_needless
+from penstock.infra.run.runs import RunDir, check_log, find_run
 from penstock.messages.base import FORMAT
 from penstock.messages.control import RunClosed, RunOpened, RunStarted
 from penstock.messages.errors import BusError, ConfigError, DeadlineError

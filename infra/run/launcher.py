@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from asyncio.subprocess import Process
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncGenerator, Collection
 from functools import partial
 from pathlib import Path
@@ -32,14 +32,18 @@ from penstock.infra.run.charges import (
     Death,
     DeathCause,
     Judgement,
+    RestartBudget,
+    RestartBudgetError,
+    RunStuckError,
     cause_of,
     describe_death,
 )
 from penstock.infra.run.config import RunConfig
+from penstock.infra.run.disk import check_space
 from penstock.infra.run.liveness import LAUNCHER, answer_as_launcher, check_alone
 from penstock.infra.run.orphans import adopt_orphans, die_with_parent, end_orphans, reap_ended
 from penstock.infra.run.roles import work_queues
-from penstock.infra.run.runs import RunDir, check_space, connect
+from penstock.infra.run.runs import RunDir, connect
 from penstock.messages.control import ActorFailed, ItemCharged
 from penstock.messages.errors import (
     BusError,
@@ -56,35 +60,6 @@ SPACE_CHECK_S = 1.0
 COLLECT_S = 3600.0
 PAUSE_S = 30.0
 """Before a service starts a process again that has used up its restarts."""
-
-
-class RestartBudgetError(PenstockError, RuntimeError):
-    """A process died more often than the restart budget allows; the text names its log."""
-
-
-class RunStuckError(PenstockError, RuntimeError):
-    """A process cannot get past an event that it must not leave out; the text names its log."""
-
-
-class RestartBudget:
-    """Restart intensity and period: at most `intensity` failures within `period_s` are restarted.
-
-    The unit of failure is an operating-system process: actors that need each other (a generator
-    and its receiver share one engine) share a process, and an actor that fails takes its process
-    down. Source: Erlang/OTP, Supervision Principles.
-    """
-
-    def __init__(self, *, intensity: int, period_s: float) -> None:
-        self._intensity = intensity
-        self._period_s = period_s
-        self._failures: deque[float] = deque()
-
-    def allows_restart(self, now: float) -> bool:
-        """Count one failure at `now` seconds; return whether its process is restarted."""
-        self._failures.append(now)
-        while self._failures[0] < now - self._period_s:
-            self._failures.popleft()
-        return len(self._failures) <= self._intensity
 
 
 class Processes:

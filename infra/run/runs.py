@@ -17,7 +17,6 @@ runs/<run_id>/
 import contextlib
 import fcntl
 import os
-import shutil
 import time
 from collections.abc import AsyncGenerator, Generator, Iterable
 from pathlib import Path
@@ -43,29 +42,8 @@ from penstock.messages.errors import (
     ConfigError,
     CorruptDataError,
     NotFoundError,
-    PenstockError,
 )
 from penstock.messages.reading.parsing import parse_json
-
-DISK_FREE_MIB_MIN = 32
-"""Below this a run stops in order, before a write fails halfway."""
-
-
-class DiskFullError(PenstockError, OSError):
-    """The run's file system has no room left; the text names the folder."""
-
-
-def remove_needless(run_dir: "RunDir", elsewhere: str) -> None:
-    """Remove what a complete run no longer needs: saved machines and handed-over weights.
-
-    Args:
-        run_dir: the run's.
-        elsewhere: `sandbox.checkpoints`, where hosts save if it is given.
-
-    """
-    machines = Path(elsewhere) / run_dir.run_id if elsewhere else run_dir.machines
-    for folder in (machines, run_dir.handover):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,19 +290,6 @@ async def _check_held(bus: NatsBus, access: Access) -> None:
         started = None
     if started is None:
         raise NotFoundError(f"run {bus.run_id}: {access.place} has no log of it")
-
-
-def check_space(folder: Path) -> None:
-    """Check the free space of a run's file system.
-
-    Raises:
-        DiskFullError: Too little is left.
-
-    """
-    free_mib = shutil.disk_usage(folder).free >> 20
-    if free_mib < DISK_FREE_MIB_MIN:
-        text = f"{folder}: {free_mib} MiB free of the {DISK_FREE_MIB_MIN} MiB that a run keeps free"
-        raise DiskFullError(f"{text}; free space, then: penstock run --resume {folder.name}")
 
 
 def _is_alive(pid: int) -> bool:

@@ -22,11 +22,12 @@ from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.run.command import check_outside, new_folder, parse_new, run_started
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import apply_overrides, parse_config, read_toml
+from penstock.infra.run.disk import check_space
 from penstock.infra.run.interruption import before, interruption
 from penstock.infra.run.launcher import Processes, event_server
 from penstock.infra.run.prepare import prepare
 from penstock.infra.run.progress import TYPES, Progress
-from penstock.infra.run.runs import RunDir, check_log, check_space, find_run
+from penstock.infra.run.runs import RunDir, check_log, find_run
 from penstock.infra.serve.settings import service_config, service_tables
 from penstock.messages.control import RunClosed, RunOpened
 from penstock.messages.errors import BusError, ConfigError, DeadlineError

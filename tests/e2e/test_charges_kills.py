@@ -20,10 +20,10 @@ from tests.contract.bus.bus_world import task
 
 from penstock.actors.runtime.in_progress import NotedItem, read_in_progress
 from penstock.infra.bus.jetstream.bus import NatsBus
-from penstock.infra.run.charges import NEIGHBOR_S
+from penstock.infra.run.charges import NEIGHBOR_S, RestartBudgetError
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import parse_config
-from penstock.infra.run.launcher import Processes, RestartBudgetError, event_server
+from penstock.infra.run.launcher import Processes, event_server
 from penstock.infra.run.orphans import die_with_parent
 from penstock.infra.run.runs import RunDir
 from penstock.messages.base import Event

@@ -1,6 +1,6 @@
 """Restart intensity and period, as in OTP."""
 
-from penstock.infra.run.launcher import RestartBudget
+from penstock.infra.run.charges import RestartBudget
 
 
 def test_more_failures_than_the_intensity_within_the_period_are_not_restarted():
