@@ -6,11 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from penstock.infra.agent.arguments import add_agent
+
 
 def add_sandbox_commands(commands: Any) -> None:
     """Register the commands of tasks and of the agent harness."""
     _add_tasks(commands)
-    _add_agent(commands)
+    add_agent(commands)
     _add_fidelity(commands)
 
 
@@ -102,53 +104,6 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
-
-
-def _add_agent(commands: Any) -> None:
-    agent = commands.add_parser(
-        "agent",
-        help="let a model work on a checkout, with the harness of training",
-        allow_abbrev=False,
-    )
-    agent.set_defaults(command="commands.agent:run")
-    agent.add_argument("instruction", help="the task, in words")
-    agent.add_argument(
-        "--repo", type=Path, default=Path(), help="the checkout (default: the current folder)"
-    )
-    agent.add_argument(
-        "--run", default="latest", help="run whose gateway serves the model (default: %(default)s)"
-    )
-    agent.add_argument(
-        "--url",
-        default="",
-        help="chat-completions endpoint to use instead, up to and including /v1",
-    )
-    agent.add_argument(
-        "--key-file",
-        type=Path,
-        help="file with the bearer key of that endpoint (default: $PENSTOCK_AGENT_KEY)",
-    )
-    agent.add_argument("--model", default="policy", help="name of the model (default: %(default)s)")
-    agent.add_argument("--turns", type=int, default=30, help="maximum turns (default: %(default)s)")
-    agent.add_argument(
-        "--tool-s",
-        type=float,
-        default=60.0,
-        help="maximum seconds per tool call (default: %(default)s)",
-    )
-    agent.add_argument(
-        "--output-bytes",
-        type=int,
-        default=16_384,
-        help="maximum bytes per observation (default: %(default)s)",
-    )
-    agent.add_argument(
-        "--embeddings", default="", metavar="URL", help="embeddings endpoint, for semantic search"
-    )
-    agent.add_argument(
-        "--embeddings-model", default="policy", help="name of its model (default: %(default)s)"
-    )
-    agent.add_argument("--json", action="store_true", help="the last line is one JSON object")
 
 
 def _add_fidelity(commands: Any) -> None:

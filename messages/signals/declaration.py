@@ -129,6 +129,8 @@ DEFAULT_SIGNALS: tuple[SignalSpec, ...] = (
     SignalSpec(
         name="keep_rate_7d", kind=_FRACTION, level=_SESSION, maturity_s=168 * _HOUR_S, weight=2.0
     ),
+    SignalSpec(name="diff_kept", kind=_FRACTION, level=_SESSION),
+    SignalSpec(name="agent_finished", level=_SESSION, weight=0.0),
     SignalSpec(name="undo", direction=_DOWN),
     SignalSpec(name="retry", direction=_DOWN, weight=0.5),
     SignalSpec(name="dissatisfied_followup", direction=_DOWN),

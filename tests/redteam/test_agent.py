@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 from penstock.envs.sandbox import BackendUnavailable, SandboxError
+from penstock.infra.agent.checkout import CheckoutBackend, open_checkout
 from penstock.infra.cli import main
-from penstock.infra.commands.checkout import CheckoutBackend, open_checkout
 from penstock.infra.commands.output import printable
 from penstock.messages.errors import NotFoundError
 

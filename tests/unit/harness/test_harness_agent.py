@@ -8,13 +8,9 @@ from aiohttp.test_utils import TestServer
 
 from penstock.envs.harness.session import Session
 from penstock.envs.sandbox import BackendUnavailable, SandboxError
-from penstock.infra.commands.agent import (
-    AgentError,
-    Model,
-    to_call,
-    work,
-)
-from penstock.infra.commands.checkout import CheckoutBackend, open_checkout
+from penstock.infra.agent.checkout import CheckoutBackend, open_checkout
+from penstock.infra.agent.loop import quoted, to_call, work
+from penstock.infra.agent.model import AgentError, Model
 from penstock.messages.errors import NotFoundError
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Limits
@@ -49,7 +45,7 @@ async def on_checkout(folder, replies, turns=8):
     server = await served(replies, seen)
     try:
         async with open_checkout(folder, print) as sandbox, asyncio.timeout(50):
-            model = Model(str(server.make_url("/v1")), "k", "policy")
+            model = Model(str(server.make_url("/v1")), "k", "policy", "2")
             session = Session("2", sandbox, LIMITS)
             report = await work(model, session, "Mend it", turns, lambda text: None)
     except (BackendUnavailable, SandboxError) as missing:
@@ -89,11 +85,15 @@ async def test_a_refusing_endpoint_is_named():
     server = await served([503], [])
     try:
         with pytest.raises(AgentError, match="status 503: refused"):
-            await Model(str(server.make_url("/v1")), "", "m").reply([])
+            await Model(str(server.make_url("/v1")), "", "m", "1").reply([])
     finally:
         await server.close()
     with pytest.raises(AgentError, match=r"127\.0\.0\.1"):
-        await Model("http://127.0.0.1:9/v1", "", "m").reply([])
+        await Model("http://127.0.0.1:9/v1", "", "m", "1").reply([])
+
+
+def test_no_line_of_a_result_passes_for_one_of_ours():
+    assert quoted("x\n> 'finish' ''\ny") == "  x\n  > 'finish' ''\n  y"
 
 
 def test_values_that_are_no_text_are_written_as_json():
