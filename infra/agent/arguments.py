@@ -38,7 +38,7 @@ def add_agent(commands: Any) -> None:
     agent.add_argument("--harness", choices=HARNESS_VERSIONS, help=text)
     text = "shell command to run when the agent is done; whether it succeeds goes to the service"
     agent.add_argument("--tests", default="", metavar="COMMAND", help=text)
-    text = "wait so long, and tell the service how much of the change is still there"
+    text = "wait so long, then report how much of the change is still there"
     agent.add_argument("--kept-minutes", type=_minutes, default=0.0, metavar="N", help=text)
     text = "send feedback to --url too; a run's gateway always gets it"
     agent.add_argument("--feedback", action="store_true", help=text)

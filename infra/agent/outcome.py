@@ -31,7 +31,7 @@ async def run_tests(sandbox: Sandbox, command: str, seconds_max: float) -> bool:
 
 
 async def report_outcome(model: Model, report: AgentReport) -> None:
-    """Tell the service how the work ended, and of its tests."""
+    """Report how the work ended, and its tests."""
     signals = {"agent_finished": float(report.end is End.FINISHED)}
     if report.tests_passed is not None:
         signals["tests_passed"] = float(report.tests_passed)
@@ -71,7 +71,7 @@ class Watch:
     async def report_kept(
         self, model: Model, report: AgentReport, minutes: float, sleep: Sleep = asyncio.sleep
     ) -> None:
-        """Wait, measure, and tell the service."""
+        """Wait, measure, and report."""
         if not self._after:
             return
         self._say(f"in {minutes:g} minutes: how much of the change is kept (Ctrl-C: no matter)")
