@@ -116,6 +116,7 @@ class Gateway(Actor):
         assert self._runner is not None
         async with asyncio.timeout(self._config.drain_s_max + 5.0):
             await self._runner.cleanup()
+        self._started().planner.close()
         return ()
 
     def _started(self) -> Services:

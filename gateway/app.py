@@ -6,13 +6,14 @@ from functools import partial
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from penstock.gateway.chat.completions import chat_completions
 from penstock.gateway.errors import ApiError, error_response
+from penstock.gateway.exchange.serve import serve
 from penstock.gateway.feedback import delete_feedback, patch_feedback, post_feedback
 from penstock.gateway.health import healthz, metrics, models, readyz
 from penstock.gateway.identity import random_id
 from penstock.gateway.page.live_page import live_page
 from penstock.gateway.page.monitor_feed import MonitorFeed, monitor_events, monitor_state
+from penstock.gateway.routes.chat import read_chat
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, Services
 from penstock.messages.errors import PenstockError
 
@@ -27,7 +28,7 @@ def build_app(services: Services) -> web.Application:
     )
     app.add_routes(
         [
-            web.post("/v1/chat/completions", partial(chat_completions, services)),
+            web.post("/v1/chat/completions", partial(serve, services, read_chat)),
             web.get("/v1/models", partial(models, services)),
             web.post("/v1/feedback", partial(post_feedback, services)),
             web.patch("/v1/feedback/{feedback_id}", partial(patch_feedback, services)),
@@ -46,18 +47,18 @@ def build_app(services: Services) -> web.Application:
 def _outer(services: Services) -> Middleware:
     @web.middleware
     async def outer(request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Name the request, turn errors into OpenAI's format, count."""
+        """Name the request, turn errors into the route's form, count."""
         request[REQUEST_ID] = random_id("chatcmpl")
         try:
             response = await handler(request)
         except ConnectionResetError:
             response = web.Response(status=499)
         except (ApiError, PenstockError, web.HTTPException, web.RequestPayloadError) as error:
-            response = error_response(_as_api_error(error))
+            response = error_response(_as_api_error(error), request.path)
         except Exception:  # The top of a request: its failure is this user's alone.
             log.exception("%s failed", request[REQUEST_ID])
             error = ApiError(500, "internal_error", "the gateway failed on this request")
-            response = error_response(error)
+            response = error_response(error, request.path)
         if not response.prepared:
             response.headers.update(request.get(EXTRA_HEADERS, {}))
             response.headers["x-request-id"] = request[REQUEST_ID]

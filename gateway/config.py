@@ -37,6 +37,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Longest chat request, retries included."""
     idle_s_max: PositiveFloat = 30.0
     """Longest silence of a generator before another is tried."""
+    body_s_max: PositiveFloat = 30.0
+    """Longest that a client may take to send a body."""
     write_s_max: PositiveFloat = 30.0
     """Longest that a client may take to read one chunk."""
     record_s_max: PositiveFloat = 10.0

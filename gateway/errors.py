@@ -1,9 +1,24 @@
-"""Errors in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors in the form of the route that was asked.
+
+OpenAI's is `{"error": {"message", "type", "param", "code"}}`, Anthropic's `{"type": "error",
+"error": {"type", "message"}}`.
+"""
 
 import msgspec
 from aiohttp import web
 
 from penstock.messages.errors import PenstockError
+
+ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class ApiError(PenstockError, ValueError):
@@ -43,31 +58,35 @@ def invalid(message: str, param: str | None) -> ApiError:
     return ApiError(400, "invalid_value", message, param)
 
 
-def error_body(error: ApiError) -> bytes:
-    """Return the JSON of an error, as a response body or an event of a stream."""
+def error_body(error: ApiError, path: str = "") -> bytes:
+    """Return the JSON of an error in the form of a path's clients."""
+    if path.startswith(ANTHROPIC_PATH):
+        text = f"{error.param}: {error.message}" if error.param else error.message
+        fields = {"type": _anthropic_type(error.status), "message": text}
+        return msgspec.json.encode({"type": "error", "error": fields})
     fields = {
         "message": error.message,
-        "type": _type_of(error.status),
+        "type": _openai_type(error.status),
         "param": error.param,
         "code": error.code,
     }
     return msgspec.json.encode({"error": fields})
 
 
-def error_response(error: ApiError) -> web.Response:
-    """Return the HTTP response of an error."""
+def error_response(error: ApiError, path: str) -> web.Response:
+    """Return the HTTP response of an error, in the form of the path's clients."""
     headers: dict[str, str] = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after_s + 0.5)))
     return web.Response(
         status=error.status,
-        body=error_body(error),
+        body=error_body(error, path),
         content_type="application/json",
         headers=headers,
     )
 
 
-def _type_of(status: int) -> str:
+def _openai_type(status: int) -> str:
     if status == 401:
         return "authentication_error"
     if status == 403:
@@ -75,3 +94,9 @@ def _type_of(status: int) -> str:
     if status == 429:
         return "rate_limit_error"
     return "invalid_request_error" if status < 500 else "server_error"
+
+
+def _anthropic_type(status: int) -> str:
+    if status in _ANTHROPIC_TYPES:
+        return _ANTHROPIC_TYPES[status]
+    return "invalid_request_error" if status < 500 else "api_error"

@@ -5,10 +5,10 @@ import math
 import msgspec
 from aiohttp import web
 
-from penstock.gateway.chat.schema import decode_body
 from penstock.gateway.errors import ApiError, invalid
 from penstock.gateway.identity import random_id
 from penstock.gateway.keys import KeySpec
+from penstock.gateway.routes.body import decode_body
 from penstock.gateway.services import Services
 from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted, feedback_key
 from penstock.messages.streams import check_token

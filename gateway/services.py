@@ -13,9 +13,9 @@ from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.runtime.context import Context
 from penstock.gateway.arms import Arms
-from penstock.gateway.chat.prompt import ReplyMemory
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
+from penstock.gateway.exchange.plan import Planner
 from penstock.gateway.identity import Pseudonyms
 from penstock.gateway.keys import KeyRing, KeySpec
 from penstock.gateway.limits import RateLimiter
@@ -152,7 +152,7 @@ class Services:
         self.pseudonyms = pseudonyms
         self.limiter = RateLimiter()
         self.metrics = GatewayMetrics()
-        self.memory = ReplyMemory()
+        self.planner = Planner(config, chat_format)
         self.index = RequestIndex()
         self.replicas = ReplicaTable()
         self.arms = Arms(config.channel)
@@ -195,7 +195,10 @@ class Services:
             ApiError: 401.
 
         """
-        key = self.keys.find(request.headers.get("Authorization", ""))
+        given = request.headers.get("Authorization", "")
+        if not given and (secret := request.headers.get("x-api-key", "")):
+            given = f"Bearer {secret}"  # As Anthropic's clients send it.
+        key = self.keys.find(given)
         if key is None:
             text = "expected the header 'Authorization: Bearer <key>' with a key of this gateway"
             raise ApiError(401, "invalid_api_key", text)

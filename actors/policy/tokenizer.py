@@ -73,6 +73,11 @@ class Tokenizer:
         """Number of token ids, special tokens included: the largest id and one."""
         return len(self._bytes)
 
+    @property
+    def token_bytes_max(self) -> int:
+        """Bytes of the longest token: a text of N bytes has at least N / token_bytes_max tokens."""
+        return max(map(len, self._bytes))
+
     def encode(self, text: str | bytes) -> list[int]:
         """Encode to plain tokens, never special ones."""
         if isinstance(text, bytes):

@@ -35,7 +35,7 @@ from penstock.envs.python_source import parse_python
 from penstock.envs.tasks.dockerfile import start_files
 from penstock.envs.tasks.harbor import EXPECTED_FILE, write_harbor
 from penstock.envs.tasks.harbor_read import read_harbor
-from penstock.gateway.chat.schema import parse_chat
+from penstock.gateway.routes.chat import read_chat
 from penstock.infra.bus.claims import CLAIM_HEADER, Claims
 from penstock.infra.commands.log_file import read_entries
 from penstock.infra.commands.log_lines import plain_map
@@ -321,5 +321,5 @@ TARGETS: dict[str, Target] = {
     "git-head": Target(
         _head, lambda: [b"ref: refs/heads/main\0" + b"0" * 40 + b" refs/heads/main"]
     ),
-    "chat": Target(parse_chat, lambda: [CHAT]),
+    "chat": Target(read_chat, lambda: [CHAT]),
 }

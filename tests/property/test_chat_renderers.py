@@ -22,8 +22,8 @@ from penstock.actors.policy.chat.open import open_chat
 from penstock.actors.policy.chat.renderers import RenderersChat
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
 from penstock.envs.harness.versions import functions_of
-from penstock.gateway.chat.reply import CallDelta, ReplyAssembler, TextDelta
-from penstock.gateway.chat.schema import Tool, ToolFunction
+from penstock.gateway.conversation import CallDelta, TextDelta
+from penstock.gateway.exchange.reply import ReplyAssembler
 from penstock.messages.errors import ConfigError
 from penstock.messages.rollout import ToolCall
 
@@ -175,7 +175,7 @@ def test_a_reply_shows_neither_reasoning_nor_the_markup_of_calls():
     call = ToolCall(name="grep", arguments={"pattern": "x"})
     thought = [special("<think>"), *encode("\nhm\n"), special("</think>"), *encode("\n\nLook: ")]
     ids = chat().render_turn("", [call], TOOLS)
-    tools = {"grep": Tool(type="function", function=ToolFunction(name="grep"))}
+    tools = {"grep"}
     ids = thought + ids[ids.index(special("<tool_call>")) :]
     for cut in range(len(ids)):
         reply = ReplyAssembler(chat(), tools, (), TOOLS)

@@ -9,14 +9,11 @@ from penstock.actors.policy import special_tokens
 from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.chat.format import OfferedTools
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
-from penstock.gateway.chat.reply import CallDelta, ReplyAssembler, TextDelta
-from penstock.gateway.chat.schema import Tool, ToolFunction
+from penstock.gateway.conversation import CallDelta, TextDelta
+from penstock.gateway.exchange.reply import ReplyAssembler
 from penstock.messages.rollout import ToolCall
 
-TOOLS = {
-    name: Tool(type="function", function=ToolFunction(name=name))
-    for name in ("edit_file", "my_tool")
-}
+TOOLS = ("edit_file", "my_tool")
 
 
 @cache
@@ -32,7 +29,7 @@ def chat() -> PenstockChat:
 texts = st.text(max_size=12)
 calls = st.builds(
     ToolCall,
-    name=st.sampled_from(sorted(TOOLS)),
+    name=st.sampled_from(TOOLS),
     arguments=st.dictionaries(st.sampled_from(["path", "old", "mode"]), texts, max_size=3),
 )
 
@@ -72,11 +69,10 @@ def test_any_ids_give_the_same_reply_in_any_chunks(data, numbers):
 @given(texts, calls)
 def test_calls_of_tools_that_were_not_offered_are_shown_as_text(text, call):
     ids = chat().render_turn(text, [call])
-    reply, _ = assembled(ids, [], tools={})
+    reply, _ = assembled(ids, [], tools=())
     assert reply.calls == []
     assert reply.text == tokenizer().decode(ids[:-1])
-    others = {"other": TOOLS["my_tool"]}
-    reply, _ = assembled(ids, [], tools=others)
+    reply, _ = assembled(ids, [], tools=["other"])
     assert (reply.text, reply.calls) == (tokenizer().decode(ids[:-1]), [])
 
 

@@ -42,8 +42,17 @@ async def test_bad_requests_name_their_field(site, http):
         (GOOD | {"max_tokens": 10**6, "messages": GOOD["messages"] * 400}, "messages"),
         (GOOD | {"temperature": -1}, "temperature"),
         (GOOD | {"top_p": 0}, "top_p"),
-        (GOOD | {"n": 2}, "n"),
-        (GOOD | {"wat": 1}, "wat"),
+        (GOOD | {"n": 9}, "n"),
+        (GOOD | {"stop": ["x"] * 17}, "stop"),
+        (GOOD | {"modalities": ["audio"]}, "modalities"),
+        (GOOD | {"response_format": {"type": "json_schema"}}, SCHEMA_PARAM),
+        (GOOD | {"tools": [TOOL] * 2}, "tools[1]"),
+        (GOOD | {"tools": [nested()]}, None),
+        (GOOD | {"tool_choice": "required"}, "tool_choice"),
+        (
+            GOOD | {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "messages[0].content[0].type",
+        ),
         (GOOD | {"top_logprobs": 5}, "top_logprobs"),
         (GOOD | {"tools": [{"type": "function"}]}, "tools[0].function"),
         (GOOD | {"messages": [call_with("not json")]}, CALL_PARAM),
@@ -57,7 +66,18 @@ async def test_bad_requests_name_their_field(site, http):
     assert not site.generator.asked
 
 
+SCHEMA_PARAM = "response_format.json_schema.schema"
+IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
+TOOL = {"type": "function", "function": {"name": "x"}}
 CALL_PARAM = "messages[0].tool_calls[0].function.arguments"
+
+
+def nested() -> dict:
+    """Return a tool whose schema msgspec decodes and recursive code would not."""
+    schema: dict = {}
+    for _ in range(400):
+        schema = {"properties": schema}
+    return {"type": "function", "function": {"name": "x", "parameters": schema}}
 
 
 def call_with(arguments: str) -> dict:

@@ -19,10 +19,10 @@ from penstock.actors.generator.engine import (
 )
 from penstock.actors.generator.sampler import SamplingBatch, sample
 from penstock.actors.generator.torch_engine import TorchEngine
-from penstock.gateway.chat.generation import Generation
-from penstock.gateway.chat.schema import parse_chat
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
+from penstock.gateway.exchange.generation import Generation
+from penstock.gateway.routes.chat import read_chat
 from penstock.messages.control import ItemCharged
 from penstock.messages.errors import RemoteCallError
 from penstock.messages.rpc import RemoteErrorKind
@@ -166,7 +166,7 @@ async def test_a_context_beyond_the_engine_is_refused_with_the_numbers(engine):
 def test_the_gateway_refuses_tiny_values_by_name(field, text):
     body = f'{{"model": "policy", "messages": [{{"role": "user"}}], "{field}": {text}}}'
     with pytest.raises(ApiError) as caught:
-        parse_chat(body.encode())
+        read_chat(body.encode())
     assert caught.value.status == 400
     assert field in str(caught.value) or "out of range" in str(caught.value)
 

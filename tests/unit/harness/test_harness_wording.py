@@ -11,8 +11,8 @@ from penstock.actors.policy.tokenizer import train_tokenizer
 from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
 from penstock.envs.harness.tools_v2 import TOOLS_2
 from penstock.envs.harness.versions import prompt_for, tool_schemas, tools_prompt
-from penstock.gateway.chat.prompt import ReplyMemory, render_context
-from penstock.gateway.chat.schema import ChatRequest
+from penstock.gateway.exchange.prompt import messages_of, told_tools
+from penstock.gateway.routes.chat import read_chat
 from penstock.messages.errors import NotFoundError
 from penstock.messages.task import Split, Task
 
@@ -53,5 +53,5 @@ def test_a_client_with_the_tools_of_training_gets_the_context_of_training(versio
         "messages": [{"role": "user", "content": "Fix f"}],
         "tools": schemas,
     }
-    request = msgspec.convert(body, ChatRequest)
-    assert render_context(request, chat, "s", ReplyMemory()) == trained
+    request = read_chat(msgspec.json.encode(body)).conversation
+    assert chat.render_prompt(messages_of(request), told_tools(request)) == trained

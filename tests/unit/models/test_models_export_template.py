@@ -8,8 +8,8 @@ import pytest
 from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, train_tokenizer
 from penstock.envs.harness.versions import tool_schemas
-from penstock.gateway.chat.prompt import ReplyMemory, render_context
-from penstock.gateway.chat.schema import parse_chat
+from penstock.gateway.exchange.prompt import messages_of, told_tools
+from penstock.gateway.routes.chat import read_chat
 from penstock.infra.export.tokenizer_files import tokenizer_files
 from penstock.infra.stores.memory import MemoryStore
 
@@ -98,7 +98,8 @@ def test_the_template_renders_what_the_gateway_does(ours, theirs, messages, tool
     given = {"tools": tools} if tools else {}
     wire = [as_sent(message) for message in messages]
     body = json.dumps({"model": "m", "messages": wire, **given}).encode()
-    expected = render_context(parse_chat(body), PenstockChat(ours), "s", ReplyMemory())
+    request = read_chat(body).conversation
+    expected = PenstockChat(ours).render_prompt(messages_of(request), told_tools(request))
     found = theirs.apply_chat_template(
         messages, tools=tools or None, add_generation_prompt=True, return_dict=False
     )

@@ -58,6 +58,7 @@ class Generation:
         """Whose replicas were asked last."""
         self.sampled = SampledTokens()
         self.num_attempts = 0
+        self._is_stopped = False
 
     async def stream(
         self, ctx: Context, config: GatewayConfig, replicas: ReplicaTable
@@ -119,6 +120,15 @@ class Generation:
             text = f"a generator failed with this request in progress: {charged.cause}"
             raise ApiError(500, "request_failed", text)
 
+    async def stop(self, ctx: Context) -> None:
+        """End the reply here: the stream gives what the generator has sampled meanwhile, and ends.
+
+        So the record has all of it, with the routes of the whole turn.
+        """
+        if not self._is_stopped and not self._is_complete():
+            await self.abort(ctx)
+        self._is_stopped = True
+
     async def abort(self, ctx: Context) -> None:
         """Report that nobody waits for the rest; where that fails, the rest is waste."""
         if self.sampled.replica and not self._is_complete():
@@ -155,6 +165,8 @@ class Generation:
         )
 
     def _is_complete(self) -> bool:
+        if self._is_stopped:
+            self.sampled.stop_reason = StopReason.STOP
         if len(self.sampled.token_ids) >= self.sampling.num_tokens_max:
             self.sampled.stop_reason = self.sampled.stop_reason or StopReason.LENGTH
         return self.sampled.stop_reason in {StopReason.STOP, StopReason.LENGTH}

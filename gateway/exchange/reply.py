@@ -3,36 +3,19 @@
 ```
  text ──first special token──▶ held ──end of a call──▶ held ... ──stop token──▶ done
    │                    └─ malformed, or a tool that was not offered ─▶ literal
-   └─ content deltas                                                     └─ content deltas
+   └─ content deltas ──stop text──▶ done                                 └─ content deltas
 ```
 A turn that is not well-formed is still shown to the user, as the text it is. What is held until it
 parses is a call, or reasoning, which the chat format leaves out of the content.
 """
 
 import codecs
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-import msgspec
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from penstock.actors.policy.chat.format import ChatFormat, OfferedTools, ParsedTurn
-from penstock.gateway.chat.schema import Tool
+from penstock.gateway.conversation import CallDelta, Delta, TextDelta
+from penstock.gateway.exchange.stops import StopScanner
 from penstock.messages.rollout import ToolCall
-
-
-class TextDelta(msgspec.Struct, frozen=True):
-    """More content."""
-
-    text: str
-
-
-class CallDelta(msgspec.Struct, frozen=True):
-    """One whole call."""
-
-    index: int
-    call: ToolCall
-
-
-Delta = TextDelta | CallDelta
 
 
 class ReplyAssembler:
@@ -41,20 +24,37 @@ class ReplyAssembler:
     def __init__(
         self,
         chat_format: ChatFormat,
-        tools: Mapping[str, Tool],
+        tools: Collection[str],
         context_ids: Sequence[int],
         told: OfferedTools,
+        stops: Sequence[str] = (),
     ) -> None:
+        """Begin a reply.
+
+        Args:
+            chat_format: The policy's.
+            tools: Names of the tools that it may call.
+            context_ids: What it was sampled after.
+            told: What the prompt says of the tools.
+            stops: Texts that end it.
+
+        """
         self._format = chat_format
         self._tools = tools
         self._context_ids = context_ids
         self._told = told
+        self._stops = StopScanner(stops)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._held_ids: list[int] = []
         self._is_literal = False
         self._is_ended = False
         self.text = ""
         self.calls: list[ToolCall] = []
+
+    @property
+    def stop_text(self) -> str:
+        """The stop text that ended it, or the empty string."""
+        return self._stops.found
 
     def push(self, token_ids: Iterable[int]) -> list[Delta]:
         """Take more tokens; return what is now certain."""
@@ -63,10 +63,13 @@ class ReplyAssembler:
     def finish(self) -> list[Delta]:
         """Return what was held back: reasoning, a call that never closed, half a character."""
         held, self._held_ids = self._held_ids, []
-        return _joined([*self._held(held), *self._content([], final=True)])
+        if self.stop_text:
+            return []
+        deltas = [*self._held(held), *self._content([], final=True)]
+        return _joined([*deltas, *self._shown(self._stops.finish())])
 
     def _push_one(self, token_id: int) -> Iterator[Delta]:
-        if self._is_ended:
+        if self._is_ended or self.stop_text:
             return
         special = self._format.tokenizer.special_of(token_id)
         if token_id in self._format.stop_ids:
@@ -88,7 +91,8 @@ class ReplyAssembler:
         )
         if isinstance(turn, ParsedTurn) and all(call.name in self._tools for call in turn.calls):
             yield from self._text(turn.text)
-            for call in turn.calls:
+            for call in () if self.stop_text else turn.calls:
+                yield from self._shown(self._stops.finish())
                 self.calls.append(call)
                 yield CallDelta(len(self.calls) - 1, call)
         else:
@@ -100,6 +104,9 @@ class ReplyAssembler:
         yield from self._text(self._utf8.decode(data, final))
 
     def _text(self, text: str) -> Iterator[Delta]:
+        yield from self._shown(self._stops.push(text))
+
+    def _shown(self, text: str) -> Iterator[Delta]:
         if text:
             self.text += text
             yield TextDelta(text)

@@ -1,0 +1,204 @@
+"""One request from its first token to its record, whatever the route."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterable
+
+from aiohttp import web
+
+from penstock.gateway.conversation import Asked, Opening
+from penstock.gateway.errors import ApiError
+from penstock.gateway.exchange.choice import Choice
+from penstock.gateway.exchange.plan import Plan
+from penstock.gateway.keys import KeySpec
+from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, Services
+from penstock.messages.errors import PenstockError
+
+_NUM_UPDATES_MAX = 16
+_Update = tuple[Choice, list[int]]
+
+
+class Exchange:
+    """One request and its replies."""
+
+    def __init__(
+        self, services: Services, request: web.Request, key: KeySpec, asked: Asked, plan: Plan
+    ) -> None:
+        self._services = services
+        self._request = request
+        self._key = key
+        self._conversation = asked.conversation
+        self._plan = plan
+        self._user = services.pseudonyms.user(key, asked.conversation.user)
+        route = services.arms.route(self._user, services.ctx.now())
+        name = request[REQUEST_ID]
+        self.choices = [
+            Choice(
+                index,
+                f"{name}-{index}" if index else name,
+                asked.conversation,
+                plan,
+                services.chat_format,
+                route,
+            )
+            for index in range(asked.conversation.num_choices)
+        ]
+        now = services.ctx.now()
+        tokenizer = services.chat_format.tokenizer
+        opening = Opening(name, now, asked.conversation, plan.context_ids, tokenizer)
+        self._writer = asked.writer(opening)
+        self._started = services.ctx.monotonic()
+        self._has_token = False
+
+    async def answer(self) -> web.StreamResponse:
+        """Sample, reply and record; what was sampled is recorded however the request ends."""
+        try:
+            if self._conversation.is_streamed:
+                return await self._stream()
+            return await self._whole()
+        finally:
+            self._observe()
+            await asyncio.shield(self._settle())
+
+    async def _whole(self) -> web.Response:
+        try:
+            async with self._deadline(), contextlib.aclosing(self._updates()) as updates:
+                async for choice, ids in updates:
+                    await self._take(choice, ids)
+        except TimeoutError as error:
+            raise _too_late() from error
+        for choice in self.choices:
+            choice.close()
+        await self._record()
+        return web.Response(
+            body=self._writer.whole(self.choices),
+            content_type="application/json",
+            headers=self._headers(),
+        )
+
+    async def _stream(self) -> web.StreamResponse:
+        response: web.StreamResponse | None = None
+        try:
+            async with self._deadline(), contextlib.aclosing(self._updates()) as updates:
+                async for choice, ids in updates:
+                    response = response or await self._open()
+                    await self._send(response, await self._take(choice, ids))
+        except (ApiError, TimeoutError) as error:
+            failure = error if isinstance(error, ApiError) else _too_late()
+            if response is None:
+                raise failure from error
+            return await self._broken(response, failure)
+        response = response or await self._open()
+        for choice in self.choices:
+            await self._send(response, self._writer.deltas(choice, choice.close()))
+        await self._record()
+        await self._send(response, self._writer.end(self.choices))
+        return response
+
+    async def _take(self, choice: Choice, ids: list[int]) -> Iterable[bytes]:
+        """Read new ids; a reply that met one of the client's stop texts is ended."""
+        if not self._has_token:
+            self._has_token = True
+            elapsed = self._services.ctx.monotonic() - self._started
+            self._services.metrics.first_token_s.observe(elapsed)
+        deltas = choice.push(ids)
+        if choice.stop_text:
+            await choice.generation.stop(self._services.ctx)
+        return self._writer.deltas(choice, deltas) if self._conversation.is_streamed else ()
+
+    async def _updates(self) -> AsyncGenerator[_Update, None]:
+        """Yield each choice's ids as they come."""
+        if len(self.choices) == 1:
+            (choice,) = self.choices
+            async with contextlib.aclosing(self._tokens(choice)) as chunks:
+                async for ids in chunks:
+                    yield choice, ids
+            return
+        queue: asyncio.Queue[_Update | None] = asyncio.Queue(_NUM_UPDATES_MAX)
+        tasks = [asyncio.ensure_future(self._feed(choice, queue)) for choice in self.choices]
+        try:
+            num_open = len(tasks)
+            while num_open:
+                update = await queue.get()
+                if update is None:
+                    num_open -= 1
+                else:
+                    yield update
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _feed(self, choice: Choice, queue: asyncio.Queue[_Update | None]) -> None:
+        try:
+            async with contextlib.aclosing(self._tokens(choice)) as chunks:
+                async for ids in chunks:
+                    await queue.put((choice, ids))
+        finally:
+            await queue.put(None)
+
+    def _tokens(self, choice: Choice) -> AsyncGenerator[list[int], None]:
+        services = self._services
+        return choice.generation.stream(services.ctx, services.config, services.replicas)
+
+    def _deadline(self) -> asyncio.Timeout:
+        return asyncio.timeout(self._services.config.request_s_max)
+
+    async def _open(self) -> web.StreamResponse:
+        headers = self._headers() | {"Content-Type": "text/event-stream"}
+        headers |= {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        headers["x-request-id"] = self._request[REQUEST_ID]
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(self._request)
+        await self._send(response, self._writer.begin())
+        return response
+
+    async def _send(self, response: web.StreamResponse, events: Iterable[bytes]) -> None:
+        for event in events:
+            async with asyncio.timeout(self._services.config.write_s_max):
+                await response.write(event)
+
+    async def _broken(self, response: web.StreamResponse, error: ApiError) -> web.StreamResponse:
+        """End a stream that has begun by an error that the client can read."""
+        with contextlib.suppress(OSError, TimeoutError):
+            await self._send(response, self._writer.fail(error))
+        return response
+
+    def _headers(self) -> dict[str, str]:
+        versions = [choice.generation.sampled.min_policy_version for choice in self.choices]
+        extra: dict[str, str] = self._request[EXTRA_HEADERS]
+        return extra | {"x-policy-version": str(min(versions))}
+
+    async def _settle(self) -> None:
+        await self._record()
+        for choice in self.choices:
+            await choice.generation.abort(self._services.ctx)
+
+    async def _record(self) -> None:
+        """Publish each reply's record once; a log that is down does not fail the request."""
+        services = self._services
+        for choice in self.choices:
+            if choice.is_recorded or not choice.token_ids:
+                continue
+            choice.is_recorded = True
+            record = choice.record(self._key, self._user, at=services.ctx.now())
+            services.index.add(record)
+            choice.remember(services.planner.memory)
+            try:
+                async with asyncio.timeout(services.config.record_s_max):
+                    await services.ctx.publish(record)
+            except (PenstockError, TimeoutError):
+                services.metrics.unrecorded.inc()
+
+    def _observe(self) -> None:
+        metrics = self._services.metrics
+        metrics.duration_s.observe(self._services.ctx.monotonic() - self._started)
+        metrics.tokens.labels("prompt").inc(len(self._plan.context_ids))
+        for choice in self.choices:
+            metrics.tokens.labels("sampled").inc(len(choice.token_ids))
+            metrics.retries.inc(max(0, choice.generation.num_attempts - 1))
+
+
+def _too_late() -> ApiError:
+    return ApiError(504, "deadline_exceeded", "the reply did not end in time")

@@ -1,0 +1,197 @@
+"""What is sampled for a conversation: its context and how tokens are drawn.
+
+Length is checked by bytes first, and long prompts are tokenized in threads, one of a key at a
+time: who sends them waits for their own.
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from penstock.actors.policy.chat.format import (
+    ChatFormat,
+    ChatMessage,
+    OfferedTools,
+    UnrenderableError,
+)
+from penstock.gateway.config import GatewayConfig
+from penstock.gateway.conversation import ChoiceMode, LiveRequest
+from penstock.gateway.errors import ApiError, invalid
+from penstock.gateway.exchange.prompt import ReplyMemory, messages_of, remembered, told_tools
+from penstock.messages.task import Sampling
+
+BYTES_PER_TOKEN = 4
+"""What a prompt is charged by that was not tokenized."""
+INLINE_BYTES_MAX = 8 << 10
+"""Longer prompts are tokenized in a thread."""
+NUM_THREADS = 2
+
+
+class Plan(NamedTuple):
+    """One request as the generators get it, but for its choices."""
+
+    session_id: str
+    context_ids: list[int]
+    sampling: Sampling
+    told: OfferedTools
+
+
+class TokenCharge:
+    """What a request costs its key, in tokens, also if it is refused."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+
+
+class Planner:
+    """Makes plans; holds the threads that tokenize."""
+
+    def __init__(self, config: GatewayConfig, chat_format: ChatFormat) -> None:
+        """Start without threads: they come with the first long prompt."""
+        self.memory = ReplyMemory()
+        self._config = config
+        self._format = chat_format
+        longest = chat_format.tokenizer.token_bytes_max
+        self._prompt_bytes_max = config.context_tokens_max * longest
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def close(self) -> None:
+        """Let the threads go; prompts that wait are dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def plan(
+        self,
+        conversation: LiveRequest,
+        *,
+        key_id: str,
+        session_id: str,
+        seed: int,
+        charge: TokenCharge,
+    ) -> Plan:
+        """Return what is to be sampled for a request.
+
+        Args:
+            conversation: The request.
+            key_id: Whose it is: a key's long prompts are tokenized one at a time.
+            session_id: Names the session whose replies are remembered.
+            seed: Of the sampling, where the request names none.
+            charge: Gets the prompt's tokens, or an estimate of those of a prompt that is refused.
+
+        Raises:
+            ApiError: 400, the conversation does not fit the context or the format.
+
+        """
+        told = told_tools(conversation)
+        context = await self._context(conversation, key_id, session_id, told, charge)
+        charge.num_tokens = len(context)
+        room = self._config.context_tokens_max - len(context)
+        if room < 1:
+            raise _too_long(f"resulted in {len(context)} tokens", self._config.context_tokens_max)
+        wanted = conversation.sampling.num_tokens_max or room
+        num_reply = min(wanted, room, self._config.reply_tokens_max)
+        return Plan(session_id, context, self._sampling(conversation, num_reply, seed), told)
+
+    async def _context(
+        self,
+        conversation: LiveRequest,
+        key_id: str,
+        session_id: str,
+        told: OfferedTools,
+        charge: TokenCharge,
+    ) -> list[int]:
+        prompt = conversation.prompt
+        if isinstance(prompt, tuple):
+            return self._checked_ids(prompt)
+        messages = [] if prompt is not None else messages_of(conversation)
+        num_bytes = _num_bytes(messages, told, prompt or "")
+        charge.num_tokens = num_bytes // BYTES_PER_TOKEN
+        if num_bytes > self._prompt_bytes_max:
+            least = num_bytes * self._config.context_tokens_max // self._prompt_bytes_max
+            text = f"resulted in at least {least} tokens"
+            raise _too_long(text, self._config.context_tokens_max)
+        sampled = remembered(messages, session_id, self.memory)
+
+        def render() -> list[int]:
+            if prompt is not None:
+                return self._format.tokenizer.encode(prompt)
+            return self._format.render_prompt(messages, told, sampled)
+
+        try:
+            if num_bytes <= INLINE_BYTES_MAX:
+                return render()
+            lock = self._locks.setdefault(key_id, asyncio.Lock())
+            async with asyncio.timeout(self._config.request_s_max), lock:
+                return await asyncio.get_running_loop().run_in_executor(self._threads, render)
+        except UnrenderableError as error:
+            raise invalid(str(error), "messages") from error
+        except TimeoutError as error:
+            text = "the prompt was not tokenized in time"
+            raise ApiError(503, "overloaded", text, retry_after_s=5.0) from error
+
+    def _checked_ids(self, ids: tuple[int, ...]) -> list[int]:
+        size = self._format.tokenizer.vocab_size
+        for index, token_id in enumerate(ids):
+            if not 0 <= token_id < size:
+                raise invalid(f"expected a token id from 0 to {size - 1}", f"prompt[{index}]")
+        return list(ids)
+
+    def _sampling(self, conversation: LiveRequest, num_reply: int, seed: int) -> Sampling:
+        _refuse_what_is_not_sampled(conversation)
+        wishes = conversation.sampling
+        stops = [] if wishes.ignores_end else list(self._format.stop_ids)
+        stops += wishes.stop_token_ids
+        if not conversation.allows_parallel_calls and conversation.offered:
+            if self._format.call_end_id is None:
+                text = "not supported by this model's chat format; leave it out or give true"
+                raise invalid(text, "parallel_tool_calls")
+            stops.append(self._format.call_end_id)
+        return Sampling(
+            temperature=1.0 if wishes.temperature is None else wishes.temperature,
+            top_p=1.0 if wishes.top_p is None else wishes.top_p,
+            num_tokens_max=num_reply,
+            seed=seed if wishes.seed is None else wishes.seed,
+            stop_token_ids=tuple(stops),
+        )
+
+
+def _refuse_what_is_not_sampled(conversation: LiveRequest) -> None:
+    wishes = conversation.sampling
+    given = {
+        "presence_penalty": wishes.presence_penalty,
+        "frequency_penalty": wishes.frequency_penalty,
+        "repetition_penalty": wishes.repetition_penalty not in {None, 1},
+        "top_k": wishes.top_k,
+        "min_p": wishes.min_p,
+        "logit_bias": wishes.logit_bias,
+        "top_logprobs": conversation.num_top_logprobs,
+        "response_format": conversation.response_format.is_json,
+        "tool_choice": conversation.tool_choice.mode is ChoiceMode.REQUIRED,
+    }
+    for name, value in given.items():
+        if value:
+            raise invalid("not supported; leave it out", name)
+
+
+def _num_bytes(messages: list[ChatMessage], told: OfferedTools, prompt: str) -> int:
+    """Return how many bytes of text a prompt has at least."""
+    texts = [prompt, told.words]
+    for message in messages:
+        texts.append(message.content)
+        for call in message.calls:
+            texts += [call.name, *call.arguments, *call.arguments.values()]
+    if not told.words:
+        texts.append(msgspec.json.encode(told.schemas).decode())
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+
+
+def _too_long(found: str, num_max: int) -> ApiError:
+    """Return the error in OpenAI's words, by which clients know it."""
+    text = (
+        f"This model's maximum context length is {num_max} tokens. However, your messages {found}."
+        " Please reduce the length of the messages."
+    )
+    return ApiError(400, "context_length_exceeded", text, "messages")

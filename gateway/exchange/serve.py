@@ -1,0 +1,131 @@
+"""Admits a request of any route: key, limits, body, place; then plans and answers it."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable, Generator, Sequence
+
+from aiohttp import web
+
+from penstock.gateway.conversation import Asked, LiveRequest
+from penstock.gateway.errors import ApiError
+from penstock.gateway.exchange.exchange import Exchange
+from penstock.gateway.exchange.plan import TokenCharge
+from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, Services
+
+SESSION_HEADERS = (
+    "X-Session-Id",
+    "X-Multi-Turn-Session-Id",
+    "X-Session-Affinity",
+    "X-Litellm-Session-Id",
+)
+SESSION_CHARS_MAX = 256
+IGNORED_HEADER = "x-penstock-ignored"
+_NUM_IGNORED_MAX = 32
+_PLAIN_NAME = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
+
+
+async def serve(
+    services: Services, read: Callable[[bytes], Asked], request: web.Request
+) -> web.StreamResponse:
+    """Answer one request whose body `read` understands; whatever it says costs its key.
+
+    Raises:
+        ApiError: The request is refused.
+
+    """
+    key = services.authenticate(request)
+    now = services.ctx.monotonic
+    services.limiter.enter(key, now())
+    headers = request[EXTRA_HEADERS] = dict(services.limiter.headers(key, now()))
+    charge, exchange = TokenCharge(), None
+    try:
+        asked = read(await read_whole(services, request))
+        headers |= _told_ignored(asked.ignored)
+        conversation = asked.conversation
+        _check_model(conversation, services)
+        with _places(services, conversation.num_choices):
+            session = session_of(request, conversation) or request[REQUEST_ID]
+            plan = await services.planner.plan(
+                conversation,
+                key_id=key.key_id,
+                session_id=services.pseudonyms.session(key, session),
+                seed=services.ctx.random.getrandbits(31),
+                charge=charge,
+            )
+            exchange = Exchange(services, request, key, asked, plan)
+            return await exchange.answer()
+    finally:
+        if exchange is not None:
+            charge.num_tokens += sum(len(choice.token_ids) for choice in exchange.choices)
+        services.limiter.leave(key, charge.num_tokens, now())
+
+
+async def read_whole(services: Services, request: web.Request) -> bytes:
+    """Read a body.
+
+    Raises:
+        ApiError: 408, it did not come in time.
+
+    """
+    try:
+        async with asyncio.timeout(services.config.body_s_max):
+            return await request.read()
+    except TimeoutError as error:
+        text = f"the body did not come within {services.config.body_s_max:g} s"
+        raise ApiError(408, "request_timeout", text) from error
+
+
+def session_of(request: web.Request, conversation: LiveRequest) -> str:
+    """Return the session that a request names, or the empty string.
+
+    Raises:
+        ApiError: 400, the name is too long.
+
+    """
+    for name in SESSION_HEADERS:
+        if value := request.headers.get(name, ""):
+            return _checked_session(value, name)
+    return _checked_session(conversation.session_id, "session_id")
+
+
+def _checked_session(value: str, name: str) -> str:
+    if len(value) > SESSION_CHARS_MAX:
+        text = f"expected at most {SESSION_CHARS_MAX} characters"
+        raise ApiError(400, "invalid_value", text, name)
+    return value
+
+
+def _told_ignored(names: Sequence[str]) -> dict[str, str]:
+    """Return the header that lists fields without effect."""
+    plain = [name for name in names if _PLAIN_NAME.fullmatch(name)]
+    shown = plain[:_NUM_IGNORED_MAX]
+    if len(shown) < len(names):
+        shown.append("...")
+    return {IGNORED_HEADER: ", ".join(shown)} if shown else {}
+
+
+@contextlib.contextmanager
+def _places(services: Services, num: int) -> Generator[None, None, None]:
+    """Hold the gateway's places for a request's replies.
+
+    Raises:
+        ApiError: 503, too few are free or the gateway is stopping.
+
+    """
+    if services.is_draining or services.num_chats + num > services.config.num_requests_max:
+        text = "the gateway is stopping" if services.is_draining else "all places are taken"
+        raise ApiError(503, "overloaded", text, retry_after_s=1.0)
+    services.num_chats += num
+    services.metrics.in_progress.set(services.num_chats)
+    try:
+        yield
+    finally:
+        services.num_chats -= num
+        services.metrics.in_progress.set(services.num_chats)
+
+
+def _check_model(conversation: LiveRequest, services: Services) -> None:
+    if conversation.model != services.config.model:
+        text = f"there is no model {conversation.model!r} here; expected {services.config.model!r}"
+        raise ApiError(404, "model_not_found", text, "model")

@@ -1,0 +1,160 @@
+"""Bodies of requests: bounded in depth, nulls as if absent, what has no effect told by name."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from penstock.gateway.conversation import (
+    NUM_STOPS_MAX,
+    STOP_CHARS_MAX,
+    Call,
+    SamplingWishes,
+    Tool,
+)
+from penstock.gateway.errors import ApiError, invalid
+from penstock.messages.errors import CodecError
+from penstock.messages.reading.parsing import parse_json
+from penstock.messages.task import TEMPERATURE_MIN, TOP_P_MIN
+
+T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+DEPTH_MAX = 64
+"""Nesting of a body, and of a call's arguments."""
+_PATH = re.compile(r" - at `(?:\$\.?)?([^`]*)`")
+_UNKNOWN = re.compile(r"unknown field `([^`]+)`")
+_MISSING = re.compile(r"missing required field `([^`]+)`")
+
+
+def read_body(body: bytes, kind: type[S]) -> tuple[S, list[str]]:
+    """Read JSON as a struct; fields that are null count as absent.
+
+    Returns:
+        The struct, and the names of the fields that it does not have.
+
+    Raises:
+        ApiError: 400 that names the field.
+
+    """
+    table = _decoded(body, dict[str, Any])
+    check_depth(table, None)
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    given = {name: value for name, value in table.items() if value is not None}
+    try:
+        read = msgspec.convert({k: v for k, v in given.items() if k in known}, kind, str_keys=True)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise _as_api_error(error) from error
+    return read, sorted(given.keys() - known)
+
+
+def decode_body(body: bytes, kind: type[T]) -> T:
+    """Read JSON as a struct, all of whose fields are known.
+
+    Raises:
+        ApiError: 400 that names the field.
+
+    """
+    return _decoded(body, kind)
+
+
+def check_depth(value: Any, param: str | None) -> None:
+    """Refuse nesting that recursive code could not follow.
+
+    Raises:
+        ApiError: 400.
+
+    """
+    level = [value]
+    for _ in range(DEPTH_MAX):
+        level = [
+            child
+            for one in level
+            if isinstance(one, dict | list)
+            for child in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return
+    raise invalid(f"expected JSON nested at most {DEPTH_MAX} deep", param)
+
+
+def read_call(name: str, arguments: str, call_id: str, param: str) -> Call:
+    """Return a call whose arguments are JSON text.
+
+    Raises:
+        ApiError: 400, they are not a JSON object.
+
+    """
+    try:
+        table = parse_json(arguments or "{}", dict[str, Any], "arguments")
+    except CodecError as error:
+        raise invalid(f"expected a JSON object: {error}", param) from error
+    check_depth(table, param)
+    return Call(call_id=call_id, name=name, arguments=table)
+
+
+def check_tools(tools: Sequence[Tool], param: str = "tools") -> tuple[Tool, ...]:
+    """Return tools whose names are distinct and whose parameters are schemas of objects.
+
+    Raises:
+        ApiError: 400.
+
+    """
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        if tool.name in seen:
+            raise invalid(f"the name {tool.name!r} is given twice", f"{param}[{index}]")
+        seen.add(tool.name)
+        if not isinstance(tool.parameters.get("properties") or {}, dict):
+            raise invalid("expected an object", f"{param}[{index}].function.parameters.properties")
+    return tuple(tools)
+
+
+def check_sampling(wishes: SamplingWishes, names: Mapping[str, str] = {}) -> SamplingWishes:
+    """Return wishes that are in range.
+
+    Args:
+        wishes: As read.
+        names: What the route calls a field, where not as it is called here.
+
+    Raises:
+        ApiError: 400 that names the field.
+
+    """
+
+    def check(name: str, is_good: bool, expected: str) -> None:
+        if not is_good:
+            raise invalid(f"expected {expected}", names.get(name, name))
+
+    temperature, top_p, seed = wishes.temperature, wishes.top_p, wishes.seed
+    is_good = not temperature or TEMPERATURE_MIN <= temperature <= 2
+    check("temperature", is_good, f"0, or a number from {TEMPERATURE_MIN:g} to 2")
+    is_good = top_p is None or TOP_P_MIN <= top_p <= 1
+    check("top_p", is_good, f"a number from {TOP_P_MIN:g} to 1")
+    check("seed", seed is None or -(2**63) <= seed < 2**63, "an integer of 64 bits")
+    limit = wishes.num_tokens_max
+    check("num_tokens_max", limit is None or limit >= 1, "at least 1")
+    is_good = len(wishes.stops) <= NUM_STOPS_MAX
+    check("stops", is_good, f"at most {NUM_STOPS_MAX} texts")
+    is_good = all(0 < len(stop) <= STOP_CHARS_MAX for stop in wishes.stops)
+    check("stops", is_good, f"texts of 1 to {STOP_CHARS_MAX} characters")
+    return wishes
+
+
+def _decoded(body: bytes, kind: type[T]) -> T:
+    try:
+        return parse_json(body, kind, "body")
+    except CodecError as error:
+        if isinstance(error.__cause__, msgspec.ValidationError):
+            raise _as_api_error(error.__cause__) from error
+        raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from error
+
+
+def _as_api_error(error: Exception) -> ApiError:
+    text = str(error)
+    place = _PATH.search(text)
+    path = place.group(1) if place else ""
+    named = _UNKNOWN.search(text) or _MISSING.search(text)
+    if named:
+        path = f"{path}.{named.group(1)}" if path else named.group(1)
+    return invalid(_PATH.sub("", text), path or None)

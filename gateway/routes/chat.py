@@ -1,0 +1,274 @@
+"""`POST /v1/chat/completions`: OpenAI's chat body to a conversation."""
+
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.actors.policy.chat.format import Role
+from penstock.gateway.conversation import (
+    NUM_CHOICES_MAX,
+    NUM_MESSAGES_MAX,
+    NUM_TOOLS_MAX,
+    Asked,
+    ChoiceMode,
+    LiveRequest,
+    Opening,
+    ResponseFormat,
+    Said,
+    SamplingWishes,
+    Tool,
+    ToolChoice,
+)
+from penstock.gateway.errors import invalid
+from penstock.gateway.routes.body import check_sampling, check_tools, read_body, read_call
+from penstock.gateway.routes.chat_reply import ChatReplyWriter
+
+NUM_TOP_LOGPROBS_MAX = 20
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    """A call as OpenAI writes it: arguments are JSON text."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class RequestedCall(msgspec.Struct, frozen=True):
+    """One entry of an assistant message's `tool_calls`."""
+
+    function: FunctionCall
+    id: str = ""
+    type: Literal["function"] = "function"
+
+
+class ContentPart(msgspec.Struct, frozen=True):
+    """A part of a message."""
+
+    type: str
+    text: str = ""
+    refusal: str = ""
+
+
+class ChatBodyMessage(msgspec.Struct, frozen=True):
+    """One message of the conversation; fields that clients echo back are let through."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    tool_calls: list[RequestedCall] | None = None
+    tool_call_id: str | None = None
+
+
+class ToolFunction(msgspec.Struct, frozen=True):
+    """Name and parameters of a tool."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ChatTool(msgspec.Struct, frozen=True):
+    """A tool that the client can run."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """Options of a streamed reply."""
+
+    include_usage: bool | None = None
+
+
+class NamedFunction(msgspec.Struct, frozen=True):
+    """The function that a reply must call."""
+
+    name: str
+
+
+class NamedChoice(msgspec.Struct, frozen=True):
+    """`tool_choice` by name."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(msgspec.Struct, frozen=True):
+    """The schema of `response_format`."""
+
+    schema: dict[str, Any] | None = None
+
+
+class ChatResponseFormat(msgspec.Struct, frozen=True):
+    """`response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class ChatBody(msgspec.Struct, frozen=True):
+    """Body of `POST /v1/chat/completions`: the fields that have an effect."""
+
+    model: str
+    messages: list[ChatBodyMessage]
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] = {}
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    seed: int | None = None
+    n: int = 1
+    tools: list[ChatTool] = []
+    tool_choice: Literal["auto", "none", "required"] | NamedChoice = "auto"
+    parallel_tool_calls: bool = True
+    response_format: ChatResponseFormat | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
+    return_token_ids: bool = False
+    modalities: list[str] = []
+    user: str = ""
+    safety_identifier: str = ""
+    metadata: dict[str, str] = {}
+    store: bool = True
+
+
+def read_chat(body: bytes) -> Asked:
+    """Read a chat body.
+
+    Raises:
+        ApiError: 400 that names the field and what was expected.
+
+    """
+    chat, ignored = read_body(body, ChatBody)
+    if not 0 < len(chat.messages) <= NUM_MESSAGES_MAX:
+        raise invalid(f"expected 1 to {NUM_MESSAGES_MAX} messages", "messages")
+    if len(chat.tools) > NUM_TOOLS_MAX:
+        raise invalid(f"expected at most {NUM_TOOLS_MAX} tools", "tools")
+    if not 1 <= chat.n <= NUM_CHOICES_MAX:
+        raise invalid(f"expected 1 to {NUM_CHOICES_MAX}", "n")
+    if not 0 <= chat.top_logprobs <= NUM_TOP_LOGPROBS_MAX:
+        raise invalid(f"expected 0 to {NUM_TOP_LOGPROBS_MAX}", "top_logprobs")
+    if chat.top_logprobs and not chat.logprobs:
+        raise invalid("expected logprobs: true beside it", "top_logprobs")
+    if chat.modalities not in ([], ["text"]):
+        raise invalid('expected ["text"]: this model writes text alone', "modalities")
+    conversation = LiveRequest(
+        model=chat.model,
+        messages=tuple(_said(message, index) for index, message in enumerate(chat.messages)),
+        tools=_tools(chat),
+        tool_choice=_choice(chat),
+        allows_parallel_calls=chat.parallel_tool_calls,
+        response_format=_format(chat.response_format),
+        sampling=_sampling(chat),
+        num_choices=chat.n,
+        num_top_logprobs=chat.top_logprobs,
+        is_streamed=chat.stream,
+        user=chat.safety_identifier or chat.user or chat.metadata.get("user_id", ""),
+        store=chat.store,
+        metadata=chat.metadata,
+    )
+    return Asked(conversation, partial(_writer, chat), ignored)
+
+
+def _writer(chat: ChatBody, opening: Opening) -> ChatReplyWriter:
+    return ChatReplyWriter(
+        opening,
+        has_logprobs=chat.logprobs,
+        has_token_ids=chat.return_token_ids,
+        has_usage=bool(chat.stream_options and chat.stream_options.include_usage),
+    )
+
+
+def _said(message: ChatBodyMessage, index: int) -> Said:
+    place = f"messages[{index}]"
+    role = Role.SYSTEM if message.role == "developer" else Role(message.role)
+    calls = message.tool_calls or []
+    if calls and role is not Role.ASSISTANT:
+        raise invalid("only an assistant calls tools", f"{place}.tool_calls")
+    return Said(
+        role=role,
+        text=_text(message.content, f"{place}.content"),
+        calls=tuple(
+            read_call(
+                call.function.name,
+                call.function.arguments,
+                call.id,
+                f"{place}.tool_calls[{number}].function.arguments",
+            )
+            for number, call in enumerate(calls)
+        ),
+        call_id=(message.tool_call_id or "") if role is Role.TOOL else "",
+        place=place,
+    )
+
+
+def _text(content: str | list[ContentPart] | None, place: str) -> str:
+    if not isinstance(content, list):
+        return content or ""
+    for index, part in enumerate(content):
+        if part.type not in {"text", "refusal"}:
+            text = f"expected a part of type text: this model cannot read {part.type!r}"
+            raise invalid(text, f"{place}[{index}].type")
+    return "".join(part.text or part.refusal for part in content)
+
+
+def _tools(chat: ChatBody) -> tuple[Tool, ...]:
+    functions = [tool.function for tool in chat.tools]
+    return check_tools(
+        [
+            Tool(name=f.name, description=f.description or "", parameters=f.parameters or {})
+            for f in functions
+        ]
+    )
+
+
+def _choice(chat: ChatBody) -> ToolChoice:
+    wanted = chat.tool_choice
+    if isinstance(wanted, str):
+        choice = ToolChoice(mode=ChoiceMode(wanted))
+    else:
+        choice = ToolChoice(mode=ChoiceMode.REQUIRED, name=wanted.function.name)
+    if choice.mode is ChoiceMode.REQUIRED and not chat.tools:
+        raise invalid("expected tools beside it", "tool_choice")
+    if choice.name and choice.name not in {tool.function.name for tool in chat.tools}:
+        raise invalid(f"there is no tool {choice.name!r}", "tool_choice.function.name")
+    return choice
+
+
+def _format(wanted: ChatResponseFormat | None) -> ResponseFormat:
+    if wanted is None or wanted.type == "text":
+        return ResponseFormat()
+    if wanted.type == "json_object":
+        return ResponseFormat(is_json=True)
+    if wanted.json_schema is None or wanted.json_schema.schema is None:
+        raise invalid("expected a JSON schema", "response_format.json_schema.schema")
+    return ResponseFormat(is_json=True, json_schema=wanted.json_schema.schema)
+
+
+def _sampling(chat: ChatBody) -> SamplingWishes:
+    limit = chat.max_completion_tokens
+    name = "max_tokens" if limit is None else "max_completion_tokens"
+    wishes = SamplingWishes(
+        temperature=chat.temperature,
+        top_p=chat.top_p,
+        top_k=chat.top_k,
+        min_p=chat.min_p,
+        presence_penalty=chat.presence_penalty,
+        frequency_penalty=chat.frequency_penalty,
+        repetition_penalty=chat.repetition_penalty,
+        logit_bias=chat.logit_bias,
+        seed=chat.seed,
+        num_tokens_max=chat.max_tokens if limit is None else limit,
+        stops=(chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop),
+        stop_token_ids=tuple(chat.stop_token_ids),
+    )
+    return check_sampling(wishes, {"num_tokens_max": name, "stops": "stop"})
