@@ -6,7 +6,6 @@ import msgspec
 
 from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.sampling import make_turn
-from penstock.gateway.arms import Route
 from penstock.gateway.conversation import Delta, Finish, LiveRequest
 from penstock.gateway.exchange.generation import Generation
 from penstock.gateway.exchange.plan import Plan
@@ -30,7 +29,6 @@ class Choice:
         conversation: LiveRequest,
         plan: Plan,
         chat_format: ChatFormat,
-        route: Route,
     ) -> None:
         """Begin it: nothing is sampled yet.
 
@@ -40,7 +38,6 @@ class Choice:
             conversation: The request.
             plan: What is sampled.
             chat_format: The policy's.
-            route: The session's arm.
 
         """
         self.index = index
@@ -58,7 +55,6 @@ class Choice:
         seed = (plan.sampling.seed + index) % _NUM_SEEDS
         sampling = msgspec.structs.replace(plan.sampling, seed=seed) if index else plan.sampling
         self.generation = Generation(request_id, plan.session_id, plan.context_ids, sampling)
-        self.generation.route = route
         self.is_recorded = False
 
     @property

@@ -39,10 +39,11 @@ class Exchange:
                 asked.conversation,
                 plan,
                 services.chat_format,
-                route,
             )
             for index in range(asked.conversation.num_choices)
         ]
+        for choice in self.choices:
+            choice.generation.route = route
         now = services.ctx.now()
         tokenizer = services.chat_format.tokenizer
         opening = Opening(name, now, asked.conversation, plan.context_ids, tokenizer)
