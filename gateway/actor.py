@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import ClassVar
 
 from aiohttp import web
@@ -13,7 +12,8 @@ from penstock.actors.runtime.context import Context
 from penstock.gateway.app import build_app
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.identity import Pseudonyms
-from penstock.gateway.keys import KeyRing, KeySpec, load_keys
+from penstock.gateway.keys import KeySpec
+from penstock.gateway.keys_file import KeysFile
 from penstock.gateway.services import Services
 from penstock.messages.base import Event
 from penstock.messages.feedback import InferenceRecorded
@@ -59,8 +59,7 @@ class Gateway(Actor):
         self._on_listening = on_listening
         self._config = config
         self._chat_format = chat_format
-        further = load_keys(Path(config.keys_file)) if config.keys_file else []
-        self._keys = KeyRing([*keys, *further])
+        self._keys = KeysFile(keys, config.keys_file)
         self._pseudonyms = Pseudonyms(secret)
         self._services: Services | None = None
         self._runner: web.AppRunner | None = None
@@ -73,7 +72,7 @@ class Gateway(Actor):
 
         """
         self._services = Services(
-            ctx, self._config, self._chat_format, self._keys, self._pseudonyms
+            ctx, self._config, self._chat_format, self._keys.ring, self._pseudonyms
         )
         self._runner = web.AppRunner(
             build_app(self._services), access_log=None, shutdown_timeout=self._config.drain_s_max
@@ -105,7 +104,9 @@ class Gateway(Actor):
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:
-        """Show the open requests in the monitor; ask no replica that is silent."""
+        """Know the keys of now; show the open requests; ask no replica that is silent."""
+        if self._keys.reload():
+            self._started().keys = self._keys.ring
         self._started().replicas.expire(ctx.monotonic())
         ctx.set_gauge("chats_open", self._started().num_chats)
         return ()

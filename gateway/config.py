@@ -27,7 +27,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reply_tokens_max: PositiveInt = 256
     """Bound of one reply, and its length where the request names none."""
     keys_file: str = ""
-    """TOML file of further bearer keys (see `keys.py`), besides those that the run makes."""
+    """TOML file of further bearer keys (see `keys.py`), besides those that the run makes. A change
+    counts within seconds; a file that is wrong changes nothing."""
     body_bytes_max: PositiveInt = 2 << 20
     num_requests_max: PositiveInt = 64
     """Chat requests in progress over all keys; one more is answered 503."""

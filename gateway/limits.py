@@ -140,12 +140,16 @@ class RateLimiter:
                 feedback_kib=Bucket(key.feedback_kib_limit, now),
             )
             self._accounts[key.key_id] = account
+        account.requests.limit, account.tokens.limit = key.rpm_limit, key.tpm_limit
+        account.feedback.limit = key.feedback_rpm_limit
+        account.feedback_kib.limit = key.feedback_kib_limit
         return account
 
     def _user(self, key: KeySpec, user: str, now: float) -> Bucket:
         """Return a user's own bucket. A forgotten one is full again: its key's still bounds it."""
         name = (key.key_id, user)
         bucket = self._users.setdefault(name, Bucket(key.user_feedback_rpm_limit, now))
+        bucket.limit = key.user_feedback_rpm_limit
         self._users.move_to_end(name)
         if len(self._users) > NUM_USERS_MAX:
             self._users.popitem(last=False)

@@ -134,7 +134,7 @@ class Pacer(Actor):
         return () if task is None else (task,)
 
     async def on_run_opened(self, event: RunOpened, ctx: Context) -> Effects:
-        """Grant again where a service goes on with simulated tasks."""
+        """Grant again where a service simulates tasks beside its users."""
         if event.is_service:
             self._budget = self._budget.opened()
         return self._grant(ctx)

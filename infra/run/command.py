@@ -250,7 +250,7 @@ async def _until_complete(  # noqa: PLR0913, PLR0917 - all of a run
 
 
 async def run_started(run_dir: RunDir, config: RunConfig) -> RunStarted:
-    """Return the first event of a run's log, which tells what it is."""
+    """Return the first event of a run's log: its configuration and environment."""
     model = await stored_model(run_dir.store())
     return RunStarted(
         run_id=run_dir.run_id,

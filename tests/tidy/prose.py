@@ -45,6 +45,7 @@ FOREIGN = {
     "test.sh": "Harbor's task format",
     "solution/solve.sh": "Harbor's task format",
     "config.toml": "in the folder of a run",
+    "service.toml": "in the folder of a run that is served",
     "try.sh": "a test writes it",
     "__init__.py": "in each package",
     "actor.py": "in each actor's folder",
