@@ -132,7 +132,7 @@ class ChannelMoved(Event, frozen=True, kw_only=True):
     channels: dict[str, int]
     """Where each channel that was ever moved points from now on."""
     candidate_number: int = -1
-    """The candidate for which the gatekeeper moved it; -1: a person did."""
+    """The candidate for which the gatekeeper moved it; -1: a person did, or nobody had yet."""
 
     def key(self) -> str:
         """One per move."""

@@ -96,6 +96,16 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int = 0
 
 
+class VersionDrift(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the version that a step trained from is from one that users' tokens came from."""
+
+    num_tokens: int
+    kl: float
+    """Mean over the tokens of r - 1 - log r, in nats; r = trainer / sampler probability."""
+    ess: float
+    """(sum r)^2 / (N sum r^2): 1 for equal policies."""
+
+
 class StepCompleted(Event, frozen=True, kw_only=True):
     """Trainer -> publisher, pacer, replay, monitor."""
 
@@ -118,6 +128,8 @@ class StepCompleted(Event, frozen=True, kw_only=True):
     number), though it made a version and used up its batch; empty where it was taken."""
     num_skipped: int = 0
     """Steps skipped in a row, this one included."""
+    drift: dict[int, VersionDrift] = {}
+    """Of users' tokens, by the version that sampled them."""
 
     def key(self) -> str:
         """One per step."""

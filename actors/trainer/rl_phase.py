@@ -153,6 +153,7 @@ class RlPhase:
             wait_s=wait_s,
             skipped=result.skipped,
             num_skipped=self._num_skipped + 1 if result.skipped else 0,
+            drift=result.drift,
         )
         self._count_skipped(self._completed)
         self.turns.drop(self._manifests.pop(manifest.step))

@@ -33,6 +33,8 @@ class TrainingSequence:
     weight: float = 1.0
     trunk: TrunkCredit | None = None
     """What its first sampled tokens get in place of `advantage`."""
+    live_version: int | None = None
+    """The one version that sampled all its tokens, where they are a user's."""
 
     @property
     def advantages(self) -> np.ndarray:

@@ -7,7 +7,7 @@ the sampler's own routes; advantages and the choice of samples come from the man
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
@@ -30,12 +30,12 @@ from penstock.actors.trainer.objective.losses import (
     normalizer,
     token_losses,
 )
-from penstock.actors.trainer.objective.mismatch import MismatchSums, mismatch_sums
+from penstock.actors.trainer.objective.mismatch import MismatchSums, mismatch_sums, sums_by_version
 from penstock.actors.trainer.routes import route_bytes
 from penstock.actors.trainer.sequences import TrainingSequence, micro_batches, training_sequence
 from penstock.kernels.ops import raise_deferred_errors
 from penstock.messages.rollout import Turn
-from penstock.messages.training import BatchManifest
+from penstock.messages.training import BatchManifest, VersionDrift
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +47,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     staleness_tokens: dict[int, int]
     skipped: str = ""
     """Why weights and optimizer are as before; empty where the step was taken."""
+    drift: dict[int, VersionDrift] = {}
+    """As `StepCompleted.drift`."""
 
 
 @dataclass(kw_only=True)
@@ -56,6 +58,8 @@ class _Sums:
     num_inputs: int = 0
     router_mismatch: float = 0.0
     mismatch: MismatchSums = field(default_factory=MismatchSums)
+    live: dict[int, MismatchSums] = field(default_factory=dict[int, MismatchSums])
+    """Users' tokens by the version that sampled them; the weights are the ratios themselves."""
 
     def add(self, other: "_Sums") -> None:
         """Add another micro-batch."""
@@ -64,6 +68,8 @@ class _Sums:
         self.num_inputs += other.num_inputs
         self.router_mismatch += other.router_mismatch
         self.mismatch.add(other.mismatch)
+        for version, sums in other.live.items():
+            self.live.setdefault(version, MismatchSums()).add(sums)
 
 
 def train_step(
@@ -106,6 +112,7 @@ def train_step(
         | {"route_bytes": float(_route_bytes(manifest, turns))},
         staleness_tokens={} if skipped else staleness_tokens(manifest),
         skipped=skipped,
+        drift={version: of.drift() for version, of in sorted(sums.live.items())},
     )
 
 
@@ -127,6 +134,8 @@ def _sequences(
                 f"rollout {name}: the manifest of step {manifest.step} counts {num_tokens} tokens, "
                 f"its turns have {sequence.sampled_at.size}"
             )
+        if name in live and len(sample.version_spans) == 1:
+            sequence = replace(sequence, live_version=sample.version_spans[0].policy_version)
         yield sequence
 
 
@@ -180,6 +189,7 @@ def _forward(
         num_inputs=num_inputs,
         router_mismatch=forwarded.router_mismatch * num_inputs,
         mismatch=mismatch_sums(ratio, weights),
+        live=sums_by_version([one.live_version for one in batch], ratio.split(counts.tolist())),
     )
     return loss, sums
 

@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.actors.evaluator.schedule import EvaluatorConfig
 from penstock.actors.feedback.config import JoinConfig
+from penstock.actors.gatekeeper.config import GatekeeperConfig
 from penstock.actors.generator.config import GeneratorConfig
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.pacer.config import PacerConfig
@@ -134,6 +135,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     evaluator: EvaluatorConfig = EvaluatorConfig()
     gateway: GatewayConfig = GatewayConfig()
     feedback_join: JoinConfig = JoinConfig()
+    gatekeeper: GatekeeperConfig = GatekeeperConfig()
     users: UsersSection = UsersSection()
     serve: ServeSection = ServeSection()
 

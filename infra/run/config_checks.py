@@ -12,7 +12,7 @@ from penstock.infra.regions.settings import check_processes, region_of_role, rep
 from penstock.infra.run.config import RegionSection, RunConfig
 from penstock.infra.stores.settings import StoreKind
 from penstock.messages.errors import ConfigError
-from penstock.messages.generation import NEWEST, pinned_version
+from penstock.messages.generation import MOVED_CHANNELS, NEWEST, pinned_version
 from penstock.messages.task import Purpose
 
 HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -46,6 +46,7 @@ def check_config(config: RunConfig) -> None:
             raise ConfigError(f"regions: none serves {purpose.value!r}")
     _check_regions(config)
     _check_gateway_channel(config)
+    _check_gatekeeper(config)
     _check_links(config)
 
 
@@ -220,6 +221,23 @@ def _check_gateway_channel(config: RunConfig) -> None:
     if pinned_version(channel) is None and channel not in followed:
         text = f"the channel of a region that serves live, {', '.join(sorted(followed))}"
         raise ConfigError(f"gateway.channel: expected {text}, got {channel!r}")
+
+
+def _check_gatekeeper(config: RunConfig) -> None:
+    """Check that a gatekeeper finds what it decides between, and who evaluates it."""
+    roles = {spec.partition(":")[0] for specs in config.processes.values() for spec in specs}
+    if "gatekeeper" not in roles:
+        return
+    for channel in MOVED_CHANNELS:
+        if not any(r.channel == channel and Purpose.LIVE in r.serves for r in config.regions):
+            text = f'expected one that serves live on the channel "{channel}"'
+            raise ConfigError(f"regions: {text}, as the role gatekeeper divides users")
+    if config.gateway.channel != "stable":
+        text = f'expected "stable" with the role gatekeeper, got {config.gateway.channel!r}'
+        raise ConfigError(f"gateway.channel: {text}")
+    if config.gatekeeper.offline.num_tasks and "evaluator" not in roles:
+        text = "expected the role evaluator in a process, or 0 for no evaluation"
+        raise ConfigError(f"gatekeeper.offline.num_tasks: {text}")
 
 
 def _check_links(config: RunConfig) -> None:

@@ -243,6 +243,13 @@ async def _gateway(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     return [("gateway", gateway)]
 
 
+async def _gatekeeper(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+    from penstock.actors.gatekeeper.actor import Gatekeeper
+
+    config = assembly.config
+    return [("gatekeeper", Gatekeeper(config.gatekeeper, config.evaluator.judge))]
+
+
 async def _monitor(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     from penstock.actors.monitor.actor import Monitor
 
@@ -272,6 +279,7 @@ ROLES: dict[str, Build] = {
     "pacer": _pacer,
     "evaluator": _plain("penstock.actors.evaluator.actor", "Evaluator", "evaluator"),
     "feedback_join": _plain("penstock.actors.feedback.actor", "FeedbackJoiner", "feedback_join"),
+    "gatekeeper": _gatekeeper,
     "gateway": _gateway,
     "monitor": _monitor,
 }

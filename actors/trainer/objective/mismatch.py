@@ -1,9 +1,12 @@
 """How far the trainer's policy is from the one that sampled: sums over tokens, then figures."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
+
+from penstock.messages.training import VersionDrift
 
 
 @dataclass(kw_only=True)
@@ -39,6 +42,31 @@ class MismatchSums:
             "masked_fraction": self.num_masked / count,
             "perplexity_ratio": math.exp(self.k1 / count),
         }
+
+    def drift(self) -> VersionDrift:
+        """Return what gates ask of a version; with the ratios as weights."""
+        figures = self.figures()
+        return VersionDrift(
+            num_tokens=int(self.num_tokens), kl=figures["mismatch_k3"], ess=figures["ess"]
+        )
+
+
+def sums_by_version(
+    versions: Sequence[int | None], log_ratios: Sequence[torch.Tensor]
+) -> dict[int, MismatchSums]:
+    """Sum per version over whole sequences; those of no version are left out.
+
+    Args:
+        versions: of each sequence.
+        log_ratios: [N] log r of each, clamped.
+
+    """
+    found: dict[int, MismatchSums] = {}
+    for version, log_ratio in zip(versions, log_ratios, strict=True):
+        if version is not None:
+            sums = mismatch_sums(log_ratio, log_ratio.exp())
+            found.setdefault(version, MismatchSums()).add(sums)
+    return found
 
 
 def mismatch_sums(log_ratio: torch.Tensor, weights: torch.Tensor) -> MismatchSums:

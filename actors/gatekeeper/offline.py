@@ -1,0 +1,158 @@
+"""Gates before any user is served: the quality bar, and the paired evaluation. Pure."""
+
+from collections import OrderedDict
+from math import comb
+
+import msgspec
+
+from penstock.actors.gatekeeper.config import GatekeeperConfig
+from penstock.messages.gates import Gate, GateState
+from penstock.messages.reward import EvalAnnounced, EvalCompleted, Outcome, Verdict
+from penstock.messages.task import Purpose
+
+NUM_EVALS_MAX = 64
+
+
+class _Evaluation(msgspec.Struct):
+    announced: EvalAnnounced | None = None
+    completed: EvalCompleted | None = None
+    solved: dict[str, bool] = {}
+    """Verdicts that count, by the task's place in the evaluation."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its result is out, and the verdicts of it are read: they are on other streams."""
+        return self.completed is not None and len(self.solved) >= self.completed.num_tasks
+
+
+def mcnemar(num_worse: int, num_better: int) -> float:
+    """Return the probability of so many losses or more among the pairs that differ, by chance.
+
+    The one-sided exact test: under the null hypothesis each of these pairs falls either way with
+    probability 1/2 (McNemar 1947).
+
+    Example:
+        `mcnemar(5, 0)` is 1/32.
+
+    """
+    num = num_worse + num_better
+    return sum(comb(num, k) for k in range(num_worse, num + 1)) / 2**num
+
+
+class OfflineGates:
+    """What evaluations on held-out tasks say; those of the newest `NUM_EVALS_MAX` are kept."""
+
+    def __init__(self, config: GatekeeperConfig, judge: str) -> None:
+        self._config = config
+        self._judge = judge
+        self._evaluations: OrderedDict[str, _Evaluation] = OrderedDict()
+        self._bar: EvalCompleted | None = None
+        """The newest evaluation of a version from before live training."""
+        self._live_since: int | None = None
+        """Version that the first live sample trained; None while none was."""
+
+    def live_trained(self, policy_version: int) -> None:
+        """See that a batch with live samples was trained from a version."""
+        if self._live_since is None or policy_version < self._live_since:
+            self._live_since = policy_version
+            if self._bar is not None and self._bar.policy_version > policy_version:
+                self._bar = None
+                for one in self._evaluations.values():
+                    if one.completed is not None:
+                        self._consider(one.completed)
+
+    def announced(self, event: EvalAnnounced) -> None:
+        """See that an evaluation is under way."""
+        self._of(event.eval_id).announced = event
+
+    def completed(self, event: EvalCompleted) -> None:
+        """See an evaluation's result."""
+        self._of(event.eval_id).completed = event
+        self._consider(event)
+
+    def verdict(self, event: Verdict) -> None:
+        """See one task of an evaluation, if the version's own tokens were judged."""
+        if event.purpose is not Purpose.EVAL or event.judge != self._judge:
+            return
+        of_one = event.policy_version == event.policy_version_max or event.policy_version_max < 0
+        if of_one and not event.outcome.is_masked:
+            place = event.rollout_id.rpartition("-")[2]
+            self._of(event.group_id).solved[place] = event.outcome is Outcome.SOLVED
+
+    def is_announced(self, policy_version: int, num_tasks: int) -> bool:
+        """Return whether such an evaluation is under way, or done."""
+        return self._find(policy_version, num_tasks) is not None
+
+    def quality_gate(self) -> Gate:
+        """Return whether the policy was good enough before users' feedback trained it."""
+        bar, found = self._config.quality_bar, self._bar
+        if bar == 0:
+            return Gate(name="quality_bar", state=GateState.PASSED, words="none is asked for")
+        if found is None:
+            words = "no evaluation of a version from before live training"
+            return Gate(name="quality_bar", state=GateState.WAITING, words=words, bound=bar)
+        rate = found.num_solved / max(1, found.num_tasks)
+        return Gate(
+            name="quality_bar",
+            state=GateState.PASSED if rate >= bar else GateState.FAILED,
+            words=f"version {found.policy_version}: {rate:.3g} of {found.num_tasks} tasks, "
+            f"expected {bar:g}",
+            value=rate,
+            bound=bar,
+            num_candidate=found.num_tasks,
+        )
+
+    def paired_gate(self, candidate: int, stable: int, num_tasks: int) -> Gate:
+        """Return whether the candidate is not worse than stable on the same tasks."""
+        settings = self._config.offline
+        if settings.num_tasks == 0:
+            return Gate(name="offline", state=GateState.PASSED, words="none is asked for")
+        if num_tasks == 0:
+            words = "the run has no held-out tasks; without any, set gatekeeper.offline.num_tasks=0"
+            return Gate(name="offline", state=GateState.FAILED, words=words)
+        own, base = self._find(candidate, num_tasks), self._find(stable, num_tasks)
+        if own is None or base is None or not (own.is_whole and base.is_whole):
+            words = f"versions {candidate} and {stable} are not evaluated on {num_tasks} tasks yet"
+            return Gate(name="offline", state=GateState.WAITING, words=words)
+        pairs = [
+            (own.solved[place], base.solved[place]) for place in {*own.solved} & {*base.solved}
+        ]
+        better, worse = pairs.count((True, False)), pairs.count((False, True))
+        num = len(pairs)
+        difference, p = (better - worse) / max(1, num), mcnemar(worse, better)
+        words = f"{num} tasks, {better} gained, {worse} lost, p {p:.3g} of being worse by chance"
+        if num < min(settings.num_pairs_min, num_tasks):
+            state, words = GateState.FAILED, f"{words}; expected {settings.num_pairs_min} pairs"
+        elif p < settings.alpha or difference < -settings.margin:
+            state = GateState.REJECTED
+        else:
+            state = GateState.PASSED
+        return Gate(
+            name="offline",
+            state=state,
+            words=words,
+            value=sum(one for one, _ in pairs) / max(1, num),
+            baseline=sum(other for _, other in pairs) / max(1, num),
+            bound=settings.margin,
+            num_candidate=num,
+            num_stable=num,
+        )
+
+    def _of(self, eval_id: str) -> _Evaluation:
+        found = self._evaluations.setdefault(eval_id, _Evaluation())
+        if len(self._evaluations) > NUM_EVALS_MAX:
+            self._evaluations.popitem(last=False)
+        return found
+
+    def _find(self, policy_version: int, num_tasks: int) -> _Evaluation | None:
+        """Return the newest evaluation of a version on so many tasks."""
+        for one in reversed(self._evaluations.values()):
+            about = one.announced
+            if about and (about.policy_version, about.num_tasks) == (policy_version, num_tasks):
+                return one
+        return None
+
+    def _consider(self, event: EvalCompleted) -> None:
+        is_before = self._live_since is None or event.policy_version <= self._live_since
+        if is_before and (self._bar is None or event.policy_version >= self._bar.policy_version):
+            self._bar = event

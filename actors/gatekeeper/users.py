@@ -1,0 +1,215 @@
+"""What is observed of each user in a period, and when. Pure.
+
+```
+ InferenceRecorded ─▶ each reply ─────────────────────────────▶ RepliesSeen (so far)
+                      `replies_per_user` of them, or the window ─▶ RepliesObserved, once
+ LiveSampleJoined ──▶ `sessions_per_user` rated, or the window ──▶ RewardObserved, once
+                      the window is over ──────────────────────▶ WindowEnded, once
+```
+Arms are drawn for users, so users are what may be counted: sessions of one user are alike, and a
+test over sessions would take one user's taste for many. What is observed of replies does not wait
+for ratings: a reply that is so broken that nobody rates it must not escape. Time is that of the
+records, not of the reader, so that every reader of the log observes the same in the same order.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import msgspec
+
+from penstock.actors.gatekeeper.config import LiveTestConfig
+from penstock.messages.gates import NUM_TOOLS_MAX, Arm, ReplyFacts, Variant
+
+NUM_SESSIONS_MAX = 64
+"""Sessions of one user counted in one window."""
+
+
+Measures = dict[str, float]
+"""By guard, each in 0..1."""
+LENGTH_SCALE = 20.0
+"""log2(1 + tokens) of any reply is below it, so that the measure is at most 1."""
+
+
+class Replies(msgspec.Struct, kw_only=True):
+    """Sums over replies."""
+
+    num: int = 0
+    log_tokens: float = 0.0
+    """Sum of log2(1 + tokens)."""
+    num_empty: int = 0
+    num_invalid: int = 0
+    num_questions: int = 0
+    num_edits: int = 0
+    """Replies that call a tool which changes files."""
+    tools: dict[str, int] = {}
+
+    def add(self, facts: ReplyFacts, edit_tools: frozenset[str]) -> None:
+        """Count one reply."""
+        self.num += 1
+        self.log_tokens += math.log2(1.0 + facts.num_tokens)
+        self.num_empty += facts.is_empty
+        self.num_invalid += facts.is_invalid
+        self.num_questions += facts.is_question
+        self.num_edits += not edit_tools.isdisjoint(facts.tools)
+        for name, count in facts.tools.items():
+            if name in self.tools or len(self.tools) < NUM_TOOLS_MAX:
+                self.tools[name] = self.tools.get(name, 0) + count
+
+    def measures(self) -> Measures:
+        """Return what guards compare; nothing of no reply."""
+        if not self.num:
+            return {}
+        return {
+            "reply_length": min(1.0, self.log_tokens / self.num / LENGTH_SCALE),
+            "empty_replies": self.num_empty / self.num,
+            "invalid_calls": self.num_invalid / self.num,
+            "question_rate": self.num_questions / self.num,
+            "edit_rate": self.num_edits / self.num,
+        }
+
+
+class RepliesSeen(msgspec.Struct, frozen=True):
+    """A user's replies so far, in place of those before the newest one."""
+
+    arm: Arm
+    before: Measures
+    after: Measures
+
+
+class RepliesObserved(msgspec.Struct, frozen=True):
+    """A user's first replies."""
+
+    arm: Arm
+    share: float
+    """Probability of the candidate's arm."""
+    replies: Replies
+
+
+class RewardObserved(msgspec.Struct, frozen=True):
+    """What a user makes of their first sessions."""
+
+    arm: Arm
+    share: float
+    reward: float
+    """Mean over the rated sessions."""
+    num_rated: int
+
+
+class WindowEnded(msgspec.Struct, frozen=True):
+    """How many of a user's sessions somebody rated."""
+
+    arm: Arm
+    share: float
+    unrated: float
+    """Share of them that nobody did."""
+
+
+Observation = RepliesSeen | RepliesObserved | RewardObserved | WindowEnded
+
+
+class _Open(msgspec.Struct, kw_only=True):
+    arm: Arm
+    share: float
+    since: float
+    sessions: set[str] = msgspec.field(default_factory=set[str])
+    rewards: dict[str, float] = {}
+    replies: Replies = msgspec.field(default_factory=Replies)
+    has_replies: bool = False
+    """Its first replies are observed."""
+    has_reward: bool = False
+
+
+class Users:
+    """The users of one experiment."""
+
+    def __init__(self, config: LiveTestConfig, edit_tools: frozenset[str]) -> None:
+        self._config = config
+        self._edit_tools = edit_tools
+        self._open: OrderedDict[tuple[str, int], _Open] = OrderedDict()
+        self._closed: set[tuple[str, int]] = set()
+        self._now = 0.0
+        self.num_uncounted = 0
+        """Replies to users beyond `users_max`."""
+
+    def add_reply(  # noqa: PLR0913 - what a record says
+        self,
+        variant: Variant,
+        propensity: float,
+        *,
+        user: str,
+        session: str,
+        facts: ReplyFacts,
+        at: float,
+    ) -> Iterator[Observation]:
+        """Take one reply; yield what is observed by then."""
+        self._now = max(self._now, at)
+        yield from self._expire()
+        found = self._find(variant, propensity, user)
+        if found is None:
+            return
+        if len(found.sessions) < NUM_SESSIONS_MAX:
+            found.sessions.add(session)
+        before = found.replies.measures()
+        found.replies.add(facts, self._edit_tools)
+        yield RepliesSeen(found.arm, before, found.replies.measures())
+        if found.replies.num >= self._config.replies_per_user:
+            yield from _observe_replies(found)
+
+    def add_reward(
+        self, variant: Variant, propensity: float, *, user: str, sample: str, reward: float | None
+    ) -> Iterator[Observation]:
+        """Take a session's reward, or its revision; yield what is observed by then.
+
+        None takes the reward back.
+        """
+        found = self._find(variant, propensity, user)
+        if found is None:
+            return
+        if reward is None:
+            found.rewards.pop(sample, None)
+            return
+        if len(found.rewards) < NUM_SESSIONS_MAX or sample in found.rewards:
+            found.rewards[sample] = min(1.0, max(0.0, reward))
+        if len(found.rewards) >= self._config.sessions_per_user:
+            yield from _observe_reward(found)
+
+    def _find(self, variant: Variant, propensity: float, user: str) -> _Open | None:
+        """Return the open entry of a user in a period; None if it is over, or one too many."""
+        key = (user, variant.period)
+        if key in self._closed:
+            return None
+        found = self._open.get(key)
+        if found is None:
+            if len(self._open) + len(self._closed) >= self._config.users_max:
+                self.num_uncounted += 1
+                return None
+            share = propensity if variant.arm is Arm.CANDIDATE else 1.0 - propensity
+            found = self._open[key] = _Open(arm=variant.arm, share=share, since=self._now)
+        return found if found.arm is variant.arm else None
+
+    def _expire(self) -> Iterator[Observation]:
+        while self._open:
+            key, oldest = next(iter(self._open.items()))
+            if self._now - oldest.since <= self._config.user_window_s:
+                return
+            del self._open[key]
+            self._closed.add(key)
+            yield from _observe_replies(oldest)
+            yield from _observe_reward(oldest)
+            num_rated, num = len(oldest.rewards), len(oldest.sessions)
+            unrated = 1.0 - min(1.0, num_rated / num) if num else 0.0
+            yield WindowEnded(oldest.arm, oldest.share, unrated)
+
+
+def _observe_replies(entry: _Open) -> Iterator[Observation]:
+    if not entry.has_replies and entry.replies.num:
+        entry.has_replies = True
+        yield RepliesObserved(entry.arm, entry.share, entry.replies)
+
+
+def _observe_reward(entry: _Open) -> Iterator[Observation]:
+    if not entry.has_reward and entry.rewards:
+        entry.has_reward = True
+        rewards = entry.rewards.values()
+        yield RewardObserved(entry.arm, entry.share, sum(rewards) / len(rewards), len(rewards))
