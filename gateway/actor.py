@@ -11,12 +11,11 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.gateway.app import build_app
 from penstock.gateway.config import GatewayConfig
-from penstock.gateway.identity import Pseudonyms
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.keys_file import KeysFile
 from penstock.gateway.services import Services
 from penstock.messages.base import Event
-from penstock.messages.feedback import InferenceRecorded
+from penstock.messages.feedback import InferenceCounted, InferenceRecorded
 from penstock.messages.gates import ExperimentDecided, ExperimentStarted
 from penstock.messages.generation import ReplicaReported
 
@@ -27,6 +26,7 @@ class Gateway(Actor):
     role = "gateway"
     follows: ClassVar[tuple[type[Event], ...]] = (
         InferenceRecorded,
+        InferenceCounted,
         ReplicaReported,
         ExperimentStarted,
         ExperimentDecided,
@@ -48,7 +48,7 @@ class Gateway(Actor):
             config: Address and bounds.
             chat_format: The policy's.
             keys: Who may ask.
-            secret: The service's, 32 bytes: pseudonyms are made with it.
+            secret: The service's master key, 32 bytes: makes pseudonyms, wraps users' keys.
             on_listening: Called with the base URL, `http://host:port`, once it listens.
 
         Raises:
@@ -60,7 +60,7 @@ class Gateway(Actor):
         self._config = config
         self._chat_format = chat_format
         self._keys = KeysFile(keys, config.keys_file)
-        self._pseudonyms = Pseudonyms(secret)
+        self._secret = secret
         self._services: Services | None = None
         self._runner: web.AppRunner | None = None
 
@@ -72,7 +72,7 @@ class Gateway(Actor):
 
         """
         self._services = Services(
-            ctx, self._config, self._chat_format, self._keys.ring, self._pseudonyms
+            ctx, self._config, self._chat_format, self._keys.ring, self._secret
         )
         self._runner = web.AppRunner(
             build_app(self._services), access_log=None, shutdown_timeout=self._config.drain_s_max
@@ -86,6 +86,11 @@ class Gateway(Actor):
     async def on_inference_recorded(self, event: InferenceRecorded, ctx: Context) -> Effects:
         """Know whose request it was, also after a restart and over several gateways."""
         self._started().index.add(event)
+        return ()
+
+    async def on_inference_counted(self, event: InferenceCounted, ctx: Context) -> Effects:
+        """Know whose request it was."""
+        self._started().index.add_counted(event)
         return ()
 
     async def on_replica_reported(self, event: ReplicaReported, ctx: Context) -> Effects:

@@ -8,9 +8,13 @@ from aiohttp import web
 from penstock.gateway.errors import ApiError, invalid
 from penstock.gateway.identity import random_id
 from penstock.gateway.keys import KeySpec
+from penstock.gateway.record import sealed_content
 from penstock.gateway.routes.body import decode_body
 from penstock.gateway.services import Services
+from penstock.messages.errors import ErasedError
 from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted, feedback_key
+from penstock.messages.reading.parsing import parse_msgpack
+from penstock.messages.reading.sealed import FeedbackContent
 from penstock.messages.streams import check_token
 
 TEXT_CHARS_MAX = 16_384
@@ -54,7 +58,11 @@ async def post_feedback(services: Services, request: web.Request) -> web.Respons
     data = await request.read()
     body = decode_body(data, FeedbackBody)
     event = _received(body, key, services)
+    content = FeedbackContent(
+        comment=_short(body.comment, "comment"), correction=_short(body.correction, "correction")
+    )
     _admit(event, len(data), key, services)
+    event = await _with_content(event, content, key, services)
     receipts = await services.ctx.publish(event)
     services.metrics.feedback.labels(event.name).inc()
     return _reply(event, is_duplicate=receipts[0].is_duplicate)
@@ -66,19 +74,24 @@ async def patch_feedback(services: Services, request: web.Request) -> web.Respon
     body = decode_body(await request.read(), AmendmentBody)
     event = await _find(services, request, key)
     _admit(event, request.content_length or TEXT_CHARS_MAX, key, services)
-    changes = {
-        name: value for name in body.__struct_fields__ if (value := getattr(body, name)) is not None
-    }
-    if not changes:
+    if body == AmendmentBody():
         raise invalid(f"expected one of {', '.join(body.__struct_fields__)}", "value")
     amended = msgspec.structs.replace(
         event,
-        **changes,
+        value=event.value if body.value is None else float(body.value),
+        weight=event.weight if body.weight is None else body.weight,
         feedback_id=f"{event.feedback_id}.{random_id('amend')}",
         amends=event.feedback_id,
     )
     _check_numbers(amended)
-    await services.ctx.publish(amended)
+    old = await _content(event, services)
+    content = FeedbackContent(
+        comment=old.comment if body.comment is None else _short(body.comment, "comment"),
+        correction=(
+            old.correction if body.correction is None else _short(body.correction, "correction")
+        ),
+    )
+    await services.ctx.publish(await _with_content(amended, content, key, services))
     return _reply(event, is_duplicate=False)
 
 
@@ -122,13 +135,32 @@ def _received(body: FeedbackBody, key: KeySpec, services: Services) -> FeedbackR
         tenant=key.tenant,
         user=_user(body.user, request_id, key, services),
         weight=body.weight,
-        comment=_short(body.comment, "comment"),
-        correction=_short(body.correction, "correction"),
-        source=_short(body.source, "source"),
-        occurred_at=_short(body.occurred_at, "occurred_at"),
+        source=_short(body.source, "source", ID_CHARS_MAX),
+        occurred_at=_short(body.occurred_at, "occurred_at", ID_CHARS_MAX),
     )
     _check_numbers(event)
     return event
+
+
+async def _content(event: FeedbackReceived, services: Services) -> FeedbackContent:
+    """Return what the user wrote with a piece of feedback; nothing where it was erased."""
+    if event.content is None:
+        return FeedbackContent()
+    try:
+        data = await services.vault.open(event.content, event.key())
+    except ErasedError:
+        return FeedbackContent()
+    return parse_msgpack(data, FeedbackContent, f"content of feedback {event.feedback_id}")
+
+
+async def _with_content(
+    event: FeedbackReceived, content: FeedbackContent, key: KeySpec, services: Services
+) -> FeedbackReceived:
+    """Return feedback with what the user wrote, sealed; without it where it may not be stored."""
+    owner = services.index.owner_of(event.request_id)
+    may_store = key.storage_consent and (owner is None or owner.is_stored)
+    sealed = await sealed_content(services.vault, event, content) if may_store else None
+    return msgspec.structs.replace(event, content=sealed)
 
 
 def _request_id(body: FeedbackBody, key: KeySpec, services: Services) -> str:
@@ -184,9 +216,9 @@ def _token(value: str, param: str) -> str:
     return value
 
 
-def _short(value: str, param: str) -> str:
-    if len(value) > TEXT_CHARS_MAX:
-        raise invalid(f"expected at most {TEXT_CHARS_MAX} characters", param)
+def _short(value: str, param: str, num_chars_max: int = TEXT_CHARS_MAX) -> str:
+    if len(value) > num_chars_max:
+        raise invalid(f"expected at most {num_chars_max} characters", param)
     return value
 
 

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.runtime.context import Context
+from penstock.actors.runtime.vault import Vault
 from penstock.gateway.arms import Arms
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
@@ -19,7 +20,7 @@ from penstock.gateway.exchange.plan import Planner
 from penstock.gateway.identity import Pseudonyms
 from penstock.gateway.keys import KeyRing, KeySpec
 from penstock.gateway.limits import RateLimiter
-from penstock.messages.feedback import InferenceRecorded
+from penstock.messages.feedback import InferenceCounted, InferenceRecorded
 from penstock.messages.task import Purpose
 
 NUM_REQUESTS_KNOWN_MAX = 100_000
@@ -58,6 +59,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     user: str
     """Pseudonym."""
+    is_stored: bool = True
 
 
 class RequestIndex:
@@ -70,12 +72,28 @@ class RequestIndex:
 
     def add(self, event: InferenceRecorded) -> None:
         """Note a request; the oldest is forgotten."""
-        self._owners[event.request_id] = Owner(tenant=event.tenant, user=event.user)
-        self._last[event.tenant, event.session_id] = event.request_id
-        self._last.move_to_end((event.tenant, event.session_id))
-        for table in (self._owners, self._last):
-            if len(table) > self._num_max:
-                table.popitem(last=False)
+        self.put(event.request_id, Owner(tenant=event.tenant, user=event.user), event.session_id)
+
+    def put(self, request_id: str, owner: Owner, session_id: str) -> None:
+        """Note a request of this gateway, whether or not it is stored."""
+        self._own(request_id, owner)
+        self._last[owner.tenant, session_id] = request_id
+        self._last.move_to_end((owner.tenant, session_id))
+        if len(self._last) > self._num_max:
+            self._last.popitem(last=False)
+
+    def add_counted(self, event: InferenceCounted) -> None:
+        """Note a request that is not stored: neither its user nor its session is on record."""
+        if event.request_id not in self._owners:
+            self._own(
+                event.request_id,
+                Owner(tenant=event.tenant, user=f"k-{event.key_id}", is_stored=False),
+            )
+
+    def _own(self, request_id: str, owner: Owner) -> None:
+        self._owners[request_id] = owner
+        if len(self._owners) > self._num_max:
+            self._owners.popitem(last=False)
 
     def owner_of(self, request_id: str) -> Owner | None:
         """Return who made a request, or None where it is not known (yet, or any more)."""
@@ -143,13 +161,14 @@ class Services:
         config: GatewayConfig,
         chat_format: ChatFormat,
         keys: KeyRing,
-        pseudonyms: Pseudonyms,
+        secret: bytes,
     ) -> None:
         self.ctx = ctx
         self.config = config
         self.chat_format = chat_format
         self.keys = keys
-        self.pseudonyms = pseudonyms
+        self.pseudonyms = Pseudonyms(secret)
+        self.vault = Vault(ctx.store, secret)
         self.limiter = RateLimiter()
         self.metrics = GatewayMetrics()
         self.planner = Planner(config, chat_format)

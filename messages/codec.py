@@ -20,6 +20,7 @@ from penstock.messages.errors import CodecError
 from penstock.messages.feedback import (
     FeedbackReceived,
     FeedbackRetracted,
+    InferenceCounted,
     InferenceRecorded,
     LiveSampleJoined,
 )
@@ -87,7 +88,7 @@ from penstock.messages.weights import (
 EVENTS = (
     StartRollout, TurnSampled, EpisodeSaved, RolloutFinished, Verdict,
     WeightsPublished, WeightsRelayed, WeightsApplied, CreditsChanged,
-    InferenceRecorded, FeedbackReceived, FeedbackRetracted, LiveSampleJoined,
+    InferenceRecorded, InferenceCounted, FeedbackReceived, FeedbackRetracted, LiveSampleJoined,
     BatchManifest, StepCompleted, MidtrainCompleted, CheckpointSaved,
     RunStarted, RunFinished, RunOpened, RunClosed, ActorStarted, ActorFailed,
     ItemCharged, ItemQuarantined, EvalAnnounced, EvalRequested, EvalCompleted, ChannelMoved,

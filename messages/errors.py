@@ -18,6 +18,10 @@ class CodecError(PenstockError, ValueError):
     """Bytes do not decode to the expected message; the text gives the path inside it."""
 
 
+class ErasedError(CodecError):
+    """A user's content, whose key was erased: nobody can read it again."""
+
+
 class FormatError(PenstockError, ValueError):
     """Data was stored by a version of another format; the text names both and what to do."""
 

@@ -5,13 +5,43 @@ from typing import ClassVar
 
 from penstock.messages.base import Event, Stream
 from penstock.messages.gates import ReplyFacts
-from penstock.messages.rollout import StoredTurn, Turn, TurnSummary
+from penstock.messages.reading.sealed import Sealed, SealedTurn
+from penstock.messages.rollout import StopReason, StoredTurn, TurnSummary
 from penstock.messages.settings import Finite, FiniteNonNegative, NonNegativeInt, UnitInterval
 
 
 def feedback_key(tenant: str, feedback_id: str) -> str:
     """Return the log's key of a piece of feedback; a tenant has no dot, so no two meet."""
     return f"{tenant}.{feedback_id}" if tenant else feedback_id
+
+
+def owner_of(tenant: str, user: str) -> str:
+    """Return whose key seals a user's content (`Sealed.owner`)."""
+    return f"{tenant}/{user}"
+
+
+class InferenceCounted(Event, frozen=True, kw_only=True):
+    """Gateway -> monitor, gates. One answered request that may not be stored: counts alone."""
+
+    stream: ClassVar[Stream] = Stream.FEEDBACK
+    request_id: str
+    key_id: str
+    tenant: str
+    variant: str
+    propensity: UnitInterval
+    channel: str = ""
+    facts: ReplyFacts = ReplyFacts()
+    """Without names of tools."""
+    recorded_at: FiniteNonNegative = 0.0
+    """Unix seconds, on the gateway's clock."""
+    turn: TurnSummary
+    stop_reason: StopReason
+    policy_version: int
+    replica: str
+
+    def key(self) -> str:
+        """One per request."""
+        return self.request_id
 
 
 class InferenceRecorded(Event, frozen=True, kw_only=True):
@@ -35,7 +65,8 @@ class InferenceRecorded(Event, frozen=True, kw_only=True):
     facts: ReplyFacts = ReplyFacts()
     recorded_at: FiniteNonNegative = 0.0
     """Unix seconds, on the gateway's clock."""
-    turn: Turn | StoredTurn
+    turn: SealedTurn | StoredTurn
+    """Sealed wherever it lies."""
     policy_version: int
     replica: str
 
@@ -62,8 +93,8 @@ class FeedbackReceived(Event, frozen=True, kw_only=True):
     user: str = ""
     """Pseudonym of the end user who gave it."""
     weight: FiniteNonNegative = 1.0
-    comment: str = ""
-    correction: str = ""
+    content: Sealed | None = None
+    """`FeedbackContent`: what the user wrote; nothing without consent to storage."""
     source: str = ""
     occurred_at: str = ""
     is_trusted: bool = False

@@ -25,6 +25,7 @@ from penstock.messages.control import (
 from penstock.messages.feedback import (
     FeedbackReceived,
     FeedbackRetracted,
+    InferenceCounted,
     InferenceRecorded,
     LiveSampleJoined,
 )
@@ -72,6 +73,7 @@ class RunFold:
             Verdict: self._verdict,
             BatchManifest: self._manifest,
             InferenceRecorded: self._inference_recorded,
+            InferenceCounted: self._inference_counted,
             FeedbackReceived: self._feedback_received,
             FeedbackRetracted: self._feedback_retracted,
             LiveSampleJoined: self._live_joined,
@@ -195,6 +197,10 @@ class RunFold:
     def _inference_recorded(self, event: InferenceRecorded, at: float) -> None:
         self._state.live.num_requests += 1
         self._state.live.num_consented += int(event.training_consent)
+
+    def _inference_counted(self, event: InferenceCounted, at: float) -> None:
+        self._state.live.num_requests += 1
+        self._state.live.num_counted += 1
 
     def _feedback_received(self, event: FeedbackReceived, at: float) -> None:
         self._state.live.num_feedback += int(not event.amends)

@@ -25,6 +25,7 @@ from penstock.actors.trainer.sequences import check_trajectory
 from penstock.messages.base import Event
 from penstock.messages.errors import CodecError
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
+from penstock.messages.reading.sealed import Opener
 from penstock.messages.reward import EvalCompleted, Verdict
 from penstock.messages.rollout import RolloutFinished, TurnSampled
 from penstock.messages.task import CreditsChanged, Purpose
@@ -57,12 +58,13 @@ class Trainer(Actor):
         policy_config: PolicyConfig,
         publisher: SnapshotPublisher,
         seed: int,
+        opener: Opener,
     ) -> None:
         self._config = config
         self._policy_config = policy_config
         self._seed = seed
         self._batcher = Batcher(config)
-        self._phase = RlPhase(config, policy_config, publisher)
+        self._phase = RlPhase(config, policy_config, publisher, opener)
         self._step_proposed = 0
         self._waiting_since: float | None = None
         """When the first live sample came that no manifest has taken, unix seconds."""

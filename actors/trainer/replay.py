@@ -24,6 +24,7 @@ from penstock.messages.base import Event
 from penstock.messages.bus import Delivery, ObjectStore
 from penstock.messages.errors import NotFoundError
 from penstock.messages.feedback import LiveSampleJoined
+from penstock.messages.reading.sealed import Opener
 from penstock.messages.reading.trajectories import Last
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished, TurnSampled
@@ -86,6 +87,8 @@ class ReplayLog(msgspec.Struct, frozen=True, kw_only=True):
     """Reads one event: turns that are not in memory."""
     store: ObjectStore
     """The run's: version 0's checkpoint, and turns."""
+    opener: Opener
+    """Opens users' turns."""
 
 
 OnStep = Callable[[BatchManifest, StepResult], None]
@@ -107,7 +110,7 @@ class Replay:
         self._log = log
         self._what_if = what_if
         self._on_step = on_step
-        self._turns = TurnStore(config.turns_bytes_max)
+        self._turns = TurnStore(config.turns_bytes_max, log.opener)
         self._audit = ManifestAudit(config)
         self._manifests: list[BatchManifest] = []
         self._results: dict[int, StepResult] = {}

@@ -29,6 +29,7 @@ from penstock.messages.base import Event
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import PenstockError
 from penstock.messages.ledger import Ledger
+from penstock.messages.reading.sealed import Opener
 from penstock.messages.training import (
     BatchManifest,
     CheckpointSaved,
@@ -50,7 +51,11 @@ class RlPhase:
     """The learner, the manifests that wait for it, and what each step made."""
 
     def __init__(
-        self, config: TrainerConfig, policy_config: PolicyConfig, publisher: SnapshotPublisher
+        self,
+        config: TrainerConfig,
+        policy_config: PolicyConfig,
+        publisher: SnapshotPublisher,
+        opener: Opener,
     ) -> None:
         self._config = config
         self._policy_config = policy_config
@@ -62,7 +67,7 @@ class RlPhase:
         self._step_last = config.steps_max
         self._reason = "steps_max"
         self._has_failed = False
-        self.turns = TurnStore(config.turns_bytes_max)
+        self.turns = TurnStore(config.turns_bytes_max, opener)
         self.ledger = Ledger()
         self.step = 0
         """= policy version of the learner."""

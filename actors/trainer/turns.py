@@ -19,6 +19,7 @@ from penstock.actors.trainer.batching.manifests import trained_samples
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CodecError
 from penstock.messages.feedback import LiveSampleJoined
+from penstock.messages.reading.sealed import Opener
 from penstock.messages.reading.trajectories import (
     Last,
     check_turn,
@@ -44,8 +45,12 @@ _LOADS_MAX = 16
 class TurnStore:
     """Samples by rollout or request id; trajectories and manifests may come in either order."""
 
-    def __init__(self, num_bytes_max: int) -> None:
-        """Keep turns of at most so many bytes in memory; the others are read again."""
+    def __init__(self, num_bytes_max: int, opener: Opener) -> None:
+        """Keep turns of at most so many bytes in memory; the others are read again.
+
+        `opener` opens the turns of users.
+        """
+        self._opener = opener
         self._num_bytes_max = num_bytes_max
         self._samples: dict[str, RolloutFinished | LiveSampleJoined] = {}
         self._done: set[str] = set()
@@ -156,8 +161,9 @@ class TurnStore:
     ) -> Turn:
         key = sample.request_ids[index]
         async with self._loads:
-            kept = self._kept.get(key) or await read_live_turn(last, sample, index)
-            turn = await load_turn(store, kept)
+            turn = self._kept.get(key)
+            if not isinstance(turn, Turn):
+                turn = await read_live_turn(store, self._opener, last, sample, index)
         self._keep(key, turn)
         return turn
 

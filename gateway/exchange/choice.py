@@ -11,9 +11,8 @@ from penstock.gateway.exchange.generation import Generation
 from penstock.gateway.exchange.plan import Plan
 from penstock.gateway.exchange.prompt import ReplyMemory, shown_calls
 from penstock.gateway.exchange.reply import ReplyAssembler
-from penstock.gateway.keys import KeySpec
+from penstock.gateway.record import Answered, Client
 from penstock.gateway.reply_facts import reply_facts
-from penstock.messages.feedback import InferenceRecorded
 from penstock.messages.rollout import StopReason, ToolCall
 
 _NUM_SEEDS = 2**63
@@ -106,22 +105,17 @@ class Choice:
             calls = shown_calls(self.calls, self._tools)
             memory.put(self._plan.session_id, self.text, calls, ids)
 
-    def record(self, key: KeySpec, user: str, *, at: float) -> InferenceRecorded:
-        """Return the record of a reply of at least one token."""
-        sampled, route = self.generation.sampled, self.generation.route
-        plan = self._plan
+    def answered(self, client: Client, *, at: float) -> Answered:
+        """Return what is known of a reply of at least one token."""
+        sampled, plan = self.generation.sampled, self._plan
         turn = make_turn(
             self._format, plan.context_ids, sampled, plan.told, self.generation.sampling
         )
-        return InferenceRecorded(
+        return Answered(
             request_id=self.request_id,
             session_id=plan.session_id,
-            key_id=key.key_id,
-            tenant=key.tenant,
-            user=user,
-            training_consent=key.training_consent,
-            variant=route.variant,
-            propensity=route.propensity,
+            client=client,
+            route=self.generation.route,
             channel=self.generation.channel,
             facts=reply_facts(
                 self.text,
@@ -130,7 +124,7 @@ class Choice:
                 offered=self._tools,
                 is_broken=bool(turn.parse_error),
             ),
-            recorded_at=at,
+            at=at,
             turn=turn,
             policy_version=sampled.min_policy_version,
             replica=sampled.replica,

@@ -11,8 +11,10 @@ from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.choice import Choice
 from penstock.gateway.exchange.plan import Plan
 from penstock.gateway.keys import KeySpec
-from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, Services
+from penstock.gateway.record import Client, consent_of, record_of, resealed
+from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, Owner, Services
 from penstock.messages.errors import PenstockError
+from penstock.messages.feedback import InferenceRecorded
 
 _NUM_UPDATES_MAX = 16
 _Update = tuple[Choice, list[int]]
@@ -26,11 +28,15 @@ class Exchange:
     ) -> None:
         self._services = services
         self._request = request
-        self._key = key
         self._conversation = asked.conversation
         self._plan = plan
-        self._user = services.pseudonyms.user(key, asked.conversation.user)
-        route = services.arms.route(self._user, services.ctx.now())
+        conversation = asked.conversation
+        self._client = Client(
+            key=key,
+            user=services.pseudonyms.user(key, conversation.user),
+            consent=consent_of(key, conversation.store, conversation.metadata),
+        )
+        route = services.arms.route(self._client.user, services.ctx.now())
         name = request[REQUEST_ID]
         self.choices = [
             Choice(
@@ -183,11 +189,18 @@ class Exchange:
             if choice.is_recorded or not choice.token_ids:
                 continue
             choice.is_recorded = True
-            record = choice.record(self._key, self._user, at=services.ctx.now())
-            services.index.add(record)
+            client = self._client
+            owner = Owner(
+                tenant=client.key.tenant, user=client.user, is_stored=client.consent.storage
+            )
+            services.index.put(choice.request_id, owner, self._plan.session_id)
             choice.remember(services.planner.memory)
+            answered = choice.answered(client, at=services.ctx.now())
             try:
                 async with asyncio.timeout(services.config.record_s_max):
+                    record = await record_of(answered, services.vault)
+                    if isinstance(record, InferenceRecorded):
+                        record = await resealed(record, services.vault)
                     await services.ctx.publish(record)
             except (PenstockError, TimeoutError):
                 services.metrics.unrecorded.inc()

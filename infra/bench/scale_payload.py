@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from nats.aio.client import Client
 
+from penstock.actors.runtime.vault import Vault
 from penstock.actors.trainer.routes import rollout_routes
 from penstock.actors.trainer.turns import TurnStore
 from penstock.infra.bus.collector import collect
@@ -186,7 +187,7 @@ async def _read(bus: NatsBus, store: DirectoryStore, turns: list[Turn]) -> int:
         AssertionError: The turns are others than were written, or the bound did not hold.
 
     """
-    kept, num_tokens = TurnStore(TURNS_BYTES_MAX), 0
+    kept, num_tokens = TurnStore(TURNS_BYTES_MAX, Vault(store, bytes(32))), 0
     types = (TurnSampled, RolloutFinished, BatchManifest)
     async for delivery in bus.follow(types, stop_at_end=True):
         match delivery.event:

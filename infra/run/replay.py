@@ -14,6 +14,7 @@ from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import load_config
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import RunDir, open_log
+from penstock.infra.run.vault import open_vault
 from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import RunStarted
 from penstock.messages.reading.trajectories import last_of
@@ -74,6 +75,7 @@ async def replay_run(
             deliveries=deliveries or bus.follow(REPLAY_TYPES, stop_at_end=True),
             last=last_of(bus),
             store=run.store(),
+            opener=open_vault(run),
         ),
         config.policy,
         config.trainer,

@@ -11,6 +11,7 @@ from penstock.messages.errors import CodecError
 from penstock.messages.feedback import InferenceRecorded, LiveSampleJoined
 from penstock.messages.reading.claims import fetch
 from penstock.messages.reading.parsing import parse_with
+from penstock.messages.reading.sealed import Opener, SealedTurn
 from penstock.messages.rollout import (
     EpisodeFiles,
     RolloutFinished,
@@ -22,6 +23,9 @@ from penstock.messages.rollout import (
 
 E = TypeVar("E", bound=Event)
 
+AnyTurn = TypeVar("AnyTurn", Turn | StoredTurn, SealedTurn | StoredTurn)
+
+_sealed_turns = msgspec.msgpack.Decoder(SealedTurn)
 _turns = msgspec.msgpack.Decoder(Turn)
 _files = msgspec.msgpack.Decoder(EpisodeFiles)
 
@@ -48,6 +52,28 @@ async def load_turn(store: ObjectStore, turn: Turn | StoredTurn) -> Turn:
     if loaded.summary != turn.summary:
         raise CodecError(f"turn {turn.object_key}: has other tokens than its event says")
     return loaded
+
+
+async def open_live_turn(
+    store: ObjectStore, opener: Opener, turn: SealedTurn | StoredTurn, key: str
+) -> Turn:
+    """Return the turn of a request's record, from the store where it lies there.
+
+    Raises:
+        ErasedError: Its user's key was erased.
+        CodecError: Its object is absent, or is not that turn.
+        StoreUnreachableError: The store, or that of keys, did not answer.
+
+    """
+    sealed = turn
+    if isinstance(sealed, StoredTurn):
+        data = await fetch(store, sealed)
+        sealed = parse_with(_sealed_turns, data, f"turn {sealed.object_key}")
+    data = await opener.open(sealed.sealed, key)
+    opened: Turn = parse_with(_turns, data, f"turn of {key}")
+    if opened.summary != turn.summary:
+        raise CodecError(f"turn of {key}: has other tokens than its event says")
+    return opened
 
 
 async def load_files(store: ObjectStore, files: EpisodeFiles | Claim) -> dict[str, bytes]:
@@ -83,16 +109,17 @@ async def read_turn(last: Last, rollout: RolloutFinished, index: int) -> Turn | 
     return check_turn(event.turn if event is not None else None, rollout.turns[index], key)
 
 
-async def read_live_turn(last: Last, sample: LiveSampleJoined, index: int) -> Turn | StoredTurn:
-    """Return a live sample's turn as its request's record has it; raises as `read_turn` does."""
+async def read_live_turn(
+    store: ObjectStore, opener: Opener, last: Last, sample: LiveSampleJoined, index: int
+) -> Turn:
+    """Return a live sample's turn from its request's record; raises as `open_live_turn` does."""
     key = sample.request_ids[index]
     event = await last(InferenceRecorded, key)
-    return check_turn(event.turn if event is not None else None, sample.turns[index], key)
+    found = check_turn(event.turn if event is not None else None, sample.turns[index], key)
+    return await open_live_turn(store, opener, found, key)
 
 
-def check_turn(
-    found: Turn | StoredTurn | None, expected: TurnSummary, key: str
-) -> Turn | StoredTurn:
+def check_turn(found: AnyTurn | None, expected: TurnSummary, key: str) -> AnyTurn:
     """Return the turn found under a key if it is the one that an event names.
 
     Raises:

@@ -3,6 +3,7 @@
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.sealed import sealed_turn
 
 from penstock.actors.feedback.config import JoinConfig
 from penstock.actors.feedback.join import FeedbackJoin
@@ -36,7 +37,7 @@ def record(request_id="q", *, consent=True, key_id="user", session_id="s") -> In
         training_consent=consent,
         variant="current",
         propensity=0.5,
-        turn=TURN,
+        turn=sealed_turn(TURN, request_id),
         policy_version=4,
         replica="west",
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from tests.sealed import MASTER_KEY
 
 from penstock.actors.feedback.actor import FeedbackJoiner
 from penstock.actors.feedback.config import JoinConfig
@@ -18,6 +19,7 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.context import Context
 from penstock.actors.runtime.host import ActorHost
+from penstock.actors.runtime.vault import Vault
 from penstock.gateway.actor import Gateway
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.keys import KeySpec, hash_key
@@ -28,8 +30,11 @@ from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.base import Array, Event, Message
 from penstock.messages.bus import Bus, Serve
+from penstock.messages.feedback import FeedbackReceived, InferenceRecorded
 from penstock.messages.generation import AbortGeneration, Generate, ReplicaReported, TokensSampled
-from penstock.messages.rollout import StopReason
+from penstock.messages.reading.sealed import FeedbackContent
+from penstock.messages.reading.trajectories import open_live_turn
+from penstock.messages.rollout import StopReason, Turn
 from penstock.messages.rpc import Ack
 from penstock.messages.task import Purpose
 
@@ -37,6 +42,7 @@ SECRET = "psk-test"
 KEYS = (
     KeySpec(key_id="user", key_hash=hash_key(SECRET), storage_consent=True, training_consent=True),
     KeySpec(key_id="mate", key_hash=hash_key("psk-mate"), tenant="user"),
+    KeySpec(key_id="other", key_hash=hash_key("psk-other"), storage_consent=True),
     KeySpec(key_id="private", key_hash=hash_key("psk-private")),
     KeySpec(key_id="slow", key_hash=hash_key("psk-slow"), rpm_limit=2),
     KeySpec(key_id="single", key_hash=hash_key("psk-single"), max_parallel_requests=1),
@@ -137,7 +143,7 @@ class Site:
         config = msgspec.structs.replace(config, **settings)
         self.url = ""
         self.gateway = Gateway(
-            config, self.chat, KEYS, secret=bytes(32), on_listening=self._on_listening
+            config, self.chat, KEYS, secret=MASTER_KEY, on_listening=self._on_listening
         )
         self._store = DirectoryStore(folder / "objects")
         self._gateway_stop = asyncio.Event()
@@ -148,6 +154,19 @@ class Site:
 
     def will_reply(self, token_ids: list[int], **options: int) -> None:
         self.generator.replies.append(Reply(token_ids=token_ids, **options))
+
+    async def turn(self, record: InferenceRecorded) -> Turn:
+        """Open what a record holds."""
+        return await open_live_turn(self._store, self.vault(), record.turn, record.request_id)
+
+    async def feedback_content(self, event: FeedbackReceived) -> FeedbackContent:
+        """Open what a user wrote with a piece of feedback."""
+        data = await self.vault().open(event.content, event.key())
+        return msgspec.msgpack.decode(data, type=FeedbackContent)
+
+    def vault(self) -> Vault:
+        """Return another process's vault."""
+        return Vault(self._store, MASTER_KEY)
 
     async def events(self, kind: type[Event]) -> list[Event]:
         return [d.event async for d in self.bus.follow([kind], stop_at_end=True)]

@@ -37,8 +37,8 @@ async def test_a_client_that_leaves_ends_the_sampling_and_what_it_got_is_recorde
         await until(lambda: site.generator.aborted)
         await asyncio.sleep(0)
     (record,) = await site.events(InferenceRecorded)
-    assert record.turn.stop_reason is StopReason.ABORTED
-    assert 0 < record.turn.token_ids.shape[0] < len(ids)
+    assert (await site.turn(record)).stop_reason is StopReason.ABORTED
+    assert 0 < (await site.turn(record)).token_ids.shape[0] < len(ids)
 
 
 async def test_a_full_gateway_refuses_and_recovers(bus, tmp_path, tokenizer):

@@ -79,8 +79,8 @@ async def test_a_stop_text_ends_the_reply_wherever_tokens_are_cut(site, http, nu
         ]
         assert "".join(deltas) == whole
     record = (await site.events(InferenceRecorded))[0]
-    assert ints(record.turn.token_ids) == ids, "what was sampled is on record whole"
-    assert record.turn.stop_reason is StopReason.STOP
+    assert ints((await site.turn(record)).token_ids) == ids, "what was sampled is on record whole"
+    assert (await site.turn(record)).stop_reason is StopReason.STOP
     assert bool(site.generator.aborted) == (num_chunk < len(ids))
 
 

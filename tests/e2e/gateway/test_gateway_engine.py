@@ -57,7 +57,7 @@ async def test_parallel_streams_over_a_swap_are_recorded_as_sampled(bus, tmp_pat
     records = {record.request_id: record for record in await site.events(InferenceRecorded)}
     assert len(records) == 4
     for request_id, ids, logprobs in replies:
-        turn = records[request_id].turn
+        turn = await site.turn(records[request_id])
         assert np.frombuffer(turn.token_ids.data, "<i4").tolist() == ids
         recorded = np.frombuffer(turn.behavior_logprobs.data, "<f4")
         np.testing.assert_array_equal(recorded, np.asarray(logprobs, np.float32))

@@ -52,7 +52,7 @@ async def test_a_stranger_s_feedback_on_a_request_to_come_changes_nothing(site, 
     assert await ask(site, http) == known
     assert (await rate(http, "psk-test", request_id=known, feedback_id="own"))[0] == 200
     (sample,) = await eventually(site, LiveSampleJoined)
-    assert (sample.sample_id, sample.feedback_ids, sample.reward) == (known, ["own"], 1.0)
+    assert (sample.sample_id, sample.feedback_ids, sample.reward) == (known, ["user.own"], 1.0)
 
 
 async def test_a_tenant_cannot_take_another_s_ids_of_feedback(site, http):
@@ -85,7 +85,7 @@ async def test_keys_of_one_tenant_judge_each_other_s_requests_and_strangers_do_n
 async def test_an_end_user_is_a_pseudonym_that_differs_by_tenant(site, http, fields):
     request_id = await ask(site, http, **fields)
     await ask(site, http, **fields)
-    await ask(site, http, "psk-private", **fields)
+    await ask(site, http, "psk-other", **fields)
     await ask(site, http)
     records = await site.events(InferenceRecorded)
     users = [record.user for record in records]

@@ -9,7 +9,7 @@ import pytest
 from penstock.messages.feedback import InferenceRecorded, LiveSampleJoined
 from penstock.messages.rollout import StopReason, ToolCall
 
-from .conftest import until
+from .conftest import eventually, until
 
 USER = [{"role": "user", "content": "Fix add."}]
 READ_FILE = {
@@ -55,12 +55,12 @@ async def test_a_reply_holds_text_usage_and_is_recorded_token_by_token(site, cli
 
     (record,) = await site.events(InferenceRecorded)
     assert record.request_id == reply.id
-    assert ints(record.turn.token_ids) == ids
-    assert ints(record.turn.context_ids) == reply.prompt_token_ids
+    assert ints((await site.turn(record)).token_ids) == ids
+    assert ints((await site.turn(record)).context_ids) == reply.prompt_token_ids
     assert record.policy_version == 7
     assert record.training_consent
-    assert record.turn.stop_reason is StopReason.STOP
-    assert record.turn.route_segments == [b"sealed"]
+    assert (await site.turn(record)).stop_reason is StopReason.STOP
+    assert (await site.turn(record)).route_segments == [b"sealed"]
 
 
 @both_buses
@@ -100,7 +100,7 @@ async def test_a_stream_gives_the_same_text_and_calls_piece_by_piece(site, clien
     assert num_logprobs == len(ids)
     assert usage.completion_tokens == len(ids)
     (record,) = await site.events(InferenceRecorded)
-    assert [call.name for call in record.turn.calls] == ["read_file", "read_file"]
+    assert [call.name for call in (await site.turn(record)).calls] == ["read_file", "read_file"]
 
 
 async def test_a_session_keeps_its_sampled_tokens_as_context(site, client):
@@ -134,8 +134,10 @@ async def test_a_generator_that_dies_mid_reply_is_resumed_after_its_last_token(s
     assert ints(second.token_ids) == [*ints(first.token_ids), *ids[:2]]
     assert second.sampling.num_tokens_max == first.sampling.num_tokens_max - 2
     (record,) = await site.events(InferenceRecorded)
-    assert ints(record.turn.token_ids) == ids
-    spans = [(span.policy_version, span.num_tokens) for span in record.turn.version_spans]
+    assert ints((await site.turn(record)).token_ids) == ids
+    spans = [
+        (span.policy_version, span.num_tokens) for span in (await site.turn(record)).version_spans
+    ]
     assert spans == [(7, 2), (8, len(ids) - 2)]
 
 
@@ -155,8 +157,8 @@ async def test_no_generator_is_a_clean_error_before_and_during_a_stream(site, cl
     with pytest.raises(openai.APIError, match="no generator answered"):
         async for _ in stream:
             pass
-    (record,) = await site.events(InferenceRecorded)
-    assert record.turn.stop_reason is StopReason.ABORTED
+    (record,) = await eventually(site, InferenceRecorded)
+    assert (await site.turn(record)).stop_reason is StopReason.ABORTED
     await until(lambda: site.generator.aborted == [f"{record.request_id}.3"])
 
 

@@ -46,4 +46,4 @@ async def test_a_session_stays_with_its_replica_and_moves_in_the_middle_of_a_rep
         assert len(replicas[other].asked) == 1
         replicas[own].resume.set()
     record = (await site.events(InferenceRecorded))[-1]
-    assert record.turn.token_ids.shape == (len(ids),)
+    assert (await site.turn(record)).token_ids.shape == (len(ids),)

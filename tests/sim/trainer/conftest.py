@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import numpy as np
 import pytest
 import torch
+from tests.sealed import open_vault, sealed_turn
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.runtime.clock import SystemClock
@@ -179,7 +180,9 @@ class World:
             self.store.objects[key] = encode_corpus(Corpus(tokens=tokens))
 
     def trainer(self) -> Trainer:
-        return Trainer(self.config, self.policy, Publisher(StoreIO(self.store)), seed=7)
+        return Trainer(
+            self.config, self.policy, Publisher(StoreIO(self.store)), seed=7, opener=open_vault()
+        )
 
     async def run(self) -> int:
         """Run until the run is finished; return how often the trainer was killed."""
@@ -309,7 +312,7 @@ class World:
             training_consent=True,
             variant="main",
             propensity=1.0,
-            turn=turn,
+            turn=sealed_turn(turn, f"q{index}"),
             policy_version=version,
             replica="west",
         )

@@ -7,6 +7,7 @@ from argparse import Namespace
 import msgspec
 import pytest
 import tomli_w
+from tests.sealed import open_vault
 
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.core.store_io import StoreIO
@@ -58,7 +59,11 @@ async def train(run, world):
                 await bus.publish(world._rollout(index, member, 0))
         for event_type in (StepCompleted, RunFinished):
             trainer = Trainer(
-                world.config, world.trainer()._policy_config, Publisher(StoreIO(store)), 7
+                world.config,
+                world.trainer()._policy_config,
+                Publisher(StoreIO(store)),
+                7,
+                open_vault(),
             )
             host = ActorHost(trainer, bus, store, name="trainer", seed=7)
             task = asyncio.create_task(host.run(asyncio.Event()))

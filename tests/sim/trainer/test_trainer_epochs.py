@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from tests.sealed import open_vault
 
 from penstock.actors.trainer.config import EpochConfig, OptimizerConfig, TrainerConfig
 from penstock.actors.trainer.replay import ReplayLog, replay
@@ -104,7 +105,9 @@ async def test_a_restart_and_a_replay_give_the_same_bits_over_both_parts(service
     await service.user(1_003)
     assert service.version == 5
     of_run = make_world(3, steps_max=3).config
-    log = ReplayLog(deliveries=world.log.follow(), last=world.log.last, store=world.store)
+    log = ReplayLog(
+        deliveries=world.log.follow(), last=world.log.last, store=world.store, opener=open_vault()
+    )
     report = await replay(log, world.policy, of_run)
     assert report.first_difference == ""
     assert report.identical and report.steps_compared == 5

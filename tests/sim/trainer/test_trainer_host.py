@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 
+from tests.sealed import open_vault
+
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.sync_relay.core.store_io import StoreIO
@@ -42,7 +44,8 @@ class Run:
 
     def start(self, stop):
         self.num_starts += 1
-        trainer = Trainer(self.world.config, self.policy, Publisher(StoreIO(self.store)), seed=7)
+        publisher = Publisher(StoreIO(self.store))
+        trainer = Trainer(self.world.config, self.policy, publisher, seed=7, opener=open_vault())
         name = f"trainer-{self.num_starts}"
         host = ActorHost(
             trainer, self.connect(name), self.store, name="trainer", seed=7, incarnation=name
@@ -85,6 +88,7 @@ async def test_it_is_killed_goes_on_and_replays(make_world):
         deliveries=run.bus.follow(REPLAY_TYPES, stop_at_end=True),
         last=last_of(run.bus),
         store=run.store,
+        opener=open_vault(),
     )
     report = await replay(log, run.policy, run.world.config)
     assert (report.first_difference, report.identical, report.steps) == ("", True, 8)

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from tests.sealed import open_vault
 from tests.sim.trainer.conftest import POLICY
 
 from penstock.actors.policy.checkpoint import load_checkpoint, save_checkpoint
@@ -38,7 +39,12 @@ async def test_version_0_is_the_model_after_its_mid_training(make_world, tmp_pat
     learner.policy.load_state_dict(with_model.state_dict())
     assert (learner.weights_digest() == completed.weights_digest) == (num_tokens == 0)
     report = await replay(
-        ReplayLog(deliveries=world.log.follow(), last=world.log.last, store=world.store),
+        ReplayLog(
+            deliveries=world.log.follow(),
+            last=world.log.last,
+            store=world.store,
+            opener=open_vault(),
+        ),
         MODEL,
         world.config,
     )

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from tests.sealed import open_vault
 
 from penstock.actors.trainer.config import LossConfig, MidtrainConfig
 from penstock.actors.trainer.replay import ReplayLog, replay
@@ -38,7 +39,10 @@ async def replayed(world, **options):
     config = options.pop("config", world.config)
     policy = world.trainer()._policy_config
     log = ReplayLog(
-        deliveries=world.log.follow(), last=world.log.last, store=options.pop("store", world.store)
+        deliveries=world.log.follow(),
+        last=world.log.last,
+        store=options.pop("store", world.store),
+        opener=open_vault(),
     )
     return await replay(log, policy, config, **options)
 

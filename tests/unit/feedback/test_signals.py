@@ -46,7 +46,7 @@ def test_a_weak_lone_signal_is_close_to_neutral():
     assert reward(signal("accept", weight=0.01)) == pytest.approx(0.505)
     assert reward(signal("accept", 0.0, weight=0.01)) == pytest.approx(0.495)
     assert reward(signal("accept", weight=0.0)) is None
-    assert reward(signal("comment", comment="nice", value=0.0)) is None
+    assert reward(signal("comment", value=0.0)) is None
 
 
 def test_no_number_of_accepts_outvotes_a_trusted_failed_test():

@@ -2,6 +2,8 @@
 
 from collections import defaultdict
 
+from tests.sealed import sealed_turn
+
 from penstock.messages.base import FORMAT, Array, Event, Stream
 from penstock.messages.control import ActorFailed, ActorStarted, RunFinished, RunStarted
 from penstock.messages.feedback import (
@@ -164,7 +166,7 @@ def live_request() -> list[Event]:
             session_id="s",
             key_id="user",
             training_consent=True,
-            turn=turn(0, 8),
+            turn=sealed_turn(turn(0, 8), "q1"),
             replica="west-0",
         ),
         FeedbackReceived(feedback_id="f1", **given),

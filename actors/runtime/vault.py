@@ -1,0 +1,143 @@
+"""Users' content keys: one per tenant and user, kept outside the log, gone when a user is erased.
+
+```
+ master key (a file of the service) ──wraps──▶ content-keys/<tenant>/<user>, an object of the store
+                                                   └─seals─▶ turns, comments, corrections in the log
+```
+Sealing is deterministic (AES-SIV, RFC 5297): the same event sealed twice has the same bytes.
+"""
+
+import secrets
+from collections import OrderedDict
+
+import msgspec
+from blake3 import blake3
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+
+from penstock.messages.bus import ObjectStore
+from penstock.messages.errors import (
+    CodecError,
+    ConfigError,
+    CorruptDataError,
+    ErasedError,
+    NotFoundError,
+)
+from penstock.messages.reading.parsing import parse_msgpack
+from penstock.messages.reading.sealed import Sealed
+
+KEYS_PREFIX = "content-keys/"
+KEY_BYTES = 64
+"""AES-SIV with 256 bits: two keys of 32 bytes."""
+NUM_KEYS_MAX = 10_000
+"""Kept in memory."""
+_SERVICE = "service"
+"""Owner and key of what waits for its user's key: sealed under the master key's own."""
+
+
+class _StoredKey(msgspec.Struct, frozen=True, kw_only=True):
+    key_id: str
+    wrapped: bytes
+
+
+class _Key(msgspec.Struct, frozen=True, kw_only=True):
+    key_id: str
+    cipher: AESSIV
+
+
+class Vault:
+    """Seals and opens users' content, and erases their keys."""
+
+    def __init__(self, store: ObjectStore, master_key: bytes) -> None:
+        """Args: the run's store, and the 32 bytes of the service's master key."""
+        self._store = store
+        self._wrapping = AESSIV(_derived(master_key, "wraps content keys"))
+        self._own = AESSIV(_derived(master_key, "seals what waits for its key"))
+        self._keys: OrderedDict[str, _Key] = OrderedDict()
+
+    async def seal(self, owner: str, what: str, data: bytes) -> Sealed:
+        """Seal bytes for an owner `<tenant>/<user>`; its first key is made here.
+
+        Raises:
+            ConfigError: The owner's key was wrapped by another master key.
+            StoreUnreachableError: The store did not answer.
+
+        """
+        key = self._keys.get(owner) or await self._read(owner) or await self._make(owner)
+        return Sealed(
+            owner=owner, key_id=key.key_id, data=key.cipher.encrypt(data, [what.encode()])
+        )
+
+    def seal_for_later(self, what: str, data: bytes) -> Sealed:
+        """Seal bytes that lie on this machine's disk until their user's key can be had."""
+        data = self._own.encrypt(data, [what.encode()])
+        return Sealed(owner=_SERVICE, key_id=_SERVICE, data=data)
+
+    async def open(self, sealed: Sealed, what: str) -> bytes:
+        """Open what `seal` or `seal_for_later` made for the same `what`; see `Opener.open`."""
+        cipher = self._own if self.is_for_later(sealed) else (await self._key_of(sealed)).cipher
+        try:
+            return cipher.decrypt(sealed.data, [what.encode()])
+        except InvalidTag as error:
+            raise CodecError(f"content of {what}: sealed for something else, or changed") from error
+
+    @staticmethod
+    def is_for_later(sealed: Sealed) -> bool:
+        """Whether `seal_for_later` made this."""
+        return (sealed.owner, sealed.key_id) == (_SERVICE, _SERVICE)
+
+    async def erase(self, owner: str) -> bool:
+        """Delete an owner's key; return whether there was one."""
+        self.forget(owner)
+        name = KEYS_PREFIX + owner
+        was_there = await self._store.exists(name)
+        await self._store.delete(name)
+        return was_there
+
+    def forget(self, owner: str) -> None:
+        """Drop the copy of a key in memory."""
+        self._keys.pop(owner, None)
+
+    async def _key_of(self, sealed: Sealed) -> _Key:
+        key = self._keys.get(sealed.owner)
+        if key is None or key.key_id != sealed.key_id:
+            key = await self._read(sealed.owner)
+        if key is None or key.key_id != sealed.key_id:
+            raise ErasedError(f"content of {sealed.owner}: its key {sealed.key_id} was erased")
+        return key
+
+    async def _read(self, owner: str) -> _Key | None:
+        try:
+            data = await self._store.get(KEYS_PREFIX + owner)
+        except NotFoundError:
+            return None
+        stored = parse_msgpack(data, _StoredKey, f"key of {owner}")
+        try:
+            secret = self._wrapping.decrypt(stored.wrapped, [owner.encode()])
+        except InvalidTag as error:
+            text = "the run's content keys were wrapped by another master key: take that one's file"
+            raise ConfigError(f"master_key: {text}") from error
+        return self._keep(owner, stored.key_id, secret)
+
+    async def _make(self, owner: str) -> _Key:
+        """Make an owner's key; of several processes that do so at once, one's is kept."""
+        secret, key_id = secrets.token_bytes(KEY_BYTES), secrets.token_hex(8)
+        wrapped = self._wrapping.encrypt(secret, [owner.encode()])
+        data = msgspec.msgpack.encode(_StoredKey(key_id=key_id, wrapped=wrapped))
+        try:
+            await self._store.put(KEYS_PREFIX + owner, data)
+        except CorruptDataError:
+            return await self._read(owner) or await self._make(owner)
+        return self._keep(owner, key_id, secret)
+
+    def _keep(self, owner: str, key_id: str, secret: bytes) -> _Key:
+        key = _Key(key_id=key_id, cipher=AESSIV(secret))
+        self._keys[owner] = key
+        self._keys.move_to_end(owner)
+        if len(self._keys) > NUM_KEYS_MAX:
+            self._keys.popitem(last=False)
+        return key
+
+
+def _derived(master_key: bytes, purpose: str) -> bytes:
+    return blake3(master_key, derive_key_context=f"penstock: {purpose}").digest(KEY_BYTES)

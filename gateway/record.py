@@ -1,0 +1,150 @@
+"""What the log gets of an answered request: its turn, sealed, or counts alone. And who decides."""
+
+import msgspec
+
+from penstock.actors.runtime.vault import Vault
+from penstock.gateway.arms import Route
+from penstock.gateway.errors import invalid
+from penstock.gateway.keys import KeySpec
+from penstock.messages.errors import PenstockError
+from penstock.messages.feedback import (
+    FeedbackReceived,
+    InferenceCounted,
+    InferenceRecorded,
+    owner_of,
+)
+from penstock.messages.gates import ReplyFacts
+from penstock.messages.reading.sealed import FeedbackContent, Sealed, SealedTurn
+from penstock.messages.rollout import Turn
+
+
+class Consent(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be done with one request and what is said about it."""
+
+    storage: bool
+    training: bool
+
+
+def consent_of(key: KeySpec, store: bool, metadata: dict[str, str]) -> Consent:
+    """Return the key's consents, less what the request takes back.
+
+    Args:
+        key: whose consents are the most that a request can have.
+        store: the request's own field; False is counts alone.
+        metadata: the request's; `storage_consent` and `training_consent` may be "false".
+
+    Raises:
+        ApiError: 400, one of the two is neither "true" nor "false".
+
+    """
+    storage = key.storage_consent and store and _agrees(metadata, "storage_consent")
+    training = _agrees(metadata, "training_consent") and key.training_consent and storage
+    return Consent(storage=storage, training=training)
+
+
+def _agrees(metadata: dict[str, str], name: str) -> bool:
+    value = metadata.get(name, "true")
+    if value not in {"true", "false"}:
+        raise invalid('expected "true" or "false"', f"metadata.{name}")
+    return value == "true"
+
+
+class Client(msgspec.Struct, frozen=True, kw_only=True):
+    """Who made a request, and what may be done with it."""
+
+    key: KeySpec
+    user: str
+    """Pseudonym."""
+    consent: Consent
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    """An answered request, before it goes to the log."""
+
+    request_id: str
+    session_id: str
+    client: Client
+    route: Route
+    channel: str
+    facts: ReplyFacts
+    at: float
+    """Unix seconds."""
+    turn: Turn
+    policy_version: int
+    replica: str
+
+
+async def record_of(answered: Answered, vault: Vault) -> InferenceRecorded | InferenceCounted:
+    """Return the event of an answered request.
+
+    Where the user's key cannot be had now, the turn is sealed for later: `resealed` makes it ready
+    for the log.
+    """
+    if not answered.client.consent.storage:
+        return _counted(answered)
+    client, route = answered.client, answered.route
+    owner = owner_of(client.key.tenant, client.user)
+    data = msgspec.msgpack.encode(answered.turn)
+    try:
+        sealed = await vault.seal(owner, answered.request_id, data)
+    except (PenstockError, OSError):
+        sealed = vault.seal_for_later(answered.request_id, data)
+    return InferenceRecorded(
+        request_id=answered.request_id,
+        session_id=answered.session_id,
+        key_id=client.key.key_id,
+        tenant=client.key.tenant,
+        user=client.user,
+        training_consent=client.consent.training,
+        variant=route.variant,
+        propensity=route.propensity,
+        channel=answered.channel,
+        facts=answered.facts,
+        recorded_at=answered.at,
+        turn=SealedTurn(summary=answered.turn.summary, sealed=sealed),
+        policy_version=answered.policy_version,
+        replica=answered.replica,
+    )
+
+
+async def resealed(record: InferenceRecorded, vault: Vault) -> InferenceRecorded:
+    """Return a record whose turn is sealed under its user's key.
+
+    Raises:
+        StoreUnreachableError: The key still cannot be had.
+
+    """
+    turn = record.turn
+    if not isinstance(turn, SealedTurn) or not vault.is_for_later(turn.sealed):
+        return record
+    data = await vault.open(turn.sealed, record.request_id)
+    sealed = await vault.seal(owner_of(record.tenant, record.user), record.request_id, data)
+    return msgspec.structs.replace(record, turn=msgspec.structs.replace(turn, sealed=sealed))
+
+
+async def sealed_content(
+    vault: Vault, event: FeedbackReceived, content: FeedbackContent
+) -> Sealed | None:
+    """Return what a user wrote, sealed; None where it is nothing."""
+    if content == FeedbackContent():
+        return None
+    owner = owner_of(event.tenant, event.user)
+    return await vault.seal(owner, event.key(), msgspec.msgpack.encode(content))
+
+
+def _counted(answered: Answered) -> InferenceCounted:
+    client, route = answered.client, answered.route
+    return InferenceCounted(
+        request_id=answered.request_id,
+        key_id=client.key.key_id,
+        tenant=client.key.tenant,
+        variant=route.variant,
+        propensity=route.propensity,
+        channel=answered.channel,
+        facts=msgspec.structs.replace(answered.facts, tools={}),
+        recorded_at=answered.at,
+        turn=answered.turn.summary,
+        stop_reason=answered.turn.stop_reason,
+        policy_version=answered.policy_version,
+        replica=answered.replica,
+    )

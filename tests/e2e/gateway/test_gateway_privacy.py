@@ -1,0 +1,113 @@
+"""What the log keeps of users, by consent: found nowhere else, decoded or raw."""
+
+import aiohttp
+import pytest
+
+from penstock.messages.base import Event
+from penstock.messages.codec import EVENTS, encode
+from penstock.messages.feedback import FeedbackReceived, InferenceCounted, InferenceRecorded
+from penstock.messages.streams import STREAMS, Retention
+
+from .conftest import Site
+
+SECRET_TEXT = "my-very-own-words"
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+@pytest.fixture
+async def http(site):
+    async with aiohttp.ClientSession(site.url) as session:
+        yield session
+
+
+async def ask(site: Site, http, secret: str = "psk-test", **fields) -> dict:
+    site.will_reply(site.chat.render_turn("return a + b"))
+    body = {"model": "policy", "messages": [{"role": "user", "content": SECRET_TEXT}]}
+    reply = await http.post("/v1/chat/completions", json=body | fields, headers=bearer(secret))
+    assert reply.status == 200, await reply.text()
+    return await reply.json()
+
+
+async def rate(http, secret: str, request_id: str, **fields) -> dict:
+    body = {"request_id": request_id, "name": "accept", "value": 1, "comment": SECRET_TEXT}
+    reply = await http.post("/v1/feedback", json=body | fields, headers=bearer(secret))
+    assert reply.status == 200, await reply.text()
+    return await reply.json()
+
+
+def is_log(kind: type[Event]) -> bool:
+    return STREAMS[kind.stream].retention is Retention.LIMITS
+
+
+async def everything(site: Site, folder) -> bytes:
+    """Return all events as they are stored, and all objects and files."""
+    kinds = [kind for kind in EVENTS if is_log(kind)]
+    stored = [encode(d.event) async for d in site.bus.follow(kinds, stop_at_end=True)]
+    files = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    return b"\0".join([*stored, *files])
+
+
+NO_CONSENT = [
+    ("psk-private", {}),
+    ("psk-test", {"store": False}),
+    ("psk-test", {"metadata": {"storage_consent": "false"}}),
+]
+
+
+@pytest.mark.parametrize(("secret", "fields"), NO_CONSENT)
+async def test_without_consent_to_storage_the_log_has_counts_alone(
+    site, http, tmp_path, secret, fields
+):
+    reply = await ask(site, http, secret, user="alice", **fields)
+    await rate(http, secret, reply["id"], correction=SECRET_TEXT, user="alice")
+    assert await site.events(InferenceRecorded) == []
+    (counted,) = await site.events(InferenceCounted)
+    usage = reply["usage"]
+    counts = (counted.turn.num_context, counted.turn.num_sampled)
+    assert counts == (usage["prompt_tokens"], usage["completion_tokens"])
+    assert (counted.request_id, counted.policy_version) == (reply["id"], 7)
+    (feedback,) = await site.events(FeedbackReceived)
+    assert feedback.content is None and feedback.value == 1.0
+    found = await everything(site, tmp_path)
+    ids = site.generator.asked[0].token_ids.data
+    for needle in (SECRET_TEXT.encode(), b"return a + b", b"alice", ids):
+        assert needle not in found
+    assert b"content-keys" not in found and not (tmp_path / "objects" / "content-keys").exists()
+
+
+async def test_with_consent_content_is_stored_but_sealed(site, http, tmp_path):
+    reply = await ask(site, http, user="alice")
+    given = await rate(http, "psk-test", reply["id"], correction=SECRET_TEXT)
+    (record,) = await site.events(InferenceRecorded)
+    turn = await site.turn(record)
+    assert turn.context_ids.data == site.generator.asked[0].token_ids.data
+    (feedback,) = await site.events(FeedbackReceived)
+    assert feedback.user == record.user and feedback.content is not None
+    found = await everything(site, tmp_path)
+    for needle in (SECRET_TEXT.encode(), b"return a + b", b"alice", turn.context_ids.data):
+        assert needle not in found
+    url = f"/v1/feedback/{given['feedback_id']}"
+    await http.patch(url, json={"comment": "changed"}, headers=bearer("psk-test"))
+    amended = (await site.events(FeedbackReceived))[-1]
+    content = await site.feedback_content(amended)
+    assert (content.comment, content.correction) == ("changed", SECRET_TEXT)
+
+
+async def test_consent_to_training_is_another_one(site, http):
+    await ask(site, http, metadata={"training_consent": "false"})
+    await ask(site, http, metadata={"training_consent": "true"})
+    await ask(site, http, "psk-other", metadata={"training_consent": "true"})
+    records = await site.events(InferenceRecorded)
+    assert [record.training_consent for record in records] == [False, True, False]
+
+
+@pytest.mark.parametrize("name", ["training_consent", "storage_consent"])
+async def test_a_consent_that_is_neither_true_nor_false_is_refused(site, http, name):
+    body = {"model": "policy", "messages": [{"role": "user", "content": "x"}]}
+    body |= {"metadata": {name: "perhaps"}}
+    reply = await http.post("/v1/chat/completions", json=body, headers=bearer("psk-test"))
+    assert (reply.status, (await reply.json())["error"]["param"]) == (400, f"metadata.{name}")
+    assert not site.generator.asked
