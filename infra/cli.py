@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "show the state of a run, updated every second"
     _add_host_file(_add(commands, "top", "commands.status:top_command", text, of_run=True))
     _add_channel(commands)
+    _add_experiment(commands)
     _add_log(commands)
     text = "check this machine: what is installed, what is missing, how to get it"
     _add(commands, "doctor", "commands.doctor:doctor", text, has_json=True)
@@ -119,6 +120,22 @@ def _add_channel(commands: Commands) -> None:
     text = "version that it points to from now on; until the first move it is the newest"
     channel.add_argument("--version", type=int, metavar="N", help=text)
     _add_host_file(channel)
+
+
+def _add_experiment(commands: Commands) -> None:
+    text = "show the candidate, its gates, and what users' arms say of it"
+    name = "commands.experiment:experiment_command"
+    experiment = _add(commands, "experiment", name, text, of_run=True, has_json=True)
+    text = "difference in reward for which missing sessions are computed"
+    experiment.add_argument("--effect", type=_effect, metavar="X", help=text)
+    _add_host_file(experiment)
+
+
+def _effect(text: str) -> float:
+    value = float(text)
+    if not 0.0 < value < 1.0:
+        raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, got {text}")
+    return value
 
 
 def _add_mismatch(commands: Commands) -> None:

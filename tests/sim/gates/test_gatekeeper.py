@@ -1,13 +1,18 @@
 """The gatekeeper: what becomes stable, what never does, and that nobody decides twice."""
 
 import asyncio
+import io
 import random
 from collections import Counter
+from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 from tests.sim.gates.world import CONFIG, NUM_TASKS, World, good, lossy, published, simulate
 
+from penstock.infra.commands.experiment import ExperimentReport, read_experiment, render
+from penstock.infra.run.config_file import load_config
 from penstock.messages.gates import (
     Arm,
     CandidateChosen,
@@ -245,5 +250,41 @@ def test_a_gatekeeper_reads_the_whole_log_before_it_decides() -> None:
         world.gatekeeper()
         decided = await settled(world)
         assert decided.decision is Decision.ROLLED_BACK
+
+    simulate(scenario)
+
+
+def test_penstock_experiment_reports_what_the_gatekeeper_sees() -> None:
+    config = msgspec.structs.replace(
+        load_config(Path("infra/configs/quickstart.toml")), gatekeeper=CONFIG
+    )
+
+    async def report(world: World) -> ExperimentReport:
+        return await read_experiment(world.bus, world.store, config, effect=0.02)
+
+    def shown(found: ExperimentReport) -> str:
+        console = Console(width=200, record=True, file=io.StringIO())
+        console.print(render(found))
+        return console.export_text()
+
+    async def scenario(world: World) -> None:
+        assert "no version has been a candidate yet" in shown(await report(world))
+        await candidate(world)
+        await world.users(good, number=0, num=15, times=2)
+        found = await report(world)
+        assert found.channels == {"stable": 0, "candidate": 1}
+        assert (found.candidate.phase, found.candidate.share) == ("arms", 0.5)
+        assert sum(arm.num_users for arm in found.candidate.arms) == 30
+        better, other = (arm.snips for arm in reversed(found.candidate.arms))
+        assert better > other
+        assert found.candidate.num_sessions_missing > 10_000
+        assert found.candidate.blocked_by in shown(found)
+        assert "days at the traffic so far" in shown(found)
+        await world.users(good, number=0)
+        await settled(world)
+        found = await report(world)
+        assert found.candidate.phase == "promoted"
+        assert [one.decision for one in found.decided] == [Decision.PROMOTED]
+        assert "every gate passed" in shown(found)
 
     simulate(scenario)

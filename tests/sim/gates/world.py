@@ -102,7 +102,7 @@ class World:
         self.served = {"stable": 0, "candidate": 0}
         self.channels = dict(self.served)
         self._rng = random.Random(7)
-        self._bus = MemoryBus(self.server, run_id="test", store=self.store, name="test")
+        self.bus = MemoryBus(self.server, run_id="test", store=self.store, name="test")
         self._tasks: list[asyncio.Task] = []
         self._num_users = 0
         self._num_hosts = 0
@@ -134,10 +134,10 @@ class World:
         return self._tasks[-1]
 
     async def publish(self, *events: Event) -> None:
-        await self._bus.publish(events)
+        await self.bus.publish(events)
 
     async def read(self, event_type: type[Event]) -> list:
-        return [d.event async for d in self._bus.follow([event_type], stop_at_end=True)]
+        return [d.event async for d in self.bus.follow([event_type], stop_at_end=True)]
 
     async def wait_for(self, event_type: type[Event], count: int = 1, within_s: float = 3600.0):
         async with asyncio.timeout(within_s):
@@ -206,7 +206,7 @@ class World:
 
     async def _evaluate(self) -> None:
         """Answer announcements, as evaluator, workers and judge would."""
-        async for delivery in self._bus.follow([EvalAnnounced]):
+        async for delivery in self.bus.follow([EvalAnnounced]):
             event = delivery.event
             assert isinstance(event, EvalAnnounced)
             await asyncio.sleep(20.0)
@@ -225,7 +225,7 @@ class World:
 
     async def _gateway(self) -> None:
         kinds = [ExperimentStarted, ExperimentDecided, ChannelMoved]
-        async for delivery in self._bus.follow(kinds):
+        async for delivery in self.bus.follow(kinds):
             match delivery.event:
                 case ExperimentStarted() as event:
                     self.arms.started(event)
