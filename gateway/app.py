@@ -7,17 +7,29 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from penstock.gateway.errors import ApiError, error_response
-from penstock.gateway.exchange.serve import serve
+from penstock.gateway.exchange.serve import Read, count_tokens, serve
 from penstock.gateway.feedback import delete_feedback, patch_feedback, post_feedback
-from penstock.gateway.health import healthz, metrics, models, readyz
+from penstock.gateway.health import healthz, metrics, model, models, readyz
 from penstock.gateway.identity import random_id
 from penstock.gateway.page.live_page import live_page
 from penstock.gateway.page.monitor_feed import MonitorFeed, monitor_events, monitor_state
 from penstock.gateway.routes.chat import read_chat
+from penstock.gateway.routes.completions import read_completions
+from penstock.gateway.routes.generate import read_generate
+from penstock.gateway.routes.messages import read_count, read_messages
+from penstock.gateway.routes.responses import read_responses
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, Services
 from penstock.messages.errors import PenstockError
 
 log = logging.getLogger(__name__)
+ROUTES: dict[str, tuple[Read, str]] = {
+    "/v1/chat/completions": (read_chat, "chatcmpl"),
+    "/v1/responses": (read_responses, "resp"),
+    "/v1/messages": (read_messages, "msg"),
+    "/v1/completions": (read_completions, "cmpl"),
+    "/inference/v1/generate": (read_generate, "gen"),
+}
+"""Path -> how its body is read, and what its requests' ids begin with."""
 
 
 def build_app(services: Services) -> web.Application:
@@ -28,7 +40,9 @@ def build_app(services: Services) -> web.Application:
     )
     app.add_routes(
         [
-            web.post("/v1/chat/completions", partial(serve, services, read_chat)),
+            *(web.post(path, partial(serve, services, read)) for path, (read, _) in ROUTES.items()),
+            web.post("/v1/messages/count_tokens", partial(count_tokens, services, read_count)),
+            web.get("/v1/models/{model:.+}", partial(model, services)),
             web.get("/v1/models", partial(models, services)),
             web.post("/v1/feedback", partial(post_feedback, services)),
             web.patch("/v1/feedback/{feedback_id}", partial(patch_feedback, services)),
@@ -48,7 +62,7 @@ def _outer(services: Services) -> Middleware:
     @web.middleware
     async def outer(request: web.Request, handler: Handler) -> web.StreamResponse:
         """Name the request, turn errors into the route's form, count."""
-        request[REQUEST_ID] = random_id("chatcmpl")
+        request[REQUEST_ID] = random_id(_prefix(request.path))
         try:
             response = await handler(request)
         except ConnectionResetError:
@@ -68,6 +82,10 @@ def _outer(services: Services) -> Middleware:
         return response
 
     return outer
+
+
+def _prefix(path: str) -> str:
+    return ROUTES[path][1] if path in ROUTES else "req"
 
 
 def _as_api_error(error: Exception) -> ApiError:

@@ -44,9 +44,13 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
             "parameters": self.parameters,
         }
 
+    def typed(self, call: ToolCall) -> dict[str, Any]:
+        """Return a call's arguments in the types that the schema asks for."""
+        return typed_arguments(call, self.properties)
+
     def arguments_json(self, call: ToolCall) -> str:
-        """Return a call's arguments as JSON, in the types that the schema asks for."""
-        return msgspec.json.encode(typed_arguments(call, self.properties)).decode()
+        """Return a call's typed arguments as JSON."""
+        return msgspec.json.encode(self.typed(call)).decode()
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +132,8 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[Said, ...] = ()
     prompt: str | tuple[int, ...] | None = None
     """What to continue instead of answering messages: a text, or token ids as they are."""
+    prompt_place: str = "prompt"
+    """Where the body has it, for errors."""
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
     allows_parallel_calls: bool = True

@@ -62,6 +62,8 @@ def error_body(error: ApiError, path: str = "") -> bytes:
     """Return the JSON of an error in the form of a path's clients."""
     if path.startswith(ANTHROPIC_PATH):
         text = f"{error.param}: {error.message}" if error.param else error.message
+        if error.code == "context_length_exceeded":
+            text = f"prompt is too long: {error.message}"
         fields = {"type": _anthropic_type(error.status), "message": text}
         return msgspec.json.encode({"type": "error", "error": fields})
     fields = {

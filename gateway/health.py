@@ -1,5 +1,7 @@
 """`/healthz`, `/readyz`, `/metrics`, `/v1/models`."""
 
+from typing import Any
+
 from aiohttp import web
 
 from penstock.gateway.errors import ApiError
@@ -29,17 +31,40 @@ async def readyz(services: Services, request: web.Request) -> web.Response:
 
 
 async def models(services: Services, request: web.Request) -> web.Response:
-    """List the one model."""
+    """List the one model, in OpenAI's form and in Anthropic's."""
     services.authenticate(request)
-    model = {
+    found = _model(services)
+    ends = {"has_more": False, "first_id": found["id"], "last_id": found["id"]}
+    return web.json_response({"object": "list", "data": [found]} | ends)
+
+
+async def model(services: Services, request: web.Request) -> web.Response:
+    """Describe one model.
+
+    Raises:
+        ApiError: 404, there is no such.
+
+    """
+    services.authenticate(request)
+    name = request.match_info["model"]
+    if name != services.config.model:
+        text = f"there is no model {name!r} here; expected {services.config.model!r}"
+        raise ApiError(404, "model_not_found", text, "model")
+    return web.json_response(_model(services))
+
+
+def _model(services: Services) -> dict[str, Any]:
+    return {
         "id": services.config.model,
         "object": "model",
         "created": 0,
         "owned_by": "penstock",
         "policy_version": services.policy_version,
         "max_model_len": services.config.context_tokens_max,
+        "type": "model",
+        "display_name": services.config.model,
+        "created_at": "1970-01-01T00:00:00Z",
     }
-    return web.json_response({"object": "list", "data": [model]})
 
 
 async def metrics(services: Services, feed: MonitorFeed, request: web.Request) -> web.Response:

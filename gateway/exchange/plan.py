@@ -105,7 +105,7 @@ class Planner:
     ) -> list[int]:
         prompt = conversation.prompt
         if isinstance(prompt, tuple):
-            return self._checked_ids(prompt)
+            return self._checked_ids(prompt, conversation.prompt_place)
         messages = [] if prompt is not None else messages_of(conversation)
         num_bytes = _num_bytes(messages, told, prompt or "")
         charge.num_tokens = num_bytes // BYTES_PER_TOKEN
@@ -132,11 +132,11 @@ class Planner:
             text = "the prompt was not tokenized in time"
             raise ApiError(503, "overloaded", text, retry_after_s=5.0) from error
 
-    def _checked_ids(self, ids: tuple[int, ...]) -> list[int]:
+    def _checked_ids(self, ids: tuple[int, ...], place: str) -> list[int]:
         size = self._format.tokenizer.vocab_size
         for index, token_id in enumerate(ids):
             if not 0 <= token_id < size:
-                raise invalid(f"expected a token id from 0 to {size - 1}", f"prompt[{index}]")
+                raise invalid(f"expected a token id from 0 to {size - 1}", f"{place}[{index}]")
         return list(ids)
 
     def _sampling(self, conversation: LiveRequest, num_reply: int, seed: int) -> Sampling:

@@ -17,7 +17,6 @@ from penstock.actors.policy.chat.format import ChatMessage, OfferedTools, Role
 from penstock.envs.harness.versions import prompt_for
 from penstock.gateway.conversation import Call, LiveRequest, Said, Tool
 from penstock.gateway.errors import invalid
-from penstock.messages.reading.parsing import parse_json
 from penstock.messages.rollout import ToolCall
 
 NUM_REMEMBERED_MAX = 16_384
@@ -56,12 +55,7 @@ class ReplyMemory:
 
 def shown_calls(calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> list[ToolCall]:
     """Return calls as they come back from a client that had them in the types of their schemas."""
-    shown: list[ToolCall] = []
-    for call in calls:
-        text = tools[call.name].arguments_json(call)
-        arguments = parse_json(text, dict[str, object], "arguments")
-        shown.append(Call(name=call.name, arguments=arguments).made)
-    return shown
+    return [Call(name=one.name, arguments=tools[one.name].typed(one)).made for one in calls]
 
 
 def messages_of(conversation: LiveRequest) -> list[ChatMessage]:

@@ -10,7 +10,8 @@ from aiohttp import web
 from penstock.gateway.conversation import Asked, LiveRequest
 from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.exchange import Exchange
-from penstock.gateway.exchange.plan import TokenCharge
+from penstock.gateway.exchange.plan import Plan, TokenCharge
+from penstock.gateway.keys import KeySpec
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, Services
 
 SESSION_HEADERS = (
@@ -25,40 +26,85 @@ _NUM_IGNORED_MAX = 32
 _PLAIN_NAME = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
 
 
-async def serve(
-    services: Services, read: Callable[[bytes], Asked], request: web.Request
-) -> web.StreamResponse:
+Read = Callable[[bytes], Asked]
+
+
+async def serve(services: Services, read: Read, request: web.Request) -> web.StreamResponse:
     """Answer one request whose body `read` understands; whatever it says costs its key.
 
     Raises:
         ApiError: The request is refused.
 
     """
+    exchange = None
+    with _admitted(services, request) as (key, charge):
+        asked = await _read(services, read, request)
+        with _places(services, asked.conversation.num_choices):
+            plan = await _plan(services, request, asked.conversation, key, charge)
+            exchange = Exchange(services, request, key, asked, plan)
+            try:
+                return await exchange.answer()
+            finally:
+                charge.num_tokens += sum(len(choice.token_ids) for choice in exchange.choices)
+
+
+async def count_tokens(services: Services, read: Read, request: web.Request) -> web.Response:
+    """Answer how many tokens a prompt has; it costs as many.
+
+    Raises:
+        ApiError: The request is refused.
+
+    """
+    with _admitted(services, request) as (key, charge):
+        asked = await _read(services, read, request)
+        with _places(services, 1):
+            plan = await _plan(services, request, asked.conversation, key, charge)
+        return web.json_response({"input_tokens": len(plan.context_ids)})
+
+
+@contextlib.contextmanager
+def _admitted(
+    services: Services, request: web.Request
+) -> Generator[tuple[KeySpec, TokenCharge], None, None]:
+    """Hold a request's account with its key, and charge it at the end.
+
+    Raises:
+        ApiError: 401 or 429.
+
+    """
     key = services.authenticate(request)
     now = services.ctx.monotonic
     services.limiter.enter(key, now())
-    headers = request[EXTRA_HEADERS] = dict(services.limiter.headers(key, now()))
-    charge, exchange = TokenCharge(), None
+    request[EXTRA_HEADERS] = dict(services.limiter.headers(key, now()))
+    charge = TokenCharge()
     try:
-        asked = read(await read_whole(services, request))
-        headers |= _told_ignored(asked.ignored)
-        conversation = asked.conversation
-        _check_model(conversation, services)
-        with _places(services, conversation.num_choices):
-            session = session_of(request, conversation) or request[REQUEST_ID]
-            plan = await services.planner.plan(
-                conversation,
-                key_id=key.key_id,
-                session_id=services.pseudonyms.session(key, session),
-                seed=services.ctx.random.getrandbits(31),
-                charge=charge,
-            )
-            exchange = Exchange(services, request, key, asked, plan)
-            return await exchange.answer()
+        yield key, charge
     finally:
-        if exchange is not None:
-            charge.num_tokens += sum(len(choice.token_ids) for choice in exchange.choices)
         services.limiter.leave(key, charge.num_tokens, now())
+
+
+async def _read(services: Services, read: Read, request: web.Request) -> Asked:
+    asked = read(await read_whole(services, request))
+    request[EXTRA_HEADERS].update(_told_ignored(asked.ignored))
+    _check_model(asked.conversation, services)
+    return asked
+
+
+async def _plan(
+    services: Services,
+    request: web.Request,
+    conversation: LiveRequest,
+    key: KeySpec,
+    charge: TokenCharge,
+) -> Plan:
+    session = session_of(request, conversation) or request[REQUEST_ID]
+    return await services.planner.plan(
+        conversation,
+        key_id=key.key_id,
+        session_id=services.pseudonyms.session(key, session),
+        seed=services.ctx.random.getrandbits(31),
+        charge=charge,
+    )
 
 
 async def read_whole(services: Services, request: web.Request) -> bytes:
@@ -126,6 +172,6 @@ def _places(services: Services, num: int) -> Generator[None, None, None]:
 
 
 def _check_model(conversation: LiveRequest, services: Services) -> None:
-    if conversation.model != services.config.model:
+    if conversation.model not in {"", services.config.model}:
         text = f"there is no model {conversation.model!r} here; expected {services.config.model!r}"
         raise ApiError(404, "model_not_found", text, "model")

@@ -10,8 +10,10 @@ from penstock.gateway.conversation import (
     NUM_STOPS_MAX,
     STOP_CHARS_MAX,
     Call,
+    ChoiceMode,
     SamplingWishes,
     Tool,
+    ToolChoice,
 )
 from penstock.gateway.errors import ApiError, invalid
 from penstock.messages.errors import CodecError
@@ -108,6 +110,20 @@ def check_tools(tools: Sequence[Tool], param: str = "tools") -> tuple[Tool, ...]
         if not isinstance(tool.parameters.get("properties") or {}, dict):
             raise invalid("expected an object", f"{param}[{index}].function.parameters.properties")
     return tuple(tools)
+
+
+def check_choice(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
+    """Return a choice that the tools allow.
+
+    Raises:
+        ApiError: 400, no tools, or none of that name.
+
+    """
+    if choice.mode is ChoiceMode.REQUIRED and not tools:
+        raise invalid("expected tools beside it", "tool_choice")
+    if choice.name and choice.name not in {tool.name for tool in tools}:
+        raise invalid(f"there is no tool {choice.name!r}", "tool_choice")
+    return choice
 
 
 def check_sampling(wishes: SamplingWishes, names: Mapping[str, str] = {}) -> SamplingWishes:

@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`: OpenAI's chat body to a conversation."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -21,7 +22,13 @@ from penstock.gateway.conversation import (
     ToolChoice,
 )
 from penstock.gateway.errors import invalid
-from penstock.gateway.routes.body import check_sampling, check_tools, read_body, read_call
+from penstock.gateway.routes.body import (
+    check_choice,
+    check_sampling,
+    check_tools,
+    read_body,
+    read_call,
+)
 from penstock.gateway.routes.chat_reply import ChatReplyWriter
 
 NUM_TOP_LOGPROBS_MAX = 20
@@ -161,11 +168,12 @@ def read_chat(body: bytes) -> Asked:
         raise invalid("expected logprobs: true beside it", "top_logprobs")
     if chat.modalities not in ([], ["text"]):
         raise invalid('expected ["text"]: this model writes text alone', "modalities")
+    tools = _tools(chat)
     conversation = LiveRequest(
         model=chat.model,
         messages=tuple(_said(message, index) for index, message in enumerate(chat.messages)),
-        tools=_tools(chat),
-        tool_choice=_choice(chat),
+        tools=tools,
+        tool_choice=_choice(chat, tools),
         allows_parallel_calls=chat.parallel_tool_calls,
         response_format=_format(chat.response_format),
         sampling=_sampling(chat),
@@ -231,17 +239,13 @@ def _tools(chat: ChatBody) -> tuple[Tool, ...]:
     )
 
 
-def _choice(chat: ChatBody) -> ToolChoice:
+def _choice(chat: ChatBody, tools: Sequence[Tool]) -> ToolChoice:
     wanted = chat.tool_choice
     if isinstance(wanted, str):
         choice = ToolChoice(mode=ChoiceMode(wanted))
     else:
         choice = ToolChoice(mode=ChoiceMode.REQUIRED, name=wanted.function.name)
-    if choice.mode is ChoiceMode.REQUIRED and not chat.tools:
-        raise invalid("expected tools beside it", "tool_choice")
-    if choice.name and choice.name not in {tool.function.name for tool in chat.tools}:
-        raise invalid(f"there is no tool {choice.name!r}", "tool_choice.function.name")
-    return choice
+    return check_choice(choice, tools)
 
 
 def _format(wanted: ChatResponseFormat | None) -> ResponseFormat:

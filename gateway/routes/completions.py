@@ -1,0 +1,183 @@
+"""`POST /v1/completions`: a text, or token ids, to continue."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from penstock.gateway.conversation import (
+    NUM_CHOICES_MAX,
+    Asked,
+    Delta,
+    LiveRequest,
+    Opening,
+    Replied,
+    SamplingWishes,
+    TextDelta,
+    sse,
+)
+from penstock.gateway.errors import ApiError, error_body, invalid
+from penstock.gateway.routes.body import check_sampling, read_body
+from penstock.gateway.routes.chat import StreamOptions
+from penstock.gateway.routes.chat_reply import FINISH_REASONS, LOGPROB_MIN, stop_field, usage
+
+NUM_TOKENS_DEFAULT = 16
+"""Of a reply whose request names none, as OpenAI has it."""
+_NUM_LOGPROBS_MAX = 5
+
+
+class CompletionsBody(msgspec.Struct, frozen=True):
+    """Body of `POST /v1/completions`: the fields that have an effect or are refused."""
+
+    model: str
+    prompt: str | list[Any]
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] = {}
+    max_tokens: int = NUM_TOKENS_DEFAULT
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    seed: int | None = None
+    n: int = 1
+    best_of: int | None = None
+    logprobs: int | None = None
+    echo: bool = False
+    suffix: str = ""
+    user: str = ""
+    safety_identifier: str = ""
+
+
+def read_completions(body: bytes) -> Asked:
+    """Read a completions body.
+
+    Raises:
+        ApiError: 400 that names the field and what was expected.
+
+    """
+    read, ignored = read_body(body, CompletionsBody)
+    if not 1 <= read.n <= NUM_CHOICES_MAX:
+        raise invalid(f"expected 1 to {NUM_CHOICES_MAX}", "n")
+    if read.best_of not in {None, read.n}:
+        raise invalid("expected as many as n", "best_of")
+    if read.echo:
+        raise invalid("the prompt is not repeated; leave it out", "echo")
+    if read.suffix:
+        raise invalid("this model only continues; leave it out", "suffix")
+    if not 0 <= (read.logprobs or 0) <= _NUM_LOGPROBS_MAX:
+        raise invalid(f"expected 0 to {_NUM_LOGPROBS_MAX}", "logprobs")
+    wishes = SamplingWishes(
+        temperature=read.temperature,
+        top_p=read.top_p,
+        top_k=read.top_k,
+        min_p=read.min_p,
+        presence_penalty=read.presence_penalty,
+        frequency_penalty=read.frequency_penalty,
+        repetition_penalty=read.repetition_penalty,
+        logit_bias=read.logit_bias,
+        seed=read.seed,
+        num_tokens_max=read.max_tokens,
+        stops=(read.stop,) if isinstance(read.stop, str) else tuple(read.stop),
+        stop_token_ids=tuple(read.stop_token_ids),
+    )
+    conversation = LiveRequest(
+        model=read.model,
+        prompt=_prompt(read.prompt),
+        sampling=check_sampling(wishes, {"num_tokens_max": "max_tokens", "stops": "stop"}),
+        num_choices=read.n,
+        num_top_logprobs=read.logprobs or 0,
+        is_streamed=read.stream,
+        user=read.safety_identifier or read.user,
+    )
+    has_usage = bool(read.stream_options and read.stream_options.include_usage)
+    writer = partial(
+        CompletionsReplyWriter, has_logprobs=read.logprobs is not None, has_usage=has_usage
+    )
+    return Asked(conversation, writer, ignored)
+
+
+def _prompt(given: str | list[Any]) -> str | tuple[int, ...]:
+    """Return the one prompt, which may stand in a list of prompts."""
+    if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
+        (given,) = given
+    if isinstance(given, str):
+        return given
+    if not given or any(type(one) is not int for one in given):
+        text = "expected one prompt: a text, or a list of token ids"
+        raise invalid(text, "prompt")
+    return tuple(given)
+
+
+class CompletionsReplyWriter:
+    """Writes the replies of one request, whole or as events of a stream."""
+
+    def __init__(self, opening: Opening, *, has_logprobs: bool, has_usage: bool) -> None:
+        self._opening = opening
+        self._has_logprobs = has_logprobs
+        self._has_usage = has_usage
+        self._num_written: dict[int, int] = {}
+
+    def whole(self, replies: Sequence[Replied]) -> bytes:
+        """Return the complete response."""
+        choices = [self._choice(reply, reply.text, is_last=True) for reply in replies]
+        body = self._object(choices) | {"usage": usage(self._opening, replies)}
+        return msgspec.json.encode(body)
+
+    def begin(self) -> Iterator[bytes]:
+        """Yield nothing: the first event is the first text."""
+        return iter(())
+
+    def deltas(self, reply: Replied, deltas: Sequence[Delta]) -> Iterator[bytes]:
+        """Yield an event for new text."""
+        text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+        if text:
+            choice = self._choice(reply, text, is_last=False)
+            yield sse(msgspec.json.encode(self._object([choice])))
+
+    def end(self, replies: Sequence[Replied]) -> Iterator[bytes]:
+        """Yield why each ended, usage if asked for, and the end marker."""
+        for reply in replies:
+            choice = self._choice(reply, "", is_last=True)
+            yield sse(msgspec.json.encode(self._object([choice])))
+        if self._has_usage:
+            body = self._object([]) | {"usage": usage(self._opening, replies)}
+            yield sse(msgspec.json.encode(body))
+        yield sse(b"[DONE]")
+
+    def fail(self, error: ApiError) -> Iterator[bytes]:
+        """Yield the error, after which there is no end marker."""
+        yield sse(error_body(error))
+
+    def _choice(self, reply: Replied, text: str, *, is_last: bool) -> dict[str, Any]:
+        reason = FINISH_REASONS[reply.finish] if is_last else None
+        choice: dict[str, Any] = {"index": reply.index, "text": text, "finish_reason": reason}
+        choice["logprobs"] = self._logprobs(reply) if self._has_logprobs else None
+        return choice | (stop_field(reply) if is_last else {})
+
+    def _logprobs(self, reply: Replied) -> dict[str, Any]:
+        """Return the logprobs of the tokens not written yet."""
+        start = self._num_written.get(reply.index, 0)
+        self._num_written[reply.index] = len(reply.token_ids)
+        decode = self._opening.tokenizer.decode
+        return {
+            "tokens": [decode([one]) for one in reply.token_ids[start:]],
+            "token_logprobs": [max(LOGPROB_MIN, one) for one in reply.logprobs[start:]],
+            "top_logprobs": None,
+            "text_offset": [],
+        }
+
+    def _object(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._opening.request_id,
+            "object": "text_completion",
+            "created": int(self._opening.created),
+            "model": self._opening.conversation.model,
+            "choices": choices,
+        }

@@ -1,0 +1,166 @@
+"""`POST /inference/v1/generate`: token ids in, token ids out, as vLLM has it."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from penstock.gateway.conversation import (
+    NUM_CHOICES_MAX,
+    Asked,
+    Delta,
+    LiveRequest,
+    Opening,
+    Replied,
+    SamplingWishes,
+    sse,
+)
+from penstock.gateway.errors import ApiError, error_body, invalid
+from penstock.gateway.routes.body import check_sampling, read_body
+from penstock.gateway.routes.chat_reply import FINISH_REASONS, LOGPROB_MIN
+
+NUM_TOKENS_DEFAULT = 16
+NUM_LOGPROBS_MAX = 20
+_PLACE = "sampling_params"
+
+
+class GenerateSampling(msgspec.Struct, frozen=True):
+    """vLLM's `SamplingParams`: the fields that have an effect or are refused."""
+
+    n: int = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    min_tokens: int | None = None
+
+
+class GenerateBody(msgspec.Struct, frozen=True):
+    """Body of `POST /inference/v1/generate`."""
+
+    token_ids: list[int]
+    sampling_params: GenerateSampling = GenerateSampling()
+    model: str = ""
+    stream: bool = False
+
+
+def read_generate(body: bytes) -> Asked:
+    """Read a generate body.
+
+    Raises:
+        ApiError: 400 that names the field and what was expected.
+
+    """
+    read, ignored = read_body(body, GenerateBody)
+    params = read.sampling_params
+    if not read.token_ids:
+        raise invalid("expected at least one token id", "token_ids")
+    if not 1 <= params.n <= NUM_CHOICES_MAX:
+        raise invalid(f"expected 1 to {NUM_CHOICES_MAX}", f"{_PLACE}.n")
+    if not 0 <= (params.logprobs or 0) <= NUM_LOGPROBS_MAX:
+        raise invalid(f"expected 0 to {NUM_LOGPROBS_MAX}", f"{_PLACE}.logprobs")
+    for name in ("prompt_logprobs", "min_tokens"):
+        if getattr(params, name):
+            raise invalid("not supported; leave it out", f"{_PLACE}.{name}")
+    stop = params.stop or ()
+    wishes = SamplingWishes(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=None if params.top_k == -1 else params.top_k,
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=params.logit_bias or {},
+        seed=params.seed,
+        num_tokens_max=NUM_TOKENS_DEFAULT if params.max_tokens is None else params.max_tokens,
+        stops=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=tuple(params.stop_token_ids or ()),
+        ignores_end=params.ignore_eos,
+    )
+    names = {name: f"{_PLACE}.{name}" for name in SamplingWishes.__struct_fields__}
+    names |= {"num_tokens_max": f"{_PLACE}.max_tokens", "stops": f"{_PLACE}.stop"}
+    conversation = LiveRequest(
+        model=read.model,
+        prompt=tuple(read.token_ids),
+        prompt_place="token_ids",
+        sampling=check_sampling(wishes, names),
+        num_choices=params.n,
+        num_top_logprobs=params.logprobs or 0,
+        is_streamed=read.stream,
+    )
+    writer = partial(GenerateReplyWriter, has_logprobs=params.logprobs is not None)
+    return Asked(conversation, writer, ignored)
+
+
+class GenerateReplyWriter:
+    """Writes the ids of one request's replies."""
+
+    def __init__(self, opening: Opening, *, has_logprobs: bool) -> None:
+        self._opening = opening
+        self._has_logprobs = has_logprobs
+        self._num_written: dict[int, int] = {}
+
+    def whole(self, replies: Sequence[Replied]) -> bytes:
+        """Return the complete response."""
+        return self._body([self._choice(reply, is_last=True) for reply in replies])
+
+    def begin(self) -> Iterator[bytes]:
+        """Yield nothing: the first event has the first ids."""
+        return iter(())
+
+    def deltas(self, reply: Replied, deltas: Sequence[Delta]) -> Iterator[bytes]:
+        """Yield an event with the ids not written yet."""
+        if len(reply.token_ids) > self._num_written.get(reply.index, 0):
+            yield sse(self._body([self._choice(reply, is_last=False)]))
+
+    def end(self, replies: Sequence[Replied]) -> Iterator[bytes]:
+        """Yield why each ended, and the end marker."""
+        for reply in replies:
+            yield sse(self._body([self._choice(reply, is_last=True)]))
+        yield sse(b"[DONE]")
+
+    def fail(self, error: ApiError) -> Iterator[bytes]:
+        """Yield the error, after which there is no end marker."""
+        yield sse(error_body(error))
+
+    def _choice(self, reply: Replied, *, is_last: bool) -> dict[str, Any]:
+        start = self._num_written.get(reply.index, 0)
+        self._num_written[reply.index] = len(reply.token_ids)
+        ids = list(reply.token_ids[start:])
+        logprobs = None
+        if self._has_logprobs:
+            pairs = zip(ids, reply.logprobs[start:], strict=True)
+            logprobs = {"content": [_logprob(one, value) for one, value in pairs]}
+        reason = FINISH_REASONS[reply.finish] if is_last else None
+        return {
+            "index": reply.index,
+            "token_ids": ids,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }
+
+    def _body(self, choices: list[dict[str, Any]]) -> bytes:
+        body = {"request_id": self._opening.request_id, "choices": choices}
+        return msgspec.json.encode(body | {"prompt_logprobs": None})
+
+
+def _logprob(token_id: int, logprob: float) -> dict[str, Any]:
+    return {
+        "token": f"token_id:{token_id}",
+        "logprob": max(LOGPROB_MIN, logprob),
+        "bytes": None,
+        "top_logprobs": [],
+    }
