@@ -1,88 +1,80 @@
-"""A gateway and an engine over a model's folder, with a log that can be read."""
+"""`penstock serve` on a model's folder, and its log."""
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from penstock.actors.generator.actor import Generator
-from penstock.actors.generator.core import EngineOptions
-from penstock.actors.generator.torch_engine import TorchEngine
-from penstock.actors.policy.chat.open import open_chat
-from penstock.actors.policy.checkpoint import as_numpy, load_checkpoint, publishable_state
-from penstock.actors.policy.tokenizer import Tokenizer
-from penstock.actors.runtime.host import ActorHost
-from penstock.gateway.actor import Gateway
-from penstock.gateway.config import GatewayConfig
-from penstock.gateway.keys import KeySpec, hash_key
-from penstock.infra.bus.jetstream.bus import NatsBus
-from penstock.infra.bus.server.server import EmbeddedServer
-from penstock.infra.stores.directory import DirectoryStore
+import aiohttp
+import tomli_w
+
+from penstock.gateway.keys import hash_key
+from penstock.infra.run.runs import find_run, open_log
 from penstock.messages.base import Event
-from penstock.messages.bus import Bus
-from penstock.messages.task import Purpose
 
 from .checkpoint import CONTEXT_TOKENS
 
 KEY, SLOW_KEY = "psk-clients", "psk-slow"
 REPLY_TOKENS = 1024
-_CONSENT = {"storage_consent": True, "training_consent": True}
-_KEYS = (
-    KeySpec(key_id="clients", key_hash=hash_key(KEY), tpm_limit=100_000_000, **_CONSENT),
-    KeySpec(key_id="slow", key_hash=hash_key(SLOW_KEY), rpm_limit=2, **_CONSENT),
-)
+START_S_MAX = 150.0
+_STOP_S_MAX = 60.0
 
 
 class Service:
     """Address and log of what is served."""
 
-    def __init__(self, url: str, bus: Bus) -> None:
-        self.url = url
-        self._bus = bus
+    def __init__(self, folder: Path) -> None:
+        self._run = find_run("s1", folder)
+        self.url = self._run.gateway_url.read_text()
 
     async def events(self, kind: type[Event]) -> Sequence[Event]:
         """Return all events of a type so far."""
-        return [d.event async for d in self._bus.follow([kind], stop_at_end=True)]
+        async with open_log(self._run, "clients") as bus:
+            return [d.event async for d in bus.follow([kind], stop_at_end=True)]
+
+    async def metrics(self) -> str:
+        """Return the gateway's metrics."""
+        async with aiohttp.ClientSession() as session, session.get(f"{self.url}/metrics") as reply:
+            return await reply.text()
 
 
 @contextlib.asynccontextmanager
 async def serving(model: Path, folder: Path) -> AsyncIterator[Service]:
     """Serve a model's folder."""
-    server = EmbeddedServer(store_dir=folder / "events")
-    await server.start()
-    store = DirectoryStore(folder / "objects")
-    bus = await NatsBus.connect(server.url, run_id="r1", store=store, name="clients")
-    stop, urls = asyncio.Event(), asyncio.Queue()
+    keys = folder / "keys.toml"
+    consent = {"storage_consent": True, "training_consent": True}
+    specs = [
+        {"key_id": "clients", "key_hash": hash_key(KEY), "tpm_limit": 100_000_000, **consent},
+        {"key_id": "slow", "key_hash": hash_key(SLOW_KEY), "rpm_limit": 2, **consent},
+    ]
+    keys.write_text(tomli_w.dumps({"keys": specs}))
+    settings = {
+        "gateway.port": 0,
+        "gateway.keys_file": f'"{keys}"',
+        "gateway.context_tokens_max": CONTEXT_TOKENS,
+        "gateway.reply_tokens_max": REPLY_TOKENS,
+        "generator.num_tokens_max": CONTEXT_TOKENS,
+        "generator.num_running_max": 4,
+    }
+    given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "penstock.infra.cli", "--runs-dir", str(folder / "runs")),
+        *("serve", str(model), "--run-id", "s1", *given),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    said = b""
     try:
-        await bus.provision()
-        engine = await _engine(model)
-        tokenizer = Tokenizer.from_json((model / "tokenizer.json").read_text(), "tokenizer.json")
-        config = GatewayConfig(
-            port=0, context_tokens_max=CONTEXT_TOKENS, reply_tokens_max=REPLY_TOKENS
-        )
-        chat = open_chat("renderers:qwen3", tokenizer)
-        gateway = Gateway(config, chat, _KEYS, secret=bytes(32), on_listening=urls.put_nowait)
-        generator = Generator(engine, [Purpose.LIVE], "local", "local")
-        async with asyncio.TaskGroup() as group:
-            for actor in (generator, gateway):
-                host = ActorHost(actor, bus, store, name=actor.role, seed=1)
-                group.create_task(host.run(stop))
-            try:
-                yield Service(await asyncio.wait_for(urls.get(), 30.0), bus)
-            finally:
-                stop.set()
-        await engine.stop()
+        async with asyncio.timeout(START_S_MAX):
+            while b"answers at" not in said:
+                line = await process.stdout.readline()
+                said += line
+                assert line, said.decode()
+        yield Service(folder / "runs")
     finally:
-        await bus.close()
-        await server.stop()
-
-
-async def _engine(model: Path) -> TorchEngine:
-    policy = load_checkpoint(model)
-    options = EngineOptions(num_running_max=4, num_parked_max=4, num_tokens_max=CONTEXT_TOKENS)
-    engine = TorchEngine(policy.config, options)
-    engine.start()
-    await engine.begin_update()
-    await engine.apply({name: as_numpy(t) for name, t in publishable_state(policy).items()})
-    await engine.commit(0)
-    return engine
+        if process.returncode is None:
+            process.terminate()
+        async with asyncio.timeout(_STOP_S_MAX):
+            await process.communicate()
