@@ -63,6 +63,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     session_id: str
+    segment: str
     client: Client
     route: Route
     channel: str
@@ -92,6 +93,7 @@ async def record_of(answered: Answered, vault: Vault) -> InferenceRecorded | Inf
     return InferenceRecorded(
         request_id=answered.request_id,
         session_id=answered.session_id,
+        segment=answered.segment,
         key_id=client.key.key_id,
         tenant=client.key.tenant,
         user=client.user,

@@ -17,6 +17,7 @@ from penstock.gateway.arms import Arms
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.plan import Planner
+from penstock.gateway.exchange.sessions import Sessions, Thread
 from penstock.gateway.identity import Pseudonyms
 from penstock.gateway.keys import KeyRing, KeySpec
 from penstock.gateway.limits import RateLimiter
@@ -29,6 +30,7 @@ REQUEST_ID = web.RequestKey("request_id", str)
 _HOST = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?", re.IGNORECASE | re.ASCII)
 """Names under which this machine reaches itself."""
 _PROXY_HEADERS = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via")
+THREAD = web.RequestKey("thread", Thread)
 EXTRA_HEADERS = web.RequestKey("extra_headers", dict[str, str])
 """Sent with the reply, whether it is one or an error."""
 
@@ -143,6 +145,13 @@ class GatewayMetrics:
             "Replies that went out although the log did not take their record.",
             registry=self.registry,
         )
+        self.prefixes = Counter(
+            "penstock_gateway_prefixes",
+            "Requests that continue a conversation: exact if their context begins with all that "
+            "was sampled in it, as it was sampled.",
+            ["kind"],
+            registry=self.registry,
+        )
         self.feedback = Counter(
             "penstock_gateway_feedback", "Feedback taken.", ["name"], registry=self.registry
         )
@@ -172,6 +181,7 @@ class Services:
         self.limiter = RateLimiter()
         self.metrics = GatewayMetrics()
         self.planner = Planner(config, chat_format)
+        self.sessions = Sessions()
         self.index = RequestIndex()
         self.replicas = ReplicaTable()
         self.arms = Arms(config.channel)

@@ -50,6 +50,8 @@ class InferenceRecorded(Event, frozen=True, kw_only=True):
     stream: ClassVar[Stream] = Stream.FEEDBACK
     request_id: str
     session_id: str
+    segment: str = ""
+    """Requests of a session whose contexts extend one another: the id of the first of them."""
     key_id: str
     """Which bearer key (never the key itself)."""
     tenant: str = ""

@@ -210,7 +210,7 @@ class FeedbackJoin:
                 continue
             self.counts.num_revised += 1
             yield revised
-        if turns := session.open:
+        for turns in session.open:
             rated = session.rate(turns, self._declared, now)
             if rated.is_empty and self._config.default_reward is not None:
                 rated = Rated(rewards=[self._config.default_reward] * len(turns), roots=[])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import msgspec
 
@@ -29,6 +30,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     variant: str
     propensity: float
     policy_version: int
+    segment: str
     at: float
     """When it was recorded, unix seconds."""
 
@@ -76,10 +78,13 @@ class Session:
     """Nothing is published of it before."""
 
     @property
-    def open(self) -> list[Turn]:
-        """Turns that are in no sample yet, at most as many as one may have."""
-        found = [turn for name, turn in self.turns.items() if name not in self.sample_of]
-        return found[:TURNS_MAX]
+    def open(self) -> list[list[Turn]]:
+        """Turns that are in no sample yet, by segment, at most as many as one may have."""
+        found: dict[str, list[Turn]] = {}
+        for name, turn in self.turns.items():
+            if name not in self.sample_of:
+                found.setdefault(turn.segment, []).append(turn)
+        return [turns[:TURNS_MAX] for turns in found.values()]
 
     def add(self, record: InferenceRecorded, now: float) -> None:
         """Take in a request."""
@@ -89,6 +94,7 @@ class Session:
             variant=record.variant,
             propensity=record.propensity,
             policy_version=record.policy_version,
+            segment=record.segment,
             at=record.recorded_at or now,
         )
 
@@ -162,7 +168,9 @@ class Session:
             yield signal, declared[signal.event.name]
 
     def _evidence(self, turns: Sequence[Turn]) -> list[str]:
-        following = dict(zip(self.turns, list(self.turns)[1:], strict=False))
+        segment = turns[0].segment
+        names = [name for name, turn in self.turns.items() if turn.segment == segment]
+        following = dict(pairwise(names))
         found = [following.get(turn.request_id, "") for turn in turns]
         return found if any(found) else []
 

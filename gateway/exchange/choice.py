@@ -6,10 +6,10 @@ import msgspec
 
 from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.sampling import make_turn
-from penstock.gateway.conversation import Delta, Finish, LiveRequest
+from penstock.gateway.conversation import Call, Delta, Finish, LiveRequest
 from penstock.gateway.exchange.generation import Generation
 from penstock.gateway.exchange.plan import Plan
-from penstock.gateway.exchange.prompt import ReplyMemory, shown_calls
+from penstock.gateway.exchange.prompt import ReplyMemory, sent_call
 from penstock.gateway.exchange.reply import ReplyAssembler
 from penstock.gateway.record import Answered, Client
 from penstock.gateway.reply_facts import reply_facts
@@ -102,10 +102,15 @@ class Choice:
         """Keep the ids of a reply that ended by itself, for the session's next turn."""
         ids = self.token_ids
         if ids and ids[-1] in self._format.stop_ids and not self.stop_text:
-            calls = shown_calls(self.calls, self._tools)
+            calls = [call.made for call in self.sent_calls]
             memory.put(self._plan.session_id, self.text, calls, ids)
 
-    def answered(self, client: Client, *, at: float) -> Answered:
+    @property
+    def sent_calls(self) -> list[Call]:
+        """The calls as the client gets them."""
+        return [sent_call(call, self._tools) for call in self.calls]
+
+    def answered(self, client: Client, segment: str, *, at: float) -> Answered:
         """Return what is known of a reply of at least one token."""
         sampled, plan = self.generation.sampled, self._plan
         turn = make_turn(
@@ -114,6 +119,7 @@ class Choice:
         return Answered(
             request_id=self.request_id,
             session_id=plan.session_id,
+            segment=segment,
             client=client,
             route=self.generation.route,
             channel=self.generation.channel,

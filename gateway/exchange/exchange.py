@@ -12,7 +12,7 @@ from penstock.gateway.exchange.choice import Choice
 from penstock.gateway.exchange.plan import Plan
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import Client, consent_of, record_of, resealed
-from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, Owner, Services
+from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Owner, Services
 from penstock.messages.errors import PenstockError
 from penstock.messages.feedback import InferenceRecorded
 
@@ -194,8 +194,9 @@ class Exchange:
                 tenant=client.key.tenant, user=client.user, is_stored=client.consent.storage
             )
             services.index.put(choice.request_id, owner, self._plan.session_id)
+            segment = self._settle_session(choice)
             choice.remember(services.planner.memory)
-            answered = choice.answered(client, at=services.ctx.now())
+            answered = choice.answered(client, segment, at=services.ctx.now())
             try:
                 async with asyncio.timeout(services.config.record_s_max):
                     record = await record_of(answered, services.vault)
@@ -204,6 +205,16 @@ class Exchange:
                     await services.ctx.publish(record)
             except (PenstockError, TimeoutError):
                 services.metrics.unrecorded.inc()
+
+    def _settle_session(self, choice: Choice) -> str:
+        """Note what the session holds now; return the segment that the reply belongs to."""
+        services, thread = self._services, self._request[THREAD]
+        now, ids = services.ctx.monotonic(), (self._plan.context_ids, choice.token_ids)
+        segment, kind = services.sessions.settle(thread, choice.request_id, *ids, now)
+        if kind is not None and not choice.index:
+            services.metrics.prefixes.labels(kind).inc()
+        services.sessions.remember(thread, choice.text, choice.sent_calls, now)
+        return segment
 
     def _observe(self) -> None:
         metrics = self._services.metrics

@@ -53,9 +53,9 @@ class ReplyMemory:
         return None if ids is None else ids.tolist()
 
 
-def shown_calls(calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> list[ToolCall]:
-    """Return calls as they come back from a client that had them in the types of their schemas."""
-    return [Call(name=one.name, arguments=tools[one.name].typed(one)).made for one in calls]
+def sent_call(call: ToolCall, tools: Mapping[str, Tool]) -> Call:
+    """Return a call as its client gets it, in the types of its tool's schema."""
+    return Call(name=call.name, arguments=tools[call.name].typed(call))
 
 
 def messages_of(conversation: LiveRequest) -> list[ChatMessage]:

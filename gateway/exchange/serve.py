@@ -11,8 +11,9 @@ from penstock.gateway.conversation import Asked, LiveRequest
 from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.exchange import Exchange
 from penstock.gateway.exchange.plan import Plan, TokenCharge
+from penstock.gateway.exchange.sessions import Thread
 from penstock.gateway.keys import KeySpec
-from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, Services
+from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Services
 
 SESSION_HEADERS = (
     "X-Session-Id",
@@ -97,14 +98,31 @@ async def _plan(
     key: KeySpec,
     charge: TokenCharge,
 ) -> Plan:
-    session = session_of(request, conversation) or request[REQUEST_ID]
+    thread = request[THREAD] = _thread(services, request, key, conversation)
     return await services.planner.plan(
         conversation,
         key_id=key.key_id,
-        session_id=services.pseudonyms.session(key, session),
+        session_id=services.pseudonyms.session(key, thread.name),
         seed=services.ctx.random.getrandbits(31),
         charge=charge,
     )
+
+
+def _thread(
+    services: Services, request: web.Request, key: KeySpec, conversation: LiveRequest
+) -> Thread:
+    """Find the request's session; a client that named none gets its name in a header."""
+    named = session_of(request, conversation)
+    thread = services.sessions.open(
+        (key.tenant, services.pseudonyms.user(key, conversation.user)),
+        conversation.messages,
+        named=named,
+        new=request[REQUEST_ID],
+        now=services.ctx.monotonic(),
+    )
+    if not named:
+        request[EXTRA_HEADERS][SESSION_HEADERS[0].lower()] = thread.name
+    return thread
 
 
 async def read_whole(services: Services, request: web.Request) -> bytes:
