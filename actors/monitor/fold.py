@@ -7,6 +7,7 @@ from typing import Any
 from penstock.actors.monitor.actor_views import ActorViews
 from penstock.actors.monitor.charge_views import ChargeView
 from penstock.actors.monitor.curves import NUM_SAMPLES_MAX, append_tail, median_or_none
+from penstock.actors.monitor.gate_views import GateViews
 from penstock.actors.monitor.learning import LearningViews
 from penstock.actors.monitor.log_lines import LOGGED, describe
 from penstock.actors.monitor.regions import RegionViews
@@ -79,6 +80,7 @@ class RunFold:
             LiveSampleJoined: self._live_joined,
             **self._learning.handlers,
             **self._regions.handlers,
+            **GateViews(self._state.gates).handlers,
             **self._actors.handlers,
         }
 

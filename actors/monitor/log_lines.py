@@ -15,6 +15,7 @@ from penstock.messages.control import (
     RunStarted,
 )
 from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted, LiveSampleJoined
+from penstock.messages.gates import CandidateChosen, ExperimentDecided, ExperimentStarted
 from penstock.messages.generation import ChannelMoved
 from penstock.messages.reward import EvalCompleted, EvalRequested
 from penstock.messages.training import CheckpointSaved, MidtrainCompleted, StepCompleted
@@ -84,6 +85,10 @@ def _of(event: ItemCharged | ItemQuarantined) -> str:
     return f" (task {event.task_id})" if event.task_id else ""
 
 
+def _decided(event: ExperimentDecided) -> str:
+    return f"version {event.policy_version} is {event.decision.replace('_', ' ')}: {event.reason}"
+
+
 _WORDS: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
     RunStarted: ("info", lambda e: f"run {e.run_id} started, seed {e.seed}"),
     RunFinished: ("info", lambda e: f"run finished at step {e.step}: {e.reason}"),
@@ -99,6 +104,9 @@ _WORDS: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
     EvalRequested: ("info", lambda e: f"evaluation of version {e.policy_version} requested"),
     EvalCompleted: ("info", _evaluated),
     ChannelMoved: ("info", lambda e: f"channel {e.channel} points to version {e.policy_version}"),
+    CandidateChosen: ("info", lambda e: f"version {e.policy_version} is the candidate"),
+    ExperimentStarted: ("info", lambda e: f"users are divided: candidate {e.policy_version}"),
+    ExperimentDecided: ("info", _decided),
     FeedbackReceived: ("info", lambda e: f"feedback {e.name} = {e.value:g} on {e.request_id}"),
     FeedbackRetracted: ("warn", lambda e: f"feedback {e.feedback_id} retracted"),
     LiveSampleJoined: ("info", lambda e: f"{e.sample_id} joined with reward {e.reward:.2f}"),

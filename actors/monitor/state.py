@@ -6,6 +6,7 @@
 import msgspec
 
 from penstock.actors.monitor.charge_views import ChargesView
+from penstock.actors.monitor.gate_views import GatesView
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.telemetry import Wait
 from penstock.messages.training import LedgerRow
@@ -294,6 +295,7 @@ class MonitorState(msgspec.Struct, kw_only=True):
     ledger: LedgerView = msgspec.field(default_factory=LedgerView)
     charges: ChargesView = msgspec.field(default_factory=ChargesView)
     live: LiveView = msgspec.field(default_factory=LiveView)
+    gates: GatesView = msgspec.field(default_factory=GatesView)
     actors: dict[str, ActorView] = {}
     stall: StallView = msgspec.field(default_factory=StallView)
     log: list[LogLine] = []

@@ -41,6 +41,7 @@ def _template() -> str:
         "/*STYLE*/": "page.css",
         "/*CHARTS*/": "charts.js",
         "/*REGIONS*/": "regions.js",
+        "/*GATES*/": "gates.js",
         "/*VIEW*/": "page.js",
     }
     text = (folder / "page.html").read_text(encoding="utf-8")

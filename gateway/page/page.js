@@ -3,7 +3,7 @@ const BLANK = {
   run: {}, midtrain: { points: [] }, steps: [], evals: [], staleness: { tokens: {} }, regions: {},
   rollouts: { ends: {}, outcomes: {} }, sandbox: { gauges: {} }, ledger: { totals: {}, rows: {}, violations: [] },
   charges: { num_proven: 0, num_suspected: 0, num_quarantined: 0, quarantined: [] },
-  live: {}, actors: {}, stall: {}, log: [],
+  live: {}, gates: { channels: {}, decided: [] }, actors: {}, stall: {}, log: [],
 };
 let state = BLANK;
 
@@ -282,7 +282,7 @@ const SECTIONS = {
   lag: [["regions"], drawLag], steptime: [["steps"], drawStepTime],
   loss: [["steps"], drawLoss],
   ledger: [["ledger"], drawLedger], outcomes: [["rollouts"], drawOutcomes], actors: [["actors", "run", "stall"], drawActors],
-  sandbox: [["sandbox"], drawSandbox], live: [["live"], drawLive], log: [["log"], drawLog], charges: [["charges"], drawCharges],
+  sandbox: [["sandbox"], drawSandbox], live: [["live"], drawLive], log: [["log"], drawLog], charges: [["charges"], drawCharges], gates: [["gates"], drawGates],
 };
 
 function draw(changed) {

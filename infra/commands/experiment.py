@@ -92,15 +92,23 @@ async def _num_tasks(store: ObjectStore, config: RunConfig) -> int:
 
 def render(report: ExperimentReport) -> RenderableType:
     """Lay the report out for a terminal."""
-    pairs = ", ".join(f"{name} version {v}" for name, v in sorted(report.channels.items()))
-    parts: list[RenderableType] = [Text(f"channels: {pairs or 'never moved'}")]
     view = report.candidate
+    parts = [render_candidate(report.channels, view)]
+    if view is not None:
+        parts.append(Text(_test(view, report)))
+    if report.decided:
+        parts.append(_history(report.decided))
+    return Group(*parts)
+
+
+def render_candidate(channels: dict[str, int], view: ExperimentView | None) -> RenderableType:
+    """Lay out where the channels point, and the candidate with its arms and gates."""
+    pairs = ", ".join(f"{name} version {v}" for name, v in sorted(channels.items()))
+    parts: list[RenderableType] = [Text(f"channels: {pairs or 'never moved'}")]
     if view is None:
         parts.append(Text("no version has been a candidate yet"))
     else:
-        parts += [Text(_headline(view)), _arms(view), Text(_test(view, report)), _gates(view)]
-    if report.decided:
-        parts.append(_history(report.decided))
+        parts += [Text(_headline(view)), _arms(view), _gates(view)]
     return Group(*parts)
 
 

@@ -21,6 +21,7 @@ from penstock.actors.monitor.state import (
     decode_state,
     encode_state,
 )
+from penstock.infra.commands.experiment import render_candidate
 from penstock.infra.commands.output import printable, printable_struct
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.liveness import has_launcher
@@ -89,6 +90,8 @@ def render(state: MonitorState, *, is_up: bool = True) -> RenderableType:
         parts.append(_regions(state.regions))
     if state.actors:
         parts.append(_actors(state))
+    if state.gates.channels or state.gates.candidate:
+        parts.append(render_candidate(state.gates.channels, state.gates.candidate))
     parts.append(_log(state))
     return Group(*parts)
 

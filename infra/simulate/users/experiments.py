@@ -17,23 +17,22 @@ from penstock.actors.gatekeeper.config import GatekeeperConfig, LiveTestConfig
 from penstock.actors.gatekeeper.experiment import Experiment
 from penstock.actors.gatekeeper.power import users_needed
 from penstock.gateway.arms import Arms
-from penstock.messages.base import Array
 from penstock.messages.feedback import InferenceRecorded, LiveSampleJoined
 from penstock.messages.gates import Arm, Decision, ExperimentStarted, GateState, ReplyFacts
-from penstock.messages.rollout import StopReason, Turn, VersionSpan
+from penstock.messages.rollout import StoredTurn, TurnSummary, VersionSpan
 
 DAY_S = 86400.0
 KEEP_RATE = 0.7
 PLANTED = 0.05
 _EVERY = 50
 """Sessions between two looks at the evidence."""
-_EMPTY = Array(dtype="int32", shape=(0,), data=b"")
-_TURN = Turn(
-    context_ids=_EMPTY,
-    token_ids=_EMPTY,
-    behavior_logprobs=_EMPTY,
-    version_spans=[VersionSpan(policy_version=0, num_tokens=1)],
-    stop_reason=StopReason.STOP,
+_TURN = StoredTurn(
+    object_key="claims/0-turn",
+    num_bytes=1,
+    blake3="0" * 64,
+    summary=TurnSummary(
+        num_context=9, num_sampled=9, version_spans=[VersionSpan(policy_version=0, num_tokens=9)]
+    ),
 )
 
 

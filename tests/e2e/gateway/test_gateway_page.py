@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from tests.unit.monitor.gate_story import decided, gate_story
 from tests.unit.monitor.story import finished, report, story
 
 from penstock.actors.monitor.fold import fold_log
@@ -54,4 +55,19 @@ async def test_the_report_needs_no_server(bus, tmp_path):
         await page.until("document.getElementById('phase')?.textContent === 'finished'")
         for name in CHARTS:
             assert await page.evaluate(charted(name)) > 0, name
+        assert page.problems == []
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+async def test_the_page_shows_the_candidate_its_gates_and_its_end(site, tmp_path, width, height):
+    await site.bus.publish([*story(), *gate_story()])
+    text = "document.getElementById('gates').innerText"
+    async with chromium(CHROMIUM, tmp_path / "profile") as page:
+        await page.open(site.url, width=width, height=height)
+        await page.until(f"{text}.includes('blocked by reply_length')")
+        assert "24,311 more rated sessions per arm" in await page.evaluate(text)
+        overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert await page.evaluate(overflow) == 0
+        await site.bus.publish([decided()])
+        await page.until(f"{text}.includes('rolled back')")
         assert page.problems == []

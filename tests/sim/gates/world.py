@@ -21,24 +21,24 @@ from penstock.gateway.arms import Arms
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
-from penstock.messages.base import Array, Event
+from penstock.messages.base import Event
 from penstock.messages.feedback import InferenceRecorded, LiveSampleJoined
 from penstock.messages.gates import Arm, ExperimentDecided, ExperimentStarted, ReplyFacts
 from penstock.messages.generation import ChannelMoved, ReplicaReported
 from penstock.messages.reward import EvalAnnounced, EvalCompleted, Outcome, Verdict
-from penstock.messages.rollout import StopReason, Turn, VersionSpan
+from penstock.messages.rollout import StoredTurn, TurnSummary, VersionSpan
 from penstock.messages.task import Limits, Purpose, Split, Task
 from penstock.messages.training import BatchManifest, SampleEntry, StepCompleted, VersionDrift
 from penstock.messages.weights import SnapshotKind, WeightsPublished
 
 NUM_TASKS = 20
-EMPTY = Array(dtype="int32", shape=(0,), data=b"")
-TURN = Turn(
-    context_ids=EMPTY,
-    token_ids=EMPTY,
-    behavior_logprobs=EMPTY,
-    version_spans=[VersionSpan(policy_version=0, num_tokens=9)],
-    stop_reason=StopReason.STOP,
+TURN = StoredTurn(
+    object_key="claims/0-turn",
+    num_bytes=1,
+    blake3="0" * 64,
+    summary=TurnSummary(
+        num_context=9, num_sampled=9, version_spans=[VersionSpan(policy_version=0, num_tokens=9)]
+    ),
 )
 CONFIG = GatekeeperConfig(
     quality_bar=0.4,
