@@ -78,7 +78,9 @@ class Gateway(Actor):
             build_app(self._services), access_log=None, shutdown_timeout=self._config.drain_s_max
         )
         await self._runner.setup()
-        await web.TCPSite(self._runner, self._config.host, self._config.port).start()
+        config = self._config
+        reuses = config.is_one_of_several and config.port > 0  # The kernel spreads connections.
+        await web.TCPSite(self._runner, config.host, config.port, reuse_port=reuses).start()
         host, port = self._runner.addresses[0][:2]
         self._on_listening(f"http://{host}:{port}")
         return ()

@@ -16,7 +16,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Address to listen on. Beyond loopback, or through a proxy, the live page, its state and the
     metrics need a key, too; TLS is a proxy's work."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8080
-    """0 takes a free one."""
+    """0 takes a free one. Several gateways of one host share it: the kernel spreads connections."""
     model: str = "policy"
     """The one model name that requests may give."""
     channel: str = NEWEST
@@ -29,6 +29,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     keys_file: str = ""
     """TOML file of further bearer keys (see `keys.py`), besides those that the run makes. A change
     counts within seconds; a file that is wrong changes nothing."""
+    is_one_of_several: bool = False
+    """Whether limits of keys are shared with other gateways of the run; by default, if
+    `[processes]` has several. It costs each request two round trips to the event server."""
     body_bytes_max: PositiveInt = 2 << 20
     num_requests_max: PositiveInt = 64
     """Chat requests in progress over all keys; one more is answered 503."""

@@ -61,7 +61,7 @@ async def post_feedback(services: Services, request: web.Request) -> web.Respons
     content = FeedbackContent(
         comment=_short(body.comment, "comment"), correction=_short(body.correction, "correction")
     )
-    _admit(event, len(data), key, services)
+    await _admit(event, len(data), key, services)
     event = await _with_content(event, content, key, services)
     receipts = await services.ctx.publish(event)
     services.metrics.feedback.labels(event.name).inc()
@@ -73,7 +73,7 @@ async def patch_feedback(services: Services, request: web.Request) -> web.Respon
     key = services.authenticate(request)
     body = decode_body(await request.read(), AmendmentBody)
     event = await _find(services, request, key)
-    _admit(event, request.content_length or TEXT_CHARS_MAX, key, services)
+    await _admit(event, request.content_length or TEXT_CHARS_MAX, key, services)
     if body == AmendmentBody():
         raise invalid(f"expected one of {', '.join(body.__struct_fields__)}", "value")
     amended = msgspec.structs.replace(
@@ -99,7 +99,7 @@ async def delete_feedback(services: Services, request: web.Request) -> web.Respo
     """Retract feedback, with all its amendments; retracting again changes nothing."""
     key = services.authenticate(request)
     event = await _find(services, request, key)
-    _admit(event, 0, key, services)
+    await _admit(event, 0, key, services)
     await services.ctx.publish(
         FeedbackRetracted(
             feedback_id=event.feedback_id,
@@ -194,9 +194,9 @@ def _user(name: str, request_id: str, key: KeySpec, services: Services) -> str:
     return owner.user if owner is not None and not name else services.pseudonyms.user(key, name)
 
 
-def _admit(event: FeedbackReceived, num_bytes: int, key: KeySpec, services: Services) -> None:
+async def _admit(event: FeedbackReceived, num_bytes: int, key: KeySpec, services: Services) -> None:
     """Charge the key for what is about to be stored."""
-    services.limiter.admit_feedback(key, event.user, num_bytes, services.ctx.monotonic())
+    await services.limits.admit_feedback(key, event.user, num_bytes)
 
 
 def _check_numbers(event: FeedbackReceived) -> None:

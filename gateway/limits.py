@@ -6,15 +6,15 @@ fits, a reply's tokens are charged afterwards and may be owed, and headers repor
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
-
-import msgspec
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from penstock.gateway.errors import ApiError
 from penstock.gateway.keys import KeySpec
 
 MINUTE_S = 60.0
 NUM_USERS_MAX = 10_000
+"""Of one key."""
 
 
 class Bucket:
@@ -43,6 +43,15 @@ class Bucket:
         self._refill(now)
         return max(0.0, (min(amount, self.limit) - self._level) * MINUTE_S / self.limit)
 
+    def level(self, now: float) -> float:
+        """Return how much is in it; below zero, it is owed."""
+        self._refill(now)
+        return self._level
+
+    def fill_to(self, level: float, at: float) -> None:
+        """Take over what it held at a time."""
+        self._level, self._at = level, at
+
     def spend(self, amount: float, now: float) -> None:
         """Take `amount` out."""
         self._refill(now)
@@ -54,106 +63,141 @@ class Bucket:
         self._at = max(self._at, now)
 
 
-class _Account(msgspec.Struct, kw_only=True):
-    requests: Bucket
-    tokens: Bucket
-    feedback: Bucket
-    feedback_kib: Bucket
-    num_parallel: int = 0
+class Account:
+    """What one key has left."""
 
-
-class RateLimiter:
-    """The accounts of all keys that have made a request."""
-
-    def __init__(self) -> None:
-        self._accounts: dict[str, _Account] = {}
-        self._users: OrderedDict[tuple[str, str], Bucket] = OrderedDict()
-        """Feedback by key and user; the one used longest ago goes first."""
+    def __init__(self, key: KeySpec, now: float) -> None:
+        self.requests = Bucket(key.rpm_limit, now)
+        self.tokens = Bucket(key.tpm_limit, now)
+        self.num_parallel = 0
 
     def enter(self, key: KeySpec, now: float) -> None:
-        """Admit one chat request; `leave` must follow.
+        """Admit one request; `leave` must follow.
 
         Raises:
-            ApiError: 429, with when to come back.
+            ApiError: 429, with when to come back; nothing is spent.
 
         """
-        account = self._account(key, now)
-        if account.num_parallel >= key.max_parallel_requests:
+        self.requests.limit, self.tokens.limit = key.rpm_limit, key.tpm_limit
+        if self.num_parallel >= key.max_parallel_requests:
             text = f"{key.max_parallel_requests} requests of this key are in progress already"
             raise _too_many("too_many_parallel_requests", text, 1.0)
-        wait_s = account.requests.wait_s(1.0, now)
-        if wait_s > 0:
-            text = f"the limit of {key.rpm_limit} requests per minute is reached"
-            raise _too_many("rate_limit_exceeded", text, wait_s)
-        wait_s = account.tokens.wait_s(1.0, now)
-        if wait_s > 0:
-            text = f"the limit of {key.tpm_limit} tokens per minute is reached"
-            raise _too_many("rate_limit_exceeded", text, wait_s)
-        account.requests.spend(1.0, now)
-        account.num_parallel += 1
+        for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
+            wait_s = bucket.wait_s(1.0, now)
+            if wait_s > 0:
+                text = f"the limit of {bucket.limit} {what} per minute is reached"
+                raise _too_many("rate_limit_exceeded", text, wait_s)
+        self.requests.spend(1.0, now)
+        self.num_parallel += 1
 
-    def leave(self, key: KeySpec, num_tokens: int, now: float) -> None:
+    def leave(self, num_tokens: int, now: float) -> None:
         """End a request that `enter` admitted and charge its tokens."""
-        account = self._account(key, now)
-        account.num_parallel -= 1
-        account.tokens.spend(num_tokens, now)
+        self.num_parallel -= 1
+        self.tokens.spend(num_tokens, now)
 
-    def admit_feedback(self, key: KeySpec, user: str, num_bytes: int, now: float) -> None:
+    def headers(self, now: float) -> dict[str, str]:
+        """Return the `x-ratelimit-*` headers."""
+        values: dict[str, str] = {}
+        for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
+            values[f"x-ratelimit-limit-{name}"] = str(bucket.limit)
+            values[f"x-ratelimit-remaining-{name}"] = str(bucket.remaining(now))
+            values[f"x-ratelimit-reset-{name}"] = f"{bucket.reset_s(now):.3f}s"
+        return values
+
+
+class FeedbackAccount:
+    """What one key, and each of its users, has left of feedback."""
+
+    def __init__(self, key: KeySpec, now: float) -> None:
+        self.pieces = Bucket(key.feedback_rpm_limit, now)
+        self.kib = Bucket(key.feedback_kib_limit, now)
+        self.users: OrderedDict[str, Bucket] = OrderedDict()
+        """The one used longest ago goes first."""
+
+    def admit(self, key: KeySpec, user: str, num_bytes: int, now: float) -> None:
         """Admit one piece of feedback on a request of a user, before it is stored.
 
         Raises:
             ApiError: 429, with when to come back; nothing is spent.
 
         """
-        account, of_user = self._account(key, now), self._user(key, user, now)
-        num_kib = num_bytes / 1024
+        self.pieces.limit, self.kib.limit = key.feedback_rpm_limit, key.feedback_kib_limit
+        of_user, num_kib = self._user(key, user, now), num_bytes / 1024
         for bucket, amount, what in (
-            (account.feedback, 1.0, f"{key.feedback_rpm_limit} pieces of feedback"),
-            (account.feedback_kib, num_kib, f"{key.feedback_kib_limit} KiB of feedback"),
+            (self.pieces, 1.0, f"{key.feedback_rpm_limit} pieces of feedback"),
+            (self.kib, num_kib, f"{key.feedback_kib_limit} KiB of feedback"),
             (of_user, 1.0, f"{key.user_feedback_rpm_limit} pieces of feedback of one user"),
         ):
             wait_s = bucket.wait_s(amount, now)
             if wait_s > 0:
                 text = f"the limit of {what} per minute is reached"
                 raise _too_many("feedback_limit_exceeded", text, wait_s)
-        account.feedback.spend(1.0, now)
-        account.feedback_kib.spend(num_kib, now)
+        self.pieces.spend(1.0, now)
+        self.kib.spend(num_kib, now)
         of_user.spend(1.0, now)
-
-    def headers(self, key: KeySpec, now: float) -> Mapping[str, str]:
-        """Return the `x-ratelimit-*` headers."""
-        account = self._account(key, now)
-        values: dict[str, str] = {}
-        for name, bucket in (("requests", account.requests), ("tokens", account.tokens)):
-            values[f"x-ratelimit-limit-{name}"] = str(bucket.limit)
-            values[f"x-ratelimit-remaining-{name}"] = str(bucket.remaining(now))
-            values[f"x-ratelimit-reset-{name}"] = f"{bucket.reset_s(now):.3f}s"
-        return values
-
-    def _account(self, key: KeySpec, now: float) -> _Account:
-        account = self._accounts.get(key.key_id)
-        if account is None:
-            account = _Account(
-                requests=Bucket(key.rpm_limit, now),
-                tokens=Bucket(key.tpm_limit, now),
-                feedback=Bucket(key.feedback_rpm_limit, now),
-                feedback_kib=Bucket(key.feedback_kib_limit, now),
-            )
-            self._accounts[key.key_id] = account
-        account.requests.limit, account.tokens.limit = key.rpm_limit, key.tpm_limit
-        account.feedback.limit = key.feedback_rpm_limit
-        account.feedback_kib.limit = key.feedback_kib_limit
-        return account
 
     def _user(self, key: KeySpec, user: str, now: float) -> Bucket:
         """Return a user's own bucket. A forgotten one is full again: its key's still bounds it."""
-        name = (key.key_id, user)
-        bucket = self._users.setdefault(name, Bucket(key.user_feedback_rpm_limit, now))
+        bucket = self.users.setdefault(user, Bucket(key.user_feedback_rpm_limit, now))
         bucket.limit = key.user_feedback_rpm_limit
-        self._users.move_to_end(name)
-        if len(self._users) > NUM_USERS_MAX:
-            self._users.popitem(last=False)
+        self.users.move_to_end(user)
+        if len(self.users) > NUM_USERS_MAX:
+            self.users.popitem(last=False)
         return bucket
+
+
+class KeyLimits(Protocol):
+    """The limits of all keys, of this gateway or of several."""
+
+    async def enter(self, key: KeySpec) -> Mapping[str, str]:
+        """Admit one request and return the `x-ratelimit-*` headers; `leave` must follow.
+
+        Raises:
+            ApiError: 429, with when to come back.
+
+        """
+        ...
+
+    async def leave(self, key: KeySpec, num_tokens: int) -> None:
+        """End a request that `enter` admitted and charge its tokens."""
+        ...
+
+    async def admit_feedback(self, key: KeySpec, user: str, num_bytes: int) -> None:
+        """Admit one piece of feedback on a request of a user, before it is stored.
+
+        Raises:
+            ApiError: 429, with when to come back.
+
+        """
+        ...
+
+
+class OwnLimits:
+    """Limits of a gateway that is the only one."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Args: `clock` gives seconds that never go back."""
+        self._clock = clock
+        self._accounts: dict[str, Account] = {}
+        self._feedback: dict[str, FeedbackAccount] = {}
+
+    async def enter(self, key: KeySpec) -> Mapping[str, str]:
+        """See `KeyLimits.enter`."""
+        now = self._clock()
+        account = self._accounts.get(key.key_id) or Account(key, now)
+        account = self._accounts.setdefault(key.key_id, account)
+        account.enter(key, now)
+        return account.headers(now)
+
+    async def leave(self, key: KeySpec, num_tokens: int) -> None:
+        """See `KeyLimits.leave`."""
+        self._accounts[key.key_id].leave(num_tokens, self._clock())
+
+    async def admit_feedback(self, key: KeySpec, user: str, num_bytes: int) -> None:
+        """See `KeyLimits.admit_feedback`."""
+        now = self._clock()
+        account = self._feedback.get(key.key_id) or FeedbackAccount(key, now)
+        self._feedback.setdefault(key.key_id, account).admit(key, user, num_bytes, now)
 
 
 def _too_many(code: str, text: str, wait_s: float) -> ApiError:

@@ -20,7 +20,8 @@ from penstock.gateway.exchange.plan import Planner
 from penstock.gateway.exchange.sessions import Sessions, Thread
 from penstock.gateway.identity import Pseudonyms
 from penstock.gateway.keys import KeyRing, KeySpec
-from penstock.gateway.limits import RateLimiter
+from penstock.gateway.limits import KeyLimits, OwnLimits
+from penstock.gateway.shared_limits import SharedLimits
 from penstock.messages.feedback import InferenceCounted, InferenceRecorded
 from penstock.messages.task import Purpose
 
@@ -178,7 +179,11 @@ class Services:
         self.keys = keys
         self.pseudonyms = Pseudonyms(secret)
         self.vault = Vault(ctx.store, secret)
-        self.limiter = RateLimiter()
+        self.limits: KeyLimits = (
+            SharedLimits(ctx, config.request_s_max)
+            if config.is_one_of_several
+            else OwnLimits(ctx.monotonic)
+        )
         self.metrics = GatewayMetrics()
         self.planner = Planner(config, chat_format)
         self.sessions = Sessions()

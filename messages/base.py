@@ -40,6 +40,8 @@ class Stream(StrEnum):
     """Requests of users, and the samples made of them."""
     SIGNALS = "signals"
     """What users say of their requests: full, it refuses no record of a request."""
+    GATEWAY = "gateway"
+    """What several gateways hold together, for minutes: in memory, the newest of each subject."""
     TRAINING = "training"
     CONTROL = "control"
     METRICS = "metrics"

@@ -81,6 +81,19 @@ class Bus(Protocol):
         """
         ...
 
+    async def swap(self, event: Event, after: int) -> PublishReceipt:
+        """Store an event of a stream that keeps the newest of each subject, if none came between.
+
+        Args:
+            event: It takes the place of its subject's newest.
+            after: Sequence of that one; 0 where there is none.
+
+        Returns:
+            A receipt that says `is_duplicate` where another one came first: nothing is stored.
+
+        """
+        ...
+
     def consume(
         self,
         durable: str,

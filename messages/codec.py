@@ -30,6 +30,7 @@ from penstock.messages.gates import (
     ExperimentStarted,
     GateEvaluated,
 )
+from penstock.messages.gateways import LimitsChanged, ReplyKept
 from penstock.messages.generation import (
     AbortGeneration,
     ChannelMoved,
@@ -93,6 +94,7 @@ EVENTS = (
     RunStarted, RunFinished, RunOpened, RunClosed, ActorStarted, ActorFailed,
     ItemCharged, ItemQuarantined, EvalAnnounced, EvalRequested, EvalCompleted, ChannelMoved,
     CandidateChosen, ExperimentStarted, ExperimentDecided, GateEvaluated,
+    LimitsChanged, ReplyKept,
     MessageRejected, ActorReported, ReplicaReported, MidtrainProgressed,
 )  # fmt: skip
 """Kept on streams."""

@@ -55,6 +55,13 @@ STREAMS: dict[Stream, StreamSpec] = {
     Stream.CREDITS: StreamSpec(retention=Retention.LAST_PER_SUBJECT, dedup=Dedup.NONE),
     Stream.FEEDBACK: _LOG,
     Stream.SIGNALS: StreamSpec(retention=Retention.LIMITS, dedup=Dedup.SUBJECT, max_bytes=2 << 30),
+    Stream.GATEWAY: StreamSpec(
+        retention=Retention.LAST_PER_SUBJECT,
+        dedup=Dedup.NONE,
+        in_memory=True,
+        max_age_s=600.0,
+        max_bytes=64 << 20,
+    ),
     Stream.TRAINING: _LOG,
     Stream.CONTROL: _LOG,
     Stream.METRICS: StreamSpec(

@@ -30,7 +30,7 @@ from penstock.messages.feedback import (
     InferenceRecorded,
     LiveSampleJoined,
 )
-from penstock.messages.ledger import Ledger
+from penstock.messages.reading.ledger import Ledger
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished, SandboxRecord, TurnSampled
 from penstock.messages.task import Purpose

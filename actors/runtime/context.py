@@ -65,6 +65,18 @@ class Context(Protocol):
         """Return the newest stored event of a type (of one key, if given), or None."""
         ...
 
+    async def change(self, event_type: type[E], key: str, make: Callable[[E | None], E]) -> E:
+        """Replace the newest event of a key by what `make` makes of it, atomically.
+
+        For streams that keep the newest of each subject. `make` is called again where another
+        process was quicker; what it raises, this raises, and nothing is stored.
+
+        Returns:
+            The event that is stored now.
+
+        """
+        ...
+
     async def request(
         self, service: str, message: Message, *, deadline_s: float, reason: str = ""
     ) -> Message:

@@ -16,11 +16,16 @@ from penstock.actors.runtime.clock import Clock
 from penstock.actors.runtime.meter import Meter
 from penstock.actors.runtime.waits import Waits
 from penstock.messages.base import Event, Message
-from penstock.messages.bus import Bus, ObjectStore, PublishReceipt
-from penstock.messages.errors import DeadlineError
+from penstock.messages.bus import Bus, Delivery, ObjectStore, PublishReceipt
+from penstock.messages.errors import BusError, DeadlineError
 
 OFFLOAD_S_MAX = 1800.0
 """Longest piece of blocking work; a thread cannot be ended, but its actor fails, and is seen."""
+
+CHANGES_MAX = 32
+"""Attempts at one change, while other processes change the same."""
+CHANGE_PAUSE_S = 0.005
+NUM_CHANGED_MAX = 1024
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,6 +61,7 @@ class HostContext:
         self.tasks = Tasks()
         self.gauges: dict[str, float] = {}
         self.stored_at = 0.0
+        self._changed: dict[tuple[str, str], Delivery] = {}
 
     @property
     def run_id(self) -> str:
@@ -105,6 +111,35 @@ class HostContext:
             return None
         assert isinstance(delivery.event, event_type)
         return delivery.event
+
+    async def change(self, event_type: type[E], key: str, make: Callable[[E | None], E]) -> E:
+        """Replace the newest event of a key, atomically."""
+        name = (event_type.__name__, key)
+        for attempt in range(CHANGES_MAX):
+            known = self._changed.pop(name, None)
+            if known is None:
+                known = await self._bus.last(event_type, key)
+            before = None if known is None else known.event
+            assert before is None or isinstance(before, event_type)
+            event = make(before)
+            receipt = await self._bus.swap(event, 0 if known is None else known.sequence)
+            if not receipt.is_duplicate:
+                self._note_changed(name, event, receipt)
+                return event
+            await asyncio.sleep(self._random.random() * CHANGE_PAUSE_S * attempt)
+        raise BusError(f"{event_type.__name__} {key}: others changed it {CHANGES_MAX} times")
+
+    def _note_changed(self, name: tuple[str, str], event: Event, receipt: PublishReceipt) -> None:
+        """Remember what was stored, so that the next change need not read it; the oldest goes."""
+        self._changed[name] = Delivery(
+            event=event,
+            subject="",
+            stream=event.stream,
+            sequence=receipt.sequence,
+            stored_at=self._clock.now(),
+        )
+        if len(self._changed) > NUM_CHANGED_MAX:
+            del self._changed[next(iter(self._changed))]
 
     async def request(
         self, service: str, message: Message, *, deadline_s: float, reason: str = ""

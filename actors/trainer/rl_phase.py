@@ -28,7 +28,7 @@ from penstock.actors.trainer.turns import TurnStore
 from penstock.messages.base import Event
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import PenstockError
-from penstock.messages.ledger import Ledger
+from penstock.messages.reading.ledger import Ledger
 from penstock.messages.reading.sealed import Opener
 from penstock.messages.training import (
     BatchManifest,

@@ -23,9 +23,17 @@ _Update = tuple[Choice, list[int]]
 class Exchange:
     """One request and its replies."""
 
-    def __init__(
-        self, services: Services, request: web.Request, key: KeySpec, asked: Asked, plan: Plan
+    def __init__(  # noqa: PLR0913 - all of a request
+        self,
+        services: Services,
+        request: web.Request,
+        key: KeySpec,
+        asked: Asked,
+        plan: Plan,
+        *,
+        keeps: bool = False,
     ) -> None:
+        """Prepare; `keeps` says whether what is sent of a stream is kept, too."""
         self._services = services
         self._request = request
         self._conversation = asked.conversation
@@ -56,6 +64,14 @@ class Exchange:
         self._writer = asked.writer(opening)
         self._started = services.ctx.monotonic()
         self._has_token = False
+        self._kept: list[bytes] | None = [] if keeps else None
+
+    def kept_reply(self, response: web.StreamResponse) -> bytes | None:
+        """Return the body of a complete reply that may be kept, else None."""
+        if self._kept is None:
+            return None
+        body = response.body if isinstance(response, web.Response) else b"".join(self._kept)
+        return body if isinstance(body, bytes) else None
 
     async def answer(self) -> web.StreamResponse:
         """Sample, reply and record; what was sampled is recorded however the request ends."""
@@ -163,11 +179,14 @@ class Exchange:
 
     async def _send(self, response: web.StreamResponse, events: Iterable[bytes]) -> None:
         for event in events:
+            if self._kept is not None:
+                self._kept.append(event)
             async with asyncio.timeout(self._services.config.write_s_max):
                 await response.write(event)
 
     async def _broken(self, response: web.StreamResponse, error: ApiError) -> web.StreamResponse:
         """End a stream that has begun by an error that the client can read."""
+        self._kept = None
         with contextlib.suppress(OSError, TimeoutError):
             await self._send(response, self._writer.fail(error))
         return response

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -11,6 +12,7 @@ from penstock.gateway.conversation import Asked, LiveRequest
 from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.exchange import Exchange
 from penstock.gateway.exchange.plan import Plan, TokenCharge
+from penstock.gateway.exchange.retried import HEADER, Retried
 from penstock.gateway.exchange.sessions import Thread
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Services
@@ -30,6 +32,13 @@ _PLAIN_NAME = re.compile(r"[\w.\[\]-]{1,64}", re.ASCII)
 Read = Callable[[bytes], Asked]
 
 
+@dataclass(frozen=True)
+class _Admitted:
+    request: web.Request
+    key: KeySpec
+    charge: TokenCharge
+
+
 async def serve(services: Services, read: Read, request: web.Request) -> web.StreamResponse:
     """Answer one request whose body `read` understands; whatever it says costs its key.
 
@@ -37,16 +46,39 @@ async def serve(services: Services, read: Read, request: web.Request) -> web.Str
         ApiError: The request is refused.
 
     """
-    exchange = None
-    with _admitted(services, request) as (key, charge):
-        asked = await _read(services, read, request)
-        with _places(services, asked.conversation.num_choices):
-            plan = await _plan(services, request, asked.conversation, key, charge)
-            exchange = Exchange(services, request, key, asked, plan)
-            try:
-                return await exchange.answer()
-            finally:
-                charge.num_tokens += sum(len(choice.token_ids) for choice in exchange.choices)
+    async with _admitted(services, request) as admitted:
+        body = await read_whole(services, request)
+        if HEADER not in request.headers:
+            return (await _answer(services, _read(services, read, request, body), admitted))[0]
+        retried = Retried(services, admitted.key, request, body)
+        if (kept := await retried.claim()) is not None:
+            return kept
+        is_kept = False
+        try:
+            asked = _read(services, read, request, body)
+            response, reply = await _answer(services, asked, admitted, may_keep=True)
+            if reply is not None:
+                is_kept = await retried.keep(reply, response.headers)
+            return response
+        finally:
+            if not is_kept:
+                await asyncio.shield(retried.give_up())
+
+
+async def _answer(
+    services: Services, asked: Asked, admitted: _Admitted, *, may_keep: bool = False
+) -> tuple[web.StreamResponse, bytes | None]:
+    """Return the response, and its body if that may be kept for a while."""
+    request, key, charge = admitted.request, admitted.key, admitted.charge
+    keeps = may_keep and key.storage_consent and asked.conversation.store
+    with _places(services, asked.conversation.num_choices):
+        plan = await _plan(services, asked.conversation, admitted)
+        exchange = Exchange(services, request, key, asked, plan, keeps=keeps)
+        try:
+            response = await exchange.answer()
+        finally:
+            charge.num_tokens += sum(len(choice.token_ids) for choice in exchange.choices)
+    return response, exchange.kept_reply(response)
 
 
 async def count_tokens(services: Services, read: Read, request: web.Request) -> web.Response:
@@ -56,17 +88,15 @@ async def count_tokens(services: Services, read: Read, request: web.Request) -> 
         ApiError: The request is refused.
 
     """
-    with _admitted(services, request) as (key, charge):
-        asked = await _read(services, read, request)
+    async with _admitted(services, request) as admitted:
+        asked = _read(services, read, request, await read_whole(services, request))
         with _places(services, 1):
-            plan = await _plan(services, request, asked.conversation, key, charge)
+            plan = await _plan(services, asked.conversation, admitted)
         return web.json_response({"input_tokens": len(plan.context_ids)})
 
 
-@contextlib.contextmanager
-def _admitted(
-    services: Services, request: web.Request
-) -> Generator[tuple[KeySpec, TokenCharge], None, None]:
+@contextlib.asynccontextmanager
+async def _admitted(services: Services, request: web.Request) -> AsyncGenerator[_Admitted, None]:
     """Hold a request's account with its key, and charge it at the end.
 
     Raises:
@@ -74,37 +104,30 @@ def _admitted(
 
     """
     key = services.authenticate(request)
-    now = services.ctx.monotonic
-    services.limiter.enter(key, now())
-    request[EXTRA_HEADERS] = dict(services.limiter.headers(key, now()))
+    request[EXTRA_HEADERS] = dict(await services.limits.enter(key))
     charge = TokenCharge()
     try:
-        yield key, charge
+        yield _Admitted(request, key, charge)
     finally:
-        services.limiter.leave(key, charge.num_tokens, now())
+        await asyncio.shield(services.limits.leave(key, charge.num_tokens))
 
 
-async def _read(services: Services, read: Read, request: web.Request) -> Asked:
-    asked = read(await read_whole(services, request))
+def _read(services: Services, read: Read, request: web.Request, body: bytes) -> Asked:
+    asked = read(body)
     request[EXTRA_HEADERS].update(_told_ignored(asked.ignored))
     _check_model(asked.conversation, services)
     return asked
 
 
-async def _plan(
-    services: Services,
-    request: web.Request,
-    conversation: LiveRequest,
-    key: KeySpec,
-    charge: TokenCharge,
-) -> Plan:
+async def _plan(services: Services, conversation: LiveRequest, admitted: _Admitted) -> Plan:
+    request, key = admitted.request, admitted.key
     thread = request[THREAD] = _thread(services, request, key, conversation)
     return await services.planner.plan(
         conversation,
         key_id=key.key_id,
         session_id=services.pseudonyms.session(key, thread.name),
         seed=services.ctx.random.getrandbits(31),
-        charge=charge,
+        charge=admitted.charge,
     )
 
 

@@ -23,7 +23,7 @@ from penstock.infra.bus.jetstream.event_publisher import PUBLISH_S_MAX
 from penstock.infra.models.claim import fill_shape, open_model
 from penstock.infra.quickstart.sample_users import run_sample_users
 from penstock.infra.run.closing import close_run
-from penstock.infra.run.config import RunConfig
+from penstock.infra.run.config import RunConfig, is_gateway
 from penstock.infra.run.config_file import (
     Table,
     apply_overrides,
@@ -140,7 +140,7 @@ def _names(config: RunConfig, given: str | None) -> list[str]:
     if len(names) < len(config.processes):
         check_apart(config)
     specs = [spec for name in names for spec in config.processes[name]]
-    if config.users.num_requests and "gateway" not in specs:
+    if config.users.num_requests and not any(is_gateway(spec) for spec in specs):
         raise ConfigError("users.num_requests: expected the role gateway among --processes")
     return names
 

@@ -105,6 +105,11 @@ class ServeSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     run, by groups."""
 
 
+def is_gateway(spec: str) -> bool:
+    """Whether a role is `gateway` or `gateway:NAME`."""
+    return spec.partition(":")[0] == "gateway"
+
+
 class UsersSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sample users who send real requests and feedback to the gateway during the run."""
 

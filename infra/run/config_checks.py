@@ -9,7 +9,7 @@ from penstock.actors.sync_relay.core.config import publisher_ranks
 from penstock.envs.backends import backend_class, backends
 from penstock.envs.sandbox import Capability
 from penstock.infra.regions.settings import check_processes, region_of_role, replica_name
-from penstock.infra.run.config import RegionSection, RunConfig
+from penstock.infra.run.config import RegionSection, RunConfig, is_gateway
 from penstock.infra.stores.settings import StoreKind
 from penstock.messages.errors import ConfigError
 from penstock.messages.generation import MOVED_CHANNELS, NEWEST, pinned_version
@@ -47,6 +47,7 @@ def check_config(config: RunConfig) -> None:
     _check_regions(config)
     _check_gateway_channel(config)
     _check_gatekeeper(config)
+    _check_gateways(config)
     _check_links(config)
 
 
@@ -238,6 +239,18 @@ def _check_gatekeeper(config: RunConfig) -> None:
     if config.gatekeeper.offline.num_tasks and "evaluator" not in roles:
         text = "expected the role evaluator in a process, or 0 for no evaluation"
         raise ConfigError(f"gatekeeper.offline.num_tasks: {text}")
+
+
+def _check_gateways(config: RunConfig) -> None:
+    """Check that several gateways have distinct names, and share what keys have left."""
+    specs = [spec for specs in config.processes.values() for spec in specs if is_gateway(spec)]
+    for spec in specs:
+        if specs.count(spec) > 1:
+            text = f"expected each gateway once, as gateway:NAME, got {spec!r} twice"
+            raise ConfigError(f"processes: {text}")
+    if len(specs) > 1 and not config.gateway.is_one_of_several:
+        text = f"expected true, as processes has {len(specs)} gateways"
+        raise ConfigError(f"gateway.is_one_of_several: {text}, got false")
 
 
 def _check_links(config: RunConfig) -> None:

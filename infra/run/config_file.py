@@ -12,7 +12,7 @@ from penstock.actors.sync_relay.core.config import publisher_ranks
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.envs.backends import backend_class, backends
 from penstock.envs.harness import HARNESS_VERSION
-from penstock.infra.run.config import RunConfig
+from penstock.infra.run.config import RunConfig, is_gateway
 from penstock.infra.run.config_checks import check_config
 from penstock.messages.errors import CodecError, ConfigError
 from penstock.messages.reading.parsing import parse_toml
@@ -136,6 +136,11 @@ _TABLES = (
 )
 
 
+def _num_gateways(processes: Table) -> int:
+    lists: list[Any] = [specs for specs in processes.values() if isinstance(specs, list)]
+    return sum(is_gateway(str(spec)) for specs in lists for spec in specs)
+
+
 def _derive(data: Table) -> None:
     """Set defaults of one table from another's values."""
     if not all(isinstance(data.get(name, {}), dict) for name in ("processes", *_TABLES)):
@@ -151,6 +156,7 @@ def _derive(data: Table) -> None:
             midtrain.setdefault("num_tokens", 0)
     context = data.get("generator", {}).get("num_tokens_max", GeneratorConfig().num_tokens_max)
     data.setdefault("gateway", {}).setdefault("context_tokens_max", context)
+    data["gateway"].setdefault("is_one_of_several", _num_gateways(data.get("processes", {})) > 1)
     harness = data["pacer"].get("harness", HARNESS_VERSION)
     data.setdefault("prepare", {}).setdefault("harness", harness)
     addresses = data.get("sandbox", {}).get("egress_addresses", False)

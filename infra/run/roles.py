@@ -231,7 +231,8 @@ async def _pacer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     return [("pacer", Pacer(msgspec.structs.replace(config.pacer, seed=config.run.seed)))]
 
 
-async def _gateway(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
+async def _gateway(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
+    """Build a gateway; `gateway:NAME` is one of several, which share a key and a port."""
     from penstock.actors.runtime.files import create_secret
     from penstock.gateway.actor import Gateway
     from penstock.gateway.keys import create_key
@@ -240,14 +241,18 @@ async def _gateway(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     key = create_key(run.gateway_key, key_id="local", has_consent=True)
 
     def listening(url: str) -> None:
-        write_atomic(run.gateway_url, url.encode())
+        for file in {run.gateway_url, run.gateway_url_of(place)}:
+            write_atomic(file, url.encode())
+
+    if place:
+        check_host_name(place, f"role gateway:{place}")
 
     chat_format = await assembly.chat_format()
     secret = create_secret(run.master_key)
     gateway = Gateway(
         assembly.config.gateway, chat_format, [key], secret=secret, on_listening=listening
     )
-    return [("gateway", gateway)]
+    return [(f"gateway-{place}" if place else "gateway", gateway)]
 
 
 async def _gatekeeper(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
@@ -296,7 +301,7 @@ _WORKERS = {
 }
 """Roles that share work; the others only follow the log."""
 REGIONAL = frozenset({"generator", "relay"})
-NAMED = frozenset({"sandbox", "publisher"})
+NAMED = frozenset({"sandbox", "publisher", "gateway"})
 """Roles that may run several times: a name follows the colon, not a region."""
 
 

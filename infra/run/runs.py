@@ -92,6 +92,10 @@ class RunDir:
         """Server of the run; takes precedence over `state.json`."""
         self._store: ObjectStore | None = None
 
+    def gateway_url_of(self, name: str) -> Path:
+        """Return the file with the address of `gateway:NAME`; that of any is in `gateway_url`."""
+        return self.path / f"gateway_url.{name}" if name else self.gateway_url
+
     def store(self) -> ObjectStore:
         """Return the run's object store, as `[store]` of its configuration says.
 

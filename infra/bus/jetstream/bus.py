@@ -123,6 +123,10 @@ class NatsBus:
         """See `Bus.publish`."""
         return await self._publisher.publish(events)
 
+    async def swap(self, event: Event, after: int) -> PublishReceipt:
+        """See `Bus.swap`."""
+        return await self._publisher.swap(event, after)
+
     async def consume(
         self,
         durable: str,

@@ -32,6 +32,8 @@ WINDOW = 256
 BATCH_EVENTS_MAX = 500
 """The server's own bound is 1000."""
 BATCH_BYTES_MAX = 8 << 20
+EXPECTED_HEADER = "Nats-Expected-Last-Subject-Sequence"
+"""Sequence of a subject's newest message, 0 for none: else the server stores nothing."""
 PUBLISH_HEADER = "Penstock-Publish"
 """Names one publish: distinguishes our own first copy, whose ack was lost, from another's."""
 
@@ -65,6 +67,13 @@ class EventPublisher:
                 await self._claims.forget(item.object_keys)
         return receipts
 
+    async def swap(self, event: Event, after: int) -> PublishReceipt:
+        """See `Bus.swap`."""
+        item = await self._pack(event)
+        headers = item.headers | {EXPECTED_HEADER: str(after)}
+        (receipt,) = await self._publish([msgspec.structs.replace(item, headers=headers)])
+        return receipt
+
     async def _publish(self, outgoing: list[Outgoing]) -> list[PublishReceipt]:
         receipts: list[PublishReceipt] = []
         try:
@@ -85,7 +94,7 @@ class EventPublisher:
         packed = await self._claims.pack(event, spec.max_event_bytes)
         headers = packed.headers | {PUBLISH_HEADER: next(self._ids)}
         if spec.dedup is Dedup.SUBJECT:
-            headers["Nats-Expected-Last-Subject-Sequence"] = "0"
+            headers[EXPECTED_HEADER] = "0"
         elif spec.dedup is Dedup.MESSAGE_ID:
             headers["Nats-Msg-Id"] = subject
         return Outgoing(

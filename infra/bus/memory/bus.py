@@ -76,6 +76,20 @@ class MemoryBus:
         await self._server.travel()
         return receipts
 
+    async def swap(self, event: Event, after: int) -> PublishReceipt:
+        """See `Bus.swap`."""
+        self._check_open()
+        stream, packed, _ = await self._pack(event)
+        await self._server.travel()
+        message = msgspec.structs.replace(packed, stored_at=self._server.clock.now())
+        receipt = self._server.logs[stream].swap(message, after)
+        while self._server.happens(self._server.faults.lose_receipt):
+            await self._server.travel()
+            receipt = self._server.logs[stream].swap(message, after)
+        self._server.notify()
+        await self._server.travel()
+        return receipt
+
     async def _pack(self, event: Event) -> tuple[Stream, Stored, tuple[str, ...]]:
         packed = await self._claims.pack(event, STREAMS[event.stream].max_event_bytes)
         message = Stored(

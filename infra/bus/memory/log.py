@@ -51,6 +51,15 @@ class MemoryLog:
         self._seen[message.subject] = (message.stored_at, self.last_sequence, message.publish_id)
         return PublishReceipt(stream=self.stream, sequence=self.last_sequence, is_duplicate=False)
 
+    def swap(self, message: Stored, after: int) -> PublishReceipt:
+        """Append, if the newest of the subject has the sequence `after`; 0: there is none."""
+        newest = self._stored.get(self._newest.get(message.subject, 0))
+        if newest is not None and newest.publish_id == message.publish_id:
+            return PublishReceipt(stream=self.stream, sequence=newest.sequence, is_duplicate=False)
+        if after != (0 if newest is None else newest.sequence):
+            return PublishReceipt(stream=self.stream, sequence=0, is_duplicate=True)
+        return self.store(message)
+
     def get(self, sequence: int) -> Stored | None:
         """Return what is stored there still."""
         return self._stored.get(sequence)

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 from tests.contract.bus.bus_world import (
     Check,
@@ -14,10 +15,12 @@ from tests.contract.bus.bus_world import (
 )
 
 from penstock.messages.base import Stream
+from penstock.messages.bus import Bus
 from penstock.messages.control import MessageRejected, RunFinished
 from penstock.messages.errors import (
     ConfigError,
 )
+from penstock.messages.gateways import LimitsChanged
 from penstock.messages.reward import EvalRequested
 from penstock.messages.task import CreditsChanged, StartRollout
 from penstock.messages.training import CheckpointSaved, MidtrainCompleted, StepCompleted
@@ -53,6 +56,45 @@ async def a_batch_is_stored_in_order_and_skips_what_is_there(world: World) -> No
     ]  # fmt: skip
     log = [d.event async for d in bus.follow([StepCompleted, CheckpointSaved], stop_at_end=True)]
     assert log == [step(2), step(1), saved(1), step(3)]
+
+
+async def a_swap_takes_the_place_of_the_newest_alone(world: World) -> None:
+    bus, other = await world.bus("a"), await world.bus("b")
+
+    def left(level: float) -> LimitsChanged:
+        return LimitsChanged(name="k", at=0.0, levels={"requests": level})
+
+    first = await bus.swap(left(1.0), 0)
+    assert not first.is_duplicate and first.sequence > 0
+    assert (await other.swap(left(2.0), 0)).is_duplicate, "there is one by now"
+    second = await other.swap(left(3.0), first.sequence)
+    assert not second.is_duplicate
+    assert (await bus.swap(left(4.0), first.sequence)).is_duplicate
+    stored = await bus.last(LimitsChanged, "k")
+    assert stored is not None
+    assert (stored.event, stored.sequence) == (left(3.0), second.sequence)
+    apart = msgspec.structs.replace(left(5.0), name="other")
+    assert not (await bus.swap(apart, 0)).is_duplicate, "each subject by itself"
+
+
+async def of_many_swaps_none_is_lost(world: World) -> None:
+    buses = [await world.bus(name) for name in ("a", "b", "c")]
+
+    async def add(bus: Bus) -> None:
+        while True:
+            found = await bus.last(LimitsChanged, "sum")
+            level = 0.0
+            if found is not None:
+                assert isinstance(found.event, LimitsChanged)
+                level = found.event.levels["n"]
+            event = LimitsChanged(name="sum", at=0.0, levels={"n": level + 1})
+            receipt = await bus.swap(event, found.sequence if found else 0)
+            if not receipt.is_duplicate:
+                return
+
+    await asyncio.gather(*(add(bus) for bus in buses for _ in range(7)))
+    stored = await buses[0].last(LimitsChanged, "sum")
+    assert stored is not None and stored.event.levels == {"n": 21.0}
 
 
 async def large_batches_keep_their_order(world: World) -> None:
@@ -144,6 +186,8 @@ CHECKS: list[Check] = [
     publishing_a_key_twice_stores_it_once,
     of_two_publishers_one_wins,
     a_batch_is_stored_in_order_and_skips_what_is_there,
+    a_swap_takes_the_place_of_the_newest_alone,
+    of_many_swaps_none_is_lost,
     large_batches_keep_their_order,
     the_latest_credits_win,
     following_replays_and_goes_on_live,

@@ -22,7 +22,7 @@ from penstock.envs.tasks.storage import hidden_tests_key
 from penstock.messages.base import Event
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import ConfigError
-from penstock.messages.ledger import Ledger
+from penstock.messages.reading.ledger import Ledger
 from penstock.messages.reward import EvalCompleted, EvalRequested, Verdict
 from penstock.messages.rollout import RolloutFinished, TurnSampled
 from penstock.messages.task import CreditsChanged, Purpose, Split

@@ -11,8 +11,8 @@ from penstock.messages.base import Claim
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import NotFoundError
 from penstock.messages.feedback import LiveSampleJoined
-from penstock.messages.ledger import Ledger
 from penstock.messages.reading.claims import digest_of
+from penstock.messages.reading.ledger import Ledger
 from penstock.messages.reward import EvalCompleted, Outcome
 from penstock.messages.rollout import RolloutFinished, SandboxRecord, TurnSampled
 from penstock.messages.training import (

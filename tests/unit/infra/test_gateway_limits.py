@@ -8,7 +8,7 @@ import pytest
 
 from penstock.gateway.errors import ApiError
 from penstock.gateway.keys import KeyRing, KeySpec, create_key, hash_key, load_keys
-from penstock.gateway.limits import RateLimiter
+from penstock.gateway.limits import Account, FeedbackAccount
 from penstock.messages.errors import ConfigError
 
 KEY = KeySpec(
@@ -16,40 +16,40 @@ KEY = KeySpec(
 )
 
 
-def refused(limiter: RateLimiter, now: float) -> ApiError:
+def refused(account: Account, now: float) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        limiter.enter(KEY, now)
+        account.enter(KEY, now)
     return caught.value
 
 
 def test_a_minute_s_requests_may_come_at_once_and_refill_evenly():
-    limiter = RateLimiter()
+    account = Account(KEY, 0.0)
     for _ in range(60):
-        limiter.enter(KEY, 0.0)
-        limiter.leave(KEY, 0, 0.0)
-    error = refused(limiter, 0.25)
+        account.enter(KEY, 0.0)
+        account.leave(0, 0.0)
+    error = refused(account, 0.25)
     assert (error.status, error.code) == (429, "rate_limit_exceeded")
     assert error.retry_after_s == pytest.approx(0.75)
-    limiter.enter(KEY, 1.0)
+    account.enter(KEY, 1.0)
 
 
 def test_tokens_are_charged_afterwards_and_owed():
-    limiter = RateLimiter()
-    limiter.enter(KEY, 0.0)
-    limiter.leave(KEY, 900, 0.0)
-    assert "tokens per minute" in refused(limiter, 0.0).message
-    assert limiter.headers(KEY, 0.0)["x-ratelimit-remaining-tokens"] == "0"
-    assert refused(limiter, 30.0).retry_after_s == pytest.approx(0.1)
-    limiter.enter(KEY, 31.0)
+    account = Account(KEY, 0.0)
+    account.enter(KEY, 0.0)
+    account.leave(900, 0.0)
+    assert "tokens per minute" in refused(account, 0.0).message
+    assert account.headers(0.0)["x-ratelimit-remaining-tokens"] == "0"
+    assert refused(account, 30.0).retry_after_s == pytest.approx(0.1)
+    account.enter(KEY, 31.0)
 
 
 def test_parallel_requests_are_counted_per_key():
-    limiter = RateLimiter()
-    limiter.enter(KEY, 0.0)
-    limiter.enter(KEY, 0.0)
-    assert refused(limiter, 0.0).code == "too_many_parallel_requests"
-    limiter.leave(KEY, 0, 0.0)
-    limiter.enter(KEY, 0.0)
+    account = Account(KEY, 0.0)
+    account.enter(KEY, 0.0)
+    account.enter(KEY, 0.0)
+    assert refused(account, 0.0).code == "too_many_parallel_requests"
+    account.leave(0, 0.0)
+    account.enter(KEY, 0.0)
 
 
 def test_only_the_exact_secret_is_found():
@@ -90,19 +90,19 @@ def test_feedback_is_bounded_by_key_by_user_and_by_size():
         KEY, feedback_rpm_limit=5, user_feedback_rpm_limit=3, feedback_kib_limit=4
     )
 
-    def admitted(limiter: RateLimiter, users: list[str], num_bytes: int) -> list[str]:
+    def admitted(account: FeedbackAccount, users: list[str], num_bytes: int) -> list[str]:
         found = []
         for user in users:
             with contextlib.suppress(ApiError):
-                limiter.admit_feedback(key, user, num_bytes, 0.0)
+                account.admit(key, user, num_bytes, 0.0)
                 found.append(user)
         return found
 
-    assert admitted(RateLimiter(), ["a"] * 9, 1) == ["a"] * 3
-    assert admitted(RateLimiter(), ["a", "b"] * 9, 1) == ["a", "b", "a", "b", "a"]
-    limiter = RateLimiter()
-    assert admitted(limiter, ["a", "b", "c"], 2048) == ["a", "b"]
+    assert admitted(FeedbackAccount(key, 0.0), ["a"] * 9, 1) == ["a"] * 3
+    assert admitted(FeedbackAccount(key, 0.0), ["a", "b"] * 9, 1) == ["a", "b", "a", "b", "a"]
+    account = FeedbackAccount(key, 0.0)
+    assert admitted(account, ["a", "b", "c"], 2048) == ["a", "b"]
     with pytest.raises(ApiError, match="KiB") as caught:
-        limiter.admit_feedback(key, "c", 2048, 0.0)
+        account.admit(key, "c", 2048, 0.0)
     assert caught.value.retry_after_s == pytest.approx(30.0)
-    limiter.admit_feedback(key, "c", 2048, 31.0)
+    account.admit(key, "c", 2048, 31.0)

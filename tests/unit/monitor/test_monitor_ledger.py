@@ -2,7 +2,7 @@
 
 from penstock.messages.base import Array
 from penstock.messages.feedback import LiveSampleJoined
-from penstock.messages.ledger import Ledger
+from penstock.messages.reading.ledger import Ledger
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import StopReason, Turn, TurnSampled, VersionSpan
 from penstock.messages.task import Purpose
