@@ -53,6 +53,7 @@ class ActorHost:
         incarnation: str = "",
         drain_s: float = 5.0,
         in_progress: InProgress | None = None,
+        report_s: float = REPORT_S,
     ) -> None:
         """Prepare; nothing runs yet.
 
@@ -66,6 +67,7 @@ class ActorHost:
             incarnation: Distinguishes the starts of one name; default: time and process id.
             drain_s: Time that consumed events may take after a stop; then the bus has them back.
             in_progress: Where it notes what it works on; shared by the actors of a process.
+            report_s: Time between two reports of itself; simulations of days report seldom.
 
         Raises:
             ConfigError: The actor lacks a handler for something it follows or consumes.
@@ -77,6 +79,7 @@ class ActorHost:
         self._clock = clock or SystemClock()
         self._incarnation = incarnation or f"{int(self._clock.now() * 1000):x}-{os.getpid():x}"
         self._drain_s = drain_s
+        self._report_s = report_s
         self._ctx = HostContext(
             ActorIdentity(name=name, seed=seed, incarnation=self._incarnation),
             bus=bus,
@@ -218,7 +221,7 @@ class ActorHost:
 
     async def _report(self) -> None:
         while True:
-            await asyncio.sleep(REPORT_S)
+            await asyncio.sleep(self._report_s)
             await self._announce(self._reported())
 
     def _reported(self) -> ActorReported:

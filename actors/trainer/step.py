@@ -147,7 +147,9 @@ def _accumulate(
     learner: Learner, sequences: Sequence[TrainingSequence], config: TrainerConfig
 ) -> _Sums:
     """Leave the batch's gradient in the learner's parameters; return its figures."""
-    divisor = normalizer(len(sequences), config.loss)
+    # A version cut by time has what little there is: it moves the policy as little as that.
+    num_of_epoch = config.epoch.num_samples if config.epoch else 0
+    divisor = normalizer(max(len(sequences), num_of_epoch), config.loss)
     total = _Sums()
     with learner.published_weights():
         forward = SequenceForward(learner.policy, config.loss.temperature)

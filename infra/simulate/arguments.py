@@ -4,6 +4,7 @@ import argparse
 import importlib
 
 from penstock.infra.simulate.sandboxes.command import add_sandbox_simulation
+from penstock.infra.simulate.users.command import add_user_simulation
 from penstock.infra.simulate.weights.settings import Scenario
 
 
@@ -17,6 +18,9 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
     )
     add_sandbox_simulation(
         what.add_parser("sandboxes", help="a burst of sandboxes over many hosts")
+    )
+    add_user_simulation(
+        what.add_parser("users", help="users who rate replies, and a service that learns from them")
     )
 
 

@@ -1,0 +1,70 @@
+"""`penstock simulate users`: the command line."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from penstock.infra.commands.output import print_result
+from penstock.infra.simulate.users.settings import UsersScenario
+
+PARTS = ("learning",)
+FIGURES = (
+    "trained_share", "acceptance_before", "acceptance_after", "attacker_shift",
+    "aa_false_decisions", "feedback_to_served_s_p50", "feedback_to_served_s_p95", "failed_requests",
+)  # fmt: skip
+"""What the last line holds; null where the part that measures it did not run."""
+
+
+def add_user_simulation(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    default = UsersScenario()
+    parser.add_argument("--seed", type=int, default=default.seed, help="default: %(default)s")
+    text = "run one part only (default: all, about 15 minutes on two cores)"
+    parser.add_argument("--part", choices=PARTS, help=text)
+    parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the parts; print the figures."""
+    scenario = UsersScenario(seed=arguments.seed)
+    parts: dict[str, Any] = {}
+    for name, simulate in _parts(arguments.part).items():
+        sys.stderr.write(f"simulating users: {name}\n")
+        began_s = time.perf_counter()
+        parts[name] = simulate(scenario)
+        parts[name]["wall_s"] = round(time.perf_counter() - began_s, 1)
+    result = summary(scenario, parts)
+    Console().print(_table(result))
+    if arguments.json:
+        print_result(result, as_json=True)
+    return 0
+
+
+def _parts(only: str | None) -> dict[str, Callable[[UsersScenario], dict[str, Any]]]:
+    from penstock.infra.simulate.users.learning import simulate_learning
+
+    parts = {"learning": simulate_learning}
+    return {name: part for name, part in parts.items() if only in (None, name)}
+
+
+def summary(scenario: UsersScenario, parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of all parts together; failed requests are added up."""
+    figures: dict[str, Any] = dict.fromkeys(FIGURES)
+    for found in parts.values():
+        figures |= {name: found[name] for name in FIGURES if name in found}
+    figures["failed_requests"] = sum(part.get("failed_requests", 0) for part in parts.values())
+    return figures | {"scenario": msgspec.to_builtins(scenario), "parts": parts}
+
+
+def _table(result: dict[str, Any]) -> Table:
+    table = Table("", "", box=None)
+    for name in FIGURES:
+        if result[name] is not None:
+            table.add_row(name, str(result[name]))
+    return table

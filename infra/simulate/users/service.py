@@ -1,0 +1,201 @@
+"""The service that simulated users ask: gateway, join, trainer and generator over one bus.
+
+All are the real actors; only the way of weights is short: the trainer's publisher hands a version
+to the engine at once, since relays and receivers have their own simulation (`simulate weights`).
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+
+import msgspec
+
+from penstock.actors.feedback.actor import FeedbackJoiner
+from penstock.actors.feedback.join import JoinConfig
+from penstock.actors.generator.actor import Generator
+from penstock.actors.generator.core import EngineOptions
+from penstock.actors.generator.torch_engine import TorchEngine
+from penstock.actors.policy.snapshot import Snapshot
+from penstock.actors.runtime.actor import Actor
+from penstock.actors.runtime.clock import VirtualClock
+from penstock.actors.runtime.host import ActorHost
+from penstock.actors.sync_relay.core.store_io import StoreIO
+from penstock.actors.sync_relay.publish.publisher import Publisher
+from penstock.actors.trainer.actor import Trainer
+from penstock.actors.trainer.config import (
+    EpochConfig,
+    LiveConfig,
+    LossConfig,
+    MidtrainConfig,
+    OptimizerConfig,
+    TrainerConfig,
+)
+from penstock.gateway.actor import Gateway
+from penstock.gateway.config import GatewayConfig
+from penstock.gateway.keys import KeySpec, hash_key
+from penstock.infra.bus.memory.bus import MemoryBus
+from penstock.infra.bus.memory.server import MemoryServer
+from penstock.infra.simulate.users.settings import UsersScenario
+from penstock.infra.simulate.users.tiny_policy import REPLY_TOKENS_MAX, TinyPolicy
+from penstock.infra.simulate.users.virtual_io import now_real
+from penstock.infra.stores.memory import MemoryStore
+from penstock.messages.base import Event
+from penstock.messages.codec import decode
+from penstock.messages.task import Purpose
+from penstock.messages.training import BatchManifest
+from penstock.messages.weights import WeightsPublished
+
+TICK_S = 600.0
+"""Virtual seconds between two ticks of an actor: a week has a thousand."""
+NEVER_S = 1e9
+START_S_MAX = 300.0
+MIDTRAIN_TOKENS = 120_000
+
+
+class DirectPublisher:
+    """Publishes a version as the trainer does, and has the engine serve it."""
+
+    def __init__(self, publisher: Publisher, engine: TorchEngine) -> None:
+        self._publisher, self._engine = publisher, engine
+        self.snapshots: dict[int, Snapshot] = {}
+        """Every version's weights: some ten thousand numbers each."""
+        self.has_version = asyncio.Event()
+
+    async def prepare(
+        self, policy_version: int, snapshot: Snapshot, *, optimizer_step: int, config_json: str
+    ) -> WeightsPublished:
+        """See `SnapshotPublisher.prepare`."""
+        with now_real():
+            published = await self._publisher.prepare(
+                policy_version, snapshot, optimizer_step=optimizer_step, config_json=config_json
+            )
+            await self._engine.begin_update()
+            await self._engine.apply(snapshot)
+            await self._engine.commit(policy_version)
+        self.snapshots[policy_version] = snapshot
+        self.has_version.set()
+        return published
+
+
+class Service:
+    """One service over an in-memory bus; `running` starts it."""
+
+    def __init__(
+        self,
+        scenario: UsersScenario,
+        policy: TinyPolicy,
+        store: MemoryStore,
+        *,
+        live: LiveConfig | None = None,
+    ) -> None:
+        """Prepare; a store that holds a trained version 0 goes on from it."""
+        self.policy = policy
+        self.url = ""
+        self._is_up = asyncio.Event()
+        self.tokens = {tenant: f"psk-{tenant}-{secrets.token_hex(8)}" for tenant in policy.tenants}
+        self._clock, self._store = VirtualClock(), store
+        self._server = MemoryServer(seed=scenario.seed, clock=self._clock)
+        self._seed = scenario.seed
+        self._engine = TorchEngine(policy.config, EngineOptions(num_tokens_max=128))
+        self.publisher = DirectPublisher(Publisher(StoreIO(store)), self._engine)
+        self._config = trainer_config(scenario, live or LiveConfig())
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Run until the block ends."""
+        self._engine.start()
+        trainer = Trainer(self._config, self.policy.config, self.publisher, self._seed)
+        joiner = FeedbackJoiner(JoinConfig(reward_wait_s=60.0))
+        trainer.tick_s = joiner.tick_s = TICK_S
+        gateway = Gateway(
+            GatewayConfig(port=0, context_tokens_max=128, reply_tokens_max=REPLY_TOKENS_MAX),
+            self.policy.chat,
+            [self._key(tenant) for tenant in self.policy.tenants],
+            secret=secrets.token_bytes(32),
+            on_listening=self._on_listening,
+        )
+        generator = Generator(self._engine, [Purpose.LIVE], "here", "here")
+        gateway.tick_s = NEVER_S  # On the tick it forgets replicas that are silent for 10 s.
+        generator.tick_s = TICK_S
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for actor in (trainer, joiner, gateway, generator):
+                group.create_task(self._host(actor).run(stop))
+            try:
+                with now_real():
+                    await self._until_served()
+                await asyncio.sleep(2 * TICK_S)  # The generator reports.
+                yield
+            finally:
+                stop.set()
+        with now_real():
+            await self._engine.stop()
+
+    def events(self, kind: type[Event]) -> Sequence[Event]:
+        """Return all stored events of a kind."""
+        name = f".{kind.__name__}."
+        found = [decode(stored.data) for stored in self._server.dump() if name in stored.subject]
+        return [event for event in found if isinstance(event, kind)]
+
+    @property
+    def version(self) -> int:
+        """The newest version that is served."""
+        return max(self.publisher.snapshots, default=-1)
+
+    def manifests(self) -> list[BatchManifest]:
+        """Return the batches so far, in order."""
+        found = [event for event in self.events(BatchManifest) if isinstance(event, BatchManifest)]
+        return sorted(found, key=lambda manifest: manifest.step)
+
+    def _host(self, actor: Actor) -> ActorHost:
+        bus = MemoryBus(self._server, run_id="users", store=self._store, name=actor.role)
+        return ActorHost(
+            actor, bus, self._store, name=actor.role, seed=self._seed, clock=self._clock,
+            report_s=NEVER_S,
+        )  # fmt: skip
+
+    def _key(self, tenant: str) -> KeySpec:
+        limit = 1_000_000  # What is limited is feedback.
+        return KeySpec(
+            key_id=tenant,
+            key_hash=hash_key(self.tokens[tenant]),
+            storage_consent=True,
+            training_consent=True,
+            rpm_limit=limit,
+            tpm_limit=100 * limit,
+            max_parallel_requests=64,
+        )
+
+    def _on_listening(self, url: str) -> None:
+        self.url = url
+        self._is_up.set()
+
+    async def _until_served(self) -> None:
+        async with asyncio.timeout(START_S_MAX):
+            await self._is_up.wait()
+            await self.publisher.has_version.wait()
+
+
+def trainer_config(scenario: UsersScenario, live: LiveConfig) -> TrainerConfig:
+    """Return the settings of a trainer that learns from users alone."""
+    num_samples = scenario.epoch_samples
+    return TrainerConfig(
+        epoch=EpochConfig(num_samples=num_samples, s_max=scenario.epoch_s),
+        live=msgspec.structs.replace(live, num_samples_max=num_samples),
+        midtrain=MidtrainConfig(
+            num_tokens=MIDTRAIN_TOKENS,
+            sequence_tokens=64,
+            batch_tokens=2048,
+            pass_tokens=2048,
+            num_workers=1,
+            learning_rate=2e-2,
+            mtp_weight=0.0,
+        ),
+        optimizer=OptimizerConfig(learning_rate=scenario.learning_rate, warmup_steps=2),
+        loss=LossConfig(token_denominator=8.0),
+        steps_max=10_000,
+        checkpoint_steps=10_000,
+        batch_wait_s_max=NEVER_S,
+        staleness_max=64,
+    )  # fmt: skip

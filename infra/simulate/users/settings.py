@@ -1,0 +1,37 @@
+"""What `penstock simulate users` assumes."""
+
+import msgspec
+
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+
+
+class UsersScenario(msgspec.Struct, frozen=True, kw_only=True):
+    """The population and what it is confronted with."""
+
+    seed: int = 0
+    num_tenants: int = 6
+    users_per_tenant: int = 4
+    silent_share: float = 0.7
+    """Requests whose user says nothing."""
+    noise: float = 0.1
+    """Share of ratings that are the opposite of what the user thinks."""
+    delay_s_median: float = 1800.0
+    delay_sigma: float = 2.0
+    """Delays of feedback are log-normal, cut at the bounds below."""
+    delay_s_min: float = 10.0
+    delay_s_max: float = 3 * DAY_S
+    num_days: int = 10
+    """Virtual days of requests; feedback comes for as long as `delay_s_max` after them."""
+    requests_per_hour: int = 18
+    epoch_samples: int = 32
+    """Samples that make a version, or as many as come in `epoch_s`."""
+    epoch_s: float = 5 * HOUR_S
+    learning_rate: float = 2e-3
+    num_attack_seeds: int = 5
+    attack_ratio: int = 5
+    """Feedback of the attacker, in multiples of what all honest users give."""
+    num_experiments: int = 1000
+    """A/A experiments of the gates."""
+    num_latency_samples: int = 12
+    """Versions that the latency is measured over."""
