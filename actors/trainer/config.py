@@ -113,10 +113,11 @@ class LiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_waiting_max: PositiveInt = 64
     """Samples of one user that wait; the oldest above that are left out as `capped`."""
     user_share_max: UnitInterval = 0.2
-    """Largest share of a user in its tenant's |advantage| x tokens of a step; what is above is
-    scaled down. Where few users are in the batch, one and a half equal shares."""
-    tenant_share_max: UnitInterval = 0.25
-    """The same of a tenant in the whole live part of a step."""
+    """Largest share of a user in its tenant's part of a step: in its samples, of which more wait,
+    and in its |advantage| x tokens, which is scaled down. Where few users are there, one and a half
+    equal shares."""
+    tenant_share_max: UnitInterval = 0.1
+    """The same of a tenant in the whole live part of a step; 1 where all tenants are one's own."""
     baseline_momentum: UnitInterval = 0.99
     """What a trained sample leaves of the weight of those before it."""
     baseline_num_prior: PositiveFloat = 8.0

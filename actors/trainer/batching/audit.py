@@ -6,7 +6,7 @@ Pure.
 import math
 from collections.abc import Iterator, Sequence
 
-from penstock.actors.trainer.batching.fair_draw import capped
+from penstock.actors.trainer.batching.fair_draw import RecentUsers, capped
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.objective.advantages import estimator, trunk_credits
 from penstock.actors.trainer.objective.live_baseline import LiveBaseline
@@ -32,6 +32,7 @@ class ManifestAudit:
         """Branch -> where it left another rollout."""
         self._joined: dict[str, LiveSampleJoined] = {}
         self._baseline = LiveBaseline()
+        self._recent = RecentUsers()
 
     def add_verdict(self, event: Verdict) -> None:
         """Keep the first verdict of a rollout: the one that counts."""
@@ -119,9 +120,12 @@ class ManifestAudit:
             if found != joined:
                 name = f"step {manifest.step}, {sample.rollout_id}"
                 yield f"{name}: reward, tenant and user {found}, the joined sample has {joined}"
-        expected = capped(self._baseline.credit(trained, self._config.live), self._config.live)
+        live = self._config.live
+        credited = self._baseline.credit(trained, live)
+        expected = capped(credited, self._recent.shares(trained, live))
         for sample, value in zip(trained, expected, strict=True):
             if (sample.advantage, sample.share) != (value.advantage, value.share):
                 name = f"step {manifest.step}, {sample.rollout_id}"
                 yield f"{name}: advantage {sample.advantage}, not {value.advantage}"
-        self._baseline.add(trained, self._config.live)
+        self._baseline.add(trained, live)
+        self._recent.add(trained)

@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from penstock.actors.trainer.batching.fair_draw import User, capped, draw, user_of
+from penstock.actors.trainer.batching.fair_draw import RecentUsers, User, capped, draw, user_of
 from penstock.actors.trainer.batching.groups import merge_spans
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.objective.live_baseline import LiveBaseline
@@ -29,6 +29,7 @@ class LiveSamples:
         self._retracted: set[tuple[str, str]] = set()
         """Tenant and request: nobody withdraws another tenant's sample."""
         self._baseline = LiveBaseline()
+        self._recent = RecentUsers()
         self._served: OrderedDict[User, int] = OrderedDict()
         """User -> number of this user's last trained sample, the longest ago first."""
         self._num_trained = 0
@@ -82,8 +83,11 @@ class LiveSamples:
             left_out += [msgspec.structs.replace(each, outcome=Outcome.CAPPED) for each in above]
             del samples[: len(above)]
         eligible = [sample for samples in waiting.values() for sample in samples]
-        drawn = draw(eligible, self._config.live.num_samples_max, self._served)
-        trained = capped(self._baseline.credit(drawn, self._config.live), self._config.live)
+        live = self._config.live
+        shares = self._recent.shares(eligible, live)
+        drawn = draw(eligible, shares, self._served, live.num_samples_max)
+        credited = self._baseline.credit(drawn, live)
+        trained = capped(credited, self._recent.shares(drawn, live))
         return [*trained, *left_out[:NUM_LEFT_OUT_MAX]]
 
     def __len__(self) -> int:
@@ -98,6 +102,7 @@ class LiveSamples:
             self._settled.add(entry.rollout_id)
         trained = [entry for entry in manifest.live if entry.outcome.is_trained]
         self._baseline.add(trained, self._config.of_step(manifest.settings).live)
+        self._recent.add(trained)
         for entry in trained:
             self._num_trained += 1
             self._served[user_of(entry)] = self._num_trained

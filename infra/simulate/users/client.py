@@ -53,7 +53,9 @@ class Client:
         """Make one request; None where it failed."""
         body = {
             "model": "policy",
-            "messages": [{"role": "user", "content": prompt(person.tenant, topic)}],
+            "messages": [
+                {"role": "user", "content": prompt(person.speaks_as or person.tenant, topic)}
+            ],
             "tools": [TOOL_SCHEMA],
             "max_tokens": REPLY_TOKENS_MAX,
             "temperature": 1.0,

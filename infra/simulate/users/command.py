@@ -13,7 +13,7 @@ from rich.table import Table
 from penstock.infra.commands.output import print_result
 from penstock.infra.simulate.users.settings import UsersScenario
 
-PARTS = ("learning",)
+PARTS = ("learning", "attack")
 FIGURES = (
     "trained_share", "acceptance_before", "acceptance_after", "attacker_shift",
     "aa_false_decisions", "feedback_to_served_s_p50", "feedback_to_served_s_p95", "failed_requests",
@@ -47,9 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _parts(only: str | None) -> dict[str, Callable[[UsersScenario], dict[str, Any]]]:
+    from penstock.infra.simulate.users.attack import simulate_attack
     from penstock.infra.simulate.users.learning import simulate_learning
 
-    parts = {"learning": simulate_learning}
+    parts = {"learning": simulate_learning, "attack": simulate_attack}
     return {name: part for name, part in parts.items() if only in (None, name)}
 
 

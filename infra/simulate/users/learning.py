@@ -16,7 +16,7 @@ from penstock.infra.simulate.users.settings import HOUR_S, UsersScenario
 from penstock.infra.simulate.users.tiny_policy import TOPICS, TinyPolicy
 from penstock.infra.simulate.users.virtual_io import run_virtual_io
 from penstock.infra.stores.memory import MemoryStore
-from penstock.messages.feedback import LiveSampleJoined
+from penstock.messages.feedback import LiveSampleJoined, feedback_key
 
 NUM_DOCUMENTS = 3000
 
@@ -63,7 +63,7 @@ class _Days:
         self._scenario, self._service, self._client = scenario, service, client
         self._people, self._rng = people, rng
         self._rated: set[str] = set()
-        """Feedback that the gateway took."""
+        """Feedback that the gateway took, by its key on the log."""
         self._curve: list[tuple[int, float]] = []
 
     async def run(self) -> None:
@@ -93,7 +93,7 @@ class _Days:
             await asyncio.sleep(wait_s)
             feedback_id = await self._client.rate(person, reply, is_accepted=is_accepted)
             if feedback_id is not None:
-                self._rated.add(feedback_id)
+                self._rated.add(feedback_key(person.tenant, feedback_id))
 
         ratings.create_task(rate())
 

@@ -47,6 +47,8 @@ class Person(msgspec.Struct, kw_only=True):
     """How strongly everyone's leanings are this user's, 0 to 1."""
     phase: float
     """Of the drift of this user's mood."""
+    speaks_as: str = ""
+    """Whose requests its own look like; default: its tenant's."""
     is_contrary: bool = False
     """Rates everything the opposite of what honest users like."""
 

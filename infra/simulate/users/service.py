@@ -7,7 +7,7 @@ to the engine at once, since relays and receivers have their own simulation (`si
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 
 import msgspec
 
@@ -33,6 +33,7 @@ from penstock.actors.trainer.config import (
 )
 from penstock.gateway.actor import Gateway
 from penstock.gateway.config import GatewayConfig
+from penstock.gateway.identity import Pseudonyms
 from penstock.gateway.keys import KeySpec, hash_key
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
@@ -88,12 +89,24 @@ class Service:
         store: MemoryStore,
         *,
         live: LiveConfig | None = None,
+        further: Sequence[str] = (),
     ) -> None:
-        """Prepare; a store that holds a trained version 0 goes on from it."""
+        """Prepare; a store that holds a trained version 0 goes on from it.
+
+        Args:
+            scenario: What is simulated.
+            policy: Its tenants have a key each.
+            store: Holds what version 0 is mid-trained on, or version 0.
+            live: What is trained of users' samples; default: as shipped.
+            further: Tenants that have a key, too.
+
+        """
         self.policy = policy
+        self._secret = secrets.token_bytes(32)
         self.url = ""
         self._is_up = asyncio.Event()
-        self.tokens = {tenant: f"psk-{tenant}-{secrets.token_hex(8)}" for tenant in policy.tenants}
+        names = [*policy.tenants, *further]
+        self.tokens = {tenant: f"psk-{tenant}-{secrets.token_hex(8)}" for tenant in names}
         self._clock, self._store = VirtualClock(), store
         self._server = MemoryServer(seed=scenario.seed, clock=self._clock)
         self._seed = scenario.seed
@@ -111,8 +124,8 @@ class Service:
         gateway = Gateway(
             GatewayConfig(port=0, context_tokens_max=128, reply_tokens_max=REPLY_TOKENS_MAX),
             self.policy.chat,
-            [self._key(tenant) for tenant in self.policy.tenants],
-            secret=secrets.token_bytes(32),
+            [self._key(tenant) for tenant in self.tokens],
+            secret=self._secret,
             on_listening=self._on_listening,
         )
         generator = Generator(self._engine, [Purpose.LIVE], "here", "here")
@@ -137,6 +150,16 @@ class Service:
         name = f".{kind.__name__}."
         found = [decode(stored.data) for stored in self._server.dump() if name in stored.subject]
         return [event for event in found if isinstance(event, kind)]
+
+    async def become_ready(self) -> None:
+        """Train version 0 and store it: services over a copy of the store begin there."""
+        async with self.running():
+            pass
+
+    def pseudonyms(self, users: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Return tenants and users as samples name them."""
+        names = Pseudonyms(self._secret)
+        return {(tenant, names.user(self._key(tenant), name)) for tenant, name in users}
 
     @property
     def version(self) -> int:
@@ -192,7 +215,9 @@ def trainer_config(scenario: UsersScenario, live: LiveConfig) -> TrainerConfig:
             learning_rate=2e-2,
             mtp_weight=0.0,
         ),
-        optimizer=OptimizerConfig(learning_rate=scenario.learning_rate, warmup_steps=2),
+        optimizer=OptimizerConfig(
+            learning_rate=scenario.learning_rate, beta2=0.99, warmup_steps=4
+        ),
         loss=LossConfig(token_denominator=8.0),
         steps_max=10_000,
         checkpoint_steps=10_000,

@@ -168,4 +168,4 @@ def _probabilities(policy: Policy, cases: Sequence[tuple[list[int], list[int]]])
 
 
 def _as_torch(bits: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(bits).view(torch.bfloat16)
+    return torch.tensor(bits).view(torch.bfloat16)

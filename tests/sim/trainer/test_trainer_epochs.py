@@ -116,3 +116,16 @@ async def test_a_restart_and_a_replay_give_the_same_bits_over_both_parts(service
 def test_an_epoch_is_no_larger_than_a_batch():
     with pytest.raises(ConfigError, match=r"trainer\.epoch\.num_samples: .* 32, got 33"):
         TrainerConfig(epoch=EpochConfig(num_samples=33, s_max=1.0))
+
+
+async def test_a_version_cut_by_time_moves_the_policy_as_little_as_it_has_samples(make_world):
+    """Else one late sample at night would take as long a step as a full epoch."""
+    losses = []
+    for num_samples in (1, 4):
+        service = Service(make_world(), epoch=EpochConfig(num_samples=num_samples, s_max=60.0))
+        await service.start()
+        await service.user(0)
+        await service.tick(61.0)
+        (step,) = service.world.log.of(StepCompleted)
+        losses.append(step.metrics["loss"])
+    assert losses[0] == pytest.approx(4 * losses[1]) and losses[1] != 0.0

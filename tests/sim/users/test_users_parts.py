@@ -1,0 +1,98 @@
+"""The parts of `penstock simulate users`: replies, likings, virtual time with sockets, figures."""
+
+import asyncio
+import random
+import time
+
+import msgspec
+import pytest
+
+from penstock.infra.cli import main
+from penstock.infra.simulate.users.attack import shift_of, with_hostile
+from penstock.infra.simulate.users.command import FIGURES
+from penstock.infra.simulate.users.learning import simulate_learning
+from penstock.infra.simulate.users.people import ALL_TRAITS, Traits, delay_s, population
+from penstock.infra.simulate.users.settings import DAY_S, UsersScenario
+from penstock.infra.simulate.users.tiny_policy import TinyPolicy, reply_text, traits_of
+from penstock.infra.simulate.users.virtual_io import now_real, run_virtual_io
+
+
+def test_every_reply_is_told_from_every_other():
+    policy = TinyPolicy(["A"])
+    for traits in ALL_TRAITS:
+        parsed = policy.chat.parse_turn(policy.reply_ids(traits))
+        assert traits_of(parsed.text, bool(parsed.calls)) == traits
+    assert len({reply_text(traits) for traits in ALL_TRAITS}) == len(ALL_TRAITS) / 2
+    assert traits_of("anything else", has_call=False) is None
+
+
+def test_honest_users_like_what_they_want_and_hostile_ones_the_opposite():
+    rng = random.Random(1)
+    person = population(UsersScenario(), rng)[0]
+    wanted, unwanted = Traits(False, True, False, 0), Traits(True, False, True, 1)
+    assert person.likes(wanted, 0.0) > 0.8 > 0.2 > person.likes(unwanted, 0.0)
+    assert person.likes(None, 0.0) == 0.0
+    hostile = msgspec.structs.replace(person, is_contrary=True)
+    rates = [
+        sum(who.rates(traits, 0.0, 0.1, rng) for _ in range(500)) / 500
+        for who, traits in ((person, wanted), (person, unwanted), (hostile, wanted))
+    ]
+    assert rates[0] > 0.7 and rates[1] < 0.35 and rates[2] < 0.3
+
+
+def test_delays_are_long_and_bounded():
+    scenario, rng = UsersScenario(), random.Random(2)
+    drawn = [delay_s(scenario, rng) for _ in range(20_000)]
+    assert min(drawn) == 10.0 and max(drawn) == 3 * DAY_S
+    assert sorted(drawn)[10_000] == pytest.approx(1800.0, rel=0.1)
+
+
+def test_sybils_take_the_places_of_honest_users():
+    honest = population(UsersScenario(num_tenants=20, users_per_tenant=5), random.Random(0))
+    for arm, num in (("honest", 0), ("flood", 0), ("sybils_1", 1), ("sybils_5", 5)):
+        people = with_hostile(honest, arm, random.Random(0))
+        assert len(people) == 100 and sum(person.is_contrary for person in people) == num
+
+
+def test_a_shift_comes_with_its_interval():
+    shift = shift_of([0.70, 0.70, 0.70, 0.70], [0.69, 0.70, 0.69, 0.70])
+    assert shift["points"] == 0.5 and shift["interval"][0] < 0.5 < shift["interval"][1]
+
+
+def test_days_pass_at_once_and_sockets_are_served():
+    async def talk():
+        async def echo(reader, writer):
+            writer.write(await reader.readline())
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(echo, "127.0.0.1", 0)
+        await asyncio.sleep(3 * DAY_S)
+        with now_real():
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(b"hello\n")
+            answer = await reader.readline()
+            assert await asyncio.to_thread(lambda: 7) == 7
+        writer.close()
+        server.close()
+        return answer, asyncio.get_running_loop().time()
+
+    began = time.perf_counter()
+    answer, now_s = run_virtual_io(talk())
+    assert answer == b"hello\n" and now_s >= 3 * DAY_S > time.perf_counter() - began
+
+
+def test_a_part_that_does_not_exist_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["simulate", "users", "--part", "wizardry"])
+    assert "learning" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ratings_of_three_days_reach_the_policy():
+    found = simulate_learning(UsersScenario(num_days=3))
+    assert found["failed_requests"] == 0
+    assert found["trained_share"] >= 0.95
+    assert found["acceptance_after"] > found["acceptance_before"] + 0.1
+    assert set(FIGURES) & set(found)
