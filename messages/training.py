@@ -7,7 +7,7 @@ import msgspec
 from penstock.messages.base import Event, Stream
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import VersionSpan
-from penstock.messages.settings import Finite, NonNegativeInt, UnitInterval
+from penstock.messages.settings import Finite, FiniteNonNegative, NonNegativeInt, UnitInterval
 
 
 class TrunkCredit(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,9 +41,20 @@ class SampleEntry(msgspec.Struct, frozen=True, kw_only=True):
     share: UnitInterval = 1.0
     """Of a live sample: what the caps on users and tenants left of its advantage."""
     revision: NonNegativeInt = 0
-    """Of a live sample."""
+    """Of a live sample, like the fields below; `LiveSampleJoined` says what they are."""
+    num_turns: NonNegativeInt = 0
+    turn_rewards: list[Finite] = []
+    unrated: list[NonNegativeInt] = []
+    weight: FiniteNonNegative = 1.0
+    ess: UnitInterval = 1.0
+    """Effective sample size of its tokens under the policy that trains it, as a share; 1 where that
+    policy drew them all."""
+    ratio: FiniteNonNegative = 1.0
+    """Geometric mean of its tokens' probabilities then over those when they were drawn."""
+    is_change: bool = False
+    """An earlier revision was trained: advantages are what this one changes of those."""
     turn_advantages: list[Finite] = []
-    """Of a live sample, by turn, in place of `advantage`; empty: all turns have that."""
+    """By turn, in place of `advantage`, which is their mean; empty: all turns have that."""
 
 
 class GroupEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,8 @@ import msgspec
 
 from penstock.messages.errors import ConfigError
 from penstock.messages.settings import NonNegativeFloat, PositiveInt, UnitInterval
-from penstock.messages.signals.declaration import DEFAULT_SIGNALS, SignalSpec, by_name
+from penstock.messages.signals.declaration import SignalSpec, by_name
+from penstock.messages.signals.defaults import DEFAULT_SIGNALS
 
 
 class JoinConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

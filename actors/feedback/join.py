@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from penstock.actors.feedback.config import JoinConfig
-from penstock.actors.feedback.sessions import SIGNALS_MAX, Rated, Session, Signal, refusal
+from penstock.actors.feedback.sessions import SIGNALS_MAX, Rated, Signal, UserSession, refusal
 from penstock.messages.feedback import (
     FeedbackLeftOut,
     FeedbackReceived,
@@ -60,7 +60,7 @@ class FeedbackJoin:
         self._config = config
         self._signal_wait_s = min(SIGNAL_WAIT_S, config.reward_wait_s)
         self._declared = by_name(config.signals)
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._sessions: OrderedDict[str, UserSession] = OrderedDict()
         """By tenant and session, the one used longest ago first."""
         self._place: dict[str, str] = {}
         """Request -> its session's key."""
@@ -96,7 +96,7 @@ class FeedbackJoin:
         key = f"{record.tenant} {record.session_id}"
         session = self._sessions.get(key)
         if session is None:
-            session = self._sessions[key] = Session(
+            session = self._sessions[key] = UserSession(
                 session_id=record.session_id, tenant=record.tenant, user=record.user
             )
         session.add(record, now)
@@ -193,7 +193,7 @@ class FeedbackJoin:
             if (matures_at := session.matures_at(self._declared, now)) is not None:
                 self._sleep(key, matures_at)
 
-    def _found(self, session: Session, now: float) -> Iterator[LiveSampleJoined]:
+    def _found(self, session: UserSession, now: float) -> Iterator[LiveSampleJoined]:
         """Yield what the log should have of a session and does not."""
         for stored in session.samples.values():
             turns = [session.turns[name] for name in stored.request_ids]
@@ -219,7 +219,7 @@ class FeedbackJoin:
                 self.counts.num_joined += 1
                 yield session.sample(turns, rated, 0)
 
-    def _is_unread(self, root: str, session: Session) -> bool:
+    def _is_unread(self, root: str, session: UserSession) -> bool:
         """Whether the log has a signal that was not read yet (after a restart)."""
         return root not in session.signals and root not in self._retracted
 
@@ -228,11 +228,13 @@ class FeedbackJoin:
         """Whether a sample had the default reward and still has no other."""
         return rated.is_empty and not stored.feedback_ids and stored.revision == 0
 
-    def _cap(self, session: Session, revised: LiveSampleJoined, stored: LiveSampleJoined) -> None:
+    def _cap(
+        self, session: UserSession, revised: LiveSampleJoined, stored: LiveSampleJoined
+    ) -> None:
         for root in sorted(set(revised.feedback_ids) - set(stored.feedback_ids)):
             self._leave_out(session.signals.pop(root).event, LeftOutReason.CAPPED)
 
-    def _touch(self, key: str, session: Session, until: float) -> None:
+    def _touch(self, key: str, session: UserSession, until: float) -> None:
         """Publish nothing of a session until then: more may come."""
         session.ready_at = max(session.ready_at, until)
         self._sleep(key, session.ready_at)

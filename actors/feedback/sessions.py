@@ -14,7 +14,7 @@ from penstock.messages.feedback import (
     LiveSampleJoined,
 )
 from penstock.messages.rollout import TurnSummary
-from penstock.messages.signals.declaration import Sender, SignalLevel, SignalSpec
+from penstock.messages.signals.declaration import SignalLevel, SignalSpec
 
 TURNS_MAX = 256
 """Turns of one sample; a longer session becomes several."""
@@ -22,7 +22,7 @@ SIGNALS_MAX = 1024
 """Pieces of feedback on one session; more are left out."""
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One recorded request, without its tokens."""
 
     request_id: str
@@ -60,13 +60,13 @@ class Rated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(kw_only=True)
-class Session:
+class UserSession:
     """A tenant's session; a request without one is alone in its own."""
 
     session_id: str
     tenant: str
     user: str
-    turns: dict[str, Turn] = field(default_factory=dict)
+    turns: dict[str, RecordedTurn] = field(default_factory=dict)
     """By request, in the order of the log."""
     sample_of: dict[str, str] = field(default_factory=dict)
     """Request -> its sample; the others are open."""
@@ -78,9 +78,9 @@ class Session:
     """Nothing is published of it before."""
 
     @property
-    def open(self) -> list[list[Turn]]:
+    def open(self) -> list[list[RecordedTurn]]:
         """Turns that are in no sample yet, by segment, at most as many as one may have."""
-        found: dict[str, list[Turn]] = {}
+        found: dict[str, list[RecordedTurn]] = {}
         for name, turn in self.turns.items():
             if name not in self.sample_of:
                 found.setdefault(turn.segment, []).append(turn)
@@ -88,7 +88,7 @@ class Session:
 
     def add(self, record: InferenceRecorded, now: float) -> None:
         """Take in a request."""
-        self.turns[record.request_id] = Turn(
+        self.turns[record.request_id] = RecordedTurn(
             request_id=record.request_id,
             summary=record.turn.summary,
             variant=record.variant,
@@ -98,7 +98,9 @@ class Session:
             at=record.recorded_at or now,
         )
 
-    def rate(self, turns: Sequence[Turn], declared: Mapping[str, SignalSpec], now: float) -> Rated:
+    def rate(
+        self, turns: Sequence[RecordedTurn], declared: Mapping[str, SignalSpec], now: float
+    ) -> Rated:
         """Return what is said of turns of this session now."""
         counting = list(self._counting(declared, now))
         whole = [signal for signal, spec in counting if spec.level is SignalLevel.SESSION]
@@ -124,7 +126,9 @@ class Session:
         ]
         return min((time for time in times if time > now), default=None)
 
-    def sample(self, turns: Sequence[Turn], rated: Rated, revision: int) -> LiveSampleJoined:
+    def sample(
+        self, turns: Sequence[RecordedTurn], rated: Rated, revision: int
+    ) -> LiveSampleJoined:
         """Return the sample of some turns with what is said of them."""
         known = [reward for reward in rated.rewards if reward is not None]
         mean = sum(known) / len(known) if known else 0.0
@@ -167,7 +171,7 @@ class Session:
             signal = latest[place]
             yield signal, declared[signal.event.name]
 
-    def _evidence(self, turns: Sequence[Turn]) -> list[str]:
+    def _evidence(self, turns: Sequence[RecordedTurn]) -> list[str]:
         segment = turns[0].segment
         names = [name for name, turn in self.turns.items() if turn.segment == segment]
         following = dict(pairwise(names))
@@ -182,6 +186,6 @@ def refusal(
     spec = declared.get(event.name)
     if spec is None:
         return LeftOutReason.UNDECLARED
-    if event.is_trusted or (spec.sender is Sender.TENANT and event.tenant == tenant):
+    if event.is_trusted or (event.tenant == tenant and not spec.trusted_only):
         return None
     return LeftOutReason.NOT_ALLOWED

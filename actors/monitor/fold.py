@@ -194,7 +194,9 @@ class RunFold:
     def _manifest(self, event: BatchManifest, at: float) -> None:
         self._ledger.add_manifest(event)
         self._ledger_changed = True
-        self._state.live.num_trained += sum(sample.outcome.is_trained for sample in event.live)
+        self._state.live.num_trained += sum(
+            sample.outcome.is_trained and not sample.is_change for sample in event.live
+        )
 
     def _inference_recorded(self, event: InferenceRecorded, at: float) -> None:
         self._state.live.num_requests += 1
@@ -213,6 +215,8 @@ class RunFold:
     def _live_joined(self, event: LiveSampleJoined, at: float) -> None:
         self._ledger.add_live(event)
         self._ledger_changed = True
+        if event.revision:
+            return
         live = self._state.live
         live.num_joined += 1
         self._live_reward_sum += event.reward

@@ -12,6 +12,7 @@ publishes again is refused as known. Nothing is trained twice and nothing is los
 """
 
 import logging
+from collections.abc import Sequence
 from typing import ClassVar
 
 from penstock.actors.policy.config import PolicyConfig
@@ -19,15 +20,17 @@ from penstock.actors.policy.snapshot import SnapshotPublisher
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.actors.trainer.batching.batcher import Batcher
+from penstock.actors.trainer.batching.manifests import trained_samples
 from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.off_policy import OffPolicy, is_older, recorded
 from penstock.actors.trainer.rl_phase import RlPhase
-from penstock.actors.trainer.sequences import check_trajectory
+from penstock.actors.trainer.sequences import check_sample
 from penstock.messages.base import Event
 from penstock.messages.errors import CodecError
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
 from penstock.messages.reading.sealed import Opener
-from penstock.messages.reward import EvalCompleted, Verdict
-from penstock.messages.rollout import RolloutFinished, TurnSampled
+from penstock.messages.reward import EvalCompleted, Outcome, Verdict
+from penstock.messages.rollout import RolloutFinished, Turn, TurnSampled
 from penstock.messages.task import CreditsChanged, Purpose
 from penstock.messages.training import BatchManifest, StepCompleted
 
@@ -156,18 +159,41 @@ class Trainer(Actor):
         log.warning("%s is left out: %s", event.rollout_id, fault)
         return fault
 
-    async def _faults(self, manifest: BatchManifest, ctx: Context) -> list[str]:
-        """Return the samples of a batch that cannot be trained."""
+    async def _left_out(
+        self, manifest: BatchManifest, measured: dict[str, OffPolicy], ctx: Context
+    ) -> dict[str, Outcome]:
+        """Return the samples of a batch that cannot be trained, and why.
+
+        Args:
+            manifest: Proposed.
+            measured: Figures of older live samples; those not in it are measured and added.
+            ctx: Of the actor.
+
+        """
         loaded = await self._phase.turns.try_load(manifest, ctx.store, ctx.last)
-        found: list[str] = []
-        for sample_id, turns in loaded.items():
+        found: dict[str, Outcome] = {}
+        readable: dict[str, Sequence[Turn]] = {}
+        for sample in trained_samples(manifest):
+            turns = loaded[sample.rollout_id]
             try:
                 if isinstance(turns, CodecError):
                     raise turns
-                check_trajectory(sample_id, turns, self._policy_config)
+                check_sample(sample, turns, self._policy_config)
+                readable[sample.rollout_id] = turns
             except ValueError as error:
-                log.warning("%s is left out: %s", sample_id, error)
-                found.append(sample_id)
+                log.warning("%s is left out: %s", sample.rollout_id, error)
+                found[sample.rollout_id] = Outcome.INFRASTRUCTURE_ERROR
+        older = [
+            sample
+            for sample in manifest.live
+            if sample.rollout_id in readable and is_older(sample, manifest.policy_version)
+        ]
+        new = [sample for sample in older if sample.rollout_id not in measured]
+        if new:
+            measured |= await self._phase.measure(new, readable, ctx)
+        for sample in older:
+            if measured[sample.rollout_id].is_stale(self._config.live):
+                found[sample.rollout_id] = Outcome.STALE
         return found
 
     async def _advance(self, ctx: Context) -> Effects:
@@ -181,23 +207,24 @@ class Trainer(Actor):
         """Return a new manifest, only when all manifests up to the current step were read.
 
         Its turns are read and checked here, not as they come: most of a log that is read again
-        after a restart is settled. What cannot be trained counts as an infrastructure failure.
+        after a restart is settled. Live samples of older versions are measured here.
         """
         step = self._phase.step + 1
         if self._phase.is_finished or self._step_proposed >= step:
             return ()
         if self._batcher.last_step != self._phase.step:
             return ()
+        measured: dict[str, OffPolicy] = {}
         while True:  # Each round leaves out at least one sample.
             manifest = self._batcher.propose(step, is_due=self._is_due(ctx))
             if manifest is None:
                 return ()
-            faulty = await self._faults(manifest, ctx)
-            if not faulty:
+            left_out = await self._left_out(manifest, measured, ctx)
+            if not left_out:
                 break
-            self._batcher.leave_out(faulty)
+            self._batcher.leave_out(left_out)
         self._step_proposed = step
-        return (manifest,)
+        return (recorded(manifest, measured),)
 
     async def _watch(self, ctx: Context) -> None:
         """Show what the next step waits for, and fail when it does not come."""

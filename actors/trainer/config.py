@@ -124,6 +124,12 @@ class LiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Samples that the mean of all tenants counts as in a tenant's own baseline."""
     weight: NonNegativeFloat = 1.0
     """Weight of a live sample, next to a rollout's 1."""
+    ess_min: UnitInterval = 0.1
+    """Smallest effective sample size, as a share of its tokens, with which a sample of an older
+    version is trained; below it is `stale`. Its age in steps does not count."""
+    ratio_min: Annotated[float, Meta(gt=0, le=1)] = 0.02
+    """Smallest geometric mean of its tokens' probabilities now over those when they were drawn;
+    below it, or above its inverse, the sample is `stale`."""
 
 
 class EpochConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

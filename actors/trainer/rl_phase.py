@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from penstock.actors.trainer.checkpoint import (
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.midtraining.phase import run_midtraining
+from penstock.actors.trainer.off_policy import OffPolicy, measure
 from penstock.actors.trainer.step import train_step
 from penstock.actors.trainer.turns import TurnStore
 from penstock.messages.base import Event
@@ -30,10 +32,12 @@ from penstock.messages.control import RunFinished
 from penstock.messages.errors import PenstockError
 from penstock.messages.reading.ledger import Ledger
 from penstock.messages.reading.sealed import Opener
+from penstock.messages.rollout import Turn
 from penstock.messages.training import (
     BatchManifest,
     CheckpointSaved,
     MidtrainCompleted,
+    SampleEntry,
     StepCompleted,
 )
 from penstock.messages.weights import WeightsPublished
@@ -124,6 +128,12 @@ class RlPhase:
             except (ValueError, LookupError) as error:
                 raise TrainingError(f"step {manifest.step}: {error}") from error
         return effects
+
+    async def measure(
+        self, samples: Sequence[SampleEntry], turns: Mapping[str, Sequence[Turn]], ctx: Context
+    ) -> dict[str, OffPolicy]:
+        """Return how far the policy has moved from those that drew live samples."""
+        return await ctx.offload(measure, self._learner, samples, turns, self._config)
 
     async def end_after(self, step: int, reason: str, ctx: Context) -> Effects:
         """Let a step be the last, at the earliest the one just taken."""

@@ -1,7 +1,7 @@
 """From logged turns to training sequences."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,12 +9,12 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.trainer.routes import no_routes, rollout_routes
 from penstock.kernels.arrays import from_array
 from penstock.messages.rollout import Turn
-from penstock.messages.training import TrunkCredit
+from penstock.messages.training import SampleEntry, TrunkCredit
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSequence:
-    """One rollout, token by token.
+    """One rollout, or turns of a session, token by token.
 
     Shapes: T tokens, N of them sampled, L layers, K experts per token.
     """
@@ -29,20 +29,11 @@ class TrainingSequence:
     routed_experts: np.ndarray
     """[T - 1, L, K] uint8 or wider: of the positions that predict something; K is 0 in a dense
     model."""
-    advantage: float
+    advantages: np.ndarray
+    """[N] float32: of each sampled token."""
     weight: float = 1.0
-    trunk: TrunkCredit | None = None
-    """What its first sampled tokens get in place of `advantage`."""
     live_version: int | None = None
     """The one version that sampled all its tokens, where they are a user's."""
-
-    @property
-    def advantages(self) -> np.ndarray:
-        """[N] float32: of each sampled token."""
-        values = np.full(self.sampled_at.size, self.advantage, np.float32)
-        if self.trunk is not None:
-            values[: self.trunk.num_tokens] = self.trunk.advantage
-        return values
 
     @property
     def num_inputs(self) -> int:
@@ -80,10 +71,94 @@ def training_sequence(  # noqa: PLR0913, PLR0917 - what a manifest says of one r
         sampled_at=sampled_at,
         behavior_logprobs=logprobs,
         routed_experts=routes,
-        advantage=advantage,
+        advantages=_advantages(sampled_at.size, advantage, trunk),
         weight=weight,
-        trunk=trunk,
     )
+
+
+def sample_sequences(
+    sample: SampleEntry, turns: Sequence[Turn], config: PolicyConfig, live_weight: float
+) -> list[TrainingSequence]:
+    """Return the sequences of a manifest's sample, a rollout or a live one.
+
+    Raises:
+        ValueError: As `training_sequence` does.
+
+    """
+    if sample.num_turns:
+        return _session_sequences(sample, turns, config, live_weight * sample.weight)
+    name, trunk = sample.rollout_id, sample.trunk
+    return [training_sequence(name, turns, config, sample.advantage, trunk=trunk)]
+
+
+def _session_sequences(
+    sample: SampleEntry, turns: Sequence[Turn], config: PolicyConfig, weight: float
+) -> list[TrainingSequence]:
+    """Return a live sample's sequences: a turn that continues the one before is one with it.
+
+    It continues it where its context begins with all tokens of the turn before, routed alike;
+    pieces that begin alike otherwise are still computed once (`actors/policy/packing.py`).
+
+    Args:
+        sample: of the manifest.
+        turns: of its requests, each with its whole context.
+        config: of the policy.
+        weight: of all its tokens.
+
+    """
+    values = sample.turn_advantages or [sample.advantage] * len(turns)
+    found: list[TrainingSequence] = []
+    for turn, value in zip(turns, values, strict=True):
+        sequence = training_sequence(sample.rollout_id, [turn], config, value, weight)
+        if found and _continues(found[-1], sequence):
+            sequence = _joined(found.pop(), sequence)
+        found.append(sequence)
+    return found
+
+
+def num_exact_prefixes(turns: Sequence[Turn]) -> int:
+    """Count the turns whose context begins with all tokens of the turn before."""
+    ids = [np.concatenate([from_array(t.context_ids), from_array(t.token_ids)]) for t in turns]
+    contexts = [from_array(turn.context_ids) for turn in turns]
+    return sum(
+        np.array_equal(context[: before.size], before)
+        for before, context in zip(ids, contexts[1:], strict=False)
+    )
+
+
+def _continues(before: TrainingSequence, after: TrainingSequence) -> bool:
+    num_tokens = before.token_ids.size
+    return (
+        int(after.sampled_at[0]) >= num_tokens
+        and np.array_equal(after.token_ids[:num_tokens], before.token_ids)
+        and np.array_equal(after.routed_experts[: num_tokens - 1], before.routed_experts)
+    )
+
+
+def _joined(before: TrainingSequence, after: TrainingSequence) -> TrainingSequence:
+    return replace(
+        after,
+        sampled_at=np.concatenate([before.sampled_at, after.sampled_at]),
+        behavior_logprobs=np.concatenate([before.behavior_logprobs, after.behavior_logprobs]),
+        advantages=np.concatenate([before.advantages, after.advantages]),
+    )
+
+
+def _advantages(num_tokens: int, advantage: float, trunk: TrunkCredit | None) -> np.ndarray:
+    """[N] float32; the first tokens may be shared with other rollouts."""
+    values = np.full(num_tokens, advantage, np.float32)
+    if trunk is not None:
+        values[: trunk.num_tokens] = trunk.advantage
+    return values
+
+
+def check_sample(sample: SampleEntry, turns: Sequence[Turn], config: PolicyConfig) -> None:
+    """Refuse a sample that the policy cannot be trained on; raises as `check_trajectory` does."""
+    if sample.num_turns:
+        for turn in turns:
+            check_trajectory(sample.rollout_id, [turn], config)
+    else:
+        check_trajectory(sample.rollout_id, turns, config)
 
 
 def check_trajectory(rollout_id: str, turns: Sequence[Turn], config: PolicyConfig) -> None:

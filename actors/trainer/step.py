@@ -32,7 +32,12 @@ from penstock.actors.trainer.objective.losses import (
 )
 from penstock.actors.trainer.objective.mismatch import MismatchSums, mismatch_sums, sums_by_version
 from penstock.actors.trainer.routes import route_bytes
-from penstock.actors.trainer.sequences import TrainingSequence, micro_batches, training_sequence
+from penstock.actors.trainer.sequences import (
+    TrainingSequence,
+    micro_batches,
+    num_exact_prefixes,
+    sample_sequences,
+)
 from penstock.kernels.ops import raise_deferred_errors
 from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest, VersionDrift
@@ -99,7 +104,11 @@ def train_step(
     sums, norm, skipped = _Sums(), 0.0, ""
     if sequences:
         try:
-            sums = _accumulate(learner, sequences, config)
+            # A version cut by time has what little there is: it moves the policy as little as that.
+            num_of_epoch = config.epoch.num_samples if config.epoch else 0
+            num_samples = max(len(trained_samples(manifest)), num_of_epoch)
+            divisor = normalizer(num_samples, config.loss)
+            sums = _accumulate(learner, sequences, config, divisor)
             raise_deferred_errors()  # Before the weights take what a bad value gave.
             norm = learner.apply(manifest.step, config.optimizer, config.steps_max)
         except NonFiniteError as error:
@@ -109,7 +118,8 @@ def train_step(
         optimizer_digest=learner.optimizer_digest(),
         metrics=_figures(sums, norm)
         | batch_figures(manifest)
-        | {"route_bytes": float(_route_bytes(manifest, turns))},
+        | {"route_bytes": float(_route_bytes(manifest, turns))}
+        | _session_figures(manifest, turns),
         staleness_tokens={} if skipped else staleness_tokens(manifest),
         skipped=skipped,
         drift={version: of.drift() for version, of in sorted(sums.live.items())},
@@ -122,21 +132,31 @@ def _sequences(
     policy: PolicyConfig,
     config: TrainerConfig,
 ) -> Iterator[TrainingSequence]:
-    live = {sample.rollout_id for sample in manifest.live}
     for sample in trained_samples(manifest):
-        weight = config.live.weight if sample.rollout_id in live else 1.0
         name = sample.rollout_id
-        trunk = sample.trunk
-        sequence = training_sequence(name, turns[name], policy, sample.advantage, weight, trunk)
-        num_tokens = sum(span.num_tokens for span in sample.version_spans)
-        if sequence.sampled_at.size != num_tokens:
+        found = sample_sequences(sample, turns[name], policy, config.live.weight)
+        num_expected = sum(span.num_tokens for span in sample.version_spans)
+        num_found = sum(sequence.sampled_at.size for sequence in found)
+        if num_found != num_expected:
             raise ValueError(
-                f"rollout {name}: the manifest of step {manifest.step} counts {num_tokens} tokens, "
-                f"its turns have {sequence.sampled_at.size}"
+                f"rollout {name}: the manifest of step {manifest.step} counts {num_expected} "
+                f"tokens, its turns have {num_found}"
             )
-        if name in live and len(sample.version_spans) == 1:
-            sequence = replace(sequence, live_version=sample.version_spans[0].policy_version)
-        yield sequence
+        if sample.num_turns and len(sample.version_spans) == 1:
+            version = sample.version_spans[0].policy_version
+            found = [replace(sequence, live_version=version) for sequence in found]
+        yield from found
+
+
+def _session_figures(
+    manifest: BatchManifest, turns: Mapping[str, Sequence[Turn]]
+) -> dict[str, float]:
+    """Return the share of live turns after the first whose context continues the one before."""
+    live = [turns[sample.rollout_id] for sample in trained_samples(manifest) if sample.num_turns]
+    num_later = sum(len(each) - 1 for each in live)
+    if not num_later:
+        return {}
+    return {"live_exact_prefixes": sum(map(num_exact_prefixes, live)) / num_later}
 
 
 def _route_bytes(manifest: BatchManifest, turns: Mapping[str, Sequence[Turn]]) -> int:
@@ -144,12 +164,9 @@ def _route_bytes(manifest: BatchManifest, turns: Mapping[str, Sequence[Turn]]) -
 
 
 def _accumulate(
-    learner: Learner, sequences: Sequence[TrainingSequence], config: TrainerConfig
+    learner: Learner, sequences: Sequence[TrainingSequence], config: TrainerConfig, divisor: float
 ) -> _Sums:
     """Leave the batch's gradient in the learner's parameters; return its figures."""
-    # A version cut by time has what little there is: it moves the policy as little as that.
-    num_of_epoch = config.epoch.num_samples if config.epoch else 0
-    divisor = normalizer(max(len(sequences), num_of_epoch), config.loss)
     total = _Sums()
     with learner.published_weights():
         forward = SequenceForward(learner.policy, config.loss.temperature)

@@ -38,6 +38,8 @@ from penstock.messages.rollout import (
 from penstock.messages.task import Purpose
 from penstock.messages.training import BatchManifest, SampleEntry
 
+NUM_DONE_MAX = 1_000_000
+"""Samples that are known to be done with, should their end be read before they are."""
 _LOADS_MAX = 16
 """Turns that are read at once."""
 
@@ -53,7 +55,8 @@ class TurnStore:
         self._opener = opener
         self._num_bytes_max = num_bytes_max
         self._samples: dict[str, RolloutFinished | LiveSampleJoined] = {}
-        self._done: set[str] = set()
+        self._done: OrderedDict[str, int] = OrderedDict()
+        """Sample -> the revision that is done with; 0 of a rollout."""
         self._kept: OrderedDict[str, Turn | StoredTurn] = OrderedDict()
         """By key of its event, the one used longest ago first."""
         self._num_bytes = 0
@@ -65,8 +68,11 @@ class TurnStore:
             self._keep(event.key(), event.turn)
 
     def add(self, sample_id: str, event: RolloutFinished | LiveSampleJoined) -> None:
-        """Keep the names of a sample's turns, unless it is done with."""
-        if sample_id in self._done:
+        """Keep the names of a sample's turns, of the newest revision, unless it is done with."""
+        revision = _revision(event)
+        if revision <= self._done.get(sample_id, -1):
+            return
+        if (known := self._samples.get(sample_id)) and _revision(known) > revision:
             return
         if isinstance(event, RolloutFinished):
             event = msgspec.structs.replace(event, files=EpisodeFiles())
@@ -109,14 +115,19 @@ class TurnStore:
     def drop(self, manifest: BatchManifest) -> None:
         """Forget all of a manifest's samples."""
         for entry in _samples(manifest):
-            self._done.add(entry.rollout_id)
-            sample = self._samples.pop(entry.rollout_id, None)
+            sample = self._samples.get(entry.rollout_id)
+            if sample is not None and _revision(sample) > entry.revision:
+                continue
+            self._done[entry.rollout_id] = entry.revision
+            self._samples.pop(entry.rollout_id, None)
             if isinstance(sample, RolloutFinished):
                 for index in range(len(sample.turns)):
                     self._forget(f"{sample.rollout_id}.{index}")
             if isinstance(sample, LiveSampleJoined):
                 for request_id in sample.request_ids:
                     self._forget(request_id)
+        while len(self._done) > NUM_DONE_MAX:
+            self._done.popitem(last=False)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -178,6 +189,10 @@ class TurnStore:
         turn = self._kept.pop(key, None)
         if turn is not None:
             self._num_bytes -= _num_bytes(turn)
+
+
+def _revision(sample: RolloutFinished | LiveSampleJoined) -> int:
+    return sample.revision if isinstance(sample, LiveSampleJoined) else 0
 
 
 _HEAD_BYTES = 1024

@@ -91,7 +91,7 @@ class Sampler:
             sampled_at=np.arange(len(token_ids) - len(versions), len(token_ids)),
             behavior_logprobs=np.concatenate([chunk.behavior_logprobs for chunk in chunks]),
             routed_experts=routes,
-            advantage=0.0,
+            advantages=np.zeros(len(versions), np.float32),
         )
         return sequence, versions
 

@@ -39,6 +39,7 @@ _COLUMNS = {
 
 class _Settlement(msgspec.Struct, frozen=True, kw_only=True):
     step: int
+    revision: int
     column: str
     spans: dict[int, int]
 
@@ -132,9 +133,16 @@ class Ledger:
             if column == _TRAINED and not is_discarded and step in self._skipped:
                 column = _SKIPPED
             settlement = _Settlement(
-                step=step, column=column, spans=tokens_by_version(sample.version_spans)
+                step=step,
+                revision=sample.revision,
+                column=column,
+                spans=tokens_by_version(sample.version_spans),
             )
-            if earlier := self._settled.get(name):
+            earlier = self._settled.get(name)
+            if earlier and earlier.revision < sample.revision:
+                self._settle_again(name, earlier, settlement)
+                continue
+            if earlier:
                 if earlier != settlement:
                     fault = f"{name}: settled in step {earlier.step} and in step {step}"
                     self._faults.append(fault)
@@ -145,6 +153,14 @@ class Ledger:
             self._move(name, column)
             self._settled[name] = settlement
             self._compare(name)
+
+    def _settle_again(self, name: str, earlier: _Settlement, later: _Settlement) -> None:
+        """Take a live sample's later revision: its tokens are trained once any revision was."""
+        if earlier.column == _TRAINED or later.column != _TRAINED:
+            later = msgspec.structs.replace(later, step=earlier.step, column=earlier.column)
+        self._move(name, later.column, earlier.column)
+        self._settled[name] = later
+        self._compare(name)
 
     def _move(self, name: str, column: str, old: str = _IN_FLIGHT) -> None:
         """Take a rollout's tokens out of those in flight, or out of another column."""

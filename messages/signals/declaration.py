@@ -1,8 +1,4 @@
-"""One declared signal, its score, and the signals declared by default. Pure.
-
-There is no published rule for what a signal is worth; the defaults are plain: what a user did
-weighs more than what a user said, and what a test found weighs most.
-"""
+"""One declared signal and the score of its values. Pure."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -41,20 +37,11 @@ class SignalLevel(StrEnum):
     """All replies of the request's session."""
 
 
-class Direction(StrEnum):
+class SignalDirection(StrEnum):
     """Which end of a signal is good."""
 
     UP = "up"
     DOWN = "down"
-
-
-class Sender(StrEnum):
-    """Who may send a signal."""
-
-    TENANT = "tenant"
-    """Keys of the request's tenant, and trusted ones."""
-    TRUSTED = "trusted"
-    """Only keys with `is_trusted`."""
 
 
 _NAME = r"^[a-z0-9_-]{1,64}\Z"
@@ -66,13 +53,14 @@ class SignalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     name: Annotated[str, msgspec.Meta(pattern=_NAME)]
     kind: SignalKind = SignalKind.EVENT
     level: SignalLevel = SignalLevel.REQUEST
-    direction: Direction = Direction.UP
+    direction: SignalDirection = SignalDirection.UP
     """`down`: a large value, or the event itself, is bad."""
     maturity_s: NonNegativeFloat = 0.0
     """Seconds after its request before which it is not believed; one that comes sooner waits."""
     weight: NonNegativeFloat = 1.0
     """In the mean of all signals; 0 records it without reward."""
-    sender: Sender = Sender.TENANT
+    trusted_only: bool = False
+    """Only keys with `is_trusted` may send it; else those of the request's tenant, too."""
 
     def score(self, value: float) -> float:
         """Return what a value is worth, from -1 to 1; an event that did not happen is its opposite.
@@ -87,7 +75,7 @@ class SignalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             upward = 1.0 if value > 0 else -1.0
         else:
             upward = 2.0 * min(1.0, max(0.0, value)) - 1.0
-        return upward if self.direction is Direction.UP else -upward
+        return upward if self.direction is SignalDirection.UP else -upward
 
     def expected(self, value: float) -> str:
         """Return what was expected in place of a value, or an empty string if it is right."""
@@ -111,34 +99,3 @@ def by_name(signals: Iterable[SignalSpec]) -> dict[str, SignalSpec]:
             raise ConfigError(f"feedback_join.signals.{spec.name}: declared twice")
         found[spec.name] = spec
     return found
-
-
-_HOUR_S = 3600.0
-_FRACTION, _DOWN, _SESSION = SignalKind.FRACTION, Direction.DOWN, SignalLevel.SESSION
-
-DEFAULT_SIGNALS: tuple[SignalSpec, ...] = (
-    SignalSpec(name="thumbs"),
-    SignalSpec(name="accept", kind=_FRACTION),
-    SignalSpec(name="reject", kind=_FRACTION, direction=_DOWN),
-    SignalSpec(name="partial_accept", kind=_FRACTION),
-    SignalSpec(name="edit_distance", kind=_FRACTION, direction=_DOWN, weight=0.5),
-    SignalSpec(name="keep_rate_1h", kind=_FRACTION, level=_SESSION, maturity_s=_HOUR_S),
-    SignalSpec(
-        name="keep_rate_1d", kind=_FRACTION, level=_SESSION, maturity_s=24 * _HOUR_S, weight=1.5
-    ),
-    SignalSpec(
-        name="keep_rate_7d", kind=_FRACTION, level=_SESSION, maturity_s=168 * _HOUR_S, weight=2.0
-    ),
-    SignalSpec(name="diff_kept", kind=_FRACTION, level=_SESSION),
-    SignalSpec(name="agent_finished", level=_SESSION, weight=0.0),
-    SignalSpec(name="undo", direction=_DOWN),
-    SignalSpec(name="retry", direction=_DOWN, weight=0.5),
-    SignalSpec(name="dissatisfied_followup", direction=_DOWN),
-    SignalSpec(name="interrupted", direction=_DOWN, weight=0.5),
-    SignalSpec(name="tests_passed", kind=_FRACTION, level=_SESSION, weight=2.0),
-    SignalSpec(name="commit", level=_SESSION),
-    SignalSpec(name="pr_merged", level=_SESSION, weight=2.0),
-    SignalSpec(name="comment", kind=SignalKind.COMMENT, weight=0.0),
-    SignalSpec(name="correction", kind=SignalKind.CORRECTION, weight=0.0),
-)
-"""Of a run whose configuration declares none."""

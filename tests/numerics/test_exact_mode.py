@@ -90,7 +90,7 @@ def sequence(request, chunks):
         sampled_at=np.arange(len(token_ids) - len(sampled), len(token_ids)),
         behavior_logprobs=np.concatenate([chunk.behavior_logprobs for chunk in chunks]),
         routed_experts=chunks[-1].routed_experts,
-        advantage=1.0,
+        advantages=np.ones(len(sampled), np.float32),
     )
 
 

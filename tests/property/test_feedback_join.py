@@ -16,7 +16,8 @@ from penstock.messages.feedback import (
     LiveSampleJoined,
 )
 from penstock.messages.rollout import StopReason, Turn, VersionSpan
-from penstock.messages.signals.declaration import DEFAULT_SIGNALS, Sender, SignalSpec
+from penstock.messages.signals.declaration import SignalSpec
+from penstock.messages.signals.defaults import DEFAULT_SIGNALS
 
 EMPTY = Array(dtype="int32", shape=(0,), data=b"")
 TURN = Turn(
@@ -316,7 +317,7 @@ def test_trusted_keys_may_judge_requests_of_others():
 
 
 def test_a_signal_for_trusted_senders_counts_from_no_other():
-    signals = (SignalSpec(name="graded", sender=Sender.TRUSTED),)
+    signals = (SignalSpec(name="graded", trusted_only=True),)
     run = Run(JoinConfig(signals=signals)).add(record(), feedback("f1", "graded", 1.0))
     assert run.tick(10.0) == []
     assert run.reasons == {"f1": "not_allowed"}

@@ -6,10 +6,9 @@ Pure.
 import math
 from collections.abc import Iterator, Sequence
 
-from penstock.actors.trainer.batching.fair_draw import RecentUsers, capped
+from penstock.actors.trainer.batching.credit import LiveCredit, entry_of
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.objective.advantages import estimator, trunk_credits
-from penstock.actors.trainer.objective.live_baseline import LiveBaseline
 from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished, Trunk
@@ -18,6 +17,13 @@ from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry
 COMPONENTS_TOLERANCE = 1e-6
 """Between a verdict's reward and the sum of its components, which a judge may add up in another
 order."""
+
+
+_LIVE_FIELDS = (
+    *("outcome", "reward", "turn_rewards", "unrated", "num_turns", "version_spans", "weight"),
+    *("tenant", "user", "advantage", "turn_advantages", "share", "is_change"),
+)
+"""Of a trained live sample's entry, what follows from the facts."""
 
 
 class ManifestAudit:
@@ -30,9 +36,9 @@ class ManifestAudit:
         """Rollout -> tokens of each turn."""
         self._trunks: dict[str, Trunk] = {}
         """Branch -> where it left another rollout."""
-        self._joined: dict[str, LiveSampleJoined] = {}
-        self._baseline = LiveBaseline()
-        self._recent = RecentUsers()
+        self._joined: dict[str, dict[int, LiveSampleJoined]] = {}
+        """Sample -> revision -> event."""
+        self._credit = LiveCredit()
 
     def add_verdict(self, event: Verdict) -> None:
         """Keep the first verdict of a rollout: the one that counts."""
@@ -46,7 +52,7 @@ class ManifestAudit:
 
     def add_live(self, event: LiveSampleJoined) -> None:
         """Keep a user's sample, each revision."""
-        self._joined[event.key()] = event
+        self._joined.setdefault(event.sample_id, {})[event.revision] = event
 
     def differences(self, manifest: BatchManifest) -> Iterator[str]:
         """Yield what does not follow from the facts, in words; manifests in the order of steps."""
@@ -108,24 +114,34 @@ class ManifestAudit:
                 self._trunks.pop(sample.rollout_id, None)
 
     def _live(self, manifest: BatchManifest) -> Iterator[str]:
-        """Check whose the samples are, their rewards, and advantages after the caps."""
+        """Check that live samples are the joined ones, and their advantages after the caps."""
         trained: list[SampleEntry] = []
+        joined: list[SampleEntry] = []
         for sample in manifest.live:
-            event = self._joined.pop(f"{sample.rollout_id}.{sample.revision}", None)
+            name = f"step {manifest.step}, {sample.rollout_id}"
+            event = self._taken(sample)
             if not sample.outcome.is_trained:
                 continue
+            if event is None:
+                yield f"{name}: trained, but the log has no revision {sample.revision} of it"
+                continue
             trained.append(sample)
-            found = (sample.reward, sample.tenant, sample.user)
-            joined = (event.reward, event.tenant, event.user) if event else None
-            if found != joined:
-                name = f"step {manifest.step}, {sample.rollout_id}"
-                yield f"{name}: reward, tenant and user {found}, the joined sample has {joined}"
-        live = self._config.live
-        credited = self._baseline.credit(trained, live)
-        expected = capped(credited, self._recent.shares(trained, live))
+            joined.append(entry_of(event))
+        expected = self._credit.credit(joined, self._config.live)
         for sample, value in zip(trained, expected, strict=True):
-            if (sample.advantage, sample.share) != (value.advantage, value.share):
-                name = f"step {manifest.step}, {sample.rollout_id}"
-                yield f"{name}: advantage {sample.advantage}, not {value.advantage}"
-        self._baseline.add(trained, live)
-        self._recent.add(trained)
+            for field in _LIVE_FIELDS:
+                found, right = getattr(sample, field), getattr(value, field)
+                if found != right:
+                    name = f"step {manifest.step}, {sample.rollout_id}"
+                    yield f"{name}: {field} {found}, not {right}"
+        self._credit.commit(manifest.live, self._config.live)
+
+    def _taken(self, sample: SampleEntry) -> LiveSampleJoined | None:
+        """Return the event of a sample's revision; those up to it are done with."""
+        revisions = self._joined.get(sample.rollout_id, {})
+        event = revisions.get(sample.revision)
+        later = {n: each for n, each in revisions.items() if n > sample.revision}
+        self._joined[sample.rollout_id] = later
+        if not later:
+            del self._joined[sample.rollout_id]
+        return event

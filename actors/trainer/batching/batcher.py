@@ -23,7 +23,7 @@ The pacer grants new groups when steps are taken. Should so many groups be disca
 batch can come, a smaller one is taken; later steps may take as many more.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import msgspec
 
@@ -75,12 +75,12 @@ class Batcher:
         """See a user's sample."""
         self._live.add(event)
 
-    def leave_out(self, sample_ids: Iterable[str]) -> None:
-        """See that rollouts or live samples cannot be trained: they count as masked."""
-        for sample_id in sample_ids:
-            self._live.leave_out(sample_id)
+    def leave_out(self, outcomes: Mapping[str, Outcome]) -> None:
+        """See that rollouts or live samples cannot be trained, and why: they count as masked."""
+        for sample_id, outcome in outcomes.items():
+            self._live.leave_out(sample_id, outcome)
             for group in self._groups.values():
-                group.leave_out(sample_id)
+                group.leave_out(sample_id, outcome)
 
     def retract(self, event: FeedbackRetracted) -> None:
         """Withdraw a sample that is not trained yet."""
@@ -115,13 +115,13 @@ class Batcher:
             policy_version=version,
             groups=[self._trained_entry(self._groups[candidate.group_id]) for candidate in taken],
             discarded=discarded,
-            live=self._live.entries(version),
+            live=self._live.entries(),
             settings=self._settings,
         )
 
     def _propose_live(self, step: int, num_samples: int) -> BatchManifest | None:
         """Return a batch of users' samples alone, of which so many are trained."""
-        entries = self._live.entries(step - 1)
+        entries = self._live.entries()
         num_missing = num_samples - sum(entry.outcome.is_trained for entry in entries)
         if num_missing > 0:
             self.waits_for = f"{num_missing} more samples of users"

@@ -127,10 +127,10 @@ def capped(samples: Sequence[SampleEntry], shares: Shares) -> list[SampleEntry]:
 
 
 def pull_of(sample: SampleEntry) -> float:
-    """Return |advantage| x sampled tokens."""
+    """Return |advantage| x sampled tokens x weight."""
     num_tokens = sum(span.num_tokens for span in sample.version_spans)
     turns = sample.turn_advantages or [sample.advantage]
-    return num_tokens * sum(map(abs, turns)) / len(turns)
+    return sample.weight * num_tokens * sum(map(abs, turns)) / len(turns)
 
 
 def scaled(sample: SampleEntry, share: float) -> SampleEntry:

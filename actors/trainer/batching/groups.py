@@ -91,10 +91,10 @@ class PendingGroup:
         masked = Outcome.INFRASTRUCTURE_ERROR if is_faulty else _ENDS_MASKED.get(event.end)
         attempt.outcome = masked or attempt.outcome
 
-    def leave_out(self, rollout_id: str) -> None:
+    def leave_out(self, rollout_id: str, outcome: Outcome) -> None:
         """Note that a rollout cannot be trained, if it is one of this group's."""
         if rollout_id in self.attempts:
-            self.attempts[rollout_id].outcome = Outcome.INFRASTRUCTURE_ERROR
+            self.attempts[rollout_id].outcome = outcome
 
     def _is_alike(self, sandbox: SandboxRecord | None) -> bool:
         if sandbox is None:

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import numpy as np
 import pytest
 import torch
-from tests.sealed import open_vault, sealed_turn
+from tests.sealed import open_vault
+from tests.sim.trainer.sessions import session_events
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.runtime.clock import SystemClock
@@ -24,7 +25,6 @@ from penstock.messages.base import Event
 from penstock.messages.bus import Delivery, PublishReceipt
 from penstock.messages.control import RunFinished
 from penstock.messages.errors import CorruptDataError, NotFoundError
-from penstock.messages.feedback import FeedbackRetracted, InferenceRecorded, LiveSampleJoined
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import (
     EpisodeEnd,
@@ -259,7 +259,9 @@ class World:
         for member in range(GROUP_SIZE):
             self.pending.append(self._rollout(self.num_granted, member, version))
         if self.num_granted % 3 == 0:
-            self.pending.append(self._live(self.num_granted, version))
+            turns = [self.turn(version) for _ in range(1 + self.num_granted % 2)]
+            reward = self.random.choice([1.0, 0.0])
+            self.pending.append(session_events(self.num_granted, turns, reward))
         self.num_granted += 1
 
     def _rollout(self, index: int, member: int, version: int) -> list[Event]:
@@ -302,37 +304,6 @@ class World:
             components={"tests": reward},
         )
         return [*sampled, finished, verdict]
-
-    def _live(self, index: int, version: int) -> list[Event]:
-        turn = self.turn(version)
-        recorded = InferenceRecorded(
-            request_id=f"q{index}",
-            session_id="s",
-            key_id="k",
-            training_consent=True,
-            variant="main",
-            propensity=1.0,
-            turn=sealed_turn(turn, f"q{index}"),
-            policy_version=version,
-            replica="west",
-        )
-        joined = LiveSampleJoined(
-            sample_id=f"q{index}",
-            request_ids=[f"q{index}"],
-            feedback_ids=[f"f{index}"],
-            reward=self.random.choice([1.0, -1.0]),
-            variant="main",
-            propensity=1.0,
-            policy_version=version,
-            turns=[turn.summary],
-        )
-        if index % 2:
-            return [recorded, joined]
-        return [
-            recorded,
-            joined,
-            FeedbackRetracted(feedback_id=f"f{index}", request_id=f"q{index}"),
-        ]
 
     def turn(self, version: int, before: Sequence[Turn] = ()) -> Turn:
         """Draw a turn; its routes start at the last token of the turn before, if there is one."""

@@ -76,6 +76,8 @@ async def test_a_run_trains_every_step_and_replays_to_the_same_bits(make_world):
     assert report.weights_digest == world.log.of(StepCompleted)[-1].weights_digest
     live = [sample for event in world.log.of(BatchManifest) for sample in event.live]
     assert {sample.outcome for sample in live} >= {"cancelled", "solved"}
+    assert any(sample.is_change for sample in live), "a revision came after training"
+    assert any(sample.turn_advantages for sample in live), "a session trains by turn"
 
 
 async def test_what_ran_in_a_weak_sandbox_is_accounted_for_and_not_trained(make_world):

@@ -8,7 +8,8 @@ from penstock.actors.feedback.join import FeedbackJoin
 from penstock.actors.feedback.signals import reward_of
 from penstock.messages.feedback import FeedbackReceived, InferenceRecorded
 from penstock.messages.rollout import StoredTurn, TurnSummary
-from penstock.messages.signals.declaration import DEFAULT_SIGNALS, by_name
+from penstock.messages.signals.declaration import by_name
+from penstock.messages.signals.defaults import DEFAULT_SIGNALS
 
 DECLARED = by_name(DEFAULT_SIGNALS)
 

@@ -1,5 +1,8 @@
 """The conservation ledger on hand-made logs."""
 
+import msgspec
+import pytest
+
 from penstock.messages.base import Array
 from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.reading.ledger import Ledger
@@ -116,6 +119,41 @@ def test_live_samples_count_from_their_joining():
     ledger.add_manifest(manifest(1, live=[sample("q", Outcome.SOLVED, v0=8)]))
     assert ledger.totals() == LedgerRow(generated=8, trained=8)
     assert ledger.balanced
+
+
+def revised(revision: int, outcome: Outcome) -> SampleEntry:
+    return msgspec.structs.replace(sample("q", outcome, v0=8), revision=revision)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "column"),
+    [
+        ([Outcome.SOLVED, Outcome.FAILED], "trained"),
+        ([Outcome.SOLVED, Outcome.FILTERED], "trained"),
+        ([Outcome.CANCELLED, Outcome.SOLVED], "trained"),
+        ([Outcome.STALE, Outcome.CANCELLED, Outcome.CANCELLED], "stale"),
+        ([Outcome.CAPPED, Outcome.FAILED, Outcome.STALE], "trained"),
+    ],
+)
+def test_a_sample_s_revisions_count_its_tokens_once(outcomes, column):
+    ledger = Ledger()
+    joined = LiveSampleJoined(
+        sample_id="q",
+        request_ids=["q"],
+        feedback_ids=[],
+        reward=1.0,
+        variant="current",
+        propensity=1.0,
+        policy_version=0,
+        turns=[turn(v0=8).summary],
+    )
+    for revision, outcome in enumerate(outcomes):
+        ledger.add_live(msgspec.structs.replace(joined, revision=revision))
+        ledger.add_manifest(manifest(revision + 1, live=[revised(revision, outcome)]))
+        assert ledger.balanced
+    assert ledger.totals() == LedgerRow(generated=8, **{column: 8})
+    ledger.add_manifest(manifest(9, live=[revised(len(outcomes) - 1, Outcome.JUDGE_ERROR)]))
+    assert not ledger.balanced, "no revision is settled twice"
 
 
 def test_faults_are_named():

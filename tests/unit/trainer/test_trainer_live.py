@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 
@@ -38,6 +39,16 @@ def retracted(name):
     return FeedbackRetracted(feedback_id=f"f-{name}", request_id=name)
 
 
+def revised(name, revision, reward):
+    """Another reward, or None: all feedback is taken back."""
+    return msgspec.structs.replace(
+        joined(name, reward or 0.0),
+        revision=revision,
+        unrated=[0] if reward is None else [],
+        feedback_ids=[] if reward is None else [f"g-{name}"],
+    )
+
+
 @pytest.fixture
 def pool():
     live = LiveConfig(num_samples_max=2, num_waiting_max=3)
@@ -45,8 +56,8 @@ def pool():
 
 
 def take(pool, version):
-    entries = pool.entries(version)
-    assert pool.entries(version) == entries, "looking must not change anything"
+    entries = pool.entries()
+    assert pool.entries() == entries, "looking must not change anything"
     pool.commit(BatchManifest(step=version + 1, policy_version=version, groups=[], live=entries))
     return {entry.rollout_id: entry for entry in entries}
 
@@ -66,35 +77,109 @@ def test_samples_train_in_order_up_to_the_cap_against_the_baseline(pool):
     assert take(pool, 2) == {}
 
 
-def test_a_sample_too_old_is_accounted_for_as_stale(pool):
+def test_a_sample_too_far_from_the_policy_is_accounted_for_as_stale(pool):
     pool.add(joined("old", version=0))
     pool.add(joined("new", version=2))
+    assert all(entry.outcome.is_trained for entry in pool.entries()), "age alone says nothing"
+    pool.leave_out("old", Outcome.STALE)
     entries = take(pool, 2)
     assert (entries["old"].outcome, entries["old"].advantage) == (Outcome.STALE, 0.0)
     assert entries["new"].outcome is Outcome.SOLVED
 
 
 @pytest.mark.parametrize("retracted_first", [False, True])
-def test_a_withdrawn_sample_is_never_trained(pool, retracted_first):
+def test_a_sample_waits_while_its_feedback_is_taken_back(pool, retracted_first):
     events = [(pool.add, joined("a")), (pool.retract, retracted("a"))]
     for handle, event in reversed(events) if retracted_first else events:
         handle(event)
-    assert take(pool, 0)["a"].outcome is Outcome.CANCELLED
+    assert take(pool, 0) == {}
+    pool.add(revised("a", 1, None))
+    assert take(pool, 1)["a"].outcome is Outcome.CANCELLED
+    pool.add(revised("a", 2, 0.0))
+    down = take(pool, 2)["a"]
+    assert down.outcome is Outcome.FAILED and not down.is_change and down.advantage < 0
+
+
+def test_retracting_one_of_two_keeps_the_sample(pool):
+    """The pool looked at the request, and lost the sample."""
+    two = msgspec.structs.replace(joined("a"), feedback_ids=["f-a", "g-a"])
+    pool.add(two)
+    pool.retract(retracted("a"))
+    pool.add(msgspec.structs.replace(two, revision=1, feedback_ids=["g-a"]))
+    assert take(pool, 0)["a"].outcome is Outcome.SOLVED
 
 
 def test_a_trained_sample_does_not_come_back(pool):
     pool.add(joined("a"))
     take(pool, 0)
     pool.add(joined("a"))
-    pool.retract(retracted("a"))
     assert take(pool, 1) == {}
+
+
+def test_a_revision_takes_the_place_of_one_that_waits(pool):
+    pool.add(joined("a", 1.0))
+    pool.add(revised("a", 1, 0.0))
+    pool.add(joined("a", 1.0))
+    entry = take(pool, 0)["a"]
+    assert (entry.revision, entry.reward, entry.is_change) == (1, 0.0, False)
+
+
+def test_after_training_a_revision_trains_the_change_once(pool):
+    pool.add(joined("a", 1.0))
+    first = take(pool, 0)["a"]
+    pool.add(revised("a", 1, 0.25))
+    second = take(pool, 1)["a"]
+    assert second.is_change and second.advantage == pytest.approx(-0.75)
+    pool.add(revised("a", 1, 0.25))
+    assert take(pool, 2) == {}
+    pool.add(revised("a", 2, None))
+    back = take(pool, 3)["a"]
+    assert back.is_change
+    assert first.advantage + second.advantage + back.advantage == pytest.approx(0.0)
+    pool.add(revised("a", 3, 1.0))
+    again = take(pool, 4)["a"]
+    assert again.advantage == pytest.approx(first.advantage)
+
+
+def test_a_revision_that_changes_no_reward_trains_nothing(pool):
+    pool.add(joined("a", 1.0))
+    take(pool, 0)
+    pool.add(msgspec.structs.replace(revised("a", 1, 1.0), feedback_ids=["f-a", "g-a"]))
+    assert take(pool, 1)["a"].outcome is Outcome.FILTERED
+
+
+def test_the_manifest_in_flight_does_not_swallow_a_newer_revision(pool):
+    pool.add(joined("a", 1.0))
+    entries = pool.entries()
+    pool.add(revised("a", 1, 0.0))
+    pool.commit(BatchManifest(step=1, policy_version=0, groups=[], live=entries))
+    assert take(pool, 1)["a"].is_change
+
+
+def test_each_turn_gets_its_own_advantage(pool):
+    event = msgspec.structs.replace(
+        joined("a", 0.5),
+        request_ids=["a", "b", "c"],
+        turns=joined("a").turns * 3,
+        turn_rewards=[0.25, 0.0, -0.25],
+        unrated=[1],
+    )
+    pool.add(event)
+    entry = take(pool, 0)["a"]
+    up, none, down = entry.turn_advantages
+    assert (up > 0, none, down < 0) == (True, 0.0, True)
+    assert up - down == pytest.approx(0.5 * entry.share)
+    pool.add(msgspec.structs.replace(event, revision=1, turn_rewards=[], unrated=[], reward=0.75))
+    change = take(pool, 1)["a"]
+    assert change.turn_advantages[0] == 0.0
+    assert change.turn_advantages[2] == pytest.approx(0.5 * entry.share * change.share)
 
 
 def test_a_sample_that_cannot_be_trained_is_accounted_for(pool):
     pool.add(joined("bad"))
     pool.add(joined("good"))
-    pool.leave_out("bad")
-    pool.leave_out("unknown")
+    pool.leave_out("bad", Outcome.INFRASTRUCTURE_ERROR)
+    pool.leave_out("unknown", Outcome.STALE)
     entries = take(pool, 0)
     assert entries["bad"].outcome is Outcome.INFRASTRUCTURE_ERROR
     assert entries["good"].outcome is Outcome.SOLVED
@@ -135,4 +220,5 @@ def test_a_manifest_lists_a_bounded_number_of_samples_left_out(pool, monkeypatch
     monkeypatch.setattr("penstock.actors.trainer.batching.live.NUM_LEFT_OUT_MAX", 2)
     for number in range(5):
         pool.add(joined(f"old{number}"))
+        pool.leave_out(f"old{number}", Outcome.STALE)
     assert [len(take(pool, 9)) for _ in range(4)] == [2, 2, 1, 0]

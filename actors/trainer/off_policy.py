@@ -1,0 +1,101 @@
+"""How far the policy has moved from the one that drew a live sample: when it is too old to train.
+
+Feedback takes seconds or days, and versions are made meanwhile at any pace, so that a sample's age
+in steps says nothing. What counts is how its tokens' probabilities have changed: the correction
+keeps the gradient right while the ratios are moderate, and has nothing left to train with where a
+few tokens carry all the weight or the policy has left the reply behind. Measured when a batch is
+proposed and recorded in its manifest, so that replay decides nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import torch
+
+from penstock.actors.trainer.config import LiveConfig, TrainerConfig
+from penstock.actors.trainer.forward import SequenceForward
+from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.objective.losses import correction_weights, log_ratios
+from penstock.actors.trainer.sequences import TrainingSequence, micro_batches, sample_sequences
+from penstock.messages.rollout import Turn
+from penstock.messages.training import BatchManifest, SampleEntry
+
+
+class OffPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """One live sample against the policy that is to train it."""
+
+    ess: float
+    """(sum w)^2 / (N sum w^2) over its N tokens, w being the correction's weights."""
+    ratio: float
+    """Geometric mean of its tokens' probabilities now over those when they were drawn."""
+
+    def is_stale(self, config: LiveConfig) -> bool:
+        """Whether the correction has too little left to train with."""
+        is_near = config.ratio_min <= self.ratio <= 1.0 / config.ratio_min
+        return self.ess < config.ess_min or not is_near
+
+
+def is_older(sample: SampleEntry, policy_version: int) -> bool:
+    """Whether another version drew some of a sample's tokens."""
+    return any(span.policy_version != policy_version for span in sample.version_spans)
+
+
+def recorded(manifest: BatchManifest, measured: Mapping[str, OffPolicy]) -> BatchManifest:
+    """Return a manifest with the figures of its live samples."""
+    live = [
+        msgspec.structs.replace(sample, ess=figures.ess, ratio=figures.ratio)
+        if (figures := measured.get(sample.rollout_id))
+        else sample
+        for sample in manifest.live
+    ]
+    return msgspec.structs.replace(manifest, live=live)
+
+
+def measure(
+    learner: Learner,
+    samples: Sequence[SampleEntry],
+    turns: Mapping[str, Sequence[Turn]],
+    config: TrainerConfig,
+) -> dict[str, OffPolicy]:
+    """Return how far the learner's policy has moved from each sample's, by sample.
+
+    Args:
+        learner: unchanged.
+        samples: live ones, trainable.
+        turns: of each sample.
+        config: of the step that is to train them.
+
+    """
+    torch.set_num_threads(config.num_threads)
+    policy = learner.policy.config
+    sequences = [
+        sequence
+        for sample in samples
+        for sequence in sample_sequences(sample, turns[sample.rollout_id], policy, 1.0)
+    ]
+    found: dict[str, list[torch.Tensor]] = {}
+    with learner.published_weights(), torch.no_grad():
+        forward = SequenceForward(learner.policy, config.loss.temperature)
+        for batch in micro_batches(sequences, config.micro_batch_tokens):
+            for sequence, part in zip(batch, _log_ratios(forward, batch), strict=True):
+                found.setdefault(sequence.rollout_id, []).append(part)
+    return {name: _figures(torch.cat(parts), config) for name, parts in found.items()}
+
+
+def _log_ratios(
+    forward: SequenceForward, batch: Sequence[TrainingSequence]
+) -> Sequence[torch.Tensor]:
+    behavior = np.concatenate([sequence.behavior_logprobs for sequence in batch])
+    ratio = log_ratios(forward.run(batch).logprobs, torch.from_numpy(behavior))
+    return ratio.split([sequence.sampled_at.size for sequence in batch])
+
+
+def _figures(log_ratio: torch.Tensor, config: TrainerConfig) -> OffPolicy:
+    ids = torch.zeros(log_ratio.numel(), dtype=torch.int64)
+    weights = correction_weights(log_ratio, ids, config.loss).double()
+    square = float((weights * weights).sum()) * weights.numel()
+    return OffPolicy(
+        ess=float(weights.sum()) ** 2 / square if square else 0.0,
+        ratio=float(log_ratio.double().mean().exp()),
+    )
