@@ -259,9 +259,7 @@ class World:
         for member in range(GROUP_SIZE):
             self.pending.append(self._rollout(self.num_granted, member, version))
         if self.num_granted % 3 == 0:
-            turns = [self.turn(version) for _ in range(1 + self.num_granted % 2)]
-            reward = self.random.choice([1.0, 0.0])
-            self.pending.append(session_events(self.num_granted, turns, reward))
+            self.pending.append(self._live(self.num_granted, version))
         self.num_granted += 1
 
     def _rollout(self, index: int, member: int, version: int) -> list[Event]:
@@ -304,6 +302,10 @@ class World:
             components={"tests": reward},
         )
         return [*sampled, finished, verdict]
+
+    def _live(self, index: int, version: int) -> list[Event]:
+        turns = [self.turn(version) for _ in range(1 + index % 2)]
+        return session_events(index, turns, self.random.choice([1.0, 0.0]))
 
     def turn(self, version: int, before: Sequence[Turn] = ()) -> Turn:
         """Draw a turn; its routes start at the last token of the turn before, if there is one."""
