@@ -18,7 +18,8 @@ from penstock.infra.agent.model import Model
 from penstock.infra.agent.outcome import exit_code, report_outcome, watched
 from penstock.infra.cli import _parser, main
 from penstock.messages.errors import ConfigError
-from penstock.messages.signals.declaration import DEFAULT_SIGNALS, by_name
+from penstock.messages.signals.declaration import by_name
+from penstock.messages.signals.defaults import DEFAULT_SIGNALS
 
 
 def git(folder, *arguments):
