@@ -1,10 +1,8 @@
 """The gateway as an actor: HTTP on one side, messages on the other."""
 
-import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import ClassVar
-
-from aiohttp import web
 
 from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.runtime.actor import Actor, Effects
@@ -13,6 +11,7 @@ from penstock.gateway.app import build_app
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.keys_file import KeysFile
+from penstock.gateway.listening import Listener
 from penstock.gateway.services import Services
 from penstock.messages.base import Event
 from penstock.messages.feedback import InferenceCounted, InferenceRecorded
@@ -33,13 +32,14 @@ class Gateway(Actor):
     )
     tick_s = 1.0
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it serves, whom, and what it keeps
         self,
         config: GatewayConfig,
         chat_format: ChatFormat,
         keys: Sequence[KeySpec],
         *,
         secret: bytes,
+        spool: Path,
         on_listening: Callable[[str], None] = lambda url: None,
     ) -> None:
         """Check the keys; nothing listens before `start`.
@@ -49,6 +49,7 @@ class Gateway(Actor):
             chat_format: The policy's.
             keys: Who may ask.
             secret: The service's master key, 32 bytes: makes pseudonyms, wraps users' keys.
+            spool: Folder of the records that wait for the log.
             on_listening: Called with the base URL, `http://host:port`, once it listens.
 
         Raises:
@@ -61,8 +62,9 @@ class Gateway(Actor):
         self._chat_format = chat_format
         self._keys = KeysFile(keys, config.keys_file)
         self._secret = secret
+        self._spool = spool
         self._services: Services | None = None
-        self._runner: web.AppRunner | None = None
+        self._listener = Listener(config)
 
     async def start(self, ctx: Context) -> Effects:
         """Listen.
@@ -72,17 +74,16 @@ class Gateway(Actor):
 
         """
         self._services = Services(
-            ctx, self._config, self._chat_format, self._keys.ring, self._secret
+            ctx,
+            self._config,
+            self._chat_format,
+            self._keys.ring,
+            secret=self._secret,
+            spool=self._spool,
         )
-        self._runner = web.AppRunner(
-            build_app(self._services), access_log=None, shutdown_timeout=self._config.drain_s_max
-        )
-        await self._runner.setup()
-        config = self._config
-        reuses = config.is_one_of_several and config.port > 0  # The kernel spreads connections.
-        await web.TCPSite(self._runner, config.host, config.port, reuse_port=reuses).start()
-        host, port = self._runner.addresses[0][:2]
-        self._on_listening(f"http://{host}:{port}")
+        ctx.spawn("spool", self._services.recorder.drain())
+        app = build_app(self._services, self._listener.note_busy)
+        self._on_listening(await self._listener.start(app))
         return ()
 
     async def on_inference_recorded(self, event: InferenceRecorded, ctx: Context) -> Effects:
@@ -121,9 +122,7 @@ class Gateway(Actor):
     async def stop(self, ctx: Context) -> Effects:
         """Refuse new requests and let the open ones end."""
         self._started().is_draining = True
-        assert self._runner is not None
-        async with asyncio.timeout(self._config.drain_s_max + 5.0):
-            await self._runner.cleanup()
+        await self._listener.stop()
         self._started().planner.close()
         return ()
 

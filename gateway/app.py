@@ -32,11 +32,11 @@ ROUTES: dict[str, tuple[Read, str]] = {
 """Path -> how its body is read, and what its requests' ids begin with."""
 
 
-def build_app(services: Services) -> web.Application:
+def build_app(services: Services, *middlewares: Middleware) -> web.Application:
     """Return the application of one gateway."""
     feed = MonitorFeed(services.ctx)
     app = web.Application(
-        client_max_size=services.config.body_bytes_max, middlewares=[_outer(services)]
+        client_max_size=services.config.body_bytes_max, middlewares=[*middlewares, _outer(services)]
     )
     app.add_routes(
         [

@@ -41,12 +41,19 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Longest chat request, retries included."""
     idle_s_max: PositiveFloat = 30.0
     """Longest silence of a generator before another is tried."""
+    num_connections_max: PositiveInt = 512
+    """Open connections; one more closes the oldest that has no request in progress."""
+    header_s_max: PositiveFloat = 30.0
+    """Longest that a client may take to send a request's header, and that a connection may stand
+    idle: a proxy in front keeps its own idle connections for less."""
     body_s_max: PositiveFloat = 30.0
     """Longest that a client may take to send a body."""
     write_s_max: PositiveFloat = 30.0
     """Longest that a client may take to read one chunk."""
     record_s_max: PositiveFloat = 10.0
-    """Longest wait for the log before a reply goes out unrecorded."""
+    """Longest wait for the log before a reply's record waits on disk instead."""
+    spool_bytes_max: PositiveInt = 256 << 20
+    """Records that wait on disk for the log; beyond it requests are answered 503."""
     num_attempts_max: PositiveInt = 8
     """Generators tried for one request."""
     retry_s: PositiveFloat = 0.25

@@ -6,6 +6,7 @@ import msgspec
 from aiohttp import web
 
 from penstock.gateway.errors import ApiError, invalid
+from penstock.gateway.exchange.serve import read_whole
 from penstock.gateway.identity import random_id
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import sealed_content
@@ -55,7 +56,7 @@ class AmendmentBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 async def post_feedback(services: Services, request: web.Request) -> web.Response:
     """Take one piece of feedback; the same feedback_id again changes nothing."""
     key = services.authenticate(request)
-    data = await request.read()
+    data = await read_whole(services, request)
     body = decode_body(data, FeedbackBody)
     event = _received(body, key, services)
     content = FeedbackContent(
@@ -71,7 +72,7 @@ async def post_feedback(services: Services, request: web.Request) -> web.Respons
 async def patch_feedback(services: Services, request: web.Request) -> web.Response:
     """Amend feedback: the newest amendment counts."""
     key = services.authenticate(request)
-    body = decode_body(await request.read(), AmendmentBody)
+    body = decode_body(await read_whole(services, request), AmendmentBody)
     event = await _find(services, request, key)
     await _admit(event, request.content_length or TEXT_CHARS_MAX, key, services)
     if body == AmendmentBody():

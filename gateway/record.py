@@ -6,7 +6,6 @@ from penstock.actors.runtime.vault import Vault
 from penstock.gateway.arms import Route
 from penstock.gateway.errors import invalid
 from penstock.gateway.keys import KeySpec
-from penstock.messages.errors import PenstockError
 from penstock.messages.feedback import (
     FeedbackReceived,
     InferenceCounted,
@@ -78,18 +77,27 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 async def record_of(answered: Answered, vault: Vault) -> InferenceRecorded | InferenceCounted:
     """Return the event of an answered request.
 
-    Where the user's key cannot be had now, the turn is sealed for later: `resealed` makes it ready
-    for the log.
+    Raises:
+        PenstockError: The user's key cannot be had now.
+
     """
     if not answered.client.consent.storage:
         return _counted(answered)
-    client, route = answered.client, answered.route
-    owner = owner_of(client.key.tenant, client.user)
+    owner = owner_of(answered.client.key.tenant, answered.client.user)
     data = msgspec.msgpack.encode(answered.turn)
-    try:
-        sealed = await vault.seal(owner, answered.request_id, data)
-    except (PenstockError, OSError):
-        sealed = vault.seal_for_later(answered.request_id, data)
+    return _recorded(answered, await vault.seal(owner, answered.request_id, data))
+
+
+def record_offline(answered: Answered, vault: Vault) -> InferenceRecorded | InferenceCounted:
+    """Return the event while the store of users' keys cannot be had: `resealed` makes it ready."""
+    if not answered.client.consent.storage:
+        return _counted(answered)
+    data = msgspec.msgpack.encode(answered.turn)
+    return _recorded(answered, vault.seal_for_later(answered.request_id, data))
+
+
+def _recorded(answered: Answered, sealed: Sealed) -> InferenceRecorded:
+    client, route = answered.client, answered.route
     return InferenceRecorded(
         request_id=answered.request_id,
         session_id=answered.session_id,

@@ -4,6 +4,7 @@ import base64
 import ipaddress
 import re
 from collections import OrderedDict
+from pathlib import Path
 
 import msgspec
 from aiohttp import HttpVersion11, web
@@ -17,6 +18,7 @@ from penstock.gateway.arms import Arms
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.plan import Planner
+from penstock.gateway.exchange.recorder import Recorder
 from penstock.gateway.exchange.sessions import Sessions, Thread
 from penstock.gateway.identity import Pseudonyms
 from penstock.gateway.keys import KeyRing, KeySpec
@@ -143,7 +145,7 @@ class GatewayMetrics:
         )
         self.unrecorded = Counter(
             "penstock_gateway_unrecorded",
-            "Replies that went out although the log did not take their record.",
+            "Replies refused because neither the log nor the disk took their record.",
             registry=self.registry,
         )
         self.prefixes = Counter(
@@ -165,13 +167,15 @@ class GatewayMetrics:
 class Services:
     """The gateway's parts, handed to every endpoint."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - as the actor gets them
         self,
         ctx: Context,
         config: GatewayConfig,
         chat_format: ChatFormat,
         keys: KeyRing,
+        *,
         secret: bytes,
+        spool: Path,
     ) -> None:
         self.ctx = ctx
         self.config = config
@@ -179,6 +183,7 @@ class Services:
         self.keys = keys
         self.pseudonyms = Pseudonyms(secret)
         self.vault = Vault(ctx.store, secret)
+        self.recorder = Recorder(ctx, config, self.vault, spool)
         self.limits: KeyLimits = (
             SharedLimits(ctx, config.request_s_max)
             if config.is_one_of_several

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Iterable
 
 from aiohttp import web
@@ -11,11 +12,10 @@ from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.choice import Choice
 from penstock.gateway.exchange.plan import Plan
 from penstock.gateway.keys import KeySpec
-from penstock.gateway.record import Client, consent_of, record_of, resealed
+from penstock.gateway.record import Client, consent_of
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Owner, Services
-from penstock.messages.errors import PenstockError
-from penstock.messages.feedback import InferenceRecorded
 
+log = logging.getLogger(__name__)
 _NUM_UPDATES_MAX = 16
 _Update = tuple[Choice, list[int]]
 
@@ -114,7 +114,10 @@ class Exchange:
         response = response or await self._open()
         for choice in self.choices:
             await self._send(response, self._writer.deltas(choice, choice.close()))
-        await self._record()
+        try:
+            await self._record()
+        except ApiError as error:
+            return await self._broken(response, error)
         await self._send(response, self._writer.end(self.choices))
         return response
 
@@ -197,12 +200,20 @@ class Exchange:
         return extra | {"x-policy-version": str(min(versions))}
 
     async def _settle(self) -> None:
-        await self._record()
+        try:
+            await self._record()
+        except ApiError:  # The request has failed already.
+            log.exception("%s is not recorded", self._request[REQUEST_ID])
         for choice in self.choices:
             await choice.generation.abort(self._services.ctx)
 
     async def _record(self) -> None:
-        """Publish each reply's record once; a log that is down does not fail the request."""
+        """Store each reply's record once.
+
+        Raises:
+            ApiError: 503, it cannot be stored.
+
+        """
         services = self._services
         for choice in self.choices:
             if choice.is_recorded or not choice.token_ids:
@@ -217,13 +228,10 @@ class Exchange:
             choice.remember(services.planner.memory)
             answered = choice.answered(client, segment, at=services.ctx.now())
             try:
-                async with asyncio.timeout(services.config.record_s_max):
-                    record = await record_of(answered, services.vault)
-                    if isinstance(record, InferenceRecorded):
-                        record = await resealed(record, services.vault)
-                    await services.ctx.publish(record)
-            except (PenstockError, TimeoutError):
+                await services.recorder.record(answered)
+            except ApiError:
                 services.metrics.unrecorded.inc()
+                raise
 
     def _settle_session(self, choice: Choice) -> str:
         """Note what the session holds now; return the segment that the reply belongs to."""

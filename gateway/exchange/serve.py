@@ -200,6 +200,9 @@ def _places(services: Services, num: int) -> Generator[None, None, None]:
         ApiError: 503, too few are free or the gateway is stopping.
 
     """
+    if services.recorder.is_full:
+        text = "the log does not answer, and the disk has no room for further records"
+        raise ApiError(503, "log_unavailable", text, retry_after_s=5.0)
     if services.is_draining or services.num_chats + num > services.config.num_requests_max:
         text = "the gateway is stopping" if services.is_draining else "all places are taken"
         raise ApiError(503, "overloaded", text, retry_after_s=1.0)

@@ -250,7 +250,12 @@ async def _gateway(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
     chat_format = await assembly.chat_format()
     secret = create_secret(run.master_key)
     gateway = Gateway(
-        assembly.config.gateway, chat_format, [key], secret=secret, on_listening=listening
+        assembly.config.gateway,
+        chat_format,
+        [key],
+        secret=secret,
+        spool=run.gateway_spool,
+        on_listening=listening,
     )
     return [(f"gateway-{place}" if place else "gateway", gateway)]
 

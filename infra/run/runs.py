@@ -10,6 +10,7 @@ runs/<run_id>/
   regions/<r>/  each region's weights          logs/<process>.log
   handover/     the newest weights, for publishing ranks, until complete;  master_key  0600
   machines/<h>/ each host's saved machines, until the run is complete
+  gateway_spool/  records of replies that wait for the log
   in_progress/<process>  what each process works on, for the launcher that finds it dead
 ```
 """
@@ -88,6 +89,7 @@ class RunDir:
         self.gateway_key = path / "gateway_key"
         self.master_key = path / "master_key"
         self.gateway_url = path / "gateway_url"
+        self.gateway_spool = path / "gateway_spool"
         self.where: str | Access = ""
         """Server of the run; takes precedence over `state.json`."""
         self._store: ObjectStore | None = None

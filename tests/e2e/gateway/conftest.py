@@ -143,7 +143,12 @@ class Site:
         config = msgspec.structs.replace(config, **settings)
         self.url = ""
         self.gateway = Gateway(
-            config, self.chat, KEYS, secret=MASTER_KEY, on_listening=self._on_listening
+            config,
+            self.chat,
+            KEYS,
+            secret=MASTER_KEY,
+            spool=folder / "spool",
+            on_listening=self._on_listening,
         )
         self._store = DirectoryStore(folder / "objects")
         self._gateway_stop = asyncio.Event()

@@ -73,7 +73,8 @@ async def test_a_response_holds_text_and_calls_and_its_session_goes_on(site, cli
     assert response.usage.output_tokens == len(first)
     assert response.status == "completed"
     (record,) = await site.events(InferenceRecorded)
-    assert (record.request_id, ints(record.turn.token_ids)) == (response.id, first)
+    turn = await site.turn(record)
+    assert (record.request_id, ints(turn.token_ids)) == (response.id, first)
 
     site.will_reply(site.chat.render_turn("done"))
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "x = 1"}

@@ -38,6 +38,7 @@ class Pair:
         self.runs: dict[str, asyncio.Task[None]] = {}
         self.gateways: dict[str, Gateway] = {}
         self._store = DirectoryStore(folder / "objects")
+        self._spool = folder / "spool"
         self._key = key
         config = GatewayConfig(port=0, retry_s=0.01, num_attempts_max=3, drain_s_max=0.1)
         self._config = msgspec.structs.replace(config, is_one_of_several=True)
@@ -49,6 +50,7 @@ class Pair:
             self.chat,
             [self._key],
             secret=bytes(32),
+            spool=self._spool,
             on_listening=lambda url: self.urls.update({name: url}),
         )
         self.gateways[name] = gateway
