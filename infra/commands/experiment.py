@@ -47,7 +47,7 @@ async def experiment_command(arguments: argparse.Namespace) -> int:
     """Print the report."""
     run = await reached_run(arguments)
     async with open_log(run, "experiment") as bus:
-        config = load_config(run.config)
+        config = load_config(run.service if run.service.exists() else run.config)
         report = printable_struct(await read_experiment(bus, run.store(), config, arguments.effect))
     if arguments.json:
         print_result(report, as_json=True)

@@ -103,6 +103,9 @@ class ServeSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     simulates: bool = False
     """With `--learn`, whether simulated tasks go on beside users: then versions are cut as in the
     run, by groups."""
+    gated: bool = False
+    """Whether a version has to pass the gates (`[gatekeeper]`) before all users are served by it;
+    else each is served at once. Takes a second generator for users."""
 
 
 def is_gateway(spec: str) -> bool:

@@ -236,9 +236,13 @@ def _check_gatekeeper(config: RunConfig) -> None:
     if config.gateway.channel != "stable":
         text = f'expected "stable" with the role gatekeeper, got {config.gateway.channel!r}'
         raise ConfigError(f"gateway.channel: {text}")
+    for region in config.regions:
+        if region.channel in MOVED_CHANNELS and Purpose.EVAL in region.serves:
+            text = "expected none that serves eval, which holds the version under evaluation"
+            raise ConfigError(f"regions.{region.name}: with the role gatekeeper, {text}")
     if config.gatekeeper.offline.num_tasks and "evaluator" not in roles:
-        text = "expected the role evaluator in a process, or 0 for no evaluation"
-        raise ConfigError(f"gatekeeper.offline.num_tasks: {text}")
+        text = "expected the role evaluator in a process (serve.simulates = true in a service)"
+        raise ConfigError(f"gatekeeper.offline.num_tasks: {text}, or 0 for no evaluation")
 
 
 def _check_gateways(config: RunConfig) -> None:

@@ -15,6 +15,7 @@ from penstock.actors.trainer.config import DECAYED_RATE, EpochConfig, TrainerCon
 from penstock.infra.regions.settings import region_of_role
 from penstock.infra.run.config import RunConfig, UsersSection
 from penstock.infra.run.config_checks import check_config
+from penstock.infra.serve.gated import gated_config
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Purpose
 
@@ -23,7 +24,7 @@ STEPS_MAX = 1_000_000_000
 WAIT_S_MAX = 1e9
 """For as long may a service have no users."""
 SERVING = frozenset({"gateway", "monitor", "generator", "relay", "compactor"})
-LEARNING = SERVING | {"trainer", "publisher", "feedback_join"}
+LEARNING = SERVING | {"trainer", "publisher", "feedback_join", "gatekeeper"}
 
 
 def service_config(run: RunConfig, *, learns: bool) -> RunConfig:
@@ -37,6 +38,8 @@ def service_config(run: RunConfig, *, learns: bool) -> RunConfig:
         ConfigError: The run has nobody who could answer users.
 
     """
+    if run.serve.gated:
+        run = gated_config(run, learns=learns)
     has_tasks = learns and run.serve.simulates
     trainer = _endless(run.trainer)
     weights = run.weights

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 import tomli_w
 
+from penstock.actors.gatekeeper.config import GatekeeperConfig
 from penstock.infra import cli
 from penstock.infra.run.config import RegionSection
 from penstock.infra.run.config_file import load_config, parse_config, read_toml
@@ -69,6 +70,44 @@ def test_what_is_missing_is_added_but_for_somebody_who_answers(run):
     nobody = msgspec.structs.replace(run, processes={"a": ["generator:west"]}, regions=regions)
     with pytest.raises(ConfigError, match="a generator of a region that serves live"):
         service_config(nobody, learns=False)
+
+
+def gated(run, **gatekeeper):
+    serve = msgspec.structs.replace(run.serve, gated=True, simulates=not gatekeeper)
+    settings = msgspec.convert(gatekeeper, GatekeeperConfig)
+    return msgspec.structs.replace(run, serve=serve, gatekeeper=settings)
+
+
+def test_gates_give_users_regions_of_their_own(run):
+    config = service_config(gated(run), learns=True)
+    added = {"generator:live-stable", "generator:live-candidate", "gatekeeper"}
+    relays = {"relay:live-stable", "relay:live-candidate"}
+    assert set(roles(config)) == {*roles(run), *added, *relays}
+    serves = {region.name: (region.serves, region.channel) for region in config.regions}
+    assert serves["east"] == ([Purpose.EVAL], "newest")
+    assert serves["live-candidate"] == ([Purpose.LIVE], "candidate")
+    assert config.gateway.channel == "stable"
+
+
+def test_gates_without_tasks_evaluate_nothing_and_say_so(run):
+    config = service_config(gated(run, offline={"num_tasks": 0}), learns=True)
+    assert {"gatekeeper", "generator:live-candidate"} < set(roles(config))
+    assert "evaluator" not in roles(config)
+    with pytest.raises(ConfigError, match="num_tasks: expected the role evaluator"):
+        service_config(gated(run, quality_bar=0.0), learns=True)
+
+
+def test_a_gated_service_that_does_not_learn_serves_the_stable_version(run):
+    config = service_config(gated(run), learns=False)
+    expected = ["gateway", "generator:live-stable", "monitor", "relay:live-stable"]
+    assert roles(config) == expected
+    assert config.gateway.channel == "stable"
+
+
+def test_a_region_of_its_own_name_is_not_replaced(run):
+    regions = [*run.regions, RegionSection(name="live-stable", serves=[Purpose.LIVE])]
+    with pytest.raises(ConfigError, match="expected other names than live-stable"):
+        service_config(gated(msgspec.structs.replace(run, regions=regions)), learns=True)
 
 
 @pytest.mark.parametrize("learns", [False, True])
