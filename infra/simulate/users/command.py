@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.infra.commands.output import print_result
+from penstock.infra.run.runs import find_run
 from penstock.infra.simulate.users.settings import UsersScenario
 
-PARTS = ("learning", "attack")
+PARTS = ("learning", "attack", "aa", "latency")
 FIGURES = (
     "trained_share", "acceptance_before", "acceptance_after", "attacker_shift",
     "aa_false_decisions", "feedback_to_served_s_p50", "feedback_to_served_s_p95", "failed_requests",
@@ -27,6 +28,8 @@ def add_user_simulation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=default.seed, help="default: %(default)s")
     text = "run one part only (default: all, about 15 minutes on two cores)"
     parser.add_argument("--part", choices=PARTS, help=text)
+    text = "finished run that `latency` serves a copy of (default: the newest)"
+    parser.add_argument("--run", default="latest", metavar="RUN", help=text)
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
 
 
@@ -34,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the parts; print the figures."""
     scenario = UsersScenario(seed=arguments.seed)
     parts: dict[str, Any] = {}
-    for name, simulate in _parts(arguments.part).items():
+    for name, simulate in _parts(arguments).items():
         sys.stderr.write(f"simulating users: {name}\n")
         began_s = time.perf_counter()
         parts[name] = simulate(scenario)
@@ -46,12 +49,22 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _parts(only: str | None) -> dict[str, Callable[[UsersScenario], dict[str, Any]]]:
+def _parts(arguments: argparse.Namespace) -> dict[str, Callable[[UsersScenario], dict[str, Any]]]:
+    from penstock.infra.simulate.users.aa import simulate_aa
     from penstock.infra.simulate.users.attack import simulate_attack
+    from penstock.infra.simulate.users.latency import simulate_latency
     from penstock.infra.simulate.users.learning import simulate_learning
 
-    parts = {"learning": simulate_learning, "attack": simulate_attack}
-    return {name: part for name, part in parts.items() if only in (None, name)}
+    def latency(scenario: UsersScenario) -> dict[str, Any]:
+        return simulate_latency(scenario, find_run(arguments.run, arguments.runs_dir))
+
+    parts = {
+        "learning": simulate_learning,
+        "attack": simulate_attack,
+        "aa": simulate_aa,
+        "latency": latency,
+    }
+    return {name: part for name, part in parts.items() if arguments.part in (None, name)}
 
 
 def summary(scenario: UsersScenario, parts: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from penstock.actors.policy.snapshot import Snapshot
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.clock import VirtualClock
 from penstock.actors.runtime.host import ActorHost
+from penstock.actors.runtime.vault import Vault
 from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
@@ -118,7 +119,13 @@ class Service:
     async def running(self) -> AsyncGenerator[None]:
         """Run until the block ends."""
         self._engine.start()
-        trainer = Trainer(self._config, self.policy.config, self.publisher, self._seed)
+        trainer = Trainer(
+            self._config,
+            self.policy.config,
+            self.publisher,
+            self._seed,
+            opener=Vault(self._store, self._secret),
+        )
         joiner = FeedbackJoiner(JoinConfig(reward_wait_s=60.0))
         trainer.tick_s = joiner.tick_s = TICK_S
         gateway = Gateway(

@@ -33,11 +33,16 @@ class UsersScenario(msgspec.Struct, frozen=True, kw_only=True):
     """Tenants of the part `attack`."""
     attacked_users: int = 5
     """Users of each."""
-    num_rounds: int = 40
+    num_rounds: int = 28
     """Rounds of requests in it, about one version each."""
     attack_ratio: int = 5
     """Feedback of the attacker, in multiples of what all honest users give."""
     num_experiments: int = 1000
     """A/A experiments of the gates."""
-    num_latency_samples: int = 12
-    """Versions that the latency is measured over."""
+    latency_s: float = 150.0
+    """Real time for which users ask and rate."""
+    latency_pause_s: float = 1.0
+    """Between two requests."""
+    latency_epoch_samples: int = 8
+    latency_tail_s: float = 45.0
+    """Real time for the last versions after that."""
