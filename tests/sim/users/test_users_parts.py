@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from penstock.infra.cli import main
+from penstock.infra.simulate.users import latency
 from penstock.infra.simulate.users.attack import shift_of, with_hostile
 from penstock.infra.simulate.users.command import FIGURES
 from penstock.infra.simulate.users.learning import simulate_learning
@@ -96,3 +97,10 @@ def test_ratings_of_three_days_reach_the_policy():
     assert found["trained_share"] >= 0.95
     assert found["acceptance_after"] > found["acceptance_before"] + 0.1
     assert set(FIGURES) & set(found)
+
+
+def test_a_rating_is_served_once_a_version_that_trained_it_samples():
+    times = latency._Times()
+    times.rated = {"local.a": 10.0, "local.b": 11.0, "local.c": 12.0}
+    times.seen = [(9.0, 5), (14.0, 6), (20.0, 8)]
+    assert times.waits_s({"local.a": 6, "local.b": 7}) == [4.0, 9.0]
