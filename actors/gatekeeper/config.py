@@ -71,6 +71,8 @@ class LiveTestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     rated by then are unrated."""
     users_max: PositiveInt = 200_000
     """Users of one experiment; further ones are served and not counted."""
+    tenant_share_max: UnitInterval = 0.3
+    """A tenant's share of the users that are counted; with few tenants 1.5 equal shares."""
     effect: PositiveFloat = 0.016
     """Difference in reward whose number of sessions is reported: 2.28% of a keep rate of 70%."""
 

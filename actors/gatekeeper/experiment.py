@@ -64,6 +64,7 @@ class Experiment:
             self._users.add_reply(
                 variant,
                 event.propensity,
+                tenant=event.tenant,
                 user=event.user,
                 session=event.session_id,
                 facts=event.facts,
@@ -83,6 +84,7 @@ class Experiment:
             self._users.add_reward(
                 variant,
                 event.propensity,
+                tenant=event.tenant,
                 user=event.user,
                 sample=event.sample_id,
                 reward=None if len(event.unrated) == len(event.turns) else event.reward,
@@ -117,7 +119,7 @@ class Experiment:
             )
         words = f"{words}: reward {own.value():.3g} to stable's {base.value():.3g}"
         if self._users.num_uncounted:
-            words += f"; {self._users.num_uncounted} replies beyond users_max are not counted"
+            words += f"; {self._users.num_uncounted} replies are of more users than count"
         return Gate(
             name="users",
             state=state,

@@ -13,7 +13,7 @@ records, not of the reader, so that every reader of the log observes the same in
 """
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 
 import msgspec
@@ -21,6 +21,10 @@ import msgspec
 from penstock.actors.gatekeeper.config import LiveTestConfig
 from penstock.messages.gates import NUM_TOOLS_MAX, Arm, ReplyFacts, Variant
 
+NUM_USERS_FREE = 20
+"""Users of a tenant that count whatever its share."""
+_CROWDED = 1.5
+"""With few tenants, equal shares that one may have."""
 NUM_SESSIONS_MAX = 64
 """Sessions of one user counted in one window."""
 
@@ -128,15 +132,18 @@ class Users:
         self._edit_tools = edit_tools
         self._open: OrderedDict[tuple[str, int], _Open] = OrderedDict()
         self._closed: set[tuple[str, int]] = set()
+        self._tenants: Counter[str] = Counter()
+        """Users counted of each."""
         self._now = 0.0
         self.num_uncounted = 0
-        """Replies to users beyond `users_max`."""
+        """Replies to users beyond what a tenant, or all together, may have."""
 
     def add_reply(  # noqa: PLR0913 - what a record says
         self,
         variant: Variant,
         propensity: float,
         *,
+        tenant: str,
         user: str,
         session: str,
         facts: ReplyFacts,
@@ -145,7 +152,7 @@ class Users:
         """Take one reply; yield what is observed by then."""
         self._now = max(self._now, at)
         yield from self._expire()
-        found = self._find(variant, propensity, user)
+        found = self._find(variant, propensity, tenant, user)
         if found is None:
             return
         if len(found.sessions) < NUM_SESSIONS_MAX:
@@ -156,14 +163,21 @@ class Users:
         if found.replies.num >= self._config.replies_per_user:
             yield from _observe_replies(found)
 
-    def add_reward(
-        self, variant: Variant, propensity: float, *, user: str, sample: str, reward: float | None
+    def add_reward(  # noqa: PLR0913 - what a sample says
+        self,
+        variant: Variant,
+        propensity: float,
+        *,
+        tenant: str,
+        user: str,
+        sample: str,
+        reward: float | None,
     ) -> Iterator[Observation]:
         """Take a session's reward, or its revision; yield what is observed by then.
 
         None takes the reward back.
         """
-        found = self._find(variant, propensity, user)
+        found = self._find(variant, propensity, tenant, user)
         if found is None:
             return
         if reward is None:
@@ -174,19 +188,31 @@ class Users:
         if len(found.rewards) >= self._config.sessions_per_user:
             yield from _observe_reward(found)
 
-    def _find(self, variant: Variant, propensity: float, user: str) -> _Open | None:
+    def _find(self, variant: Variant, propensity: float, tenant: str, user: str) -> _Open | None:
         """Return the open entry of a user in a period; None if it is over, or one too many."""
         key = (user, variant.period)
         if key in self._closed:
             return None
         found = self._open.get(key)
         if found is None:
-            if len(self._open) + len(self._closed) >= self._config.users_max:
+            if not self._has_room(tenant):
                 self.num_uncounted += 1
                 return None
+            self._tenants[tenant] += 1
             share = propensity if variant.arm is Arm.CANDIDATE else 1.0 - propensity
             found = self._open[key] = _Open(arm=variant.arm, share=share, since=self._now)
         return found if found.arm is variant.arm else None
+
+    def _has_room(self, tenant: str) -> bool:
+        """Return whether one more user of a tenant counts.
+
+        A tenant names its own users, and could name as many as would decide. Who is left out does
+        not depend on the arm, so that the comparison stays fair.
+        """
+        num = self._tenants.total()
+        share = max(self._config.tenant_share_max, _CROWDED / max(1, len(self._tenants)))
+        allowed = NUM_USERS_FREE + share * num
+        return num < self._config.users_max and self._tenants[tenant] < allowed
 
     def _expire(self) -> Iterator[Observation]:
         while self._open:

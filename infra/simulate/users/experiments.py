@@ -61,7 +61,7 @@ class _User(msgspec.Struct, frozen=True):
     rates: float
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Ended(msgspec.Struct, frozen=True):
     """How one experiment ended."""
 
     decision: Decision | None
@@ -73,7 +73,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def run_experiment(
     seed: int, config: GatekeeperConfig, population: Population, effect: float = 0.0
-) -> Outcome:
+) -> Ended:
     """Run one experiment to its decision, or to its last session.
 
     Promotion is counted as soon as the test over users passes, whatever guards say.
@@ -107,8 +107,8 @@ def run_experiment(
             sample = _sample(record, float(rng.random() < rate))
             heapq.heappush(ratings, (due, num_sessions, sample))
         if num_sessions % _EVERY == 0 and (decision := _decision(experiment)) is not None:
-            return Outcome(decision, num_sessions, _num_users(experiment))
-    return Outcome(None, num_sessions, _num_users(experiment))
+            return Ended(decision, num_sessions, _num_users(experiment))
+    return Ended(None, num_sessions, _num_users(experiment))
 
 
 def simulate_experiments(num_experiments: int, seed: int = 0) -> dict[str, Any]:
