@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -33,10 +34,12 @@ class Service:
         async with open_log(self._run, "clients") as bus:
             return [d.event async for d in bus.follow([kind], stop_at_end=True)]
 
-    async def metrics(self) -> str:
-        """Return the gateway's metrics."""
+    async def prefixes(self) -> dict[str, int]:
+        """Return how many requests continued a conversation, by how exactly."""
         async with aiohttp.ClientSession() as session, session.get(f"{self.url}/metrics") as reply:
-            return await reply.text()
+            text = await reply.text()
+        found = re.findall(r'^penstock_gateway_prefixes_total\{kind="(\w+)"} (\d+)', text, re.M)
+        return {kind: int(count) for kind, count in found}
 
 
 @contextlib.asynccontextmanager

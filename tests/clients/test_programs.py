@@ -69,10 +69,12 @@ async def test_every_case_of_a_client_passes(name, model, tmp_path):
     program = Path(__file__).parent / "programs" / f"{name}.py"
     async with serving(model, tmp_path) as service:
         said = await output_of(python, str(program), service.url, KEY, SLOW_KEY)
+        prefixes = await service.prefixes()
     cases = [json.loads(line) for line in said.splitlines()]
     failed = {one["case"]: one["error"] for one in cases if one["error"]}
-    print(f"{name}: {len(cases) - len(failed)} of {len(cases)} cases passed")
+    print(f"{name}: {len(cases) - len(failed)} of {len(cases)} cases passed; prefixes: {prefixes}")
     for case, error in failed.items():
         print(f"  {case}: {error}")
     assert cases
     assert not failed
+    assert prefixes.keys() == {"exact"}, prefixes
