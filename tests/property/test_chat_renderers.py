@@ -118,6 +118,21 @@ def test_a_conversation_keeps_what_was_sampled():
     assert chat().tokenizer.decode(again).count("Sure?") == 1
 
 
+def test_a_user_s_next_message_keeps_what_was_sampled_unless_reasoning_is_dropped():
+    plain = chat().tokenizer.encode("don") + chat().tokenizer.encode("e") + [chat().stop_ids[0]]
+    assert plain != chat().render_turn("done", (), TOOLS), "sampled in other pieces"
+    prompt = chat().render_prompt([user("Fix f")], TOOLS)
+    said = [user("Fix f"), ChatMessage(role=Role.ASSISTANT, content="done"), user("And g?")]
+    ids = chat().render_prompt(said, TOOLS, {1: plain})
+    assert ids[: len(prompt) + len(plain)] == [*prompt, *plain]
+    canonical = chat().render_turn("done", (), TOOLS)
+    assert chat().render_prompt(said, TOOLS, {1: canonical}) == chat().render_prompt(said, TOOLS)
+    special = chat().tokenizer.special_id
+    thought = [special("<think>"), *chat().tokenizer.encode("\nHm\n"), special("</think>"), *plain]
+    again = chat().render_prompt(said, TOOLS, {1: thought})
+    assert again == chat().render_prompt(said, TOOLS), "as the model's own template has it"
+
+
 @pytest.mark.parametrize("name", ["<|im_end|>", "</tool_call>", "<tool_response>", "</think>"])
 def test_a_tokenizer_without_a_needed_token_is_refused_by_its_name(name):
     lacking = Tokenizer.from_json(tokenizer_json(left_out=name), "tokenizer.json")

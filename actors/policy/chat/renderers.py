@@ -29,6 +29,7 @@ PREFIX = "renderers:"
 _CALL_ENDS = ("</tool_call>", "<|tool_call_end|>", "<｜tool▁call▁end｜>")
 _UNFIT = frozenset({"auto", "default", "custom", "gpt-oss"})
 """Names of the package that need a chat template, code or a download of their own."""
+_REASONING = ("<think>", "</think>")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 
@@ -45,6 +46,10 @@ class RenderersChat:
         self.tokenizer = tokenizer
         self._text = MarkupTokenizer(tokenizer)
         self._renderer = _open(name, self._text)
+        marks = [tokenizer.special_id(mark) for mark in _REASONING if tokenizer.has_special(mark)]
+        self._reasoning_ids = frozenset(marks)
+        self._keeping = _open_keeping(name, self._text) if len(marks) == len(_REASONING) else None
+        """The same for conversations without reasoning, if the format lets one ask for it."""
         self.stop_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
         ends = [name for name in _CALL_ENDS if tokenizer.has_special(name)]
         self.call_end_id = tokenizer.special_id(ends[0]) if ends else None
@@ -163,11 +168,16 @@ class RenderersChat:
         messages: list[dict[str, Any]],
         tools: OfferedTools,
     ) -> list[int] | None:
-        """Return all ids up to the next turn, or None where the format cannot extend it."""
+        """Return all ids up to the next turn, or None where the format cannot extend it.
+
+        Formats that leave reasoning out of earlier turns render again at a user's next message,
+        whatever those turns hold. Where none has reasoning there is nothing to leave out.
+        """
         before = [*context_ids, *turn_ids]
-        done = self._renderer.bridge_to_next_turn(
-            list(context_ids), list(turn_ids), messages, tools=self._schemas(tools)
-        )
+        given = (list(context_ids), list(turn_ids), messages)
+        done = self._renderer.bridge_to_next_turn(*given, tools=self._schemas(tools))
+        if done is None and self._keeping and self._reasoning_ids.isdisjoint(before):
+            done = self._keeping.bridge_to_next_turn(*given, tools=self._schemas(tools))
         if done is None or done.token_ids[: len(before)] != before:
             return None
         return list(done.token_ids)
@@ -247,6 +257,16 @@ def _open(name: str, text: MarkupTokenizer) -> Any:
             f"model.chat: the format {PREFIX}{name} needs the token {tokens}, "
             "which the tokenizer lacks"
         ) from error
+
+
+def _open_keeping(name: str, text: MarkupTokenizer) -> Any:
+    """Return the format with the reasoning of all turns kept, or None where it has no such form."""
+    package = _package()
+    config = type(package.config_from_name(name))
+    try:
+        return package.create_renderer(text, config(thinking_retention="all"))
+    except Exception:  # The package's own, of a format that fixes this.
+        return None
 
 
 def _package() -> ModuleType:

@@ -104,8 +104,8 @@ def usual_fields():
     reply = ask(
         system=[cached],
         messages=[message],
-        **{"temperature": 1.0, "metadata": {"user_id": "ann"}, "service_tier": "auto"},
-        extra_body={"top_k": 5, "top_p": 1.0, "thinking": {"type": "disabled"}},
+        **{"metadata": {"user_id": "ann"}, "service_tier": "auto"},
+        extra_body={"temperature": 1.0, "top_k": 5, "top_p": 1.0, "thinking": {"type": "disabled"}},
     )
     among(reply.content[0].text, ANSWERS)
 
