@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.messages.feedback import InferenceRecorded
+from penstock.messages.feedback import InferenceCounted, InferenceRecorded
 
 from .checkpoint import ANSWERS, write_agent_model
 from .served import KEY, serving
@@ -37,8 +37,14 @@ def needed(path: str) -> Path:
     return program
 
 
-async def records(service) -> list[InferenceRecorded]:
-    return [e for e in await service.events(InferenceRecorded) if isinstance(e, InferenceRecorded)]
+async def check_log(service, *, turns: int, is_stored: bool = True) -> None:
+    """Expect all turns in one session, each context with the turn before it as it was sampled."""
+    recorded = await service.events(InferenceRecorded)
+    counted = await service.events(InferenceCounted)
+    assert [len(recorded), len(counted)] == ([turns, 0] if is_stored else [0, turns])
+    assert len({event.session_id for event in recorded}) <= 1
+    assert len({event.segment for event in recorded}) <= 1
+    assert await service.prefixes() == {"exact": turns - 1}
 
 
 async def test_mini_swe_agent_calls_reads_and_submits(tmp_path, checkout):
@@ -56,10 +62,9 @@ async def test_mini_swe_agent_calls_reads_and_submits(tmp_path, checkout):
             folder=checkout,
             environment=home,
         )
-        found = await records(service)
+        await check_log(service, turns=2)
     assert json.loads((tmp_path / "out.json").read_text())["info"]["exit_status"] == "Submitted"
     assert (checkout / "made-by-the-agent").exists()
-    assert len(found) == 2
 
 
 async def test_codex_calls_reads_and_answers(tmp_path, checkout):
@@ -81,10 +86,9 @@ async def test_codex_calls_reads_and_answers(tmp_path, checkout):
             folder=checkout,
             environment={"CODEX_HOME": str(tmp_path / "codex"), "PENSTOCK_KEY": KEY},
         )
-        found = await records(service)
+        await check_log(service, turns=2, is_stored=False)  # It sends store: false.
     assert any(answer in said for answer in ANSWERS), said
     assert (checkout / "made-by-the-agent").exists(), said
-    assert len(found) == 2
 
 
 async def test_claude_code_calls_reads_and_answers(tmp_path, checkout):
@@ -101,7 +105,6 @@ async def test_claude_code_calls_reads_and_answers(tmp_path, checkout):
             folder=checkout,
             environment=home | {"ANTHROPIC_BASE_URL": service.url},
         )
-        found = await records(service)
+        await check_log(service, turns=2)
     assert json.loads(said)["result"] in ANSWERS, said
     assert (checkout / "made-by-the-agent").exists(), said
-    assert len(found) >= 2
