@@ -14,9 +14,18 @@ from penstock.gateway.keys_file import KeysFile
 from penstock.gateway.listening import Listener
 from penstock.gateway.services import Services
 from penstock.messages.base import Event
-from penstock.messages.feedback import InferenceCounted, InferenceRecorded
+from penstock.messages.feedback import (
+    FeedbackLeftOut,
+    FeedbackReceived,
+    FeedbackRetracted,
+    InferenceCounted,
+    InferenceRecorded,
+    LiveSampleJoined,
+)
 from penstock.messages.gates import ExperimentDecided, ExperimentStarted
 from penstock.messages.generation import ReplicaReported
+from penstock.messages.signals.declaration import SignalSpec
+from penstock.messages.training import BatchManifest, StepCompleted
 
 
 class Gateway(Actor):
@@ -26,6 +35,12 @@ class Gateway(Actor):
     follows: ClassVar[tuple[type[Event], ...]] = (
         InferenceRecorded,
         InferenceCounted,
+        FeedbackReceived,
+        FeedbackRetracted,
+        FeedbackLeftOut,
+        LiveSampleJoined,
+        BatchManifest,
+        StepCompleted,
         ReplicaReported,
         ExperimentStarted,
         ExperimentDecided,
@@ -40,6 +55,7 @@ class Gateway(Actor):
         *,
         secret: bytes,
         spool: Path,
+        signals: Sequence[SignalSpec],
         on_listening: Callable[[str], None] = lambda url: None,
     ) -> None:
         """Check the keys; nothing listens before `start`.
@@ -50,6 +66,7 @@ class Gateway(Actor):
             keys: Who may ask.
             secret: The service's master key, 32 bytes: makes pseudonyms, wraps users' keys.
             spool: Folder of the records that wait for the log.
+            signals: Declared ones: all that may be sent.
             on_listening: Called with the base URL, `http://host:port`, once it listens.
 
         Raises:
@@ -63,6 +80,7 @@ class Gateway(Actor):
         self._keys = KeysFile(keys, config.keys_file)
         self._secret = secret
         self._spool = spool
+        self._signals = signals
         self._services: Services | None = None
         self._listener = Listener(config)
 
@@ -80,6 +98,7 @@ class Gateway(Actor):
             self._keys.ring,
             secret=self._secret,
             spool=self._spool,
+            signals=self._signals,
         )
         ctx.spawn("spool", self._services.recorder.drain())
         app = build_app(self._services, self._listener.note_busy)
@@ -94,6 +113,36 @@ class Gateway(Actor):
     async def on_inference_counted(self, event: InferenceCounted, ctx: Context) -> Effects:
         """Know whose request it was."""
         self._started().index.add_counted(event)
+        return ()
+
+    async def on_feedback_received(self, event: FeedbackReceived, ctx: Context) -> Effects:
+        """Follow what becomes of feedback."""
+        self._started().fates.received(event)
+        return ()
+
+    async def on_feedback_retracted(self, event: FeedbackRetracted, ctx: Context) -> Effects:
+        """Follow what becomes of feedback."""
+        self._started().fates.retracted(event)
+        return ()
+
+    async def on_feedback_left_out(self, event: FeedbackLeftOut, ctx: Context) -> Effects:
+        """Follow what becomes of feedback."""
+        self._started().fates.left_out(event)
+        return ()
+
+    async def on_live_sample_joined(self, event: LiveSampleJoined, ctx: Context) -> Effects:
+        """Follow what becomes of feedback."""
+        self._started().fates.joined(event)
+        return ()
+
+    async def on_batch_manifest(self, event: BatchManifest, ctx: Context) -> Effects:
+        """Follow what becomes of feedback."""
+        self._started().fates.batch(event)
+        return ()
+
+    async def on_step_completed(self, event: StepCompleted, ctx: Context) -> Effects:
+        """Follow what becomes of feedback."""
+        self._started().fates.step(event)
         return ()
 
     async def on_replica_reported(self, event: ReplicaReported, ctx: Context) -> Effects:

@@ -8,7 +8,13 @@ from aiohttp.typedefs import Handler, Middleware
 
 from penstock.gateway.errors import ApiError, error_response
 from penstock.gateway.exchange.serve import Read, count_tokens, serve
-from penstock.gateway.feedback import delete_feedback, patch_feedback, post_feedback
+from penstock.gateway.feedback import (
+    delete_feedback,
+    get_feedback,
+    patch_feedback,
+    post_feedback,
+    post_feedback_batch,
+)
 from penstock.gateway.health import healthz, metrics, model, models, readyz
 from penstock.gateway.identity import random_id
 from penstock.gateway.page.live_page import live_page
@@ -45,6 +51,8 @@ def build_app(services: Services, *middlewares: Middleware) -> web.Application:
             web.get("/v1/models/{model:.+}", partial(model, services)),
             web.get("/v1/models", partial(models, services)),
             web.post("/v1/feedback", partial(post_feedback, services)),
+            web.post("/v1/feedback/batch", partial(post_feedback_batch, services)),
+            web.get("/v1/feedback/{feedback_id}", partial(get_feedback, services)),
             web.patch("/v1/feedback/{feedback_id}", partial(patch_feedback, services)),
             web.delete("/v1/feedback/{feedback_id}", partial(delete_feedback, services)),
             web.get("/healthz", partial(healthz, services)),

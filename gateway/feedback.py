@@ -1,11 +1,11 @@
-"""`/v1/feedback`: users' signals on answered requests, amended and retracted."""
+"""`/v1/feedback`: users' signals on requests, changed, taken back, and what became of them."""
 
-import math
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from penstock.gateway.errors import ApiError, invalid
+from penstock.gateway.errors import ApiError, error_body, invalid
 from penstock.gateway.exchange.serve import read_whole
 from penstock.gateway.identity import random_id
 from penstock.gateway.keys import KeySpec
@@ -16,10 +16,12 @@ from penstock.messages.errors import ErasedError
 from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted, feedback_key
 from penstock.messages.reading.parsing import parse_msgpack
 from penstock.messages.reading.sealed import FeedbackContent
+from penstock.messages.signals.declaration import SignalSpec
 from penstock.messages.streams import check_token
 
 TEXT_CHARS_MAX = 16_384
 ID_CHARS_MAX = 128
+BATCH_ITEMS_MAX = 256
 
 
 class FeedbackBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,6 +46,13 @@ class FeedbackBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     metadata: dict[str, str] | None = None
 
 
+class FeedbackBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/feedback/batch`."""
+
+    items: list[msgspec.Raw]
+    """Bodies of `POST /v1/feedback`."""
+
+
 class AmendmentBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of `PATCH /v1/feedback/{feedback_id}`: only what changes."""
 
@@ -56,7 +65,38 @@ class AmendmentBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 async def post_feedback(services: Services, request: web.Request) -> web.Response:
     """Take one piece of feedback; the same feedback_id again changes nothing."""
     key = services.authenticate(request)
-    data = await read_whole(services, request)
+    return web.json_response(await _take(await read_whole(services, request), key, services))
+
+
+async def post_feedback_batch(services: Services, request: web.Request) -> web.Response:
+    """Take several pieces, each by itself: one that is refused has its error in the results."""
+    key = services.authenticate(request)
+    batch = decode_body(await read_whole(services, request), FeedbackBatch)
+    if not 1 <= len(batch.items) <= BATCH_ITEMS_MAX:
+        raise invalid(f"expected 1 to {BATCH_ITEMS_MAX} items", "items")
+    results: list[dict[str, Any]] = []
+    for item in batch.items:
+        try:
+            results.append(await _take(bytes(item), key, services))
+        except ApiError as error:
+            results.append({"status": error.status, **msgspec.json.decode(error_body(error))})
+    return web.json_response({"results": results})
+
+
+async def get_feedback(services: Services, request: web.Request) -> web.Response:
+    """Tell what became of a piece of feedback."""
+    key = services.authenticate(request)
+    event = await _find(services, request, key)
+    fate = services.fates.fate(event.key())
+    spec = services.signals.get(event.name)
+    if fate["status"] == "waiting" and spec is not None and spec.kind.is_text:
+        fate["status"] = "recorded"
+    fields = {name: getattr(event, name) for name in ("feedback_id", "request_id", "name", "value")}
+    return web.json_response(fields | fate)
+
+
+async def _take(data: bytes, key: KeySpec, services: Services) -> dict[str, Any]:
+    """Check and store one piece of feedback; return its part of the reply."""
     body = decode_body(data, FeedbackBody)
     event = _received(body, key, services)
     content = FeedbackContent(
@@ -84,7 +124,7 @@ async def patch_feedback(services: Services, request: web.Request) -> web.Respon
         feedback_id=f"{event.feedback_id}.{random_id('amend')}",
         amends=event.feedback_id,
     )
-    _check_numbers(amended)
+    _check_numbers(amended, _declared(event.name, key, services))
     old = await _content(event, services)
     content = FeedbackContent(
         comment=old.comment if body.comment is None else _short(body.comment, "comment"),
@@ -93,7 +133,7 @@ async def patch_feedback(services: Services, request: web.Request) -> web.Respon
         ),
     )
     await services.ctx.publish(await _with_content(amended, content, key, services))
-    return _reply(event, is_duplicate=False)
+    return web.json_response(_reply(event, is_duplicate=False))
 
 
 async def delete_feedback(services: Services, request: web.Request) -> web.Response:
@@ -122,14 +162,19 @@ async def _find(services: Services, request: web.Request, key: KeySpec) -> Feedb
 
 
 def _received(body: FeedbackBody, key: KeySpec, services: Services) -> FeedbackReceived:
+    spec = _declared(_token(body.name or body.key or body.metric_name, "name"), key, services)
     value = body.value if body.value is not None else body.score
+    if spec.kind.is_text:
+        if not getattr(body, spec.kind):
+            raise invalid(f"expected a text with the signal {spec.name!r}", str(spec.kind))
+        value = 0.0
     if value is None:
         raise invalid("expected a number or a boolean", "value")
     request_id = _request_id(body, key, services)
     event = FeedbackReceived(
         feedback_id=_token(body.feedback_id or random_id("fb"), "feedback_id"),
         request_id=request_id,
-        name=_token(body.name or body.key or body.metric_name, "name"),
+        name=spec.name,
         value=float(value),
         key_id=key.key_id,
         is_trusted=key.is_trusted,
@@ -139,8 +184,24 @@ def _received(body: FeedbackBody, key: KeySpec, services: Services) -> FeedbackR
         source=_short(body.source, "source", ID_CHARS_MAX),
         occurred_at=_short(body.occurred_at, "occurred_at", ID_CHARS_MAX),
     )
-    _check_numbers(event)
+    _check_numbers(event, spec)
     return event
+
+
+def _declared(name: str, key: KeySpec, services: Services) -> SignalSpec:
+    """Return a declared signal.
+
+    Raises:
+        ApiError: 400, it is not declared; 403, this key may not send it.
+
+    """
+    spec = services.signals.get(name)
+    if spec is None:
+        text = f"expected one of {', '.join(services.signals)}, got {name!r}"
+        raise ApiError(400, "undeclared_signal", text, "name")
+    if spec.trusted_only and not key.is_trusted:
+        raise ApiError(403, "not_trusted", f"only trusted keys may send {name!r}", "name")
+    return spec
 
 
 async def _content(event: FeedbackReceived, services: Services) -> FeedbackContent:
@@ -200,9 +261,9 @@ async def _admit(event: FeedbackReceived, num_bytes: int, key: KeySpec, services
     await services.limits.admit_feedback(key, event.user, num_bytes)
 
 
-def _check_numbers(event: FeedbackReceived) -> None:
-    if not math.isfinite(event.value) or abs(event.value) > 1e6:
-        raise invalid("expected a finite number of magnitude up to 1e6", "value")
+def _check_numbers(event: FeedbackReceived, spec: SignalSpec) -> None:
+    if expected := spec.expected(event.value):
+        raise invalid(expected, "value")
     if not 0 <= event.weight <= 1:
         raise invalid("expected a number from 0 to 1", "weight")
 
@@ -223,10 +284,9 @@ def _short(value: str, param: str, num_chars_max: int = TEXT_CHARS_MAX) -> str:
     return value
 
 
-def _reply(event: FeedbackReceived, *, is_duplicate: bool) -> web.Response:
-    fields = {
+def _reply(event: FeedbackReceived, *, is_duplicate: bool) -> dict[str, Any]:
+    return {
         "feedback_id": event.feedback_id,
         "request_id": event.request_id,
         "duplicate": is_duplicate,
     }
-    return web.json_response(fields)

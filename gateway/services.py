@@ -4,6 +4,7 @@ import base64
 import ipaddress
 import re
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,11 +21,13 @@ from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.plan import Planner
 from penstock.gateway.exchange.recorder import Recorder
 from penstock.gateway.exchange.sessions import Sessions, Thread
+from penstock.gateway.fates import FeedbackFates
 from penstock.gateway.identity import Pseudonyms
 from penstock.gateway.keys import KeyRing, KeySpec
 from penstock.gateway.limits import KeyLimits, OwnLimits
 from penstock.gateway.shared_limits import SharedLimits
 from penstock.messages.feedback import InferenceCounted, InferenceRecorded
+from penstock.messages.signals.declaration import SignalSpec, by_name
 from penstock.messages.task import Purpose
 
 NUM_REQUESTS_KNOWN_MAX = 100_000
@@ -176,6 +179,7 @@ class Services:
         *,
         secret: bytes,
         spool: Path,
+        signals: Sequence[SignalSpec],
     ) -> None:
         self.ctx = ctx
         self.config = config
@@ -193,6 +197,8 @@ class Services:
         self.planner = Planner(config, chat_format)
         self.sessions = Sessions()
         self.index = RequestIndex()
+        self.signals = by_name(signals)
+        self.fates = FeedbackFates()
         self.replicas = ReplicaTable()
         self.arms = Arms(config.channel)
         self.num_chats = 0

@@ -255,6 +255,7 @@ async def _gateway(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
         [key],
         secret=secret,
         spool=run.gateway_spool,
+        signals=assembly.config.feedback_join.signals,
         on_listening=listening,
     )
     return [(f"gateway-{place}" if place else "gateway", gateway)]

@@ -36,6 +36,7 @@ from penstock.messages.reading.sealed import FeedbackContent
 from penstock.messages.reading.trajectories import open_live_turn
 from penstock.messages.rollout import StopReason, Turn
 from penstock.messages.rpc import Ack
+from penstock.messages.signals.defaults import DEFAULT_SIGNALS
 from penstock.messages.task import Purpose
 
 SECRET = "psk-test"
@@ -148,6 +149,7 @@ class Site:
             KEYS,
             secret=MASTER_KEY,
             spool=folder / "spool",
+            signals=DEFAULT_SIGNALS,
             on_listening=self._on_listening,
         )
         self._store = DirectoryStore(folder / "objects")

@@ -178,6 +178,10 @@ async def test_feedback_is_checked_amended_and_retracted(site, http):
         ({"name": "accept", "value": 1}, 400, "request_id"),
         ({"session_id": "s2", "name": "accept", "value": 1}, 404, "session_id"),
         ({"request_id": request_id, "name": "accept", "value": 1, "weight": 2}, 400, "weight"),
+        ({"request_id": request_id, "name": "accept", "value": 3}, 400, "value"),
+        ({"request_id": request_id, "name": "undo", "value": 0.5}, 400, "value"),
+        ({"request_id": request_id, "name": "vibes", "value": 1}, 400, "name"),
+        ({"request_id": request_id, "name": "correction"}, 400, "correction"),
     ]
     for body, status, param in cases:
         reply = await http.post("/v1/feedback", json=body, headers=headers)
@@ -243,3 +247,36 @@ async def next_event(stream) -> dict:
             line = await stream.content.readline()
             if line.startswith(b"data: "):
                 return json.loads(line[6:])
+
+
+async def test_a_batch_of_feedback_is_taken_item_by_item_and_tells_its_fate(site, http):
+    site.will_reply(site.chat.render_turn("ok"))
+    request_id = (await (await chat(http, GOOD)).json())["id"]
+    items = [
+        {"request_id": request_id, "name": "thumbs", "value": True, "feedback_id": "b1"},
+        {"request_id": request_id, "name": "vibes", "value": 1},
+        "no object",
+        {"request_id": request_id, "name": "comment", "comment": "why?", "feedback_id": "b2"},
+    ]
+    reply = await http.post("/v1/feedback/batch", json={"items": items}, headers=bearer())
+    assert reply.status == 200
+    first, undeclared, broken, comment = (await reply.json())["results"]
+    assert first == {"feedback_id": "b1", "request_id": request_id, "duplicate": False}
+    assert (undeclared["status"], undeclared["error"]["code"]) == (400, "undeclared_signal")
+    assert "thumbs" in undeclared["error"]["message"], "the declared ones are named"
+    assert (broken["status"], comment["feedback_id"]) == (400, "b2")
+    for wrong in ({"items": []}, {"items": items * 65}, {"item": []}, []):
+        refused = await http.post("/v1/feedback/batch", json=wrong, headers=bearer())
+        assert refused.status == 400
+
+    async def fate_of(feedback_id):
+        return await (await http.get(f"/v1/feedback/{feedback_id}", headers=bearer())).json()
+
+    async with asyncio.timeout(20):
+        while (fate := await fate_of("b1"))["status"] != "joined":
+            await asyncio.sleep(0.05)
+    assert (fate["name"], fate["value"], fate["versions"]) == ("thumbs", 1.0, [])
+    assert (await fate_of("b2"))["status"] == "recorded"
+    assert (await http.get("/v1/feedback/none", headers=bearer())).status == 404
+    foreign = await http.get("/v1/feedback/b1", headers=bearer("psk-private"))
+    assert foreign.status == 404

@@ -7,6 +7,7 @@ from tests.sealed import open_vault
 from penstock.actors.trainer.config import EpochConfig, OptimizerConfig, TrainerConfig
 from penstock.actors.trainer.replay import ReplayLog, replay
 from penstock.messages.errors import ConfigError
+from penstock.messages.feedback import FeedbackRetracted
 from penstock.messages.training import BatchManifest, StepCompleted
 
 from .conftest import FakeContext
@@ -42,9 +43,10 @@ class Service:
                 await self.world.log.publish(*await handler(delivery.event, self.ctx))
 
     async def user(self, index: int) -> None:
-        """Have a request and its feedback stored; of an odd index nothing is retracted."""
+        """Have a request and its feedback stored, which nobody changes later."""
         for event in self.world._live(2 * index + 1, self.version):
-            await self.world.log.publish(event)
+            if not (getattr(event, "revision", 0) or isinstance(event, FeedbackRetracted)):
+                await self.world.log.publish(event)
         await self.read()
 
     async def tick(self, clock: float) -> None:

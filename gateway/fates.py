@@ -1,0 +1,166 @@
+"""What became of each piece of feedback: a fold of the log, the same in every gateway. Pure.
+
+```
+ waiting ─LiveSampleJoined─▶ joined ─BatchManifest─▶ training ─StepCompleted─▶ trained
+    │                          │                └─▶ stale, capped ...: its outcome
+    │                          └─ a later revision does without it ─▶ superseded
+    ├─ FeedbackLeftOut ─▶ refused, capped
+    └─ FeedbackRetracted ─▶ retracted
+```
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.messages.feedback import (
+    FeedbackLeftOut,
+    FeedbackReceived,
+    FeedbackRetracted,
+    LeftOutReason,
+    LiveSampleJoined,
+    feedback_key,
+)
+from penstock.messages.reward import Outcome
+from penstock.messages.training import BatchManifest, StepCompleted
+
+NUM_KNOWN_MAX = 100_000
+"""Pieces of feedback, and samples, whose fate is known; the oldest is forgotten."""
+
+
+@dataclass(kw_only=True)
+class _Sample:
+    counting: set[str] = field(default_factory=set[str])
+    """Feedback that its newest revision counts."""
+    listed: dict[str, int] = field(default_factory=dict[str, int])
+    """Feedback -> the first revision that counts it."""
+    revision: int = -1
+    ends: dict[int, tuple[Outcome, int]] = field(default_factory=dict[int, tuple[Outcome, int]])
+    """Revision -> outcome, and the step of its manifest."""
+
+
+@dataclass(kw_only=True)
+class _Given:
+    is_retracted: bool = False
+    reason: LeftOutReason | None = None
+    samples: dict[str, None] = field(default_factory=dict[str, None])
+
+
+class FeedbackFates:
+    """Feedback and samples by id, and the steps that were taken."""
+
+    def __init__(self, num_max: int = NUM_KNOWN_MAX) -> None:
+        self._num_max = num_max
+        self._given: OrderedDict[str, _Given] = OrderedDict()
+        self._samples: OrderedDict[str, _Sample] = OrderedDict()
+        self._skipped: OrderedDict[int, None] = OrderedDict()
+        self._step = 0
+
+    def received(self, event: FeedbackReceived) -> None:
+        """Note a piece of feedback; its amendments are part of it."""
+        self._of(feedback_key(event.tenant, event.amends or event.feedback_id))
+
+    def retracted(self, event: FeedbackRetracted) -> None:
+        """Note that it was taken back."""
+        self._of(event.key()).is_retracted = True
+
+    def left_out(self, event: FeedbackLeftOut) -> None:
+        """Note that the join leaves it out."""
+        self._of(event.key()).reason = event.reason
+
+    def joined(self, event: LiveSampleJoined) -> None:
+        """Note which feedback a revision counts."""
+        sample = self._sample(event.sample_id)
+        for key in event.feedback_ids:
+            self._of(key).samples[event.sample_id] = None
+            first = sample.listed.setdefault(key, event.revision)
+            sample.listed[key] = min(first, event.revision)
+        if event.revision > sample.revision:
+            sample.revision, sample.counting = event.revision, set(event.feedback_ids)
+
+    def batch(self, event: BatchManifest) -> None:
+        """Note what a step takes, and what it leaves out."""
+        for entry in event.live:
+            ends = self._sample(entry.rollout_id).ends
+            ends[entry.revision] = (entry.outcome, event.step)
+
+    def step(self, event: StepCompleted) -> None:
+        """Note that a step was taken, or skipped."""
+        self._step = max(self._step, event.step)
+        if event.skipped:
+            self._skipped[event.step] = None
+            _bound(self._skipped, self._num_max)
+
+    def fate(self, key: str) -> dict[str, Any]:
+        """Return what became of a piece of feedback, by its log key.
+
+        `status` is one word, `versions` are those that trained it, `reason` says why it is not
+        trained, where it is not.
+        """
+        given = self._given.get(key)
+        if given is None:
+            return {"status": "unknown", "versions": [], "samples": [], "reason": "long ago"}
+        samples = [
+            self._of_sample(name, self._samples[name], key)
+            for name in given.samples
+            if name in self._samples
+        ]
+        versions = sorted({version for sample in samples for version in sample["versions"]})
+        status, reason = self._status(given, samples)
+        return {"status": status, "versions": versions, "samples": samples, "reason": reason}
+
+    @staticmethod
+    def _status(given: _Given, samples: list[dict[str, Any]]) -> tuple[str, str]:
+        if given.is_retracted:
+            return "retracted", ""
+        if given.reason is not None:
+            status = "capped" if given.reason is LeftOutReason.CAPPED else "refused"
+            return status, str(given.reason)
+        found = [sample["status"] for sample in samples]
+        for status in ("trained", "training", "joined"):
+            if status in found:
+                return status, ""
+        return (found[-1], found[-1]) if found else ("waiting", "")
+
+    def _of_sample(self, name: str, sample: _Sample, key: str) -> dict[str, Any]:
+        first = sample.listed[key]
+        ends = {n: end for n, end in sorted(sample.ends.items()) if n >= first}
+        trained = [step for outcome, step in ends.values() if outcome.is_trained]
+        versions = [step for step in trained if step <= self._step and step not in self._skipped]
+        return {
+            "sample_id": name,
+            "status": self._sample_status(sample, key, ends, versions),
+            "versions": versions,
+        }
+
+    def _sample_status(
+        self, sample: _Sample, key: str, ends: dict[int, tuple[Outcome, int]], versions: list[int]
+    ) -> str:
+        if versions:
+            return "trained"
+        if key not in sample.counting:
+            return "superseded"
+        if not ends:
+            return "joined"
+        outcome, step = ends[max(ends)]
+        if outcome.is_trained:
+            return "skipped" if step in self._skipped else "training"
+        is_settled = any(
+            earlier.is_trained and at not in self._skipped for earlier, at in sample.ends.values()
+        )
+        return "unchanged" if outcome is Outcome.FILTERED and is_settled else str(outcome)
+
+    def _of(self, key: str) -> _Given:
+        given = self._given.setdefault(key, _Given())
+        _bound(self._given, self._num_max)
+        return given
+
+    def _sample(self, name: str) -> _Sample:
+        sample = self._samples.setdefault(name, _Sample())
+        _bound(self._samples, self._num_max)
+        return sample
+
+
+def _bound(table: OrderedDict[Any, Any], num_max: int) -> None:
+    while len(table) > num_max:
+        table.popitem(last=False)
