@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import ClassVar
 
 import msgspec
+import numpy as np
 import torch
 
 from penstock.actors.generator.engine import (
@@ -29,6 +30,7 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.kernels.arrays import from_array, to_array
 from penstock.kernels.route_segments import seal_routes
+from penstock.kernels.support import seal_support
 from penstock.messages.base import Event, Message
 from penstock.messages.bus import Serve
 from penstock.messages.errors import BusError, QueueFullError
@@ -201,6 +203,7 @@ class Generator(Actor):
             request_id=message.request_id,
             session_id=message.session_id,
             routes_from=message.routes_from,
+            num_resumed=message.num_resumed,
         ):
             yield self._reply(message.request_id, chunk)
 
@@ -215,6 +218,10 @@ class Generator(Actor):
             queue_ms=chunk.queue_ms,
             route_segments=seal_chunk(chunk, self._capabilities.num_experts),
             arithmetic=self._capabilities.arithmetic,
+            support=b"" if chunk.support is None else seal_support(chunk.support),
+            forced=_spans(chunk.is_forced),
+            top_ids=None if chunk.top_ids is None else to_array(chunk.top_ids),
+            top_logprobs=None if chunk.top_logprobs is None else to_array(chunk.top_logprobs),
         )
 
     async def _abort(self, message: Message) -> AsyncIterator[Message]:
@@ -240,6 +247,14 @@ def seal_chunk(chunk: TokenChunk, num_experts: int) -> list[bytes]:
         )
         position += span.num_tokens
     return segments
+
+
+def _spans(is_forced: np.ndarray) -> list[tuple[int, int]]:
+    """Return where bool [N] is true, as spans [start, end)."""
+    if not is_forced.any():
+        return []
+    edges = np.flatnonzero(np.diff(is_forced, prepend=False, append=False)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def _refusal(kind: RemoteErrorKind, error: str) -> RemoteError:

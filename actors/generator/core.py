@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from penstock.actors.generator.decoder import Decoder, PrefillChunk, StepBatch
+from penstock.actors.generator.draws import NO_NUMBERS, draw
 from penstock.actors.generator.engine import EngineMetrics, TokenChunk
 from penstock.actors.generator.kv_cache import SlotCache
 from penstock.actors.generator.native_decoder import NativeDecoder
 from penstock.actors.generator.request import GenerationRequest
-from penstock.actors.generator.sampler import SamplingBatch, finite_rows
 from penstock.actors.policy.config import ExactModeError, PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.kernels.decode.layout import DecodeWeights
@@ -31,8 +31,6 @@ _SHARED_PREFIX_WORTH = 16
 """Wait for a prompt in prefill if it saves computing at least this many tokens."""
 FAILURES_IN_A_ROW_MAX = 8
 """Requests that failed one after the other, none succeeding in between: the engine is broken."""
-
-_NO_NUMBERS = "the logits of its context are no finite numbers"
 
 Output = tuple[GenerationRequest, TokenChunk]
 
@@ -154,7 +152,7 @@ class EngineCore:
         """Have each member of a failed step stepped alone; one that failed alone is ended."""
         if len(members) == 1:
             self._count_failures(1, repr(error))
-            return [(members[0], self._finish(members[0], StopReason.ABORTED, error=repr(error)))]
+            return [(members[0], self._finish(members[0], StopReason.ABORTED, fault=error))]
         for request in members:
             row = request.row
             assert row is not None
@@ -237,40 +235,33 @@ class EngineCore:
             self.metrics.num_prefill_tokens += chunk.num_tokens
 
     def _sample(self, requests: list[GenerationRequest], logits: Any) -> list[Output]:
-        values = SamplingBatch(
-            temperatures=[request.sampling.temperature for request in requests],
-            top_ps=[request.sampling.top_p for request in requests],
-            uniforms=[request.uniforms[request.num_sampled] for request in requests],
-        )
-        is_finite = finite_rows(logits)
-        if not is_finite.all():
-            logits[~is_finite] = 0.0
-        token_ids, logprobs = self.decoder.sample(logits, values)
-        outputs = [
-            (request, self._finish(request, StopReason.ABORTED, error=_NO_NUMBERS))
-            for request, is_good in zip(requests, is_finite, strict=True)
-            if not is_good
-        ]
-        if len(outputs) < len(requests):
+        faults = draw(requests, logits, self.decoder.sample)
+        num_broken = sum(fault is NO_NUMBERS for fault in faults)
+        if num_broken < len(requests):
             self._num_failures = 0
-        self._count_failures(len(outputs), _NO_NUMBERS)
-        self.metrics.num_generated_tokens += len(requests) - len(outputs)
-        for request, token_id, logprob, is_good in zip(
-            requests, token_ids, logprobs, is_finite, strict=True
-        ):
-            if not is_good:
-                continue
-            request.is_suspect = False
-            request.push(token_id, logprob)
-            reason = request.stop_reason(self.options.num_tokens_max)
-            if reason is not None:
-                outputs.append((request, self._finish(request, reason)))
-                continue
-            if not request.is_decoding:
-                self._promote(request)
-            if request.num_sampled == 1 or request.num_pending >= self.options.chunk_tokens:
-                outputs.append((request, request.flush(self.policy_version)))
+        self._count_failures(num_broken, str(NO_NUMBERS))
+        self.metrics.num_generated_tokens += faults.count(None)
+        outputs = [
+            (request, self._finish(request, StopReason.ABORTED, fault=fault))
+            for request, fault in zip(requests, faults, strict=True)
+            if fault is not None
+        ]
+        for request, fault in zip(requests, faults, strict=True):
+            if fault is None:
+                outputs += self._pushed(request)
         return outputs
+
+    def _pushed(self, request: GenerationRequest) -> list[Output]:
+        """See a request's new token: it may be the last, or make a chunk come due."""
+        request.is_suspect = False
+        reason = request.stop_reason(self.options.num_tokens_max)
+        if reason is not None:
+            return [(request, self._finish(request, reason))]
+        if not request.is_decoding:
+            self._promote(request)
+        if request.num_sampled == 1 or request.num_pending >= self.options.chunk_tokens:
+            return [(request, request.flush(self.policy_version))]
+        return []
 
     def _promote(self, request: GenerationRequest) -> None:
         assert request.row is not None
@@ -280,7 +271,11 @@ class EngineCore:
         self.decoding.append(request)
 
     def _finish(
-        self, request: GenerationRequest, reason: StopReason, *, error: str = ""
+        self,
+        request: GenerationRequest,
+        reason: StopReason,
+        *,
+        fault: Exception | None = None,
     ) -> TokenChunk:
         """Take a request out, wherever it is; its row stays cached, unless it failed."""
         row, routes, spans = request.row, None, []
@@ -300,10 +295,10 @@ class EngineCore:
                     self.cache.swap(row, last.row.index)
             if self._recomputes and reason is StopReason.ABORTED:
                 row.session_id = ""  # its routes, perhaps computed again, reached no client
-            if error:
+            if fault is not None:
                 row.length, row.session_id = 0, ""
             self.cache.release(row)
-        return request.flush(self.policy_version, reason, routes, spans, error=error)
+        return request.flush(self.policy_version, reason, routes, spans, fault=fault)
 
 
 def shared_prefix(left: np.ndarray, right: np.ndarray) -> int:

@@ -55,7 +55,7 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: np.ndarray
     """int32 [N], N >= 0; the stop token is among them."""
     behavior_logprobs: np.ndarray
-    """float32 [N]: of the distribution that the sampler drew from (after temperature and top-p);
+    """float32 [N]: of the distribution that the sampler drew from (`actors/policy/shaping.py`);
     of the untempered distribution where the temperature is 0."""
     policy_version: int
     """Under which all N were sampled."""
@@ -74,6 +74,17 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Wait before the first prefill."""
     error: str = ""
     """Why computing the request failed; it is aborted."""
+    is_refused: bool = False
+    """Whether that is the request's own doing: no attempt helps, and nobody is to blame."""
+    support: np.ndarray | None = None
+    """uint8 [N, row_bytes(V)] (`kernels.support`): the tokens that could be drawn, where
+    `Sampling.is_truncated`."""
+    is_forced: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, bool))
+    """bool [N]: where the grammar allowed one token alone; empty without a shaped request."""
+    top_ids: np.ndarray | None = None
+    """int32 [N, K], likeliest first, where `Sampling.num_top_logprobs` is K."""
+    top_logprobs: np.ndarray | None = None
+    """float32 [N, K]."""
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +132,7 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 class Engine(Protocol):
     """An inference engine under a generator. All methods belong to one event loop."""
 
-    def generate(
+    def generate(  # noqa: PLR0913 - what a request is
         self,
         token_ids: np.ndarray,
         sampling: Sampling,
@@ -129,15 +140,18 @@ class Engine(Protocol):
         request_id: str,
         session_id: str = "",
         routes_from: int = 0,
+        num_resumed: int = 0,
     ) -> AsyncIterator[TokenChunk]:
         """Sample a continuation of `token_ids` (int [P], P >= 1).
 
-        Requests of one non-empty session reuse the cache of the session's earlier turns. Closing
-        the iterator aborts the request.
+        The last `num_resumed` tokens are the turn's own: grammar, penalties, seed and forced tokens
+        go on after them. Requests of one non-empty session reuse the cache of the session's earlier
+        turns. Closing the iterator aborts the request.
 
         Raises:
             InvalidRequestError: an empty prompt, ids outside the vocabulary, a sampling value out
-                of range, or a request_id that is in flight.
+                of range, a grammar that does not compile within its limits or is too complex, or a
+                request_id that is in flight.
             ContextLengthError: the prompt leaves no room for a token.
             RequestFailedError: this request cannot be computed; the others go on.
             QueueFullError: num_waiting_max requests wait already.

@@ -7,11 +7,10 @@ independent of each other: each of several threads takes a share of the rows thr
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import torch
 
 from penstock.actors.generator.decoder import StepBatch
 from penstock.actors.generator.kv_cache import SlotCache
-from penstock.actors.generator.sampler import SamplingBatch, sample
+from penstock.actors.generator.sampler import SamplingBatch
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.native import decode_shape, pack_policy
@@ -82,9 +81,7 @@ class NativeDecoder:
         return logits
 
     def sample(self, logits: np.ndarray, batch: SamplingBatch) -> tuple[list[int], list[float]]:
-        """See `sampler.sample`; only a nucleus needs a sort and goes through torch."""
-        if min(batch.top_ps) < 1.0:
-            return sample(torch.from_numpy(logits), batch)
+        """See `sampler.sample`."""
         return self._kernels[0].sample(logits, batch.temperatures, batch.uniforms)
 
     def _run(

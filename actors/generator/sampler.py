@@ -2,8 +2,9 @@
 
 Inverse-CDF sampling uses up exactly one number per token, so a request's draws depend on its seed
 and its logits only, never on who shares the batch. Whatever the values of a request and its logits
-are, a token is one of the vocabulary: `SamplingBatch` keeps values where float32 can work with
-them, and who calls sets rows aside that are no numbers (`finite_rows`).
+are, a token is one of the vocabulary, and has a probability: `SamplingBatch` keeps values where
+float32 can work with them, and who calls sets rows aside that are no numbers (`finite_rows`). Rows
+come shaped (`shaper.py`): -inf is a token that cannot be drawn.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from penstock.messages.task import TEMPERATURE_MIN, TOP_P_MIN, Sampling
+from penstock.messages.task import TEMPERATURE_MIN, Sampling
 
 TEMPERATURE_MAX = 100.0
 
@@ -22,8 +23,6 @@ class SamplingBatch:
 
     temperatures: list[float]
     """0, or from `TEMPERATURE_MIN` to `TEMPERATURE_MAX`."""
-    top_ps: list[float]
-    """From `TOP_P_MIN` to 1."""
     uniforms: list[float]
     """In [0, 1)."""
 
@@ -33,9 +32,7 @@ class SamplingBatch:
             max(TEMPERATURE_MIN, min(TEMPERATURE_MAX, t)) if not t <= 0.0 else 0.0
             for t in self.temperatures
         ]
-        top_ps = [max(TOP_P_MIN, min(1.0, top_p)) for top_p in self.top_ps]
         object.__setattr__(self, "temperatures", temperatures)
-        object.__setattr__(self, "top_ps", top_ps)
 
 
 def finite_rows(logits: torch.Tensor | np.ndarray) -> np.ndarray:
@@ -45,10 +42,13 @@ def finite_rows(logits: torch.Tensor | np.ndarray) -> np.ndarray:
         return np.isfinite(values.sum(axis=1))
 
 
-def uniforms_for(sampling: Sampling) -> list[float]:
-    """Return the request's stream: one number for each token it may draw."""
-    seed = sampling.seed % 2**128
-    return np.random.Generator(np.random.Philox(key=seed)).random(sampling.num_tokens_max).tolist()
+def uniforms_for(sampling: Sampling, num_resumed: int = 0) -> list[float]:
+    """Return the request's stream: one number for each token it may draw.
+
+    A turn that was begun elsewhere goes on after the numbers that its first tokens used up.
+    """
+    stream = np.random.Generator(np.random.Philox(key=sampling.seed % 2**128))
+    return stream.random(num_resumed + sampling.num_tokens_max)[num_resumed:].tolist()
 
 
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[list[int], list[float]]:
@@ -66,8 +66,6 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[list[int], list[
     if any(temperature != 1.0 for temperature in batch.temperatures):
         scale = torch.tensor([1.0 / t if t > 0 else 1.0 for t in batch.temperatures])
         logits.mul_(scale.unsqueeze(1))
-    if min(batch.top_ps) < 1.0:
-        _keep_nucleus(logits, torch.tensor(batch.top_ps))
     logprobs = torch.log_softmax(logits, dim=-1)
     cdf = logprobs.exp().cumsum_(-1)
     targets = torch.tensor(batch.uniforms, dtype=torch.float32).unsqueeze(1) * cdf[:, -1:]
@@ -83,13 +81,3 @@ def _within_support(tokens: torch.Tensor, cdf: torch.Tensor) -> torch.Tensor:
     """Move draws that rounding put past the CDF's end to the last token that has mass."""
     last = torch.searchsorted(cdf, cdf[:, -1:].contiguous(), right=False)
     return torch.minimum(tokens, last).clamp_(max=cdf.shape[1] - 1)
-
-
-def _keep_nucleus(logits: torch.Tensor, top_ps: torch.Tensor) -> None:
-    """Mask, in place, all but the smallest set of tokens whose mass reaches top_p [B]."""
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    mass = ordered.softmax(-1)
-    before = mass.cumsum(-1) - mass
-    masked = ordered.masked_fill(before >= top_ps.unsqueeze(1), -torch.inf)
-    masked[:, 0] = ordered[:, 0]
-    logits.scatter_(1, order, masked)

@@ -19,8 +19,9 @@ from penstock.actors.generator.engine import (
     RequestFailedError,
     TokenChunk,
 )
+from penstock.actors.generator.masks import GrammarMasks, TurnGrammar
 from penstock.actors.generator.request import GenerationRequest
-from penstock.actors.generator.sampler import TEMPERATURE_MAX
+from penstock.actors.generator.settings import check_sampling
 from penstock.actors.generator.staging import StagedWeights
 from penstock.actors.generator.worker import EngineWorker
 from penstock.actors.policy.config import PolicyConfig
@@ -28,7 +29,7 @@ from penstock.actors.policy.model import Policy
 from penstock.kernels.decode.layout import DecodeWeights
 from penstock.kernels.delta import Patch
 from penstock.messages.errors import DeadlineError, QueueFullError
-from penstock.messages.task import TEMPERATURE_MIN, TOP_P_MIN, Sampling
+from penstock.messages.task import Sampling
 
 _REQUEST_S = 600.0
 """Longest wait for a request's next chunk, pauses included."""
@@ -46,7 +47,13 @@ class TorchEngine:
 
     """
 
-    def __init__(self, config: PolicyConfig, options: EngineOptions | None = None) -> None:
+    def __init__(
+        self,
+        config: PolicyConfig,
+        options: EngineOptions | None = None,
+        grammars: GrammarMasks | None = None,
+    ) -> None:
+        """Make an engine; without `grammars` it refuses requests that have one."""
         self._options = options or EngineOptions()
         if self._options.num_tokens_max > config.max_position_embeddings:
             raise InvalidRequestError(
@@ -54,6 +61,7 @@ class TorchEngine:
                 f"max_position_embeddings {config.max_position_embeddings}"
             )
         self._config = config
+        self._grammars = grammars
         self._core = EngineCore(config, self._options)
         self._worker = EngineWorker(self._core, self._deliver)
         self._weights = StagedWeights(config)
@@ -70,7 +78,7 @@ class TorchEngine:
             await self.abort()
         await self._worker.stop()
 
-    async def generate(
+    async def generate(  # noqa: PLR0913 - what a request is
         self,
         token_ids: np.ndarray,
         sampling: Sampling,
@@ -78,25 +86,35 @@ class TorchEngine:
         request_id: str,
         session_id: str = "",
         routes_from: int = 0,
+        num_resumed: int = 0,
     ) -> AsyncIterator[TokenChunk]:
         """See `Engine.generate`; errors come with the first iteration."""
         self._check_ready(request_id)
         self._check_prompt(token_ids, routes_from)
-        _check_sampling(sampling)
+        check_sampling(sampling, self._config.vocab_size)
+        if not 0 <= num_resumed < len(token_ids):
+            raise InvalidRequestError(f"num_resumed: expected 0..{len(token_ids) - 1}")
         if sampling.num_tokens_max > self._options.num_tokens_max:
             bound = self._options.num_tokens_max
             sampling = msgspec.structs.replace(sampling, num_tokens_max=bound)
-        request = GenerationRequest(token_ids, sampling, request_id, session_id, routes_from)
         stream: asyncio.Queue[TokenChunk] = asyncio.Queue(sampling.num_tokens_max + 2)
         self._streams[request_id] = stream
-        self._worker.post(lambda: self._core.add(request))
         ended = False
         try:
+            request = GenerationRequest(
+                *(token_ids, sampling, request_id, session_id, routes_from),
+                num_resumed=num_resumed,
+                grammar=await self._grammar(sampling),
+            )
+            request.begin(self._config.vocab_size)
+            self._worker.post(lambda: self._core.add(request))
             while not ended:
                 chunk = await _next_chunk(stream, request_id)
                 ended = chunk.stop_reason is not None
                 if ended and self._worker.error:
                     raise EngineDiedError(f"the engine died: {self._worker.error}")
+                if chunk.is_refused:
+                    raise InvalidRequestError(chunk.error)
                 if chunk.error:
                     raise RequestFailedError(f"request {request_id}: {chunk.error}")
                 yield chunk
@@ -172,6 +190,13 @@ class TorchEngine:
             num_experts=self._config.num_experts,
         )
 
+    async def _grammar(self, sampling: Sampling) -> TurnGrammar | None:
+        if sampling.grammar is None:
+            return None
+        if self._grammars is None or not sampling.grammar.text:
+            raise InvalidRequestError("sampling.grammar: expected the text of one that is known")
+        return await self._grammars.open(sampling.grammar.text)
+
     def _check_ready(self, request_id: str) -> None:
         if not self.health().ready:
             raise EngineNotReadyError(f"no weights, or not running {self._worker.error}".rstrip())
@@ -216,16 +241,3 @@ async def _next_chunk(stream: asyncio.Queue[TokenChunk], request_id: str) -> Tok
             return await stream.get()
     except TimeoutError as error:
         raise DeadlineError(f"request {request_id}: no chunk within {_REQUEST_S} s") from error
-
-
-def _check_sampling(sampling: Sampling) -> None:
-    temperature, top_p = sampling.temperature, sampling.top_p
-    if temperature != 0.0 and not TEMPERATURE_MIN <= temperature <= TEMPERATURE_MAX:
-        text = f"0, or a number from {TEMPERATURE_MIN:g} to {TEMPERATURE_MAX:g}"
-        raise InvalidRequestError(f"temperature: expected {text}, got {temperature:g}")
-    if not TOP_P_MIN <= top_p <= 1.0:
-        raise InvalidRequestError(
-            f"top_p: expected a number from {TOP_P_MIN:g} to 1, got {top_p:g}"
-        )
-    if sampling.num_tokens_max < 1:
-        raise InvalidRequestError(f"num_tokens_max must be >= 1, not {sampling.num_tokens_max}")

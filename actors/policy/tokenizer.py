@@ -28,7 +28,7 @@ _PIECES = (
     r"|[ \t]+"
 )
 _NUM_IDS_MAX = 1 << 22
-_NO_TOKEN = "\N{REPLACEMENT CHARACTER}".encode()
+NO_TOKEN = "\N{REPLACEMENT CHARACTER}".encode()
 """What an id without a token decodes to: a model may have more ids than its tokenizer."""
 _ESCAPED_BYTE = re.compile("([\udc80-\udcff])")
 
@@ -94,7 +94,7 @@ class Tokenizer:
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         """Decode exactly; special tokens give their literal text, ids without a token U+FFFD."""
-        return b"".join(self._bytes_of(index) for index in ids)
+        return b"".join(self.bytes_of(index) for index in ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode to text; bytes that are no UTF-8 become U+FFFD."""
@@ -122,8 +122,9 @@ class Tokenizer:
         """All special tokens."""
         return self._special_ids.keys()
 
-    def _bytes_of(self, token_id: int) -> bytes:
-        return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else _NO_TOKEN
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return the bytes of one id; U+FFFD's where it has no token."""
+        return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else NO_TOKEN
 
     def to_json(self) -> str:
         """Return the text of a `tokenizer.json`, as transformers reads it."""
@@ -188,7 +189,7 @@ def _bytes_by_id(bpe: BpeTokenizer) -> list[bytes]:
     num_ids = max(vocabulary.values(), default=-1) + 1
     if num_ids > _NUM_IDS_MAX:
         raise ValueError(f"token ids go up to {num_ids - 1}, expected at most {_NUM_IDS_MAX - 1}")
-    table = [_NO_TOKEN] * num_ids
+    table = [NO_TOKEN] * num_ids
     special = {index: token.content for index, token in bpe.get_added_tokens_decoder().items()}
     for token, index in vocabulary.items():
         if index in special:

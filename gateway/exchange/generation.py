@@ -161,6 +161,7 @@ class Generation:
             channel=self.channel,
             token_ids=to_array(ids),
             sampling=msgspec.structs.replace(self.sampling, num_tokens_max=left),
+            num_resumed=len(sampled),
             deadline_s=config.request_s_max,
         )
 

@@ -11,6 +11,9 @@ static inline v16 tempered(const float *logits, long i, long V, float inverse_te
     return values * inverse_temperature;
 }
 
+/* e^x, and 0 for what float32 can hold no more: such a token has no probability. */
+static inline v16 mass16(v16 x) { return select16(x < splat(-87.0f), splat(0.0f), exp16(x)); }
+
 static long best(const float *logits, long V) {
     long chosen = 0;
     for (long i = 1; i < V; i++)
@@ -18,11 +21,12 @@ static long best(const float *logits, long V) {
     return chosen;
 }
 
-/* The first token at which the running mass exceeds the target. */
+/* The first token at which the running mass exceeds the target; always one that has mass. */
 static long draw(const float *logits, long V, float factor, float top, double target) {
     double passed = 0.0;
+    long last = 0;
     for (long i = 0; i < V; i += 16) {
-        v16 mass = exp_or_zero(tempered(logits, i, V, factor) - top);
+        v16 mass = mass16(tempered(logits, i, V, factor) - top);
         double block = sum16(mass);
         if (passed + block <= target) {
             passed += block;
@@ -30,12 +34,13 @@ static long draw(const float *logits, long V, float factor, float top, double ta
         }
         for (long k = 0; k < 16 && i + k < V; k++) {
             passed += mass[k];
-            if (mass[k] > 0.0f && passed > target) return i + k;
+            if (mass[k] > 0.0f) {
+                last = i + k;
+                if (passed > target) return last;
+            }
         }
     }
-    long last = V - 1; /* rounding carried the target past the end */
-    while (last > 0 && logits[last] == -INFINITY) last--;
-    return last;
+    return last; /* rounding carried the target past the end */
 }
 
 /* The largest tempered logit of a row, and the sum of e^(logit - largest) over it. */
@@ -49,7 +54,7 @@ static __attribute__((noinline)) float row_mass(const float *logits, long V, flo
     float top = max16(highest);
     *total = 0.0;
     for (long i = 0; i < V; i += 16)
-        *total += sum16(exp_or_zero(tempered(logits, i, V, factor) - top));
+        *total += sum16(mass16(tempered(logits, i, V, factor) - top));
     return top;
 }
 

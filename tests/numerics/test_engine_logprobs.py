@@ -129,7 +129,7 @@ def test_draws_follow_the_distribution():
     logits = torch.tensor([0.0, 1.0, 2.0, -torch.inf, 0.5])
     count = 20_000
     uniforms = np.random.default_rng(0).random(count).tolist()
-    batch = SamplingBatch([0.5] * count, [1.0] * count, uniforms)
+    batch = SamplingBatch([0.5] * count, uniforms)
     token_ids, logprobs = sample(logits.repeat(count, 1), batch)
     expected = (logits / 0.5).softmax(0).numpy()
     shares = np.bincount(token_ids, minlength=5) / count
@@ -138,15 +138,7 @@ def test_draws_follow_the_distribution():
     np.testing.assert_allclose(np.exp(logprobs), expected[token_ids], rtol=1e-5)
 
 
-def test_top_p_keeps_the_smallest_set_that_reaches_it():
-    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().repeat(4, 1)
-    batch = SamplingBatch([1.0] * 4, [0.4, 0.5, 0.6, 1.0], [0.999] * 4)
-    token_ids, logprobs = sample(logits, batch)
-    assert token_ids == [0, 0, 1, 3]
-    np.testing.assert_allclose(np.exp(logprobs), [1.0, 1.0, 0.3 / 0.8, 0.05], rtol=1e-5)
-
-
 def test_extreme_uniforms_stay_inside_the_support():
     logits = torch.tensor([[-torch.inf, 0.0, 1.0, -torch.inf]] * 2)
-    token_ids, _ = sample(logits, SamplingBatch([1.0] * 2, [1.0] * 2, [0.0, 1.0 - 2**-53]))
+    token_ids, _ = sample(logits, SamplingBatch([1.0] * 2, [0.0, 1.0 - 2**-53]))
     assert token_ids == [1, 2]
