@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from penstock.actors.policy.settings import TEMPERATURE_MAX
 from penstock.messages.task import TEMPERATURE_MIN, Sampling
-
-TEMPERATURE_MAX = 100.0
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from penstock.actors.generator.engine import (
 )
 from penstock.actors.generator.masks import GrammarMasks, TurnGrammar
 from penstock.actors.generator.request import GenerationRequest
-from penstock.actors.generator.settings import check_sampling
 from penstock.actors.generator.staging import StagedWeights
 from penstock.actors.generator.worker import EngineWorker
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
+from penstock.actors.policy.settings import fault_of
 from penstock.kernels.decode.layout import DecodeWeights
 from penstock.kernels.delta import Patch
 from penstock.messages.errors import DeadlineError, QueueFullError
@@ -91,7 +91,8 @@ class TorchEngine:
         """See `Engine.generate`; errors come with the first iteration."""
         self._check_ready(request_id)
         self._check_prompt(token_ids, routes_from)
-        check_sampling(sampling, self._config.vocab_size)
+        if fault := fault_of(sampling, self._config.vocab_size):
+            raise InvalidRequestError(fault)
         if not 0 <= num_resumed < len(token_ids):
             raise InvalidRequestError(f"num_resumed: expected 0..{len(token_ids) - 1}")
         if sampling.num_tokens_max > self._options.num_tokens_max:

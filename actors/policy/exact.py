@@ -8,7 +8,7 @@ values in the place of torch's, which differ in the last bits only.
 A piece of the tree continues in its parent's row of the cache; its siblings get copies.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +39,30 @@ class ExactPass:
     """[L, 2]: see `kernels.decode.Trace`."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which logprobs a pass over a tree is to give, and of which distribution.
+
+    Shapes: N tokens whose logprobs are wanted.
+    """
+
+    rows: np.ndarray
+    """[N] int64: places in the tree that they follow."""
+    targets: np.ndarray
+    """[N] int64: the tokens."""
+    temperatures: np.ndarray
+    """[N] float64, > 0: of the sampler."""
+    shape: Callable[[torch.Tensor], torch.Tensor]
+    """Logits [N, V] as the sampler shaped them (`shaping.py`), but for the temperature."""
+
+    @classmethod
+    def plain(cls, rows: np.ndarray, targets: np.ndarray) -> "Wanted":
+        """Return those of the policy itself, at temperature 1."""
+        return cls(
+            rows=rows, targets=targets, temperatures=np.ones(len(rows)), shape=lambda each: each
+        )
+
+
 class ExactForward:
     """Runs trees with one set of weights; threads may share it."""
 
@@ -54,16 +78,12 @@ class ExactForward:
         self._plausible = plausible
         self._weights = pack_policy(policy)
 
-    def run(
-        self, tree: PackedTree, rows: np.ndarray, targets: np.ndarray, temperature: float = 1.0
-    ) -> ExactPass:
+    def run(self, tree: PackedTree, wanted: Wanted) -> ExactPass:
         """Run a tree, replaying its routes.
 
         Args:
             tree: T tokens.
-            rows: [N] places in the tree.
-            targets: [N] the tokens after them whose logprobs to return.
-            temperature: of the sampler.
+            wanted: N of its logprobs.
 
         Raises:
             ExactModeError: The step cannot be compiled here, or does not fit the shape.
@@ -73,7 +93,7 @@ class ExactForward:
         kernel = self._kernel(places)
         cache = _Cache.empty(self._config, places)
         extended = StepCache(cache.kv, cache.routes)
-        read_rows, inverse = np.unique(rows, return_inverse=True)
+        read_rows, inverse = np.unique(wanted.rows, return_inverse=True)
         logits = np.empty((len(read_rows), self._config.vocab_size), np.float32)
         num_layers, total = self._config.num_hidden_layers, len(tree.input_ids)
         states = np.empty((num_layers, total, self._config.hidden_size), np.float32)
@@ -94,8 +114,9 @@ class ExactForward:
             found = kernel.step(self._weights, extended, placed, outputs, trace=trace)
             logits[np.searchsorted(read_rows, tokens[outputs])] = found
             states[:, tokens] = trace.states
-        chosen = targets.astype(np.int32)
-        logprobs = kernel.logprobs(logits[inverse], temperature, chosen)
+        drawn_from = wanted.shape(torch.from_numpy(logits[inverse])).contiguous().numpy()
+        chosen = wanted.targets.astype(np.int32)
+        logprobs = kernel.logprobs(drawn_from, wanted.temperatures, chosen)
         return ExactPass(
             states=torch.from_numpy(states),
             routed_experts=torch.from_numpy(cache.routes[places.rows, places.positions]).long(),

@@ -14,9 +14,9 @@ Every operation is elementwise in float32, so that a row comes out as the same b
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from penstock.messages.task import Sampling
@@ -116,9 +116,8 @@ def cut_support(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return is_left
 
 
-def tempered(logits: torch.Tensor, temperatures: Sequence[float]) -> torch.Tensor:
-    """Return logits [n, V] divided by each row's temperature; a row at 0 stays as it is."""
-    if all(temperature in {0.0, 1.0} for temperature in temperatures):
+def tempered(logits: torch.Tensor, temperatures: np.ndarray) -> torch.Tensor:
+    """Return logits [n, V] divided by each row's temperature, float64 [n] > 0."""
+    if (temperatures == 1.0).all():
         return logits
-    scale = torch.tensor([1.0 / t if t > 0 else 1.0 for t in temperatures])
-    return logits * scale.unsqueeze(1)
+    return logits * torch.from_numpy((1.0 / temperatures).astype(np.float32)).unsqueeze(1)

@@ -79,8 +79,6 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     clip_high: NonNegativeFloat = 0.2
     token_denominator: Annotated[float, Meta(ge=1)] = 256.0
     """Constant that stands for a rollout's length (Dr. GRPO, arXiv 2503.20783)."""
-    temperature: Annotated[float, Meta(ge=1e-3)] = 1.0
-    """Temperature of the rollouts; the behavior logprobs were taken at it."""
 
     def __post_init__(self) -> None:
         """Check fields against each other."""

@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
-from penstock.actors.policy.exact import ExactForward, ExactPass
+from penstock.actors.policy.exact import ExactForward, ExactPass, Wanted
 from penstock.actors.policy.model import Policy, TakeValue, token_logprobs
 from penstock.actors.policy.packing import PackedTree, pack_tree
+from penstock.actors.policy.shaping import tempered
+from penstock.actors.trainer.distribution import shaped, temperatures_of
 from penstock.actors.trainer.sequences import TrainingSequence
 
 
@@ -29,18 +32,16 @@ class Forwarded:
 class SequenceForward:
     """Forward passes with the weights that the policy has when this is made; threads share it."""
 
-    def __init__(self, policy: Policy, temperature: float, *, replays: bool | None = None) -> None:
+    def __init__(self, policy: Policy, *, replays: bool | None = None) -> None:
         """Prepare the passes.
 
         Args:
             policy: the trainer's.
-            temperature: that the rollouts were sampled at.
             replays: whether recorded routes are used; by default as the policy's numerics say.
 
         """
         numerics = policy.config.numerics
         self._policy = policy
-        self._temperature = temperature
         self._replays = numerics.replays if replays is None else replays
         self._exact = ExactForward(policy, numerics.plausible) if numerics.is_exact else None
 
@@ -59,10 +60,17 @@ class SequenceForward:
             [places[s.sampled_at - 1] for s, places in zip(batch, tree.places, strict=True)]
         )
         targets = np.concatenate([s.token_ids[s.sampled_at] for s in batch])
+        draws = [(each.token_ids, draw) for each in batch for draw in each.draws]
+        wanted = Wanted(
+            rows=rows,
+            targets=targets,
+            temperatures=temperatures_of([draw for _, draw in draws]),
+            shape=partial(shaped, draws=draws),
+        )
         if self._exact is None:
-            return self._run(tree, rows, targets, None)
-        exact = self._exact.run(tree, rows, targets, self._temperature)
-        own = self._run(tree, rows, targets, exact)
+            return self._run(tree, wanted, None)
+        exact = self._exact.run(tree, wanted)
+        own = self._run(tree, wanted, exact)
         return Forwarded(
             logprobs=TakeValue.apply(own.logprobs, exact.logprobs),
             router_mismatch=float(exact.flips[:, 0].sum()) / max(tree.routed_experts.size, 1),
@@ -70,9 +78,7 @@ class SequenceForward:
             used=own.used,
         )
 
-    def _run(
-        self, tree: PackedTree, rows: np.ndarray, targets: np.ndarray, exact: ExactPass | None
-    ) -> Forwarded:
+    def _run(self, tree: PackedTree, wanted: Wanted, exact: ExactPass | None) -> Forwarded:
         """Run torch, on the exact states if there are any."""
         routes = torch.from_numpy(tree.routed_experts) if self._replays else None
         output = self._policy(
@@ -82,11 +88,11 @@ class SequenceForward:
             tree.parents,
             None if exact is None else exact.states,
         )
-        logits = self._policy.logits(output.hidden.index_select(0, torch.from_numpy(rows)))
-        if self._temperature != 1.0:
-            logits = logits * (1.0 / self._temperature)
+        rows = torch.from_numpy(wanted.rows)
+        logits = wanted.shape(self._policy.logits(output.hidden.index_select(0, rows)))
+        logits = tempered(logits, wanted.temperatures)
         return Forwarded(
-            logprobs=token_logprobs(logits, torch.from_numpy(targets)),
+            logprobs=token_logprobs(logits, torch.from_numpy(wanted.targets)),
             router_mismatch=output.router_mismatch,
             recorded=tree.routed_experts,
             used=output.routed_experts.numpy(),

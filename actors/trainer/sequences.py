@@ -5,7 +5,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.config import ForeignArithmeticError, PolicyConfig
+from penstock.actors.trainer.distribution import (
+    GreedyTurnError,
+    NotReproducibleError,
+    TurnDraw,
+    draw_of,
+)
 from penstock.actors.trainer.routes import no_routes, rollout_routes
 from penstock.kernels.arrays import from_array
 from penstock.messages.rollout import Turn
@@ -16,14 +22,19 @@ from penstock.messages.training import SampleEntry, TrunkCredit
 class TrainingSequence:
     """One rollout, or turns of a session, token by token.
 
-    Shapes: T tokens, N of them sampled, L layers, K experts per token.
+    Shapes: T tokens, N of them sampled and trained, L layers, K experts per token.
     """
 
     rollout_id: str
     token_ids: np.ndarray
     """[T] int64: context and sampled tokens of all turns."""
     sampled_at: np.ndarray
-    """[N] int64: positions of the sampled tokens, ascending, > 0."""
+    """[N] int64: positions of the sampled tokens, ascending, > 0; without those that were forced,
+    which are context."""
+    draws: tuple[TurnDraw, ...]
+    """Of each turn; together they have N tokens."""
+    is_trained: np.ndarray
+    """bool [M]: of all sampled tokens, which ones are not forced."""
     behavior_logprobs: np.ndarray
     """[N] float32."""
     routed_experts: np.ndarray
@@ -52,12 +63,14 @@ def training_sequence(  # noqa: PLR0913, PLR0917 - what a manifest says of one r
     """Concatenate the turns of a rollout.
 
     Raises:
+        NotReproducibleError, GreedyTurnError: Some turn cannot be trained.
         ValueError: An array that is not as `Turn` says; the text names the rollout and the turn.
             For routes, the subclasses that `rollout_routes` raises.
 
     """
     try:
         parts = [_turn_arrays(turn) for turn in turns]
+        draws = _draws(turns, config.vocab_size)
         routes = no_routes(turns, config) if config.is_dense else rollout_routes(turns)
     except ValueError as error:
         raise type(error)(f"rollout {rollout_id}: {error}") from error
@@ -65,13 +78,17 @@ def training_sequence(  # noqa: PLR0913, PLR0917 - what a manifest says of one r
     sampled_at = np.flatnonzero(is_sampled)
     if sampled_at[0] == 0:
         raise ValueError(f"rollout {rollout_id}: the first turn has no context")
+    trained_at = np.concatenate([draw.start + draw.at for draw in draws])
+    is_trained = np.isin(sampled_at, trained_at)
     return TrainingSequence(
         rollout_id=rollout_id,
         token_ids=token_ids,
-        sampled_at=sampled_at,
-        behavior_logprobs=logprobs,
+        sampled_at=trained_at,
+        draws=draws,
+        is_trained=is_trained,
+        behavior_logprobs=logprobs[is_trained],
         routed_experts=routes,
-        advantages=_advantages(sampled_at.size, advantage, trunk),
+        advantages=_advantages(sampled_at.size, advantage, trunk)[is_trained],
         weight=weight,
     )
 
@@ -129,7 +146,7 @@ def num_exact_prefixes(turns: Sequence[Turn]) -> int:
 def _continues(before: TrainingSequence, after: TrainingSequence) -> bool:
     num_tokens = before.token_ids.size
     return (
-        int(after.sampled_at[0]) >= num_tokens
+        after.draws[0].start >= num_tokens
         and np.array_equal(after.token_ids[:num_tokens], before.token_ids)
         and np.array_equal(after.routed_experts[: num_tokens - 1], before.routed_experts)
     )
@@ -139,6 +156,8 @@ def _joined(before: TrainingSequence, after: TrainingSequence) -> TrainingSequen
     return replace(
         after,
         sampled_at=np.concatenate([before.sampled_at, after.sampled_at]),
+        draws=before.draws + after.draws,
+        is_trained=np.concatenate([before.is_trained, after.is_trained]),
         behavior_logprobs=np.concatenate([before.behavior_logprobs, after.behavior_logprobs]),
         advantages=np.concatenate([before.advantages, after.advantages]),
     )
@@ -154,24 +173,36 @@ def _advantages(num_tokens: int, advantage: float, trunk: TrunkCredit | None) ->
 
 def check_sample(sample: SampleEntry, turns: Sequence[Turn], config: PolicyConfig) -> None:
     """Refuse a sample that the policy cannot be trained on; raises as `check_trajectory` does."""
-    if sample.num_turns:
-        for turn in turns:
-            check_trajectory(sample.rollout_id, [turn], config)
-    else:
+    if not sample.num_turns:
         check_trajectory(sample.rollout_id, turns, config)
+        return
+    if not sum([_num_trained(sample.rollout_id, [turn], config) for turn in turns]):
+        raise _all_forced(sample.rollout_id)
 
 
 def check_trajectory(rollout_id: str, turns: Sequence[Turn], config: PolicyConfig) -> None:
     """Refuse a rollout that the policy cannot be trained on; one without turns is fine.
 
     Raises:
-        ValueError: Says what was expected; for another arithmetic, `ForeignArithmeticError`.
+        NotReproducibleError, GreedyTurnError: It is well formed, and cannot be trained.
+        ValueError: Says what was expected.
 
     """
-    if not turns:
-        return
-    for turn in turns:
-        config.numerics.check_sampler(turn.arithmetic)
+    if turns and not _num_trained(rollout_id, turns, config):
+        raise _all_forced(rollout_id)
+
+
+def _all_forced(rollout_id: str) -> GreedyTurnError:
+    return GreedyTurnError(f"rollout {rollout_id}: each of its tokens was forced")
+
+
+def _num_trained(rollout_id: str, turns: Sequence[Turn], config: PolicyConfig) -> int:
+    """Count the tokens to train, having checked everything."""
+    try:
+        for turn in turns:
+            config.numerics.check_sampler(turn.arithmetic)
+    except ForeignArithmeticError as error:
+        raise NotReproducibleError(f"rollout {rollout_id}: {error}") from error
     sequence = training_sequence(rollout_id, turns, config, 0.0)
     routes, tokens = sequence.routed_experts, sequence.token_ids
     shape = (config.num_hidden_layers, config.num_experts_per_tok)
@@ -182,6 +213,7 @@ def check_trajectory(rollout_id: str, turns: Sequence[Turn], config: PolicyConfi
     _require(sequence.num_inputs <= longest, f"token_ids: at most {longest}, got {tokens.size}")
     finite = bool(np.isfinite(sequence.behavior_logprobs).all())
     _require(finite, "behavior_logprobs: expected finite numbers")
+    return sequence.sampled_at.size
 
 
 def micro_batches(
@@ -201,6 +233,16 @@ def micro_batches(
         batches[-1].append(sequence)
         room -= sequence.num_inputs
     return batches
+
+
+def _draws(turns: Sequence[Turn], vocab_size: int) -> tuple[TurnDraw, ...]:
+    draws: list[TurnDraw] = []
+    position = 0
+    for turn in turns:
+        position += turn.summary.num_context
+        draws.append(draw_of(turn, position, vocab_size))
+        position += turn.summary.num_sampled
+    return tuple(draws)
 
 
 def _turn_arrays(turn: Turn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -136,7 +136,7 @@ def _sequences(
         name = sample.rollout_id
         found = sample_sequences(sample, turns[name], policy, config.live.weight)
         num_expected = sum(span.num_tokens for span in sample.version_spans)
-        num_found = sum(sequence.sampled_at.size for sequence in found)
+        num_found = sum(sequence.is_trained.size for sequence in found)
         if num_found != num_expected:
             raise ValueError(
                 f"rollout {name}: the manifest of step {manifest.step} counts {num_expected} "
@@ -169,7 +169,7 @@ def _accumulate(
     """Leave the batch's gradient in the learner's parameters; return its figures."""
     total = _Sums()
     with learner.published_weights():
-        forward = SequenceForward(learner.policy, config.loss.temperature)
+        forward = SequenceForward(learner.policy)
         passes = [
             partial(_forward, forward, batch, config.loss, divisor)
             for batch in micro_batches(sequences, config.micro_batch_tokens)

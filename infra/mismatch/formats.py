@@ -86,4 +86,4 @@ def _trainer(policy: Policy, expert_format: str) -> TrainerForward:
     numerics = NumericsConfig(expert_format=expert_format)
     other = Policy(msgspec.structs.replace(policy.config, numerics=numerics))
     other.load_state_dict(policy.state_dict())
-    return SequenceForward(other, 1.0).run
+    return SequenceForward(other).run

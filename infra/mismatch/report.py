@@ -30,7 +30,7 @@ _PASS_TOKENS = 2048
 _NUM_ROUNDS = 7
 
 
-def time_training(policy: Policy, rollouts: Rollouts, temperature: float) -> dict[str, float]:
+def time_training(policy: Policy, rollouts: Rollouts) -> dict[str, float]:
     """Time forward and backward of one pass with each remedy and in exact mode, in turns.
 
     Returns:
@@ -39,10 +39,10 @@ def time_training(policy: Policy, rollouts: Rollouts, temperature: float) -> dic
     """
     batch = micro_batches(rollouts.sequences, _PASS_TOKENS)[0]
     works = {
-        name: _pass(with_mode(policy, "fast" if gate else "off"), batch, temperature, replay)
+        name: _pass(with_mode(policy, "fast" if gate else "off"), batch, replay)
         for name, (gate, replay) in REMEDIES.items()
     }
-    works["exact"] = _pass(with_mode(policy, "exact"), batch, temperature, True)
+    works["exact"] = _pass(with_mode(policy, "exact"), batch, True)
     rounds = [{name: _time_s(work) for name, work in works.items()} for _ in range(_NUM_ROUNDS + 1)]
     return {
         name: statistics.median(each[name] / each["none"] for each in rounds[1:]) for name in works
@@ -66,11 +66,9 @@ def route_bytes(rollouts: Rollouts, num_experts: int) -> dict[str, float]:
     }
 
 
-def _pass(
-    policy: Policy, batch: list[TrainingSequence], temperature: float, replays: bool
-) -> Callable[[], None]:
+def _pass(policy: Policy, batch: list[TrainingSequence], replays: bool) -> Callable[[], None]:
     def run() -> None:
-        forward = SequenceForward(policy, temperature, replays=replays)
+        forward = SequenceForward(policy, replays=replays)
         torch.autograd.backward(forward.run(batch).logprobs.sum())
         policy.zero_grad(set_to_none=True)
 
@@ -105,9 +103,9 @@ def report(subject: MismatchSubject, num_tokens: int) -> dict[str, Any]:
     temperature = subject.temperature
     rollouts = sample_rollouts(old, new, subject.prompts, num_tokens, temperature)
     figures: dict[str, Any] = {"source": subject.source, "cached_tokens": rollouts.num_cached}
-    prices = time_training(new, rollouts, temperature)
-    remedies = _remedies(new, rollouts, temperature, prices)
-    exact = msgspec.to_builtins(measure(trainer(new, "exact", temperature), rollouts, 1))
+    prices = time_training(new, rollouts)
+    remedies = _remedies(new, rollouts, prices)
+    exact = msgspec.to_builtins(measure(trainer(new, "exact"), rollouts, 1))
     exact |= {
         "kl_removed": _removed(exact["kl_k3"], remedies[0]["kl_k3"]),
         "train_ratio": prices["exact"],
@@ -121,9 +119,7 @@ def report(subject: MismatchSubject, num_tokens: int) -> dict[str, Any]:
     return figures
 
 
-def _remedies(
-    policy: Policy, rollouts: Rollouts, temperature: float, prices: dict[str, float]
-) -> list[dict[str, Any]]:
+def _remedies(policy: Policy, rollouts: Rollouts, prices: dict[str, float]) -> list[dict[str, Any]]:
     """Measure each remedy alone and together under each kind of kernels; none comes first.
 
     Only torch's own kernels, the first, have a price: what perturbs the others takes time itself.
@@ -132,7 +128,7 @@ def _remedies(
     for kernels in KERNELS:
         first = len(rows)
         for remedy, (gate, replay) in REMEDIES.items():
-            run = perturbed(policy, kernels, gate=gate, replay=replay, temperature=temperature)
+            run = perturbed(policy, kernels, gate=gate, replay=replay)
             row = {"kernels": kernels, "fp32_gate": gate, "replay": replay}
             rows.append(row | msgspec.to_builtins(measure(run, rollouts, 1)))
             rows[-1]["kl_removed"] = _removed(rows[-1]["kl_k3"], rows[first]["kl_k3"])

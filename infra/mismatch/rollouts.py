@@ -13,6 +13,7 @@ from penstock.actors.generator.core import EngineCore, EngineOptions, Output
 from penstock.actors.generator.engine import TokenChunk
 from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.policy.model import Policy
+from penstock.actors.trainer.distribution import TurnDraw
 from penstock.actors.trainer.sequences import TrainingSequence
 from penstock.messages.task import Sampling
 
@@ -85,10 +86,13 @@ class Sampler:
         versions = np.concatenate([np.full(len(c.token_ids), c.policy_version) for c in chunks])
         routes = chunks[-1].routed_experts
         assert routes is not None, "the request has ended"
+        start, sampling = len(token_ids) - len(versions), self._requests[name].sampling
         sequence = TrainingSequence(
             rollout_id=name,
             token_ids=token_ids.astype(np.int64),
-            sampled_at=np.arange(len(token_ids) - len(versions), len(token_ids)),
+            sampled_at=np.arange(start, len(token_ids)),
+            draws=(TurnDraw(sampling=sampling, start=start, at=np.arange(len(versions))),),
+            is_trained=np.ones(len(versions), bool),
             behavior_logprobs=np.concatenate([chunk.behavior_logprobs for chunk in chunks]),
             routed_experts=routes,
             advantages=np.zeros(len(versions), np.float32),

@@ -65,7 +65,7 @@ def _of_config(path: Path) -> MismatchSubject:
         old=old,
         new=new,
         prompts=prompts,
-        temperature=config.trainer.loss.temperature,
+        temperature=config.pacer.temperature,
     )
 
 
@@ -82,7 +82,7 @@ async def _of_run(arguments: argparse.Namespace) -> MismatchSubject:
         prompts = await _prompts(bus, store)
     if not prompts:
         raise NotFoundError(f"run {run.run_id}: its log has no rollout yet")
-    temperature = config.trainer.loss.temperature
+    temperature = config.pacer.temperature
     return MismatchSubject(
         source=run.run_id, old=old, new=new, prompts=prompts, temperature=temperature
     )

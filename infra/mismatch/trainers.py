@@ -14,14 +14,12 @@ from penstock.actors.trainer.sequences import TrainingSequence
 TrainerForward = Callable[[Sequence[TrainingSequence]], Forwarded]
 
 
-def trainer(policy: Policy, mode: str, temperature: float) -> TrainerForward:
+def trainer(policy: Policy, mode: str) -> TrainerForward:
     """Return the forward pass that a run's trainer has in a mode."""
-    return SequenceForward(with_mode(policy, mode), temperature).run
+    return SequenceForward(with_mode(policy, mode)).run
 
 
-def perturbed(
-    policy: Policy, kernels: str, *, gate: bool, replay: bool, temperature: float
-) -> TrainerForward:
+def perturbed(policy: Policy, kernels: str, *, gate: bool, replay: bool) -> TrainerForward:
     """Return a trainer with other kernels, and some remedies.
 
     Args:
@@ -29,12 +27,11 @@ def perturbed(
         kernels: a name in `KERNELS`.
         gate: scores in float32 instead of bfloat16.
         replay: recorded routes instead of its own.
-        temperature: of sampling.
 
     """
     other = with_mode(policy, "fast" if gate else "off")
     KERNELS[kernels](other)
-    return SequenceForward(other, temperature, replays=replay).run
+    return SequenceForward(other, replays=replay).run
 
 
 def with_mode(policy: Policy, mode: str) -> Policy:

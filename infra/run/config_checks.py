@@ -69,12 +69,10 @@ def _check_pacer(config: RunConfig) -> None:
         ("groups_per_batch", config.pacer.groups_per_batch, config.trainer.groups_per_batch),
         ("staleness_max", config.pacer.staleness_max, config.trainer.staleness_max),
         ("steps_max", config.pacer.steps_max, config.trainer.steps_max),
-        ("loss.temperature", config.pacer.temperature, config.trainer.loss.temperature),
     )
     for name, granted, trained in pairs:
         if granted != trained:
-            own = name.removeprefix("loss.")
-            text = f"pacer.{own} and trainer.{name} must be equal, got {granted} and {trained}"
+            text = f"pacer.{name} and trainer.{name} must be equal, got {granted} and {trained}"
             raise ConfigError(text)
 
 

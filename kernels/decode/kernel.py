@@ -126,20 +126,23 @@ class DecodeKernel:
         self._sample(_pointer(logits), *sizes, *map(_pointer, arrays))
         return tokens.tolist(), logprobs.tolist()
 
-    def logprobs(self, logits: np.ndarray, temperature: float, tokens: np.ndarray) -> np.ndarray:
+    def logprobs(
+        self, logits: np.ndarray, temperatures: np.ndarray, tokens: np.ndarray
+    ) -> np.ndarray:
         """Return the log-probabilities that `sample` would give these tokens, bit for bit.
 
         Args:
             logits: [M, V] float32, C-contiguous.
-            temperature: > 0.
+            temperatures: float64 [M], > 0.
             tokens: int32 [M].
 
         """
         count, vocab = logits.shape
         found = np.empty(count, np.float32)
         sizes = (ctypes.c_int64(count), ctypes.c_int64(vocab))
-        factor = ctypes.c_float(1.0 / temperature)
-        self._logprobs(_pointer(logits), *sizes, factor, _pointer(tokens), _pointer(found))
+        inverse = (1.0 / temperatures).astype(np.float32)
+        arrays = (logits, *sizes, inverse, tokens, found)
+        self._logprobs(*(_pointer(a) if isinstance(a, np.ndarray) else a for a in arrays))
         return found
 
 

@@ -78,13 +78,13 @@ void penstock_sample(const float *logits, int64_t rows, int64_t V, const float *
     }
 }
 
-/* What `penstock_sample` would have said of given tokens. */
-void penstock_logprobs(const float *logits, int64_t rows, int64_t V, float inverse_temperature,
-                       const int32_t *tokens, float *logprobs) {
+/* What `penstock_sample` would have said of given tokens; temperatures are above 0. */
+void penstock_logprobs(const float *logits, int64_t rows, int64_t V,
+                       const float *inverse_temperatures, const int32_t *tokens, float *logprobs) {
     for (int64_t r = 0; r < rows; r++, logits += V) {
         double total;
-        float top = row_mass(logits, V, inverse_temperature, &total);
-        logprobs[r] = log_probability(logits[tokens[r]], inverse_temperature, top, total);
+        float top = row_mass(logits, V, inverse_temperatures[r], &total);
+        logprobs[r] = log_probability(logits[tokens[r]], inverse_temperatures[r], top, total);
     }
 }
 

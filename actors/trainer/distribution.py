@@ -1,0 +1,135 @@
+"""How each turn was drawn, and the same of the trainer's logits.
+
+What cannot be computed again is said so by type, and is never trained: a turn whose settings nobody
+recorded, one of an arithmetic or of values that this trainer does not have, or one that left tokens
+out without saying which.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from penstock.actors.policy.settings import fault_of
+from penstock.actors.policy.shaping import TokenWindow, shifted
+from penstock.kernels.arrays import from_array
+from penstock.kernels.support import open_support, unpack_support
+from penstock.messages.errors import PenstockError
+from penstock.messages.reward import Outcome
+from penstock.messages.rollout import Turn
+from penstock.messages.task import Sampling
+
+
+class NotReproducibleError(PenstockError, ValueError):
+    """The distribution that a turn was drawn from cannot be computed again."""
+
+    outcome = Outcome.NOT_REPRODUCIBLE
+
+
+class GreedyTurnError(PenstockError, ValueError):
+    """A turn drawn at temperature 0: it explored nothing, so there is no policy gradient."""
+
+    outcome = Outcome.GREEDY
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnDraw:
+    """How the n trained tokens of one turn were drawn.
+
+    Shapes: V tokens of the vocabulary.
+    """
+
+    sampling: Sampling
+    start: int
+    """Position of the turn's first sampled token in its sequence; all before is context."""
+    at: np.ndarray
+    """[n] int64: the trained tokens, counted from `start`; forced ones are none of them."""
+    support: np.ndarray | None = None
+    """uint8 [n, row_bytes(V)]: what could be drawn; None for every token."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but a temperature shaped the distribution."""
+        penalized = self.sampling.is_penalized or bool(self.sampling.logit_bias)
+        return self.support is None and not penalized
+
+
+def draw_of(turn: Turn, start: int, vocab_size: int) -> TurnDraw:
+    """Return how a turn was drawn whose sampled tokens begin at `start` of its sequence.
+
+    Raises:
+        NotReproducibleError, GreedyTurnError: It cannot be trained.
+        ValueError: Spans or supports that are not as `Turn` says.
+
+    """
+    sampling, token_ids = turn.sampling, from_array(turn.token_ids)
+    if sampling is None:
+        raise NotReproducibleError("sampling: nobody recorded what shaped the distribution")
+    if sampling.is_greedy:
+        raise GreedyTurnError("sampling.temperature: 0, nothing was explored")
+    if fault := fault_of(sampling, vocab_size):
+        raise NotReproducibleError(f"sampling.{fault}")
+    at = np.flatnonzero(~_is_forced(turn, token_ids.size))
+    support = None
+    if sampling.is_truncated:
+        if not turn.support:
+            raise NotReproducibleError("support: the settings leave tokens out, and it is missing")
+        support = open_support(turn.support, token_ids.size, vocab_size)[at]
+        chosen = token_ids[at]
+        if not (support[np.arange(at.size), chosen // 8] >> (chosen % 8) & 1).all():
+            raise ValueError("support: expected every sampled token in it")
+    return TurnDraw(sampling=sampling, start=start, at=at, support=support)
+
+
+def temperatures_of(draws: Sequence[TurnDraw]) -> np.ndarray:
+    """Return float64 [N], the temperature of each trained token."""
+    counts = [draw.at.size for draw in draws]
+    return np.repeat([draw.sampling.temperature for draw in draws], counts)
+
+
+def shaped(logits: torch.Tensor, draws: Sequence[tuple[np.ndarray, TurnDraw]]) -> torch.Tensor:
+    """Return logits [N, V] as the sampler shaped them, but for the temperature; with a gradient.
+
+    Args:
+        logits: of the trained tokens of all draws, in their order.
+        draws: the sequence [T] that each is of, and how it was drawn.
+
+    """
+    if all(draw.is_plain for _, draw in draws):
+        return logits
+    counts = [draw.at.size for _, draw in draws]
+    parts = [
+        part if draw.is_plain else _shaped_turn(part, token_ids, draw)
+        for part, (token_ids, draw) in zip(logits.split(counts), draws, strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def _shaped_turn(logits: torch.Tensor, token_ids: np.ndarray, draw: TurnDraw) -> torch.Tensor:
+    vocab_size = logits.shape[-1]
+    window = None
+    if draw.sampling.is_penalized:
+        context, turn = token_ids[: draw.start], token_ids[draw.start :]
+        longest = int(draw.at[-1]) + 1 if draw.at.size else 0
+        every = TokenWindow.of_turn(
+            torch.from_numpy(context), torch.from_numpy(turn[:longest]), vocab_size
+        )
+        at = torch.from_numpy(draw.at)
+        window = TokenWindow(in_context=every.in_context, counts=every.counts[at])
+    logits = shifted(logits, draw.sampling, window)
+    if draw.support is None:
+        return logits
+    is_left = torch.from_numpy(unpack_support(draw.support, vocab_size))
+    return logits.masked_fill(~is_left, -torch.inf)
+
+
+def _is_forced(turn: Turn, num_tokens: int) -> np.ndarray:
+    forced = np.zeros(num_tokens, bool)
+    end_before = 0
+    for start, end in turn.forced:
+        if not end_before <= start < end <= num_tokens:
+            raise ValueError(f"forced: expected ascending spans within {num_tokens} tokens")
+        forced[start:end] = True
+        end_before = end
+    return forced
