@@ -22,6 +22,7 @@ from penstock.actors.runtime.context import Context
 from penstock.actors.trainer.batching.batcher import Batcher
 from penstock.actors.trainer.batching.manifests import trained_samples
 from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.distribution import outcome_of
 from penstock.actors.trainer.off_policy import OffPolicy, is_older, recorded
 from penstock.actors.trainer.rl_phase import RlPhase
 from penstock.actors.trainer.sequences import check_sample
@@ -182,7 +183,7 @@ class Trainer(Actor):
                 readable[sample.rollout_id] = turns
             except ValueError as error:
                 log.warning("%s is left out: %s", sample.rollout_id, error)
-                found[sample.rollout_id] = Outcome.INFRASTRUCTURE_ERROR
+                found[sample.rollout_id] = outcome_of(error)
         older = [
             sample
             for sample in manifest.live

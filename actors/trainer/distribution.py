@@ -24,13 +24,19 @@ from penstock.messages.task import Sampling
 class NotReproducibleError(PenstockError, ValueError):
     """The distribution that a turn was drawn from cannot be computed again."""
 
-    outcome = Outcome.NOT_REPRODUCIBLE
-
 
 class GreedyTurnError(PenstockError, ValueError):
     """A turn drawn at temperature 0: it explored nothing, so there is no policy gradient."""
 
-    outcome = Outcome.GREEDY
+
+def outcome_of(error: ValueError) -> Outcome:
+    """Return as what a sample counts that cannot be trained for this reason."""
+    match error:
+        case NotReproducibleError():
+            return Outcome.NOT_REPRODUCIBLE
+        case GreedyTurnError():
+            return Outcome.GREEDY
+    return Outcome.INFRASTRUCTURE_ERROR
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,7 @@ def measure(
     ]
     found: dict[str, list[torch.Tensor]] = {}
     with learner.published_weights(), torch.no_grad():
-        forward = SequenceForward(learner.policy, config.loss.temperature)
+        forward = SequenceForward(learner.policy)
         for batch in micro_batches(sequences, config.micro_batch_tokens):
             for sequence, part in zip(batch, _log_ratios(forward, batch), strict=True):
                 found.setdefault(sequence.rollout_id, []).append(part)

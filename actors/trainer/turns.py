@@ -203,7 +203,11 @@ def _num_bytes(turn: Turn | StoredTurn) -> int:
     if isinstance(turn, StoredTurn):
         return _HEAD_BYTES
     arrays = (turn.context_ids, turn.token_ids, turn.behavior_logprobs)
-    return _HEAD_BYTES + sum(len(a.data) for a in arrays) + sum(map(len, turn.route_segments))
+    return (
+        _HEAD_BYTES
+        + sum(len(a.data) for a in arrays)
+        + sum(map(len, (*turn.route_segments, *turn.support)))
+    )
 
 
 def _samples(manifest: BatchManifest) -> Iterable[SampleEntry]:

@@ -60,7 +60,8 @@ static __attribute__((noinline)) float row_mass(const float *logits, long V, flo
 
 static __attribute__((noinline)) float log_probability(float logit, float factor, float top,
                                                        double total) {
-    return (float)(logit * factor - top - log(total));
+    float found = (float)(logit * factor - top - log(total));
+    return found < 0.0f ? found : 0.0f; /* rounding may leave a sure token above it */
 }
 
 /* Draws one token a row; an inverse temperature of 0 takes the best, its log-probability being that

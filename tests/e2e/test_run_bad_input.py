@@ -20,7 +20,7 @@ def refused(runs, *arguments, **environment):
         ("trainer.lerning_rate=1", ["trainer", "lerning_rate"]),
         ("trainer.loss.correction=tis", ["trainer.loss.correction", "token_tis", "'tis'"]),
         ("pacer.group_size=many", ["pacer.group_size", "int", "str"]),
-        ("pacer.temperature=0.5", ["pacer.temperature", "trainer.loss.temperature", "0.5"]),
+        ("trainer.loss.temperature=0.5", ["trainer.loss", "temperature"]),
         ("prepare.num_train_tasks=0", ["num_train_tasks", "0"]),
         ("trainer", ["--set trainer", "KEY=VALUE"]),
         ("regions.west=1", ["regions"]),

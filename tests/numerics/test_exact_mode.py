@@ -10,9 +10,10 @@ from penstock.actors.generator.core import EngineCore, EngineOptions
 from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.policy.checkpoint import state_digest
 from penstock.actors.policy.config import ExactModeError, NumericsConfig, PolicyConfig
-from penstock.actors.policy.exact import ExactForward
+from penstock.actors.policy.exact import ExactForward, Wanted
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.packing import pack_tree
+from penstock.actors.trainer.distribution import TurnDraw
 from penstock.actors.trainer.forward import SequenceForward
 from penstock.actors.trainer.sequences import TrainingSequence, training_sequence
 from penstock.kernels import native
@@ -84,10 +85,13 @@ def sample(policy, requests, **options):
 def sequence(request, chunks):
     sampled = np.concatenate([chunk.token_ids for chunk in chunks])
     token_ids = np.concatenate([request.prompt[: request.num_prompt_tokens], sampled])
+    start = len(token_ids) - len(sampled)
     return TrainingSequence(
         rollout_id=request.request_id,
         token_ids=token_ids.astype(np.int64),
-        sampled_at=np.arange(len(token_ids) - len(sampled), len(token_ids)),
+        sampled_at=np.arange(start, len(token_ids)),
+        draws=(TurnDraw(sampling=request.sampling, start=start, at=np.arange(len(sampled))),),
+        is_trained=np.ones(len(sampled), bool),
         behavior_logprobs=np.concatenate([chunk.behavior_logprobs for chunk in chunks]),
         routed_experts=chunks[-1].routed_experts,
         advantages=np.ones(len(sampled), np.float32),
@@ -104,7 +108,7 @@ def requests_for(ids):
 
 def differences(policy, sequences, pack=8):
     """|trainer - sampler| of every sampled token, trained `pack` sequences at a time."""
-    forward = SequenceForward(policy, TEMPERATURE)
+    forward = SequenceForward(policy)
     found = []
     for start in range(0, len(sequences), pack):
         batch = sequences[start : start + pack]
@@ -213,7 +217,7 @@ def test_turns_of_a_session_agree_over_a_change_of_version():
         chunks = []
         while core.waiting or core.num_running:
             chunks += [chunk for _, chunk in core.step()]
-        turns.append(turn_of(ids, chunks))
+        turns.append(turn_of(ids, chunks, sampling))
         context = np.concatenate([context, *(chunk.token_ids for chunk in chunks)])
     segments = [[open_routes(s) for s in turn.route_segments] for turn in turns]
     assert segments[1][0].first_position > 0, "only what is new is sent"
@@ -225,7 +229,7 @@ def test_turns_of_a_session_agree_over_a_change_of_version():
     assert found[:24].max() > 0.0
 
 
-def turn_of(context_ids, chunks):
+def turn_of(context_ids, chunks, sampling):
     token_ids = np.concatenate([chunk.token_ids for chunk in chunks])
     return Turn(
         context_ids=to_array(context_ids),
@@ -236,13 +240,14 @@ def turn_of(context_ids, chunks):
         ],
         stop_reason=StopReason.LENGTH,
         route_segments=seal_chunk(chunks[-1], 6),
+        sampling=sampling,
     )
 
 
 def test_the_backward_pass_gives_the_same_bits_every_time(sampled):
     def gradients():
         policy = lively()
-        current = SequenceForward(policy, TEMPERATURE).run(sampled[:12]).logprobs
+        current = SequenceForward(policy).run(sampled[:12]).logprobs
         current.sum().backward()
         return {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
 
@@ -255,7 +260,7 @@ def test_gradients_are_those_of_fast_mode(sampled):
     found = []
     for mode in ("exact", "fast"):
         policy = lively(mode)
-        current = SequenceForward(policy, TEMPERATURE).run(sampled[:12]).logprobs
+        current = SequenceForward(policy).run(sampled[:12]).logprobs
         current.sum().backward()
         found.append({name: p.grad for name, p in policy.named_parameters() if p.grad is not None})
     for name, gradient in found[0].items():
@@ -288,4 +293,5 @@ def test_without_a_compiler_exact_mode_is_refused(monkeypatch):
         EngineCore(config_of("exact"), EngineOptions(num_tokens_max=64, num_running_max=2))
     with pytest.raises(ExactModeError, match="C compiler"):
         forward = ExactForward(lively())
-        forward.run(pack_tree([np.arange(4)], [np.full((4, 3, 3), -1)]), np.arange(3), np.arange(3))
+        tree = pack_tree([np.arange(4)], [np.full((4, 3, 3), -1)])
+        forward.run(tree, Wanted.plain(np.arange(3), np.arange(3)))

@@ -7,10 +7,11 @@ import torch
 
 from penstock.actors.generator.actor import seal_chunk
 from penstock.actors.generator.engine import TokenChunk
-from penstock.actors.policy.config import ForeignArithmeticError, NumericsConfig, PolicyConfig
-from penstock.actors.policy.exact import ExactForward
+from penstock.actors.policy.config import NumericsConfig, PolicyConfig
+from penstock.actors.policy.exact import ExactForward, Wanted
 from penstock.actors.policy.model import Policy
 from penstock.actors.policy.packing import pack_tree
+from penstock.actors.trainer.distribution import NotReproducibleError
 from penstock.actors.trainer.routes import MissingRoutesError, StaleRoutesError, rollout_routes
 from penstock.actors.trainer.sequences import check_trajectory
 from penstock.kernels import native
@@ -19,6 +20,7 @@ from penstock.kernels.reference.routing import ROUTE_FREE, replay_experts
 from penstock.kernels.route_segments import HEADER_BYTES
 from penstock.messages.errors import CorruptDataError
 from penstock.messages.rollout import StopReason, Turn, VersionSpan
+from penstock.messages.task import Sampling
 
 SHAPE = (3, 2)
 NUM_EXPERTS = 8
@@ -58,6 +60,7 @@ def turn(num_context, num_sampled, routes, routes_from, *, routed=None, sampled=
         version_spans=sampled or spans((0, num_sampled)),
         stop_reason=StopReason.STOP,
         route_segments=seal_chunk(chunk, NUM_EXPERTS),
+        sampling=Sampling(),
         **fields,
     )
 
@@ -144,7 +147,7 @@ def test_another_arithmetic_is_refused(arithmetic, mode, expert_format):
     config = PolicyConfig(num_hidden_layers=3, numerics=numerics)
     good = turn(10, 5, routes_of(14), 0, arithmetic=f"native/{expert_format}")
     check_trajectory("r", [good], config)
-    with pytest.raises(ForeignArithmeticError, match=r"expert_format|native"):
+    with pytest.raises(NotReproducibleError, match=r"expert_format|native"):
         check_trajectory("r", [turn(10, 5, routes_of(14), 0, arithmetic=arithmetic)], config)
 
 
@@ -176,7 +179,7 @@ def test_both_steps_replay_alike(plausible):
     recorded[..., 1] = (recorded[..., 0] + 1 + recorded[..., 1] % 7) % NUM_EXPERTS
     recorded[50:] = ROUTE_FREE
     tree = pack_tree([ids], [recorded])
-    exact = ExactForward(policy, plausible).run(tree, np.arange(59), ids[1:])
+    exact = ExactForward(policy, plausible).run(tree, Wanted.plain(np.arange(59), ids[1:]))
     output = policy(torch.from_numpy(ids), [60], torch.from_numpy(recorded))
     assert torch.equal(output.routed_experts.long(), exact.routed_experts)
     torch.testing.assert_close(output.flips.int(), torch.from_numpy(exact.flips[:, 0]))

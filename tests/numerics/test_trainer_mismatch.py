@@ -74,6 +74,7 @@ async def sample_rollout(engine, seed, num_turns=3):
                 version_spans=[VersionSpan(policy_version=0, num_tokens=sampled.size)],
                 stop_reason=StopReason.LENGTH,
                 route_segments=seal_chunk(chunks[-1], engine.capabilities().num_experts),
+                sampling=sampling,
             )
         )
     return turns
@@ -108,7 +109,7 @@ def manifest_of(turns, step=1):
 
 
 def config_with(**loss):
-    return TrainerConfig(loss=LossConfig(temperature=TEMPERATURE, **loss))
+    return TrainerConfig(loss=LossConfig(**loss))
 
 
 async def test_on_policy_the_trainer_agrees_with_the_engine(learner):
@@ -126,9 +127,13 @@ async def test_on_policy_the_trainer_agrees_with_the_engine(learner):
 
 async def test_a_wrong_temperature_or_an_older_policy_shows_as_mismatch(learner):
     turns = await rollouts(learner)
-    wrong = TrainerConfig(loss=LossConfig(temperature=1.0))
+    wrong = {
+        name: [msgspec.structs.replace(turn, sampling=Sampling()) for turn in each]
+        for name, each in turns.items()
+    }
     state = {name: tensor.clone() for name, tensor in learner.state().items()}
-    assert train_step(learner, manifest_of(turns), turns, wrong).metrics["mismatch_k3"] > 1e-3
+    metrics = train_step(learner, manifest_of(turns), wrong, config_with()).metrics
+    assert metrics["mismatch_k3"] > 1e-3
     learner.load_state(state)
     train_step(learner, manifest_of(turns), turns, config_with())
     later = train_step(learner, manifest_of(turns, step=2), turns, config_with())
@@ -168,7 +173,7 @@ async def test_micro_batches_change_sums_only_by_rounding(learner):
     again = train_step(learner, manifest_of(turns), turns, config_with())
     assert again == whole, "the same inputs give the same bits"
     learner.load_state(state)
-    config = TrainerConfig(loss=LossConfig(temperature=TEMPERATURE), micro_batch_tokens=50)
+    config = TrainerConfig(micro_batch_tokens=50)
     cut = train_step(learner, manifest_of(turns), turns, config)
     for name in ("loss", "grad_norm", "mismatch_k3"):
         assert cut.metrics[name] == pytest.approx(whole.metrics[name], rel=1e-4, abs=1e-7)
@@ -201,8 +206,6 @@ async def test_the_number_of_workers_changes_no_bit(learner):
     results = []
     for num_workers in (1, 2, 3):
         learner.load_state(state)
-        config = TrainerConfig(
-            loss=LossConfig(temperature=TEMPERATURE), micro_batch_tokens=50, num_workers=num_workers
-        )
+        config = TrainerConfig(micro_batch_tokens=50, num_workers=num_workers)
         results.append(train_step(learner, manifest_of(turns), turns, config))
     assert results[0] == results[1] == results[2]

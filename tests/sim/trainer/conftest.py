@@ -36,7 +36,7 @@ from penstock.messages.rollout import (
     VersionSpan,
 )
 from penstock.messages.streams import event_subject
-from penstock.messages.task import CreditsChanged, Purpose
+from penstock.messages.task import CreditsChanged, Purpose, Sampling
 from penstock.messages.training import BatchManifest, StepCompleted
 
 POLICY = PolicyConfig(
@@ -331,6 +331,7 @@ def make_turn(rng: np.random.Generator, version: int, before: Sequence[Turn]) ->
         version_spans=[VersionSpan(policy_version=version, num_tokens=num_sampled)],
         stop_reason=StopReason.STOP,
         route_segments=[segment],
+        sampling=Sampling(),
     )
 
 

@@ -23,7 +23,7 @@ from penstock.messages.rollout import (
     Turn,
     VersionSpan,
 )
-from penstock.messages.task import Purpose
+from penstock.messages.task import Purpose, Sampling
 
 LAYERS, SLOTS = 2, 1
 POLICY = PolicyConfig(num_hidden_layers=LAYERS, num_experts_per_tok=SLOTS)
@@ -41,6 +41,7 @@ def turn(
         route_segments=[segment],
         version_spans=[VersionSpan(policy_version=version, num_tokens=len(sampled))],
         stop_reason=StopReason.STOP,
+        sampling=Sampling(),
     )
 
 
