@@ -130,7 +130,8 @@ async def _generator(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
     config = assembly.config
     region, replica = region_of_role(f":{place}"), replica_name(f"generator:{place}")
     staleness_max = config.trainer.staleness_max
-    engine, section = _start_engine(config), config.region(region)
+    engine = _start_engine(config, await assembly.chat_format())
+    section = config.region(region)
     generator = Generator(
         engine,
         section.serves,
@@ -150,13 +151,15 @@ async def _generator(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
     return [(f"generator-{replica}", generator), (f"receiver-{replica}", receiver)]
 
 
-def _start_engine(config: RunConfig) -> "TorchEngine":
+def _start_engine(config: RunConfig, chat: "ChatFormat") -> "TorchEngine":
     from penstock.actors.generator.core import EngineOptions
+    from penstock.actors.generator.masks import GrammarMasks
     from penstock.actors.generator.torch_engine import TorchEngine
 
     settings = msgspec.structs.asdict(config.generator)
     options = EngineOptions(**{name: settings[name] for name in settings if name != "lag_s_max"})
-    engine = TorchEngine(config.policy, options)
+    masks = GrammarMasks(chat.tokenizer, chat.stop_ids, config.policy.vocab_size)
+    engine = TorchEngine(config.policy, options, masks)
     engine.start()
     return engine
 

@@ -76,8 +76,8 @@ def one_thread():
 def policy_in(mode, seed=0):
     config = PolicyConfig(
         vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, head_dim=16,
-        moe_intermediate_size=32, max_position_embeddings=256, num_experts=6, tie_word_embeddings=False,
-        numerics=NumericsConfig(mode=mode),
+        moe_intermediate_size=32, max_position_embeddings=256, num_experts=6,
+        tie_word_embeddings=False, numerics=NumericsConfig(mode=mode),
     )  # fmt: skip
     policy = Policy(config, seed=seed)
     with torch.no_grad():
