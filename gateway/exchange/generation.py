@@ -5,7 +5,7 @@ that are out already, possibly under a newer policy version; the version spans s
 from which.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing, suppress
 from itertools import chain
 
@@ -84,7 +84,7 @@ class Generation:
             self.num_attempts += 1
             try:
                 reason = f"reply to {self.request_id}, attempt {self.num_attempts}"
-                self.channel = self._channel(config, replicas)
+                self.channel = self._channel(config, replicas, asked)
                 request = self._request(config)
                 chunks = stream_chunks(
                     ctx, replicas, request, asked, idle_s=config.idle_s_max, reason=reason
@@ -141,14 +141,19 @@ class Generation:
     def _attempt_id(self) -> str:
         return f"{self.request_id}.{self.num_attempts}"
 
-    def _channel(self, config: GatewayConfig, replicas: ReplicaTable) -> str:
-        """Return the arm's channel, or the gateway's own where nobody serves the arm's now.
+    def _channel(
+        self, config: GatewayConfig, replicas: ReplicaTable, asked: Collection[str]
+    ) -> str:
+        """Return the arm's channel, or the gateway's own where nobody else serves the arm's now.
 
         A candidate's replicas may be lost in the middle of an experiment; their users are answered
         all the same. The variant stays what was drawn, so that the comparison stays fair.
         """
         drawn = self.route.channel
-        return drawn if drawn and replicas.ready(Purpose.LIVE, drawn) else config.channel
+        if not drawn:
+            return config.channel
+        left = [one for one in replicas.ready(Purpose.LIVE, drawn) if one.replica not in asked]
+        return drawn if left else config.channel
 
     def _request(self, config: GatewayConfig) -> Generate:
         sampled = self.sampled.token_ids
