@@ -73,6 +73,9 @@ def test_users_are_divided_and_a_version_that_they_dislike_is_rolled_back(runs):
         records = [one for one in told(runs, "InferenceRecorded") if one["propensity"] == 0.5]
         assert {one["variant"] for one in records} >= {"e0.0.stable", "e0.0.candidate"}
         assert all(one["channel"] == one["variant"].split(".")[2] for one in records)
+        drifts = [one.get("drift", {}) for one in told(runs, "StepCompleted")]
+        assert any("2" in one and one["2"]["num_tokens"] > 0 for one in drifts)
+        assert all(0.9 < one["2"]["ess"] <= 1.0 for one in drifts if "2" in one)
         decided = told(runs, "ExperimentDecided")[0]
         assert decided["decision"] == "rolled_back", decided
         assert decided["reason"].startswith("users: it is worse")
