@@ -34,7 +34,7 @@ class PacerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Rollouts of one task."""
     staleness_max: NonNegativeInt = 2
     """Versions between the oldest token of a rollout and the step that trains it."""
-    steps_max: PositiveInt = 100
+    steps_max: NonNegativeInt = 100
     """Grants end when this many batches are covered."""
     synchronous: bool = False
     """Grant a batch only when the one before is trained, as if `staleness_max` were 0."""

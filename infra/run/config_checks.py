@@ -64,11 +64,12 @@ def check_host_name(name: str, field: str) -> None:
 
 
 def _check_pacer(config: RunConfig) -> None:
-    """Check that the pacer grants what the trainer takes."""
+    """Check that the pacer grants what the trainer takes: of users alone, nothing."""
+    num_steps = config.trainer.steps_max if config.trainer.epoch is None else 0
     pairs = (
         ("groups_per_batch", config.pacer.groups_per_batch, config.trainer.groups_per_batch),
         ("staleness_max", config.pacer.staleness_max, config.trainer.staleness_max),
-        ("steps_max", config.pacer.steps_max, config.trainer.steps_max),
+        ("steps_max", config.pacer.steps_max, num_steps),
     )
     for name, granted, trained in pairs:
         if granted != trained:

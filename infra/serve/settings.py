@@ -25,6 +25,8 @@ WAIT_S_MAX = 1e9
 """For as long may a service have no users."""
 SERVING = frozenset({"gateway", "monitor", "generator", "relay", "compactor"})
 LEARNING = SERVING | {"trainer", "publisher", "feedback_join", "gatekeeper"}
+EVALUATING = frozenset({"pacer", "evaluator", "rollout_worker", "sandbox", "scheduler", "judge"})
+"""What a gatekeeper has versions evaluated by."""
 
 
 def service_config(run: RunConfig, *, learns: bool) -> RunConfig:
@@ -54,7 +56,7 @@ def service_config(run: RunConfig, *, learns: bool) -> RunConfig:
         run,
         trainer=trainer,
         weights=weights,
-        pacer=msgspec.structs.replace(run.pacer, steps_max=trainer.steps_max),
+        pacer=msgspec.structs.replace(run.pacer, steps_max=trainer.steps_max if has_tasks else 0),
         processes=_processes(run, learns=learns, has_tasks=has_tasks),
         users=UsersSection(),
     )
@@ -83,11 +85,14 @@ def _processes(run: RunConfig, *, learns: bool, has_tasks: bool) -> dict[str, li
         kept = {name: list(specs) for name, specs in run.processes.items()}
     else:
         roles = LEARNING if learns else SERVING
-        live = run.regions_serving(Purpose.LIVE)
+        regions = run.regions_serving(Purpose.LIVE)
+        if learns and any("gatekeeper" in specs for specs in run.processes.values()):
+            roles |= EVALUATING
+            regions += run.regions_serving(Purpose.EVAL)
         kept = {
             name: chosen
             for name, specs in run.processes.items()
-            if (chosen := [spec for spec in specs if _is_needed(spec, roles, live)])
+            if (chosen := [spec for spec in specs if _is_needed(spec, roles, regions)])
         }
     found = {spec.partition(":")[0] for specs in kept.values() for spec in specs}
     if "generator" not in found:
@@ -96,10 +101,10 @@ def _processes(run: RunConfig, *, learns: bool, has_tasks: bool) -> dict[str, li
     return kept | {role: [role] for role in added if role not in found}
 
 
-def _is_needed(spec: str, roles: frozenset[str], live: list[str]) -> bool:
+def _is_needed(spec: str, roles: frozenset[str], regions: list[str]) -> bool:
     role, _, place = spec.partition(":")
     if role in {"generator", "relay"}:
-        return (region_of_role(spec) if role == "generator" else place) in live
+        return (region_of_role(spec) if role == "generator" else place) in regions
     return role in roles
 
 

@@ -100,7 +100,7 @@ class Launched:
     def processes(self) -> dict[int, str]:
         """Return pid -> command line of all live processes that name this run's folder."""
         own = os.fsencode(self.folder)
-        return {pid: line for pid, line in _processes().items() if os.fsdecode(own) in line}
+        return {pid: line for pid, line in live_processes().items() if os.fsdecode(own) in line}
 
     @property
     def summary(self) -> dict[str, dict[str, object]]:
@@ -139,7 +139,7 @@ def machines_of(pid: int) -> set[int]:
     below = set(_below(pid))
     return {
         pid
-        for pid, line in _processes().items()
+        for pid, line in live_processes().items()
         if pid in below
         and (line.startswith("/linux ") or "/bwrap " in line or line.startswith("bwrap "))
     }
@@ -158,15 +158,15 @@ def _below(pid: int) -> list[int]:
 def gone(pids: set[int], wait_s: float = 15.0) -> bool:
     """Return whether all of these end within a time."""
     deadline = time.monotonic() + wait_s
-    while left := pids & set(_processes()):
+    while left := pids & set(live_processes()):
         if time.monotonic() > deadline:
-            print({pid: _processes().get(pid) for pid in left})
+            print({pid: live_processes().get(pid) for pid in left})
             return False
         time.sleep(0.1)
     return True
 
 
-def _processes() -> dict[int, str]:
+def live_processes() -> dict[int, str]:
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

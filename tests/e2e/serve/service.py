@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from ..launched import PENSTOCK, WAIT_S
+from ..launched import PENSTOCK, WAIT_S, live_processes
 
 
 class Service:
@@ -78,6 +78,17 @@ class Service:
         while self.ask()[0] < version:
             assert time.monotonic() < deadline, self.output
             time.sleep(0.2)
+
+    def processes(self) -> dict[int, str]:
+        """Return pid -> command line of all live processes that name this run's folder."""
+        return {pid: line for pid, line in live_processes().items() if str(self.folder) in line}
+
+    def pid_of(self, word: str) -> int | None:
+        """Return the process of this run whose command line has a word, if it runs."""
+        for pid, line in self.processes().items():
+            if any(part.rpartition("/")[2] == word or part == word for part in line.split()):
+                return pid
+        return None
 
     def stop(self) -> int:
         """Press Ctrl-C; return the exit code."""

@@ -34,7 +34,7 @@ def test_learning_adds_the_join_and_the_trainer_and_no_tasks(run):
     config = service_config(run, learns=True)
     more = {"feedback_join", "trainer"}
     assert set(roles(config)) == {"gateway", "generator:east", "monitor", "relay:east"} | more
-    assert config.trainer.steps_max == config.pacer.steps_max == STEPS_MAX
+    assert (config.trainer.steps_max, config.pacer.steps_max) == (STEPS_MAX, 0)
     assert config.trainer.epoch is not None
     assert config.trainer.epoch.num_samples == run.serve.epoch_samples
     assert config.users.num_requests == 0
@@ -51,6 +51,25 @@ def test_simulated_tasks_are_optional_beside_users(run):
     serve = msgspec.structs.replace(run.serve, simulates=True)
     config = service_config(msgspec.structs.replace(run, serve=serve), learns=True)
     assert roles(config) == roles(run) and config.trainer.epoch is None
+
+
+def test_with_a_gatekeeper_versions_are_evaluated(run):
+    regions = [
+        RegionSection(name=name, serves=[*run.region(name).serves]) for name in ("west", "east")
+    ]
+    regions.append(RegionSection(name="first", serves=[Purpose.LIVE], channel="stable"))
+    regions.append(RegionSection(name="next", serves=[Purpose.LIVE], channel="candidate"))
+    processes = run.processes | {
+        "gates": ["gatekeeper"],
+        "first": ["generator:first", "relay:first"],
+        "next": ["generator:next", "relay:next"],
+    }
+    gateway = msgspec.structs.replace(run.gateway, channel="stable")
+    gated = msgspec.structs.replace(run, regions=regions, processes=processes, gateway=gateway)
+    found = roles(service_config(gated, learns=True))
+    assert {"gatekeeper", "evaluator", "pacer", "rollout_worker", "sandbox", "judge"} < set(found)
+    assert "generator:east" in found and "generator:west" not in found
+    assert "evaluator" not in roles(service_config(gated, learns=False))
 
 
 def test_an_epoch_may_be_larger_than_a_run_s_live_part(run):
