@@ -20,13 +20,13 @@ from pathlib import Path
 import openai
 
 from penstock.actors.policy.checkpoint import load_published
-from penstock.actors.runtime.vault import Vault
 from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.history import read_back
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.step import train_step
 from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import RunDir, find_run, open_log
+from penstock.infra.run.vault import open_vault
 from penstock.messages.feedback import InferenceRecorded
 from penstock.messages.reading.trajectories import open_live_turn
 from penstock.messages.reward import Outcome
@@ -39,6 +39,9 @@ from .service import Service
 NUM_CLIENTS = 3
 KILL_PAUSE_S = 0.25
 GENERATORS = ("generator:east", "generator:east/b")
+GATEWAYS = ("gateway:a", "gateway:b")
+PAIRS = (GENERATORS, GATEWAYS)
+"""Of each, one at a time is killed: the other one is what answers meanwhile."""
 VICTIMS = (*GENERATORS, "relay:east", "trainer", "nats-server")
 SETTINGS = (
     'processes.generator-east-b=["generator:east/b"]',
@@ -100,6 +103,7 @@ class Killer(threading.Thread):
         super().__init__(daemon=True)
         self._service, self._num_kills, self._victims = service, num_kills, victims
         self.killed: dict[str, int] = dict.fromkeys(victims, 0)
+        self._killed_at: dict[str, float] = {}
 
     def run(self) -> None:
         dead: dict[str, int] = {}
@@ -107,14 +111,23 @@ class Killer(threading.Thread):
         while sum(self.killed.values()) < self._num_kills:
             victim = dice.choice(self._victims)
             pid = self._service.pid_of(victim)
-            other = GENERATORS[1 - GENERATORS.index(victim)] if victim in GENERATORS else ""
-            is_alone = other and self._service.pid_of(other) is None
+            others = [one for pair in PAIRS if victim in pair for one in pair if one != victim]
+            is_alone = any(not self._is_up(one) for one in others)
             if pid is not None and pid != dead.get(victim) and not is_alone:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     dead[victim] = pid
                     self.killed[victim] += 1
+                    self._killed_at[victim] = time.time()
             time.sleep(KILL_PAUSE_S)
+
+    def _is_up(self, role: str) -> bool:
+        """Whether a gateway listens, or a generator runs."""
+        pid = self._service.pid_of(role)
+        file = self._service.folder / f"gateway_url.{role.partition(':')[2]}"
+        if pid is None or not file.exists():
+            return pid is not None
+        return file.stat().st_mtime > self._killed_at.get(role, 0.0)
 
 
 def chaos(
@@ -200,7 +213,7 @@ async def _rescored(
 ) -> dict[str, float]:
     """Return k3 of replies under the weights of their version, and under those of another one."""
     dice, store = random.Random(0), run.store()
-    vault = Vault(store, run.master_key.read_bytes())
+    vault = open_vault(run)
     single = [r for r in records.values() if len(r.turn.summary.version_spans) == 1]
     chosen = dice.sample(single, min(num_max, len(single)))
     newest = max(record.policy_version for record in records.values())

@@ -5,23 +5,13 @@ import json
 
 import pytest
 
-from ..launched import Launched, penstock
+from ..launched import penstock
 from .service import Service
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(400)]
 
 WAITS = ("--set", "feedback_join.reward_wait_s=0.2")
 EPOCH = ("--set", "serve.epoch_samples=4")
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """A finished run of two steps."""
-    folder = tmp_path_factory.mktemp("runs")
-    settings = ("trainer.steps_max=2", "users.num_requests=0", "prepare.num_heldout_tasks=2")
-    launched = Launched(folder, *settings)
-    assert launched.wait() == 0, launched.output
-    return folder
 
 
 @contextlib.contextmanager

@@ -1,0 +1,15 @@
+"""What services are started on."""
+
+import pytest
+
+from ..launched import Launched
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A finished run of two steps."""
+    folder = tmp_path_factory.mktemp("runs")
+    settings = ("trainer.steps_max=2", "users.num_requests=0", "prepare.num_heldout_tasks=2")
+    launched = Launched(folder, *settings)
+    assert launched.wait() == 0, launched.output
+    return folder
