@@ -58,6 +58,7 @@ KILL_S = 10.0
 """Longest time that the kernel may take to end a killed process."""
 SPACE_CHECK_S = 1.0
 COLLECT_S = 3600.0
+SERVER_PAUSE_S = 0.5
 PAUSE_S = 30.0
 """Before a service starts a process again that has used up its restarts."""
 
@@ -288,7 +289,7 @@ async def _own_server(
         server = EmbeddedServer(store_dir=run.events, binary=binary, leaf_listen=listen)
         await server.start()
         stack.push_async_callback(server.stop)
-        keeper = asyncio.create_task(_keep_server(server), name="keep nats-server")
+        keeper = asyncio.create_task(keep_server(server), name="keep nats-server")
         stack.callback(keeper.cancel)
         places: dict[str, RegionPlace] = {}
         if emulation:
@@ -296,9 +297,13 @@ async def _own_server(
         yield server.url, places
 
 
-async def _keep_server(server: EmbeddedServer) -> None:
-    """Restart the server, on its port and store, whenever it dies."""
+async def keep_server(server: EmbeddedServer) -> None:
+    """Restart the server, on its port and store, whenever it dies: also while it starts."""
     while True:
         await server.wait()
         sys.stderr.write("[run] nats-server died; restarting it\n")
-        await server.start()
+        try:
+            await server.start()
+        except (BusError, DeadlineError) as error:
+            sys.stderr.write(f"[run] {error}\n")
+            await asyncio.sleep(SERVER_PAUSE_S)

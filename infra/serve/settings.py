@@ -86,7 +86,8 @@ def _processes(run: RunConfig, *, learns: bool, has_tasks: bool) -> dict[str, li
     else:
         roles = LEARNING if learns else SERVING
         regions = run.regions_serving(Purpose.LIVE)
-        if learns and any("gatekeeper" in specs for specs in run.processes.values()):
+        is_gated = any("gatekeeper" in specs for specs in run.processes.values())
+        if learns and is_gated and run.gatekeeper.offline.num_tasks:
             roles |= EVALUATING
             regions += run.regions_serving(Purpose.EVAL)
         kept = {

@@ -108,12 +108,13 @@ def test_gates_give_users_regions_of_their_own(run):
     assert config.gateway.channel == "stable"
 
 
-def test_gates_without_tasks_evaluate_nothing_and_say_so(run):
+def test_gates_evaluate_without_simulated_training_or_not_at_all(run):
     config = service_config(gated(run, offline={"num_tasks": 0}), learns=True)
     assert {"gatekeeper", "generator:live-candidate"} < set(roles(config))
     assert "evaluator" not in roles(config)
-    with pytest.raises(ConfigError, match="num_tasks: expected the role evaluator"):
-        service_config(gated(run, quality_bar=0.0), learns=True)
+    config = service_config(gated(run, quality_bar=0.0), learns=True)
+    assert {"evaluator", "pacer", "judge", "generator:east"} < set(roles(config))
+    assert config.pacer.steps_max == 0, "no group is granted"
 
 
 def test_a_gated_service_that_does_not_learn_serves_the_stable_version(run):
