@@ -15,12 +15,15 @@ from penstock.gateway.listening import Listener
 from penstock.gateway.services import Services
 from penstock.messages.base import Event
 from penstock.messages.feedback import (
+    ErasureRequested,
     FeedbackLeftOut,
     FeedbackReceived,
     FeedbackRetracted,
     InferenceCounted,
     InferenceRecorded,
     LiveSampleJoined,
+    UserErased,
+    owner_of,
 )
 from penstock.messages.gates import ExperimentDecided, ExperimentStarted
 from penstock.messages.generation import ReplicaReported
@@ -41,6 +44,8 @@ class Gateway(Actor):
         LiveSampleJoined,
         BatchManifest,
         StepCompleted,
+        ErasureRequested,
+        UserErased,
         ReplicaReported,
         ExperimentStarted,
         ExperimentDecided,
@@ -113,6 +118,16 @@ class Gateway(Actor):
     async def on_inference_counted(self, event: InferenceCounted, ctx: Context) -> Effects:
         """Know whose request it was."""
         self._started().index.add_counted(event)
+        return ()
+
+    async def on_erasure_requested(self, event: ErasureRequested, ctx: Context) -> Effects:
+        """Keep no copy of a key that is about to go."""
+        self._started().vault.forget(owner_of(event.tenant, event.user))
+        return ()
+
+    async def on_user_erased(self, event: UserErased, ctx: Context) -> Effects:
+        """Make another key for who comes back."""
+        self._started().vault.forget(owner_of(event.tenant, event.user))
         return ()
 
     async def on_feedback_received(self, event: FeedbackReceived, ctx: Context) -> Effects:

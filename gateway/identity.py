@@ -31,14 +31,27 @@ class Pseudonyms:
             ApiError: 400, the name is too long.
 
         """
-        return self._of("user", key, name, "u") if name else f"k-{key.key_id}"
+        if not name:
+            return f"k-{key.key_id}"
+        _check(name, "user")
+        return user_pseudonym(self._secret, key.tenant, name)
 
     def session(self, key: KeySpec, name: str) -> str:
         """Return the pseudonym of a session; raises as `user` does."""
-        return self._of("session", key, name, "s")
+        _check(name, "session")
+        return _pseudonym(self._secret, "session", key.tenant, name)
 
-    def _of(self, what: str, key: KeySpec, name: str, prefix: str) -> str:
-        if len(name) > NAME_CHARS_MAX:
-            raise invalid(f"expected at most {NAME_CHARS_MAX} characters", what)
-        text = "\0".join((what, key.tenant, name)).encode("utf-8", "surrogatepass")
-        return f"{prefix}-{blake3(text, key=self._secret).hexdigest()[:_DIGITS]}"
+
+def user_pseudonym(secret: bytes, tenant: str, name: str) -> str:
+    """Return the pseudonym of a tenant's user."""
+    return _pseudonym(secret, "user", tenant, name)
+
+
+def _pseudonym(secret: bytes, what: str, tenant: str, name: str) -> str:
+    text = "\0".join((what, tenant, name)).encode("utf-8", "surrogatepass")
+    return f"{what[0]}-{blake3(text, key=secret).hexdigest()[:_DIGITS]}"
+
+
+def _check(name: str, what: str) -> None:
+    if len(name) > NAME_CHARS_MAX:
+        raise invalid(f"expected at most {NAME_CHARS_MAX} characters", what)

@@ -77,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_mismatch(commands)
     _add_bench(commands)
     _add_export(commands)
+    _add_privacy(commands)
     text = "build and list image layers of sandboxes"
     add_images(_add(commands, "images", "commands.images:run", text))
     text = "simulate systems that are too large for one machine"
@@ -189,6 +190,24 @@ def _add_export(commands: Commands) -> None:
     text = "the folder, or the file"
     out.add_argument("-o", "--output", type=Path, required=True, metavar="PATH", help=text)
     _add_host_file(out)
+
+
+def _add_privacy(commands: Commands) -> None:
+    text = "show what trained a version, or which versions contain a user, request or feedback"
+    lineage = _add(commands, "lineage", "privacy.command:lineage_command", text, has_json=True)
+    text = "number of a version, pseudonym of a user, id of a request, id or key of feedback"
+    lineage.add_argument("what", help=text)
+    _add_run_name(lineage)
+    lineage.add_argument("--tenant", default="", help="only of this tenant")
+    _add_host_file(lineage)
+    text = "erase a user's content for good; the log stays, but cannot be read there any more"
+    erase = _add(
+        commands, "erase", "privacy.command:erase_command", text, of_run=True, has_json=True
+    )
+    text = "the user, as requests name them or by pseudonym; k-<key id>: who named nobody"
+    erase.add_argument("--user", required=True, help=text)
+    erase.add_argument("--tenant", default="", help="whose user it is")
+    _add_host_file(erase)
 
 
 def _add_run_name(parser: argparse.ArgumentParser) -> None:

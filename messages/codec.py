@@ -18,11 +18,14 @@ from penstock.messages.control import (
 )
 from penstock.messages.errors import CodecError
 from penstock.messages.feedback import (
+    ErasurePrepared,
+    ErasureRequested,
     FeedbackReceived,
     FeedbackRetracted,
     InferenceCounted,
     InferenceRecorded,
     LiveSampleJoined,
+    UserErased,
 )
 from penstock.messages.gates import (
     CandidateChosen,
@@ -90,6 +93,7 @@ EVENTS = (
     StartRollout, TurnSampled, EpisodeSaved, RolloutFinished, Verdict,
     WeightsPublished, WeightsRelayed, WeightsApplied, CreditsChanged,
     InferenceRecorded, InferenceCounted, FeedbackReceived, FeedbackRetracted, LiveSampleJoined,
+    ErasureRequested, ErasurePrepared, UserErased,
     BatchManifest, StepCompleted, MidtrainCompleted, CheckpointSaved,
     RunStarted, RunFinished, RunOpened, RunClosed, ActorStarted, ActorFailed,
     ItemCharged, ItemQuarantined, EvalAnnounced, EvalRequested, EvalCompleted, ChannelMoved,

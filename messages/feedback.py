@@ -138,6 +138,8 @@ class LeftOutReason(StrEnum):
     """No such signal is declared any more."""
     CAPPED = "capped"
     """Its session has too much feedback, or its sample too many revisions."""
+    ERASED = "erased"
+    """The user whose request it is was erased."""
 
 
 class FeedbackLeftOut(Event, frozen=True, kw_only=True):
@@ -195,3 +197,50 @@ class LiveSampleJoined(Event, frozen=True, kw_only=True):
     def key(self) -> str:
         """One per sample and revision."""
         return f"{self.sample_id}.{self.revision}"
+
+
+class ErasureRequested(Event, frozen=True, kw_only=True):
+    """`penstock erase` -> join, trainer, gateways: use this user's content no more."""
+
+    stream: ClassVar[Stream] = Stream.FEEDBACK
+    tenant: str
+    user: str
+    key_id: str
+    """Which of the user's content keys is to go."""
+
+    def key(self) -> str:
+        """One per content key."""
+        return erasure_key(self)
+
+
+class ErasurePrepared(Event, frozen=True, kw_only=True):
+    """Trainer -> `penstock erase`: no step that is yet to be taken, or taken again, needs it."""
+
+    stream: ClassVar[Stream] = Stream.FEEDBACK
+    tenant: str
+    user: str
+    key_id: str
+
+    def key(self) -> str:
+        """One per content key."""
+        return erasure_key(self)
+
+
+class UserErased(Event, frozen=True, kw_only=True):
+    """`penstock erase` -> everyone: the content key is gone, and the user's content with it."""
+
+    stream: ClassVar[Stream] = Stream.FEEDBACK
+    tenant: str
+    user: str
+    key_id: str
+    step_last: NonNegativeInt = 0
+    """Newest step that trained the user's samples: weights keep what they learned; 0 for none."""
+
+    def key(self) -> str:
+        """One per content key."""
+        return erasure_key(self)
+
+
+def erasure_key(event: ErasureRequested | ErasurePrepared | UserErased) -> str:
+    """Return the log's key of an erasure."""
+    return f"{event.tenant}.{event.user}.{event.key_id}"

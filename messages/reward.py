@@ -27,6 +27,8 @@ class Outcome(StrEnum):
     """The trainer cannot compute the distribution that it was drawn from."""
     GREEDY = "greedy"
     """Drawn at temperature 0: nothing was explored."""
+    ERASED = "erased"
+    """Its user's content was erased: nobody can read it."""
     CAPPED = "capped"
     """A user's sample that gave way to newer ones: this user had too many waiting."""
 
@@ -44,6 +46,7 @@ class Outcome(StrEnum):
             Outcome.CANCELLED,
             Outcome.NOT_REPRODUCIBLE,
             Outcome.GREEDY,
+            Outcome.ERASED,
         }
 
 

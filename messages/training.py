@@ -102,6 +102,8 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
     """Of samples whose distribution the trainer cannot compute."""
     greedy: int = 0
     """Of samples drawn at temperature 0."""
+    erased: int = 0
+    """Of samples whose users were erased before they were trained."""
     skipped: int = 0
     """Of steps that changed no weight (`StepCompleted.skipped`)."""
     in_flight: int = 0

@@ -8,6 +8,7 @@ from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.messages.base import Event
 from penstock.messages.feedback import (
+    ErasureRequested,
     FeedbackReceived,
     FeedbackRetracted,
     InferenceRecorded,
@@ -25,6 +26,7 @@ class FeedbackJoiner(Actor):
         FeedbackReceived,
         FeedbackRetracted,
         LiveSampleJoined,
+        ErasureRequested,
     )
 
     def __init__(self, config: JoinConfig) -> None:
@@ -49,6 +51,11 @@ class FeedbackJoiner(Actor):
     async def on_live_sample_joined(self, event: LiveSampleJoined, ctx: Context) -> Effects:
         """See what the log has, of this join or of the one before a restart."""
         self._join.note_joined(event, ctx.now())
+        return ()
+
+    async def on_erasure_requested(self, event: ErasureRequested, ctx: Context) -> Effects:
+        """Make no more samples of a user's requests."""
+        self._join.erase(event)
         return ()
 
     async def on_tick(self, ctx: Context) -> Effects:

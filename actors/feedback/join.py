@@ -24,6 +24,7 @@ import msgspec
 from penstock.actors.feedback.config import JoinConfig
 from penstock.actors.feedback.sessions import SIGNALS_MAX, Rated, Signal, UserSession, refusal
 from penstock.messages.feedback import (
+    ErasureRequested,
     FeedbackLeftOut,
     FeedbackReceived,
     FeedbackRetracted,
@@ -166,6 +167,13 @@ class FeedbackJoin:
                 session.sample_of[request_id] = event.sample_id
         self._sleep(key, max(now, session.ready_at))
 
+    def erase(self, event: ErasureRequested) -> None:
+        """Forget a user's sessions: nothing more is made of them."""
+        of_user = (event.tenant, event.user)
+        for key, session in list(self._sessions.items()):
+            if (session.tenant, session.user) == of_user:
+                self._forget(key, LeftOutReason.ERASED)
+
     def left_out(self) -> Iterator[FeedbackLeftOut]:
         """Yield what was found since the last call: feedback that will not count, and why."""
         while self._left_out:
@@ -250,16 +258,16 @@ class FeedbackJoin:
                 return
             self._forget(key)
 
-    def _forget(self, key: str) -> None:
+    def _forget(self, key: str, reason: LeftOutReason = LeftOutReason.LATE) -> None:
         session = self._sessions.pop(key)
         joined = {root for sample in session.samples.values() for root in sample.feedback_ids}
         for root, signal in session.signals.items():
             if root not in joined and not self._is_text(signal):
-                self._leave_out(signal.event, LeftOutReason.LATE)
+                self._leave_out(signal.event, reason)
         for request_id in session.turns:
             del self._place[request_id]
             self.counts.num_dropped += request_id not in session.sample_of
-            self._close(request_id, LeftOutReason.LATE)
+            self._close(request_id, reason)
 
     def _is_text(self, signal: Signal) -> bool:
         return self._declared[signal.event.name].kind.is_text

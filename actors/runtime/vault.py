@@ -86,6 +86,12 @@ class Vault:
         """Whether `seal_for_later` made this."""
         return (sealed.owner, sealed.key_id) == (_SERVICE, _SERVICE)
 
+    async def key_id(self, owner: str) -> str:
+        """Return which key an owner has; empty where it has none. Raises as `seal` does."""
+        self.forget(owner)
+        key = await self._read(owner)
+        return key.key_id if key is not None else ""
+
     async def erase(self, owner: str) -> bool:
         """Delete an owner's key; return whether there was one."""
         self.forget(owner)

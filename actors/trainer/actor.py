@@ -28,7 +28,13 @@ from penstock.actors.trainer.rl_phase import RlPhase
 from penstock.actors.trainer.sequences import check_sample
 from penstock.messages.base import Event
 from penstock.messages.errors import CodecError
-from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
+from penstock.messages.feedback import (
+    ErasurePrepared,
+    ErasureRequested,
+    FeedbackRetracted,
+    LiveSampleJoined,
+    UserErased,
+)
 from penstock.messages.reading.sealed import Opener
 from penstock.messages.reward import EvalCompleted, Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished, Turn, TurnSampled
@@ -49,6 +55,8 @@ class Trainer(Actor):
         RolloutFinished,
         Verdict,
         LiveSampleJoined,
+        ErasureRequested,
+        UserErased,
         FeedbackRetracted,
         CreditsChanged,
         BatchManifest,
@@ -70,6 +78,8 @@ class Trainer(Actor):
         self._batcher = Batcher(config)
         self._phase = RlPhase(config, policy_config, publisher, opener)
         self._step_proposed = 0
+        self._erasures: list[ErasureRequested] = []
+        """Those for which a checkpoint is yet to be saved."""
         self._waiting_since: float | None = None
         """When the first live sample came that no manifest has taken, unix seconds."""
 
@@ -115,6 +125,18 @@ class Trainer(Actor):
     async def on_feedback_retracted(self, event: FeedbackRetracted, ctx: Context) -> Effects:
         """Let an untrained sample go."""
         self._batcher.retract(event)
+        return ()
+
+    async def on_erasure_requested(self, event: ErasureRequested, ctx: Context) -> Effects:
+        """Use a user's content no more, but for steps that are decided already."""
+        self._batcher.erase(event.tenant, event.user)
+        self._erasures.append(event)
+        return await self._advance(ctx)
+
+    async def on_user_erased(self, event: UserErased, ctx: Context) -> Effects:
+        """Forget the key; who comes back has another one."""
+        self._phase.turns.erase(event.tenant, event.user)
+        self._batcher.readmit(event.tenant, event.user)
         return ()
 
     async def on_credits_changed(self, event: CreditsChanged, ctx: Context) -> Effects:
@@ -202,7 +224,23 @@ class Trainer(Actor):
         effects = await self._phase.take_ready(ctx)
         ctx.set_gauge("pending_groups", self._batcher.num_groups)
         ctx.set_gauge("pending_samples", len(self._phase.turns))
+        effects = [*effects, *await self._prepare_erasures(ctx)]
         return [*effects, *await self._propose(ctx)]
+
+    async def _prepare_erasures(self, ctx: Context) -> Effects:
+        """Save a checkpoint past every step that needs an erased user's turns, and say so."""
+        is_settled = self._step_proposed <= self._phase.step == self._batcher.last_step
+        if not self._erasures or not is_settled:
+            return ()
+        saved = await self._phase.save(ctx)
+        prepared = [
+            ErasurePrepared(tenant=event.tenant, user=event.user, key_id=event.key_id)
+            for event in self._erasures
+        ]
+        for event in self._erasures:
+            self._phase.turns.erase(event.tenant, event.user)
+        self._erasures.clear()
+        return [*saved, *prepared]
 
     async def _propose(self, ctx: Context) -> Effects:
         """Return a new manifest, only when all manifests up to the current step were read.

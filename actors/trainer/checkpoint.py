@@ -104,6 +104,12 @@ async def first_checkpoint(store: ObjectStore) -> str | None:
     return keys[0] if keys else None
 
 
+async def next_checkpoint(store: ObjectStore, step: int) -> str | None:
+    """Return the key of the oldest checkpoint of a step or of one after it, or None."""
+    keys = await store.keys(_PREFIX)
+    return next((key for key in keys if key >= _step_prefix(step)), None)
+
+
 async def drop_old_checkpoints(store: ObjectStore, num_kept: int) -> None:
     """Delete all but step 0's and the `num_kept` newest."""
     keys = [key for key in await store.keys(_PREFIX) if not key.startswith(_step_prefix(0))]

@@ -15,7 +15,7 @@ from penstock.actors.policy.settings import fault_of
 from penstock.actors.policy.shaping import TokenWindow, shifted
 from penstock.kernels.arrays import from_array
 from penstock.kernels.support import open_support, unpack_support
-from penstock.messages.errors import PenstockError
+from penstock.messages.errors import ErasedError, PenstockError
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import Turn
 from penstock.messages.task import Sampling
@@ -36,6 +36,8 @@ def outcome_of(error: ValueError) -> Outcome:
             return Outcome.NOT_REPRODUCIBLE
         case GreedyTurnError():
             return Outcome.GREEDY
+        case ErasedError():
+            return Outcome.ERASED
     return Outcome.INFRASTRUCTURE_ERROR
 
 

@@ -8,6 +8,7 @@ With another loss the same log answers "what if", and nothing is compared.
 import asyncio
 import math
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -15,14 +16,18 @@ import msgspec
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.trainer.batching.audit import ManifestAudit
-from penstock.actors.trainer.checkpoint import first_checkpoint, load_checkpoint
+from penstock.actors.trainer.checkpoint import (
+    first_checkpoint,
+    load_checkpoint,
+    next_checkpoint,
+)
 from penstock.actors.trainer.config import LossConfig, TrainerConfig
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.step import StepResult, train_step
 from penstock.actors.trainer.turns import TurnStore
 from penstock.messages.base import Event
 from penstock.messages.bus import Delivery, ObjectStore
-from penstock.messages.errors import NotFoundError
+from penstock.messages.errors import ErasedError, NotFoundError
 from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.reading.sealed import Opener
 from penstock.messages.reading.trajectories import Last
@@ -49,6 +54,9 @@ class ReplayReport(msgspec.Struct, kw_only=True):
     """Steps taken again."""
     steps_compared: int = 0
     """Steps whose digests the log records."""
+    steps_erased: int = 0
+    """Steps that cannot be taken again, as they trained users who were erased since: replay goes on
+    from the next checkpoint after them."""
     identical: bool = False
     """Whether all that was compared is equal, and something was compared."""
     first_difference: str = ""
@@ -115,6 +123,8 @@ class Replay:
         self._manifests: list[BatchManifest] = []
         self._results: dict[int, StepResult] = {}
         self._recorded: dict[int, StepCompleted] = {}
+        self._resumed_at = 0
+        """Steps up to this one are not taken again: a checkpoint after them was loaded."""
         self.report = ReplayReport(weights_digest=learner.weights_digest())
 
     async def add(self, delivery: Delivery) -> None:
@@ -148,7 +158,8 @@ class Replay:
         """Close the report: what is left could not be trained."""
         for manifest in self._manifests:
             self._differ(f"step {manifest.step}: the log lacks turns of its rollouts")
-        for step in sorted(set(self._recorded) - set(self._results)):
+        not_taken = set(self._recorded) - set(self._results)
+        for step in sorted(step for step in not_taken if step > self._resumed_at):
             self._differ(f"step {step}: recorded, but the log lacks its manifest")
         self.report.identical = self.report.steps_compared > 0 and not self.report.first_difference
         return self.report
@@ -165,7 +176,13 @@ class Replay:
             config = msgspec.structs.replace(config, loss=self._what_if)
         for difference in self._audit.differences(manifest):
             self._differ(difference)
-        turns = await self._turns.load(manifest, self._log.store, self._log.last)
+        if manifest.step <= self._resumed_at:
+            return self._leave_out(manifest)
+        try:
+            turns = await self._turns.load(manifest, self._log.store, self._log.last)
+        except ErasedError as error:
+            await self._resume_after(manifest, error)
+            return self._leave_out(manifest)
         result = await asyncio.to_thread(train_step, self._learner, manifest, turns, config)
         self._turns.drop(manifest)
         self._results[manifest.step] = result
@@ -174,6 +191,20 @@ class Replay:
         self.report.weights_digest = result.weights_digest
         if self._on_step is not None:
             self._on_step(manifest, result)
+
+    def _leave_out(self, manifest: BatchManifest) -> None:
+        self._turns.drop(manifest)
+        self.report.steps_erased += 1
+
+    async def _resume_after(self, manifest: BatchManifest, error: ErasedError) -> None:
+        """Go on from the next checkpoint: a user whom this step trained was erased."""
+        key = await next_checkpoint(self._log.store, manifest.step)
+        if key is None:
+            self._resumed_at = sys.maxsize
+            return self._differ(f"step {manifest.step}: {error}, and no checkpoint follows")
+        head = await load_checkpoint(self._log.store, key, self._learner)
+        self._resumed_at = head.step
+        self.report.weights_digest = head.weights_digest
 
     def _compare_step(self, recorded: StepCompleted, result: StepResult) -> None:
         if self._what_if is not None:

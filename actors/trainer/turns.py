@@ -18,7 +18,7 @@ import msgspec
 from penstock.actors.trainer.batching.manifests import trained_samples
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import CodecError
-from penstock.messages.feedback import LiveSampleJoined
+from penstock.messages.feedback import LiveSampleJoined, owner_of
 from penstock.messages.reading.sealed import Opener
 from penstock.messages.reading.trajectories import (
     Last,
@@ -128,6 +128,17 @@ class TurnStore:
                     self._forget(request_id)
         while len(self._done) > NUM_DONE_MAX:
             self._done.popitem(last=False)
+
+    def erase(self, tenant: str, user: str) -> None:
+        """Keep none of a user's turns in memory, nor the key that opens them."""
+        self._opener.forget(owner_of(tenant, user))
+        for sample in self._samples.values():
+            if isinstance(sample, LiveSampleJoined) and (sample.tenant, sample.user) == (
+                tenant,
+                user,
+            ):
+                for request_id in sample.request_ids:
+                    self._forget(request_id)
 
     def __len__(self) -> int:
         """Return the number of samples."""

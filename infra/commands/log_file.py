@@ -3,7 +3,7 @@
 A file is a header map `{"penstock_log": FORMAT, "run_id": ...}`, then entries in log order:
 `{"kind": "event", "stream", "sequence", "stored_at", "data"}` (data: the event's own msgpack) and
 `{"kind": "object", "key", "data"}` (checkpoints, tasks, tokenizer, weights; what an event names
-comes right before it).
+comes right before it; users' content keys are in no file).
 Each entry is a u32 little-endian length and that many bytes, inside one zstd stream.
 """
 
@@ -17,6 +17,7 @@ import msgspec
 import zstandard
 
 from penstock.actors.runtime.files import open_private
+from penstock.actors.runtime.vault import KEYS_PREFIX
 from penstock.messages.base import FORMAT, Claim, Event, Stream, check_format
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.codec import EVENTS, decode, encode
@@ -74,6 +75,8 @@ async def export_log(bus: Bus, store: ObjectStore, path: Path) -> int:
             for key in await store.keys(""):
                 if key.startswith(CLAIM_PREFIX):
                     continue  # With its event, if it still has one.
+                if key.startswith(KEYS_PREFIX):
+                    continue  # Who erases a user need not hunt for files.
                 _write(out, {"kind": "object", "key": key, "data": await store.get(key)})
             async for delivery in bus.follow(log_types(), stop_at_end=True):
                 for claim in delivery.event.claims:

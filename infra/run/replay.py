@@ -84,6 +84,7 @@ async def replay_run(
     figures: dict[str, Any] = {
         "steps": report.steps,
         "steps_compared": report.steps_compared,
+        "steps_erased": report.steps_erased,
         "identical": report.identical,
         "speedup": report.speedup,
         "speedup_rl": report.speedup_rl,

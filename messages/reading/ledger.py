@@ -1,10 +1,10 @@
 """The conservation ledger: every sampled token ends in exactly one column.
 
 generated = trained + stale + filtered + infra_failed + judge_failed + not_reproducible + greedy +
-skipped + in_flight, for each policy version. It is folded from the log alone: turns say what was
-generated, batch manifests what became of it, steps what they skipped. Streams are not ordered among
-each other, so a manifest may come before its turns; the balance is judged on the state, not on the
-order of arrival.
+erased + skipped + in_flight, for each policy version. It is folded from the log alone: turns say
+what was generated, batch manifests what became of it, steps what they skipped. Streams are not
+ordered among each other, so a manifest may come before its turns; the balance is judged on the
+state, not on the order of arrival.
 """
 
 from collections import Counter
@@ -34,6 +34,7 @@ _COLUMNS = {
     Outcome.JUDGE_ERROR: "judge_failed",
     Outcome.NOT_REPRODUCIBLE: "not_reproducible",
     Outcome.GREEDY: "greedy",
+    Outcome.ERASED: "erased",
 }
 
 

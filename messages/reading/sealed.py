@@ -58,3 +58,7 @@ class Opener(Protocol):
 
         """
         ...
+
+    def forget(self, owner: str) -> None:
+        """Drop the copy of an owner's key in memory."""
+        ...

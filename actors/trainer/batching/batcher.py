@@ -82,6 +82,14 @@ class Batcher:
             for group in self._groups.values():
                 group.leave_out(sample_id, outcome)
 
+    def erase(self, tenant: str, user: str) -> None:
+        """Leave out all that waits of a user, and what still comes until `readmit`."""
+        self._live.erase(tenant, user)
+
+    def readmit(self, tenant: str, user: str) -> None:
+        """Take a user's samples again: what was sealed before cannot be read any more."""
+        self._live.readmit(tenant, user)
+
     def retract(self, event: FeedbackRetracted) -> None:
         """Withdraw a sample that is not trained yet."""
         self._live.retract(event)

@@ -37,6 +37,8 @@ class LiveSamples:
         """Sample -> why it cannot be trained."""
         self._retracted: OrderedDict[str, None] = OrderedDict()
         """Feedback that must not be trained any more."""
+        self._erasing: set[User] = set()
+        """Users whose content keys are about to go."""
         self._credit = LiveCredit()
         self._served: OrderedDict[User, int] = OrderedDict()
         """User -> number of this user's last trained sample, the longest ago first."""
@@ -49,12 +51,25 @@ class LiveSamples:
             return
         if name not in self._waiting or self._waiting[name].revision < event.revision:
             self._waiting[name] = event
+        if (event.tenant, event.user) in self._erasing:
+            self._masks[name] = Outcome.ERASED
 
     def retract(self, event: FeedbackRetracted) -> None:
         """Hold samples that count a piece of feedback, until a revision does without it."""
         self._retracted[event.key()] = None
         while len(self._retracted) > NUM_RETRACTED_MAX:
             self._retracted.popitem(last=False)
+
+    def erase(self, tenant: str, user: str) -> None:
+        """Leave out a user's samples, also those that still come."""
+        self._erasing.add((tenant, user))
+        for name, event in self._waiting.items():
+            if (event.tenant, event.user) == (tenant, user):
+                self._masks[name] = Outcome.ERASED
+
+    def readmit(self, tenant: str, user: str) -> None:
+        """Take a user's samples again."""
+        self._erasing.discard((tenant, user))
 
     def leave_out(self, sample_id: str, outcome: Outcome) -> None:
         """Note that a sample cannot be trained, if it is one of these."""
@@ -66,7 +81,8 @@ class LiveSamples:
         left_out: list[SampleEntry] = []
         waiting: dict[User, list[SampleEntry]] = {}
         for event in self._waiting.values():
-            if not self._retracted.keys().isdisjoint(event.feedback_ids):
+            is_held = not self._retracted.keys().isdisjoint(event.feedback_ids)
+            if is_held and event.sample_id not in self._masks:
                 continue
             entry = entry_of(event)
             if fate := self._fate(entry):

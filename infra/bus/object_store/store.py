@@ -18,6 +18,7 @@ from penstock.infra.bus.jetstream.access import Access
 from penstock.infra.bus.jetstream.answers import (
     LOST,
     NAME_IN_USE,
+    NO_MESSAGE,
     RETRY,
     WRONG_LAST_SEQUENCE,
     JetStreamError,
@@ -138,12 +139,27 @@ class JetStreamStore:
         return await self._info(self._meta_subject(key)) is not None
 
     async def delete(self, key: str) -> None:
-        """Remove it; absent is fine."""
+        """Remove it; absent is fine. A small object is overwritten on the server's disk, too."""
         subject = self._meta_subject(key)
         info = await self._info(subject)
         if info is not None:
+            chunks = f"$O.{self._bucket}.C.{info.nuid}"
+            if info.data is not None:
+                for each in (chunks, subject):
+                    await self._overwrite(each)
             await self._purge(subject)
-            await self._purge(f"$O.{self._bucket}.C.{info.nuid}")
+            await self._purge(chunks)
+
+    async def _overwrite(self, subject: str) -> None:
+        """Delete the last message of a subject so that its bytes do not stay in the file."""
+        body = {"last_by_subj": subject}
+        try:
+            found = await self._api(f"STREAM.MSG.GET.{self._stream}", body)
+            body = {"seq": found["message"]["seq"], "no_erase": False}
+            await self._api(f"STREAM.MSG.DELETE.{self._stream}", body)
+        except JetStreamError as error:
+            if error.code != NO_MESSAGE:
+                raise
 
     async def keys(self, prefix: str) -> list[str]:
         """List keys that start with `prefix`, sorted."""

@@ -1,5 +1,6 @@
 """Large parts of events: stored once, read back, exported, and deleted when nothing names them."""
 
+import base64
 import json
 import time
 
@@ -12,6 +13,7 @@ from tests.contract.bus.test_bus_nats import NatsWorld
 from penstock.infra.bus.claims import CLAIM_HEADER
 from penstock.infra.bus.collector import GRACE_S, collect
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.object_store.store import JetStreamStore
 from penstock.infra.commands.log_file import export_log, import_log
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.base import Array
@@ -222,3 +224,23 @@ async def test_an_export_without_an_object_is_refused_by_name(world, tmp_path):
     with pytest.raises(CorruptDataError, match=rf"TurnSampled\.r\.0: claim: object '{key}'"):
         await export_log(bus, world.store, tmp_path / "log")
     assert not (tmp_path / "log").exists()
+
+
+async def test_a_small_object_s_bytes_leave_the_server_s_disk_with_it(world, tmp_path):
+    """A content key that was erased must not be found in the server's files."""
+    store = await JetStreamStore.connect(world.server.url, "keys")
+    secret, other = b"wrapped-key-" * 12, b"another-key-" * 12
+    await store.put("content-keys/t/u-1", secret)
+    await store.put("content-keys/t/u-2", other)
+    await store.delete("content-keys/t/u-1")
+    assert await store.get("content-keys/t/u-2") == other
+    await store.close()
+    await world.server.stop()
+    files = b"".join(p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
+    assert _is_in(files, other) and not _is_in(files, secret)
+    await world.server.start()
+
+
+def _is_in(files: bytes, needle: bytes) -> bool:
+    """Whether bytes are in files, as they are or in the base64 of a description."""
+    return needle in files or base64.b64encode(needle).rstrip(b"=")[:-2] in files

@@ -1,0 +1,195 @@
+"""Which requests, feedback and users trained which version, from the log alone. Pure but `read`.
+
+A version contains what trained it and what trained every version before it. So everything is known
+by the steps that trained it: step s made version s.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock.messages.base import Event
+from penstock.messages.bus import Bus
+from penstock.messages.errors import NotFoundError
+from penstock.messages.feedback import (
+    FeedbackReceived,
+    InferenceCounted,
+    InferenceRecorded,
+    LiveSampleJoined,
+    UserErased,
+)
+from penstock.messages.training import BatchManifest, StepCompleted
+
+TYPES: tuple[type[Event], ...] = (
+    InferenceRecorded,
+    InferenceCounted,
+    FeedbackReceived,
+    LiveSampleJoined,
+    UserErased,
+    BatchManifest,
+    StepCompleted,
+)
+
+
+class TrainedSample(msgspec.Struct, frozen=True, kw_only=True):
+    """A live sample and the step that trained it."""
+
+    step: int
+    sample_id: str
+    revision: int
+    tenant: str
+    users: list[str]
+    """Pseudonyms, of all its requests."""
+    requests: list[str]
+    feedback: list[str]
+    """`<tenant>.<feedback id>`."""
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What the log says of one version, user, request or piece of feedback."""
+
+    kind: str
+    name: str
+    samples: list[TrainedSample]
+    """Of a version, all that it contains, whichever step trained it."""
+    first_version: int | None
+    """Every version from here on contains something of it; None: no version does."""
+    requests: list[str] = []
+    """Of a user: all that are on record."""
+    is_erased: bool = False
+    """Of a user: content is gone, of the requests until then."""
+
+
+class Lineage:
+    """Folds events, in any order between streams."""
+
+    def __init__(self) -> None:
+        """Start with an empty log."""
+        self._owners: dict[str, tuple[str, str]] = {}
+        """Request -> tenant and user; a request that is not stored has no user."""
+        self._feedback: dict[str, FeedbackReceived] = {}
+        self._joined: dict[str, LiveSampleJoined] = {}
+        self._trained: dict[str, int] = {}
+        """Sample and revision -> step."""
+        self._skipped: set[int] = set()
+        self._erased: set[tuple[str, str]] = set()
+        self._step_last = 0
+
+    def add(self, event: Event) -> None:
+        """Take one event of `TYPES`."""
+        match event:
+            case InferenceRecorded():
+                self._owners[event.request_id] = (event.tenant, event.user)
+            case InferenceCounted():
+                self._owners[event.request_id] = (event.tenant, "")
+            case FeedbackReceived():
+                self._feedback[event.key()] = event
+            case LiveSampleJoined():
+                self._joined[event.key()] = event
+            case UserErased():
+                self._erased.add((event.tenant, event.user))
+            case BatchManifest():
+                self._step_last = max(self._step_last, event.step)
+                for sample in event.live:
+                    if sample.outcome.is_trained:
+                        self._trained[f"{sample.rollout_id}.{sample.revision}"] = event.step
+            case StepCompleted() if event.skipped:
+                self._skipped.add(event.step)
+            case _:
+                pass
+
+    def find(self, name: str, tenant: str = "") -> list[Found]:
+        """Return what is known by a name: a version's number, a user, request or feedback.
+
+        Args:
+            name: as the log has it; a piece of feedback also by its id alone.
+            tenant: only of this one; empty: of all, as ids of feedback may repeat over tenants.
+
+        Raises:
+            NotFoundError: the log has no such thing.
+
+        """
+        found = [*self._version(name), *self._users(name), *self._requests(name)]
+        found += self._of_feedback(name)
+        if tenant:
+            found = [each for each in found if self._is_of(each, tenant)]
+        if not found:
+            text = f"{name}: the log has no such version, user, request or feedback"
+            raise NotFoundError(f"{text} of tenant {tenant}" if tenant else text)
+        return found
+
+    def samples_of(self, tenant: str, user: str) -> list[TrainedSample]:
+        """Return the trained samples with a request of a user's."""
+        return [
+            sample for sample in self._samples() if sample.tenant == tenant and user in sample.users
+        ]
+
+    def requests_of(self, tenant: str, user: str) -> list[str]:
+        """Return a user's requests that are on record."""
+        return [name for name, owner in self._owners.items() if owner == (tenant, user)]
+
+    def _is_of(self, found: Found, tenant: str) -> bool:
+        if found.kind == "version":
+            return True
+        owners = {self._owners.get(request, ("", ""))[0] for request in found.requests}
+        return tenant in owners | {sample.tenant for sample in found.samples}
+
+    def _samples(self) -> list[TrainedSample]:
+        found: list[TrainedSample] = []
+        for key, step in sorted(self._trained.items(), key=lambda item: item[1]):
+            event = self._joined.get(key)
+            if event is None or step in self._skipped:
+                continue
+            owners = (self._owners.get(name, ("", event.user))[1] for name in event.request_ids)
+            found.append(
+                TrainedSample(
+                    step=step,
+                    sample_id=event.sample_id,
+                    revision=event.revision,
+                    tenant=event.tenant,
+                    users=sorted({event.user, *owners}),
+                    requests=list(event.request_ids),
+                    feedback=list(event.feedback_ids),
+                )
+            )
+        return found
+
+    def _version(self, name: str) -> Iterable[Found]:
+        if not name.isascii() or not name.isdigit() or int(name) > self._step_last:
+            return ()
+        samples = [sample for sample in self._samples() if sample.step <= int(name)]
+        return (_found("version", name, samples),)
+
+    def _users(self, name: str) -> Iterable[Found]:
+        for owner in sorted({owner for owner in self._owners.values() if owner[1] == name != ""}):
+            found = _found("user", name, self.samples_of(*owner), self.requests_of(*owner))
+            yield msgspec.structs.replace(found, is_erased=owner in self._erased)
+
+    def _requests(self, name: str) -> Iterable[Found]:
+        if name not in self._owners:
+            return ()
+        samples = [sample for sample in self._samples() if name in sample.requests]
+        return (_found("request", name, samples, [name]),)
+
+    def _of_feedback(self, name: str) -> Iterable[Found]:
+        for key, event in sorted(self._feedback.items()):
+            if name in {key, event.feedback_id}:
+                samples = [sample for sample in self._samples() if key in sample.feedback]
+                yield _found("feedback", key, samples, [event.request_id])
+
+
+def _found(
+    kind: str, name: str, samples: list[TrainedSample], requests: list[str] | None = None
+) -> Found:
+    first = min((sample.step for sample in samples), default=None)
+    return Found(
+        kind=kind, name=name, samples=samples, first_version=first, requests=requests or []
+    )
+
+
+async def read(bus: Bus) -> Lineage:
+    """Fold a run's log."""
+    lineage = Lineage()
+    async for delivery in bus.follow(TYPES, stop_at_end=True):
+        lineage.add(delivery.event)
+    return lineage
