@@ -73,6 +73,9 @@ def _target(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
 async def _serve(run_dir: RunDir, config: RunConfig) -> None:
     progress = Progress()
     progress.say(f"service on run {run_dir.run_id} in {run_dir.path}")
+    roles = {spec for specs in config.processes.values() for spec in specs}
+    if "trainer" in roles and "gatekeeper" not in roles:
+        progress.say("no gates: users get each version at once (see serve.gated)")
     create_key(run_dir.gateway_key, key_id="local", has_consent=True)
     for url in run_dir.path.glob("gateway_url*"):
         url.unlink()
