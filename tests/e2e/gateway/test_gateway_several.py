@@ -63,7 +63,7 @@ class Pair:
         self.runs[name].cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self.runs[name]
-        await self.gateways[name]._runner.cleanup()
+        await self.gateways[name]._listener.stop()
 
     async def ask(self, name: str, path: str = "/v1/chat/completions", body=BODY, **headers):
         headers = {"Authorization": "Bearer psk-ann"} | headers
