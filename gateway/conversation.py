@@ -19,6 +19,7 @@ NUM_TOOLS_MAX = 128
 NUM_MESSAGES_MAX = 2048
 NUM_CHOICES_MAX = 8
 NUM_STOPS_MAX = 16
+NUM_BIASES_MAX = 1024
 STOP_CHARS_MAX = 256
 
 
@@ -29,6 +30,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     parameters: dict[str, Any] = {}
     """A JSON schema."""
+    is_strict: bool = False
+    """Whether calls must follow the schema."""
 
     @property
     def properties(self) -> dict[str, Any]:
@@ -211,6 +214,11 @@ class Replied(Protocol):
     @property
     def logprobs(self) -> Sequence[float]:
         """Behavior logprobs of `token_ids`."""
+        ...
+
+    @property
+    def top_logprobs(self) -> Sequence[Sequence[tuple[int, float]]]:
+        """Ids and logprobs of the likeliest tokens at each position, where they were asked for."""
         ...
 
     @property

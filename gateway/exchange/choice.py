@@ -77,6 +77,11 @@ class Choice:
         return self.generation.sampled.logprobs
 
     @property
+    def top_logprobs(self) -> Sequence[Sequence[tuple[int, float]]]:
+        """Ids and logprobs of the likeliest tokens at each position, where they were asked for."""
+        return self.generation.sampled.top
+
+    @property
     def stop_text(self) -> str:
         """The stop text that ended it, if one did."""
         return self._assembler.stop_text

@@ -18,9 +18,10 @@ from penstock.actors.policy.chat.format import (
     UnrenderableError,
 )
 from penstock.gateway.config import GatewayConfig
-from penstock.gateway.conversation import ChoiceMode, LiveRequest
+from penstock.gateway.conversation import LiveRequest
 from penstock.gateway.errors import ApiError, invalid
 from penstock.gateway.exchange.prompt import ReplyMemory, messages_of, remembered, told_tools
+from penstock.gateway.exchange.sampling import sampling_of
 from penstock.messages.task import Sampling
 
 BYTES_PER_TOKEN = 4
@@ -93,7 +94,8 @@ class Planner:
             raise _too_long(f"resulted in {len(context)} tokens", self._config.context_tokens_max)
         wanted = conversation.sampling.num_tokens_max or room
         num_reply = min(wanted, room, self._config.reply_tokens_max)
-        return Plan(session_id, context, self._sampling(conversation, num_reply, seed), told)
+        sampling = sampling_of(conversation, self._format, num_reply, seed)
+        return Plan(session_id, context, sampling, told)
 
     async def _context(
         self,
@@ -138,42 +140,6 @@ class Planner:
             if not 0 <= token_id < size:
                 raise invalid(f"expected a token id from 0 to {size - 1}", f"{place}[{index}]")
         return list(ids)
-
-    def _sampling(self, conversation: LiveRequest, num_reply: int, seed: int) -> Sampling:
-        _refuse_what_is_not_sampled(conversation)
-        wishes = conversation.sampling
-        stops = [] if wishes.ignores_end else list(self._format.stop_ids)
-        stops += wishes.stop_token_ids
-        if not conversation.allows_parallel_calls and conversation.offered:
-            if self._format.call_end_id is None:
-                text = "not supported by this model's chat format; leave it out or give true"
-                raise invalid(text, "parallel_tool_calls")
-            stops.append(self._format.call_end_id)
-        return Sampling(
-            temperature=1.0 if wishes.temperature is None else wishes.temperature,
-            top_p=1.0 if wishes.top_p is None else wishes.top_p,
-            num_tokens_max=num_reply,
-            seed=seed if wishes.seed is None else wishes.seed,
-            stop_token_ids=tuple(stops),
-        )
-
-
-def _refuse_what_is_not_sampled(conversation: LiveRequest) -> None:
-    wishes = conversation.sampling
-    given = {
-        "presence_penalty": wishes.presence_penalty,
-        "frequency_penalty": wishes.frequency_penalty,
-        "repetition_penalty": wishes.repetition_penalty not in {None, 1},
-        "top_k": wishes.top_k,
-        "min_p": wishes.min_p,
-        "logit_bias": wishes.logit_bias,
-        "top_logprobs": conversation.num_top_logprobs,
-        "response_format": conversation.response_format.is_json,
-        "tool_choice": conversation.tool_choice.mode is ChoiceMode.REQUIRED,
-    }
-    for name, value in given.items():
-        if value:
-            raise invalid("not supported; leave it out", name)
 
 
 def _num_bytes(messages: list[ChatMessage], told: OfferedTools, prompt: str) -> int:

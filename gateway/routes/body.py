@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.gateway.conversation import (
+    NUM_BIASES_MAX,
     NUM_STOPS_MAX,
     STOP_CHARS_MAX,
     Call,
@@ -147,6 +148,20 @@ def check_sampling(wishes: SamplingWishes, names: Mapping[str, str] = {}) -> Sam
     check("temperature", is_good, f"0, or a number from {TEMPERATURE_MIN:g} to 2")
     is_good = top_p is None or TOP_P_MIN <= top_p <= 1
     check("top_p", is_good, f"a number from {TOP_P_MIN:g} to 1")
+    ranges = (
+        ("top_k", -1, 2**31 - 1, "0, or the number of tokens that stay"),
+        ("min_p", 0, 1, "a number from 0 to 1"),
+        ("presence_penalty", -2, 2, "a number from -2 to 2"),
+        ("frequency_penalty", -2, 2, "a number from -2 to 2"),
+        ("repetition_penalty", 1e-3, 10, "a number from 0.001 to 10"),
+    )
+    for name, least, most, expected in ranges:
+        value = getattr(wishes, name)
+        check(name, value is None or least <= value <= most, expected)
+    is_good = len(wishes.logit_bias) <= NUM_BIASES_MAX
+    check("logit_bias", is_good, f"at most {NUM_BIASES_MAX} tokens")
+    is_good = all(-100 <= bias <= 100 for bias in wishes.logit_bias.values())
+    check("logit_bias", is_good, "numbers from -100 to 100")
     check("seed", seed is None or -(2**63) <= seed < 2**63, "an integer of 64 bits")
     limit = wishes.num_tokens_max
     check("num_tokens_max", limit is None or limit >= 1, "at least 1")

@@ -72,6 +72,7 @@ class ToolFunction(msgspec.Struct, frozen=True):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ChatTool(msgspec.Struct, frozen=True):
@@ -233,8 +234,13 @@ def _tools(chat: ChatBody) -> tuple[Tool, ...]:
     functions = [tool.function for tool in chat.tools]
     return check_tools(
         [
-            Tool(name=f.name, description=f.description or "", parameters=f.parameters or {})
-            for f in functions
+            Tool(
+                name=function.name,
+                description=function.description or "",
+                parameters=function.parameters or {},
+                is_strict=bool(function.strict),
+            )
+            for function in functions
         ]
     )
 

@@ -1,6 +1,6 @@
 """OpenAI's response objects: `chat.completion` and the chunks of a stream."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -112,19 +112,17 @@ class ChatReplyWriter:
         if not ids:
             return fields
         if self._has_logprobs:
-            pairs = zip(ids, reply.logprobs[start:], strict=True)
-            fields["logprobs"] = {"content": [self._logprob(i, p) for i, p in pairs]}
+            fields["logprobs"] = {"content": logprob_entries(reply, start, self._entry)}
         if self._has_token_ids:
             fields["token_ids"] = ids
         return fields
 
-    def _logprob(self, token_id: int, logprob: float) -> dict[str, Any]:
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         data = self._opening.tokenizer.decode_bytes([token_id])
         return {
             "token": data.decode("utf-8", "replace"),
             "logprob": max(LOGPROB_MIN, logprob),
             "bytes": list(data),
-            "top_logprobs": [],
         }
 
     def _prompt_fields(self) -> dict[str, Any]:
@@ -148,6 +146,21 @@ class ChatReplyWriter:
 
     def _delta_choice(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": index, "delta": delta, "finish_reason": None}
+
+
+def logprob_entries(
+    reply: Replied, start: int, entry: Callable[[int, float], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the entries of a reply's tokens from `start` on, each with its likeliest tokens."""
+    top = reply.top_logprobs
+    return [
+        entry(token_id, logprob)
+        | {"top_logprobs": [entry(*one) for one in top[index]] if index < len(top) else []}
+        for index, (token_id, logprob) in enumerate(
+            zip(reply.token_ids, reply.logprobs, strict=True)
+        )
+        if index >= start
+    ]
 
 
 def usage(opening: Opening, replies: Sequence[Replied]) -> dict[str, int]:

@@ -169,7 +169,11 @@ class CompletionsReplyWriter:
         return {
             "tokens": [decode([one]) for one in reply.token_ids[start:]],
             "token_logprobs": [max(LOGPROB_MIN, one) for one in reply.logprobs[start:]],
-            "top_logprobs": None,
+            "top_logprobs": [
+                {decode([one]): max(LOGPROB_MIN, value) for one, value in row}
+                for row in reply.top_logprobs[start:]
+            ]
+            or None,
             "text_offset": [],
         }
 

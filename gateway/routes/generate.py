@@ -18,7 +18,7 @@ from penstock.gateway.conversation import (
 )
 from penstock.gateway.errors import ApiError, error_body, invalid
 from penstock.gateway.routes.body import check_sampling, read_body
-from penstock.gateway.routes.chat_reply import FINISH_REASONS, LOGPROB_MIN
+from penstock.gateway.routes.chat_reply import FINISH_REASONS, LOGPROB_MIN, logprob_entries
 
 NUM_TOKENS_DEFAULT = 16
 NUM_LOGPROBS_MAX = 20
@@ -78,7 +78,7 @@ def read_generate(body: bytes) -> Asked:
     wishes = SamplingWishes(
         temperature=params.temperature,
         top_p=params.top_p,
-        top_k=None if params.top_k == -1 else params.top_k,
+        top_k=params.top_k,
         min_p=params.min_p,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
@@ -142,8 +142,7 @@ class GenerateReplyWriter:
         ids = list(reply.token_ids[start:])
         logprobs = None
         if self._has_logprobs:
-            pairs = zip(ids, reply.logprobs[start:], strict=True)
-            logprobs = {"content": [_logprob(one, value) for one, value in pairs]}
+            logprobs = {"content": logprob_entries(reply, start, _entry)}
         reason = FINISH_REASONS[reply.finish] if is_last else None
         return {
             "index": reply.index,
@@ -157,10 +156,6 @@ class GenerateReplyWriter:
         return msgspec.json.encode(body | {"prompt_logprobs": None})
 
 
-def _logprob(token_id: int, logprob: float) -> dict[str, Any]:
-    return {
-        "token": f"token_id:{token_id}",
-        "logprob": max(LOGPROB_MIN, logprob),
-        "bytes": None,
-        "top_logprobs": [],
-    }
+def _entry(token_id: int, logprob: float) -> dict[str, Any]:
+    logprob = max(LOGPROB_MIN, logprob)
+    return {"token": f"token_id:{token_id}", "logprob": logprob, "bytes": None}

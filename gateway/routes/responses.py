@@ -71,6 +71,7 @@ class ResponsesTool(msgspec.Struct, frozen=True):
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ResponsesNamedTool(msgspec.Struct, frozen=True):
@@ -226,8 +227,14 @@ def _tools(given: Sequence[ResponsesTool]) -> tuple[tuple[Tool, ...], frozenset[
         if tool.type == "custom":
             custom.add(tool.name)
             parameters = _CUSTOM_SCHEMA
-        description = tool.description or ""
-        offered.append(Tool(name=tool.name, description=description, parameters=parameters))
+        offered.append(
+            Tool(
+                name=tool.name,
+                description=tool.description or "",
+                parameters=parameters,
+                is_strict=bool(tool.strict),
+            )
+        )
     return check_tools(offered), frozenset(custom), left_out
 
 

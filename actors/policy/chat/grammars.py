@@ -48,6 +48,7 @@ def grammar_for_calls(
     choice: str = "auto",
     *,
     parallel: bool = True,
+    answer: Mapping[str, Any] | None = None,
 ) -> Grammar:
     """Return the grammar of a turn that calls tools as their schemas say.
 
@@ -57,6 +58,7 @@ def grammar_for_calls(
         choice: `auto` (text, then any calls), `required` (at least one call and no text), or a
             tool's name: the turn is that one call, whose opening is forced.
         parallel: whether a turn may have several calls.
+        answer: where the choice is `auto`: a turn is calls, or one JSON value of this schema.
 
     Raises:
         GrammarError: No such tool, a schema that the format cannot follow, or a format that has no
@@ -73,7 +75,11 @@ def grammar_for_calls(
         most = NUM_CALLS_MAX if parallel else 1
         calls = f"(call){{1,{most}}}" if most > 1 else "call"
         start = calls if choice == "required" else f"TEXT {calls} | TEXT"
-        head = f"start: {start}\ncall: {any_call}\nTEXT: /(?s:.*)/\n"
+        text = "TEXT: /(?s:.*)/\n"
+        if answer is not None and choice == "auto":
+            check_schema(answer, "response_format")
+            start, text = f"{calls} | answer", f"answer: {json_rule(answer)}\n"
+        head = f"start: {start}\ncall: {any_call}\n{text}"
         return _bounded(head + "".join(rules), "tools")
     if not named:
         raise GrammarError(
