@@ -104,6 +104,6 @@ def _as_api_error(error: Exception) -> ApiError:
     if isinstance(error, web.HTTPException):
         return ApiError(error.status, error.reason.lower().replace(" ", "_"), error.reason)
     if isinstance(error, web.RequestPayloadError):
-        text = "the body is not in its Content-Encoding, or was cut short"
+        text = "the body was cut short"
         return ApiError(400, "invalid_body", text)
     return ApiError(503, "unavailable", str(error), retry_after_s=1.0)

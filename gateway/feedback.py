@@ -6,10 +6,10 @@ import msgspec
 from aiohttp import web
 
 from penstock.gateway.errors import ApiError, error_body, invalid
-from penstock.gateway.exchange.serve import read_whole
 from penstock.gateway.identity import random_id
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import sealed_content
+from penstock.gateway.request_body import read_whole
 from penstock.gateway.routes.body import decode_body
 from penstock.gateway.services import Services
 from penstock.messages.errors import ErasedError

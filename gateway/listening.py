@@ -54,6 +54,7 @@ class Listener:
             shutdown_timeout=config.drain_s_max,
             keepalive_timeout=config.header_s_max,
             lingering_time=_LINGERING_S,
+            auto_decompress=False,
         )
         await self._runner.setup()
         loop = asyncio.get_running_loop()

@@ -15,6 +15,7 @@ from penstock.gateway.exchange.plan import Plan, TokenCharge
 from penstock.gateway.exchange.retried import HEADER, Retried
 from penstock.gateway.exchange.sessions import Thread
 from penstock.gateway.keys import KeySpec
+from penstock.gateway.request_body import read_whole
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Services
 
 SESSION_HEADERS = (
@@ -146,21 +147,6 @@ def _thread(
     if not named:
         request[EXTRA_HEADERS][SESSION_HEADERS[0].lower()] = thread.name
     return thread
-
-
-async def read_whole(services: Services, request: web.Request) -> bytes:
-    """Read a body.
-
-    Raises:
-        ApiError: 408, it did not come in time.
-
-    """
-    try:
-        async with asyncio.timeout(services.config.body_s_max):
-            return await request.read()
-    except TimeoutError as error:
-        text = f"the body did not come within {services.config.body_s_max:g} s"
-        raise ApiError(408, "request_timeout", text) from error
 
 
 def session_of(request: web.Request, conversation: LiveRequest) -> str:
