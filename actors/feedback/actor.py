@@ -11,6 +11,7 @@ from penstock.messages.feedback import (
     ErasureRequested,
     FeedbackReceived,
     FeedbackRetracted,
+    InferenceCounted,
     InferenceRecorded,
     LiveSampleJoined,
 )
@@ -23,6 +24,7 @@ class FeedbackJoiner(Actor):
     tick_s = 0.5
     follows: ClassVar[tuple[type[Event], ...]] = (
         InferenceRecorded,
+        InferenceCounted,
         FeedbackReceived,
         FeedbackRetracted,
         LiveSampleJoined,
@@ -36,6 +38,11 @@ class FeedbackJoiner(Actor):
     async def on_inference_recorded(self, event: InferenceRecorded, ctx: Context) -> Effects:
         """Open the request."""
         self._join.add_record(event, ctx.now())
+        return ()
+
+    async def on_inference_counted(self, event: InferenceCounted, ctx: Context) -> Effects:
+        """Know that nothing may be made of the request."""
+        self._join.add_counted(event.request_id)
         return ()
 
     async def on_feedback_received(self, event: FeedbackReceived, ctx: Context) -> Effects:

@@ -87,13 +87,10 @@ class FeedbackJoin:
         request_id = record.request_id
         if request_id in self._closed or request_id in self._place:
             return
-        early = self._early.pop(request_id, {})
         if not record.training_consent:
-            self.counts.num_without_consent += 1
-            self._close(request_id, LeftOutReason.NO_CONSENT)
-            for signal in early.values():
-                self._leave_out(signal.event, LeftOutReason.NO_CONSENT)
+            self._refuse(request_id)
             return
+        early = self._early.pop(request_id, {})
         key = f"{record.tenant} {record.session_id}"
         session = self._sessions.get(key)
         if session is None:
@@ -111,6 +108,11 @@ class FeedbackJoin:
         self._touch(key, session, now + self._config.reward_wait_s)
         while len(self._place) > self._config.num_open_max:
             self._forget(next(iter(self._sessions)))
+
+    def add_counted(self, request_id: str) -> None:
+        """Take in a request that may not be stored: its feedback is left out."""
+        if request_id not in self._closed and request_id not in self._place:
+            self._refuse(request_id)
 
     def add_feedback(self, event: FeedbackReceived, now: float) -> None:
         """Note a signal, before or after its request."""
@@ -283,6 +285,13 @@ class FeedbackJoin:
                 reason=reason,
             )
         )
+
+    def _refuse(self, request_id: str) -> None:
+        """Make nothing of a request without consent, and leave out its feedback."""
+        self.counts.num_without_consent += 1
+        self._close(request_id, LeftOutReason.NO_CONSENT)
+        for signal in self._early.pop(request_id, {}).values():
+            self._leave_out(signal.event, LeftOutReason.NO_CONSENT)
 
     def _close(self, request_id: str, reason: LeftOutReason) -> None:
         self._closed[request_id] = reason

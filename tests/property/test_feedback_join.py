@@ -302,10 +302,14 @@ def test_a_forgotten_request_s_feedback_is_left_out_with_the_reason():
     assert (run.join.num_open, run.join.counts.num_dropped) == (0, 1)
     run.add(feedback("f1"), now=60.0)
     run.add(record("q2", consent=False), feedback("f2", request_id="q2"), now=60.0)
+    run.add(feedback("f5", request_id="q5"), now=60.0)
+    run.join.add_counted("q5")
     run.add(record("q3"), feedback("f3", request_id="q3", key_id="stranger"), now=60.0)
     run.add(feedback("f4", "nonsense", request_id="q3"), now=60.0)
     assert run.tick(70.0) == []
-    expected = {"f1": "late", "f2": "no_consent", "f3": "not_allowed", "f4": "undeclared"}
+    expected = {"f1": "late", "f2": "no_consent", "f3": "not_allowed", "f4": "undeclared"} | {
+        "f5": "no_consent"
+    }
     assert run.reasons == expected
 
 
