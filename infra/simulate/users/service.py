@@ -7,7 +7,9 @@ to the engine at once, since relays and receivers have their own simulation (`si
 import asyncio
 import contextlib
 import secrets
+import tempfile
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -52,7 +54,6 @@ TICK_S = 600.0
 """Virtual seconds between two ticks of an actor: a week has a thousand."""
 NEVER_S = 1e9
 START_S_MAX = 300.0
-MIDTRAIN_TOKENS = 120_000
 
 
 class DirectPublisher:
@@ -119,6 +120,22 @@ class Service:
     async def running(self) -> AsyncGenerator[None]:
         """Run until the block ends."""
         self._engine.start()
+        stop = asyncio.Event()
+        with tempfile.TemporaryDirectory(prefix="penstock-users-") as folder:
+            async with asyncio.TaskGroup() as group:
+                for actor in self._actors(Path(folder)):
+                    group.create_task(self._host(actor).run(stop))
+                try:
+                    with now_real():
+                        await self._until_served()
+                    await asyncio.sleep(2 * TICK_S)  # The generator reports.
+                    yield
+                finally:
+                    stop.set()
+        with now_real():
+            await self._engine.stop()
+
+    def _actors(self, folder: Path) -> list[Actor]:
         trainer = Trainer(
             self._config,
             self.policy.config,
@@ -126,31 +143,19 @@ class Service:
             self._seed,
             opener=Vault(self._store, self._secret),
         )
-        joiner = FeedbackJoiner(JoinConfig(reward_wait_s=60.0))
-        trainer.tick_s = joiner.tick_s = TICK_S
         gateway = Gateway(
             GatewayConfig(port=0, context_tokens_max=128, reply_tokens_max=REPLY_TOKENS_MAX),
             self.policy.chat,
             [self._key(tenant) for tenant in self.tokens],
             secret=self._secret,
+            spool=folder / "spool",
             on_listening=self._on_listening,
         )
+        joiner = FeedbackJoiner(JoinConfig(reward_wait_s=60.0))
         generator = Generator(self._engine, [Purpose.LIVE], "here", "here")
+        trainer.tick_s = joiner.tick_s = generator.tick_s = TICK_S
         gateway.tick_s = NEVER_S  # On the tick it forgets replicas that are silent for 10 s.
-        generator.tick_s = TICK_S
-        stop = asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            for actor in (trainer, joiner, gateway, generator):
-                group.create_task(self._host(actor).run(stop))
-            try:
-                with now_real():
-                    await self._until_served()
-                await asyncio.sleep(2 * TICK_S)  # The generator reports.
-                yield
-            finally:
-                stop.set()
-        with now_real():
-            await self._engine.stop()
+        return [trainer, joiner, gateway, generator]
 
     def events(self, kind: type[Event]) -> Sequence[Event]:
         """Return all stored events of a kind."""
@@ -214,7 +219,7 @@ def trainer_config(scenario: UsersScenario, live: LiveConfig) -> TrainerConfig:
         epoch=EpochConfig(num_samples=num_samples, s_max=scenario.epoch_s),
         live=msgspec.structs.replace(live, num_samples_max=num_samples),
         midtrain=MidtrainConfig(
-            num_tokens=MIDTRAIN_TOKENS,
+            num_tokens=scenario.midtrain_tokens,
             sequence_tokens=64,
             batch_tokens=2048,
             pass_tokens=2048,

@@ -27,6 +27,7 @@ class UsersScenario(msgspec.Struct, frozen=True, kw_only=True):
     epoch_samples: int = 32
     """Samples that make a version, or as many as come in `epoch_s`."""
     epoch_s: float = 5 * HOUR_S
+    midtrain_tokens: int = 120_000
     learning_rate: float = 7e-4
     num_attack_seeds: int = 5
     num_attacked: int = 20

@@ -89,6 +89,17 @@ def test_a_part_that_does_not_exist_is_refused(capsys):
     assert "learning" in capsys.readouterr().err
 
 
+def test_the_real_actors_answer_take_feedback_and_train():
+    """On a policy of nothing: what matters is that all of them are there."""
+    scenario = UsersScenario(
+        num_tenants=1, users_per_tenant=1, num_days=1, requests_per_hour=1, silent_share=0.0,
+        midtrain_tokens=2048, epoch_samples=4, delay_s_max=20.0,
+    )  # fmt: skip
+    found = simulate_learning(scenario)
+    assert found["failed_requests"] == 0 and found["num_requests"] == 24
+    assert found["trained_share"] > 0.9 and found["num_versions"] >= 2
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ratings_of_three_days_reach_the_policy():
