@@ -74,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "make and apply lossless deltas between checkpoint files"
     add_actions(_add(commands, "weights", "weights.command:run", text))
     add_sandbox_commands(commands)
+    _add_quarantine(commands)
     _add_mismatch(commands)
     _add_bench(commands)
     _add_export(commands)
@@ -139,6 +140,15 @@ def _effect(text: str) -> float:
     return value
 
 
+def _add_quarantine(commands: Commands) -> None:
+    text = "show bursts of feedback that are held, or let one count"
+    command = "commands.quarantine:quarantine_command"
+    quarantine = _add(commands, "quarantine", command, text, of_run=True, has_json=True)
+    text = "name of the quarantine whose feedback counts from now on"
+    quarantine.add_argument("--release", metavar="NAME", help=text)
+    _add_host_file(quarantine)
+
+
 def _add_mismatch(commands: Commands) -> None:
     text = "measure how the trainer's logprobs differ from the sampler's, by remedy"
     name = "mismatch.command:mismatch_command"
@@ -185,8 +195,8 @@ def _add_export(commands: Commands) -> None:
     text = "write a version of a run's policy as a folder for transformers and vLLM, or its traces"
     out = _add(commands, "export", "export.command:export", text, of_run=True, has_json=True)
     out.add_argument("--version", type=int, metavar="N", help="policy version (default: newest)")
-    text = "hf: a folder (default); traces: solved rollouts as JSON lines, for fine-tuning"
-    out.add_argument("--format", choices=("hf", "traces"), default="hf", help=text)
+    text = "hf: a folder (default); JSON lines of solved rollouts (traces) or of users' judgments"
+    out.add_argument("--format", choices=("hf", "traces", "preferences"), default="hf", help=text)
     text = "the folder, or the file"
     out.add_argument("-o", "--output", type=Path, required=True, metavar="PATH", help=text)
     _add_host_file(out)

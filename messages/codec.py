@@ -67,6 +67,8 @@ from penstock.messages.sandbox import (
     WriteFiles,
 )
 from penstock.messages.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup, ReportHost
+from penstock.messages.signals.preferences import Label, PreferencePair
+from penstock.messages.signals.quarantine import FeedbackQuarantined, QuarantineReleased
 from penstock.messages.task import CreditsChanged, StartRollout
 from penstock.messages.telemetry import (
     ActorReported,
@@ -94,6 +96,7 @@ EVENTS = (
     WeightsPublished, WeightsRelayed, WeightsApplied, CreditsChanged,
     InferenceRecorded, InferenceCounted, FeedbackReceived, FeedbackRetracted, LiveSampleJoined,
     ErasureRequested, ErasurePrepared, UserErased,
+    PreferencePair, Label, FeedbackQuarantined, QuarantineReleased,
     BatchManifest, StepCompleted, MidtrainCompleted, CheckpointSaved,
     RunStarted, RunFinished, RunOpened, RunClosed, ActorStarted, ActorFailed,
     ItemCharged, ItemQuarantined, EvalAnnounced, EvalRequested, EvalCompleted, ChannelMoved,

@@ -2,8 +2,13 @@
 
 from typing import ClassVar
 
+import msgspec
+
+from penstock.actors.feedback.bursts import Bursts
 from penstock.actors.feedback.config import JoinConfig
 from penstock.actors.feedback.join import FeedbackJoin
+from penstock.actors.feedback.preferences import Preferences
+from penstock.actors.feedback.trust import Trust
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.messages.base import Event
@@ -15,6 +20,7 @@ from penstock.messages.feedback import (
     InferenceRecorded,
     LiveSampleJoined,
 )
+from penstock.messages.signals.quarantine import QuarantineReleased
 
 
 class FeedbackJoiner(Actor):
@@ -29,16 +35,20 @@ class FeedbackJoiner(Actor):
         FeedbackRetracted,
         LiveSampleJoined,
         ErasureRequested,
+        QuarantineReleased,
     )
 
     def __init__(self, config: JoinConfig) -> None:
         """Start with nothing open."""
         self._join = FeedbackJoin(config)
+        self._preferences = Preferences(config)
+        self._bursts = Bursts(config.burst)
+        self._trust = Trust(config)
 
     async def on_inference_recorded(self, event: InferenceRecorded, ctx: Context) -> Effects:
         """Open the request."""
         self._join.add_record(event, ctx.now())
-        return ()
+        return list(self._preferences.add_record(event))
 
     async def on_inference_counted(self, event: InferenceCounted, ctx: Context) -> Effects:
         """Know that nothing may be made of the request."""
@@ -46,8 +56,16 @@ class FeedbackJoiner(Actor):
         return ()
 
     async def on_feedback_received(self, event: FeedbackReceived, ctx: Context) -> Effects:
-        """Note the signal."""
+        """Note the signal; hold it if it is one of a burst."""
+        self._trust.add(event)
+        quarantined = self._bursts.add(event, ctx.stored_at)
         self._join.add_feedback(event, ctx.now())
+        found: list[Event] = list(self._preferences.add_feedback(event))
+        return [*found, quarantined] if quarantined else found
+
+    async def on_quarantine_released(self, event: QuarantineReleased, ctx: Context) -> Effects:
+        """Let the feedback of a burst count."""
+        self._bursts.release(event)
         return ()
 
     async def on_feedback_retracted(self, event: FeedbackRetracted, ctx: Context) -> Effects:
@@ -68,7 +86,13 @@ class FeedbackJoiner(Actor):
     async def on_tick(self, ctx: Context) -> Effects:
         """Publish what is due; the log keeps one of each revision whatever happens."""
         counts = self._join.counts
-        effects: list[Event] = [*self._join.due(ctx.now()), *self._join.left_out()]
+        effects: list[Event] = [
+            msgspec.structs.replace(sample, weight=sample.weight * self._trust.weight(sample))
+            for sample in self._join.due(ctx.now())
+            if not self._bursts.holds(sample)  # The join offers it again within a minute.
+        ]
+        effects += self._join.left_out()
+        ctx.set_gauge("feedback_quarantined", self._bursts.num_held)
         ctx.set_gauge("requests_open", self._join.num_open)
         ctx.set_gauge("samples_joined", counts.num_joined)
         ctx.set_gauge("samples_revised", counts.num_revised)

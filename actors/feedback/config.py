@@ -3,9 +3,20 @@
 import msgspec
 
 from penstock.messages.errors import ConfigError
-from penstock.messages.settings import NonNegativeFloat, PositiveInt, UnitInterval
+from penstock.messages.settings import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from penstock.messages.signals.declaration import SignalSpec, by_name
 from penstock.messages.signals.defaults import DEFAULT_SIGNALS
+
+
+class BurstConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a user's feedback is held as a burst."""
+
+    window_s: PositiveFloat = 600.0
+    """Feedback is counted over so long."""
+    num_min: PositiveInt = 120
+    """No window with at most so many is a burst."""
+    ratio: PositiveFloat = 4.0
+    """Nor one with at most so many times the most that the user gave in a window before."""
 
 
 class JoinConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,6 +34,7 @@ class JoinConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     num_open_max: PositiveInt = 100_000
     """Requests that are remembered; then the session used longest ago is forgotten. As many signals
     without a request are kept."""
+    burst: BurstConfig = BurstConfig()
     revisions_max: PositiveInt = 16
     """Revisions of one sample; later changes of its reward are left out."""
 

@@ -18,6 +18,7 @@ from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted, Live
 from penstock.messages.gates import CandidateChosen, ExperimentDecided, ExperimentStarted
 from penstock.messages.generation import ChannelMoved
 from penstock.messages.reward import EvalCompleted, EvalRequested
+from penstock.messages.signals.quarantine import FeedbackQuarantined
 from penstock.messages.training import CheckpointSaved, MidtrainCompleted, StepCompleted
 from penstock.messages.weights import WeightsApplied, WeightsPublished
 
@@ -76,6 +77,11 @@ def _midtrained(event: MidtrainCompleted) -> str:
     )
 
 
+def _quarantined(event: FeedbackQuarantined) -> str:
+    text = f"feedback of {event.tenant}, {event.user} is quarantined: {event.num_signals} pieces"
+    return f"{text} in a window, {event.usual:.0f} at most before; {event.key()}"
+
+
 def _charged(event: ItemCharged) -> str:
     how = "is charged" if event.is_proven else "is suspected"
     return f"{event.item} {how}{_of(event)}: {event.cause}"
@@ -104,6 +110,7 @@ _WORDS: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
     EvalRequested: ("info", lambda e: f"evaluation of version {e.policy_version} requested"),
     EvalCompleted: ("info", _evaluated),
     ChannelMoved: ("info", lambda e: f"channel {e.channel} points to version {e.policy_version}"),
+    FeedbackQuarantined: ("warn", _quarantined),
     CandidateChosen: ("info", lambda e: f"version {e.policy_version} is the candidate"),
     ExperimentStarted: ("info", lambda e: f"users are divided: candidate {e.policy_version}"),
     ExperimentDecided: ("info", _decided),

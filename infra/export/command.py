@@ -15,6 +15,7 @@ from penstock.actors.sync_relay.core.version_head import HeadSlot, read_head
 from penstock.actors.sync_relay.publish.history import read_back, read_committed
 from penstock.infra.commands.output import print_result
 from penstock.infra.export.folder import check_target, write_model
+from penstock.infra.export.preferences import export_preferences
 from penstock.infra.export.tokenizer_files import tokenizer_files
 from penstock.infra.export.traces import export_traces
 from penstock.infra.run.hosts import reached_run
@@ -29,6 +30,8 @@ async def export(arguments: argparse.Namespace) -> int:
     run = await reached_run(arguments)
     if arguments.format == "traces":
         return await _export_traces(run, arguments)
+    if arguments.format == "preferences":
+        return await _export_preferences(run, arguments)
     check_target(arguments.output)
     async with _objects(run) as store:
         return await _export(run, store, arguments)
@@ -50,6 +53,15 @@ async def _export_traces(run: RunDir, arguments: argparse.Namespace) -> int:
         raise ConfigError("--version: traces are of all versions; leave it out")
     count = await export_traces(run, arguments.output)
     result = {"run_id": run.run_id, "traces": count, "file": str(arguments.output)}
+    print_result(result, as_json=arguments.json)
+    return 0
+
+
+async def _export_preferences(run: RunDir, arguments: argparse.Namespace) -> int:
+    if arguments.version is not None:
+        raise ConfigError("--version: preferences are of all versions; leave it out")
+    counts = await export_preferences(run, arguments.output)
+    result = {"run_id": run.run_id, **counts, "file": str(arguments.output)}
     print_result(result, as_json=arguments.json)
     return 0
 

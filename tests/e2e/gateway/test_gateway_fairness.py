@@ -1,13 +1,20 @@
 """What one key may store as feedback, and whose feedback counts."""
 
+import asyncio
+
 import aiohttp
 import msgspec
 import pytest
 
 from penstock.actors.feedback.actor import FeedbackJoiner
-from penstock.actors.feedback.config import JoinConfig
+from penstock.actors.feedback.config import BurstConfig, JoinConfig
 from penstock.gateway.keys import KeySpec, hash_key
+from penstock.infra.commands.quarantine import held_bursts, release
+from penstock.infra.export.preferences import PreferenceReader, standing
+from penstock.messages.errors import NotFoundError
 from penstock.messages.feedback import FeedbackReceived, InferenceRecorded, LiveSampleJoined
+from penstock.messages.reading.trajectories import last_of
+from penstock.messages.signals.preferences import Label, PreferencePair
 from penstock.messages.streams import STREAMS
 
 from .conftest import KEYS, Site
@@ -81,3 +88,67 @@ async def test_a_trusted_key_judges_requests_of_others(
                 joined.append(delivery.event)
                 break
             assert joined[0].reward == 1.0
+
+
+async def test_a_burst_is_held_is_seen_and_is_released_by_name(bus, tmp_path, tokenizer):
+    site = Site(bus, tmp_path, tokenizer)
+    burst = BurstConfig(num_min=3)
+    joiner = FeedbackJoiner(JoinConfig(reward_wait_s=0.0, burst=burst))
+    joiner.tick_s = 0.05
+    async with site.running(joiner), aiohttp.ClientSession(site.url) as http:
+        for _ in range(5):
+            body = {"request_id": await ask(site, http), "name": "accept", "value": 1}
+            assert (await http.post("/v1/feedback", json=body, headers=bearer())).status == 200
+        async with asyncio.timeout(20):
+            while not (held := await held_bursts(bus)):
+                await asyncio.sleep(0.05)
+            while len(await site.events(LiveSampleJoined)) < 3:
+                await asyncio.sleep(0.05)
+        assert len(await site.events(LiveSampleJoined)) == 3
+        with pytest.raises(NotFoundError, match="expected one of the run's quarantines"):
+            await release(bus, "nobody.1")
+        await release(bus, held[0].key())
+        assert await held_bursts(bus) == []
+        assert await joined_after_echo(joiner, site) == 5
+
+
+async def joined_after_echo(joiner, site) -> int:
+    """Have the join offer again what the log does not show, as it does after a minute."""
+    join = joiner._join
+    while joiner._bursts.num_held:
+        await asyncio.sleep(0.05)
+    join._published.clear()
+    join._wake = [(0.0, key) for _, key in join._wake]
+    async with asyncio.timeout(20):
+        while len(found := await site.events(LiveSampleJoined)) < 5:
+            await asyncio.sleep(0.05)
+    return len(found)
+
+
+async def test_a_correction_is_exported_as_a_pair_and_a_retracted_label_is_not(
+    bus, tmp_path, tokenizer
+):
+    site = Site(bus, tmp_path, tokenizer)
+    joiner = FeedbackJoiner(JoinConfig(reward_wait_s=0.0))
+    async with site.running(joiner), aiohttp.ClientSession(site.url) as http:
+        body = {"request_id": await ask(site, http), "feedback_id": "f1", "value": 1}
+        further = {"name": "correction", "correction": "return a + b"}
+        assert (
+            await http.post("/v1/feedback", json=body | further, headers=bearer())
+        ).status == 200
+        for number in (2, 3):
+            judged = body | {"name": "reject", "feedback_id": f"f{number}"}
+            await http.post("/v1/feedback", json=judged, headers=bearer())
+        await http.delete("/v1/feedback/f3", headers=bearer())
+        async with asyncio.timeout(20):
+            while len(await site.events(Label)) < 2 or not await site.events(PreferencePair):
+                await asyncio.sleep(0.05)
+        reader = PreferenceReader(site._store, site.vault(), last_of(bus), tokenizer)
+        lines = [await reader.line(event) for event in await standing(bus)]
+        await site.vault().erase("user/k-user")
+        erased = PreferenceReader(site._store, site.vault(), last_of(bus), tokenizer)
+        assert [await erased.line(event) for event in await standing(bus)] == [None, None]
+    pair, label = sorted(lines, key=lambda line: line["kind"], reverse=True)
+    assert pair["chosen"] == "return a + b" and pair["rejected"].startswith("ok")
+    assert "Fix add." in pair["context"] and pair["feedback"] == "user.f1"
+    assert (label["is_desirable"], label["feedback"]) == (False, "user.f2")

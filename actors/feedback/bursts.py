@@ -1,0 +1,106 @@
+"""Bursts: far more feedback by one user than this user ever gave before. Pure.
+
+Time is cut into windows. A user's feedback in a window is a burst from the signal on that makes it
+more than `num_min` and more than `ratio` times the most of any window before, which is forgotten
+slowly. So busy users, users who grow busier and a day on which all complain are none. What belongs
+to a burst is held: no sample with it is published until the quarantine is released. Trusted keys
+are left alone.
+"""
+
+from collections import OrderedDict
+
+import msgspec
+
+from penstock.actors.feedback.config import BurstConfig
+from penstock.messages.feedback import FeedbackReceived, LiveSampleJoined, feedback_key
+from penstock.messages.signals.quarantine import FeedbackQuarantined, QuarantineReleased
+
+KEEP = 0.999
+"""What a window leaves of the most that came before."""
+NUM_USERS_MAX = 100_000
+"""Users who are remembered, and pieces of feedback that are held."""
+
+
+class _Usage(msgspec.Struct, kw_only=True):
+    window: int
+    num_signals: int = 0
+    usual: float = 0.0
+    is_burst: bool = False
+
+
+class Bursts:
+    """What each user gave lately, and what is held."""
+
+    def __init__(self, config: BurstConfig) -> None:
+        self._config = config
+        self._usage: OrderedDict[tuple[str, str], _Usage] = OrderedDict()
+        self._held: OrderedDict[str, str] = OrderedDict()
+        """Feedback's log key -> its quarantine."""
+        self._released: OrderedDict[str, None] = OrderedDict()
+
+    @property
+    def num_held(self) -> int:
+        """Pieces of feedback that are held."""
+        return len(self._held)
+
+    def add(self, event: FeedbackReceived, at: float) -> FeedbackQuarantined | None:
+        """Take in a piece of feedback; return a quarantine that begins with it.
+
+        Args:
+            event: The feedback.
+            at: When the log took it, unix seconds.
+
+        """
+        if event.is_trusted:
+            return None
+        window = int(at / self._config.window_s)
+        user = (event.tenant, event.user)
+        usage = self._usage.setdefault(user, _Usage(window=window))
+        self._usage.move_to_end(user)
+        if len(self._usage) > NUM_USERS_MAX:
+            self._usage.popitem(last=False)
+        if window > usage.window:
+            _close(usage, window)
+        usage.num_signals += 1
+        most = max(self._config.num_min, self._config.ratio * usage.usual)
+        begins = not usage.is_burst and usage.num_signals > most
+        usage.is_burst = usage.is_burst or begins
+        if not usage.is_burst:
+            return None
+        quarantined = FeedbackQuarantined(
+            tenant=event.tenant,
+            user=event.user,
+            window=usage.window,
+            began_at=at,
+            num_signals=usage.num_signals,
+            usual=usage.usual,
+        )
+        if quarantined.key() not in self._released:
+            root = feedback_key(event.tenant, event.amends or event.feedback_id)
+            self._held[root] = quarantined.key()
+            if len(self._held) > NUM_USERS_MAX:
+                self._held.popitem(last=False)
+        return quarantined if begins else None
+
+    def release(self, event: QuarantineReleased) -> None:
+        """Let the feedback of a burst count, also what is still to be read of it."""
+        self._released[event.quarantine] = None
+        if len(self._released) > NUM_USERS_MAX:
+            self._released.popitem(last=False)
+        for root in [root for root, name in self._held.items() if name == event.quarantine]:
+            del self._held[root]
+
+    def holds(self, sample: LiveSampleJoined) -> bool:
+        """Return whether a sample counts feedback that is held."""
+        return not self._held.keys().isdisjoint(sample.feedback_ids)
+
+
+def _close(usage: _Usage, window: int) -> None:
+    """End a window; those without feedback since then only let the past fade.
+
+    A burst does not become usual.
+    """
+    counted = 0.0 if usage.is_burst else float(usage.num_signals)
+    faded = usage.usual * KEEP ** (window - usage.window)
+    usage.usual = max(faded, counted)
+    usage.window, usage.num_signals, usage.is_burst = window, 0, False

@@ -1,0 +1,91 @@
+"""Corrections and clear judgments of replies that may be trained, as pairs and labels. Pure.
+
+```
+ InferenceRecorded (with consent) ─▶ known ─┐
+ FeedbackReceived, before or after ─────────┴─▶ PreferencePair (correction) or Label (clear score)
+```
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import msgspec
+
+from penstock.actors.feedback.config import JoinConfig
+from penstock.actors.feedback.sessions import SIGNALS_MAX, refusal
+from penstock.messages.feedback import FeedbackReceived, InferenceRecorded, feedback_key
+from penstock.messages.signals.declaration import SignalKind, SignalLevel, by_name
+from penstock.messages.signals.preferences import Label, PreferencePair
+
+CLEAR = 0.5
+"""Magnitude of a score, from -1 to 1, that is a judgment; less is neither good nor bad."""
+
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True):
+    tenant: str
+    user: str
+    policy_version: int
+    has_consent: bool
+
+
+class Preferences:
+    """Recent requests, and feedback that waits for its request."""
+
+    def __init__(self, config: JoinConfig) -> None:
+        self._num_max = config.num_open_max
+        self._declared = by_name(config.signals)
+        self._requests: OrderedDict[str, _Request] = OrderedDict()
+        self._early: OrderedDict[str, list[FeedbackReceived]] = OrderedDict()
+
+    def add_record(self, record: InferenceRecorded) -> Iterator[PreferencePair | Label]:
+        """Take in a request; yield what the feedback says that came before it."""
+        self._requests[record.request_id] = request = _Request(
+            tenant=record.tenant,
+            user=record.user,
+            policy_version=record.policy_version,
+            has_consent=record.training_consent,
+        )
+        if len(self._requests) > self._num_max:
+            self._requests.popitem(last=False)
+        for event in self._early.pop(record.request_id, []):
+            yield from self._read(event, request)
+
+    def add_feedback(self, event: FeedbackReceived) -> Iterator[PreferencePair | Label]:
+        """Yield what a piece of feedback says, if its request is known."""
+        request = self._requests.get(event.request_id)
+        if request is not None:
+            yield from self._read(event, request)
+            return
+        waiting = self._early.setdefault(event.request_id, [])
+        if len(waiting) < SIGNALS_MAX:
+            waiting.append(event)
+        if len(self._early) > self._num_max:
+            self._early.popitem(last=False)
+
+    def _read(self, event: FeedbackReceived, request: _Request) -> Iterator[PreferencePair | Label]:
+        if not request.has_consent or refusal(event, self._declared, request.tenant):
+            return
+        spec = self._declared[event.name]
+        root = feedback_key(event.tenant, event.amends or event.feedback_id)
+        if spec.kind is SignalKind.CORRECTION and event.content is not None:
+            yield PreferencePair(
+                feedback=event.key(),
+                root=root,
+                request_id=event.request_id,
+                tenant=request.tenant,
+                user=request.user,
+                policy_version=request.policy_version,
+            )
+        score, weight = spec.score(event.value), spec.weight * event.weight
+        if spec.level is SignalLevel.REQUEST and abs(score) >= CLEAR and weight > 0:
+            yield Label(
+                feedback=event.key(),
+                root=root,
+                request_id=event.request_id,
+                name=event.name,
+                is_desirable=score > 0,
+                weight=weight,
+                tenant=request.tenant,
+                user=request.user,
+                policy_version=request.policy_version,
+            )

@@ -1,0 +1,39 @@
+"""Bursts of feedback, which are held until somebody looks at them."""
+
+from typing import ClassVar
+
+from penstock.messages.base import Event, Stream
+from penstock.messages.settings import FiniteNonNegative, NonNegativeInt
+
+
+class FeedbackQuarantined(Event, frozen=True, kw_only=True):
+    """Feedback join -> monitor, whoever releases it: a user gives far more feedback than before."""
+
+    stream: ClassVar[Stream] = Stream.FEEDBACK
+    tenant: str
+    user: str
+    """Who gave it."""
+    window: NonNegativeInt
+    """Which one, since the epoch."""
+    began_at: FiniteNonNegative
+    """Unix seconds."""
+    num_signals: NonNegativeInt
+    """In the window so far."""
+    usual: FiniteNonNegative
+    """The most that this user gave in a window before."""
+
+    def key(self) -> str:
+        """One per user and window."""
+        return f"{self.tenant}.{self.user}.{self.window}"
+
+
+class QuarantineReleased(Event, frozen=True, kw_only=True):
+    """Command line -> feedback join: the feedback of a burst counts after all."""
+
+    stream: ClassVar[Stream] = Stream.FEEDBACK
+    quarantine: str
+    """Key of the `FeedbackQuarantined`."""
+
+    def key(self) -> str:
+        """One per quarantine."""
+        return self.quarantine
