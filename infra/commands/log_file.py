@@ -31,8 +31,9 @@ SLACK_BYTES, ENTRY_RATIO_MAX, TOTAL_RATIO_MAX = 16 << 20, 8, 200
 a few kilobytes of zstd unpack to gigabytes."""
 WINDOW_BYTES_MAX = 16 << 20
 """Memory that a file may demand of the decompressor."""
-NOT_FACTS = frozenset({Stream.METRICS, Stream.TASKS, Stream.CREDITS})
-"""Streams that are not exported: telemetry, and commands that end once handled."""
+NOT_FACTS = frozenset({Stream.METRICS, Stream.TASKS, Stream.CREDITS, Stream.GATEWAY})
+"""Streams that are not exported: telemetry, commands that end once handled, and what gateways share
+for minutes in memory, replies among it."""
 
 
 class _Object(msgspec.Struct, tag_field="kind", tag="object"):
