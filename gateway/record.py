@@ -48,7 +48,7 @@ def _agrees(metadata: dict[str, str], name: str) -> bool:
     return value == "true"
 
 
-class Client(msgspec.Struct, frozen=True, kw_only=True):
+class Requester(msgspec.Struct, frozen=True, kw_only=True):
     """Who made a request, and what may be done with it."""
 
     key: KeySpec
@@ -63,7 +63,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     session_id: str
     segment: str
-    client: Client
+    client: Requester
     route: Route
     channel: str
     facts: ReplyFacts

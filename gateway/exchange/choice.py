@@ -11,7 +11,7 @@ from penstock.gateway.exchange.generation import Generation
 from penstock.gateway.exchange.plan import Plan
 from penstock.gateway.exchange.prompt import ReplyMemory, sent_call
 from penstock.gateway.exchange.reply import ReplyAssembler
-from penstock.gateway.record import Answered, Client
+from penstock.gateway.record import Answered, Requester
 from penstock.gateway.reply_facts import reply_facts
 from penstock.messages.rollout import StopReason, ToolCall
 
@@ -115,7 +115,7 @@ class Choice:
         """The calls as the client gets them."""
         return [sent_call(call, self._tools) for call in self.calls]
 
-    def answered(self, client: Client, segment: str, *, at: float) -> Answered:
+    def answered(self, client: Requester, segment: str, *, at: float) -> Answered:
         """Return what is known of a reply of at least one token."""
         sampled, plan = self.generation.sampled, self._plan
         turn = make_turn(

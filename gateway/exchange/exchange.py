@@ -12,7 +12,7 @@ from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.choice import Choice
 from penstock.gateway.exchange.plan import Plan
 from penstock.gateway.keys import KeySpec
-from penstock.gateway.record import Client, consent_of
+from penstock.gateway.record import Requester, consent_of
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Owner, Services
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Exchange:
         self._conversation = asked.conversation
         self._plan = plan
         conversation = asked.conversation
-        self._client = Client(
+        self._client = Requester(
             key=key,
             user=services.pseudonyms.user(key, conversation.user),
             consent=consent_of(key, conversation.store, conversation.metadata),

@@ -1,5 +1,4 @@
 """Whose data is where: `penstock lineage`, and `penstock erase`, which takes it away again.
 
-`lineage.py` folds the log into who trained what; `erase.py` deletes a user's content key in order;
-`retrain.py` makes a run that never had the user.
+`lineage.py` folds the log into who trained what; `erase.py` deletes a user's content key in order.
 """
