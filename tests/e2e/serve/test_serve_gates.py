@@ -10,10 +10,19 @@ from .service import Service
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(500)]
 
+GUARDS = ", ".join(
+    f"{name} = {{ bound = {bound}, num_min = 5 }}"
+    for name, bound in {
+        "reply_length": 9.0, "empty_replies": 1.0, "invalid_calls": 1.0, "question_rate": 1.0,
+        "edit_rate": 1.0, "unrated": 1.0, "discard_rate": 1.0, "kl": 9.0, "ess": 0.01,
+    }.items()
+)  # fmt: skip
+"""An untrained policy's replies are of any kind."""
 SETTINGS = (
     "serve.gated=true", "serve.epoch_samples=4", "feedback_join.reward_wait_s=0.2",
     "gatekeeper.offline.num_tasks=0", "gatekeeper.quality_bar=0.0",
     "gatekeeper.test.sessions_per_user=1", "gatekeeper.test.replies_per_user=1",
+    "gatekeeper.test.user_window_s=5.0", f"gatekeeper.guards={{ {GUARDS} }}",
 )  # fmt: skip
 OPTIONS = [word for setting in SETTINGS for word in ("--set", setting)]
 
@@ -33,12 +42,12 @@ def told(runs, kind: str) -> list[dict]:
     return [json.loads(line) for line in found.stdout.splitlines()]
 
 
-def wait_for(runs, service: Service, kind: str) -> dict:
+def wait_for(runs, service: Service, kind: str, number: int = 0) -> dict:
     deadline = time.monotonic() + WAIT_S
-    while not (found := told(runs, kind)):
+    while len(found := told(runs, kind)) <= number:
         assert time.monotonic() < deadline, service.output
         time.sleep(1.0)
-    return found[0]
+    return found[number]
 
 
 def ask(service: Service, user: str) -> tuple[int, str]:
@@ -48,45 +57,53 @@ def ask(service: Service, user: str) -> tuple[int, str]:
     return int(headers["x-policy-version"]), reply["id"]
 
 
-def rate(service: Service, user: str, value: int) -> int:
-    version, request_id = ask(service, user)
-    service.post("/v1/feedback", {"request_id": request_id, "name": "thumbs", "value": value})
-    return version
+def experiment(runs, service: Service, number: int, *, liked: str) -> dict:
+    """Have new users rate one arm well until the candidate is decided; nobody's request fails."""
+    started = wait_for(runs, service, "ExperimentStarted", number)
+    versions = {"candidate": started["policy_version"], "stable": started["stable_version"]}
+    deadline, count = time.monotonic() + WAIT_S, 0
+    while len(told(runs, "ExperimentDecided")) <= number:
+        assert time.monotonic() < deadline, service.output
+        for _ in range(25):
+            count += 1
+            user = f"user-{number}-{count}"
+            version, request_id = ask(service, user)
+            value = int(version == versions[liked])
+            body = {"request_id": request_id, "name": "thumbs", "value": value}
+            service.post("/v1/feedback", body)
+    return versions
 
 
-def test_users_are_divided_and_a_version_that_they_dislike_is_rolled_back(runs):
+def test_a_version_that_users_dislike_is_rolled_back_and_one_that_they_like_is_promoted(runs):
     service = Service(runs, "--learn", *OPTIONS)
     try:
         assert service.ask()[0] == 2
         for value in (1, 0, 1, 0):
             service.teach(value)
-        started = wait_for(runs, service, "ExperimentStarted")
-        assert (started["stable_version"], started["policy_version"]) == (2, 3)
-        served, deadline = {}, time.monotonic() + WAIT_S
-        while not told(runs, "ExperimentDecided"):
-            assert time.monotonic() < deadline, service.output
-            for _ in range(25):
-                user = f"user-{len(served)}"
-                served[user] = ask(service, user)[0]
-                rate(service, user, 0 if served[user] == 3 else 1)
-        assert set(served.values()) == {2, 3}
-        records = [one for one in told(runs, "InferenceRecorded") if one["propensity"] == 0.5]
-        assert {one["variant"] for one in records} >= {"e0.0.stable", "e0.0.candidate"}
-        assert all(one["channel"] == one["variant"].split(".")[2] for one in records)
-        drifts = [one.get("drift", {}) for one in told(runs, "StepCompleted")]
-        assert any("2" in one and one["2"]["num_tokens"] > 0 for one in drifts)
-        assert all(0.9 < one["2"]["ess"] <= 1.0 for one in drifts if "2" in one)
-        decided = told(runs, "ExperimentDecided")[0]
+        assert experiment(runs, service, 0, liked="stable") == {"stable": 2, "candidate": 3}
+        drawn = [one for one in told(runs, "InferenceRecorded") if one["variant"] != "current"]
+        assert {one["variant"] for one in drawn} == {"e0.0.stable", "e0.0.candidate"}
+        for one in drawn:
+            assert one["propensity"] == 0.5
+            assert one["channel"] == one["variant"].split(".")[2]
+            assert one["policy_version"] == {"stable": 2, "candidate": 3}[one["channel"]]
+        decided = wait_for(runs, service, "ExperimentDecided")
         assert decided["decision"] == "rolled_back", decided
         assert decided["reason"].startswith("users: it is worse")
-        time.sleep(2.0)
-        after = [ask(service, user)[0] for user in served]
-        again = [one for one in told(runs, "ExperimentStarted") if one["number"] == 1]
-        assert again or set(after) == {2}
+
+        versions = experiment(runs, service, 1, liked="candidate")
+        assert versions["stable"] == 2 < versions["candidate"]
+        decided = wait_for(runs, service, "ExperimentDecided", 1)
+        assert decided["decision"] == "promoted", decided
+        service.until_version(versions["candidate"])
+
+        drifts = [one.get("drift", {}) for one in told(runs, "StepCompleted")]
+        assert any("2" in one and one["2"]["num_tokens"] > 0 for one in drifts)
         report = json.loads(penstock(runs, "experiment", "r1", "--json").stdout.splitlines()[-1])
-        assert report["channels"]["stable"] == 2
-        assert report["decided"][0]["decision"] == "rolled_back"
-        assert "stable version 2" in penstock(runs, "status", "r1").stdout
+        assert report["channels"]["stable"] == versions["candidate"]
+        assert [one["decision"] for one in report["decided"][:2]] == ["rolled_back", "promoted"]
+        status = penstock(runs, "status", "r1").stdout
+        assert f"stable version {versions['candidate']}" in status
         assert service.stop() == 0, service.output
     finally:
         service.end()
