@@ -5,17 +5,19 @@ from functools import cache, partial
 import msgspec
 import pytest
 import torch
-from tests.contract.check_engine import CHECKS
+from tests.contract.check_engine import CHECKS, STOP_ID, VOCAB_SIZE
 
 from penstock.actors.generator import core
 from penstock.actors.generator.core import EngineOptions
+from penstock.actors.generator.masks import GrammarMasks
 from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
+from penstock.actors.policy.tokenizer import train_tokenizer
 
 CONFIG = PolicyConfig(
-    vocab_size=200,
+    vocab_size=VOCAB_SIZE,
     hidden_size=32,
     num_hidden_layers=2,
     head_dim=16,
@@ -35,6 +37,11 @@ OPTIONS = EngineOptions(
 
 
 @cache
+def tokenizer():
+    return train_tokenizer(["one line of text to learn merges from"], VOCAB_SIZE)
+
+
+@cache
 def weights_of(version, config=CONFIG):
     policy = Policy(config, seed=version)
     with torch.no_grad():
@@ -49,7 +56,8 @@ def weights_of(version, config=CONFIG):
 async def test_engine_conforms(check, step, config, monkeypatch):
     if step == "torch":
         monkeypatch.setattr(core.NativeDecoder, "load", lambda *_: None)
-    engine = TorchEngine(config, OPTIONS)
+    masks = GrammarMasks(tokenizer(), [STOP_ID], VOCAB_SIZE)
+    engine = TorchEngine(config, OPTIONS, masks)
     if step not in engine.capabilities().name:
         pytest.skip("no C compiler")
     engine.start()

@@ -13,7 +13,10 @@ from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.generator.sampler import SamplingBatch, sample
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy, token_logprobs
+from penstock.actors.policy.native import decode_shape
+from penstock.actors.policy.shaping import cut_support
 from penstock.kernels.backend import KernelArgumentError
+from penstock.kernels.decode.kernel import DecodeKernel
 from penstock.kernels.ops.checks import check_values
 from penstock.messages.task import Sampling
 
@@ -142,3 +145,44 @@ def test_extreme_uniforms_stay_inside_the_support():
     logits = torch.tensor([[-torch.inf, 0.0, 1.0, -torch.inf]] * 2)
     token_ids, _ = sample(logits, SamplingBatch([1.0] * 2, [0.0, 1.0 - 2**-53]))
     assert token_ids == [1, 2]
+
+
+SHARP = np.array([-120.0, -200.0, 3.0, 3.0, -150.0, *[-300.0] * 30, 2.9, -110.0], np.float32)
+
+
+@pytest.mark.parametrize("step", ["native", "torch"])
+@pytest.mark.parametrize("temperature", [1e-3, 0.01, 0.2, 1.0])
+@pytest.mark.parametrize("top_p", [1.0, 1e-6])
+def test_no_token_without_probability_is_drawn(step, temperature, top_p):
+    """Not even by the smallest number, at which the first of the vocabulary has its turn."""
+    uniforms = [0.0, 2**-149, 2**-60, 0.5, 1.0 - 2**-24, 1.0 - 2**-53]
+    logits = torch.from_numpy(np.tile(SHARP, (len(uniforms), 1)))
+    settings = Sampling(temperature=temperature, top_p=top_p)
+    logits.masked_fill_(~cut_support(logits[0], settings), -torch.inf)
+    batch = SamplingBatch([temperature] * len(uniforms), uniforms)
+    if step == "torch":
+        tokens, logprobs = sample(logits.clone(), batch)
+    else:
+        shape = decode_shape(PolicyConfig(vocab_size=len(SHARP)), 1, 16)
+        kernel = DecodeKernel.load(shape)
+        if kernel is None:
+            pytest.skip("no C compiler")
+        tokens, logprobs = kernel.sample(logits.numpy(), batch.temperatures, batch.uniforms)
+    assert set(tokens) <= {2, 3, len(SHARP) - 2}
+    assert -12.0 < min(logprobs) <= max(logprobs) <= 0.0
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"top_p": 0.4}, [0]), ({"top_p": 0.5}, [0]), ({"top_p": 0.6}, [0, 1]),
+        ({"top_k": 3}, [0, 1, 2]), ({"top_k": 3, "top_p": 0.6}, [0, 1]),
+        ({"top_k": 99}, [0, 1, 2, 3]), ({"min_p": 0.25}, [0, 1, 2]), ({"min_p": 1.0}, [0]),
+        ({"min_p": 0.25, "temperature": 0.5}, [0, 1]),
+        ({"top_k": 1, "temperature": 0.0}, [0, 1, 2, 3]), ({"top_p": 1e-6}, [0]),
+    ],
+)  # fmt: skip
+def test_each_cut_leaves_the_smallest_set_that_it_names(values, expected):
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0]).log()
+    is_left = cut_support(logits, Sampling(**values))
+    assert torch.nonzero(is_left).flatten().tolist() == expected
