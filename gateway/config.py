@@ -7,6 +7,7 @@ import msgspec
 
 from penstock.messages.generation import NEWEST, pinned_version
 from penstock.messages.settings import NonNegativeFloat, PositiveFloat, PositiveInt
+from penstock.messages.task import TEMPERATURE_MIN
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,6 +27,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Prompt and reply together."""
     reply_tokens_max: PositiveInt = 256
     """Bound of one reply, and its length where the request names none."""
+    explore_temperature: Annotated[float, msgspec.Meta(ge=TEMPERATURE_MIN, le=2)] = 1.0
+    """Of requests at temperature 0 whose key `explores`."""
     keys_file: str = ""
     """TOML file of further bearer keys (see `keys.py`), besides those that the run makes. A change
     counts within seconds; a file that is wrong changes nothing."""

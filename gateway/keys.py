@@ -56,6 +56,9 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Whether prompts, replies and comments of this key may be stored; else only counts are."""
     training_consent: bool = False
     """Whether requests and feedback of this key may become training data."""
+    explores: bool = False
+    """Whether requests at temperature 0, which nothing can be learned from, are sampled at
+    `gateway.explore_temperature` instead; their replies say so."""
     rpm_limit: PositiveInt = 600
     """Requests per minute."""
     tpm_limit: PositiveInt = 600_000

@@ -99,13 +99,11 @@ def recorded(sampling: Sampling) -> Sampling:
 
 
 def with_exploration(sampling: Sampling, temperature: float) -> Sampling:
-    """Return settings that explore: a greedy request at the run's temperature, others as they are.
+    """Return a greedy request's settings at another temperature.
 
     For keys whose owner lets the gateway do so: many agents always send temperature 0, and a turn
     drawn at 0 is never trained.
     """
-    if not sampling.is_greedy:
-        return sampling
     return msgspec.structs.replace(sampling, temperature=temperature)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from penstock.actors.policy.sampling import with_exploration
 from penstock.gateway.conversation import Asked, LiveRequest
 from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.exchange import Exchange
@@ -123,13 +124,18 @@ def _read(services: Services, read: Read, request: web.Request, body: bytes) -> 
 async def _plan(services: Services, conversation: LiveRequest, admitted: _Admitted) -> Plan:
     request, key = admitted.request, admitted.key
     thread = request[THREAD] = _thread(services, request, key, conversation)
-    return await services.planner.plan(
+    plan = await services.planner.plan(
         conversation,
         key_id=key.key_id,
         session_id=services.pseudonyms.session(key, thread.name),
         seed=services.ctx.random.getrandbits(31),
         charge=admitted.charge,
     )
+    if not (key.explores and plan.sampling.is_greedy):
+        return plan
+    temperature = services.config.explore_temperature
+    request[EXTRA_HEADERS]["x-sampled-temperature"] = f"{temperature:g}"
+    return plan._replace(sampling=with_exploration(plan.sampling, temperature))
 
 
 def _thread(

@@ -132,14 +132,8 @@ async def _generator(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
     staleness_max = config.trainer.staleness_max
     engine = _start_engine(config, await assembly.chat_format())
     section = config.region(region)
-    generator = Generator(
-        engine,
-        section.serves,
-        region,
-        replica,
-        channel=section.channel,
-        lag=Lag(staleness_max, config.generator.lag_s_max),
-    )
+    lag = Lag(staleness_max, config.generator.lag_s_max)
+    generator = Generator(engine, section.serves, region, replica, channel=section.channel, lag=lag)
     receiver = Receiver(
         region,
         replica,

@@ -36,6 +36,8 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("actors/policy/chat/markup.py", "*_token_id", "the package renderers reads it"),
     ("actors/policy/chat/markup.py", "name_or_path", "the package renderers reads it"),
     ("actors/policy/chat/markup.py", "convert_tokens_to_ids", "the package renderers calls it"),
+    ("actors/generator/masks.py", "*os_token_id", "the library llguidance reads it"),
+    ("actors/generator/masks.py", "special_token_ids", "the library llguidance reads it"),
     ("actors/generator/*engine.py", "pause", "part of the engine protocol, as vLLM has it"),
     ("envs/factory/targets.py", "returns", "an attribute of the ast module's"),
     ("envs/backends.py", "choose_backend", "coming work picks a backend by what it can do"),

@@ -45,6 +45,13 @@ KEYS = (
     KeySpec(key_id="mate", key_hash=hash_key("psk-mate"), tenant="user"),
     KeySpec(key_id="other", key_hash=hash_key("psk-other"), storage_consent=True),
     KeySpec(key_id="private", key_hash=hash_key("psk-private")),
+    KeySpec(
+        key_id="explorer",
+        key_hash=hash_key("psk-explorer"),
+        storage_consent=True,
+        training_consent=True,
+        explores=True,
+    ),
     KeySpec(key_id="slow", key_hash=hash_key("psk-slow"), rpm_limit=2),
     KeySpec(key_id="single", key_hash=hash_key("psk-single"), max_parallel_requests=1),
 )
