@@ -117,7 +117,7 @@ class GrammarMasks:
     def _done(self, job: asyncio.Future[llguidance.LLMatcher]) -> None:
         self._num_compiling -= 1
         if not job.cancelled():
-            job.exception()  # Seen by whoever still waits for it.
+            job.exception()  # Retrieved, even where its request has timed out.
 
     def _compile(self, text: str) -> llguidance.LLMatcher:
         if self._tokenizer is None:

@@ -10,7 +10,7 @@ from penstock.actors.generator.engine import InvalidRequestError, TokenChunk
 from penstock.actors.generator.kv_cache import CacheRow
 from penstock.actors.generator.masks import TurnGrammar
 from penstock.actors.generator.sampler import uniforms_for
-from penstock.actors.generator.shaper import Shaped, Shaper, top_tokens
+from penstock.actors.generator.shaper import Shaped, TurnShaper, top_tokens
 from penstock.messages.errors import PenstockError
 from penstock.messages.rollout import StopReason, VersionSpan
 from penstock.messages.task import Sampling
@@ -38,7 +38,7 @@ class GenerationRequest:
         self.routes_from = routes_from
         self.stop_ids = frozenset(sampling.stop_token_ids)
         self.uniforms = uniforms_for(sampling, num_resumed)
-        self.shaper = Shaper.of(sampling, grammar)
+        self.shaper = TurnShaper.of(sampling, grammar)
         self.num_resumed = num_resumed
         self.num_sampled = 0
         self.is_decoding = False

@@ -44,7 +44,7 @@ def finite_rows(logits: torch.Tensor | np.ndarray) -> np.ndarray:
 def uniforms_for(sampling: Sampling, num_resumed: int = 0) -> list[float]:
     """Return the request's stream: one number for each token it may draw.
 
-    A turn that was begun elsewhere goes on after the numbers that its first tokens used up.
+    A turn that was begun elsewhere continues behind the numbers that its first tokens used up.
     """
     stream = np.random.Generator(np.random.Philox(key=sampling.seed % 2**128))
     return stream.random(num_resumed + sampling.num_tokens_max)[num_resumed:].tolist()

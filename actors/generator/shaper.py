@@ -27,7 +27,7 @@ class Shaped(NamedTuple):
     """Whether the grammar allowed one token alone."""
 
 
-class Shaper:
+class TurnShaper:
     """Follows one request's tokens."""
 
     def __init__(self, sampling: Sampling, grammar: TurnGrammar | None) -> None:
@@ -38,7 +38,7 @@ class Shaper:
         self._window: TokenWindow | None = None
 
     @classmethod
-    def of(cls, sampling: Sampling, grammar: TurnGrammar | None) -> "Shaper | None":
+    def of(cls, sampling: Sampling, grammar: TurnGrammar | None) -> "TurnShaper | None":
         """Return None where there is nothing to shape."""
         shapes = sampling.is_truncated or sampling.is_penalized or sampling.logit_bias
         return cls(sampling, grammar) if shapes else None

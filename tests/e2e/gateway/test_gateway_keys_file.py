@@ -1,4 +1,4 @@
-"""Keys come and go while the gateway runs."""
+"""Keys come and go while the gateway runs; one may have its greedy requests sampled."""
 
 import logging
 
@@ -6,8 +6,9 @@ import aiohttp
 import pytest
 
 from penstock.gateway.keys import hash_key
+from penstock.messages.feedback import InferenceRecorded
 
-from .conftest import Site, until
+from .conftest import Site, eventually, until
 
 
 def table(name: str, secret: str, **fields: object) -> str:
@@ -86,3 +87,25 @@ async def test_a_lower_limit_holds_at_once(bus, tmp_path, tokenizer, file):
         await until(lambda: site.gateway._keys.ring is not before)
         assert await ask() == 200, "of one minute's allowance"
         assert await ask() == 429
+
+
+GOOD = {"model": "policy", "messages": [{"role": "user", "content": "Fix add."}]}
+"""A client's request."""
+
+
+@pytest.mark.parametrize(
+    ("secret", "asked", "sampled"),
+    [("psk-explorer", 0.0, 1.0), ("psk-explorer", 0.3, 0.3), ("psk-test", 0.0, 0.0)],
+)
+async def test_a_key_that_explores_is_sampled_at_the_runs_temperature(site, secret, asked, sampled):
+    site.will_reply(site.chat.render_turn("ok"))
+    headers = {"Authorization": f"Bearer {secret}"}
+    async with aiohttp.ClientSession(site.url, headers=headers) as http:
+        reply = await http.post("/v1/chat/completions", json=GOOD | {"temperature": asked})
+        assert reply.status == 200, await reply.text()
+    told = reply.headers.get("x-sampled-temperature")
+    assert told == (None if asked == sampled else "1")
+    assert site.generator.asked[0].sampling.temperature == sampled
+    [record] = await eventually(site, InferenceRecorded)
+    turn = await site.turn(record)
+    assert turn.sampling is not None and turn.sampling.temperature == sampled
