@@ -181,7 +181,7 @@ def test_what_was_not_used_would_show(name):
 
 
 def test_supports_are_the_samplers_at_other_weights_too():
-    """The formula of `actors/policy/shaping.py`: a softmax over the recorded tokens at the trainer's logits."""
+    """A softmax over the recorded tokens at the trainer's logits (`actors/policy/shaping.py`)."""
     batch = batch_of(policy_in("fast"), SETTINGS["top_p"], 1)
     other = policy_in("fast", seed=1)
     [sequence] = batch
