@@ -66,13 +66,17 @@ def error_body(error: ApiError, path: str = "") -> bytes:
             text = f"prompt is too long: {error.message}"
         fields = {"type": _anthropic_type(error.status), "message": text}
         return msgspec.json.encode({"type": "error", "error": fields})
-    fields = {
+    return msgspec.json.encode({"error": openai_error(error)})
+
+
+def openai_error(error: ApiError) -> dict[str, str | None]:
+    """Return an error's fields in OpenAI's form."""
+    return {
         "message": error.message,
         "type": _openai_type(error.status),
         "param": error.param,
         "code": error.code,
     }
-    return msgspec.json.encode({"error": fields})
 
 
 def error_response(error: ApiError, path: str) -> web.Response:

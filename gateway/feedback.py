@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from penstock.gateway.errors import ApiError, error_body, invalid
+from penstock.gateway.errors import ApiError, invalid, openai_error
 from penstock.gateway.identity import random_id
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import sealed_content
@@ -79,12 +79,12 @@ async def post_feedback_batch(services: Services, request: web.Request) -> web.R
         try:
             results.append(await _take(bytes(item), key, services))
         except ApiError as error:
-            results.append({"status": error.status, **msgspec.json.decode(error_body(error))})
+            results.append({"status": error.status, "error": openai_error(error)})
     return web.json_response({"results": results})
 
 
 async def get_feedback(services: Services, request: web.Request) -> web.Response:
-    """Tell what became of a piece of feedback."""
+    """Return what became of a piece of feedback."""
     key = services.authenticate(request)
     event = await _find(services, request, key)
     fate = services.fates.fate(event.key())

@@ -22,6 +22,7 @@ from penstock.messages.feedback import FeedbackReceived, InferenceRecorded, Live
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import StopReason, Turn, VersionSpan
 from penstock.messages.signals.declaration import SignalKind, SignalLevel, SignalSpec
+from penstock.messages.task import Sampling
 from penstock.messages.training import BatchManifest
 
 NUM_TURNS = 6
@@ -45,6 +46,7 @@ class LiveLoop:
     """One tenant with eight users; each session is rated once, at its last message."""
 
     def __init__(self, level: SignalLevel, *, num_samples: int = 16, rate: float = 1e-2) -> None:
+        torch.set_num_threads(1)
         signal = SignalSpec(name="goal", kind=SignalKind.FRACTION, level=level)
         self.config = TrainerConfig(
             epoch=EpochConfig(num_samples=num_samples, s_max=3600.0),
@@ -144,6 +146,7 @@ class LiveLoop:
             behavior_logprobs=to_array(np.array([logprob], np.float32)),
             version_spans=[VersionSpan(policy_version=self.version, num_tokens=1)],
             stop_reason=StopReason.STOP,
+            sampling=Sampling(),
         )
         record = InferenceRecorded(
             request_id=name,
