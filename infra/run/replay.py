@@ -114,10 +114,12 @@ async def _other_versions(bus: Bus) -> dict[str, str]:
 
 def _text(figures: dict[str, Any]) -> str:
     steps, speedup = figures["steps"], figures["speedup"]
+    erased = figures["steps_erased"]
+    left_out = f"; {erased} steps with erased users left out" if erased else ""
     if figures["identical"]:
         return (
             f"{steps} steps identical, bit for bit, in {figures['wall_s']:.1f} s, "
-            f"{speedup:.1f} times as fast as the run ({figures['speedup_rl']:.1f} times its RL)"
+            f"{speedup:.1f} times as fast as the run ({figures['speedup_rl']:.1f} times its RL){left_out}"
         )
     lines = [f"{steps} steps replayed; first difference: {figures['first_difference']}"]
     lines += [f"  {name}: {text}" for name, text in figures["other_versions"].items()]

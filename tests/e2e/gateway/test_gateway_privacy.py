@@ -1,14 +1,23 @@
 """What the log keeps of users, by consent: found nowhere else, decoded or raw."""
 
+import contextlib
+
 import aiohttp
 import pytest
 
+from penstock.infra.privacy.erase import erase
 from penstock.messages.base import Event
 from penstock.messages.codec import EVENTS, encode
-from penstock.messages.feedback import FeedbackReceived, InferenceCounted, InferenceRecorded
+from penstock.messages.errors import ErasedError
+from penstock.messages.feedback import (
+    FeedbackReceived,
+    InferenceCounted,
+    InferenceRecorded,
+    UserErased,
+)
 from penstock.messages.streams import STREAMS, Retention
 
-from .conftest import Site
+from .conftest import Site, eventually
 
 SECRET_TEXT = "my-very-own-words"
 
@@ -111,3 +120,48 @@ async def test_a_consent_that_is_neither_true_nor_false_is_refused(site, http, n
     reply = await http.post("/v1/chat/completions", json=body, headers=bearer("psk-test"))
     assert (reply.status, (await reply.json())["error"]["param"]) == (400, f"metadata.{name}")
     assert not site.generator.asked
+
+
+async def opened(site: Site) -> bytes:
+    """Return all of users' content that a holder of store, keys and log can read."""
+    found: list[bytes] = []
+    for record in await site.events(InferenceRecorded):
+        with contextlib.suppress(ErasedError):
+            turn = await site.turn(record)
+            found += [turn.context_ids.data, turn.token_ids.data]
+    for event in await site.events(FeedbackReceived):
+        with contextlib.suppress(ErasedError):
+            found.append((await site.feedback_content(event)).comment.encode())
+    return b"\0".join(found)
+
+
+@pytest.mark.parametrize("bus", ["nats"], indirect=True)
+async def test_what_an_erased_user_wrote_is_found_before_and_nowhere_after(
+    site, http, bus, tmp_path
+):
+    """In events, objects, the server's own files, the page's state and the metrics."""
+    reply = await ask(site, http, user="alice")
+    await rate(http, "psk-test", reply["id"], user="alice")
+    await ask(site, http, user="bob")
+    alice, bob = await site.events(InferenceRecorded)
+    ids = site.generator.asked[0].token_ids.data
+    path = tmp_path / "objects" / "content-keys" / alice.tenant / alice.user
+    key = path.read_bytes()
+    assert ids in await opened(site) and SECRET_TEXT.encode() in await opened(site)
+    assert key in await everything(site, tmp_path)
+
+    erasure = await erase(bus, site.vault(), alice.tenant, alice.user, is_up=False)
+    assert (erasure.num_requests, erasure.steps) == (1, [])
+    left = await opened(site)
+    assert SECRET_TEXT.encode() not in left, "the comment"
+    assert left.count(ids) == 1, "bob asked the same and is still there"
+    views = [await (await http.get(view)).read() for view in ("/v1/monitor/state", "/metrics")]
+    found = b"\0".join([await everything(site, tmp_path), *views])
+    for needle in (key, SECRET_TEXT.encode(), b"return a + b", b"alice", ids):
+        assert needle not in found
+    with pytest.raises(ErasedError):
+        await site.turn(alice)
+    assert (await site.turn(bob)).context_ids.data == ids
+    await eventually(site, UserErased)
+    await ask(site, http, user="alice")
+    assert (await site.turn((await site.events(InferenceRecorded))[-1])).context_ids.data == ids
