@@ -137,7 +137,10 @@ async def patch_feedback(services: Services, request: web.Request) -> web.Respon
 
 
 async def delete_feedback(services: Services, request: web.Request) -> web.Response:
-    """Retract feedback, with all its amendments; retracting again changes nothing."""
+    """Retract feedback, with all its amendments; retracting again changes nothing.
+
+    `versions` have been trained with it already, and keep that; see `get_feedback`.
+    """
     key = services.authenticate(request)
     event = await _find(services, request, key)
     await _admit(event, 0, key, services)
@@ -149,7 +152,9 @@ async def delete_feedback(services: Services, request: web.Request) -> web.Respo
             user=event.user,
         )
     )
-    return web.json_response({"feedback_id": event.feedback_id, "retracted": True})
+    versions = services.fates.fate(event.key())["versions"]
+    fields = {"feedback_id": event.feedback_id, "retracted": True, "versions": versions}
+    return web.json_response(fields)
 
 
 async def _find(services: Services, request: web.Request, key: KeySpec) -> FeedbackReceived:

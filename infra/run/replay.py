@@ -119,7 +119,8 @@ def _text(figures: dict[str, Any]) -> str:
     if figures["identical"]:
         return (
             f"{steps} steps identical, bit for bit, in {figures['wall_s']:.1f} s, "
-            f"{speedup:.1f} times as fast as the run ({figures['speedup_rl']:.1f} times its RL){left_out}"
+            f"{speedup:.1f} times as fast as the run ({figures['speedup_rl']:.1f} times its RL)"
+            f"{left_out}"
         )
     lines = [f"{steps} steps replayed; first difference: {figures['first_difference']}"]
     lines += [f"  {name}: {text}" for name, text in figures["other_versions"].items()]

@@ -1,5 +1,6 @@
 """What the log keeps of users, by consent: found nowhere else, decoded or raw."""
 
+import asyncio
 import contextlib
 
 import aiohttp
@@ -13,9 +14,12 @@ from penstock.messages.feedback import (
     FeedbackReceived,
     InferenceCounted,
     InferenceRecorded,
+    LiveSampleJoined,
     UserErased,
 )
+from penstock.messages.reward import Outcome
 from penstock.messages.streams import STREAMS, Retention
+from penstock.messages.training import BatchManifest, SampleEntry, StepCompleted
 
 from .conftest import Site, eventually
 
@@ -165,3 +169,29 @@ async def test_what_an_erased_user_wrote_is_found_before_and_nowhere_after(
     await eventually(site, UserErased)
     await ask(site, http, user="alice")
     assert (await site.turn((await site.events(InferenceRecorded))[-1])).context_ids.data == ids
+
+
+async def test_deleting_feedback_names_the_versions_that_keep_it(site, http):
+    """D11: nothing is undone by it."""
+    reply = await ask(site, http)
+    await rate(http, "psk-test", reply["id"], feedback_id="f")
+    (sample,) = await eventually(site, LiveSampleJoined)
+    entry = SampleEntry(
+        rollout_id=sample.sample_id,
+        outcome=Outcome.SOLVED,
+        reward=1.0,
+        advantage=0.5,
+        version_spans=[],
+    )
+    completed = StepCompleted(
+        step=1, policy_version=1, weights_digest="", optimizer_digest="", metrics={}
+    )
+    manifest = BatchManifest(step=1, policy_version=0, groups=[], live=[entry])
+    await site.bus.publish([manifest, completed])
+    async with asyncio.timeout(20.0):
+        while True:
+            status = await http.get("/v1/feedback/f", headers=bearer("psk-test"))
+            if (await status.json())["status"] == "trained":
+                break
+    deleted = await http.delete("/v1/feedback/f", headers=bearer("psk-test"))
+    assert await deleted.json() == {"feedback_id": "f", "retracted": True, "versions": [1]}
