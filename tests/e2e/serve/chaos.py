@@ -13,6 +13,7 @@ import json
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -176,6 +177,7 @@ def chaos(
         "signals_lost": sum(client.num_lost_signals for client in clients),
         "versions": newest - first,
     }
+    sys.stderr.write(f"{figures}\n")
     assert gone(set(service.processes()))
     return figures | asyncio.run(_check_log(find_run("r1", runs), versions))
 
@@ -209,7 +211,7 @@ async def _check_log(run: RunDir, headers: dict[str, int]) -> dict[str, object]:
 
 
 async def _rescored(
-    run: RunDir, config, records: dict[str, InferenceRecorded], num_max: int = 40
+    run: RunDir, config, records: dict[str, InferenceRecorded], num_max: int = 8
 ) -> dict[str, float]:
     """Return k3 of replies under the weights of their version, and under those of another one."""
     dice, store = random.Random(0), run.store()
