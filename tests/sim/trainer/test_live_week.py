@@ -81,7 +81,7 @@ class Week:
         return asyncio.create_task(host.run(asyncio.Event()))
 
     def start_trainer(self) -> None:
-        publisher = Publisher(StoreIO(self.store))
+        publisher = Publisher(StoreIO(self.store, asyncio.sleep, _in_place))
         self.learning = Trainer(self.config, self.policy, publisher, seed=7, opener=open_vault())
         self.learning.tick_s = 30.0
         self.trainer = self.start(self.learning)
