@@ -42,6 +42,9 @@ from penstock.messages.training import (
 )
 from penstock.messages.weights import WeightsPublished
 
+NUM_DIGESTS_MAX = 10_000
+"""Steps whose weights are compared with what the log, or an earlier pass, has of them."""
+
 
 class TrainingError(PenstockError, RuntimeError):
     """Training cannot continue from this log; the actor fails, rather than set the event aside."""
@@ -200,6 +203,8 @@ class RlPhase:
 
         """
         known = self._digests.setdefault(step, digest)
+        while len(self._digests) > NUM_DIGESTS_MAX:
+            del self._digests[next(iter(self._digests))]
         if known != digest:
             raise NondeterminismError(
                 f"step {step}: trained to weights {digest}, but the log or an earlier pass has "
