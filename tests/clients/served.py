@@ -1,10 +1,11 @@
 """`penstock serve` on a model's folder, and its log."""
 
-import asyncio
 import contextlib
 import re
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -42,8 +43,8 @@ class Service:
         return {kind: int(count) for kind, count in found}
 
 
-@contextlib.asynccontextmanager
-async def serving(model: Path, folder: Path) -> AsyncIterator[Service]:
+@contextlib.contextmanager
+def serving(model: Path, folder: Path) -> Iterator[Service]:
     """Serve a model's folder."""
     keys = folder / "keys.toml"
     consent = {"storage_consent": True, "training_consent": True}
@@ -61,23 +62,20 @@ async def serving(model: Path, folder: Path) -> AsyncIterator[Service]:
         "generator.num_running_max": 4,
     }
     given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock.infra.cli", "--runs-dir", str(folder / "runs")),
-        *("serve", str(model), "--run-id", "s1", *given),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    assert process.stdout is not None
-    said = b""
+    command = [sys.executable, "-m", "penstock.infra.cli", "--runs-dir", str(folder / "runs")]
+    said = folder / "said"
+    with said.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "serve", str(model), "--run-id", "s1", *given],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    deadline = time.monotonic() + START_S_MAX
     try:
-        async with asyncio.timeout(START_S_MAX):
-            while b"answers at" not in said:
-                line = await process.stdout.readline()
-                said += line
-                assert line, said.decode()
+        while "answers at" not in said.read_text():
+            assert process.poll() is None and time.monotonic() < deadline, said.read_text()
+            time.sleep(0.1)
         yield Service(folder / "runs")
     finally:
-        if process.returncode is None:
-            process.terminate()
-        async with asyncio.timeout(_STOP_S_MAX):
-            await process.communicate()
+        process.terminate()
+        process.wait(_STOP_S_MAX)

@@ -54,7 +54,7 @@ async def test_mini_swe_agent_calls_reads_and_submits(tmp_path, checkout):
     write_agent_model(model, "bash", {"command": MARK}, {"command": submit})
     home = {"HOME": str(tmp_path), "MSWEA_CONFIGURED": "true", "OPENAI_API_KEY": KEY}
     home |= {"MSWEA_GLOBAL_CONFIG_DIR": str(tmp_path), "MSWEA_COST_TRACKING": "ignore_errors"}
-    async with serving(model, tmp_path) as service:
+    with serving(model, tmp_path) as service:
         url = f"model.model_kwargs.api_base={service.url}/v1"
         await output_of(
             *(mini, "-y", "--exit-immediately", "-l", "0", "-t", TASK, "-m", "openai/policy"),
@@ -72,7 +72,7 @@ async def test_codex_calls_reads_and_answers(tmp_path, checkout):
     model = tmp_path / "model"
     write_agent_model(model, "exec_command", {"cmd": MARK})
     (tmp_path / "codex").mkdir()
-    async with serving(model, tmp_path) as service:
+    with serving(model, tmp_path) as service:
         provider = {"name": "penstock", "base_url": f"{service.url}/v1", "env_key": "PENSTOCK_KEY"}
         provider |= {"wire_api": "responses"}
         lines = [f"{name} = {json.dumps(value)}" for name, value in provider.items()]
@@ -98,7 +98,7 @@ async def test_claude_code_calls_reads_and_answers(tmp_path, checkout):
     home = {"HOME": str(tmp_path), "ANTHROPIC_API_KEY": KEY, "ANTHROPIC_MODEL": "policy"}
     home |= {"ANTHROPIC_SMALL_FAST_MODEL": "policy", "DISABLE_TELEMETRY": "1"}
     home |= {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1"}
-    async with serving(model, tmp_path) as service:
+    with serving(model, tmp_path) as service:
         said = await output_of(
             *(claude, "-p", TASK, "--bare", "--output-format", "json", "--max-turns", "4"),
             *("--allowedTools", "Bash", "--model", "policy"),

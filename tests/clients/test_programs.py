@@ -3,13 +3,14 @@
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from .checkpoint import write_agent_model
-from .served import KEY, SLOW_KEY, serving
+from .served import KEY, SLOW_KEY, Service, serving
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,10 +31,11 @@ PROGRAM_S_MAX = 300.0
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    write_agent_model(folder, "bash", {"command": "ls"})
-    return folder
+def service(tmp_path_factory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("served")
+    write_agent_model(folder / "model", "bash", {"command": "ls"})
+    with serving(folder / "model", folder) as service:
+        yield service
 
 
 async def output_of(
@@ -62,17 +64,18 @@ async def output_of(
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-async def test_every_case_of_a_client_passes(name, model, tmp_path):
+async def test_every_case_of_a_client_passes(name, service):
     python = ENVIRONMENTS / PROGRAMS[name] / "bin/python"
     if not python.exists():
         pytest.skip("no environment of the clients: make clients-env")
     program = Path(__file__).parent / "programs" / f"{name}.py"
-    async with serving(model, tmp_path) as service:
-        said = await output_of(python, str(program), service.url, KEY, SLOW_KEY)
-        prefixes = await service.prefixes()
+    before = Counter(await service.prefixes())
+    said = await output_of(python, str(program), service.url, KEY, SLOW_KEY)
+    prefixes = Counter(await service.prefixes()) - before
     cases = [json.loads(line) for line in said.splitlines()]
     failed = {one["case"]: one["error"] for one in cases if one["error"]}
-    print(f"{name}: {len(cases) - len(failed)} of {len(cases)} cases passed; prefixes: {prefixes}")
+    num_passed = len(cases) - len(failed)
+    print(f"{name}: {num_passed} of {len(cases)} cases passed; prefixes: {dict(prefixes)}")
     for case, error in failed.items():
         print(f"  {case}: {error}")
     assert cases
