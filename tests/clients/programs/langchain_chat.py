@@ -18,12 +18,13 @@ from cases import (
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 
 class Answer(BaseModel):
     """What was found."""
 
+    model_config = ConfigDict(extra="forbid")
     passed: bool
 
 
@@ -68,13 +69,21 @@ def tools():
 
 @case
 def tool_required():
-    reply = model(max_tokens=200).bind_tools([look], tool_choice="required").invoke("Look.")
+    reply = (
+        model(max_tokens=200)
+        .bind_tools([look], tool_choice="required", strict=True)
+        .invoke("Look.")
+    )
     among(reply.tool_calls[0]["args"]["deep"], (True, False))
 
 
 @case
 def tool_named():
-    reply = model(max_tokens=200).bind_tools([look, bash], tool_choice="look").invoke("Look.")
+    reply = (
+        model(max_tokens=200)
+        .bind_tools([look, bash], tool_choice="look", strict=True)
+        .invoke("Look.")
+    )
     same(reply.tool_calls[0]["name"], "look")
 
 
@@ -86,7 +95,9 @@ def json_schema():
 
 @case
 def function_calling():
-    asks = model(max_tokens=100).with_structured_output(Answer, method="function_calling")
+    asks = model(max_tokens=100).with_structured_output(
+        Answer, method="function_calling", strict=True
+    )
     among(asks.invoke("Fix.").passed, (True, False))
 
 

@@ -1,7 +1,7 @@
 """`openai-agents`: its loop over Responses and Chat Completions."""
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import openai
 from agents import (
@@ -24,7 +24,7 @@ class Answer(BaseModel):
 
 
 @function_tool
-def bash(command: str) -> str:
+def bash(command: Literal["ls", "pwd"]) -> str:
     """Run a command."""
     return "a.py"
 

@@ -61,10 +61,8 @@ def tools():
     first = {"role": "user", "content": "Fix the tests."}
     reply = ask(input=[first], tools=[BASH])
     (call,) = reply.output
-    same(
-        (call.type, call.name, json.loads(call.arguments)),
-        ("function_call", "bash", {"command": "ls"}),
-    )
+    same((call.type, call.name), ("function_call", "bash"))
+    among(json.loads(call.arguments)["command"], ("ls", "pwd"))
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "a.py"}
     reply = ask(input=[first, call, result], tools=[BASH])
     among(reply.output_text, ANSWERS)
@@ -76,7 +74,7 @@ def stream_tools():
         kinds = [event.type for event in events]
         final = events.get_final_response()
     assert "response.function_call_arguments.done" in kinds, kinds
-    same(json.loads(final.output[0].arguments), {"command": "ls"})
+    among(json.loads(final.output[0].arguments)["command"], ("ls", "pwd"))
 
 
 @case

@@ -1,5 +1,7 @@
 """`pydantic-ai`: agents over Chat Completions, Responses and Messages."""
 
+from typing import Literal
+
 from cases import (
     ANSWERS,
     KEY,
@@ -36,7 +38,7 @@ def chat(key: str = KEY) -> OpenAIChatModel:
 
 def with_bash(agent: Agent) -> Agent:
     @agent.tool_plain
-    def bash(command: str) -> str:
+    def bash(command: Literal["ls", "pwd"]) -> str:
         """Run a command."""
         return "a.py"
 
