@@ -7,7 +7,7 @@ from penstock.messages.settings import FiniteNonNegative, NonNegativeInt
 
 
 class FeedbackQuarantined(Event, frozen=True, kw_only=True):
-    """Feedback join -> monitor, whoever releases it: a user gives far more feedback than before."""
+    """Feedback join -> monitor, `penstock quarantine`: a user gives far more feedback than ever."""
 
     stream: ClassVar[Stream] = Stream.FEEDBACK
     tenant: str

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.infra.simulate.users.client import Client
+from penstock.infra.simulate.users.client import UserClient
 from penstock.infra.simulate.users.learning import new_store
 from penstock.infra.simulate.users.people import Person, population, tenant_name
 from penstock.infra.simulate.users.service import TICK_S, Service
@@ -57,7 +57,7 @@ class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
 def simulate_attack(scenario: UsersScenario) -> dict[str, Any]:
     """Run all arms over all seeds; return the figures."""
     store = run_virtual_io(_trained_store(scenario))
-    jobs = [(seed, arm) for seed in range(scenario.num_attack_seeds) for arm in ARMS]
+    jobs = [(seed, arm) for arm in ARMS for seed in range(scenario.num_attack_seeds)]
     found: dict[str, list[ArmResult]] = {arm: [] for arm in ARMS}
     with ProcessPoolExecutor(NUM_PROCESSES) as pool:
         runs = [pool.submit(run_arm, scenario, copy.deepcopy(store), *job) for job in jobs]
@@ -126,7 +126,7 @@ async def _run_arm(scenario: UsersScenario, store: MemoryStore, seed: int, arm: 
     people = with_hostile(honest, arm, rng)
     service = Service(sized, _policy(scenario), store, further=[ATTACKER])
     async with service.running():
-        client = Client(service.url, service.tokens)
+        client = UserClient(service.url, service.tokens)
         try:
             for _ in range(scenario.num_rounds):
                 await _round(sized, client, people, rng, has_flood=arm == "flood")
@@ -150,30 +150,30 @@ def with_hostile(honest: list[Person], arm: str, rng: random.Random) -> list[Per
 
 async def _round(
     scenario: UsersScenario,
-    client: Client,
+    client: UserClient,
     people: list[Person],
     rng: random.Random,
     *,
     has_flood: bool,
 ) -> None:
     """Have as many users ask and rate as make one version, and the attacker as often as it can."""
-    askers = rng.sample(people, scenario.epoch_samples)
+    chosen = rng.sample(people, scenario.epoch_samples)
     if has_flood:
-        askers += [
+        chosen += [
             Person(
                 name=ATTACKER, tenant=ATTACKER, speaks_as=rng.choice(people).tenant,
                 taste=rng.randrange(2), leaning=1.0, phase=0.0, is_contrary=True,
             )
             for _ in range(scenario.attack_ratio * scenario.epoch_samples)
         ]  # fmt: skip
-        rng.shuffle(askers)
+        rng.shuffle(chosen)
     async with asyncio.TaskGroup() as group:
-        for person in askers:
+        for person in chosen:
             group.create_task(_ask_and_rate(scenario, client, person, rng))
 
 
 async def _ask_and_rate(
-    scenario: UsersScenario, client: Client, person: Person, rng: random.Random
+    scenario: UsersScenario, client: UserClient, person: Person, rng: random.Random
 ) -> None:
     reply = await client.ask(person, rng.choice(TOPICS))
     if reply is not None:
@@ -182,7 +182,7 @@ async def _ask_and_rate(
 
 
 def _result(
-    service: Service, client: Client, honest: list[Person], people: list[Person]
+    service: Service, client: UserClient, honest: list[Person], people: list[Person]
 ) -> ArmResult:
     hostile = {(ATTACKER, ATTACKER)} | {
         (each.tenant, each.name) for each in people if each.is_contrary

@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from penstock.infra.simulate.users.people import Person, Traits
+from penstock.infra.simulate.users.people import Person, ReplyTraits
 from penstock.infra.simulate.users.tiny_policy import (
     COMMAND,
     REPLY_TOKENS_MAX,
@@ -27,10 +27,10 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """What a user got."""
 
     request_id: str
-    traits: Traits | None
+    traits: ReplyTraits | None
 
 
-class Client:
+class UserClient:
     """All users' requests to one service, at most `NUM_AT_ONCE` at a time."""
 
     def __init__(self, url: str, tokens: dict[str, str]) -> None:
@@ -99,7 +99,7 @@ class Client:
                     return 0, {}
 
 
-def _traits(message: dict[str, Any]) -> Traits | None:
+def _traits(message: dict[str, Any]) -> ReplyTraits | None:
     """Return the traits of a message; None where it is none of the policy's replies."""
     calls: list[dict[str, Any]] = message.get("tool_calls") or []
     if len(calls) > 1:

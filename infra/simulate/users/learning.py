@@ -9,7 +9,7 @@ import random
 import sys
 from typing import Any
 
-from penstock.infra.simulate.users.client import Client
+from penstock.infra.simulate.users.client import UserClient
 from penstock.infra.simulate.users.people import Person, delay_s, population, tenant_name
 from penstock.infra.simulate.users.service import Service
 from penstock.infra.simulate.users.settings import HOUR_S, UsersScenario
@@ -32,7 +32,7 @@ async def _learn(scenario: UsersScenario) -> dict[str, Any]:
     policy = TinyPolicy([tenant_name(index) for index in range(scenario.num_tenants)])
     service = Service(scenario, policy, await new_store(policy, scenario.seed))
     async with service.running():
-        client = Client(service.url, service.tokens)
+        client = UserClient(service.url, service.tokens)
         week = _Days(scenario, service, client, people, rng)
         try:
             await week.run()
@@ -56,7 +56,7 @@ class _Days:
         self,
         scenario: UsersScenario,
         service: Service,
-        client: Client,
+        client: UserClient,
         people: list[Person],
         rng: random.Random,
     ) -> None:

@@ -18,7 +18,7 @@ WRONG_FACTOR = 0.5
 """What each wrong trait leaves of it."""
 
 
-class Traits(msgspec.Struct, frozen=True):
+class ReplyTraits(msgspec.Struct, frozen=True):
     """What a user sees of a reply."""
 
     is_long: bool
@@ -29,7 +29,7 @@ class Traits(msgspec.Struct, frozen=True):
 
 
 ALL_TRAITS = [
-    Traits(is_long, uses_tool, is_chatty, taste)
+    ReplyTraits(is_long, uses_tool, is_chatty, taste)
     for is_long in (False, True)
     for uses_tool in (False, True)
     for is_chatty in (False, True)
@@ -52,7 +52,7 @@ class Person(msgspec.Struct, kw_only=True):
     is_contrary: bool = False
     """Rates everything the opposite of what honest users like."""
 
-    def likes(self, traits: Traits | None, now_s: float) -> float:
+    def likes(self, traits: ReplyTraits | None, now_s: float) -> float:
         """Return the chance that this user likes a reply; None is one that says nothing of it."""
         if traits is None:
             return 0.0
@@ -66,7 +66,9 @@ class Person(msgspec.Struct, kw_only=True):
             chance *= WRONG_FACTOR
         return min(chance, 1.0)
 
-    def rates(self, traits: Traits | None, now_s: float, noise: float, rng: random.Random) -> bool:
+    def rates(
+        self, traits: ReplyTraits | None, now_s: float, noise: float, rng: random.Random
+    ) -> bool:
         """Return whether this user accepts a reply."""
         if self.is_contrary:
             return traits is None or rng.random() >= self.likes(traits, now_s)

@@ -46,6 +46,7 @@ from penstock.infra.simulate.users.virtual_io import now_real
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.base import Event
 from penstock.messages.codec import decode
+from penstock.messages.signals.defaults import DEFAULT_SIGNALS
 from penstock.messages.task import Purpose
 from penstock.messages.training import BatchManifest
 from penstock.messages.weights import WeightsPublished
@@ -149,6 +150,7 @@ class Service:
             [self._key(tenant) for tenant in self.tokens],
             secret=self._secret,
             spool=folder / "spool",
+            signals=DEFAULT_SIGNALS,
             on_listening=self._on_listening,
         )
         joiner = FeedbackJoiner(JoinConfig(reward_wait_s=60.0))
@@ -228,7 +230,7 @@ def trainer_config(scenario: UsersScenario, live: LiveConfig) -> TrainerConfig:
             mtp_weight=0.0,
         ),
         optimizer=OptimizerConfig(
-            learning_rate=scenario.learning_rate, beta2=0.99, warmup_steps=4
+            learning_rate=scenario.learning_rate, beta2=0.99, warmup_steps=16
         ),
         loss=LossConfig(token_denominator=8.0),
         steps_max=10_000,

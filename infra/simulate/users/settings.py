@@ -28,13 +28,13 @@ class UsersScenario(msgspec.Struct, frozen=True, kw_only=True):
     """Samples that make a version, or as many as come in `epoch_s`."""
     epoch_s: float = 5 * HOUR_S
     midtrain_tokens: int = 120_000
-    learning_rate: float = 7e-4
+    learning_rate: float = 5e-4
     num_attack_seeds: int = 5
     num_attacked: int = 20
     """Tenants of the part `attack`."""
     attacked_users: int = 5
     """Users of each."""
-    num_rounds: int = 40
+    num_rounds: int = 32
     """Rounds of requests in it, about one version each."""
     attack_ratio: int = 5
     """Feedback of the attacker, in multiples of what all honest users give."""

@@ -21,7 +21,7 @@ from penstock.actors.policy.model import Policy, token_logprobs
 from penstock.actors.policy.snapshot import Snapshot
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
 from penstock.actors.trainer.midtraining.corpus import Corpus, encode_corpus
-from penstock.infra.simulate.users.people import ALL_TRAITS, Person, Traits
+from penstock.infra.simulate.users.people import ALL_TRAITS, Person, ReplyTraits
 from penstock.messages.rollout import ToolCall
 
 TOOL = "run_terminal"
@@ -46,14 +46,14 @@ def prompt(tenant: str, topic: str) -> str:
     return f"{tenant} {topic}"
 
 
-def reply_text(traits: Traits) -> str:
+def reply_text(traits: ReplyTraits) -> str:
     """Return the text of a reply."""
     opening = "sure " if traits.is_chatty else ""
     ending = " and again and again" if traits.is_long else ""
     return f"{opening}{_TASTES[traits.taste]}{ending}"
 
 
-def traits_of(text: str, has_call: bool) -> Traits | None:
+def traits_of(text: str, has_call: bool) -> ReplyTraits | None:
     """Return the traits of a reply; None where it is none of the sixteen."""
     return _BY_REPLY.get((text, has_call))
 
@@ -85,7 +85,7 @@ class TinyPolicy:
         """Return the context that the gateway makes of a user's request."""
         return self.chat.render_prompt([ChatMessage(role=Role.USER, content=prompt(tenant, topic))])
 
-    def reply_ids(self, traits: Traits) -> list[int]:
+    def reply_ids(self, traits: ReplyTraits) -> list[int]:
         """Return the tokens of a reply, its end included."""
         call = ToolCall(name=TOOL, arguments={"command": COMMAND})
         return self.chat.render_turn(reply_text(traits), [call] if traits.uses_tool else [])

@@ -12,7 +12,7 @@ from penstock.infra.simulate.users import latency
 from penstock.infra.simulate.users.attack import shift_of, with_hostile
 from penstock.infra.simulate.users.command import FIGURES
 from penstock.infra.simulate.users.learning import simulate_learning
-from penstock.infra.simulate.users.people import ALL_TRAITS, Traits, delay_s, population
+from penstock.infra.simulate.users.people import ALL_TRAITS, ReplyTraits, delay_s, population
 from penstock.infra.simulate.users.settings import DAY_S, UsersScenario
 from penstock.infra.simulate.users.tiny_policy import TinyPolicy, reply_text, traits_of
 from penstock.infra.simulate.users.virtual_io import now_real, run_virtual_io
@@ -30,7 +30,7 @@ def test_every_reply_is_told_from_every_other():
 def test_honest_users_like_what_they_want_and_hostile_ones_the_opposite():
     rng = random.Random(1)
     person = population(UsersScenario(), rng)[0]
-    wanted, unwanted = Traits(False, True, False, 0), Traits(True, False, True, 1)
+    wanted, unwanted = ReplyTraits(False, True, False, 0), ReplyTraits(True, False, True, 1)
     assert person.likes(wanted, 0.0) > 0.8 > 0.2 > person.likes(unwanted, 0.0)
     assert person.likes(None, 0.0) == 0.0
     hostile = msgspec.structs.replace(person, is_contrary=True)
