@@ -23,6 +23,7 @@ from penstock.messages.task import TEMPERATURE_MIN, TOP_P_MIN
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
+TOOL_NAME_CHARS_MAX = 128
 DEPTH_MAX = 64
 """Nesting of a body, and of a call's arguments."""
 _PATH = re.compile(r" - at `(?:\$\.?)?([^`]*)`")
@@ -105,6 +106,9 @@ def check_tools(tools: Sequence[Tool], param: str = "tools") -> tuple[Tool, ...]
     """
     seen: set[str] = set()
     for index, tool in enumerate(tools):
+        if not 0 < len(tool.name) <= TOOL_NAME_CHARS_MAX:
+            text = f"expected a name of 1 to {TOOL_NAME_CHARS_MAX} characters"
+            raise invalid(text, f"{param}[{index}]")
         if tool.name in seen:
             raise invalid(f"the name {tool.name!r} is given twice", f"{param}[{index}]")
         seen.add(tool.name)

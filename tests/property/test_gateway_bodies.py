@@ -180,7 +180,7 @@ def answered(path: str, data: bytes) -> None:
     assert json.loads(again.whole(replies))
 
 
-@settings(max_examples=80)
+@settings(max_examples=80, deadline=None)
 @given(st.data(), st.sampled_from(sorted(SEEDS)))
 def test_a_changed_body_is_answered_or_refused_by_a_typed_error(data, path):
     body = data.draw(bodies(SEEDS[path]))
@@ -191,6 +191,7 @@ def test_a_changed_body_is_answered_or_refused_by_a_typed_error(data, path):
         assert json.loads(error_body(error, path))["error"]["message"]
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.binary(max_size=64), st.sampled_from(sorted(SEEDS)))
 def test_bytes_that_are_no_body_are_refused(data, path):
     try:

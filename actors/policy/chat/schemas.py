@@ -64,6 +64,7 @@ def text_rule(
     if isinstance(choices, list) and choices and all(isinstance(one, str) for one in choices):
         return "(" + " | ".join(json.dumps(one, ensure_ascii=False) for one in choices) + ")"
     kind = schema.get("type")
+    kind = kind if isinstance(kind, str) else None
     if kind == "string":
         if strict and (unfit := {"pattern", "format"} & schema.keys()):
             names = ", ".join(sorted(unfit))

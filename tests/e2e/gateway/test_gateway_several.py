@@ -14,6 +14,7 @@ from penstock.gateway.keys import KeySpec, hash_key
 from penstock.infra.stores.directory import DirectoryStore
 from penstock.messages.feedback import InferenceRecorded
 from penstock.messages.gateways import LimitsChanged, ReplyKept
+from penstock.messages.signals.defaults import DEFAULT_SIGNALS
 
 from .conftest import ScriptedGenerator, Site, until
 
@@ -50,6 +51,7 @@ class Pair:
             self.chat,
             [self._key],
             secret=bytes(32),
+            signals=DEFAULT_SIGNALS,
             spool=self._spool,
             on_listening=lambda url: self.urls.update({name: url}),
         )
