@@ -13,7 +13,6 @@ import msgspec
 
 from penstock.actors.policy.chat.format import (
     ChatFormat,
-    ChatMessage,
     OfferedTools,
     UnrenderableError,
 )
@@ -26,8 +25,8 @@ from penstock.messages.task import Sampling
 
 BYTES_PER_TOKEN = 4
 """What a prompt is charged by that was not tokenized."""
-INLINE_BYTES_MAX = 8 << 10
-"""Longer prompts are tokenized in a thread."""
+INLINE_BYTES_MAX = 16 << 10
+"""Longer prompts, tools included, are tokenized in a thread."""
 NUM_THREADS = 2
 
 
@@ -64,6 +63,24 @@ class Planner:
         """Let the threads go; prompts that wait are dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def check_size(self, conversation: LiveRequest, charge: TokenCharge) -> None:
+        """Refuse a prompt that is too long by its bytes alone, before anything looks at its text.
+
+        Args:
+            conversation: The request.
+            charge: Gets an estimate of the prompt's tokens.
+
+        Raises:
+            ApiError: 400.
+
+        """
+        num_bytes = _num_bytes(conversation)
+        charge.num_tokens = num_bytes // BYTES_PER_TOKEN
+        if num_bytes > self._prompt_bytes_max:
+            least = num_bytes * self._config.context_tokens_max // self._prompt_bytes_max
+            text = f"resulted in at least {least} tokens"
+            raise _too_long(text, self._config.context_tokens_max)
+
     async def plan(
         self,
         conversation: LiveRequest,
@@ -80,14 +97,14 @@ class Planner:
             key_id: Whose it is: a key's long prompts are tokenized one at a time.
             session_id: Names the session whose replies are remembered.
             seed: Of the sampling, where the request names none.
-            charge: Gets the prompt's tokens, or an estimate of those of a prompt that is refused.
+            charge: Gets the prompt's tokens.
 
         Raises:
             ApiError: 400, the conversation does not fit the context or the format.
 
         """
         told = told_tools(conversation)
-        context = await self._context(conversation, key_id, session_id, told, charge)
+        context = await self._context(conversation, key_id, session_id, told)
         charge.num_tokens = len(context)
         room = self._config.context_tokens_max - len(context)
         if room < 1:
@@ -103,18 +120,11 @@ class Planner:
         key_id: str,
         session_id: str,
         told: OfferedTools,
-        charge: TokenCharge,
     ) -> list[int]:
         prompt = conversation.prompt
         if isinstance(prompt, tuple):
             return self._checked_ids(prompt, conversation.prompt_place)
         messages = [] if prompt is not None else messages_of(conversation)
-        num_bytes = _num_bytes(messages, told, prompt or "")
-        charge.num_tokens = num_bytes // BYTES_PER_TOKEN
-        if num_bytes > self._prompt_bytes_max:
-            least = num_bytes * self._config.context_tokens_max // self._prompt_bytes_max
-            text = f"resulted in at least {least} tokens"
-            raise _too_long(text, self._config.context_tokens_max)
         sampled = remembered(messages, session_id, self.memory)
 
         def render() -> list[int]:
@@ -123,6 +133,7 @@ class Planner:
             return self._format.render_prompt(messages, told, sampled)
 
         try:
+            num_bytes = _num_bytes(conversation) + len(msgspec.json.encode(told.schemas))
             if num_bytes <= INLINE_BYTES_MAX:
                 return render()
             lock = self._locks.setdefault(key_id, asyncio.Lock())
@@ -142,16 +153,13 @@ class Planner:
         return list(ids)
 
 
-def _num_bytes(messages: list[ChatMessage], told: OfferedTools, prompt: str) -> int:
-    """Return how many bytes of text a prompt has at least."""
-    texts = [prompt, told.words]
-    for message in messages:
-        texts.append(message.content)
-        for call in message.calls:
-            texts += [call.name, *call.arguments, *call.arguments.values()]
-    if not told.words:
-        texts.append(msgspec.json.encode(told.schemas).decode())
-    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+def _num_bytes(conversation: LiveRequest) -> int:
+    """Return how many bytes of text a prompt has at least, tools aside."""
+    texts = [conversation.prompt] if isinstance(conversation.prompt, str) else []
+    texts += [message.text for message in conversation.messages]
+    num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    calls = [call.arguments for message in conversation.messages for call in message.calls]
+    return num_bytes + (len(msgspec.json.encode(calls)) // 2 if calls else 0)
 
 
 def _too_long(found: str, num_max: int) -> ApiError:

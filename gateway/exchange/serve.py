@@ -123,6 +123,7 @@ def _read(services: Services, read: Read, request: web.Request, body: bytes) -> 
 
 async def _plan(services: Services, conversation: LiveRequest, admitted: _Admitted) -> Plan:
     request, key = admitted.request, admitted.key
+    services.planner.check_size(conversation, admitted.charge)
     thread = request[THREAD] = _thread(services, request, key, conversation)
     plan = await services.planner.plan(
         conversation,

@@ -109,9 +109,8 @@ async def main(num: int) -> None:
             async with site.running():
                 await honest(site.url, 20)
                 before = await honest(site.url, num)
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "tests.fuzz.neighbors", "--attack", site.url)
-                )
+                command = ["nice", "-n", "19", sys.executable, "-m", "tests.fuzz.neighbors"]
+                process = await asyncio.create_subprocess_exec(*command, "--attack", site.url)
                 try:
                     await asyncio.sleep(3.0)
                     during = await honest(site.url, num)
@@ -120,6 +119,8 @@ async def main(num: int) -> None:
                     await process.wait()
     p95 = [statistics.quantiles(took, n=20)[-1] for took in (before, during)]
     figures = {
+        "p50_alone_ms": round(1e3 * statistics.median(before), 1),
+        "p50_attacked_ms": round(1e3 * statistics.median(during), 1),
         "p95_alone_ms": round(1e3 * p95[0], 1),
         "p95_attacked_ms": round(1e3 * p95[1], 1),
         "ratio": round(p95[1] / p95[0], 2),

@@ -154,6 +154,7 @@ def answered(path: str, data: bytes) -> None:
     """Do to a body all that the gateway does, with a reply that calls and says all there is."""
     asked = READERS[path](data)
     planner = Planner(GatewayConfig(), chat())
+    planner.check_size(asked.conversation, TokenCharge())
     planned = planner.plan(
         asked.conversation, key_id="k", session_id="s", seed=1, charge=TokenCharge()
     )
