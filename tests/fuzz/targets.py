@@ -6,6 +6,7 @@ checksums would keep the fuzzer at the door, the target repairs them first.
 
 import asyncio
 import contextlib
+import json
 import struct
 import tempfile
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import zstandard
 from blake3 import blake3
 from safetensors.numpy import save
 from tests.golden.write import FOLDER as GOLDEN
+from tests.property.test_gateway_bodies import SEEDS
 from tests.unit.tasks.test_tasks_harbor import ladder
 
 from penstock.actors.policy.chat.grammar import parse_turn
@@ -35,7 +37,7 @@ from penstock.envs.python_source import parse_python
 from penstock.envs.tasks.dockerfile import start_files
 from penstock.envs.tasks.harbor import EXPECTED_FILE, write_harbor
 from penstock.envs.tasks.harbor_read import read_harbor
-from penstock.gateway.routes.chat import read_chat
+from penstock.gateway.app import ROUTES
 from penstock.infra.bus.claims import CLAIM_HEADER, Claims
 from penstock.infra.commands.log_file import read_entries
 from penstock.infra.commands.log_lines import plain_map
@@ -290,14 +292,23 @@ TRACE = b'{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", 
 _SNI = bytes.fromhex("0000000e000c000009") + b"a.example"
 _HELLO_BODY = bytes(34) + b"\0" + bytes.fromhex("000213010100") + b"\0\x12" + _SNI
 HELLO = b"\x16\x03\x01\0\x41\x01\0\0\x3d" + _HELLO_BODY
-CHAT = b'{"model": "policy", "messages": [{"role": "user", "content": "x"}], "temperature": 1.0}'
 CONFIG = (
     b'{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 64, '
     b'"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 4, '
     b'"num_key_value_heads": 1, "intermediate_size": 16, "rope_theta": 1e4, "rms_norm_eps": 1e-6, '
     b'"max_position_embeddings": 64, "tie_word_embeddings": true}'
 )
-TARGETS: dict[str, Target] = {
+
+
+def _bodies(path: str) -> Callable[[], list[bytes]]:
+    return lambda: [json.dumps(SEEDS[path]).encode()]
+
+
+_BODIES = {
+    path.strip("/").replace("/", "-"): Target(read, _bodies(path))
+    for path, (read, _) in ROUTES.items()
+}
+TARGETS: dict[str, Target] = _BODIES | {
     "messages": Target(decode, messages),
     "intake": Target(_intake, _intake_seeds),
     "delta": Target(_apply_payload, _payloads),
@@ -321,5 +332,4 @@ TARGETS: dict[str, Target] = {
     "git-head": Target(
         _head, lambda: [b"ref: refs/heads/main\0" + b"0" * 40 + b" refs/heads/main"]
     ),
-    "chat": Target(read_chat, lambda: [CHAT]),
 }

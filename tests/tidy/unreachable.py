@@ -55,6 +55,7 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
         "lease_group",
         "for programs that lease whole groups (docs/sandbox-hosts.md)",
     ),
+    ("gateway/listening.py", "connection_made", "asyncio.Protocol calls it"),
     ("kernels/decode/layout.py", "*", "the fields of a C struct, and what keeps its arrays alive"),
     ("infra/weights/files/output.py", "filename", "an attribute of OSError's"),
 )
