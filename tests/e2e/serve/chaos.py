@@ -39,6 +39,7 @@ from .service import Service
 
 NUM_CLIENTS = 3
 KILL_PAUSE_S = 0.25
+LIMITED_PAUSE_S = 1.0
 GENERATORS = ("generator:east", "generator:east/b")
 GATEWAYS = ("gateway:a", "gateway:b")
 PAIRS = (GENERATORS, GATEWAYS)
@@ -85,6 +86,9 @@ class Client(threading.Thread):
                     messages=[{"role": "user", "content": f"{number} {self.name}"}],
                     max_tokens=12,
                 )
+            except openai.RateLimitError:
+                time.sleep(LIMITED_PAUSE_S)  # Its key's own limit, not the service's failure.
+                continue
             except openai.OpenAIError as error:
                 self.failures.append(repr(error))
                 continue
