@@ -251,9 +251,6 @@ def _check_gateways(config: RunConfig) -> None:
         if specs.count(spec) > 1:
             text = f"expected each gateway once, as gateway:NAME, got {spec!r} twice"
             raise ConfigError(f"processes: {text}")
-    if len(specs) > 1 and not config.gateway.is_one_of_several:
-        text = f"expected true, as processes has {len(specs)} gateways"
-        raise ConfigError(f"gateway.is_one_of_several: {text}, got false")
 
 
 def _check_links(config: RunConfig) -> None:

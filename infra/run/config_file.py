@@ -156,7 +156,8 @@ def _derive(data: Table) -> None:
             midtrain.setdefault("num_tokens", 0)
     context = data.get("generator", {}).get("num_tokens_max", GeneratorConfig().num_tokens_max)
     data.setdefault("gateway", {}).setdefault("context_tokens_max", context)
-    data["gateway"].setdefault("is_one_of_several", _num_gateways(data.get("processes", {})) > 1)
+    if _num_gateways(data.get("processes", {})) > 1:
+        data["gateway"]["is_one_of_several"] = True
     harness = data["pacer"].get("harness", HARNESS_VERSION)
     data.setdefault("prepare", {}).setdefault("harness", harness)
     addresses = data.get("sandbox", {}).get("egress_addresses", False)
