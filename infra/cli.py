@@ -217,6 +217,8 @@ def _add_privacy(commands: Commands) -> None:
     text = "the user, as requests name them or by pseudonym; k-<key id>: who named nobody"
     erase.add_argument("--user", required=True, help=text)
     erase.add_argument("--tenant", default="", help="whose user it is")
+    text = "write the newest version as a model folder, trained again without anyone erased so far"
+    erase.add_argument("--retrain", type=Path, metavar="FOLDER", help=text)
     _add_host_file(erase)
 
 

@@ -110,6 +110,12 @@ async def next_checkpoint(store: ObjectStore, step: int) -> str | None:
     return next((key for key in keys if key >= _step_prefix(step)), None)
 
 
+async def checkpoint_before(store: ObjectStore, step: int) -> str | None:
+    """Return the key of the newest checkpoint of a step before this one, or None."""
+    keys = [key for key in await store.keys(_PREFIX) if key < _step_prefix(step)]
+    return keys[-1] if keys else None
+
+
 async def drop_old_checkpoints(store: ObjectStore, num_kept: int) -> None:
     """Delete all but step 0's and the `num_kept` newest."""
     keys = [key for key in await store.keys(_PREFIX) if not key.startswith(_step_prefix(0))]

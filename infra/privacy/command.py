@@ -2,17 +2,21 @@
 
 import argparse
 import re
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from penstock.actors.runtime.files import create_secret
 from penstock.gateway.identity import user_pseudonym
+from penstock.infra.export.folder import check_target
 from penstock.infra.privacy.erase import Erasure, erase
 from penstock.infra.privacy.lineage import Found, read
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.liveness import is_up
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.infra.run.vault import open_vault
+from penstock.messages.bus import Bus
 from penstock.messages.errors import ConfigError
 
 _PSEUDONYM = re.compile(r"u-[0-9a-f]{32}|k-[A-Za-z0-9_-]{1,64}")
@@ -32,15 +36,37 @@ async def lineage_command(arguments: argparse.Namespace) -> int:
 
 
 async def erase_command(arguments: argparse.Namespace) -> int:
-    """Erase a user's content key; with `--retrain`, make a run that never had the user."""
+    """Erase a user's content key; with `--retrain`, write a model that never had the user."""
     run = await reached_run(arguments)
     tenant, user = _user(run, arguments.tenant, arguments.user)
+    folder: Path | None = arguments.retrain
+    if folder is not None:
+        check_target(folder)
+    result: dict[str, Any] = {}
     async with open_log(run, "erase") as bus:
-        erasure = await erase(bus, open_vault(run), tenant, user, is_up=await is_up(run, bus))
-    print(_erased(erasure))
+        if folder is None or not (await read(bus)).is_erased(tenant, user):
+            erasure = await erase(bus, open_vault(run), tenant, user, is_up=await is_up(run, bus))
+            print(_erased(erasure))
+            result = msgspec.to_builtins(erasure)
+        if folder is not None:
+            result["retrained"] = await _retrain(run, bus, folder)
     if arguments.json:
-        print(msgspec.json.encode(erasure).decode())
+        print(msgspec.json.encode(result).decode())
     return 0
+
+
+async def _retrain(run: RunDir, bus: Bus, folder: Path) -> dict[str, Any] | None:
+    from penstock.infra.privacy.retrain import retrain_run
+
+    retrained = await retrain_run(run, bus, folder)
+    if retrained is None:
+        print("no version was trained with anyone who was erased: nothing to train again")
+        return None
+    print(
+        f"{folder}: version {retrained.step_last} without erased users, trained again from "
+        f"step {retrained.step_first} on, {retrained.num_left_out} samples left out"
+    )
+    return msgspec.to_builtins(retrained)
 
 
 def _user(run: RunDir, tenant: str, name: str) -> tuple[str, str]:

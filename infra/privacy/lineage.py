@@ -72,7 +72,8 @@ class Lineage:
         self._trained: dict[str, int] = {}
         """Sample and revision -> step."""
         self._skipped: set[int] = set()
-        self._erased: set[tuple[str, str]] = set()
+        self._erased: dict[tuple[str, str], int] = {}
+        """Tenant and user -> newest step that trained what was erased."""
         self._step_last = 0
 
     def add(self, event: Event) -> None:
@@ -87,7 +88,8 @@ class Lineage:
             case LiveSampleJoined():
                 self._joined[event.key()] = event
             case UserErased():
-                self._erased.add((event.tenant, event.user))
+                owner = (event.tenant, event.user)
+                self._erased[owner] = max(self._erased.get(owner, 0), event.step_last)
             case BatchManifest():
                 self._step_last = max(self._step_last, event.step)
                 for sample in event.live:
@@ -127,6 +129,19 @@ class Lineage:
     def requests_of(self, tenant: str, user: str) -> list[str]:
         """Return a user's requests that are on record."""
         return [name for name, owner in self._owners.items() if owner == (tenant, user)]
+
+    def is_erased(self, tenant: str, user: str) -> bool:
+        """Whether content of a user was erased."""
+        return (tenant, user) in self._erased
+
+    def trained_of_erased(self) -> dict[int, set[str]]:
+        """Return, by step, the samples it trained that have a request of a user erased since."""
+        found: dict[int, set[str]] = {}
+        for sample in self._samples():
+            last = max(self._erased.get((sample.tenant, user), 0) for user in sample.users)
+            if sample.step <= last:
+                found.setdefault(sample.step, set()).add(sample.sample_id)
+        return found
 
     def _is_of(self, found: Found, tenant: str) -> bool:
         if found.kind == "version":

@@ -1,5 +1,7 @@
 """A user is erased while the trainer learns: nothing that may still have to be taken needs them."""
 
+import random
+
 import msgspec
 import pytest
 from tests.sealed import MASTER_KEY
@@ -9,8 +11,11 @@ from penstock.actors.runtime.vault import Vault
 from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
+from penstock.actors.trainer.config import LiveConfig
 from penstock.actors.trainer.replay import ReplayLog, replay
+from penstock.actors.trainer.retraining import retrain
 from penstock.infra.privacy.erase import erase
+from penstock.infra.privacy.lineage import read as read_lineage
 from penstock.messages.errors import ConfigError, NotFoundError
 from penstock.messages.feedback import (
     ErasurePrepared,
@@ -21,7 +26,7 @@ from penstock.messages.feedback import (
 )
 from penstock.messages.reading.sealed import SealedTurn
 from penstock.messages.reward import Outcome
-from penstock.messages.training import BatchManifest, CheckpointSaved
+from penstock.messages.training import BatchManifest, CheckpointSaved, StepCompleted
 
 from .test_trainer_epochs import Service
 
@@ -36,6 +41,7 @@ class Users:
         self.service = Service(world)
         world.trainer = self._trainer
         self.num_requests = 0
+        self.random = random.Random(5)
 
     @property
     def vault(self) -> Vault:
@@ -46,8 +52,8 @@ class Users:
         publisher: SnapshotPublisher = Publisher(StoreIO(self.world.store))
         return Trainer(self.world.config, self.world.policy, publisher, seed=7, opener=self.vault)
 
-    async def ask(self, user: str) -> None:
-        """Have one request of a user rated and joined."""
+    async def ask(self, user: str, *, is_made: bool = True) -> None:
+        """Have one request of a user rated and joined, or only drawn."""
         name = f"r{self.num_requests}"
         self.num_requests += 1
         turn = self.world.turn(self.service.version)
@@ -60,20 +66,23 @@ class Users:
         )  # fmt: skip
         joined = LiveSampleJoined(
             sample_id=name, request_ids=[name], feedback_ids=[f"{TENANT}.f-{name}"],
-            turns=[turn.summary], reward=self.world.random.choice([0.0, 1.0]),
+            turns=[turn.summary], reward=self.random.choice([0.0, 1.0]),
             policy_version=version, **fields,
         )  # fmt: skip
-        await self.world.log.publish(recorded, joined)
-        await self.service.read()
+        if is_made:
+            await self.world.log.publish(recorded, joined)
+            await self.service.read()
 
-    async def replayed(self):
-        log = ReplayLog(
+    def replay_log(self) -> ReplayLog:
+        return ReplayLog(
             deliveries=self.world.log.follow(),
             last=self.world.log.last,
             store=self.world.store,
             opener=self.vault,
         )
-        return await replay(log, self.world.policy, self.of_run)
+
+    async def replayed(self):
+        return await replay(self.replay_log(), self.world.policy, self.of_run)
 
 
 @pytest.fixture
@@ -156,3 +165,44 @@ async def test_what_is_joined_late_of_an_erased_user_is_masked_when_it_is_read(u
     assert fates[joined.sample_id] is Outcome.ERASED
     assert sum(fate.is_trained for name, fate in fates.items() if name.startswith("r")) >= 2
     await service.ctx.close()
+
+
+SCRIPT = (("u-a", "u-b"), ("u-b", "u-a"), ("u-b", "u-c"), ("u-c", "u-b"), ("u-a", "u-a"))
+
+
+async def served(make_world, *, without: str) -> Users:
+    """Serve the script; one user's requests are drawn, and never made."""
+    live = LiveConfig(user_share_max=1.0, tenant_share_max=1.0)  # Batches are as they are asked.
+    world = make_world(3, steps_max=2, checkpoints_kept=9, live=live)
+    await world.run()
+    found = Users(world)
+    found.of_run = make_world(3, steps_max=2).config
+    await found.service.start()
+    for pair in SCRIPT:
+        for user in pair:
+            await found.ask(user, is_made=user != without)
+        await found.service.tick(found.service.clock + 61.0)
+    await world.log.publish(*await found.service.trainer.stop(found.service.ctx))
+    await found.service.ctx.close()
+    return found
+
+
+async def test_trained_again_without_a_user_is_bit_for_bit_a_run_that_never_had_them(make_world):
+    users, never = [await served(make_world, without=name) for name in ("u-a", "")][::-1]
+    log, bus = users.world.log, LogBus(users.world.log)
+    with_them = log.of(StepCompleted)[-1].weights_digest
+    others = [[e.rollout_id for e in m.live if e.user != "u-a"] for m in log.of(BatchManifest)]
+    assert [own for own in others if own] == [
+        own for m in never.world.log.of(BatchManifest) if (own := [e.rollout_id for e in m.live])
+    ]
+    await erase(bus, users.vault, TENANT, "u-a", is_up=False)
+    left_out = (await read_lineage(bus)).trained_of_erased()
+    assert left_out == {3: {"r0"}, 4: {"r3"}, 7: {"r8", "r9"}}
+    learner, retrained = await retrain(
+        users.replay_log(), users.world.policy, users.of_run, left_out
+    )
+    expected = never.world.log.of(StepCompleted)[-1]
+    assert (retrained.step_first, retrained.step_last, retrained.num_left_out) == (3, 7, 4)
+    assert retrained.weights_digest == learner.weights_digest() == expected.weights_digest
+    assert learner.optimizer_digest() == expected.optimizer_digest
+    assert retrained.weights_digest != with_them

@@ -97,6 +97,14 @@ def test_a_version_contains_what_trained_it_and_all_before(lineage):
     assert fourth.samples == third.samples, "a step that was skipped trained nothing"
 
 
+def test_what_trained_on_an_erased_user_is_known_by_step(lineage):
+    assert lineage.trained_of_erased() == {1: {"a1"}, 3: {"a1"}}
+    assert lineage.is_erased("acme", "u-a") and not lineage.is_erased("other", "u-a")
+    lineage.add(UserErased(tenant="acme", user="u-guest", key_id="k", step_last=1))
+    lineage.add(UserErased(tenant="other", user="u-a", key_id="k", step_last=2))
+    assert lineage.trained_of_erased() == {1: {"a1"}, 3: {"a1"}}, "c1 came after the erasure"
+
+
 def test_a_user_a_request_and_feedback_are_in_every_version_from_one_on(lineage):
     users = lineage.find("u-a")
     assert [(each.first_version, each.requests, each.is_erased) for each in users] == [

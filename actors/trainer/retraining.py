@@ -1,0 +1,146 @@
+"""Retraining: the newest version as it would be, had some samples of users never been there.
+
+From the newest checkpoint before the first step that trained one of them, every step is taken again
+without them; baseline, advantages, caps and divisors are computed again from what is left. What
+others sampled meanwhile is trained as it was sampled: some of it by versions that had learned from
+the samples that are left out.
+"""
+
+import asyncio
+import os
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.trainer.batching.credit import LiveCredit
+from penstock.actors.trainer.checkpoint import checkpoint_before, load_checkpoint
+from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.replay import ReplayLog
+from penstock.actors.trainer.step import train_step
+from penstock.actors.trainer.turns import TurnStore
+from penstock.messages.base import Event
+from penstock.messages.errors import CorruptDataError, NotFoundError
+from penstock.messages.feedback import LiveSampleJoined
+from penstock.messages.rollout import RolloutFinished, TurnSampled
+from penstock.messages.training import BatchManifest, SampleEntry
+
+
+class Retrained(msgspec.Struct, frozen=True, kw_only=True):
+    """What was trained again."""
+
+    step_first: int
+    """Steps before this one are the run's own."""
+    step_last: int
+    num_left_out: int
+    """Entries of manifests that were trained in the run, and were left out."""
+    weights_digest: str
+
+
+class _Retraining:
+    """Folds deliveries, in the order of the log, into the learner."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        config: TrainerConfig,
+        log: ReplayLog,
+        left_out: Mapping[int, Collection[str]],
+        step: int,
+    ) -> None:
+        self._learner, self._config, self._log = learner, config, log
+        self._left_out = left_out
+        self._turns = TurnStore(config.turns_bytes_max, log.opener)
+        self._credit = LiveCredit()
+        self.manifests: list[BatchManifest] = []
+        self.step = step
+        """Newest that the learner took."""
+        self.num_left_out = 0
+
+    async def add(self, event: Event) -> None:
+        match event:
+            case TurnSampled():
+                self._turns.add_turn(event)
+            case RolloutFinished():
+                self._turns.add(event.rollout_id, event)
+            case LiveSampleJoined():
+                self._turns.add(event.sample_id, event)
+            case BatchManifest():
+                self.manifests.append(event)
+            case _:
+                pass
+        while self.manifests and self._is_ready(self.manifests[0]):
+            await self._take(self.manifests.pop(0))
+
+    def _is_ready(self, manifest: BatchManifest) -> bool:
+        return manifest.step <= self.step or self._turns.has(manifest)
+
+    async def _take(self, manifest: BatchManifest) -> None:
+        config = self._config.of_step(manifest.settings)
+        left = self._without(manifest, config)
+        if left.step > self.step:
+            turns = await self._turns.load(left, self._log.store, self._log.last)
+            await asyncio.to_thread(train_step, self._learner, left, turns, config)
+            self.step = left.step
+        self._turns.drop(manifest)
+
+    def _without(self, manifest: BatchManifest, config: TrainerConfig) -> BatchManifest:
+        """Return a manifest as it would be, with the credit of what is left."""
+        names = self._left_out.get(manifest.step, ())
+        entries = [entry for entry in manifest.live if entry.rollout_id not in names]
+        self.num_left_out += len(manifest.live) - len(entries)
+        fresh = [_uncredited(entry) for entry in entries if entry.outcome.is_trained]
+        credited = iter(self._credit.credit(fresh, config.live))
+        live = [next(credited) if entry.outcome.is_trained else entry for entry in entries]
+        self._credit.commit(live, config.live)
+        return msgspec.structs.replace(manifest, live=live)
+
+
+def _uncredited(entry: SampleEntry) -> SampleEntry:
+    return msgspec.structs.replace(
+        entry, advantage=0.0, turn_advantages=[], share=1.0, is_change=False
+    )
+
+
+async def retrain(
+    log: ReplayLog,
+    policy_config: PolicyConfig,
+    config: TrainerConfig,
+    left_out: Mapping[int, Collection[str]],
+) -> tuple[Learner, Retrained]:
+    """Train a run again without some of its users' samples.
+
+    Args:
+        log: the run's.
+        policy_config: shape of the run's policy.
+        config: the run's own settings.
+        left_out: step -> samples that it trained; not empty.
+
+    Returns:
+        The learner after the newest step, and what was done.
+
+    Raises:
+        NotFoundError: The store has no checkpoint before the first of these steps.
+        CorruptDataError: The checkpoint is damaged, or the log lacks what a step trained.
+        CodecError: A turn that was trained cannot be read.
+
+    """
+    learner = Learner(policy_config, config.optimizer, seed=0)
+    learner.set_threads(config.num_threads)
+    key = await checkpoint_before(log.store, min(left_out))
+    if key is None:
+        raise NotFoundError(f"checkpoints/: the run has none before step {min(left_out)}")
+    head = await load_checkpoint(log.store, key, learner)
+    config = msgspec.structs.replace(config, num_workers=os.cpu_count() or 1)
+    run = _Retraining(learner, config, log, left_out, head.step)
+    async for delivery in log.deliveries:
+        await run.add(delivery.event)
+    if run.manifests:
+        raise CorruptDataError(f"step {run.manifests[0].step}: the log lacks samples of its batch")
+    return learner, Retrained(
+        step_first=head.step + 1,
+        step_last=run.step,
+        num_left_out=run.num_left_out,
+        weights_digest=learner.weights_digest(),
+    )
