@@ -20,6 +20,7 @@ from penstock.messages.errors import CodecError
 from penstock.messages.feedback import (
     ErasurePrepared,
     ErasureRequested,
+    FeedbackLeftOut,
     FeedbackReceived,
     FeedbackRetracted,
     InferenceCounted,
@@ -94,7 +95,8 @@ from penstock.messages.weights import (
 EVENTS = (
     StartRollout, TurnSampled, EpisodeSaved, RolloutFinished, Verdict,
     WeightsPublished, WeightsRelayed, WeightsApplied, CreditsChanged,
-    InferenceRecorded, InferenceCounted, FeedbackReceived, FeedbackRetracted, LiveSampleJoined,
+    InferenceRecorded, InferenceCounted, FeedbackReceived, FeedbackRetracted, FeedbackLeftOut,
+    LiveSampleJoined,
     ErasureRequested, ErasurePrepared, UserErased,
     PreferencePair, Label, FeedbackQuarantined, QuarantineReleased,
     BatchManifest, StepCompleted, MidtrainCompleted, CheckpointSaved,

@@ -1,8 +1,11 @@
 """The AsyncAPI document names every message once, and every reference leads somewhere."""
 
+import importlib
 import json
+import pkgutil
 
-from penstock.messages.base import Stream
+from penstock import messages
+from penstock.messages.base import Event, Message, Stream
 from penstock.messages.codec import MESSAGES
 from penstock.messages.reading.asyncapi import document
 
@@ -16,6 +19,19 @@ def references(node):
     elif isinstance(node, list):
         for value in node:
             yield from references(value)
+
+
+def kinds(base):
+    for kind in base.__subclasses__():
+        yield kind
+        yield from kinds(kind)
+
+
+def test_every_message_is_one_that_the_codec_decodes():
+    for module in pkgutil.walk_packages(messages.__path__, f"{messages.__name__}."):
+        importlib.import_module(module.name)
+    product = {kind for kind in kinds(Message) if kind.__module__.startswith("penstock.")}
+    assert product - {Event} == set(MESSAGES)
 
 
 def test_every_message_is_on_one_channel():
