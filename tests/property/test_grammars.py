@@ -244,3 +244,69 @@ def test_what_a_plain_text_cannot_be_held_to_is_refused_in_a_strict_tool():
 def test_an_unknown_choice_is_refused():
     with pytest.raises(GrammarError, match=r"tool_choice.*'g'"):
         grammar_for_calls(chat(), TOOLS, "g")
+
+
+def refers(to):
+    return {"$ref": f"#/$defs/{to}"}
+
+
+LINKS = {
+    "allOf": lambda to: {"allOf": [refers(to), refers(to)]},
+    "beside": lambda to: {**refers(to), "allOf": [refers(to)]},
+    "properties": lambda to: {
+        "type": "object",
+        "properties": {"x": refers(to)},
+        "allOf": [{"type": "object", "properties": {"x": refers(to)}}],
+    },
+    "items": lambda to: {"allOf": [{"type": "array", "items": refers(to)}] * 2},
+    "quoted": lambda to: {"allOf": [{"$ref": f"#/%24defs/{to}"}] * 2},
+}
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("as_tool", [False, True])
+def test_definitions_that_name_the_next_one_twice_are_refused_not_written_out(link, as_tool):
+    """The library would take all memory and end the generator's process."""
+    definitions = {f"d{n}": LINKS[link](f"d{n + 1}") for n in range(30)} | {"d30": {"type": "null"}}
+    schema = LINKS[link]("d0") | {"$defs": definitions}
+    with pytest.raises(GrammarError, match="merges more than"):
+        if as_tool:
+            argument = {"type": "object", "properties": {"x": LINKS[link]("d0")}}
+            parameters = {"properties": {"a": argument}, "$defs": definitions}
+            grammar_for_calls(chat(), [{"name": "f", "parameters": parameters}], "required")
+        else:
+            grammar_for_schema(schema)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"$id": "http://x/"},
+        {"$anchor": "a"},
+        {"allOf": [{"$ref": "other.json"}]},
+        {"allOf": [{"$ref": "#/allOf/" + "1" * 5000}]},
+    ],
+)
+def test_a_name_that_hides_what_is_merged_is_refused(extra):
+    inner = {"allOf": [refers("a")], "$defs": {"a": {"type": "null"}}} | extra
+    schema = {"type": "object", "properties": {"x": inner}, "$defs": {"a": {"type": "null"}}}
+    with pytest.raises(GrammarError, match=r"not supported beside allOf|expected #/"):
+        grammar_for_schema(schema)
+
+
+def test_schemas_as_pydantic_writes_them_are_merged():
+    node = {
+        "type": "object",
+        "properties": {
+            "id": {"type": "string"},
+            "kind": {"allOf": [refers("kind")], "default": "leaf"},
+            "left": {**refers("node"), "description": "a subtree"},
+            "right": {"anyOf": [refers("node"), {"type": "null"}]},
+        },
+        "required": ["kind"],
+    }
+    node["properties"] |= {f"more{n}": {"allOf": [refers("kind")]} for n in range(100)}
+    schema = {**refers("node"), "$id": "http://example.com/tree", "title": "Tree"}
+    schema["$defs"] = {"node": node, "kind": {"enum": ["leaf", "branch"]}}
+    said = asyncio.run(masks_of(chat()).open(grammar_for_schema(schema).text))
+    assert said.allowed().any()

@@ -138,9 +138,8 @@ class HermesSyntax:
     def rest(self, rule: str, tool: ToolSchema) -> str:
         """Return the arguments as JSON and the closing token."""
         parameters = {"type": "object"} | dict(tool.get("parameters") or {})
-        return (
-            f'{rule}: {rule}_json "}}\\n" <[{self._close}]>\n{rule}_json: {json_rule(parameters)}\n'
-        )
+        arguments = json_rule(parameters, f"{tool['name']}.parameters")
+        return f'{rule}: {rule}_json "}}\\n" <[{self._close}]>\n{rule}_json: {arguments}\n'
 
 
 def _head(tool: str) -> str:

@@ -39,7 +39,7 @@ def grammar_for_schema(schema: Mapping[str, Any], *, where: str = "schema") -> G
 
     """
     check_schema(schema, where)
-    return _bounded(f"start: {json_rule(schema)}\n", where)
+    return _bounded(f"start: {json_rule(schema, where)}\n", where)
 
 
 def grammar_for_calls(
@@ -78,7 +78,7 @@ def grammar_for_calls(
         text = "TEXT: /(?s:.*)/\n"
         if answer is not None and choice == "auto":
             check_schema(answer, "response_format")
-            start, text = f"{calls} | answer", f"answer: {json_rule(answer)}\n"
+            start, text = f"{calls} | answer", f"answer: {json_rule(answer, 'response_format')}\n"
         head = f"start: {start}\ncall: {any_call}\n{text}"
         return _bounded(head + "".join(rules), "tools")
     if not named:
