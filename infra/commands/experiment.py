@@ -39,7 +39,7 @@ class ExperimentReport(msgspec.Struct, frozen=True, kw_only=True):
     effect: float
     """For which the missing sessions are computed."""
     fixed_sessions: float
-    """Per arm, of a test that looks once, at the stable arm's reward so far."""
+    """Per arm, of a test that looks once, at the stable arm's reward so far, or 0.5."""
     decided: list[ExperimentDecided]
 
 
@@ -72,7 +72,8 @@ async def read_experiment(
     if view is not None:
         missing, seconds = fold.experiment.missing(effect)
         view = msgspec.structs.replace(view, num_sessions_missing=missing, seconds_missing=seconds)
-        rate = next((arm.reward_mean for arm in view.arms if arm.arm is Arm.STABLE), rate)
+        rated = (arm for arm in view.arms if arm.arm is Arm.STABLE and arm.num_sessions)
+        rate = next((arm.reward_mean for arm in rated), rate)
     return ExperimentReport(
         channels=fold.candidates.channels,
         candidate=view,
@@ -138,7 +139,7 @@ def _test(view: ExperimentView, report: ExperimentReport) -> str:
         f"[{view.difference_low:+.4f}, {view.difference_high:+.4f}]; e-values: better "
         f"{view.evidence_better:.3g}, worse {view.evidence_worse:.3g}\n"
         f"an effect of {report.effect:g} needs {view.num_sessions_missing:,} more rated sessions "
-        f"per arm (a test that looks once needs {report.fixed_sessions:,.0f} in all)"
+        f"per arm (a test that looks once needs {report.fixed_sessions:,.0f} per arm)"
     )
     if view.seconds_missing >= 0:
         return f"{words}: {view.seconds_missing / DAY_S:,.1f} days at the traffic so far"

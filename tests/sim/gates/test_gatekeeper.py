@@ -270,6 +270,7 @@ def test_penstock_experiment_reports_what_the_gatekeeper_sees() -> None:
     async def scenario(world: World) -> None:
         assert "no version has been a candidate yet" in shown(await report(world))
         await candidate(world)
+        assert "looks once needs 9,803 per arm" in shown(await report(world)), "at a reward of 0.5"
         await world.users(good, number=0, num=15, times=2)
         found = await report(world)
         assert found.channels == {"stable": 0, "candidate": 1}
