@@ -112,9 +112,10 @@ async def _take(data: bytes, key: KeySpec, services: Services) -> dict[str, Any]
 async def patch_feedback(services: Services, request: web.Request) -> web.Response:
     """Amend feedback: the newest amendment counts."""
     key = services.authenticate(request)
-    body = decode_body(await read_whole(services, request), AmendmentBody)
-    event = await _find(services, request, key)
-    await _admit(event, request.content_length or TEXT_CHARS_MAX, key, services)
+    data = await read_whole(services, request)
+    body = decode_body(data, AmendmentBody)
+    event = await _find_changeable(services, request, key)
+    await _admit(event, len(data), key, services)
     if body == AmendmentBody():
         raise invalid(f"expected one of {', '.join(body.__struct_fields__)}", "value")
     amended = msgspec.structs.replace(
@@ -142,7 +143,7 @@ async def delete_feedback(services: Services, request: web.Request) -> web.Respo
     `versions` have been trained with it already, and keep that; see `get_feedback`.
     """
     key = services.authenticate(request)
-    event = await _find(services, request, key)
+    event = await _find_changeable(services, request, key)
     await _admit(event, 0, key, services)
     await services.ctx.publish(
         FeedbackRetracted(
@@ -163,6 +164,17 @@ async def _find(services: Services, request: web.Request, key: KeySpec) -> Feedb
     if event is None:
         text = f"this key's tenant gave no feedback {feedback_id!r}"
         raise ApiError(404, "not_found", text, "feedback_id")
+    return event
+
+
+async def _find_changeable(
+    services: Services, request: web.Request, key: KeySpec
+) -> FeedbackReceived:
+    """Return feedback that this key may change: a trusted key's, only if it is trusted, too."""
+    event = await _find(services, request, key)
+    if event.is_trusted and not key.is_trusted:
+        text = "a trusted key gave this feedback: only a trusted key may change it"
+        raise ApiError(403, "not_trusted", text, "feedback_id")
     return event
 
 
@@ -225,8 +237,12 @@ async def _with_content(
 ) -> FeedbackReceived:
     """Return feedback with what the user wrote, sealed; without it where it may not be stored."""
     owner = services.index.owner_of(event.request_id)
-    may_store = key.storage_consent and (owner is None or owner.is_stored)
-    sealed = await sealed_content(services.vault, event, content) if may_store else None
+    is_counted = owner is not None and not owner.is_stored
+    if is_counted:  # Of such a request no user is on record.
+        event = msgspec.structs.replace(event, user=services.pseudonyms.user(key, ""))
+    if is_counted or not key.storage_consent:
+        return msgspec.structs.replace(event, content=None, source="", occurred_at="")
+    sealed = await sealed_content(services.vault, event, content)
     return msgspec.structs.replace(event, content=sealed)
 
 

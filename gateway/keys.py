@@ -153,7 +153,7 @@ def load_keys(path: Path) -> list[KeySpec]:
     try:
         table = parse_toml(path.read_text(), str(path))
         found = msgspec.convert(table, _KeysFile)
-    except (CodecError, msgspec.ValidationError) as error:
+    except (CodecError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path}: {error}") from error
     tenants = {tenant.tenant: tenant for tenant in found.tenants}
     if len(tenants) < len(found.tenants):

@@ -62,7 +62,7 @@ class FeedbackJoin:
         self._signal_wait_s = min(SIGNAL_WAIT_S, config.reward_wait_s)
         self._declared = by_name(config.signals)
         self._sessions: OrderedDict[str, UserSession] = OrderedDict()
-        """By tenant and session, the one used longest ago first."""
+        """By tenant, user and session, the one used longest ago first."""
         self._place: dict[str, str] = {}
         """Request -> its session's key."""
         self._early: OrderedDict[str, dict[str, Signal]] = OrderedDict()
@@ -91,7 +91,7 @@ class FeedbackJoin:
             self._refuse(request_id)
             return
         early = self._early.pop(request_id, {})
-        key = f"{record.tenant} {record.session_id}"
+        key = f"{record.tenant} {record.user} {record.session_id}"
         session = self._sessions.get(key)
         if session is None:
             session = self._sessions[key] = UserSession(

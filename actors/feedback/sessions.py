@@ -61,7 +61,7 @@ class Rated(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(kw_only=True)
 class UserSession:
-    """A tenant's session; a request without one is alone in its own."""
+    """A user's session; a request without one is alone in its own."""
 
     session_id: str
     tenant: str

@@ -10,8 +10,8 @@ from penstock.gateway.config import GatewayConfig
 from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.spool import Spool
 from penstock.gateway.record import Answered, record_of, record_offline, resealed
-from penstock.messages.base import Event
-from penstock.messages.errors import PenstockError
+from penstock.messages.base import Event, Message
+from penstock.messages.errors import CodecError, PenstockError
 from penstock.messages.feedback import InferenceRecorded
 
 DRAIN_S = 1.0
@@ -75,14 +75,18 @@ class Recorder:
         for path, record in self._spool.waiting():
             try:
                 async with asyncio.timeout(self._record_s_max):
-                    assert isinstance(record, Event)
                     await self._publish(record)
+            except CodecError as error:
+                self._spool.set_aside(path, error)
+                continue
             except (PenstockError, OSError, TimeoutError):
                 return
             self._spool.remove(path)
         self._spool.count()
 
-    async def _publish(self, record: Event) -> None:
+    async def _publish(self, record: Message) -> None:
         if isinstance(record, InferenceRecorded):
             record = await resealed(record, self._vault)
+        if not isinstance(record, Event):
+            raise CodecError(f"expected an event, got {type(record).__name__}")
         await self._ctx.publish(record)

@@ -16,6 +16,7 @@ from penstock.gateway.exchange.plan import Plan, TokenCharge
 from penstock.gateway.exchange.retried import HEADER, Retried
 from penstock.gateway.exchange.sessions import Thread
 from penstock.gateway.keys import KeySpec
+from penstock.gateway.record import consent_of
 from penstock.gateway.request_body import read_whole
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Services
 
@@ -72,10 +73,11 @@ async def _answer(
 ) -> tuple[web.StreamResponse, bytes | None]:
     """Return the response, and its body if that may be kept for a while."""
     request, key, charge = admitted.request, admitted.key, admitted.charge
-    keeps = may_keep and key.storage_consent and asked.conversation.store
-    with _places(services, asked.conversation.num_choices):
-        plan = await _plan(services, asked.conversation, admitted)
-        exchange = Exchange(services, request, key, asked, plan, keeps=keeps)
+    conversation = asked.conversation
+    may_store = consent_of(key, conversation.store, conversation.metadata).storage
+    with _places(services, conversation.num_choices):
+        plan = await _plan(services, conversation, admitted)
+        exchange = Exchange(services, request, key, asked, plan, keeps=may_keep and may_store)
         try:
             response = await exchange.answer()
         finally:

@@ -53,6 +53,8 @@ class CompletionsBody(msgspec.Struct, frozen=True):
     suffix: str = ""
     user: str = ""
     safety_identifier: str = ""
+    metadata: dict[str, str] = {}
+    store: bool = True
 
 
 def read_completions(body: bytes) -> Asked:
@@ -94,7 +96,9 @@ def read_completions(body: bytes) -> Asked:
         num_choices=read.n,
         num_top_logprobs=read.logprobs or 0,
         is_streamed=read.stream,
-        user=read.safety_identifier or read.user,
+        user=read.safety_identifier or read.user or read.metadata.get("user_id", ""),
+        store=read.store,
+        metadata=read.metadata,
     )
     has_usage = bool(read.stream_options and read.stream_options.include_usage)
     writer = partial(

@@ -54,6 +54,9 @@ class GenerateBody(msgspec.Struct, frozen=True):
     sampling_params: GenerateSampling = GenerateSampling()
     model: str = ""
     stream: bool = False
+    user: str = ""
+    metadata: dict[str, str] = {}
+    store: bool = True
 
 
 def read_generate(body: bytes) -> Asked:
@@ -100,6 +103,9 @@ def read_generate(body: bytes) -> Asked:
         num_choices=params.n,
         num_top_logprobs=params.logprobs or 0,
         is_streamed=read.stream,
+        user=read.user or read.metadata.get("user_id", ""),
+        store=read.store,
+        metadata=read.metadata,
     )
     writer = partial(GenerateReplyWriter, has_logprobs=params.logprobs is not None)
     return Asked(conversation, writer, ignored)

@@ -66,6 +66,17 @@ class MessagesMetadata(msgspec.Struct, frozen=True):
     """`metadata`."""
 
     user_id: str | None = None
+    storage_consent: str | None = None
+    training_consent: str | None = None
+
+    @property
+    def consents(self) -> dict[str, str]:
+        """What the request says of consent."""
+        given = {
+            "storage_consent": self.storage_consent,
+            "training_consent": self.training_consent,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class MessagesFormat(msgspec.Struct, frozen=True):
@@ -96,6 +107,7 @@ class MessagesBody(msgspec.Struct, frozen=True):
     top_k: int | None = None
     stream: bool = False
     metadata: MessagesMetadata = MessagesMetadata()
+    store: bool = True
     output_format: MessagesFormat | None = None
     output_config: MessagesOutputConfig = MessagesOutputConfig()
 
@@ -146,6 +158,8 @@ def read_count(body: bytes) -> Asked:
         ),
         is_streamed=read.stream,
         user=read.metadata.user_id or "",
+        store=read.store,
+        metadata=read.metadata.consents,
     )
     return Asked(conversation, MessagesReplyWriter, [*ignored, *left_out])
 

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 
 from penstock.actors.runtime.files import create_secret
+from penstock.actors.runtime.vault import Vault
+from penstock.gateway.exchange.spool import Spool
 from penstock.gateway.identity import user_pseudonym
 from penstock.infra.export.folder import check_target
 from penstock.infra.privacy.erase import Erasure, erase
@@ -17,7 +19,7 @@ from penstock.infra.run.liveness import is_up
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.infra.run.vault import open_vault
 from penstock.messages.bus import Bus
-from penstock.messages.errors import ConfigError
+from penstock.messages.errors import ConfigError, NotFoundError
 
 _PSEUDONYM = re.compile(r"u-[0-9a-f]{32}|k-[A-Za-z0-9_-]{1,64}")
 _LINES_MAX = 20
@@ -44,15 +46,35 @@ async def erase_command(arguments: argparse.Namespace) -> int:
         check_target(folder)
     result: dict[str, Any] = {}
     async with open_log(run, "erase") as bus:
-        if folder is None or not (await read(bus)).is_erased(tenant, user):
-            erasure = await erase(bus, open_vault(run), tenant, user, is_up=await is_up(run, bus))
+        try:
+            erasure = await erase_all(run, bus, open_vault(run), tenant, user)
             print(_erased(erasure))
             result = msgspec.to_builtins(erasure)
+        except NotFoundError:  # Who came back since the last erasure has a key again.
+            if folder is None or not (await read(bus)).is_erased(tenant, user):
+                raise
         if folder is not None:
             result["retrained"] = await _retrain(run, bus, folder)
     if arguments.json:
         print(msgspec.json.encode(result).decode())
     return 0
+
+
+async def erase_all(run: RunDir, bus: Bus, vault: Vault, tenant: str, user: str) -> Erasure:
+    """Erase a user, with the records that wait for the log: else these get another key there.
+
+    Raises as `erase` does.
+    """
+    num_waiting = Spool(run.gateway_spool, 0).erase(tenant, user)
+    try:
+        found = await erase(bus, vault, tenant, user, is_up=await is_up(run, bus))
+    except NotFoundError:
+        if not num_waiting:
+            raise
+        found = Erasure(
+            tenant=tenant, user=user, key_id="", num_requests=0, num_samples=0, steps=[]
+        )
+    return msgspec.structs.replace(found, num_requests=found.num_requests + num_waiting)
 
 
 async def _retrain(run: RunDir, bus: Bus, folder: Path) -> dict[str, Any] | None:
