@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.gateway.conversation import (
     NUM_BIASES_MAX,
+    NUM_STOP_IDS_MAX,
     NUM_STOPS_MAX,
     STOP_CHARS_MAX,
     Call,
@@ -166,6 +167,8 @@ def check_sampling(wishes: SamplingWishes, names: Mapping[str, str] = {}) -> Sam
     check("logit_bias", is_good, f"at most {NUM_BIASES_MAX} tokens")
     is_good = all(-100 <= bias <= 100 for bias in wishes.logit_bias.values())
     check("logit_bias", is_good, "numbers from -100 to 100")
+    is_good = len(wishes.stop_token_ids) <= NUM_STOP_IDS_MAX
+    check("stop_token_ids", is_good, f"at most {NUM_STOP_IDS_MAX} token ids")
     check("seed", seed is None or -(2**63) <= seed < 2**63, "an integer of 64 bits")
     limit = wishes.num_tokens_max
     check("num_tokens_max", limit is None or limit >= 1, "at least 1")

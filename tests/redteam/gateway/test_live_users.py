@@ -189,3 +189,12 @@ async def test_a_user_who_names_another_s_session_has_a_sample_of_their_own(site
     assert len(set(owners.values())) == 2
     assert {one.user for one in samples} == set(owners.values())
     assert all(owners[name] == one.user for one in samples for name in one.request_ids)
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_record_does_not_grow_with_ids_that_end_a_reply(site, http, route):
+    body = BODIES[route] | {"stop_token_ids": [1] * 100_000}
+    async with http.post(route, json=body) as reply:
+        assert reply.status == 400
+        assert (await reply.json())["error"]["param"] == "stop_token_ids"
+    assert not site.generator.asked
