@@ -133,7 +133,7 @@ class StepCompleted(Event, frozen=True, kw_only=True):
     """loss, reward_mean, pass_rate, grad_norm, mismatch_k1, mismatch_k3, ess, masked_fraction,
     staleness_mean, staleness_max ..."""
     staleness_tokens: dict[int, int] = {}
-    """Staleness at consumption -> number of trained tokens."""
+    """Staleness at consumption -> number of trained tokens of rollouts."""
     train_s: float = 0.0
     wait_s: float = 0.0
     skipped: str = ""

@@ -13,6 +13,7 @@ from penstock.actors.policy.model import Policy
 from penstock.actors.policy.replicas.client import stream_chunks
 from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.policy.sampling import SampledTokens
+from penstock.actors.policy.tokenizer import TOKENIZER_KEY, train_tokenizer
 from penstock.actors.runtime.clock import SystemClock
 from penstock.actors.runtime.host_context import ActorIdentity, HostContext
 from penstock.actors.sync_relay.core.store_io import StoreIO
@@ -63,6 +64,8 @@ async def test_replicas_of_a_region_join_answer_and_leave(tmp_path):
     async with event_server(run, config) as bus:
         identity = ActorIdentity(name="test", seed=0, incarnation="1")
         ctx = HostContext(identity, bus=bus, store=run.store(), clock=SystemClock())
+        tokenizer = train_tokenizer(["def f(x):\n    return x\n"] * 8, config.policy.vocab_size)
+        await run.store().put(TOKENIZER_KEY, tokenizer.to_json().encode())
         state = publishable_state(Policy(config.policy, seed=0))
         snapshot = {name: as_numpy(tensor) for name, tensor in state.items()}
         manifest = await Publisher(StoreIO(run.store())).prepare(

@@ -12,9 +12,16 @@ def trained_samples(manifest: BatchManifest) -> list[SampleEntry]:
 
 
 def staleness_tokens(manifest: BatchManifest) -> dict[int, int]:
-    """Count trained tokens by their age in versions."""
-    spans = (span for sample in trained_samples(manifest) for span in sample.version_spans)
-    tokens = tokens_by_version(spans)
+    """Count the trained tokens of rollouts by their age in versions.
+
+    `staleness_max` bounds these; users' samples have bounds of their own (`trainer.live`).
+    """
+    samples = [sample for group in manifest.groups for sample in group.samples]
+    return _ages([sample for sample in samples if sample.outcome.is_trained], manifest)
+
+
+def _ages(samples: list[SampleEntry], manifest: BatchManifest) -> dict[int, int]:
+    tokens = tokens_by_version(span for sample in samples for span in sample.version_spans)
     return {manifest.policy_version - version: tokens[version] for version in reversed(tokens)}
 
 
@@ -35,4 +42,5 @@ def batch_figures(manifest: BatchManifest) -> dict[str, float]:
         "num_live": float(len(live)),
         "staleness_mean": sum(age * count for age, count in staleness.items()) / num_tokens,
         "staleness_max": float(max(staleness, default=0)),
+        "live_staleness_max": float(max(_ages(live, manifest), default=0)),
     }
