@@ -63,7 +63,7 @@ async def erase(bus: Bus, vault: Vault, tenant: str, user: str, *, is_up: bool) 
 
     """
     owner = owner_of(tenant, user)
-    key_id = await vault.key_id(owner)
+    key_id = await vault.key_id(owner) or await _interrupted(bus, tenant, user)
     if not key_id:
         raise NotFoundError(f"--user: nothing of {owner} is stored, or it was erased before")
     request = ErasureRequested(tenant=tenant, user=user, key_id=key_id)
@@ -85,6 +85,22 @@ async def erase(bus: Bus, vault: Vault, tenant: str, user: str, *, is_up: bool) 
         num_samples=len(samples),
         steps=steps,
     )
+
+
+async def _interrupted(bus: Bus, tenant: str, user: str) -> str:
+    """Return the key of an erasure that was requested and never done; empty: none.
+
+    Its command may have died between deleting the key and saying so.
+    """
+    requested: dict[str, str] = {}
+    async for delivery in bus.follow([ErasureRequested, UserErased], stop_at_end=True):
+        event = delivery.event
+        assert isinstance(event, ErasureRequested | UserErased)
+        if isinstance(event, UserErased):
+            requested.pop(event.key(), None)
+        elif (event.tenant, event.user) == (tenant, user):
+            requested[event.key()] = event.key_id
+    return next(iter(requested.values()), "")
 
 
 async def _has_trainer(bus: Bus) -> bool:

@@ -19,6 +19,7 @@ from penstock.infra.privacy.lineage import read as read_lineage
 from penstock.messages.errors import ConfigError, NotFoundError
 from penstock.messages.feedback import (
     ErasurePrepared,
+    ErasureRequested,
     InferenceRecorded,
     LiveSampleJoined,
     UserErased,
@@ -147,6 +148,21 @@ async def test_an_erased_user_s_samples_are_masked_and_all_else_goes_on(users):
     assert (report.identical, report.steps_erased, report.steps_compared) == (
         True, 2, service.version - 2
     )  # fmt: skip
+    await service.ctx.close()
+
+
+async def test_an_erasure_that_died_before_it_said_so_is_finished_by_the_next(users):
+    service, log = users.service, users.world.log
+    await users.ask("u-a")
+    await service.read()
+    bus, owner = LogBus(log), f"{TENANT}/u-a"
+    key_id = await users.vault.key_id(owner)
+    await log.publish(ErasureRequested(tenant=TENANT, user="u-a", key_id=key_id))
+    await users.vault.erase(owner)
+    erasure = await erase(bus, users.vault, TENANT, "u-a", is_up=False)
+    assert erasure.key_id == key_id == log.of(UserErased)[-1].key_id
+    with pytest.raises(NotFoundError, match="or it was erased before"):
+        await erase(bus, users.vault, TENANT, "u-a", is_up=False)
     await service.ctx.close()
 
 
