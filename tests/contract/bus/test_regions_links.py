@@ -188,14 +188,14 @@ async def test_a_leaf_node_that_dies_is_started_again_and_a_link_that_ends_ends_
             server = EmbeddedServer(store_dir=tmp_path / "hub", leaf_listen=listen)
             await server.start()
             try:
-                async with emulation.places(server, None), asyncio.timeout(30):
+                async with emulation.places(server, None), asyncio.timeout(90):
                     node = emulation.nodes["far"]
                     first = node.pid
                     os.kill(first, signal.SIGKILL)
                     while node.pid == first:
                         await asyncio.sleep(0.05)
                     emulation._links["far"].process.kill()
-                    await asyncio.sleep(30)
+                    await asyncio.sleep(90)
             finally:
                 await server.stop()
 
