@@ -1,4 +1,4 @@
-"""`penstock agent`: the run's own tools, exit codes, and what the service is told afterwards."""
+"""`penstock agent`: the run's own tools, exit codes, and what it reports to the service."""
 
 import asyncio
 import json
