@@ -32,6 +32,41 @@ _UNKNOWN = re.compile(r"unknown field `([^`]+)`")
 _MISSING = re.compile(r"missing required field `([^`]+)`")
 
 
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The sampling fields that routes name alike."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+
+    def wishes(self, num_tokens_max: int | None, *, ignores_end: bool = False) -> SamplingWishes:
+        """Return them as a request has them."""
+        stop = self.stop or ()
+        return SamplingWishes(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias or {},
+            seed=self.seed,
+            num_tokens_max=num_tokens_max,
+            stops=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignores_end=ignores_end,
+        )
+
+
 def read_body(body: bytes, kind: type[S]) -> tuple[S, list[str]]:
     """Read JSON as a struct; fields that are null count as absent.
 

@@ -23,6 +23,7 @@ from penstock.gateway.conversation import (
 )
 from penstock.gateway.errors import invalid
 from penstock.gateway.routes.body import (
+    SamplingFields,
     check_choice,
     check_sampling,
     check_tools,
@@ -114,26 +115,15 @@ class ChatResponseFormat(msgspec.Struct, frozen=True):
     json_schema: JsonSchema | None = None
 
 
-class ChatBody(msgspec.Struct, frozen=True):
+class ChatBody(SamplingFields, frozen=True, kw_only=True):
     """Body of `POST /v1/chat/completions`: the fields that have an effect."""
 
     model: str
     messages: list[ChatBodyMessage]
     stream: bool = False
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] = {}
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    stop: str | list[str] = []
-    stop_token_ids: list[int] = []
-    seed: int | None = None
     n: int = 1
     tools: list[ChatTool] = []
     tool_choice: Literal["auto", "none", "required"] | NamedChoice = "auto"
@@ -267,18 +257,5 @@ def _format(wanted: ChatResponseFormat | None) -> ResponseFormat:
 def _sampling(chat: ChatBody) -> SamplingWishes:
     limit = chat.max_completion_tokens
     name = "max_tokens" if limit is None else "max_completion_tokens"
-    wishes = SamplingWishes(
-        temperature=chat.temperature,
-        top_p=chat.top_p,
-        top_k=chat.top_k,
-        min_p=chat.min_p,
-        presence_penalty=chat.presence_penalty,
-        frequency_penalty=chat.frequency_penalty,
-        repetition_penalty=chat.repetition_penalty,
-        logit_bias=chat.logit_bias,
-        seed=chat.seed,
-        num_tokens_max=chat.max_tokens if limit is None else limit,
-        stops=(chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop),
-        stop_token_ids=tuple(chat.stop_token_ids),
-    )
+    wishes = chat.wishes(chat.max_tokens if limit is None else limit)
     return check_sampling(wishes, {"num_tokens_max": name, "stops": "stop"})

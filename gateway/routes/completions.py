@@ -13,12 +13,11 @@ from penstock.gateway.conversation import (
     LiveRequest,
     Opening,
     Replied,
-    SamplingWishes,
     TextDelta,
     sse,
 )
 from penstock.gateway.errors import ApiError, error_body, invalid
-from penstock.gateway.routes.body import check_sampling, read_body
+from penstock.gateway.routes.body import SamplingFields, check_sampling, read_body
 from penstock.gateway.routes.chat import StreamOptions
 from penstock.gateway.routes.chat_reply import FINISH_REASONS, LOGPROB_MIN, stop_field, usage
 
@@ -27,25 +26,14 @@ NUM_TOKENS_DEFAULT = 16
 _NUM_LOGPROBS_MAX = 5
 
 
-class CompletionsBody(msgspec.Struct, frozen=True):
+class CompletionsBody(SamplingFields, frozen=True, kw_only=True):
     """Body of `POST /v1/completions`: the fields that have an effect or are refused."""
 
     model: str
     prompt: str | list[Any]
     stream: bool = False
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] = {}
     max_tokens: int = NUM_TOKENS_DEFAULT
-    stop: str | list[str] = []
-    stop_token_ids: list[int] = []
-    seed: int | None = None
     n: int = 1
     best_of: int | None = None
     logprobs: int | None = None
@@ -75,20 +63,7 @@ def read_completions(body: bytes) -> Asked:
         raise invalid("this model only continues; leave it out", "suffix")
     if not 0 <= (read.logprobs or 0) <= _NUM_LOGPROBS_MAX:
         raise invalid(f"expected 0 to {_NUM_LOGPROBS_MAX}", "logprobs")
-    wishes = SamplingWishes(
-        temperature=read.temperature,
-        top_p=read.top_p,
-        top_k=read.top_k,
-        min_p=read.min_p,
-        presence_penalty=read.presence_penalty,
-        frequency_penalty=read.frequency_penalty,
-        repetition_penalty=read.repetition_penalty,
-        logit_bias=read.logit_bias,
-        seed=read.seed,
-        num_tokens_max=read.max_tokens,
-        stops=(read.stop,) if isinstance(read.stop, str) else tuple(read.stop),
-        stop_token_ids=tuple(read.stop_token_ids),
-    )
+    wishes = read.wishes(read.max_tokens)
     conversation = LiveRequest(
         model=read.model,
         prompt=_prompt(read.prompt),

@@ -17,7 +17,7 @@ from penstock.gateway.conversation import (
     sse,
 )
 from penstock.gateway.errors import ApiError, error_body, invalid
-from penstock.gateway.routes.body import check_sampling, read_body
+from penstock.gateway.routes.body import SamplingFields, check_sampling, read_body
 from penstock.gateway.routes.chat_reply import FINISH_REASONS, LOGPROB_MIN, logprob_entries
 
 NUM_TOKENS_DEFAULT = 16
@@ -25,22 +25,11 @@ NUM_LOGPROBS_MAX = 20
 _PLACE = "sampling_params"
 
 
-class GenerateSampling(msgspec.Struct, frozen=True):
+class GenerateSampling(SamplingFields, frozen=True, kw_only=True):
     """vLLM's `SamplingParams`: the fields that have an effect or are refused."""
 
     n: int = 1
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    seed: int | None = None
     max_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -77,22 +66,8 @@ def read_generate(body: bytes) -> Asked:
     for name in ("prompt_logprobs", "min_tokens"):
         if getattr(params, name):
             raise invalid("not supported; leave it out", f"{_PLACE}.{name}")
-    stop = params.stop or ()
-    wishes = SamplingWishes(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        logit_bias=params.logit_bias or {},
-        seed=params.seed,
-        num_tokens_max=NUM_TOKENS_DEFAULT if params.max_tokens is None else params.max_tokens,
-        stops=(stop,) if isinstance(stop, str) else tuple(stop),
-        stop_token_ids=tuple(params.stop_token_ids or ()),
-        ignores_end=params.ignore_eos,
-    )
+    num_tokens_max = NUM_TOKENS_DEFAULT if params.max_tokens is None else params.max_tokens
+    wishes = params.wishes(num_tokens_max, ignores_end=params.ignore_eos)
     names = {name: f"{_PLACE}.{name}" for name in SamplingWishes.__struct_fields__}
     names |= {"num_tokens_max": f"{_PLACE}.max_tokens", "stops": f"{_PLACE}.stop"}
     conversation = LiveRequest(
