@@ -169,6 +169,10 @@ def _add_bench(commands: Commands) -> None:
     bench.add_argument("--base", type=Path, help="weights: a checkpoint, instead of training one")
     bench.add_argument("--next", type=Path, help="weights: the checkpoint after it")
     bench.add_argument("--run", type=Path, help="search: the run whose policy computes embeddings")
+    text = "learning: folder of its results; what is finished there does not run again"
+    bench.add_argument("-o", "--output", type=Path, metavar="DIR", help=text)
+    text = "learning: parts to run (default: all)"
+    bench.add_argument("--only", nargs="+", default=[], metavar="PART", help=text)
 
 
 def _add_log(commands: Commands) -> None:

@@ -1,4 +1,4 @@
-"""`penstock bench`: speed as ratios in one run; each module measures one thing.
+"""`penstock bench`: speed as ratios in one run, and what training gains (`learning/`).
 
-To add one: a module `<name>.py` with a function `bench_<name>`, and its name in `command.BENCHES`.
+To add one: a module `<name>.py` with a function `bench_<name>`, and its name in `command.py`.
 """

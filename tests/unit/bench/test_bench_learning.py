@@ -1,0 +1,108 @@
+"""The learning bench: resumable by units, and what one failure leaves."""
+
+import json
+
+import pytest
+
+from penstock.infra.bench.learning import command, parts
+from penstock.infra.bench.learning.command import bench_learning
+from penstock.infra.bench.learning.intervals import lower_bounds
+from penstock.infra.bench.learning.parts import Unit, UnitFailedError
+from penstock.messages.errors import CodecError, ConfigError
+
+
+class CountingPart:
+    """Two units; the second one fails as often as told."""
+
+    def __init__(self, num_failures=0):
+        self.ran = []
+        self._num_failures = num_failures
+
+    def units(self):
+        return [Unit("one", self._run("one")), Unit("two", self._run("two"))]
+
+    def _run(self, name):
+        def run(folder):
+            self.ran.append(name)
+            if name == "one" and self._num_failures:
+                self._num_failures -= 1
+                raise UnitFailedError("no luck")
+            return {"name": name}
+
+        return run
+
+    def summarize(self, results):
+        return {"names": sorted(one["name"] for one in results.values())}
+
+
+@pytest.fixture
+def part(monkeypatch):
+    counting = CountingPart()
+    use(monkeypatch, counting)
+    return counting
+
+
+def use(monkeypatch, counting):
+    monkeypatch.setattr(command, "PARTS", {"count": "none"})
+    monkeypatch.setattr(command, "open_part", lambda name: counting)
+
+
+def test_finished_units_do_not_run_again(part, tmp_path):
+    assert bench_learning(tmp_path, []) == {"count": {"names": ["one", "two"]}}
+    assert bench_learning(tmp_path, ["count"]) == {"count": {"names": ["one", "two"]}}
+    assert part.ran == ["one", "two"]
+    stored = json.loads((tmp_path / "count" / "two.json").read_bytes())
+    assert stored["name"] == "two" and stored["seconds"] >= 0
+
+
+def test_a_unit_that_fails_keeps_no_other_from_running(monkeypatch, tmp_path):
+    counting = CountingPart(num_failures=1)
+    use(monkeypatch, counting)
+    with pytest.raises(UnitFailedError, match="count: one: no luck"):
+        bench_learning(tmp_path, [])
+    assert not (tmp_path / "count" / "one.json").exists()
+    assert bench_learning(tmp_path, []) == {"count": {"names": ["one", "two"]}}
+    assert counting.ran == ["one", "two", "one"]
+
+
+def test_a_damaged_result_is_named(part, tmp_path):
+    bench_learning(tmp_path, [])
+    (tmp_path / "count" / "one.json").write_bytes(b"{")
+    with pytest.raises(CodecError, match=r"one\.json"):
+        bench_learning(tmp_path, [])
+
+
+def test_bad_arguments_are_refused(part, tmp_path):
+    with pytest.raises(ConfigError, match="-o DIR"):
+        bench_learning(None, [])
+    with pytest.raises(ConfigError, match="expected some of count"):
+        bench_learning(tmp_path, ["other"])
+    with pytest.raises(ConfigError, match="expected a name"):
+        Unit("../x", lambda folder: {})
+
+
+def test_every_part_has_units_of_distinct_names():
+    for name in parts.PARTS:
+        names = [unit.name for unit in parts.open_part(name).units()]
+        assert names and len(names) == len(set(names)), name
+
+
+def test_bounds_of_a_clear_difference_are_above_zero():
+    better = [{f"t{n}": n % 10 != seed for n in range(1000)} for seed in range(3)]
+    worse = [{f"t{n}": n % 2 == 0 for n in range(1000)} for _ in range(3)]
+    bounds = lower_bounds(better, worse)
+    assert bounds["difference"] == pytest.approx(0.4)
+    assert 0.3 < bounds["lower"] <= bounds["lower_tasks"] < 0.4
+    assert bounds["num_pairs"] == 3000
+
+
+def test_the_bound_counts_what_another_training_would_change():
+    same = {f"t{n}": n % 2 == 0 for n in range(1000)}
+    all_solved = dict.fromkeys(same, True)
+    bounds = lower_bounds([all_solved, same, same], [same, same, same])
+    assert bounds["lower_tasks"] > 0 > bounds["lower_seeds"] == bounds["lower"]
+
+
+def test_equal_arms_have_a_bound_of_zero():
+    same = [{f"t{n}": n % 3 == 0 for n in range(90)}] * 3
+    assert lower_bounds(same, same)["lower"] == 0.0
