@@ -79,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_export(commands)
     _add_privacy(commands)
+    _add_judge(commands)
     text = "build and list image layers of sandboxes"
     add_images(_add(commands, "images", "commands.images:run", text))
     text = "simulate systems that are too large for one machine"
@@ -224,6 +225,32 @@ def _add_privacy(commands: Commands) -> None:
     text = "write the newest version as a model folder, trained again without anyone erased so far"
     erase.add_argument("--retrain", type=Path, metavar="FOLDER", help=text)
     _add_host_file(erase)
+
+
+def _add_judge(commands: Commands) -> None:
+    text = "measure the rubric judges of a configuration: attacks on them, agreement with people"
+    judge = _add(commands, "judge", "judge.command:judge_command", text)
+    actions = judge.add_subparsers(required=True, dest="action", metavar="ACTION")
+    attack = actions.add_parser("attack", help="wrong work that speaks to the judge")
+    text = "share of attacks that may succeed before the exit code is 1 (default: 0)"
+    attack.add_argument("--max-rate", type=float, default=0.0, metavar="X", help=text)
+    calibrate = actions.add_parser("calibrate", help="compare with labels of people")
+    sources = calibrate.add_mutually_exclusive_group(required=True)
+    sources.add_argument("--labels", type=Path, metavar="FILE", help="labels, a line of JSON each")
+    text = "run whose users' labels are taken; their texts go to the judge's endpoint"
+    sources.add_argument("--run", metavar="RUN", help=text)
+    text = "with --run: the criterion that its labels are of"
+    calibrate.add_argument("--criterion", default="", metavar="NAME", help=text)
+    text = "file for judge.judges.calibration"
+    calibrate.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
+    for action in (attack, calibrate):
+        action.add_argument("config", type=Path, metavar="CONFIG", help="TOML file of a run")
+        text = "only this one of judge.judges"
+        action.add_argument("--judge", default="", metavar="NAME", help=text)
+        action.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
+                            dest="overrides", help="override one key")  # fmt: skip
+        text = "the last line is one JSON object"
+        action.add_argument("--json", action="store_true", help=text)
 
 
 def _add_run_name(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ import msgspec
 
 from penstock.messages.base import Event, Stream
 from penstock.messages.rollout import SandboxRecord
-from penstock.messages.settings import Finite
+from penstock.messages.settings import Finite, FiniteNonNegative, NonNegativeInt, UnitInterval
 from penstock.messages.task import Purpose
 
 
@@ -90,6 +90,40 @@ class CheatFinding(msgspec.Struct, frozen=True, kw_only=True):
     """A solved task with it counts as the policy's fault; else it is only reported."""
 
 
+class JudgeScore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one judge says of one criterion; no judge decides the outcome but the verifiable one."""
+
+    judge: str
+    """A name of `judge.judges`, or of `judge.auxiliary`."""
+    version: str
+    """Digest of its rubric and settings, and who answered: a model, or a policy version."""
+    criterion: str = ""
+    score: UnitInterval | None = None
+    """Mean over the replies; None where there was none, with the cause in `detail`."""
+    repeats: NonNegativeInt = 0
+    """Replies that count."""
+    disagreement: UnitInterval = 0.0
+    """Largest difference between two of them."""
+    num_prompt_tokens: NonNegativeInt = 0
+    """Over all calls, as the service counts them."""
+    num_reply_tokens: NonNegativeInt = 0
+    duration_ms: FiniteNonNegative = 0.0
+    detail: str = ""
+
+
+class Lengths(msgspec.Struct, frozen=True, kw_only=True):
+    """What an episode spent, by kind, in tokens and counts: the length penalty's terms."""
+
+    thinking: NonNegativeInt = 0
+    """Tokens drawn that are neither of a call nor of the final message."""
+    call: NonNegativeInt = 0
+    output: NonNegativeInt = 0
+    """Tokens that tools returned."""
+    final: NonNegativeInt = 0
+    num_calls: NonNegativeInt = 0
+    num_turns: NonNegativeInt = 0
+
+
 class Verdict(Event, frozen=True, kw_only=True):
     """Judge -> trainer, pacer, monitor."""
 
@@ -104,7 +138,13 @@ class Verdict(Event, frozen=True, kw_only=True):
     reward: Finite
     """Meaningless where `outcome.is_masked`."""
     components: dict[str, Finite] = {}
-    """e.g. tests, length_penalty; they sum to `reward`."""
+    """e.g. tests, length_penalty, judge.style; they sum to `reward`."""
+    score: UnitInterval | None = None
+    """The verifier's own reward, where it gave a part of a whole one."""
+    scores: list[JudgeScore] = []
+    """Of all other judges."""
+    lengths: Lengths | None = None
+    """None where the episode's end decided."""
     num_tests_passed: int = 0
     num_tests: int = 0
     policy_version: int = 0

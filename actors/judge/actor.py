@@ -6,13 +6,18 @@ import msgspec
 
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.judges import make_judge
+from penstock.actors.judge.lengths import LengthMeter
+from penstock.actors.judge.panel import Panel
 from penstock.actors.judge.reward import Findings, outcome_of_end, reward_components
+from penstock.actors.policy.chat.format import ChatFormat
+from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.envs.tasks.storage import TaskBook
 from penstock.messages.base import Event
 from penstock.messages.control import MessageRejected
 from penstock.messages.errors import CodecError, NotFoundError
+from penstock.messages.generation import ReplicaReported
 from penstock.messages.reading.rejected import read_rejected
 from penstock.messages.reading.trajectories import read_trajectory
 from penstock.messages.reward import Outcome, Verdict
@@ -24,9 +29,10 @@ class JudgeActor(Actor):
 
     role = "judge"
     consumes: ClassVar[tuple[type[Event], ...]] = (RolloutFinished,)
-    follows: ClassVar[tuple[type[Event], ...]] = (MessageRejected,)
+    follows: ClassVar[tuple[type[Event], ...]] = (MessageRejected, ReplicaReported)
+    tick_s = 1.0
 
-    def __init__(self, config: JudgeConfig) -> None:
+    def __init__(self, chat: ChatFormat, config: JudgeConfig) -> None:
         """Make the judge that the settings name.
 
         Raises:
@@ -35,8 +41,17 @@ class JudgeActor(Actor):
         """
         self.num_concurrent = config.num_concurrent
         self._config = config
+        self._chat = chat
         self._judge = make_judge(config)
+        self._meter = LengthMeter(chat)
         self._tasks = TaskBook()
+        self._replicas = ReplicaTable()
+        self._panel: Panel | None = None
+
+    async def start(self, ctx: Context) -> Effects:
+        """Make the other judges; raises as `Panel` does."""
+        self._panel = Panel(self._config, self._chat, self._replicas, ctx)
+        return ()
 
     async def on_rollout_finished(self, rollout: RolloutFinished, ctx: Context) -> Effects:
         """Judge one rollout."""
@@ -58,8 +73,18 @@ class JudgeActor(Actor):
         findings = Findings(outcome=Outcome.JUDGE_ERROR, detail=f"rejected: {event.cause}")
         return (self._verdict(rollout, findings, 0.0),)
 
+    async def on_replica_reported(self, event: ReplicaReported, ctx: Context) -> Effects:
+        """Know whom to ask, where the run's own replicas judge."""
+        self._replicas.add(event, ctx.monotonic())
+        return ()
+
+    async def on_tick(self, ctx: Context) -> Effects:
+        """Ask no replica that is silent."""
+        self._replicas.expire(ctx.monotonic())
+        return ()
+
     def _verdict(self, rollout: RolloutFinished, findings: Findings, elapsed_s: float) -> Verdict:
-        components = reward_components(rollout, findings.outcome, self._config)
+        components = reward_components(findings, self._config)
         return Verdict(
             rollout_id=rollout.rollout_id,
             group_id=rollout.group_id,
@@ -70,6 +95,9 @@ class JudgeActor(Actor):
             outcome=findings.outcome,
             reward=sum(components.values()),
             components=components,
+            score=findings.score,
+            scores=findings.scores,
+            lengths=findings.lengths,
             num_tests_passed=findings.num_tests_passed,
             num_tests=findings.num_tests,
             policy_version=rollout.min_policy_version,
@@ -83,7 +111,7 @@ class JudgeActor(Actor):
         )
 
     async def _find(self, rollout: RolloutFinished, ctx: Context) -> Findings:
-        """Ask the judge, unless the episode's end decides the outcome or the task is unknown."""
+        """Ask the judges, unless the episode's end decides the outcome or the task is unknown."""
         outcome = outcome_of_end(rollout.end)
         if outcome is not None:
             return Findings(outcome=outcome, detail=rollout.error)
@@ -93,4 +121,10 @@ class JudgeActor(Actor):
         except (NotFoundError, CodecError) as error:
             return Findings(outcome=Outcome.JUDGE_ERROR, detail=str(error))
         findings = await self._judge.judge(trajectory, task, ctx)
-        return msgspec.structs.replace(findings, unseparated=task.hidden.unseparated)
+        findings = msgspec.structs.replace(
+            findings,
+            unseparated=task.hidden.unseparated,
+            lengths=self._meter.measure(rollout, trajectory.turns),
+        )
+        assert self._panel is not None, "made at the start"
+        return await self._panel.add(findings, trajectory, task)

@@ -2,8 +2,11 @@
 
 import msgspec
 
+from penstock.actors.judge.rubric.config import RubricConfig
 from penstock.messages.errors import ConfigError
-from penstock.messages.settings import NonNegativeFloat, PositiveFloat, PositiveInt
+from penstock.messages.settings import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
+
+JUDGES_MAX = 8
 
 
 class LengthPenaltyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -15,22 +18,55 @@ class LengthPenaltyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """Bound of the whole penalty."""
     k: NonNegativeFloat = 0.5
     q: NonNegativeFloat = 1.0
-    sampled_token: NonNegativeFloat = 0.002
-    """Weight of one token that the policy drew; thinking, calls and answer alike."""
-    observed_token: NonNegativeFloat = 0.0005
+    thinking_token: NonNegativeFloat = 0.002
+    """Weight of one token drawn that is neither of a call nor of the final message."""
+    call_token: NonNegativeFloat = 0.002
+    """Weight of one token drawn of a call."""
+    final_token: NonNegativeFloat = 0.002
+    """Weight of one token drawn of the final message."""
+    output_token: NonNegativeFloat = 0.0005
     """Weight of one token that a tool returned."""
     call: NonNegativeFloat = 0.1
     turn: NonNegativeFloat = 0.1
 
 
+class AuxiliaryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What manners are worth at most; each is scored from 0 to 1 without a model."""
+
+    style: NonNegativeFloat = 0.0
+    """Few lints in the lines that the episode wrote."""
+    communication: NonNegativeFloat = 0.0
+    """A final message that names what was changed."""
+    todos: NonNegativeFloat = 0.0
+    """No to-do left behind: in the lines that it wrote, or open in its own plan."""
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Those that count, by name."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value > 0.0}
+
+
 class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which judge, what an outcome is worth, and how long grading may take."""
+    """Which judges, what an outcome is worth, and how long grading may take."""
 
     judge: str = "hidden_tests"
+    """The verifiable one, which alone decides the outcome."""
+    judges: list[RubricConfig] = []
+    """Others, whose scores are added to the reward of what was graded."""
+    auxiliary: AuxiliaryConfig = AuxiliaryConfig()
+    scores_failed: bool = False
+    """Whether these, and `auxiliary`, count where the tests fail, too: always below any solved
+    rollout."""
+    calibration_min: UnitInterval = 0.0
+    """Agreement with people that a rubric judge needs, by the lower end of its 95% interval, for
+    each criterion; 0: none."""
     num_concurrent: PositiveInt = 4
     """Rollouts graded at once, each in a machine of its own."""
     reward_solved: float = 1.0
     reward_failed: float = 0.0
+    partial_credit: UnitInterval = 0.5
+    """Reward of a failed rollout whose verifier gave nearly a whole reward, above
+    `reward_failed`; of others in proportion."""
     reward_min: float = -0.25
     """Reward of the policy's own faults (a broken turn, a timeout), whatever the tests find."""
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
@@ -44,12 +80,29 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     lease_s: PositiveFloat = 60.0
     output_bytes_max: PositiveInt = 65536
 
+    @property
+    def bonus_max(self) -> float:
+        """What judges and auxiliary rewards can add together."""
+        return sum(one.weight for one in self.judges) + sum(self.auxiliary.weights.values())
+
     def __post_init__(self) -> None:
         """Refuse rewards that would pay for failing."""
         floor = self.reward_failed - self.length_penalty.penalty_max
-        if not self.reward_min <= floor < self.reward_solved - self.length_penalty.penalty_max:
+        solved_min = self.reward_solved - self.length_penalty.penalty_max
+        if not self.reward_min <= floor < solved_min:
             raise ConfigError(
                 "judge: expected reward_min <= reward_failed - length_penalty.penalty_max and "
                 f"reward_failed < reward_solved, got {self.reward_min}, {floor}, "
                 f"{self.reward_solved}"
             )
+        failed_max = self.reward_failed + self.partial_credit + self.bonus_max
+        if not failed_max < solved_min:
+            raise ConfigError(
+                "judge: expected reward_failed + partial_credit + the weights of judges and of "
+                "auxiliary < reward_solved - length_penalty.penalty_max, so that nothing outweighs "
+                f"the tests, got {failed_max:g} and {solved_min:g}"
+            )
+        names = [one.name for one in self.judges]
+        if len(names) > JUDGES_MAX or len(set(names)) < len(names):
+            text = f"expected at most {JUDGES_MAX} judges, each name once, got {', '.join(names)}"
+            raise ConfigError(f"judge.judges: {text}")

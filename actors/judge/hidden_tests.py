@@ -6,7 +6,9 @@
  8 rollouts of a task ──▶ 3 distinct results ──▶ 3 fresh machines ──▶ 8 verdicts
 ```
 An episode that changed nothing is not run: no task enters a task set unless its tests fail on the
-unchanged files (the null patch), so the answer is known. The verdict names that.
+unchanged files (the null patch), so the answer is known. The verdict names that. A verifier that
+gives parts of a reward is run all the same: what the unchanged files earn is no one's work, and
+cancels out only if everybody gets it.
 
 Every distinct result is graded once: rollouts of a group often leave the very same files behind. A
 verdict that shares another's grading names it, and no machine: it had none of its own. Signs of
@@ -38,6 +40,7 @@ from penstock.envs.tasks.grading import (
     TestsKilledError,
     run_hidden_tests,
 )
+from penstock.envs.tasks.harbor_foreign import gives_fractions, read_fraction
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import DeadlineError
 from penstock.messages.reading.trajectories import Trajectory
@@ -54,7 +57,7 @@ class HiddenTestsJudge:
     """Solved if and only if every hidden test passes in a fresh machine."""
 
     name = "hidden_tests"
-    version = "4"
+    version = "5"
 
     def __init__(self, config: JudgeConfig) -> None:
         """Take the bounds."""
@@ -121,7 +124,7 @@ def settle(rollout: Trajectory, task: GradedTask) -> Findings | None:
     """Return what is known without running anything, or None."""
     if broken := broken_tests(task):
         return Findings(outcome=Outcome.JUDGE_ERROR, detail=broken)
-    if not rollout.files and not rollout.finished.deleted:
+    if not (rollout.files or rollout.finished.deleted or gives_fractions(task.hidden)):
         detail = "no file changed: the tests are known to fail on the unchanged files"
         return weigh(Findings(outcome=Outcome.FAILED, detail=detail), audit(rollout, task))
     if forbidden := touched_hidden_files(rollout, task):
@@ -140,11 +143,11 @@ def settle(rollout: Trajectory, task: GradedTask) -> Findings | None:
 def weigh(findings: Findings, cheats: list[CheatFinding]) -> Findings:
     """Add an episode's own signs of cheating to what is known of the files it left.
 
-    A solved task with a decisive sign is the policy's fault, not a success.
+    A solved task, or a part of one, with a decisive sign is the policy's fault, not a success.
     """
     decisive = [f"{one.kind} ({one.where}: {one.detail})" for one in cheats if one.is_decisive]
     outcome, detail = findings.outcome, findings.detail
-    if decisive and outcome is Outcome.SOLVED:
+    if decisive and (outcome is Outcome.SOLVED or findings.score):
         outcome, detail = Outcome.POLICY_ERROR, f"solved by cheating: {', '.join(decisive)}"
     return msgspec.structs.replace(findings, outcome=outcome, detail=detail, cheats=cheats)
 
@@ -174,6 +177,7 @@ async def grade(
     tail = (done.stdout + done.stderr).decode("utf-8", "replace")[-_DETAIL_CHARACTERS_MAX:]
     findings = Findings(
         outcome=Outcome.SOLVED if report.is_solved else Outcome.FAILED,
+        score=read_fraction(done, task.hidden),
         num_tests_passed=report.num_passed,
         num_tests=report.num_tests,
         sandbox=sandbox.info,

@@ -1,19 +1,21 @@
 """From findings to a reward: components that sum to it. Pure.
 
 The length penalty distinguishes short episodes and does not ruin long ones:
-C(x) = ((1 + k x)^(1-q) - 1) / (k (1-q)), where x is a weighted sum of tokens, calls and turns.
-C'(0) = 1; q -> 1 gives ln(1 + k x) / k; q = 0 or k -> 0 gives x.
+C(x) = ((1 + k x)^(1-q) - 1) / (k (1-q)), where x is a weighted sum of thinking, call, output and
+final tokens, of calls and of turns. C'(0) = 1; q -> 1 gives ln(1 + k x) / k; q = 0 or k -> 0
+gives x.
 
 Source: the technical report of Composer 2 (its k, q and weights are not public: settings here).
 """
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
 from penstock.actors.judge.config import JudgeConfig, LengthPenaltyConfig
-from penstock.messages.reward import CheatFinding, Outcome
-from penstock.messages.rollout import EpisodeEnd, RolloutFinished, SandboxRecord
+from penstock.messages.reward import CheatFinding, JudgeScore, Lengths, Outcome, Verdict
+from penstock.messages.rollout import EpisodeEnd, SandboxRecord
 
 _ENDS = {
     EpisodeEnd.POLICY_ERROR: Outcome.POLICY_ERROR,
@@ -24,9 +26,13 @@ _ENDS = {
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a judge found out about one rollout."""
+    """What judges found out about one rollout."""
 
     outcome: Outcome
+    score: float | None = None
+    """The verifier's own reward, where it gave a part of a whole one: in (0, 1)."""
+    scores: list[JudgeScore] = []
+    lengths: Lengths | None = None
     num_tests_passed: int = 0
     num_tests: int = 0
     sandbox: SandboxRecord | None = None
@@ -44,22 +50,63 @@ def outcome_of_end(end: EpisodeEnd) -> Outcome | None:
     return _ENDS.get(end)
 
 
-def reward_components(
-    rollout: RolloutFinished, outcome: Outcome, config: JudgeConfig
-) -> dict[str, float]:
+def is_scored(outcome: Outcome, config: JudgeConfig) -> bool:
+    """Return whether judges and auxiliary rewards count for an outcome of the tests."""
+    return outcome is Outcome.SOLVED or (outcome is Outcome.FAILED and config.scores_failed)
+
+
+def reward_components(findings: Findings, config: JudgeConfig) -> dict[str, float]:
     """Return the parts of the reward; empty where the outcome is masked.
 
-    Only what solves the task is charged for its length: among failures a penalty would teach to
-    give up early.
+    The rule: the tests decide, other judges add. Whatever they say, a failed rollout stays below
+    every solved one (`JudgeConfig` refuses weights that could change that), and the policy's own
+    faults get nothing from anybody. Only what solves the task is charged for its length: among
+    failures a penalty would teach to give up early.
     """
+    outcome = findings.outcome
     if outcome.is_masked:
         return {}
     if outcome in {Outcome.POLICY_ERROR, Outcome.TIMEOUT}:
         return {"policy_fault": config.reward_min}
-    if outcome is not Outcome.SOLVED:
-        return {"tests": config.reward_failed}
-    penalty = length_penalty(rollout, config.length_penalty)
-    return {"tests": config.reward_solved, "length_penalty": -penalty}
+    if outcome is Outcome.SOLVED:
+        penalty = length_penalty(findings.lengths or Lengths(), config.length_penalty)
+        parts = {"tests": config.reward_solved, "length_penalty": -penalty}
+    else:
+        parts = {"tests": config.reward_failed}
+        if findings.score:
+            parts["partial"] = config.partial_credit * findings.score
+    return parts | (_bonus(findings.scores, config) if is_scored(outcome, config) else {})
+
+
+def _bonus(scores: Sequence[JudgeScore], config: JudgeConfig) -> dict[str, float]:
+    """Return what each judge adds: its weight times the weighted mean over its criteria.
+
+    A judge that failed at one of them adds nothing.
+    """
+    found = {(one.judge, one.criterion): one.score for one in scores}
+    parts: dict[str, float] = {}
+    for name, weight in config.auxiliary.weights.items():
+        if (score := found.get((name, ""))) is not None:
+            parts[f"auxiliary.{name}"] = weight * score
+    for judge in config.judges:
+        values = [found.get((judge.name, one.name)) for one in judge.criteria]
+        weights = [one.weight for one in judge.criteria]
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            mean = sum(w * v for w, v in zip(weights, known, strict=True)) / sum(weights)
+            parts[f"judge.{judge.name}"] = judge.weight * mean
+    return parts
+
+
+def composed_again(verdict: Verdict, config: JudgeConfig) -> dict[str, float]:
+    """Return the components of a recorded verdict, from what it records alone."""
+    findings = Findings(
+        outcome=verdict.outcome,
+        score=verdict.score,
+        scores=verdict.scores,
+        lengths=verdict.lengths,
+    )
+    return reward_components(findings, config)
 
 
 _NEAR_ONE = 1e-9
@@ -76,18 +123,25 @@ def penalty_curve(x: float, k: float, q: float) -> float:
     return math.expm1(exponent * log_growth) / (k * exponent)
 
 
-def effort(rollout: RolloutFinished, config: LengthPenaltyConfig) -> float:
-    """Return x: the weighted sum over the episode. The prompt costs nothing."""
-    num_observed = sum(turn.num_context for turn in rollout.turns[1:])
+def effort(lengths: Lengths, config: LengthPenaltyConfig) -> float:
+    """Return x: the weighted sum over the episode.
+
+    Kinds of sampled tokens are charged by their difference to the final message's weight, so that
+    equal weights give the same bits as one weight for all of them.
+    """
+    num_sampled = lengths.thinking + lengths.call + lengths.final
     return (
-        config.sampled_token * rollout.num_sampled_tokens
-        + config.observed_token * num_observed
-        + config.call * rollout.num_calls
-        + config.turn * len(rollout.turns)
+        config.final_token * num_sampled
+        + (config.thinking_token - config.final_token) * lengths.thinking
+        + (config.call_token - config.final_token) * lengths.call
+        + config.output_token * lengths.output
+        + config.call * lengths.num_calls
+        + config.turn * lengths.num_turns
     )
 
 
-def length_penalty(rollout: RolloutFinished, config: LengthPenaltyConfig) -> float:
+def length_penalty(lengths: Lengths, config: LengthPenaltyConfig) -> float:
     """Return the penalty, 0 <= penalty <= `penalty_max`; the reward loses it."""
-    cost = penalty_curve(effort(rollout, config), config.k, config.q)
+    x = max(0.0, effort(lengths, config))
+    cost = penalty_curve(x, config.k, config.q)
     return min(config.penalty_max, config.scale * cost)

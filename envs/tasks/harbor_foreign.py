@@ -10,6 +10,7 @@ working directory is closed, and reaches the code by the command `as-agent` alon
 (`apart/foreign_verifier.py`).
 """
 
+import re
 import shlex
 from collections.abc import Mapping
 
@@ -21,6 +22,7 @@ from penstock.envs.tasks.apart.programs import (
     program,
     verifier_argv,
 )
+from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import HiddenTests
 
 TESTS_FOLDER = "/tests/"
@@ -50,6 +52,8 @@ _VERIFY_APART = f"""\
 tail -c 2000 /logs/verifier/test-stdout.txt >&2
 python3 -I -S -c "$0"
 """
+_FRACTION = re.compile(r"[01]\.[0-9]{1,20}|[0-9](\.[0-9]{1,20})?e-[0-9]{1,3}")
+"""As Python writes a float between 0 and 1."""
 _VERIFY_ARGV = ["sh", "-c", _VERIFY, _REWARD]
 """Prints 1 for a whole reward, another number for another one."""
 _VERIFY_APART_ARGV = ["sh", "-c", _VERIFY_APART, _REWARD]
@@ -118,3 +122,23 @@ def verifier_env(hidden: HiddenTests) -> dict[str, str]:
     """Return the variables that a foreign task sets for its verifier."""
     pairs = hidden.argv[1 : -len(_foreign_argv(hidden) or [])]
     return dict(pair.split("=", 1) for pair in pairs)
+
+
+def gives_fractions(hidden: HiddenTests) -> bool:
+    """Return whether a verifier may give a part of a whole reward."""
+    return _foreign_argv(hidden) is not None
+
+
+def read_fraction(done: ExecResult, hidden: HiddenTests) -> float | None:
+    """Return the reward of a foreign verifier where it is a part of a whole one, in (0, 1).
+
+    A run that was cut, failed, or printed anything else gives none: its reward is 0 or 1.
+    """
+    is_cut = done.exit_code != 0 or done.timed_out or done.truncated
+    if is_cut or not gives_fractions(hidden):
+        return None
+    last = done.stdout.decode("utf-8", "replace").removesuffix("\n").rpartition("\n")[2]
+    if _FRACTION.fullmatch(last) is None:
+        return None
+    value = float(last)
+    return value if 0.0 < value < 1.0 else None

@@ -20,6 +20,7 @@ from penstock.infra.bus.collector import collect_if_possible
 from penstock.infra.bus.jetstream.access import open_access
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.bus.jetstream.event_publisher import PUBLISH_S_MAX
+from penstock.infra.judge.calibration import check_calibration
 from penstock.infra.models.claim import fill_shape, open_model
 from penstock.infra.quickstart.sample_users import run_sample_users
 from penstock.infra.run.closing import close_run
@@ -87,6 +88,7 @@ def parse_new(data: Table, source: str) -> RunConfig:
     data |= with_whole_paths(data)
     fill_shape(data)
     config = parse_config(data, source)
+    check_calibration(config.judge)
     if config.model.checkpoint:
         open_model(config.model, config.policy)
     return config

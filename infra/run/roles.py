@@ -179,13 +179,6 @@ async def _compactor(assembly: Assembly, region: str) -> list[tuple[str, Actor]]
     return [("compactor", Compactor(num_kept, pinned=assembly.config.versions_pinned))]
 
 
-async def _rollout_worker(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
-    from penstock.actors.rollout_worker.actor import RolloutWorker
-
-    worker = RolloutWorker(await assembly.chat_format(), assembly.config.rollout_worker)
-    return [("rollout_worker", worker)]
-
-
 async def _sandbox(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     """Build a sandbox host; `sandbox:NAME` is one of several."""
     from penstock.actors.sandbox_host.actor import SandboxHost
@@ -271,12 +264,13 @@ async def _monitor(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     return [("monitor", Monitor(assembly.bus))]
 
 
-def _plain(module: str, name: str, section: str) -> Build:
-    """Return the builder of an actor that takes only its settings."""
+def _plain(module: str, name: str, section: str, *, has_chat: bool = False) -> Build:
+    """Return the builder of an actor that takes its settings, and the chat format before them."""
 
     async def build(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
         make = getattr(importlib.import_module(module), name)
-        return [(make.role, make(getattr(assembly.config, section)))]
+        chat = [await assembly.chat_format()] if has_chat else []
+        return [(make.role, make(*chat, getattr(assembly.config, section)))]
 
     return build
 
@@ -287,10 +281,12 @@ ROLES: dict[str, Build] = {
     "generator": _generator,
     "relay": _relay,
     "compactor": _compactor,
-    "rollout_worker": _rollout_worker,
+    "rollout_worker": _plain(
+        "penstock.actors.rollout_worker.actor", "RolloutWorker", "rollout_worker", has_chat=True
+    ),
     "sandbox": _sandbox,
     "scheduler": _scheduler,
-    "judge": _plain("penstock.actors.judge.actor", "JudgeActor", "judge"),
+    "judge": _plain("penstock.actors.judge.actor", "JudgeActor", "judge", has_chat=True),
     "pacer": _pacer,
     "evaluator": _plain("penstock.actors.evaluator.actor", "Evaluator", "evaluator"),
     "feedback_join": _plain("penstock.actors.feedback.actor", "FeedbackJoiner", "feedback_join"),

@@ -296,7 +296,7 @@ class World:
         return self.host(RolloutWorker(self.chat, RolloutWorkerConfig(**settings)))
 
     def host_judge(self, **settings: object) -> Hosted:
-        return self.host(JudgeActor(JudgeConfig(**settings)))
+        return self.host(JudgeActor(self.chat, JudgeConfig(**settings)))
 
     def host_machines(
         self, *, live_max: int = 64, name: str = "host-0", **settings: object

@@ -231,7 +231,7 @@ def test_a_rejected_rollout_is_masked(simulate, actor) -> None:
             cause="too bad",
             data=encode(make_rollout()),
         )
-        world.host(JudgeActor(JudgeConfig()), "judge")
+        world.host(JudgeActor(world.chat, JudgeConfig()), "judge")
         await world.publish(rejected)
         [verdict] = await world.wait_for(Verdict, 1)
         assert verdict.outcome is Outcome.JUDGE_ERROR

@@ -5,12 +5,12 @@ import pytest
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.hidden_tests import touched_hidden_files
 from penstock.actors.judge.judges import make_judge
-from penstock.actors.judge.reward import outcome_of_end, reward_components
+from penstock.actors.judge.reward import Findings, outcome_of_end, reward_components
 from penstock.envs.tasks.gates import read_report
 from penstock.envs.tasks.storage import GradedTask
 from penstock.messages.errors import ConfigError
 from penstock.messages.reading.trajectories import Trajectory
-from penstock.messages.reward import Outcome
+from penstock.messages.reward import Lengths, Outcome
 from penstock.messages.rollout import EpisodeEnd, EpisodeFiles, RolloutFinished
 from penstock.messages.sandbox import ExecResult
 from penstock.messages.task import HiddenTests, Purpose, Split, Task
@@ -39,7 +39,8 @@ def make_rollout(**changes: object) -> RolloutFinished:
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_masked_outcomes_have_no_reward_and_faults_have_the_least(outcome: Outcome) -> None:
-    components = reward_components(make_rollout(num_calls=3), outcome, CONFIG)
+    findings = Findings(outcome=outcome, lengths=Lengths(num_calls=3))
+    components = reward_components(findings, CONFIG)
     assert (components == {}) == outcome.is_masked
     if outcome in {Outcome.POLICY_ERROR, Outcome.TIMEOUT}:
         assert components == {"policy_fault": CONFIG.reward_min}

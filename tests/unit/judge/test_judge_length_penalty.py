@@ -5,48 +5,12 @@ import math
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.actors.judge.reward import LengthPenaltyConfig, length_penalty, penalty_curve
-from penstock.messages.base import Array
-from penstock.messages.rollout import (
-    EpisodeEnd,
-    EpisodeFiles,
-    RolloutFinished,
-    StopReason,
-    Turn,
-    VersionSpan,
-)
-from penstock.messages.task import Purpose
-
-
-def make_turn(num_context: int, num_sampled: int) -> Turn:
-    def zeros(count: int, dtype: str) -> Array:
-        return Array(dtype=dtype, shape=(count,), data=bytes(4 * count))
-
-    return Turn(
-        context_ids=zeros(num_context, "int32"),
-        token_ids=zeros(num_sampled, "int32"),
-        behavior_logprobs=zeros(num_sampled, "float32"),
-        version_spans=[VersionSpan(policy_version=0, num_tokens=num_sampled)],
-        stop_reason=StopReason.STOP,
-    )
-
-
-def make_rollout(turns: list[Turn], num_calls: int) -> RolloutFinished:
-    return RolloutFinished(
-        rollout_id="g0-m0",
-        group_id="g0",
-        group_index=0,
-        group_size=1,
-        member=0,
-        purpose=Purpose.TRAIN,
-        task_id="t",
-        category="r",
-        end=EpisodeEnd.FINISHED,
-        turns=[turn.summary for turn in turns],
-        files=EpisodeFiles(),
-        num_calls=num_calls,
-    )
+from penstock.actors.judge.config import LengthPenaltyConfig
+from penstock.actors.judge.reward import effort, length_penalty, penalty_curve
+from penstock.messages.reward import Lengths
 
 
 @pytest.mark.parametrize("q", [0.0, 0.5, 0.999, 1.0, 1.001, 2.0, 3.0])
@@ -80,20 +44,33 @@ def test_curve_rises_and_bends_down() -> None:
     assert steps == sorted(steps, reverse=True)
 
 
-def test_penalty_weighs_tokens_calls_and_turns_but_not_the_prompt() -> None:
+def test_penalty_weighs_each_kind() -> None:
     weights = LengthPenaltyConfig(
-        scale=1.0, penalty_max=1e9, q=0.0, sampled_token=1.0, observed_token=10.0, call=100.0,
-        turn=1000.0,
+        scale=1.0, penalty_max=1e9, q=0.0, thinking_token=1.0, call_token=2.0, final_token=4.0,
+        output_token=10.0, call=100.0, turn=1000.0,
     )  # fmt: skip
-    rollout = make_rollout([make_turn(50, 3), make_turn(4, 5)], num_calls=2)
-    assert length_penalty(rollout, weights) == pytest.approx(8 + 40 + 200 + 2000)
+    lengths = Lengths(thinking=1, call=2, output=4, final=3, num_calls=2, num_turns=2)
+    assert length_penalty(lengths, weights) == pytest.approx(1 + 4 + 12 + 40 + 200 + 2000)
+
+
+@given(counts=st.tuples(*[st.integers(0, 5000)] * 6))
+def test_equal_weights_of_kinds_give_the_bits_of_one_weight(counts) -> None:
+    thinking, call, output, final, num_calls, num_turns = counts
+    lengths = Lengths(
+        thinking=thinking, call=call, output=output, final=final, num_calls=num_calls,
+        num_turns=num_turns,
+    )  # fmt: skip
+    sampled = thinking + call + final
+    assert effort(lengths, LengthPenaltyConfig()) == (
+        0.002 * sampled + 0.0005 * output + 0.1 * num_calls + 0.1 * num_turns
+    )
 
 
 def test_penalty_is_bounded() -> None:
     config = LengthPenaltyConfig(scale=1.0, penalty_max=0.2)
-    assert length_penalty(make_rollout([make_turn(5, 400)] * 8, 50), config) == 0.2
+    assert length_penalty(Lengths(final=3200, num_turns=8, num_calls=50), config) == 0.2
 
 
 def test_negative_weights_are_refused() -> None:
-    with pytest.raises(msgspec.ValidationError, match="observed_token"):
-        msgspec.convert({"observed_token": -1.0}, LengthPenaltyConfig)
+    with pytest.raises(msgspec.ValidationError, match="output_token"):
+        msgspec.convert({"output_token": -1.0}, LengthPenaltyConfig)

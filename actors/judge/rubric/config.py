@@ -1,0 +1,117 @@
+"""Settings of rubric judges, and the digest that names what a judge is."""
+
+from typing import Annotated
+
+import msgspec
+
+from penstock.messages.errors import ConfigError
+from penstock.messages.settings import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    UnitInterval,
+    one_of,
+)
+
+CRITERIA_MAX, CHOICES_MAX, REPEATS_MAX = 16, 16, 15
+SECTIONS = ("task", "diff", "final", "turns")
+MASK, VERIFIABLE = "mask", "verifiable"
+Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,31}\Z")]
+_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=4000)]
+_URL = r"^https?://[^\s/@?#]+(/[^\s@?#]*)?\Z"
+
+
+def _yes_no() -> dict[str, float]:
+    return {"yes": 1.0, "no": 0.0}
+
+
+class CriterionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One question of a rubric."""
+
+    name: Name
+    text: _Text
+    """The question, which the choices answer."""
+    weight: PositiveFloat = 1.0
+    """Beside the rubric's other criteria."""
+    choices: dict[_Text, UnitInterval] = msgspec.field(default_factory=_yes_no)
+    """Answer -> its score."""
+
+    def __post_init__(self) -> None:
+        """Check the choices."""
+        if not 2 <= len(self.choices) <= CHOICES_MAX or len({*self.choices.values()}) < 2:
+            text = f"expected 2 to {CHOICES_MAX} answers of at least two scores"
+            raise ConfigError(f"judge.judges.criteria.{self.name}.choices: {text}")
+
+
+class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A service that speaks OpenAI's chat completions; its key is never in a configuration."""
+
+    url: Annotated[str, msgspec.Meta(pattern=_URL)]
+    """Up to and with `/v1`."""
+    model: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    key_env: Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?\Z")] = ""
+    """Environment variable of the judge's process that holds the key."""
+    key_file: Annotated[str, msgspec.Meta(pattern=r"^(/.*)?\Z")] = ""
+    """File that holds it and nothing else, by its absolute path."""
+    timeout_s: PositiveFloat = 60.0
+    """Of one call."""
+    reply_tokens_max: PositiveInt = 16
+    """Asked for; a model that thinks first needs more."""
+    temperature: NonNegativeFloat = 0.0
+    structured: bool = False
+    """Ask for JSON that holds the letter (`response_format`), where the service has it."""
+
+    def __post_init__(self) -> None:
+        """Refuse two places for one key."""
+        if self.key_env and self.key_file:
+            raise ConfigError("judge.judges.endpoint: expected key_env or key_file, got both")
+
+
+class RubricConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One rubric judge: what it asks, whom, and what its score is worth."""
+
+    name: Name
+    weight: PositiveFloat
+    """Reward of the best answer to every criterion."""
+    criteria: list[CriterionConfig]
+    endpoint: EndpointConfig | None = None
+    """Who answers;"""
+    policy_version: NonNegativeInt | None = None
+    """or the run's own replicas that hold this version for good."""
+    repeats: PositiveInt = 1
+    """Calls for each criterion, each with the choices in another order."""
+    shows: tuple[Annotated[str, one_of(SECTIONS)], ...] = ("task", "diff", "final")
+    """What of an episode the judge sees."""
+    section_chars_max: PositiveInt = 12_000
+    """Of each; what is longer loses its middle."""
+    on_failure: Annotated[str, one_of((MASK, VERIFIABLE))] = VERIFIABLE
+    """Of a rollout that the judge could not score: the reward without this judge, or masked."""
+    num_attempts_max: PositiveInt = 3
+    """Tries of one call."""
+    retry_delay_s: PositiveFloat = 1.0
+    """First pause before the next; doubles."""
+    deadline_s: PositiveFloat = 180.0
+    """Of all calls for one rollout."""
+    num_concurrent: PositiveInt = 8
+    """Calls at once."""
+    down_s: PositiveFloat = 30.0
+    """A service that failed `DOWN_AFTER` rollouts in a row is not asked for so long."""
+    calibration: str = ""
+    """File that `penstock judge calibrate` wrote, for `judge.calibration_min`."""
+
+    def __post_init__(self) -> None:
+        """Check fields against each other."""
+        field = f"judge.judges.{self.name}"
+        names = [one.name for one in self.criteria]
+        if not 1 <= len(names) <= CRITERIA_MAX or len(set(names)) < len(names):
+            text = f"expected 1 to {CRITERIA_MAX} criteria, each name once, got {names}"
+            raise ConfigError(f"{field}.criteria: {text}")
+        if (self.endpoint is None) == (self.policy_version is None):
+            raise ConfigError(f"{field}: expected either endpoint or policy_version")
+        if self.repeats > REPEATS_MAX:
+            text = f"expected at most {REPEATS_MAX}, got {self.repeats}"
+            raise ConfigError(f"{field}.repeats: {text}")
+        if not self.shows or len(set(self.shows)) < len(self.shows):
+            text = f"expected some of {', '.join(SECTIONS)}, each once, got {list(self.shows)}"
+            raise ConfigError(f"{field}.shows: {text}")

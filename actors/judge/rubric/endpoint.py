@@ -1,0 +1,161 @@
+"""Any OpenAI-compatible service as who answers a judge's questions.
+
+The key comes from the environment or a file, is sent to the configured address alone (no redirect
+is followed, no proxy of the environment is used), and is in no log, event or error.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from penstock.actors.judge.rubric.config import EndpointConfig
+from penstock.actors.judge.rubric.judge import (
+    JudgeAnswer,
+    JudgeRefusedError,
+    JudgeServiceError,
+    TextRefusedError,
+)
+from penstock.actors.judge.rubric.question import Question
+from penstock.messages.errors import CodecError, ConfigError
+from penstock.messages.reading.parsing import parse_json
+
+REPLY_BYTES_MAX = 1 << 20
+KEY_BYTES_MAX = 4096
+_SHOWN_CHARACTERS_MAX = 120
+_TEXT_REFUSED = frozenset({400, 413, 422})
+"""Too long, or a filter: the text is the policy's, so the answer is not the service's failure."""
+_BUSY = frozenset({408, 409, 425, 429})
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Reply(msgspec.Struct):
+    choices: list[_Choice]
+    model: str = ""
+    usage: _Usage | None = None
+
+
+class Endpoint:
+    """A chat-completions service.
+
+    Raises:
+        ConfigError: The key is not where the settings say, or is none.
+
+    """
+
+    def __init__(self, config: EndpointConfig, environment: Mapping[str, str] = os.environ) -> None:
+        self._config = config
+        self._url = f"{config.url.rstrip('/')}/chat/completions"
+        key = read_key(config, environment)
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    async def answer(self, question: Question) -> JudgeAnswer:
+        """Ask once; see `Answerer`."""
+        data = await self._post(self._body(question))
+        try:
+            reply = parse_json(data, _Reply, "reply")
+            text = reply.choices[0].message.content or ""
+        except (CodecError, LookupError) as error:
+            raise JudgeServiceError(f"{self._url}: {type(error).__name__}: {error}") from error
+        usage = reply.usage or _Usage()
+        return JudgeAnswer(
+            text=text,
+            answered_by=reply.model or self._config.model,
+            num_prompt_tokens=max(0, usage.prompt_tokens),
+            num_reply_tokens=max(0, usage.completion_tokens),
+        )
+
+    def _body(self, question: Question) -> dict[str, Any]:
+        config = self._config
+        body: dict[str, Any] = {
+            "model": config.model,
+            "messages": [
+                {"role": message.role.value, "content": message.content}
+                for message in question.messages
+            ],
+            "temperature": config.temperature,
+            "max_tokens": config.reply_tokens_max,
+        }
+        if config.structured:
+            schema = {
+                "type": "object",
+                "properties": {"choice": {"type": "string", "enum": list(question.letters)}},
+                "required": ["choice"],
+                "additionalProperties": False,
+            }
+            named = {"name": "answer", "strict": True, "schema": schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": named}
+        return body
+
+    async def _post(self, body: dict[str, Any]) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=self._config.timeout_s)
+        try:
+            async with (
+                aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session,
+                session.post(self._url, json=body, allow_redirects=False) as reply,
+            ):
+                data, status = await _read(reply), reply.status
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise JudgeServiceError(f"{self._url}: {type(error).__name__}: {error}") from error
+        if status == 200:
+            if len(data) > REPLY_BYTES_MAX:
+                text = f"expected a reply of at most {REPLY_BYTES_MAX} bytes"
+                raise JudgeServiceError(f"{self._url}: {text}")
+            return data
+        shown = f"{self._url}: status {status}: {data.decode('utf-8', 'replace')}"
+        shown = shown[: len(self._url) + _SHOWN_CHARACTERS_MAX]
+        if status in _TEXT_REFUSED:
+            raise TextRefusedError(shown)
+        if status in _BUSY or status >= 500:
+            raise JudgeServiceError(shown)
+        raise JudgeRefusedError(shown)
+
+
+def read_key(config: EndpointConfig, environment: Mapping[str, str]) -> str:
+    """Return the key; empty where the settings name none.
+
+    Raises:
+        ConfigError: It is not there, or no key.
+
+    """
+    if config.key_env:
+        field = f"judge.judges.endpoint.key_env {config.key_env}"
+        key = environment.get(config.key_env, "")
+    elif config.key_file:
+        field = f"judge.judges.endpoint.key_file {config.key_file}"
+        try:
+            with Path(config.key_file).open("rb") as file:
+                key = file.read(KEY_BYTES_MAX + 1).decode("ascii", "replace").strip()
+        except OSError as error:
+            raise ConfigError(f"{field}: {error.strerror or type(error).__name__}") from error
+    else:
+        return ""
+    if not re.fullmatch(rf"[\x21-\x7e]{{1,{KEY_BYTES_MAX}}}", key):
+        raise ConfigError(f"{field}: expected a key, printable and without spaces")
+    return key
+
+
+async def _read(reply: aiohttp.ClientResponse) -> bytes:
+    """Read a body up to one byte above the bound or a little more."""
+    data = bytearray()
+    async for piece in reply.content.iter_chunked(65_536):
+        data += piece
+        if len(data) > REPLY_BYTES_MAX:
+            break
+    return bytes(data)

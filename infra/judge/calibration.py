@@ -1,0 +1,74 @@
+"""The file of a judge's calibration, and the refusal of a judge below what a run demands."""
+
+from pathlib import Path
+
+import msgspec
+
+from penstock.actors.judge.config import JudgeConfig
+from penstock.actors.judge.rubric.config import RubricConfig
+from penstock.actors.judge.rubric.question import rubric_digest
+from penstock.infra.judge.agreement import Agreement
+from penstock.messages.errors import CodecError, ConfigError
+from penstock.messages.reading.parsing import parse_json
+
+FILE_BYTES_MAX = 1 << 20
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """What `penstock judge calibrate` found out about one judge."""
+
+    judge: str
+    digest: str
+    """Of its rubric and settings: another judge's figures do not count for it."""
+    answered_by: list[str]
+    """Models, as the service named them."""
+    criteria: dict[str, Agreement]
+    num_failed: int = 0
+    """Labels that the judge's service gave no score for; they are in no figure."""
+    num_prompt_tokens: int = 0
+    num_reply_tokens: int = 0
+
+
+def check_calibration(config: JudgeConfig) -> None:
+    """Check that every rubric judge agrees with people as a run demands.
+
+    Raises:
+        ConfigError: One does not, or nobody knows; the text names it.
+
+    """
+    if config.calibration_min > 0.0:
+        for judge in config.judges:
+            _check(judge, config.calibration_min)
+
+
+def _check(judge: RubricConfig, agreement_min: float) -> None:
+    field = f"judge.judges.{judge.name}.calibration"
+    if not judge.calibration:
+        text = "expected a file of penstock judge calibrate, as judge.calibration_min is set"
+        raise ConfigError(f"{field}: {text}")
+    found = _read(Path(judge.calibration), field)
+    digest = rubric_digest(judge)
+    if found.digest != digest:
+        text = f"is of another judge, {found.digest}, not {digest}; calibrate this one"
+        raise ConfigError(f"{field}: {judge.calibration} {text}")
+    for criterion in judge.criteria:
+        measured = found.criteria.get(criterion.name)
+        if measured is None:
+            raise ConfigError(f"{field}: {judge.calibration} has no labels of {criterion.name}")
+        if measured.agreement.lower < agreement_min:
+            raise ConfigError(
+                f"{field}: {criterion.name}: agrees with people in {measured.agreement.value:.1%} "
+                f"of {measured.num} labels, at least {measured.agreement.lower:.1%} with 95% "
+                f"confidence; expected judge.calibration_min {agreement_min:.1%}"
+            )
+
+
+def _read(path: Path, field: str) -> Calibration:
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise ConfigError(f"{field}: {path}: expected at most {FILE_BYTES_MAX} bytes")
+        return parse_json(data, Calibration, str(path))
+    except (OSError, CodecError) as error:
+        raise ConfigError(f"{field}: {error}") from error

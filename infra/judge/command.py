@@ -1,0 +1,99 @@
+"""`penstock judge attack|calibrate CONFIG`: asks the rubric judges of a configuration."""
+
+import argparse
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from penstock.actors.judge.rubric.config import RubricConfig
+from penstock.actors.judge.rubric.endpoint import Endpoint
+from penstock.actors.judge.rubric.judge import RubricJudge
+from penstock.actors.runtime.files import write_atomic
+from penstock.infra.commands.output import print_result
+from penstock.infra.judge.attack import attack_judge
+from penstock.infra.judge.calibrate import calibrate
+from penstock.infra.judge.labels import HumanLabel, logged_labels, read_labels
+from penstock.infra.run.config_file import load_config
+from penstock.infra.run.runs import find_run
+from penstock.messages.errors import ConfigError, DeadlineError
+
+FOOLED = 1
+"""Exit code where more attacks succeeded than allowed."""
+
+
+class Unwatched:
+    """Waits that nobody but the caller sees."""
+
+    @contextlib.asynccontextmanager
+    async def waiting(self, target: str, reason: str, *, deadline_s: float) -> AsyncGenerator[None]:
+        """Bound the body."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                yield
+        except TimeoutError as error:
+            raise DeadlineError(f"{target}: {reason}: not within {deadline_s:g} s") from error
+
+
+async def judge_command(arguments: argparse.Namespace) -> int:
+    """Run one of both actions."""
+    judges = chosen(arguments)
+    if arguments.action == "attack":
+        return await _attack(judges, arguments)
+    return await _calibrate(judges, arguments)
+
+
+def chosen(arguments: argparse.Namespace) -> list[RubricConfig]:
+    """Return the judges of a configuration that are asked.
+
+    Raises:
+        ConfigError: There is none of that name, none at all, or one whose answers take a run.
+
+    """
+    judges = load_config(arguments.config, arguments.overrides).judge.judges
+    named = [one for one in judges if arguments.judge in {"", one.name}]
+    if not named:
+        names = ", ".join(one.name for one in judges) or "none"
+        raise ConfigError(f"--judge: expected one of judge.judges ({names})")
+    for one in named:
+        if one.endpoint is None:
+            text = "expected an endpoint; the gateway of a run is one"
+            raise ConfigError(f"judge.judges.{one.name}: {text}")
+    return named
+
+
+def open_judge(config: RubricConfig) -> RubricJudge:
+    """Return a judge that answers outside of a run; raises as `Endpoint` does."""
+    assert config.endpoint is not None, "`chosen` refuses others"
+    return RubricJudge(config, Endpoint(config.endpoint), Unwatched())
+
+
+async def _attack(judges: Sequence[RubricConfig], arguments: argparse.Namespace) -> int:
+    reports = [one for config in judges for one in await attack_judge(open_judge(config))]
+    print_result(msgspec.to_builtins(reports), as_json=arguments.json)
+    is_fooled = any(one.rate.value > arguments.max_rate for one in reports)
+    return FOOLED if is_fooled else 0
+
+
+async def _calibrate(judges: Sequence[RubricConfig], arguments: argparse.Namespace) -> int:
+    if len(judges) != 1:
+        names = ", ".join(one.name for one in judges)
+        raise ConfigError(f"--judge: expected one of {names}: a calibration is of one judge")
+    [config] = judges
+    found = await calibrate(open_judge(config), await _labels(config, arguments))
+    if arguments.output is not None:
+        write_atomic(arguments.output, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    print_result(msgspec.to_builtins(found), as_json=arguments.json)
+    return 0
+
+
+async def _labels(config: RubricConfig, arguments: argparse.Namespace) -> list[HumanLabel]:
+    if arguments.labels is not None:
+        return read_labels(Path(arguments.labels), config)
+    named = [one for one in config.criteria if one.name == arguments.criterion]
+    if not named:
+        names = ", ".join(one.name for one in config.criteria)
+        raise ConfigError(f"--criterion: expected one of {names}, as a log's labels name none")
+    return await logged_labels(find_run(arguments.run, arguments.runs_dir), named[0])
