@@ -31,6 +31,8 @@ class Outcome(StrEnum):
     """Its user's content was erased: nobody can read it."""
     CAPPED = "capped"
     """A user's sample that gave way to newer ones: this user had too many waiting."""
+    WITHHELD = "withheld"
+    """Its tokens were too old when its group was complete; its reward counts in the baseline."""
 
     @property
     def is_trained(self) -> bool:

@@ -55,6 +55,16 @@ class SampleEntry(msgspec.Struct, frozen=True, kw_only=True):
     """An earlier revision was trained: advantages are what this one changes of those."""
     turn_advantages: list[Finite] = []
     """By turn, in place of `advantage`, which is their mean; empty: all turns have that."""
+    trained_from: NonNegativeInt = 0
+    """Of a rollout, the oldest policy version whose tokens are trained: those of versions before it
+    are withheld, which leaves them as context."""
+
+    @property
+    def trained_spans(self) -> list[VersionSpan]:
+        """The sampled tokens that are trained, by version."""
+        if not self.outcome.is_trained:
+            return []
+        return [span for span in self.version_spans if span.policy_version >= self.trained_from]
 
 
 class GroupEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +116,8 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
     """Of samples whose users were erased before they were trained."""
     skipped: int = 0
     """Of steps that changed no weight (`StepCompleted.skipped`)."""
+    withheld: int = 0
+    """Too old for the step that trained their group, whose baseline has their rollouts' rewards."""
     in_flight: int = 0
 
 

@@ -22,7 +22,7 @@ LOSSES = ("policy_gradient", "ppo_clip")
 SCHEDULES = ("wsd", "cosine")
 DECAYED_RATE = 0.1
 """Learning rate after its decay, as a share of what it was before."""
-STALENESS_POLICIES = ("pace", "drop")
+STALENESS_POLICIES = ("pace", "drop", "withhold")
 
 
 class MidtrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,7 +152,9 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     groups_per_batch: PositiveInt = 8
     staleness_max: NonNegativeInt = 2
     staleness_policy: Annotated[str, one_of(STALENESS_POLICIES)] = "pace"
-    """pace: wait for groups that would become too old; drop: leave them out."""
+    """pace: a step waits for groups that would become too old; drop: it does not, and they are left
+    out; withhold: nor does it, and of a late group what is too old is not trained, while all of its
+    rewards count in its baseline."""
     isolation_classes: tuple[str, ...] = ("user_mode_kernel",)
     """Sandboxes whose rollouts are trained (`envs.sandbox.IsolationClass`); a rollout of another is
     left out, so that no group is mixed."""

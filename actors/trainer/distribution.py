@@ -6,7 +6,7 @@ out without saying which.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from penstock.kernels.arrays import from_array
 from penstock.kernels.support import open_support, unpack_support
 from penstock.messages.errors import ErasedError, PenstockError
 from penstock.messages.reward import Outcome
-from penstock.messages.rollout import Turn
+from penstock.messages.rollout import Turn, VersionSpan
 from penstock.messages.task import Sampling
 
 
@@ -52,7 +52,7 @@ class TurnDraw:
     start: int
     """Position of the turn's first sampled token in its sequence; all before is context."""
     at: np.ndarray
-    """[n] int64: the trained tokens, counted from `start`; forced ones are none of them."""
+    """[n] int64: the trained tokens, counted from `start`; forced and withheld ones are none."""
     support: np.ndarray | None = None
     """uint8 [n, row_bytes(V)]: what could be drawn; None for every token."""
 
@@ -61,6 +61,23 @@ class TurnDraw:
         """Whether nothing but a temperature shaped the distribution."""
         penalized = self.sampling.is_penalized or bool(self.sampling.logit_bias)
         return self.support is None and not penalized
+
+    def since(self, policy_version: int, spans: Sequence[VersionSpan]) -> "TurnDraw":
+        """Return the draw of those tokens alone that this version or a newer one sampled.
+
+        Args:
+            policy_version: The oldest whose tokens are trained.
+            spans: Of all tokens of the turn.
+
+        """
+        if not policy_version:
+            return self
+        versions = np.repeat(
+            [span.policy_version for span in spans], [span.num_tokens for span in spans]
+        )
+        kept = versions[self.at] >= policy_version
+        support = None if self.support is None else self.support[kept]
+        return replace(self, at=self.at[kept], support=support)
 
 
 def draw_of(turn: Turn, start: int, vocab_size: int) -> TurnDraw:

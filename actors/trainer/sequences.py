@@ -29,12 +29,12 @@ class TrainingSequence:
     token_ids: np.ndarray
     """[T] int64: context and sampled tokens of all turns."""
     sampled_at: np.ndarray
-    """[N] int64: positions of the sampled tokens, ascending, > 0; without those that were forced,
-    which are context."""
+    """[N] int64: positions of the sampled tokens, ascending, > 0; without those that were forced or
+    are withheld, which are context."""
     draws: tuple[TurnDraw, ...]
     """Of each turn; together they have N tokens."""
     is_trained: np.ndarray
-    """bool [M]: of all sampled tokens, which ones are not forced."""
+    """bool [M]: of all sampled tokens, which ones are neither forced nor withheld."""
     behavior_logprobs: np.ndarray
     """[N] float32."""
     routed_experts: np.ndarray
@@ -59,6 +59,7 @@ def training_sequence(  # noqa: PLR0913, PLR0917 - what a manifest says of one r
     advantage: float,
     weight: float = 1.0,
     trunk: TrunkCredit | None = None,
+    trained_from: int = 0,
 ) -> TrainingSequence:
     """Concatenate the turns of a rollout.
 
@@ -70,7 +71,7 @@ def training_sequence(  # noqa: PLR0913, PLR0917 - what a manifest says of one r
     """
     try:
         parts = [_turn_arrays(turn) for turn in turns]
-        draws = _draws(turns, config.vocab_size)
+        draws = _draws(turns, config.vocab_size, trained_from)
         routes = no_routes(turns, config) if config.is_dense else rollout_routes(turns)
     except ValueError as error:
         raise type(error)(f"rollout {rollout_id}: {error}") from error
@@ -104,8 +105,15 @@ def sample_sequences(
     """
     if sample.num_turns:
         return _session_sequences(sample, turns, config, live_weight * sample.weight)
-    name, trunk = sample.rollout_id, sample.trunk
-    return [training_sequence(name, turns, config, sample.advantage, trunk=trunk)]
+    sequence = training_sequence(
+        sample.rollout_id,
+        turns,
+        config,
+        sample.advantage,
+        trunk=sample.trunk,
+        trained_from=sample.trained_from,
+    )
+    return [sequence]
 
 
 def _session_sequences(
@@ -174,13 +182,15 @@ def _advantages(num_tokens: int, advantage: float, trunk: TrunkCredit | None) ->
 def check_sample(sample: SampleEntry, turns: Sequence[Turn], config: PolicyConfig) -> None:
     """Refuse a sample that the policy cannot be trained on; raises as `check_trajectory` does."""
     if not sample.num_turns:
-        check_trajectory(sample.rollout_id, turns, config)
+        check_trajectory(sample.rollout_id, turns, config, sample.trained_from)
         return
     if not sum([_num_trained(sample.rollout_id, [turn], config) for turn in turns]):
         raise _all_forced(sample.rollout_id)
 
 
-def check_trajectory(rollout_id: str, turns: Sequence[Turn], config: PolicyConfig) -> None:
+def check_trajectory(
+    rollout_id: str, turns: Sequence[Turn], config: PolicyConfig, trained_from: int = 0
+) -> None:
     """Refuse a rollout that the policy cannot be trained on; one without turns is fine.
 
     Raises:
@@ -188,7 +198,7 @@ def check_trajectory(rollout_id: str, turns: Sequence[Turn], config: PolicyConfi
         ValueError: Says what was expected.
 
     """
-    if turns and not _num_trained(rollout_id, turns, config):
+    if turns and not _num_trained(rollout_id, turns, config, trained_from):
         raise _all_forced(rollout_id)
 
 
@@ -196,14 +206,16 @@ def _all_forced(rollout_id: str) -> GreedyTurnError:
     return GreedyTurnError(f"rollout {rollout_id}: each of its tokens was forced")
 
 
-def _num_trained(rollout_id: str, turns: Sequence[Turn], config: PolicyConfig) -> int:
+def _num_trained(
+    rollout_id: str, turns: Sequence[Turn], config: PolicyConfig, trained_from: int = 0
+) -> int:
     """Count the tokens to train, having checked everything."""
     try:
         for turn in turns:
             config.numerics.check_sampler(turn.arithmetic)
     except ForeignArithmeticError as error:
         raise NotReproducibleError(f"rollout {rollout_id}: {error}") from error
-    sequence = training_sequence(rollout_id, turns, config, 0.0)
+    sequence = training_sequence(rollout_id, turns, config, 0.0, trained_from=trained_from)
     routes, tokens = sequence.routed_experts, sequence.token_ids
     shape = (config.num_hidden_layers, config.num_experts_per_tok)
     _require(routes.shape[1:] == shape, f"routed_experts: expected (layers, slots) {shape}")
@@ -235,12 +247,12 @@ def micro_batches(
     return batches
 
 
-def _draws(turns: Sequence[Turn], vocab_size: int) -> tuple[TurnDraw, ...]:
+def _draws(turns: Sequence[Turn], vocab_size: int, trained_from: int) -> tuple[TurnDraw, ...]:
     draws: list[TurnDraw] = []
     position = 0
     for turn in turns:
         position += turn.summary.num_context
-        draws.append(draw_of(turn, position, vocab_size))
+        draws.append(draw_of(turn, position, vocab_size).since(trained_from, turn.version_spans))
         position += turn.summary.num_sampled
     return tuple(draws)
 

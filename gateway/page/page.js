@@ -173,7 +173,7 @@ function drawLoss() {
 
 function drawLedger() {
   const { ledger } = state;
-  const fates = [["trained", 3], ["stale", 5], ["filtered", 4], ["infra_failed", 2], ["judge_failed", 6], ["not_reproducible", 2], ["greedy", 4], ["erased", 6], ["skipped", 5], ["in_flight", 1]];
+  const fates = [["trained", 3], ["stale", 5], ["filtered", 4], ["infra_failed", 2], ["judge_failed", 6], ["not_reproducible", 2], ["greedy", 4], ["erased", 6], ["skipped", 5], ["withheld", 3], ["in_flight", 1]];
   const label = (name) => name.replace("_", " ");
   const badge = html("span", `badge ${ledger.balanced ? "good" : "bad"}`, ledger.balanced ? "balanced" : `${ledger.num_violations} faults`);
   const versions = Object.keys(ledger.rows).map(Number).sort((a, b) => b - a).slice(0, 5);

@@ -1,10 +1,10 @@
 """The conservation ledger: every sampled token ends in exactly one column.
 
 generated = trained + stale + filtered + infra_failed + judge_failed + not_reproducible + greedy +
-erased + skipped + in_flight, for each policy version. It is folded from the log alone: turns say
-what was generated, batch manifests what became of it, steps what they skipped. Streams are not
-ordered among each other, so a manifest may come before its turns; the balance is judged on the
-state, not on the order of arrival.
+erased + skipped + withheld + in_flight, for each policy version. It is folded from the log alone:
+turns say what was generated, batch manifests what became of it, steps what they skipped. Streams
+are not ordered among each other, so a manifest may come before its turns; the balance is judged on
+the state, not on the order of arrival.
 """
 
 from collections import Counter
@@ -20,6 +20,7 @@ from penstock.messages.training import BatchManifest, LedgerRow, SampleEntry, St
 
 _TRAINED = "trained"
 _SKIPPED = "skipped"
+_WITHHELD = "withheld"
 _IN_FLIGHT = "in_flight"
 _COLUMNS = {
     Outcome.SOLVED: _TRAINED,
@@ -35,6 +36,7 @@ _COLUMNS = {
     Outcome.NOT_REPRODUCIBLE: "not_reproducible",
     Outcome.GREEDY: "greedy",
     Outcome.ERASED: "erased",
+    Outcome.WITHHELD: _WITHHELD,
 }
 
 
@@ -43,6 +45,12 @@ class _Settlement(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
     column: str
     spans: dict[int, int]
+    trained_from: int = 0
+
+    def column_of(self, version: int) -> str:
+        """Return where a policy version's tokens are: of a trained sample, some are withheld."""
+        is_withheld = self.column in {_TRAINED, _SKIPPED} and version < self.trained_from
+        return _WITHHELD if is_withheld else self.column
 
 
 class Ledger:
@@ -90,8 +98,9 @@ class Ledger:
         self._skipped.add(event.step)
         for name, settlement in self._settled.items():
             if settlement.step == event.step and settlement.column == _TRAINED:
-                self._settled[name] = msgspec.structs.replace(settlement, column=_SKIPPED)
-                self._move(name, _SKIPPED, _TRAINED)
+                skipped = msgspec.structs.replace(settlement, column=_SKIPPED)
+                self._settled[name] = skipped
+                self._move(name, settlement, skipped)
 
     def rows(self) -> dict[int, LedgerRow]:
         """Return one row for each policy version that drew a token, in order."""
@@ -119,11 +128,12 @@ class Ledger:
             return
         self._seen_turns.add((name, turn_index))
         tokens = self._generated.setdefault(name, {})
+        settled = self._settled.get(name)
         for version, num_tokens in tokens_by_version(turn.version_spans).items():
             tokens[version] = tokens.get(version, 0) + num_tokens
             columns = self._columns.setdefault(version, Counter())
             columns["generated"] += num_tokens
-            columns[self._column_of(name)] += num_tokens
+            columns[_column_of(settled, version)] += num_tokens
         self._compare(name)
 
     def _settle(
@@ -138,6 +148,7 @@ class Ledger:
                 revision=sample.revision,
                 column=column,
                 spans=tokens_by_version(sample.version_spans),
+                trained_from=sample.trained_from,
             )
             earlier = self._settled.get(name)
             if earlier and earlier.revision < sample.revision:
@@ -151,7 +162,7 @@ class Ledger:
             if is_discarded and column == _TRAINED:
                 fault = f"{name}: discarded in step {step}, yet its outcome is {sample.outcome}"
                 self._faults.append(fault)
-            self._move(name, column)
+            self._move(name, None, settlement)
             self._settled[name] = settlement
             self._compare(name)
 
@@ -159,19 +170,15 @@ class Ledger:
         """Take a live sample's later revision: its tokens are trained once any revision was."""
         if earlier.column == _TRAINED or later.column != _TRAINED:
             later = msgspec.structs.replace(later, step=earlier.step, column=earlier.column)
-        self._move(name, later.column, earlier.column)
+        self._move(name, earlier, later)
         self._settled[name] = later
         self._compare(name)
 
-    def _move(self, name: str, column: str, old: str = _IN_FLIGHT) -> None:
-        """Take a rollout's tokens out of those in flight, or out of another column."""
+    def _move(self, name: str, before: _Settlement | None, after: _Settlement) -> None:
+        """Take a rollout's tokens out of where they are, in flight if it was not settled."""
         for version, num_tokens in self._generated.get(name, {}).items():
-            self._columns[version][old] -= num_tokens
-            self._columns[version][column] += num_tokens
-
-    def _column_of(self, name: str) -> str:
-        settlement = self._settled.get(name)
-        return settlement.column if settlement else _IN_FLIGHT
+            self._columns[version][_column_of(before, version)] -= num_tokens
+            self._columns[version][_column_of(after, version)] += num_tokens
 
     def _compare(self, name: str) -> None:
         settlement = self._settled.get(name)
@@ -186,3 +193,7 @@ class Ledger:
             f"{name}: step {settlement.step} settles {settlement.spans} tokens by version, "
             f"its turns have {generated}"
         )
+
+
+def _column_of(settlement: _Settlement | None, version: int) -> str:
+    return settlement.column_of(version) if settlement else _IN_FLIGHT

@@ -15,7 +15,7 @@ FIELDS = {
     "sandbox": "backend isolation_class vms boot_ms_p50",
     "sync": "regions versions empty_deltas full_uploads_after_v0 digest_mismatches",
     "ledger": "generated_tokens trained stale filtered infra_failed judge_failed not_reproducible "
-    "greedy erased skipped in_flight balanced",
+    "greedy erased skipped withheld in_flight balanced",
     "live": "requests feedback trained_samples",
     "utilization": "trainer_busy generator_busy",
     "replay": "steps identical speedup",

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.actors.trainer.batching.batcher import Batcher
-from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.config import STALENESS_POLICIES, TrainerConfig
 from penstock.kernels.arrays import to_array
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import (
@@ -52,12 +52,26 @@ class Schedule:
             again = self.batcher.propose(self.version + 1)
             assert manifest == again, "looking must not change anything"
             if manifest is None:
+                self.check_wait()
                 self.happen()
                 continue
             self.batcher.commit(manifest)
             self.manifests.append(manifest)
             self.version += 1
         raise AssertionError(f"stuck at version {self.version}: {self.batcher.waits_for}")
+
+    def check_wait(self):
+        """A step that withholds waits for its number of groups, never for one of them."""
+        if self.config.staleness_policy != "withhold":
+            return
+        complete = [g for g in self.batcher._groups.values() if g.is_complete and self.pays(g)]
+        assert len(complete) < self.config.groups_per_batch
+
+    def pays(self, group):
+        oldest_allowed = self.version - self.config.staleness_max
+        is_fresh = any(s.policy_version >= oldest_allowed for s in group.trainable_spans)
+        is_even = len({attempt.reward for attempt in group.unmasked}) == 1
+        return is_fresh and not (is_even and self.config.filter_zero_variance)
 
     def grant(self):
         trained = sum(len(m.groups) for m in self.manifests)
@@ -154,7 +168,7 @@ configs = st.builds(
     TrainerConfig,
     groups_per_batch=st.integers(1, 3),
     staleness_max=st.integers(0, 3),
-    staleness_policy=st.sampled_from(["pace", "drop"]),
+    staleness_policy=st.sampled_from(STALENESS_POLICIES),
     filter_zero_variance=st.booleans(),
 )
 
@@ -177,9 +191,11 @@ def check_each_rollout_is_accounted_for_once(schedule):
         assert tokens(sample.version_spans) == tokens(schedule.spans(sample.rollout_id))
         if group in manifest.discarded:
             assert sample.advantage == 0.0
-            assert sample.outcome.is_masked or sample.outcome in {Outcome.STALE, Outcome.FILTERED}
+            left_out = {Outcome.STALE, Outcome.FILTERED, Outcome.WITHHELD}
+            assert sample.outcome.is_masked or sample.outcome in left_out
         else:
-            assert sample.outcome.is_masked or sample.outcome in {Outcome.SOLVED, Outcome.FAILED}
+            kept = {Outcome.SOLVED, Outcome.FAILED, Outcome.WITHHELD}
+            assert sample.outcome.is_masked or sample.outcome in kept
     running = {index for index, _ in schedule.running}
     accounted = {group.group_index for _, group, _ in schedule.entries()}
     assert not accounted & running
@@ -192,20 +208,31 @@ def check_staleness_is_bounded(schedule):
         assert (manifest.step, manifest.policy_version) == (step, step - 1)
     for manifest, group, sample in schedule.entries():
         if group in manifest.groups and not sample.outcome.is_masked:
-            oldest = min(span.policy_version for span in schedule.spans(sample.rollout_id))
-            assert manifest.policy_version - oldest <= config.staleness_max
-    if config.staleness_policy == "pace":
-        outcomes = {sample.outcome for _, _, sample in schedule.entries()}
-        assert Outcome.STALE not in outcomes, "pacing waits instead of dropping"
+            check_trained_tokens(schedule, manifest, sample)
+    outcomes = {sample.outcome for _, _, sample in schedule.entries()}
+    assert (config.staleness_policy == "drop") or Outcome.STALE not in outcomes
+    assert (config.staleness_policy == "withhold") or Outcome.WITHHELD not in outcomes
+
+
+def check_trained_tokens(schedule, manifest, sample):
+    """Trained is exactly what is young enough: never more, and where tokens are withheld, all."""
+    oldest_allowed = manifest.policy_version - schedule.config.staleness_max
+    spans = schedule.spans(sample.rollout_id)
+    fresh = [span for span in spans if span.policy_version >= oldest_allowed]
+    assert tokens(sample.trained_spans) == tokens(fresh)
+    assert all(span.policy_version >= oldest_allowed for span in sample.trained_spans)
+    assert (sample.outcome is Outcome.WITHHELD) == (not fresh)
 
 
 def check_advantages(schedule):
     for manifest in schedule.manifests:
         for group in manifest.groups:
-            trained = [sample for sample in group.samples if not sample.outcome.is_masked]
-            assert abs(sum(sample.advantage for sample in trained)) < 1e-12
-            assert all(s.advantage == 0 for s in group.samples if s.outcome.is_masked)
-            rewards = {sample.reward for sample in trained}
+            counted = [sample for sample in group.samples if not sample.outcome.is_masked]
+            mean = sum(sample.reward for sample in counted) / len(counted)
+            for sample in group.samples:
+                above = sample.reward - mean if sample.outcome.is_trained else 0.0
+                assert sample.advantage == above, "a withheld reward counts in the baseline"
+            rewards = {sample.reward for sample in counted}
             assert not schedule.config.filter_zero_variance or len(rewards) > 1
 
 

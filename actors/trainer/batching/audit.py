@@ -7,10 +7,11 @@ import math
 from collections.abc import Iterator, Sequence
 
 from penstock.actors.trainer.batching.credit import LiveCredit, entry_of
+from penstock.actors.trainer.batching.withholding import first_trained
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.objective.advantages import estimator, trunk_credits
 from penstock.messages.feedback import LiveSampleJoined
-from penstock.messages.reward import Verdict
+from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished, Trunk
 from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry
 
@@ -59,21 +60,25 @@ class ManifestAudit:
         self._config = self._config.of_step(manifest.settings)
         for group in manifest.groups:
             yield from self._rewards(manifest.step, group.samples)
-            yield from self._advantages(manifest.step, group)
-            yield from self._shared(manifest.step, group)
+            advantages = self._expected_advantages(group)
+            yield from self._advantages(manifest.step, group, advantages)
+            yield from self._shared(manifest.step, group, advantages)
+            yield from self._withheld(manifest, group)
         self._forget(manifest)
         yield from self._live(manifest)
 
     def _rewards(self, step: int, samples: Sequence[SampleEntry]) -> Iterator[str]:
         for sample in samples:
-            if not sample.outcome.is_trained:
+            if not _counts(sample):
                 continue
             name = f"step {step}, {sample.rollout_id}"
             verdict = self._verdicts.pop(sample.rollout_id, None)
             if verdict is None:
                 yield f"{name}: trained, but the log has no verdict"
                 continue
-            if (verdict.outcome, verdict.reward) != (sample.outcome, sample.reward):
+            is_withheld = sample.outcome is Outcome.WITHHELD and verdict.outcome.is_trained
+            outcome = sample.outcome if is_withheld else verdict.outcome
+            if (outcome, verdict.reward) != (sample.outcome, sample.reward):
                 yield f"{name}: {sample.outcome} {sample.reward}, its verdict says otherwise"
             total = sum(verdict.components.values())
             if verdict.components and not math.isclose(
@@ -81,30 +86,41 @@ class ManifestAudit:
             ):
                 yield f"{name}: components sum to {total}, the reward is {verdict.reward}"
 
-    def _advantages(self, step: int, group: GroupEntry) -> Iterator[str]:
-        trained = [sample for sample in group.samples if sample.outcome.is_trained]
-        values = estimator(self._config.estimator)([sample.reward for sample in trained])
-        for sample, value in zip(trained, values, strict=True):
+    def _expected_advantages(self, group: GroupEntry) -> dict[str, float]:
+        """Return what each sample's reward is above the baseline of all that count."""
+        counted = [sample for sample in group.samples if _counts(sample)]
+        values = estimator(self._config.estimator)([sample.reward for sample in counted])
+        return {sample.rollout_id: value for sample, value in zip(counted, values, strict=True)}
+
+    def _advantages(
+        self, step: int, group: GroupEntry, expected: dict[str, float]
+    ) -> Iterator[str]:
+        for sample in group.samples:
+            value = expected[sample.rollout_id] if sample.outcome.is_trained else 0.0
             if sample.advantage != value:
                 yield f"step {step}, {sample.rollout_id}: advantage {sample.advantage}, not {value}"
 
-    def _shared(self, step: int, group: GroupEntry) -> Iterator[str]:
+    def _shared(self, step: int, group: GroupEntry, advantages: dict[str, float]) -> Iterator[str]:
         """Check what trunks earn: their tokens, who shares them, the mean of those."""
-        advantages = {
-            sample.rollout_id: sample.advantage
-            for sample in group.samples
-            if sample.outcome.is_trained
-        }
-        expected = trunk_credits(
+        credits = trunk_credits(
             advantages,
             self._trunks,
             lambda trunk: sum(self._sampled.get(trunk.rollout_id, [])[: trunk.num_turns]),
         )
         for sample in group.samples:
             found = sample.trunk
-            value = expected.get(sample.rollout_id)
+            value = credits.get(sample.rollout_id) if sample.outcome.is_trained else None
             if found != value:
                 yield f"step {step}, {sample.rollout_id}: its trunk's credit {found}, not {value}"
+
+    def _withheld(self, manifest: BatchManifest, group: GroupEntry) -> Iterator[str]:
+        """Check which tokens are left out for their age."""
+        for sample in filter(_counts, group.samples):
+            found = None if sample.outcome is Outcome.WITHHELD else sample.trained_from
+            value = first_trained(sample, manifest.policy_version, self._config)
+            if found != value:
+                name = f"step {manifest.step}, {sample.rollout_id}"
+                yield f"{name}: trained from version {found}, not {value}"
 
     def _forget(self, manifest: BatchManifest) -> None:
         """Drop the rollouts that this manifest settles."""
@@ -145,3 +161,8 @@ class ManifestAudit:
         if not later:
             del self._joined[sample.rollout_id]
         return event
+
+
+def _counts(sample: SampleEntry) -> bool:
+    """Whether a sample's reward is in its group's baseline."""
+    return sample.outcome.is_trained or sample.outcome is Outcome.WITHHELD

@@ -6,6 +6,7 @@
                       │  (its deadline holds up younger batches, `deadlines`) │
                       ▼                                                      ▼
                 too old when complete ──▶ discarded: stale         all masked ──▶ discarded
+                 (or withheld, `withholding`)
                                                        all rewards equal ──▶ discarded: filtered
                                                                      else ──▶ batch, by deadline
 ```
@@ -30,6 +31,7 @@ import msgspec
 from penstock.actors.trainer.batching.deadlines import BatchCandidate, Room, earliest, must_wait_for
 from penstock.actors.trainer.batching.groups import PendingGroup
 from penstock.actors.trainer.batching.live import LiveSamples
+from penstock.actors.trainer.batching.withholding import fate_of_age, without_old_tokens
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.objective.advantages import estimator
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
@@ -121,7 +123,7 @@ class Batcher:
         return BatchManifest(
             step=step,
             policy_version=version,
-            groups=[self._trained_entry(self._groups[candidate.group_id]) for candidate in taken],
+            groups=[self._trained_entry(self._groups[one.group_id], version) for one in taken],
             discarded=discarded,
             live=self._live.entries(),
             settings=self._settings,
@@ -193,7 +195,7 @@ class Batcher:
             if oldest is None or group.group_id in gone:
                 continue
             deadline = oldest + self._config.staleness_max
-            if deadline >= version:
+            if deadline >= version or group.is_complete:
                 found.append(
                     BatchCandidate(
                         group_id=group.group_id,
@@ -218,17 +220,17 @@ class Batcher:
 
     def _discard(self, group: PendingGroup, version: int) -> GroupEntry | None:
         """Return the entry of a complete group that will not be trained, else None."""
-        oldest = group.min_version
-        if oldest is None:
+        spans = group.trainable_spans
+        if not spans:
             return _entry(group, Outcome.FILTERED)
-        if version - oldest > self._config.staleness_max:
-            return _entry(group, Outcome.STALE)
+        if fate := fate_of_age(spans, version, self._config):
+            return _entry(group, fate)
         rewards = {attempt.reward for attempt in group.unmasked}
         if len(rewards) == 1 and self._config.filter_zero_variance:
             return _entry(group, Outcome.FILTERED)
         return None
 
-    def _trained_entry(self, group: PendingGroup) -> GroupEntry:
+    def _trained_entry(self, group: PendingGroup, version: int) -> GroupEntry:
         unmasked = group.unmasked
         values = estimator(self._config.estimator)([attempt.reward for attempt in unmasked])
         advantages = {
@@ -236,10 +238,11 @@ class Batcher:
         }
         entry = _entry(group, None, advantages)
         credits = group.trunk_credits(advantages)
-        samples = [
+        credited = (
             msgspec.structs.replace(sample, trunk=credits.get(sample.rollout_id))
             for sample in entry.samples
-        ]
+        )
+        samples = [without_old_tokens(sample, version, self._config) for sample in credited]
         return msgspec.structs.replace(entry, samples=samples)
 
 

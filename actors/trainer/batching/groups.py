@@ -126,10 +126,14 @@ class PendingGroup:
         return [attempt for attempt in self.members if not attempt.is_masked]
 
     @property
+    def trainable_spans(self) -> list[VersionSpan]:
+        """The tokens that may be trained, rollout by rollout."""
+        return [span for attempt in self.unmasked for span in attempt.spans]
+
+    @property
     def min_version(self) -> int | None:
         """The oldest version that drew a token which may be trained; None if there is none."""
-        spans = [span for attempt in self.unmasked for span in attempt.spans]
-        return min((span.policy_version for span in spans), default=None)
+        return min((span.policy_version for span in self.trainable_spans), default=None)
 
     def trunk_credits(self, advantages: Mapping[str, float]) -> dict[str, TrunkCredit]:
         """Return what the first tokens of each rollout earn that others branched off.

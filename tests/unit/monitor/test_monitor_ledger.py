@@ -1,5 +1,7 @@
 """The conservation ledger on hand-made logs."""
 
+import itertools
+
 import msgspec
 import pytest
 
@@ -9,7 +11,13 @@ from penstock.messages.reading.ledger import Ledger
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import StopReason, Turn, TurnSampled, VersionSpan
 from penstock.messages.task import Purpose
-from penstock.messages.training import BatchManifest, GroupEntry, LedgerRow, SampleEntry
+from penstock.messages.training import (
+    BatchManifest,
+    GroupEntry,
+    LedgerRow,
+    SampleEntry,
+    StepCompleted,
+)
 
 EMPTY = Array(dtype="int32", shape=(0,), data=b"")
 
@@ -172,3 +180,33 @@ def test_faults_are_named():
     assert discarded.startswith("c: discarded in step 4")
     assert short.startswith("a: step 1 settles {0: 9}")
     assert ghost.startswith("ghost: step 5 settles {0: 1}")
+
+
+@pytest.mark.parametrize("is_skipped", [False, True])
+def test_of_a_trained_rollout_old_tokens_are_withheld_in_whatever_order(is_skipped):
+    """Version 0's tokens are context; those of versions 1 and 2 are trained, or skipped."""
+    entry = msgspec.structs.replace(sample("a", Outcome.SOLVED, v0=4, v1=3, v2=2), trained_from=1)
+    whole = sample("b", Outcome.WITHHELD, v0=5)
+    step = StepCompleted(
+        step=1,
+        policy_version=1,
+        weights_digest="",
+        optimizer_digest="",
+        metrics={},
+        skipped="nan" if is_skipped else "",
+    )
+    events = [
+        lambda ledger: ledger.add_turn(sampled("a", 0, v0=4)),
+        lambda ledger: ledger.add_turn(sampled("a", 1, v1=3, v2=2)),
+        lambda ledger: ledger.add_turn(sampled("b", 0, v0=5)),
+        lambda ledger: ledger.add_manifest(manifest(1, entry, whole)),
+        lambda ledger: ledger.add_step(step),
+    ]
+    for order in itertools.permutations(events):
+        ledger = Ledger()
+        for add in order:
+            add(ledger)
+        column = "skipped" if is_skipped else "trained"
+        assert ledger.totals() == LedgerRow(generated=14, withheld=9, **{column: 5})
+        assert ledger.rows()[0] == LedgerRow(generated=9, withheld=9)
+        assert ledger.balanced

@@ -56,7 +56,14 @@ class Feed:
         self.batcher.add_turn(event)
 
     def finish(
-        self, index, rewards=(1.0, 0.0), version=0, purpose=Purpose.TRAIN, end=None, images=()
+        self,
+        index,
+        rewards=(1.0, 0.0),
+        version=0,
+        purpose=Purpose.TRAIN,
+        end=None,
+        images=(),
+        versions=(),
     ):
         for member, reward in enumerate(rewards):
             self.batcher.add_rollout(
@@ -70,7 +77,9 @@ class Feed:
                     task_id="t",
                     category="r",
                     end=end or EpisodeEnd.FINISHED,
-                    turns=[turn(version).summary],
+                    turns=[
+                        turn(one).summary for one in (versions[member] if versions else [version])
+                    ],
                     files=EpisodeFiles(),
                     sandbox=machine(images[member]) if images else None,
                 )
@@ -146,6 +155,44 @@ def test_dropping_does_not_wait_and_accounts_for_the_late_group():
     manifest = feed.step(3)
     assert [group.group_index for group in manifest.discarded] == [0]
     assert {sample.outcome for sample in manifest.discarded[0].samples} == {Outcome.STALE}
+
+
+def test_withholding_does_not_wait_and_trains_what_is_fresh_of_a_late_group():
+    """Steps 1 and 2 go on without group 0, whose second rollout is still sampling at version 2."""
+    feed = Feed(staleness_policy="withhold")
+    feed.run(0)
+    for index in (1, 2):
+        feed.finish(index)
+    assert feed.trained(1) == [1, 2]
+    for index in (3, 4):
+        feed.finish(index, version=1)
+    assert feed.trained(2) == [3, 4]
+    feed.finish(0, rewards=(1.0, 0.0, 0.0), versions=((0,), (0, 2), (0,)))
+    feed.finish(5, version=2)
+    late = feed.step(3).groups[0]
+    assert late.group_id == "g0"
+    assert [sample.outcome for sample in late.samples] == [
+        Outcome.WITHHELD, Outcome.SOLVED, Outcome.WITHHELD,
+    ]  # fmt: skip
+    assert [sample.reward for sample in late.samples] == [1.0, 0.0, 0.0]
+    assert [sample.advantage for sample in late.samples] == [0.0, -1 / 3, 0.0]
+    assert late.samples[1].trained_from == 1
+    assert late.samples[1].trained_spans == [VersionSpan(policy_version=2, num_tokens=3)]
+
+
+def test_a_group_without_a_fresh_token_is_withheld_whole():
+    feed = Feed(staleness_policy="withhold")
+    for step in (1, 2):
+        for index in (2 * step, 2 * step + 1):
+            feed.finish(index, version=step - 1)
+        feed.step(step)
+    feed.finish(0, rewards=(1.0, Outcome.JUDGE_ERROR))
+    for index in (8, 9):
+        feed.finish(index, version=2)
+    manifest = feed.step(3)
+    assert [group.group_index for group in manifest.groups] == [8, 9]
+    outcomes = [sample.outcome for sample in manifest.discarded[0].samples]
+    assert outcomes == [Outcome.WITHHELD, Outcome.JUDGE_ERROR]
 
 
 def test_masked_rollouts_take_no_part_in_the_baseline():
