@@ -35,8 +35,9 @@ class NumericsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     mode: Annotated[str, one_of(MODES)] = "fast"
     plausible: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
-    """A replayed expert whose probability here is lower gives way to the router's own best; 0 keeps
-    them all (Composer 2, arXiv 2603.24477)."""
+    """A replayed expert gives way to the router's own best where its probability is below this
+    share of the weakest of the experts that the router itself would choose; 0 keeps them all
+    (Composer 2, arXiv 2603.24477)."""
 
     expert_format: Annotated[str, one_of(EXPERT_FORMATS)] = "bf16"
     """Format of the operands of the experts' matmuls, or of a dense model's layers, for

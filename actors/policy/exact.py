@@ -71,7 +71,7 @@ class ExactForward:
 
         Args:
             policy: whose weights; a copy is taken.
-            plausible: replayed experts of a lower probability give way to the router's best.
+            plausible: as `NumericsConfig` says.
 
         """
         self._config = policy.config

@@ -92,6 +92,22 @@ async def load_checkpoint(store: ObjectStore, key: str, learner: Learner) -> Che
     return head
 
 
+async def load_reference(store: ObjectStore, learner: Learner) -> None:
+    """Give the learner version 0 to compare with; a store without its checkpoint has none.
+
+    Raises:
+        CorruptDataError: The checkpoint is damaged, or of another policy.
+
+    """
+    key = await first_checkpoint(store)
+    if key is None:
+        return
+    data = await store.get(key)
+    if _digest(data) != key.rpartition("-")[2]:
+        raise CorruptDataError(f"{key}: the bytes do not match the digest in the name")
+    learner.take_reference(load(data))
+
+
 async def newest_checkpoint(store: ObjectStore) -> str | None:
     """Return the key of the newest checkpoint, or None."""
     keys = await store.keys(_PREFIX)

@@ -18,7 +18,16 @@ from penstock.messages.settings import (
 
 ESTIMATORS = ("dr_grpo", "grpo", "rloo")
 CORRECTIONS = ("none", "token_tis", "sequence_tis", "icepop", "sequence_mis", "geometric")
-LOSSES = ("policy_gradient", "ppo_clip")
+REJECTIONS = (
+    *("none", "token_k1", "token_k2", "token_k3"),
+    *("sequence_sum_k1", "sequence_sum_k2", "sequence_sum_k3"),
+    *("sequence_mean_k1", "sequence_mean_k2", "sequence_mean_k3"),
+    *("sequence_max_k2", "sequence_max_k3"),
+)
+LOSSES = ("policy_gradient", "ppo_clip", "cispo", "gspo", "decoupled_ppo")
+UNCORRECTED_LOSSES = ("ppo_clip", "cispo", "gspo")
+"""Losses whose own ratio is taken against the behavior policy."""
+KL_PLACES = ("none", "reward", "loss")
 SCHEDULES = ("wsd", "cosine")
 DECAYED_RATE = 0.1
 """Learning rate after its decay, as a share of what it was before."""
@@ -63,30 +72,67 @@ class MidtrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise ConfigError(f"trainer.midtrain.{field}: {expected}, got {value}")
 
 
+class KlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What it costs to leave the reference policy, version 0."""
+
+    where: Annotated[str, one_of(KL_PLACES)] = "none"
+    """reward: k1 of a rollout's tokens, under the policy that sampled them, off its reward
+    (Composer 2, arXiv 2603.24477); loss: k3 of each token, with its gradient (GRPO, arXiv
+    2402.03300)."""
+    coefficient: NonNegativeFloat = 0.001
+
+
 class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an RL step minimizes."""
 
     name: Annotated[str, one_of(LOSSES)] = "policy_gradient"
     correction: Annotated[str, one_of(CORRECTIONS)] = "token_tis"
     ratio_cap: Annotated[float, Meta(ge=1)] = 2.0
-    """C of truncated importance sampling."""
+    """C of truncated importance sampling; icepop and geometric cap staleness with it."""
     ratio_low: UnitInterval = 0.5
-    """Masks of icepop and sequence_mis keep ratios in [ratio_low, ratio_high]."""
+    """icepop keeps tokens whose engine ratio is in [ratio_low, ratio_high], sequence_mis sequences
+    whose whole ratio is in [ratio_low, ratio_cap]."""
     ratio_high: Annotated[float, Meta(ge=1)] = 5.0
     geometric_low: NonNegativeFloat = 0.999
+    """geometric keeps sequences whose mean engine ratio is in [geometric_low, geometric_high]."""
     geometric_high: NonNegativeFloat = 1.001
+    rejection: Annotated[str, one_of(REJECTIONS)] = "none"
+    """Masks what is too far from the sampler, on top of the correction: by token, or whole
+    sequences by the sum, mean or maximum over their tokens."""
+    rejection_low: PositiveFloat = 0.5
+    """k1 keeps ratios (of a sequence: their product or geometric mean) in [rejection_low,
+    rejection_high]."""
+    rejection_high: PositiveFloat = 2.0
+    rejection_nats_max: PositiveFloat = 0.1
+    """k2 and k3 keep divergences up to this."""
     clip_low: UnitInterval = 0.2
     clip_high: NonNegativeFloat = 0.2
+    dual_clip: NonNegativeFloat = 0.0
+    """C > 1: ppo_clip and decoupled_ppo bound the loss of a negative advantage A by -C A (arXiv
+    1912.09729); 0: no such bound."""
+    entropy_bonus: NonNegativeFloat = 0.0
+    """Weight of each token's entropy, in nats."""
+    kl: KlConfig = KlConfig()
     token_denominator: Annotated[float, Meta(ge=1)] = 256.0
     """Constant that stands for a rollout's length (Dr. GRPO, arXiv 2503.20783)."""
 
     def __post_init__(self) -> None:
         """Check fields against each other."""
-        if self.name == "ppo_clip" and self.correction != "none":
+        if self.name in UNCORRECTED_LOSSES and self.correction != "none":
             raise ConfigError(
-                "trainer.loss.correction: expected none, since ppo_clip's own ratio is taken "
+                f"trainer.loss.correction: expected none, since {self.name}'s own ratio is taken "
                 f"against the behavior policy, got {self.correction!r}"
             )
+        if 0 < self.dual_clip <= 1:
+            raise ConfigError(
+                f"trainer.loss.dual_clip: expected 0 or a number above 1, got {self.dual_clip}"
+            )
+        for low, high in (("ratio_low", "ratio_high"), ("geometric_low", "geometric_high"),
+                          ("rejection_low", "rejection_high")):  # fmt: skip
+            if (least := getattr(self, low)) > (most := getattr(self, high)):
+                raise ConfigError(
+                    f"trainer.loss.{low}: expected at most {high} {most}, got {least}"
+                )
 
 
 class OptimizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -150,6 +196,11 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Batches of live samples alone; without it, live samples train beside groups."""
     estimator: Annotated[str, one_of(ESTIMATORS)] = "dr_grpo"
     groups_per_batch: PositiveInt = 8
+    num_passes: PositiveInt = 1
+    """Optimizer steps over each batch: the policy before the first one is the proximal policy."""
+    versions_kept: NonNegativeInt = 0
+    """Earlier versions whose weights are kept to tell how unlike the engine computed the tokens
+    that they sampled; without them that is known of tokens of the trained version alone."""
     staleness_max: NonNegativeInt = 2
     staleness_policy: Annotated[str, one_of(STALENESS_POLICIES)] = "pace"
     """pace: a step waits for groups that would become too old; drop: it does not, and they are left

@@ -21,6 +21,8 @@ class Forwarded:
 
     logprobs: torch.Tensor
     """[N] of the sampled tokens; in exact mode the sampler's own values, where the policy is."""
+    logits: torch.Tensor
+    """[N, V], as the sampler shaped them: those that the logprobs came of."""
     router_mismatch: float
     """Share of the recorded routes that the routers would not have chosen."""
     recorded: np.ndarray
@@ -73,6 +75,7 @@ class SequenceForward:
         own = self._run(tree, wanted, exact)
         return Forwarded(
             logprobs=TakeValue.apply(own.logprobs, exact.logprobs),
+            logits=own.logits,
             router_mismatch=float(exact.flips[:, 0].sum()) / max(tree.routed_experts.size, 1),
             recorded=own.recorded,
             used=own.used,
@@ -93,6 +96,7 @@ class SequenceForward:
         logits = tempered(logits, wanted.temperatures)
         return Forwarded(
             logprobs=token_logprobs(logits, torch.from_numpy(wanted.targets)),
+            logits=logits,
             router_mismatch=output.router_mismatch,
             recorded=tree.routed_experts,
             used=output.routed_experts.numpy(),

@@ -7,16 +7,12 @@ from pathlib import Path
 
 import torch
 
-from penstock.actors.policy.checkpoint import (
-    PUBLISHED_DTYPE,
-    as_numpy,
-    hf_views,
-    tensor_shapes,
-)
+from penstock.actors.policy.checkpoint import as_numpy, hf_views, tensor_shapes
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.weights import find_weights
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import DECAYED_RATE, OptimizerConfig
+from penstock.actors.trainer.versions import EarlierVersions, Weights, published
 from penstock.kernels.digest import root_digest
 from penstock.messages.errors import CorruptDataError, PenstockError
 
@@ -50,6 +46,7 @@ class Learner:
             eps=config.eps,
             weight_decay=config.weight_decay,
         )
+        self.versions = EarlierVersions()
 
     def load_model(self, folder: Path) -> None:
         """Take over the weights of a Hugging Face folder; the optimizer stays as it is.
@@ -75,7 +72,19 @@ class Learner:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return all tensors by name, sharing memory with the learner."""
-        return self._weights() | self._moments()
+        return self._weights() | self._moments() | self.versions.state()
+
+    def take_reference(self, state: dict[str, torch.Tensor]) -> None:
+        """Compare with the weights of `state`, version 0's, from now on.
+
+        Raises:
+            CorruptDataError: Tensors that do not fit this policy.
+
+        """
+        if any(_WEIGHTS + name not in state for name in self.parameters):
+            raise CorruptDataError("checkpoint: expected the tensors of this policy's shape")
+        weights = {name: state[_WEIGHTS + name] for name in self.parameters}
+        self.versions.reference = published(weights)
 
     @torch.no_grad()
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
@@ -98,6 +107,7 @@ class Learner:
                 self.optimizer.state[parameter] = {
                     moment: value.clone() for moment, value in moments.items() if value is not None
                 }
+        self.versions.load_state(state)
 
     @contextmanager
     def published_weights(self) -> Iterator[None]:
@@ -107,8 +117,14 @@ class Learner:
         of the very policy that samples, and what mismatch is left comes from staleness and from the
         order of sums, not from rounding.
         """
+        with self.computing_with(published(self.parameters)):
+            yield
+
+    @contextmanager
+    def computing_with(self, weights: Weights) -> Iterator[None]:
+        """Compute with other weights inside the block: those of an earlier version, say."""
         masters = {name: value.detach().clone() for name, value in self.parameters.items()}
-        self._copy({name: value.to(PUBLISHED_DTYPE) for name, value in masters.items()})
+        self._copy(weights)
         try:
             yield
         finally:
@@ -143,7 +159,7 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
 
     @torch.no_grad()
-    def _copy(self, values: dict[str, torch.Tensor]) -> None:
+    def _copy(self, values: Weights) -> None:
         for name, parameter in self.parameters.items():
             parameter.copy_(values[name])
 

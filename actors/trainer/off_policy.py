@@ -10,14 +10,15 @@ proposed and recorded in its manifest, so that replay decides nothing.
 from collections.abc import Mapping, Sequence
 
 import msgspec
-import numpy as np
 import torch
 
 from penstock.actors.trainer.config import LiveConfig, TrainerConfig
-from penstock.actors.trainer.forward import SequenceForward
 from penstock.actors.trainer.learner import Learner
-from penstock.actors.trainer.objective.losses import correction_weights, log_ratios
-from penstock.actors.trainer.sequences import TrainingSequence, micro_batches, sample_sequences
+from penstock.actors.trainer.objective.corrections import correction_weights
+from penstock.actors.trainer.objective.ratios import Ratios, log_ratios
+from penstock.actors.trainer.reference import logprobs_under
+from penstock.actors.trainer.sequences import sample_sequences
+from penstock.actors.trainer.versions import published
 from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest, SampleEntry
 
@@ -75,25 +76,16 @@ def measure(
         for sequence in sample_sequences(sample, turns[sample.rollout_id], policy, 1.0)
     ]
     found: dict[str, list[torch.Tensor]] = {}
-    with learner.published_weights(), torch.no_grad():
-        forward = SequenceForward(learner.policy)
-        for batch in micro_batches(sequences, config.micro_batch_tokens):
-            for sequence, part in zip(batch, _log_ratios(forward, batch), strict=True):
-                found.setdefault(sequence.rollout_id, []).append(part)
+    now = logprobs_under(learner, published(learner.parameters), sequences, config)
+    for sequence, logprobs in zip(sequences, now, strict=True):
+        pair = (torch.from_numpy(logprobs), torch.from_numpy(sequence.behavior_logprobs))
+        found.setdefault(sequence.rollout_id, []).append(log_ratios(*pair))
     return {name: _figures(torch.cat(parts), config) for name, parts in found.items()}
-
-
-def _log_ratios(
-    forward: SequenceForward, batch: Sequence[TrainingSequence]
-) -> Sequence[torch.Tensor]:
-    behavior = np.concatenate([sequence.behavior_logprobs for sequence in batch])
-    ratio = log_ratios(forward.run(batch).logprobs, torch.from_numpy(behavior))
-    return ratio.split([sequence.sampled_at.size for sequence in batch])
 
 
 def _figures(log_ratio: torch.Tensor, config: TrainerConfig) -> OffPolicy:
     ids = torch.zeros(log_ratio.numel(), dtype=torch.int64)
-    weights = correction_weights(log_ratio, ids, config.loss).double()
+    weights = correction_weights(Ratios.unmeasured(log_ratio), ids, config.loss).double()
     square = float((weights * weights).sum()) * weights.numel()
     return OffPolicy(
         ess=float(weights.sum()) ** 2 / square if square else 0.0,

@@ -19,6 +19,7 @@ from penstock.actors.trainer.batching.audit import ManifestAudit
 from penstock.actors.trainer.checkpoint import (
     first_checkpoint,
     load_checkpoint,
+    load_reference,
     next_checkpoint,
 )
 from penstock.actors.trainer.config import LossConfig, TrainerConfig
@@ -255,6 +256,7 @@ async def replay(
     if key is None:
         raise NotFoundError("checkpoints/00000000-*: the run has no checkpoint of version 0")
     await load_checkpoint(log.store, key, learner)
+    await load_reference(log.store, learner)
     config = msgspec.structs.replace(config, num_workers=os.cpu_count() or 1)
     run = Replay(learner, config, log, what_if=loss, on_step=on_step)
     async for delivery in log.deliveries:

@@ -14,7 +14,11 @@ import msgspec
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.trainer.batching.credit import LiveCredit
-from penstock.actors.trainer.checkpoint import checkpoint_before, load_checkpoint
+from penstock.actors.trainer.checkpoint import (
+    checkpoint_before,
+    load_checkpoint,
+    load_reference,
+)
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.replay import ReplayLog
@@ -132,6 +136,7 @@ async def retrain(
     if key is None:
         raise NotFoundError(f"checkpoints/: the run has none before step {min(left_out)}")
     head = await load_checkpoint(log.store, key, learner)
+    await load_reference(log.store, learner)
     config = msgspec.structs.replace(config, num_workers=os.cpu_count() or 1)
     run = _Retraining(learner, config, log, left_out, head.step)
     async for delivery in log.deliveries:

@@ -18,6 +18,7 @@ from penstock.actors.runtime.context import Context
 from penstock.actors.trainer.checkpoint import (
     drop_old_checkpoints,
     load_checkpoint,
+    load_reference,
     newest_checkpoint,
     save_checkpoint,
 )
@@ -97,6 +98,7 @@ class RlPhase:
             saved = (
                 CheckpointSaved(step=head.step, object_key=key, weights_digest=head.weights_digest),
             )
+        await load_reference(ctx.store, self._learner)
         self._set_idle(ctx)
         return [*saved, self._completed, await self._publish(ctx), *self._finish()]
 

@@ -35,6 +35,8 @@ class TrainingSequence:
     """Of each turn; together they have N tokens."""
     is_trained: np.ndarray
     """bool [M]: of all sampled tokens, which ones are neither forced nor withheld."""
+    versions: np.ndarray
+    """[N] int64: the policy version that sampled each token."""
     behavior_logprobs: np.ndarray
     """[N] float32."""
     routed_experts: np.ndarray
@@ -42,6 +44,13 @@ class TrainingSequence:
     model."""
     advantages: np.ndarray
     """[N] float32: of each sampled token."""
+    engine_logprobs: np.ndarray | None = None
+    """[N] float32: of each token under the version that sampled it, as the trainer computes them;
+    NaN where that version is not kept, or is the trained one."""
+    reference_logprobs: np.ndarray | None = None
+    """[N] float32: under version 0."""
+    proximal_logprobs: np.ndarray | None = None
+    """[N] float32: under the policy at the start of the step, once its first pass is over."""
     weight: float = 1.0
     live_version: int | None = None
     """The one version that sampled all its tokens, where they are a user's."""
@@ -75,7 +84,9 @@ def training_sequence(  # noqa: PLR0913, PLR0917 - what a manifest says of one r
         routes = no_routes(turns, config) if config.is_dense else rollout_routes(turns)
     except ValueError as error:
         raise type(error)(f"rollout {rollout_id}: {error}") from error
-    token_ids, is_sampled, logprobs = (np.concatenate(part) for part in zip(*parts, strict=True))
+    token_ids, is_sampled, logprobs, versions = (
+        np.concatenate(part) for part in zip(*parts, strict=True)
+    )
     sampled_at = np.flatnonzero(is_sampled)
     if sampled_at[0] == 0:
         raise ValueError(f"rollout {rollout_id}: the first turn has no context")
@@ -87,6 +98,7 @@ def training_sequence(  # noqa: PLR0913, PLR0917 - what a manifest says of one r
         sampled_at=trained_at,
         draws=draws,
         is_trained=is_trained,
+        versions=versions[is_trained],
         behavior_logprobs=logprobs[is_trained],
         routed_experts=routes,
         advantages=_advantages(sampled_at.size, advantage, trunk)[is_trained],
@@ -166,6 +178,7 @@ def _joined(before: TrainingSequence, after: TrainingSequence) -> TrainingSequen
         sampled_at=np.concatenate([before.sampled_at, after.sampled_at]),
         draws=before.draws + after.draws,
         is_trained=np.concatenate([before.is_trained, after.is_trained]),
+        versions=np.concatenate([before.versions, after.versions]),
         behavior_logprobs=np.concatenate([before.behavior_logprobs, after.behavior_logprobs]),
         advantages=np.concatenate([before.advantages, after.advantages]),
     )
@@ -257,8 +270,8 @@ def _draws(turns: Sequence[Turn], vocab_size: int, trained_from: int) -> tuple[T
     return tuple(draws)
 
 
-def _turn_arrays(turn: Turn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return token_ids [P + N], is_sampled [P + N], logprobs [N]."""
+def _turn_arrays(turn: Turn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return token_ids [P + N], is_sampled [P + N], logprobs [N], versions [N]."""
     context, sampled = from_array(turn.context_ids), from_array(turn.token_ids)
     logprobs = from_array(turn.behavior_logprobs)
     if context.ndim != 1 or sampled.ndim != 1 or sampled.size == 0:
@@ -271,7 +284,11 @@ def _turn_arrays(turn: Turn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         raise ValueError(f"version_spans: expected {sampled.size} tokens, got another sum")
     tokens = np.concatenate([context, sampled]).astype(np.int64)
     is_sampled = np.arange(tokens.size) >= context.size
-    return tokens, is_sampled, logprobs
+    versions = np.repeat(
+        [span.policy_version for span in turn.version_spans],
+        [span.num_tokens for span in turn.version_spans],
+    )
+    return tokens, is_sampled, logprobs, versions
 
 
 def _within(values: np.ndarray, bound: int) -> bool:

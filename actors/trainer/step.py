@@ -1,17 +1,14 @@
-"""One optimizer step from one batch manifest.
+"""The optimizer steps of one batch manifest.
 
 Deterministic: the same learner, manifest, turns, settings and torch thread count give the same
 bits, which is what replay proves. Logprobs are taken with the published (rounded) weights and with
 the sampler's own routes; advantages and the choice of samples come from the manifest alone.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 
 import msgspec
-import numpy as np
 import torch
 
 from penstock.actors.policy.config import PolicyConfig
@@ -20,24 +17,19 @@ from penstock.actors.trainer.batching.manifests import (
     staleness_tokens,
     trained_samples,
 )
-from penstock.actors.trainer.config import LossConfig, TrainerConfig
-from penstock.actors.trainer.forward import SequenceForward
-from penstock.actors.trainer.gradients import accumulate
+from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.learner import Learner, NonFiniteError
-from penstock.actors.trainer.objective.losses import (
-    correction_weights,
-    log_ratios,
-    normalizer,
-    token_losses,
-)
-from penstock.actors.trainer.objective.mismatch import MismatchSums, mismatch_sums, sums_by_version
+from penstock.actors.trainer.objective.kl_rewards import with_kl_rewards
+from penstock.actors.trainer.objective.losses import normalizer
+from penstock.actors.trainer.passes import PassSums, take_pass
+from penstock.actors.trainer.reference import compared
 from penstock.actors.trainer.routes import route_bytes
 from penstock.actors.trainer.sequences import (
     TrainingSequence,
-    micro_batches,
     num_exact_prefixes,
     sample_sequences,
 )
+from penstock.actors.trainer.versions import published
 from penstock.kernels.ops import raise_deferred_errors
 from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest, VersionDrift
@@ -56,27 +48,6 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """As `StepCompleted.drift`."""
 
 
-@dataclass(kw_only=True)
-class _Sums:
-    loss: float = 0.0
-    logprob: float = 0.0
-    num_inputs: int = 0
-    router_mismatch: float = 0.0
-    mismatch: MismatchSums = field(default_factory=MismatchSums)
-    live: dict[int, MismatchSums] = field(default_factory=dict[int, MismatchSums])
-    """Users' tokens by the version that sampled them; the weights are the ratios themselves."""
-
-    def add(self, other: "_Sums") -> None:
-        """Add another micro-batch."""
-        self.loss += other.loss
-        self.logprob += other.logprob
-        self.num_inputs += other.num_inputs
-        self.router_mismatch += other.router_mismatch
-        self.mismatch.add(other.mismatch)
-        for version, sums in other.live.items():
-            self.live.setdefault(version, MismatchSums()).add(sums)
-
-
 def train_step(
     learner: Learner,
     manifest: BatchManifest,
@@ -85,8 +56,8 @@ def train_step(
 ) -> StepResult:
     """Train the samples of a manifest; an empty one changes no weight.
 
-    A batch whose loss or gradient is no finite number is skipped: weights and optimizer stay as
-    they are, to the bit, and the step still counts.
+    A batch whose loss or gradient is no finite number in some pass is skipped: weights and
+    optimizer stay as they are, to the bit, and the step still counts.
 
     Args:
         learner: at policy version `manifest.policy_version`; changed in place.
@@ -95,28 +66,30 @@ def train_step(
         config: loss, correction, bounds.
 
     Raises:
-        ValueError: Turns that are malformed, or not those that the manifest counted.
+        ValueError: Turns that are malformed, or not those that the manifest counted; or a loss that
+            compares with a reference, of which the learner knows nothing.
         KeyError: Turns that are missing.
 
     """
     torch.set_num_threads(config.num_threads)
     sequences = list(_sequences(manifest, turns, learner.policy.config, config))
-    sums, norm, skipped = _Sums(), 0.0, ""
+    left_behind = published(learner.parameters) if config.versions_kept else {}
+    passes, norms, skipped = [], [], ""
     if sequences:
+        before = _copy_of(learner) if config.num_passes > 1 else {}
         try:
-            # A version cut by time has what little there is: it moves the policy as little as that.
-            num_of_epoch = config.epoch.num_samples if config.epoch else 0
-            num_samples = max(len(trained_samples(manifest)), num_of_epoch)
-            divisor = normalizer(num_samples, config.loss)
-            sums = _accumulate(learner, sequences, config, divisor)
-            raise_deferred_errors()  # Before the weights take what a bad value gave.
-            norm = learner.apply(manifest.step, config.optimizer, config.steps_max)
+            passes, norms = _take_passes(learner, manifest, sequences, config)
         except NonFiniteError as error:
-            sums, norm, skipped = _Sums(), 0.0, str(error)
+            skipped = str(error)
+            if before:
+                learner.load_state(before)
+    learner.versions.keep(manifest.policy_version, left_behind, config.versions_kept)
+    sums = passes[0] if passes else PassSums()
     return StepResult(
         weights_digest=learner.weights_digest(),
         optimizer_digest=learner.optimizer_digest(),
-        metrics=_figures(sums, norm)
+        metrics=sums.figures()
+        | _pass_figures(passes, norms, config)
         | batch_figures(manifest)
         | {"route_bytes": float(_route_bytes(manifest, turns))}
         | _session_figures(manifest, turns),
@@ -124,6 +97,43 @@ def train_step(
         skipped=skipped,
         drift={version: of.drift() for version, of in sorted(sums.live.items())},
     )
+
+
+def _take_passes(
+    learner: Learner,
+    manifest: BatchManifest,
+    sequences: Sequence[TrainingSequence],
+    config: TrainerConfig,
+) -> tuple[list[PassSums], list[float]]:
+    """Take the optimizer steps; return what each pass showed, and the norm of its gradient.
+
+    Raises:
+        NonFiniteError: In some pass; those before it have changed the learner.
+
+    """
+    # A version cut by time has what little there is: it moves the policy as little as that.
+    num_of_epoch = config.epoch.num_samples if config.epoch else 0
+    divisor = normalizer(max(len(trained_samples(manifest)), num_of_epoch), config.loss)
+    version = manifest.policy_version
+    batch = compared(learner, sequences, version, config)
+    if config.loss.kl.where == "reward":
+        batch = with_kl_rewards(manifest, batch, config.loss.kl.coefficient)
+    passes: list[PassSums] = []
+    norms: list[float] = []
+    for _ in range(config.num_passes):
+        passes.append(take_pass(learner, batch, version, config, divisor))
+        raise_deferred_errors()  # Before the weights take what a bad value gave.
+        norms.append(learner.apply(manifest.step, config.optimizer, config.steps_max))
+        if len(passes) == 1:
+            batch = [
+                replace(sequence, proximal_logprobs=logprobs)
+                for sequence, logprobs in zip(batch, passes[0].current, strict=True)
+            ]
+    return passes, norms
+
+
+def _copy_of(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in learner.state().items()}
 
 
 def _sequences(
@@ -163,72 +173,18 @@ def _route_bytes(manifest: BatchManifest, turns: Mapping[str, Sequence[Turn]]) -
     return sum(route_bytes(turns[sample.rollout_id]) for sample in trained_samples(manifest))
 
 
-def _accumulate(
-    learner: Learner, sequences: Sequence[TrainingSequence], config: TrainerConfig, divisor: float
-) -> _Sums:
-    """Leave the batch's gradient in the learner's parameters; return its figures."""
-    total = _Sums()
-    with learner.published_weights():
-        forward = SequenceForward(learner.policy)
-        passes = [
-            partial(_forward, forward, batch, config.loss, divisor)
-            for batch in micro_batches(sequences, config.micro_batch_tokens)
-        ]
-        for sums in accumulate(
-            list(learner.parameters.values()),
-            passes,
-            num_workers=config.num_workers,
-            num_threads=config.num_threads,
-        ):
-            total.add(sums)
-    if not math.isfinite(total.loss):
-        learner.clear()
-        raise NonFiniteError(f"the loss is {total.loss}")
-    return total
-
-
-def _forward(
-    forward: SequenceForward, batch: Sequence[TrainingSequence], config: LossConfig, divisor: float
-) -> tuple[torch.Tensor, _Sums]:
-    """Return the loss of one micro-batch, and its figures."""
-    counts = torch.tensor([sequence.sampled_at.size for sequence in batch])
-    behavior = _cat([sequence.behavior_logprobs for sequence in batch])
-    forwarded = forward.run(batch)
-    current = forwarded.logprobs
-    ids = torch.arange(len(batch)).repeat_interleave(counts)
-    ratio = log_ratios(current, behavior)
-    weights = correction_weights(ratio, ids, config)
-    advantages = _cat([sequence.advantages for sequence in batch])
-    losses = token_losses(current, behavior, advantages, weights, config)
-    loss = (losses * _per_token([sequence.weight for sequence in batch], counts)).sum() / divisor
-    num_inputs = sum(sequence.num_inputs for sequence in batch)
-    sums = _Sums(
-        loss=float(loss.detach()),
-        logprob=float(current.detach().double().sum()),
-        num_inputs=num_inputs,
-        router_mismatch=forwarded.router_mismatch * num_inputs,
-        mismatch=mismatch_sums(ratio, weights),
-        live=sums_by_version([one.live_version for one in batch], ratio.split(counts.tolist())),
-    )
-    return loss, sums
-
-
-def _cat(parts: Sequence[np.ndarray]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(parts))
-
-
-def _per_token(values: Sequence[float], counts: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts)
-
-
-def _figures(sums: _Sums, norm: float) -> dict[str, float]:
-    num_tokens = max(sums.mismatch.num_tokens, 1.0)
+def _pass_figures(
+    passes: Sequence[PassSums], norms: Sequence[float], config: TrainerConfig
+) -> dict[str, float]:
+    """Return what the passes show together; all other figures are of the first one."""
+    num_passes, num_tokens = len(passes), sum(one.mismatch.total.num_tokens for one in passes)
+    if not num_passes:
+        return {"loss": 0.0, "grad_norm": 0.0}
     return {
-        "loss": sums.loss,
-        "grad_norm": norm,
-        "logprob_mean": sums.logprob / num_tokens,
-        "tokens_trained": sums.mismatch.num_tokens,
-        "tokens_read": float(sums.num_inputs),
-        "router_mismatch": sums.router_mismatch / max(sums.num_inputs, 1),
-        **sums.mismatch.figures(),
+        "loss": sum(one.loss for one in passes) / num_passes,
+        "grad_norm": norms[0],
+        "grad_norm_max": max(norms),
+        "grad_clipped": sum(norm > config.optimizer.grad_clip for norm in norms) / num_passes,
+        "clipped_fraction": sum(one.num_clipped for one in passes) / max(num_tokens, 1.0),
+        **passes[-1].moved.divergences("passes"),
     }

@@ -93,6 +93,7 @@ class Sampler:
             sampled_at=np.arange(start, len(token_ids)),
             draws=(TurnDraw(sampling=sampling, start=start, at=np.arange(len(versions))),),
             is_trained=np.ones(len(versions), bool),
+            versions=versions,
             behavior_logprobs=np.concatenate([chunk.behavior_logprobs for chunk in chunks]),
             routed_experts=routes,
             advantages=np.zeros(len(versions), np.float32),

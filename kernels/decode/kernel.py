@@ -37,7 +37,8 @@ class Trace:
     replay: np.ndarray | None = None
     """[N, L, K] int16: experts to use, in slot order; a negative first id routes freely."""
     plausible: float = 0.0
-    """Replayed experts of a lower probability give way to the router's best."""
+    """Replayed experts give way to the router's best below this share of the weakest that it would
+    choose."""
 
 
 class DecodeKernel:

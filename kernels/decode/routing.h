@@ -5,15 +5,15 @@
 #include "vectors.h"
 
 /* Puts recorded experts in the place of the router's own, which have negated scores. One whose
- * probability is below `plausible` gives way to the best expert that is not among the others.
+ * probability is below `least` gives way to the best expert that is not among the others.
  * Counts in flips the recorded slots that the router would not have chosen, and those replaced. */
 static void replay_route(const shape_t *s, const float *scores, float total, const int16_t *recorded,
-                         float plausible, int32_t *ids, float *weights, int32_t *flips) {
+                         float least, int32_t *ids, float *weights, int32_t *flips) {
     for (int k = 0; k < s->chosen; k++) {
         ids[k] = recorded[k];
         weights[k] = fabsf(scores[ids[k]]) / total;
         if (flips) flips[0] += scores[ids[k]] > 0.0f;
-        if (weights[k] < plausible) ids[k] = -1;
+        if (weights[k] < least) ids[k] = -1;
     }
     for (int k = 0; k < s->chosen; k++) {
         if (ids[k] >= 0) continue;
@@ -30,7 +30,8 @@ static void replay_route(const shape_t *s, const float *scores, float total, con
 }
 
 /* Scores of one token -> its experts and their weights, best first, ties to the lower id; or the
- * recorded experts in their order. */
+ * recorded experts in their order, those that have at least `plausible` times the probability of the
+ * weakest of its own. */
 static void route(const shape_t *s, float *scores, const int16_t *recorded, float plausible,
                   int32_t *ids, float *weights, int32_t *flips) {
     float top = scores[0], total = 0.0f, kept = 0.0f;
@@ -45,7 +46,8 @@ static void route(const shape_t *s, float *scores, const int16_t *recorded, floa
         scores[best] = -scores[best];
     }
     if (recorded && recorded[0] >= 0)
-        replay_route(s, scores, total, recorded, plausible, ids, weights, flips);
+        replay_route(s, scores, total, recorded, plausible * weights[s->chosen - 1], ids, weights,
+                     flips);
     for (int k = 0; k < s->chosen; k++) kept += weights[k];
     for (int k = 0; k < s->chosen && s->normalize; k++) weights[k] /= kept;
 }

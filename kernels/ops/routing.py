@@ -31,9 +31,9 @@ def router_topk(  # noqa: PLR0913 - the options are keywords
         num_chosen: K <= 32.
         normalize: divide the chosen scores by their sum, added in slot order.
         recorded: integers [T, K] to replay, in slot order; a row that starts with -1 is free.
-        plausibility_min: a recorded expert with a score below this is replaced by the best of the
-            router's own that the token does not use yet (Composer 2, arXiv 2603.24477); 0 replays
-            everything.
+        plausibility_min: a recorded expert whose score is below this share of the weakest of the
+            router's own K is replaced by the best of those that the token does not use yet
+            (Composer 2, arXiv 2603.24477); 0 replays everything.
         backend: see `penstock.kernels.ops`.
 
     Raises:

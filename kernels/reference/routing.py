@@ -35,14 +35,17 @@ def replay_experts(
         scores: [T, E] probabilities of this pass.
         recorded: integers [T, K] to replay, in slot order; a row that starts with `ROUTE_FREE` is
             routed freely.
-        plausibility_min: a recorded expert with a lower score gives way to the best of the router's
-            own that the token does not use yet (Composer 2, arXiv 2603.24477).
+        plausibility_min: a recorded expert whose score is below this share of the weakest of the
+            router's own gives way to the best of those that the token does not use yet (Composer
+            2, arXiv 2603.24477); how sharp the router is does not matter, nor how many experts it
+            has.
 
     """
     is_recorded = recorded[:, :1] != ROUTE_FREE
     ids = torch.where(is_recorded, recorded.long(), own)
     num_mismatched = (ids[:, :, None] != own[:, None]).all(2).sum(1)
-    is_kept = ~is_recorded | (scores.gather(1, ids) >= plausibility_min)
+    weakest = scores.gather(1, own[:, -1:])
+    is_kept = ~is_recorded | (scores.gather(1, ids) >= plausibility_min * weakest)
     if not is_kept.all():
         kept = torch.where(is_kept, ids, ROUTE_FREE)
         in_use = (own[:, :, None] == kept[:, None]).any(2)

@@ -72,7 +72,7 @@ def test_routing():
     recorded = torch.stack([torch.randperm(384)[:8] for _ in range(1000)])
 
     def replayed(logits, recorded):
-        return ops.router_topk(logits, 8, recorded=recorded, plausibility_min=0.002)
+        return ops.router_topk(logits, 8, recorded=recorded, plausibility_min=0.25)
 
     assert_same_bits(lambda x: ops.router_topk(x, 8), logits)
     assert_same_bits(replayed, logits, recorded)

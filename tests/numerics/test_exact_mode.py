@@ -92,6 +92,7 @@ def sequence(request, chunks):
         sampled_at=np.arange(start, len(token_ids)),
         draws=(TurnDraw(sampling=request.sampling, start=start, at=np.arange(len(sampled))),),
         is_trained=np.ones(len(sampled), bool),
+        versions=np.zeros(len(sampled), np.int64),
         behavior_logprobs=np.concatenate([chunk.behavior_logprobs for chunk in chunks]),
         routed_experts=chunks[-1].routed_experts,
         advantages=np.ones(len(sampled), np.float32),

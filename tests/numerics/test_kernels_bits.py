@@ -62,7 +62,7 @@ def test_routing(num_experts, num_chosen):
             num_chosen,
             normalize=False,
             recorded=recorded,
-            plausibility_min=1 / num_experts,
+            plausibility_min=0.5,
             backend=b,
         ),
     )

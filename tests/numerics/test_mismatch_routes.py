@@ -155,13 +155,24 @@ def test_an_implausible_expert_gives_way_to_the_best_that_is_free():
     scores = torch.tensor([[0.05, 0.6, 0.3, 0.05]] * 4)
     ids = torch.tensor([[1, 2], [0, 1], [0, 3], [2, 0]])
     expected = [[1, 2], [2, 1], [1, 2], [2, 1]]
-    choice = replay_experts(scores.topk(2).indices, scores, ids, 0.1)
+    choice = replay_experts(scores.topk(2).indices, scores, ids, 0.25)
     assert choice.ids.tolist() == expected
     assert choice.num_replaced.tolist() == [0, 1, 2, 1]
 
 
+def test_what_is_plausible_is_relative_to_the_routers_own_choice():
+    """Composer 2: a spread-out router keeps its experts, a sharp one rejects what is far below."""
+    spread = torch.tensor([[0.13, 0.12, 0.11, 0.10, 0.14, 0.13, 0.14, 0.13]])
+    sharp = torch.tensor([[0.50, 0.30, 0.11, 0.05, 0.01, 0.01, 0.01, 0.01]])
+    recorded = torch.tensor([[4, 2]])
+    kept = replay_experts(spread.topk(2).indices, spread, recorded, 0.5)
+    assert (kept.ids.tolist(), kept.num_replaced.tolist()) == ([[4, 2]], [0])
+    replaced = replay_experts(sharp.topk(2).indices, sharp, recorded, 0.5)
+    assert (replaced.ids.tolist(), replaced.num_replaced.tolist()) == ([[0, 1]], [2])
+
+
 @pytest.mark.skipif(native.find_compiler() is None, reason="no C compiler")
-@pytest.mark.parametrize("plausible", [0.0, 0.2])
+@pytest.mark.parametrize("plausible", [0.0, 0.9])
 def test_both_steps_replay_alike(plausible):
     config = PolicyConfig(
         vocab_size=90,

@@ -9,14 +9,11 @@ import torch
 
 from penstock.actors.trainer.config import LiveConfig, LossConfig
 from penstock.actors.trainer.objective.advantages import dr_grpo, grpo, rloo
+from penstock.actors.trainer.objective.corrections import correction_weights
 from penstock.actors.trainer.objective.live_baseline import LiveBaseline
-from penstock.actors.trainer.objective.losses import (
-    correction_weights,
-    log_ratios,
-    normalizer,
-    token_losses,
-)
-from penstock.actors.trainer.objective.mismatch import MismatchSums, mismatch_sums
+from penstock.actors.trainer.objective.losses import SampledTokens, normalizer, token_losses
+from penstock.actors.trainer.objective.mismatch import MismatchSums
+from penstock.actors.trainer.objective.ratios import Ratios, log_ratios
 from penstock.messages.reward import Outcome
 from penstock.messages.training import SampleEntry
 
@@ -86,6 +83,22 @@ LENGTHS = [3, 1, 4]
 IDS = torch.tensor([0, 0, 0, 1, 2, 2, 2, 2])
 
 
+def on_policy(log_ratio):
+    """Ratios without staleness: all of them are the engine's."""
+    return Ratios(log_ratio, log_ratio, torch.ones_like(log_ratio, dtype=torch.bool))
+
+
+def tokens_of(current, behavior, advantages, weights, ids=None):
+    return SampledTokens(
+        current=current,
+        proximal=current.detach(),
+        behavior=behavior,
+        advantages=advantages,
+        weights=weights,
+        sequence_ids=torch.zeros(len(current), dtype=torch.int64) if ids is None else ids,
+    )
+
+
 def random_logprobs():
     rng = np.random.default_rng(3)
     behavior = -rng.exponential(1.5, 8)
@@ -111,7 +124,8 @@ EXPECTED = {
 @pytest.mark.parametrize("name", EXPECTED)
 def test_corrections(name):
     proximal, behavior = (torch.tensor(values) for values in random_logprobs())
-    weights = correction_weights(log_ratios(proximal, behavior), IDS, LossConfig(correction=name))
+    ratios = on_policy(log_ratios(proximal, behavior))
+    weights = correction_weights(ratios, IDS, LossConfig(correction=name))
     expected = [EXPECTED[name](r, s) for s in ratios_by_sequence() for r in s]
     assert weights.tolist() == pytest.approx(expected, rel=1e-12)
 
@@ -119,7 +133,7 @@ def test_corrections(name):
 def test_geometric_keeps_a_sequence_close_to_the_sampler():
     log_ratio = torch.tensor([0.5, -0.5004, 0.5], dtype=torch.float64)
     weights = correction_weights(
-        log_ratio, torch.tensor([0, 0, 1]), LossConfig(correction="geometric")
+        on_policy(log_ratio), torch.tensor([0, 0, 1]), LossConfig(correction="geometric")
     )
     assert weights.tolist() == [1.0, 1.0, 0.0]
 
@@ -135,7 +149,8 @@ def test_policy_gradient_has_reinforces_gradient():
     current = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64, requires_grad=True)
     advantages = torch.tensor([0.5, 0.5, -1.0], dtype=torch.float64)
     weights = torch.tensor([1.0, 2.0, 0.25], dtype=torch.float64)
-    loss = token_losses(current, current.detach(), advantages, weights, LossConfig()).sum()
+    tokens = tokens_of(current, current.detach(), advantages, weights)
+    loss = token_losses(tokens, LossConfig()).values.sum()
     loss.backward()
     assert float(loss.detach()) == pytest.approx(0.5 + 2.0 - 0.125)
     assert current.grad.tolist() == [-0.5, -1.0, 0.25]
@@ -147,7 +162,7 @@ def test_ppo_clip(advantage, log_ratio):
     config = LossConfig(name="ppo_clip", correction="none", clip_low=0.2, clip_high=0.28)
     current = torch.tensor([-1.0 + log_ratio], dtype=torch.float64, requires_grad=True)
     behavior, ones = torch.tensor([-1.0], dtype=torch.float64), torch.ones(1, dtype=torch.float64)
-    loss = token_losses(current, behavior, advantage * ones, ones, config).sum()
+    loss = token_losses(tokens_of(current, behavior, advantage * ones, ones), config).values.sum()
     loss.backward()
     ratio = math.exp(log_ratio)
     clipped = min(max(ratio, 0.8), 1.28)
@@ -167,10 +182,14 @@ def test_mismatch_metrics_over_micro_batches():
     ratio = np.exp(log_r)
     weights = np.where(ratio > 5, 0.0, np.minimum(ratio, 2.0))
     weights[2] = 0.0
-    sums = MismatchSums()
+    is_measured = np.arange(8) != 4
+    engine = np.where(is_measured, log_r / 4, 0.0)
+    sums = MismatchSums.empty()
     for part in (slice(0, 3), slice(3, 8)):
-        sums.add(mismatch_sums(torch.tensor(log_r[part]), torch.tensor(weights[part])))
+        ratios = Ratios(*(torch.tensor(each[part]) for each in (log_r, engine, is_measured)))
+        sums.add(MismatchSums.of(ratios, torch.tensor(weights[part])))
     figures = sums.figures()
+    parts = {"engine": engine[is_measured], "staleness": log_r - engine}
     assert figures == pytest.approx(
         {
             "mismatch_k1": np.mean(-log_r),
@@ -179,11 +198,19 @@ def test_mismatch_metrics_over_micro_batches():
             "ess": 1 / np.mean((weights / weights.mean()) ** 2),
             "masked_fraction": np.mean(weights == 0),
             "perplexity_ratio": np.exp(-proximal.mean()) / np.exp(-behavior.mean()),
-        },
+            "mismatch_engine_measured": 7 / 8,
+            "ratio_mean": ratio.mean(),
+            "ratio_min": ratio.min(),
+            "ratio_max": ratio.max(),
+            "ratio_ess": ratio.mean() ** 2 / np.mean(ratio**2),
+        }
+        | {f"mismatch_{name}_k1": np.mean(-part) for name, part in parts.items()}
+        | {f"mismatch_{name}_k3": np.mean(np.exp(part) - 1 - part) for name, part in parts.items()}
+        | {f"mismatch_{name}_chi2": np.mean(np.exp(2 * part)) - 1 for name, part in parts.items()},
         rel=1e-12,
     )
 
 
 def test_mismatch_of_no_token_is_that_of_equal_policies():
-    figures = MismatchSums().figures()
+    figures = MismatchSums.empty().figures()
     assert (figures["mismatch_k3"], figures["mismatch_chi2"], figures["ess"]) == (0.0, 0.0, 1.0)

@@ -1,141 +1,140 @@
-"""Off-policy corrections and policy losses: pure functions of tensors.
+"""Policy losses: pure functions of tensors.
 
-A correction says how much each sampled token counts, by its ratio to the sampler, r_t = proximal /
-behavior probability of token t. One optimizer step is taken on a batch, so the proximal policy is
-the current one before the step. A loss uses those weights. Every token of every rollout is divided
-by one constant (Dr. GRPO): neither long rollouts nor large groups get another weight per token.
+Three policies have a say: the one that sampled (behavior), the one at the start of the step
+(proximal), and the one that is trained (current); in the first pass over a batch the last two are
+equal. Corrections (`corrections.py`) are weights. Every token of every rollout is divided by one
+constant (Dr. GRPO): neither long rollouts nor large groups get another weight per token.
 
-To add one: a function here, a line in its table, and the name in `config.CORRECTIONS` or
-`config.LOSSES`.
-
-Shapes: N sampled tokens of S sequences, flat; `sequence_ids` [N] int64 ascending, `weights` [N].
+To add one: a function here, a line in the table, and the name in `config.LOSSES`.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from penstock.actors.trainer.config import LossConfig
-
-LOG_RATIO_MAX = 20.0
-"""Log ratios are clamped to +- this, so that no exponential overflows."""
-
-Correction = Callable[[torch.Tensor, torch.Tensor, LossConfig], torch.Tensor]
-"""(log_ratio [N], sequence_ids [N], config) -> weights [N]; 0 masks a token."""
-
-
-def log_ratios(proximal: torch.Tensor, behavior: torch.Tensor) -> torch.Tensor:
-    """Return log r_t, [N] and [N] -> [N], clamped and without gradient."""
-    return (proximal.detach() - behavior).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+from penstock.actors.trainer.objective.ratios import (
+    LOG_RATIO_MAX,
+    log_ratios,
+    sequence_lengths,
+    sequence_means,
+)
 
 
-def sequence_sums(values: torch.Tensor, sequence_ids: torch.Tensor) -> torch.Tensor:
-    """Sum [N] over each token's own sequence, and give the sum to each of its tokens: [N]."""
-    return _totals(values, sequence_ids)[sequence_ids]
+@dataclass(frozen=True, kw_only=True)
+class SampledTokens:
+    """What a loss knows of N sampled tokens of some sequences, flat."""
+
+    current: torch.Tensor
+    """[N] logprobs, with a gradient."""
+    proximal: torch.Tensor
+    """[N] logprobs."""
+    behavior: torch.Tensor
+    """[N] logprobs."""
+    advantages: torch.Tensor
+    """[N]."""
+    weights: torch.Tensor
+    """[N] of the correction; 0 masks a token."""
+    sequence_ids: torch.Tensor
+    """[N] int64, ascending."""
 
 
-def _none(log_ratio: torch.Tensor, _ids: torch.Tensor, _config: LossConfig) -> torch.Tensor:
-    return torch.ones_like(log_ratio)
+@dataclass(frozen=True, kw_only=True)
+class TokenLosses:
+    """Of N tokens, before normalization."""
+
+    values: torch.Tensor
+    """[N]."""
+    is_clipped: torch.Tensor
+    """bool [N]: where the loss's own bound took effect."""
 
 
-def _token_tis(log_ratio: torch.Tensor, _ids: torch.Tensor, config: LossConfig) -> torch.Tensor:
-    """min(r_t, C)."""
-    return log_ratio.exp().clamp(max=config.ratio_cap)
+Loss = Callable[[SampledTokens, LossConfig], TokenLosses]
 
 
-def _sequence_tis(log_ratio: torch.Tensor, ids: torch.Tensor, config: LossConfig) -> torch.Tensor:
-    """min(prod r_t, C) for all tokens of the sequence."""
-    return _sequence_ratio(log_ratio, ids).clamp(max=config.ratio_cap)
+def _policy_gradient(tokens: SampledTokens, _config: LossConfig) -> TokenLosses:
+    """-w_t A log pi: its gradient is REINFORCE's, corrected by w_t."""
+    values = -tokens.weights * tokens.advantages * tokens.current
+    return TokenLosses(values=values, is_clipped=torch.zeros_like(values, dtype=torch.bool))
 
 
-def _icepop(log_ratio: torch.Tensor, _ids: torch.Tensor, config: LossConfig) -> torch.Tensor:
-    """r_t inside [low, high], else masked."""
-    return _masked(log_ratio.exp(), log_ratio.exp(), config.ratio_low, config.ratio_high)
+def _ppo_clip(tokens: SampledTokens, config: LossConfig) -> TokenLosses:
+    """-min(r A, clip(r, 1 - low, 1 + high) A), r against the behavior policy (arXiv 1707.06347)."""
+    return _clipped(_ratio(tokens.current, tokens.behavior), tokens, config)
 
 
-def _sequence_mis(log_ratio: torch.Tensor, ids: torch.Tensor, config: LossConfig) -> torch.Tensor:
-    """Sequence TIS, and the sequence masked where prod r_t is outside [low, cap]."""
-    ratio = _sequence_ratio(log_ratio, ids)
-    return _masked(ratio, ratio, config.ratio_low, config.ratio_cap)
+def _decoupled_ppo(tokens: SampledTokens, config: LossConfig) -> TokenLosses:
+    """w_t times PPO's clip with r against the proximal policy, w_t correcting proximal to behavior.
+
+    Source: Hilton et al. (arXiv 2110.00641), AReaL (arXiv 2505.24298), equation 5.
+    """
+    return _clipped(_ratio(tokens.current, tokens.proximal), tokens, config)
 
 
-def _geometric(log_ratio: torch.Tensor, ids: torch.Tensor, config: LossConfig) -> torch.Tensor:
-    """1, and the sequence masked where the geometric mean of r_t is outside its bounds."""
-    count = sequence_sums(torch.ones_like(log_ratio), ids)
-    mean = (sequence_sums(log_ratio, ids) / count).exp()
-    return _masked(torch.ones_like(mean), mean, config.geometric_low, config.geometric_high)
+def _cispo(tokens: SampledTokens, config: LossConfig) -> TokenLosses:
+    """-sg(clip(r, 1 - low, 1 + high)) A log pi: no token loses its gradient (arXiv 2506.13585)."""
+    ratio = _ratio(tokens.current, tokens.behavior).detach()
+    clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+    values = -tokens.weights * clipped * tokens.advantages * tokens.current
+    return TokenLosses(values=values, is_clipped=ratio != clipped)
 
 
-def _sequence_ratio(log_ratio: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    return sequence_sums(log_ratio, ids).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
+def _gspo(tokens: SampledTokens, config: LossConfig) -> TokenLosses:
+    """PPO's clip with one ratio for a sequence, its tokens' geometric mean (arXiv 2507.18071).
+
+    A sequence counts once, whatever its length: the step's divisor stands for that length.
+    """
+    ids, current = tokens.sequence_ids, tokens.current
+    mean = sequence_means((current - tokens.behavior).detach(), ids)
+    log_ratio = (current - current.detach() + mean).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+    losses = _clipped(log_ratio.exp(), tokens, config)
+    per_token = config.token_denominator / sequence_lengths(current.detach(), ids)
+    return TokenLosses(values=losses.values * per_token, is_clipped=losses.is_clipped)
 
 
-def _masked(weights: torch.Tensor, judged: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    return torch.where((judged >= low) & (judged <= high), weights, torch.zeros_like(weights))
+def _ratio(current: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    return (current - before).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
 
 
-def _totals(values: torch.Tensor, sequence_ids: torch.Tensor) -> torch.Tensor:
-    num_sequences = int(sequence_ids[-1]) + 1 if sequence_ids.numel() else 0
-    return values.new_zeros(num_sequences).index_add_(0, sequence_ids, values)
+def _clipped(ratio: torch.Tensor, tokens: SampledTokens, config: LossConfig) -> TokenLosses:
+    """Bound what a ratio [N] may gain, and with dual clip what it may lose."""
+    advantages = tokens.advantages
+    gain = ratio * advantages
+    clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages
+    objective = torch.minimum(gain, clipped)
+    is_clipped = clipped < gain
+    if config.dual_clip and config.name != "gspo":
+        least = config.dual_clip * advantages
+        is_bounded = (advantages < 0) & (objective < least)
+        objective = torch.where(is_bounded, least, objective)
+        is_clipped = is_clipped | is_bounded
+    return TokenLosses(values=-tokens.weights * objective, is_clipped=is_clipped.detach())
 
 
-_CORRECTIONS: dict[str, Correction] = {
-    "none": _none,
-    "token_tis": _token_tis,
-    "sequence_tis": _sequence_tis,
-    "icepop": _icepop,
-    "sequence_mis": _sequence_mis,
-    "geometric": _geometric,
+_LOSSES: dict[str, Loss] = {
+    "policy_gradient": _policy_gradient,
+    "ppo_clip": _ppo_clip,
+    "cispo": _cispo,
+    "gspo": _gspo,
+    "decoupled_ppo": _decoupled_ppo,
 }
 
 
-def correction_weights(
-    log_ratio: torch.Tensor, sequence_ids: torch.Tensor, config: LossConfig
+def corrected_ratios(
+    current: torch.Tensor, proximal: torch.Tensor, behavior: torch.Tensor, config: LossConfig
 ) -> torch.Tensor:
-    """Return the weight of each token under the configured correction, [N]."""
-    return _CORRECTIONS[config.correction](log_ratio, sequence_ids, config)
+    """Return the log ratios [N] that a loss is to be corrected by, clamped and without gradient.
+
+    Decoupled PPO corrects the proximal policy and clips what is beyond it; the others have the
+    current policy's ratio, which is another one from the second pass on.
+    """
+    return log_ratios(proximal if config.name == "decoupled_ppo" else current, behavior)
 
 
-Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, LossConfig], torch.Tensor]
-"""(current logprobs [N], behavior logprobs [N], advantages [N], weights [N], config) -> [N]."""
-
-
-def _policy_gradient(
-    current: torch.Tensor,
-    _behavior: torch.Tensor,
-    advantages: torch.Tensor,
-    weights: torch.Tensor,
-    _config: LossConfig,
-) -> torch.Tensor:
-    """-w_t A log pi: its gradient is REINFORCE's, corrected by w_t."""
-    return -weights * advantages * current
-
-
-def _ppo_clip(
-    current: torch.Tensor,
-    behavior: torch.Tensor,
-    advantages: torch.Tensor,
-    _weights: torch.Tensor,
-    config: LossConfig,
-) -> torch.Tensor:
-    """-min(r A, clip(r, 1 - low, 1 + high) A), r against the behavior policy (arXiv 1707.06347)."""
-    ratio = (current - behavior).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
-    clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
-    return -torch.minimum(ratio * advantages, clipped * advantages)
-
-
-_LOSSES: dict[str, Loss] = {"policy_gradient": _policy_gradient, "ppo_clip": _ppo_clip}
-
-
-def token_losses(
-    current: torch.Tensor,
-    behavior: torch.Tensor,
-    advantages: torch.Tensor,
-    weights: torch.Tensor,
-    config: LossConfig,
-) -> torch.Tensor:
-    """Return the configured loss of each token, [N], before normalization."""
-    return _LOSSES[config.name](current, behavior, advantages, weights, config)
+def token_losses(tokens: SampledTokens, config: LossConfig) -> TokenLosses:
+    """Return the configured loss of each token, before normalization."""
+    return _LOSSES[config.name](tokens, config)
 
 
 def normalizer(num_rollouts: int, config: LossConfig) -> float:

@@ -2,58 +2,145 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 
+from penstock.actors.trainer.objective.ratios import Ratios
 from penstock.messages.training import VersionDrift
 
 
 @dataclass(kw_only=True)
-class MismatchSums:
+class RatioSums:
     """Float64 sums over sampled tokens; those of micro-batches add up.
 
-    With r = trainer / sampler probability of a token that the sampler drew, mean(-log r) (k1) and
-    mean(r - 1 - log r) (k3) estimate KL(sampler || trainer), mean(r^2) - 1 the chi-square.
+    With r = a / b of a token that b drew, mean(-log r) (k1) and mean(r - 1 - log r) (k3) estimate
+    KL(b || a), mean(r^2) - 1 the chi-square, (sum r)^2 / (N sum r^2) the effective sample size.
     """
 
     num_tokens: float = 0.0
     k1: float = 0.0
     k3: float = 0.0
+    ratio: float = 0.0
     square: float = 0.0
+    lowest: float = math.inf
+    highest: float = -math.inf
+
+    @classmethod
+    def of(cls, log_ratio: torch.Tensor) -> "RatioSums":
+        """Sum over [N] log r, clamped."""
+        log_ratio = log_ratio.detach().double()
+        if not log_ratio.numel():
+            return cls()
+        ratio = log_ratio.exp()
+        return cls(
+            num_tokens=float(log_ratio.numel()),
+            k1=float(-log_ratio.sum()),
+            k3=float((ratio - 1 - log_ratio).sum()),
+            ratio=float(ratio.sum()),
+            square=float((ratio * ratio).sum()),
+            lowest=float(ratio.min()),
+            highest=float(ratio.max()),
+        )
+
+    def add(self, other: "RatioSums") -> None:
+        """Add another micro-batch."""
+        self.num_tokens += other.num_tokens
+        self.k1 += other.k1
+        self.k3 += other.k3
+        self.ratio += other.ratio
+        self.square += other.square
+        self.lowest = min(self.lowest, other.lowest)
+        self.highest = max(self.highest, other.highest)
+
+    @property
+    def ess(self) -> float:
+        """Of the ratios themselves, as a share of the tokens; 1 for equal policies or no token."""
+        return self.ratio**2 / (self.num_tokens * self.square) if self.square else 1.0
+
+    def divergences(self, prefix: str) -> dict[str, float]:
+        """Return metrics that begin with a prefix; with no token, those of equal policies."""
+        count = max(self.num_tokens, 1.0)
+        return {
+            f"{prefix}_k1": self.k1 / count,
+            f"{prefix}_k3": self.k3 / count,
+            f"{prefix}_chi2": self.square / count - 1.0 if self.num_tokens else 0.0,
+        }
+
+    def drift(self) -> VersionDrift:
+        """Return what gates ask of a version."""
+        count = max(self.num_tokens, 1.0)
+        return VersionDrift(num_tokens=int(self.num_tokens), kl=self.k3 / count, ess=self.ess)
+
+
+@dataclass(kw_only=True)
+class MismatchSums:
+    """Trainer and sampler: the whole ratio, its two parts, and the correction's weights."""
+
+    total: RatioSums
+    engine: RatioSums
+    """Of the tokens for which it is known."""
+    staleness: RatioSums
     weight: float = 0.0
     weight_square: float = 0.0
     num_masked: float = 0.0
 
+    @classmethod
+    def of(cls, ratios: Ratios, weights: torch.Tensor) -> "MismatchSums":
+        """Sum over the tokens of one micro-batch.
+
+        Args:
+            ratios: of N tokens.
+            weights: [N] of the correction; ESS = (sum w)^2 / (N sum w^2).
+
+        """
+        weights = weights.detach().double()
+        return cls(
+            total=RatioSums.of(ratios.total),
+            engine=RatioSums.of(ratios.engine[ratios.is_measured]),
+            staleness=RatioSums.of(ratios.staleness),
+            weight=float(weights.sum()),
+            weight_square=float((weights * weights).sum()),
+            num_masked=float((weights == 0).sum()),
+        )
+
+    @classmethod
+    def empty(cls) -> "MismatchSums":
+        """Return the sums of no token."""
+        return cls(total=RatioSums(), engine=RatioSums(), staleness=RatioSums())
+
     def add(self, other: "MismatchSums") -> None:
         """Add another micro-batch."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        self.total.add(other.total)
+        self.engine.add(other.engine)
+        self.staleness.add(other.staleness)
+        self.weight += other.weight
+        self.weight_square += other.weight_square
+        self.num_masked += other.num_masked
 
     def figures(self) -> dict[str, float]:
         """Return the metrics of a step; with no token, those of equal policies."""
-        count = max(self.num_tokens, 1.0)
+        total = self.total
+        count = max(total.num_tokens, 1.0)
         square = self.weight_square * count
         return {
-            "mismatch_k1": self.k1 / count,
-            "mismatch_k3": self.k3 / count,
-            "mismatch_chi2": self.square / count - 1.0 if self.num_tokens else 0.0,
+            **total.divergences("mismatch"),
+            **self.engine.divergences("mismatch_engine"),
+            "mismatch_engine_measured": self.engine.num_tokens / count,
+            **self.staleness.divergences("mismatch_staleness"),
             "ess": self.weight**2 / square if square else 1.0,
             "masked_fraction": self.num_masked / count,
-            "perplexity_ratio": math.exp(self.k1 / count),
+            "perplexity_ratio": math.exp(total.k1 / count),
+            "ratio_mean": total.ratio / count if total.num_tokens else 1.0,
+            "ratio_min": total.lowest if total.num_tokens else 1.0,
+            "ratio_max": total.highest if total.num_tokens else 1.0,
+            "ratio_ess": total.ess,
         }
-
-    def drift(self) -> VersionDrift:
-        """Return what gates ask of a version; with the ratios as weights."""
-        figures = self.figures()
-        return VersionDrift(
-            num_tokens=int(self.num_tokens), kl=figures["mismatch_k3"], ess=figures["ess"]
-        )
 
 
 def sums_by_version(
     versions: Sequence[int | None], log_ratios: Sequence[torch.Tensor]
-) -> dict[int, MismatchSums]:
+) -> dict[int, RatioSums]:
     """Sum per version over whole sequences; those of no version are left out.
 
     Args:
@@ -61,30 +148,8 @@ def sums_by_version(
         log_ratios: [N] log r of each, clamped.
 
     """
-    found: dict[int, MismatchSums] = {}
+    found: dict[int, RatioSums] = {}
     for version, log_ratio in zip(versions, log_ratios, strict=True):
         if version is not None:
-            sums = mismatch_sums(log_ratio, log_ratio.exp())
-            found.setdefault(version, MismatchSums()).add(sums)
+            found.setdefault(version, RatioSums()).add(RatioSums.of(log_ratio))
     return found
-
-
-def mismatch_sums(log_ratio: torch.Tensor, weights: torch.Tensor) -> MismatchSums:
-    """Sum over the tokens of one micro-batch.
-
-    Args:
-        log_ratio: [N] log r, clamped.
-        weights: [N] of the correction; ESS = (sum w)^2 / (N sum w^2).
-
-    """
-    log_ratio, weights = log_ratio.detach().double(), weights.detach().double()
-    ratio = log_ratio.exp()
-    return MismatchSums(
-        num_tokens=float(log_ratio.numel()),
-        k1=float(-log_ratio.sum()),
-        k3=float((ratio - 1 - log_ratio).sum()),
-        square=float((ratio * ratio).sum()),
-        weight=float(weights.sum()),
-        weight_square=float((weights * weights).sum()),
-        num_masked=float((weights == 0).sum()),
-    )

@@ -111,7 +111,9 @@ __device__ __forceinline__ void route(float (&scores)[ROUTER_WARPS][ROUNDS * 128
     Replayed chosen = {own, 0, 0};
     if (!is_free) {
         bool is_expert = is_slot && old >= 0 && old < num_experts;
-        bool is_kept = is_expert && __fdiv_rn(scores[warp][old], total) >= plausibility_min;
+        int last = __shfl_sync(FULL_WARP, own, num_chosen - 1);
+        float least = plausibility_min * __fdiv_rn(scores[warp][last], total);
+        bool is_kept = is_expert && __fdiv_rn(scores[warp][old], total) >= least;
         chosen = replay(own, old, is_kept, num_chosen, lane);
     }
     float score = __fdiv_rn(scores[warp][is_slot ? chosen.id : 0], total);

@@ -7,12 +7,13 @@ import pytest
 from penstock.actors.trainer import config
 from penstock.actors.trainer.config import OptimizerConfig, TrainerConfig
 from penstock.actors.trainer.learner import rate
-from penstock.actors.trainer.objective import advantages, losses
+from penstock.actors.trainer.objective import advantages, corrections, losses
 
 
 def test_every_name_has_its_function():
     assert tuple(advantages._ESTIMATORS) == config.ESTIMATORS
-    assert tuple(losses._CORRECTIONS) == config.CORRECTIONS
+    assert tuple(corrections._CORRECTIONS) == config.CORRECTIONS
+    assert tuple(corrections._REJECTIONS) == config.REJECTIONS
     assert tuple(losses._LOSSES) == config.LOSSES
 
 
@@ -23,6 +24,12 @@ def test_every_name_has_its_function():
         ({"loss": {"correction": "tis"}}, r"token_tis.*\$\.loss\.correction"),
         ({"loss": {"name": "ppo"}}, r"ppo_clip.*\$\.loss\.name"),
         ({"loss": {"name": "ppo_clip"}}, "trainer.loss.correction: expected none"),
+        ({"loss": {"name": "gspo"}}, "trainer.loss.correction: expected none, since gspo"),
+        ({"loss": {"rejection": "k1"}}, r"token_k1.*\$\.loss\.rejection"),
+        ({"loss": {"rejection_low": 3.0}}, "rejection_low: expected at most rejection_high 2"),
+        ({"loss": {"dual_clip": 0.5}}, "dual_clip: expected 0 or a number above 1, got 0.5"),
+        ({"loss": {"kl": {"where": "both"}}}, r"none\|reward\|loss.*\$\.loss\.kl\.where"),
+        ({"num_passes": 0}, r">= 1 .*\$\.num_passes"),
         ({"midtrain": {"schedule": "linear"}}, r"wsd\|cosine.*\$\.midtrain\.schedule"),
         ({"midtrain": {"batch_tokens": 8}}, "batch_tokens: expected at least .* 256, got 8"),
         ({"groups_per_batch": 0}, r">= 1 .*\$\.groups_per_batch"),

@@ -1,0 +1,44 @@
+"""Distance to a reference policy, and entropy: pure functions of tensors.
+
+For a token that `policy` drew, k1 = log(policy / reference) and k3 = reference / policy - 1 -
+log(reference / policy) both have the mean KL(policy || reference); k3 is never negative and varies
+less, and its gradient is a penalty, while k1 belongs in the reward (http://joschu.net/blog/kl-approx.html).
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from penstock.actors.trainer.objective.ratios import LOG_RATIO_MAX
+
+
+def k1(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """[N] and [N] logprobs -> [N] nats."""
+    return (policy - reference).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX)
+
+
+def k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """[N] and [N] logprobs -> [N] nats, at least 0; with a gradient."""
+    log_ratio = -k1(policy, reference)
+    return log_ratio.exp() - 1 - log_ratio
+
+
+def reward_changes(nats: Sequence[float], coefficient: float) -> list[float]:
+    """Return what a group's advantages change by when k1 is taken off its rewards.
+
+    Dr. GRPO's baseline: the penalties' own mean, so that a group's advantages keep their sum.
+
+    Args:
+        nats: k1 summed over the tokens of each rollout.
+        coefficient: reward per nat.
+
+    """
+    mean = sum(nats) / max(len(nats), 1)
+    return [coefficient * (mean - value) for value in nats]
+
+
+def entropies(logits: torch.Tensor) -> torch.Tensor:
+    """Entropy of each row's distribution in nats: [N, V] -> [N]; -inf is probability 0."""
+    log_chances = logits.float().log_softmax(-1)
+    terms = log_chances.exp() * log_chances.clamp(min=torch.finfo(torch.float32).min)
+    return -terms.sum(-1)

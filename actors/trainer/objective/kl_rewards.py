@@ -1,0 +1,86 @@
+"""KL to the reference in the reward: each rollout pays for how far it went from version 0.
+
+The k1 estimate of a whole rollout, over all tokens that it sampled, comes off its reward before the
+group's baseline does, so that every token of the rollout answers for it (Composer 2, arXiv
+2603.24477). It is taken under the policy that sampled, whose logprobs are on the log.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.actors.trainer.objective.kl import reward_changes
+from penstock.actors.trainer.sequences import TrainingSequence
+from penstock.messages.training import BatchManifest, SampleEntry, TrunkCredit
+
+
+def with_kl_rewards(
+    manifest: BatchManifest, sequences: Sequence[TrainingSequence], coefficient: float
+) -> list[TrainingSequence]:
+    """Return sequences with other advantages.
+
+    Live samples of a batch have each other for a group. Tokens that several rollouts share, up to
+    where they branched off, count for each of these, and get their mean.
+
+    Args:
+        manifest: of the step.
+        sequences: all of them, with `reference_logprobs`; a sample's in order.
+        coefficient: reward per nat.
+
+    """
+    by_sample: dict[str, list[TrainingSequence]] = {}
+    for sequence in sequences:
+        by_sample.setdefault(sequence.rollout_id, []).append(sequence)
+    k1 = {name: np.concatenate([_k1(one) for one in parts]) for name, parts in by_sample.items()}
+    changes: dict[str, float] = {}
+    trunks: dict[str, TrunkCredit] = {}
+    for samples in (*(group.samples for group in manifest.groups), manifest.live):
+        trained = [sample for sample in samples if sample.rollout_id in k1]
+        nats = _nats(trained, k1)
+        values = reward_changes([nats[one.rollout_id] for one in trained], coefficient)
+        changes |= {one.rollout_id: value for one, value in zip(trained, values, strict=True)}
+        trunks |= {one.rollout_id: one.trunk for one in trained if one.trunk}
+    return [
+        one
+        for name, parts in by_sample.items()
+        for one in _changed(parts, changes, trunks.get(name))
+    ]
+
+
+def _k1(sequence: TrainingSequence) -> np.ndarray:
+    """float64 [M] of all sampled tokens, 0 for those that were forced."""
+    assert sequence.reference_logprobs is not None
+    found = np.zeros(sequence.is_trained.size)
+    found[sequence.is_trained] = sequence.behavior_logprobs - sequence.reference_logprobs
+    return found
+
+
+def _nats(samples: Sequence[SampleEntry], k1: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Return the sum over each rollout, the part before it branched off included."""
+    nats = {sample.rollout_id: float(k1[sample.rollout_id].sum()) for sample in samples}
+    for sample in samples:
+        if sample.trunk:
+            shared = float(k1[sample.rollout_id][: sample.trunk.num_tokens].sum())
+            for name in sample.trunk.branches:
+                if name != sample.rollout_id and name in nats:
+                    nats[name] += shared
+    return nats
+
+
+def _changed(
+    parts: Sequence[TrainingSequence], changes: Mapping[str, float], trunk: TrunkCredit | None
+) -> list[TrainingSequence]:
+    """Return a sample's sequences with its own change, and the mean one where it is shared."""
+    own = changes[parts[0].rollout_id]
+    values = np.full(sum(one.is_trained.size for one in parts), own, np.float32)
+    if trunk is not None:
+        shared = [changes[name] for name in trunk.branches if name in changes]
+        values[: trunk.num_tokens] = sum(shared) / len(shared)
+    found: list[TrainingSequence] = []
+    start = 0
+    for one in parts:
+        added = values[start : start + one.is_trained.size][one.is_trained]
+        found.append(replace(one, advantages=one.advantages + added))
+        start += one.is_trained.size
+    return found

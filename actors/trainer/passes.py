@@ -1,0 +1,219 @@
+"""One pass over a batch: its gradient in the learner's parameters, and what it showed."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+
+from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.forward import SequenceForward
+from penstock.actors.trainer.gradients import accumulate
+from penstock.actors.trainer.learner import Learner, NonFiniteError
+from penstock.actors.trainer.objective.corrections import correction_weights
+from penstock.actors.trainer.objective.kl import entropies, k1, k3
+from penstock.actors.trainer.objective.losses import (
+    SampledTokens,
+    corrected_ratios,
+    token_losses,
+)
+from penstock.actors.trainer.objective.mismatch import MismatchSums, RatioSums, sums_by_version
+from penstock.actors.trainer.objective.ratios import Ratios, log_ratios
+from penstock.actors.trainer.sequences import TrainingSequence, micro_batches
+
+
+@dataclass(kw_only=True)
+class PassSums:
+    """Of a pass, or of a part of it; sums over N tokens."""
+
+    loss: float = 0.0
+    logprob: float = 0.0
+    entropy: float = 0.0
+    num_clipped: float = 0.0
+    """Tokens at which the loss's own bound took effect."""
+    reference_k1: float = 0.0
+    reference_k3: float = 0.0
+    num_referenced: int = 0
+    """Tokens whose distance to the reference was measured."""
+    num_inputs: int = 0
+    router_mismatch: float = 0.0
+    mismatch: MismatchSums = field(default_factory=MismatchSums.empty)
+    moved: RatioSums = field(default_factory=RatioSums)
+    """The policy of this pass over that of the first one."""
+    live: dict[int, RatioSums] = field(default_factory=dict[int, RatioSums])
+    """Users' tokens by the version that sampled them."""
+    current: list[np.ndarray] = field(default_factory=list[np.ndarray])
+    """float32 [N] logprobs of each sequence, in order."""
+
+    def add(self, other: "PassSums") -> None:
+        """Add the part that follows."""
+        self.loss += other.loss
+        self.logprob += other.logprob
+        self.entropy += other.entropy
+        self.num_clipped += other.num_clipped
+        self.reference_k1 += other.reference_k1
+        self.reference_k3 += other.reference_k3
+        self.num_referenced += other.num_referenced
+        self.num_inputs += other.num_inputs
+        self.router_mismatch += other.router_mismatch
+        self.mismatch.add(other.mismatch)
+        self.moved.add(other.moved)
+        for version, sums in other.live.items():
+            self.live.setdefault(version, RatioSums()).add(sums)
+        self.current += other.current
+
+    def figures(self) -> dict[str, float]:
+        """Return the metrics that one pass over a batch gives."""
+        num_tokens = max(self.mismatch.total.num_tokens, 1.0)
+        figures = {
+            "logprob_mean": self.logprob / num_tokens,
+            "entropy": self.entropy / num_tokens,
+            "tokens_trained": self.mismatch.total.num_tokens,
+            "tokens_read": float(self.num_inputs),
+            "router_mismatch": self.router_mismatch / max(self.num_inputs, 1),
+            **self.mismatch.figures(),
+        }
+        if self.num_referenced:
+            figures["kl_reference"] = self.reference_k3 / self.num_referenced
+            figures["kl_reference_k1"] = self.reference_k1 / self.num_referenced
+        return figures
+
+
+def take_pass(
+    learner: Learner,
+    sequences: Sequence[TrainingSequence],
+    policy_version: int,
+    config: TrainerConfig,
+    divisor: float,
+) -> PassSums:
+    """Leave the batch's gradient in the learner's parameters; return what the pass showed.
+
+    Args:
+        learner: its weights stay as they are.
+        sequences: with `proximal_logprobs` from the second pass on.
+        policy_version: that the step trains.
+        config: of the step.
+        divisor: of the summed token losses.
+
+    Raises:
+        NonFiniteError: The loss is no finite number; there is no gradient.
+
+    """
+    total = PassSums()
+    with learner.published_weights():
+        forward = SequenceForward(learner.policy)
+        passes = [
+            partial(_forward, forward, batch, policy_version, config, divisor)
+            for batch in micro_batches(sequences, config.micro_batch_tokens)
+        ]
+        for sums in accumulate(
+            list(learner.parameters.values()),
+            passes,
+            num_workers=config.num_workers,
+            num_threads=config.num_threads,
+        ):
+            total.add(sums)
+    if not math.isfinite(total.loss):
+        learner.clear()
+        raise NonFiniteError(f"the loss is {total.loss}")
+    return total
+
+
+def _forward(
+    forward: SequenceForward,
+    batch: Sequence[TrainingSequence],
+    policy_version: int,
+    config: TrainerConfig,
+    divisor: float,
+) -> tuple[torch.Tensor, PassSums]:
+    """Return the loss of one micro-batch, and its figures."""
+    loss_config = config.loss
+    counts = torch.tensor([sequence.sampled_at.size for sequence in batch])
+    forwarded = forward.run(batch)
+    current = forwarded.logprobs
+    behavior = _cat([sequence.behavior_logprobs for sequence in batch])
+    proximal = _proximal(batch, current)
+    ids = torch.arange(len(batch)).repeat_interleave(counts)
+    ratios = _ratios(batch, current, proximal, policy_version, config)
+    tokens = SampledTokens(
+        current=current,
+        proximal=proximal,
+        behavior=behavior,
+        advantages=_cat([sequence.advantages for sequence in batch]),
+        weights=correction_weights(ratios, ids, loss_config),
+        sequence_ids=ids,
+    )
+    losses = token_losses(tokens, loss_config)
+    values = losses.values
+    entropy = _entropies(forwarded.logits, has_gradient=loss_config.entropy_bonus > 0)
+    if loss_config.entropy_bonus:
+        values = values - loss_config.entropy_bonus * entropy
+    reference = _cat([_or_nan(one, one.reference_logprobs) for one in batch])
+    if loss_config.kl.where == "loss":
+        values = values + loss_config.kl.coefficient * k3(current, reference)
+    loss = (values * _per_token([sequence.weight for sequence in batch], counts)).sum() / divisor
+    num_inputs = sum(sequence.num_inputs for sequence in batch)
+    detached = current.detach()
+    is_referenced = ~reference.isnan()
+    distance = (detached[is_referenced].double(), reference[is_referenced].double())
+    return loss, PassSums(
+        loss=float(loss.detach()),
+        logprob=float(detached.double().sum()),
+        entropy=float(entropy.detach().double().sum()),
+        num_clipped=float(losses.is_clipped.sum()),
+        reference_k1=float(k1(*distance).sum()),
+        reference_k3=float(k3(*distance).sum()),
+        num_referenced=int(is_referenced.sum()),
+        num_inputs=num_inputs,
+        router_mismatch=forwarded.router_mismatch * num_inputs,
+        mismatch=MismatchSums.of(ratios, tokens.weights),
+        moved=RatioSums.of(log_ratios(current, proximal)),
+        live=sums_by_version(
+            [one.live_version for one in batch], ratios.total.split(counts.tolist())
+        ),
+        current=[part.numpy() for part in detached.split(counts.tolist())],
+    )
+
+
+def _ratios(
+    batch: Sequence[TrainingSequence],
+    current: torch.Tensor,
+    proximal: torch.Tensor,
+    policy_version: int,
+    config: TrainerConfig,
+) -> Ratios:
+    """Return the trainer's ratios to the sampler, with the engine's part where it is known."""
+    behavior = _cat([sequence.behavior_logprobs for sequence in batch])
+    total = corrected_ratios(current, proximal, behavior, config.loss)
+    is_own = _cat([sequence.versions == policy_version for sequence in batch])
+    before = _cat([_or_nan(one, one.engine_logprobs) for one in batch])
+    at_version = torch.where(is_own, proximal, before)
+    is_measured = ~at_version.isnan()
+    engine = log_ratios(torch.where(is_measured, at_version, behavior), behavior)
+    return Ratios(total=total, engine=engine, is_measured=is_measured)
+
+
+def _proximal(batch: Sequence[TrainingSequence], current: torch.Tensor) -> torch.Tensor:
+    """[N]: in the first pass the policy itself."""
+    known = [one.proximal_logprobs for one in batch if one.proximal_logprobs is not None]
+    return _cat(known) if known else current.detach()
+
+
+def _entropies(logits: torch.Tensor, *, has_gradient: bool) -> torch.Tensor:
+    return entropies(logits if has_gradient else logits.detach())
+
+
+def _or_nan(sequence: TrainingSequence, logprobs: np.ndarray | None) -> np.ndarray:
+    if logprobs is not None:
+        return logprobs
+    return np.full(sequence.sampled_at.size, np.nan, np.float32)
+
+
+def _cat(parts: Sequence[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def _per_token(values: Sequence[float], counts: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts)

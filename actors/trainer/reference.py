@@ -1,0 +1,109 @@
+"""Weights of earlier versions, and what they say of sampled tokens.
+
+A step compares the policy with two kinds: the reference, which is version 0, and the versions that
+sampled its tokens, of which the newest `versions_kept` are kept. Weights are as published: what
+generators had. Which are there follows from steps and settings alone, and checkpoints carry the
+recent ones, so that training, training resumed and replay compare with the same.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.forward import SequenceForward
+from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.sequences import TrainingSequence, micro_batches
+from penstock.actors.trainer.versions import Weights
+
+SAMPLED_TOKENS = 2048
+"""Where KL to the reference costs nothing, it is measured on sequences of about so many tokens."""
+
+
+def compared(
+    learner: Learner,
+    sequences: Sequence[TrainingSequence],
+    policy_version: int,
+    config: TrainerConfig,
+) -> list[TrainingSequence]:
+    """Return sequences with the logprobs of the reference and of the versions that sampled them.
+
+    Args:
+        learner: at `policy_version`; unchanged.
+        sequences: of a batch.
+        policy_version: that is trained.
+        config: of the step.
+
+    Raises:
+        ValueError: The loss asks for a reference, and the learner has none.
+
+    """
+    found = list(sequences)
+    for version, weights in learner.versions.recent.items():
+        at = [i for i, one in enumerate(found) if (one.versions == version).any()]
+        chosen = [found[i] for i in at] if version != policy_version else []
+        for i, logprobs in zip(at, logprobs_under(learner, weights, chosen, config), strict=False):
+            found[i] = _with_engine(found[i], logprobs, version)
+    return _with_reference(learner, found, config)
+
+
+def _with_engine(
+    sequence: TrainingSequence, logprobs: np.ndarray, version: int
+) -> TrainingSequence:
+    known = sequence.engine_logprobs
+    before = np.full(logprobs.shape, np.nan, np.float32) if known is None else known
+    merged = np.where(sequence.versions == version, logprobs, before)
+    return replace(sequence, engine_logprobs=merged)
+
+
+def _with_reference(
+    learner: Learner, sequences: list[TrainingSequence], config: TrainerConfig
+) -> list[TrainingSequence]:
+    weights, is_needed = learner.versions.reference, config.loss.kl.where != "none"
+    if weights is None:
+        if is_needed:
+            raise ValueError("trainer.loss.kl: the weights of version 0 are not there")
+        return sequences
+    every = 1 if is_needed else -(-sum(s.num_inputs for s in sequences) // SAMPLED_TOKENS)
+    chosen = sequences[::every]
+    found = list(sequences)
+    found[::every] = [
+        replace(sequence, reference_logprobs=logprobs)
+        for sequence, logprobs in zip(
+            chosen, logprobs_under(learner, weights, chosen, config), strict=True
+        )
+    ]
+    return found
+
+
+def logprobs_under(
+    learner: Learner,
+    weights: Weights,
+    sequences: Sequence[TrainingSequence],
+    config: TrainerConfig,
+) -> list[np.ndarray]:
+    """Return float32 [N] of each sequence, as other weights give them.
+
+    Args:
+        learner: whose policy computes; unchanged.
+        weights: of a version, as published.
+        sequences: as sampled.
+        config: bounds and threads of a pass.
+
+    """
+    with learner.computing_with(weights):
+        forward = SequenceForward(learner.policy)
+
+        def run(batch: Sequence[TrainingSequence]) -> list[np.ndarray]:
+            torch.set_num_threads(config.num_threads)
+            with torch.no_grad():
+                logprobs = forward.run(batch).logprobs
+            parts = logprobs.split([one.sampled_at.size for one in batch])
+            return [part.numpy() for part in parts]
+
+        with ThreadPoolExecutor(config.num_workers, thread_name_prefix="compare") as pool:
+            batches = micro_batches(sequences, config.micro_batch_tokens)
+            return [each for parts in pool.map(run, batches) for each in parts]
