@@ -28,6 +28,7 @@ from penstock.messages.feedback import (
 from penstock.messages.gates import ExperimentDecided, ExperimentStarted
 from penstock.messages.generation import ReplicaReported
 from penstock.messages.signals.declaration import SignalSpec
+from penstock.messages.signals.quarantine import FeedbackQuarantined, QuarantineReleased
 from penstock.messages.training import BatchManifest, StepCompleted
 
 
@@ -42,6 +43,8 @@ class Gateway(Actor):
         FeedbackRetracted,
         FeedbackLeftOut,
         LiveSampleJoined,
+        FeedbackQuarantined,
+        QuarantineReleased,
         BatchManifest,
         StepCompleted,
         ErasureRequested,
@@ -132,7 +135,7 @@ class Gateway(Actor):
 
     async def on_feedback_received(self, event: FeedbackReceived, ctx: Context) -> Effects:
         """Follow what becomes of feedback."""
-        self._started().fates.received(event)
+        self._started().fates.received(event, ctx.stored_at)
         return ()
 
     async def on_feedback_retracted(self, event: FeedbackRetracted, ctx: Context) -> Effects:
@@ -148,6 +151,16 @@ class Gateway(Actor):
     async def on_live_sample_joined(self, event: LiveSampleJoined, ctx: Context) -> Effects:
         """Follow what becomes of feedback."""
         self._started().fates.joined(event)
+        return ()
+
+    async def on_feedback_quarantined(self, event: FeedbackQuarantined, ctx: Context) -> Effects:
+        """Follow what becomes of feedback."""
+        self._started().fates.quarantined(event)
+        return ()
+
+    async def on_quarantine_released(self, event: QuarantineReleased, ctx: Context) -> Effects:
+        """Follow what becomes of feedback."""
+        self._started().fates.released(event)
         return ()
 
     async def on_batch_manifest(self, event: BatchManifest, ctx: Context) -> Effects:

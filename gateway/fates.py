@@ -4,6 +4,7 @@
  waiting ─LiveSampleJoined─▶ joined ─BatchManifest─▶ training ─StepCompleted─▶ trained
     │                          │                └─▶ stale, capped ...: its outcome
     │                          └─ a later revision does without it ─▶ superseded
+    ├─ FeedbackQuarantined ─▶ quarantined ─ QuarantineReleased ─▶ waiting
     ├─ FeedbackLeftOut ─▶ refused, capped
     └─ FeedbackRetracted ─▶ retracted
 ```
@@ -22,8 +23,11 @@ from penstock.messages.feedback import (
     feedback_key,
 )
 from penstock.messages.reward import Outcome
+from penstock.messages.signals.quarantine import FeedbackQuarantined, QuarantineReleased
 from penstock.messages.training import BatchManifest, StepCompleted
 
+NUM_TIMES_MAX = 8
+"""Times that are known of a piece of feedback with its amendments."""
 NUM_KNOWN_MAX = 100_000
 """Pieces of feedback, and samples, whose fate is known; the oldest is forgotten."""
 
@@ -44,6 +48,10 @@ class _Given:
     is_retracted: bool = False
     reason: LeftOutReason | None = None
     samples: dict[str, None] = field(default_factory=dict[str, None])
+    user: tuple[str, str] | None = None
+    """Tenant and user who may have given it in a burst; a trusted key never does."""
+    times: list[float] = field(default_factory=list[float])
+    """When it and its amendments came: the first, and the newest."""
 
 
 class FeedbackFates:
@@ -54,11 +62,42 @@ class FeedbackFates:
         self._given: OrderedDict[str, _Given] = OrderedDict()
         self._samples: OrderedDict[str, _Sample] = OrderedDict()
         self._skipped: OrderedDict[int, None] = OrderedDict()
+        self._bursts: OrderedDict[str, FeedbackQuarantined] = OrderedDict()
+        self._by_user: dict[tuple[str, str], dict[str, None]] = {}
+        self._released: OrderedDict[str, None] = OrderedDict()
         self._step = 0
 
-    def received(self, event: FeedbackReceived) -> None:
-        """Note a piece of feedback; its amendments are part of it."""
-        self._of(feedback_key(event.tenant, event.amends or event.feedback_id))
+    def received(self, event: FeedbackReceived, at: float) -> None:
+        """Note a piece of feedback; its amendments are part of it.
+
+        Args:
+            event: The feedback.
+            at: When the log took it, unix seconds.
+
+        """
+        given = self._of(feedback_key(event.tenant, event.amends or event.feedback_id))
+        if event.is_trusted:
+            return
+        given.user = (event.tenant, event.user)
+        given.times.append(at)
+        if len(given.times) > NUM_TIMES_MAX:
+            del given.times[1]
+
+    def quarantined(self, event: FeedbackQuarantined) -> None:
+        """Note a burst: what its user gives from its beginning to its end is held."""
+        self._bursts[event.key()] = event
+        self._by_user.setdefault((event.tenant, event.user), {})[event.key()] = None
+        if len(self._bursts) > self._num_max:
+            name, oldest = self._bursts.popitem(last=False)
+            user = (oldest.tenant, oldest.user)
+            del self._by_user[user][name]
+            if not self._by_user[user]:
+                del self._by_user[user]
+
+    def released(self, event: QuarantineReleased) -> None:
+        """Note that a burst counts after all."""
+        self._released[event.quarantine] = None
+        _bound(self._released, self._num_max)
 
     def retracted(self, event: FeedbackRetracted) -> None:
         """Note that it was taken back."""
@@ -109,8 +148,7 @@ class FeedbackFates:
         status, reason = self._status(given, samples)
         return {"status": status, "versions": versions, "samples": samples, "reason": reason}
 
-    @staticmethod
-    def _status(given: _Given, samples: list[dict[str, Any]]) -> tuple[str, str]:
+    def _status(self, given: _Given, samples: list[dict[str, Any]]) -> tuple[str, str]:
         if given.is_retracted:
             return "retracted", ""
         if given.reason is not None:
@@ -120,7 +158,19 @@ class FeedbackFates:
         for status in ("trained", "training", "joined"):
             if status in found:
                 return status, ""
+        if (burst := self._held_in(given)) is not None:
+            return "quarantined", burst
         return (found[-1], found[-1]) if found else ("waiting", "")
+
+    def _held_in(self, given: _Given) -> str | None:
+        """Return the name of the burst that a piece of feedback is held in."""
+        for name in self._by_user.get(given.user, {}) if given.user else ():
+            burst = self._bursts[name]
+            if name not in self._released and any(
+                burst.began_at <= at < burst.ends_at for at in given.times
+            ):
+                return name
+        return None
 
     def _of_sample(self, name: str, sample: _Sample, key: str) -> dict[str, Any]:
         first = sample.listed[key]

@@ -8,6 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from penstock.messages.base import Event, Stream
+from penstock.messages.reading.sealed import Sealed
 from penstock.messages.settings import Finite
 
 
@@ -49,8 +50,8 @@ class ReplyKept(Event, frozen=True, kw_only=True):
     """The gateway that answers it, while it has no reply; "" where it gave up."""
     at: Finite
     """Unix seconds of this state."""
-    reply: bytes = b""
-    """Body of the reply; empty while there is none."""
+    reply: Sealed | None = None
+    """Body of the reply, under its user's content key; None while there is none."""
     headers: dict[str, str] = {}
     """Headers of the reply, its content type among them."""
 

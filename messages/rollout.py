@@ -248,6 +248,9 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     machines, and of a branch before it left its trunk."""
     trunk: Trunk | None = None
     """Where a branch left its trunk."""
+    tool_names: list[list[str]] = []
+    """Per turn the tools that it called, in order, as far as calls are carried out; for figures of
+    how episodes go. Without names of a user's tools: users have no rollouts."""
 
     def key(self) -> str:
         """One per rollout."""

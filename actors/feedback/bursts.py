@@ -72,6 +72,7 @@ class Bursts:
             user=event.user,
             window=usage.window,
             began_at=at,
+            ends_at=(usage.window + 1) * self._config.window_s,
             num_signals=usage.num_signals,
             usual=usage.usual,
         )

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from penstock.actors.monitor.behavior_views import behavior_figures
 from penstock.actors.monitor.state import MonitorState
 
 Samples = Iterable[tuple[list[str], float]]
@@ -45,6 +46,12 @@ class _StateCollector(Collector):
         yield _counter("trained_tokens", "Trained tokens by staleness.", ["staleness"], samples)
         yield _value("midtrain_tokens", "Mid-training tokens seen.", midtrain.num_tokens)
         yield _value("midtrain_loss", "Nats per token.", midtrain.loss_last)
+        yield _gauge("behavior", "How the newest training rollouts go.", ["name"], self._behavior())
+
+    def _behavior(self) -> Samples:
+        recent = self._state.behavior.recent
+        figures = behavior_figures(recent) if recent is not None else {}
+        return [([name], value) for name, value in figures.items() if value is not None]
 
     def _weights(self) -> Iterator[Metric]:
         regions, label = self._state.regions, ["region"]

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from penstock.actors.monitor.actor_views import ActorViews
+from penstock.actors.monitor.behavior_views import BehaviorViews
 from penstock.actors.monitor.charge_views import ChargeView
 from penstock.actors.monitor.curves import NUM_SAMPLES_MAX, append_tail, median_or_none
 from penstock.actors.monitor.gate_views import GateViews
@@ -31,7 +32,7 @@ from penstock.messages.feedback import (
     LiveSampleJoined,
 )
 from penstock.messages.reading.ledger import Ledger
-from penstock.messages.reward import Verdict
+from penstock.messages.reward import EvalAnnounced, Verdict
 from penstock.messages.rollout import RolloutFinished, SandboxRecord, TurnSampled
 from penstock.messages.task import Purpose
 from penstock.messages.telemetry import ActorReported, MidtrainProgressed
@@ -53,6 +54,7 @@ class RunFold:
         self._ledger = Ledger()
         self._learning = LearningViews(self._state)
         self._regions = RegionViews(self._state)
+        self._behavior = BehaviorViews(self._state.behavior)
         self._actors = ActorViews(self._state.actors)
         self._boots_ms: deque[float] = deque(maxlen=NUM_SAMPLES_MAX)
         self._backends: set[str] = set()
@@ -72,6 +74,7 @@ class RunFold:
             TurnSampled: self._turn_sampled,
             RolloutFinished: self._rollout_finished,
             Verdict: self._verdict,
+            EvalAnnounced: lambda event, _: self._behavior.announced(event),
             BatchManifest: self._manifest,
             InferenceRecorded: self._inference_recorded,
             InferenceCounted: self._inference_counted,
@@ -114,6 +117,7 @@ class RunFold:
         self._regions.measure_lag(now)
         self._regions.measure_medians()
         self._learning.measure_medians()
+        self._behavior.measure()
         state.sandbox.boot_ms_p50 = median_or_none(self._boots_ms) or 0.0
         state.sandbox.gauges = self._actors.gauges("sandbox")
         is_over = state.run.phase == "finished"
@@ -171,9 +175,11 @@ class RunFold:
         view.num_calls += event.num_calls
         view.num_invalid_calls += event.num_invalid_calls
         view.ends[event.end] = view.ends.get(event.end, 0) + 1
+        self._behavior.finished(event)
         self._machine(event.sandbox)
 
     def _verdict(self, event: Verdict, at: float) -> None:
+        self._behavior.judged(event)
         if event.purpose is Purpose.TRAIN:
             outcomes = self._state.rollouts.outcomes
             outcomes[event.outcome] = outcomes.get(event.outcome, 0) + 1

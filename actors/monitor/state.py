@@ -5,6 +5,7 @@
 
 import msgspec
 
+from penstock.actors.monitor.behavior_views import BehaviorView
 from penstock.actors.monitor.charge_views import ChargesView
 from penstock.actors.monitor.gate_views import GatesView
 from penstock.messages.reading.parsing import parse_json
@@ -291,6 +292,7 @@ class MonitorState(msgspec.Struct, kw_only=True):
     published: PublishedView = msgspec.field(default_factory=PublishedView)
     regions: dict[str, RegionView] = {}
     rollouts: RolloutsView = msgspec.field(default_factory=RolloutsView)
+    behavior: BehaviorView = msgspec.field(default_factory=BehaviorView)
     sandbox: SandboxView = msgspec.field(default_factory=SandboxView)
     ledger: LedgerView = msgspec.field(default_factory=LedgerView)
     charges: ChargesView = msgspec.field(default_factory=ChargesView)

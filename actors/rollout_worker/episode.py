@@ -8,8 +8,7 @@
 A turn counts from the moment it is stored. Any worker that resumes an episode (this one in another
 machine, another worker after a crash, a branch) takes the stored turns as they are and never
 samples them again. Where a state was saved (`EpisodeSaved`), a copy of that machine resumes from
-it, and no call before it runs again; without one, the stored turns' calls are run in a fresh
-machine.
+it, and no call before it runs again; else the stored turns' calls run in a fresh machine.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ from penstock.actors.rollout_worker.turns import (
 )
 from penstock.actors.runtime.context import Context
 from penstock.envs.harness import HARNESS_VERSION
-from penstock.envs.harness.session import Session
+from penstock.envs.harness.session import Session, tools_called
 from penstock.envs.sandbox import ImageAbsent, SandboxError, SandboxKilled
 from penstock.envs.sandbox_client.client import SandboxBusyError
 from penstock.envs.sandbox_client.lease import lease_sandbox
@@ -313,6 +312,7 @@ class Episode:
             error=error,
             egress=stats.egress,
             trunk=self._trunk,
+            tool_names=[tools_called(turn.calls) for turn in self._turns],
         )
 
     def _set_forked(self, *, continued: bool) -> None:

@@ -30,6 +30,8 @@ from penstock.messages.task import Limits
 
 CALLS_MAX = 8
 """Calls of one turn that are carried out; further ones are invalid."""
+NAME_CHARACTERS_MAX = 64
+"""A longer name is no tool's; what is kept of it is cut."""
 _FINISH = "finish"
 _GRACE_S = 20.0
 """Added to a tool's own time limit: more than a host is given to report that a machine hangs
@@ -112,6 +114,11 @@ class Session:
         if tool.is_write:
             return self._locks[checked_path(arguments["path"])]
         return self._locks[_TERMINAL] if tool.is_terminal else asyncio.Lock()
+
+
+def tools_called(calls: Sequence[ToolCall]) -> list[str]:
+    """Return the names of a turn's calls, as far as they are carried out; the policy wrote them."""
+    return [call.name[:NAME_CHARACTERS_MAX] for call in calls[:CALLS_MAX]]
 
 
 async def _in_parallel(works: Iterable[Coroutine[Any, Any, ToolResult]]) -> list[ToolResult]:

@@ -31,6 +31,8 @@ class ToolSpec:
     run: Callable[[Toolbox, dict[str, Any]], Awaitable[str]]
     description: str
     arguments: Mapping[str, Argument] = field(default_factory=dict)
+    is_read: bool = False
+    """Shows the text of the file at its `path`."""
     is_write: bool = False
     """Changes the file at its `path`: such calls on one path take turns."""
     is_terminal: bool = False

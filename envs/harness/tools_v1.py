@@ -90,7 +90,7 @@ async def _finish(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
 _PATH = {"path": RawText()}
 TOOLS_1: dict[str, ToolSpec] = {
     "list_dir": ToolSpec(_list_dir, "list a directory", {"path": RawText(default=".")}),
-    "read_file": ToolSpec(files.read_file, "read a text file", _PATH),
+    "read_file": ToolSpec(files.read_file, "read a text file", _PATH, is_read=True),
     "write_file": ToolSpec(
         files.write_file, "write a whole file", _PATH | {"content": RawText()}, is_write=True
     ),

@@ -45,6 +45,7 @@ TOOLS_2: dict[str, ToolSpec] = {
                 "number of lines", ArgumentType.INTEGER, lookup.LINES_DEFAULT, 1, 10_000
             ),
         },
+        is_read=True,
     ),
     "write_file": ToolSpec(
         files.write_file,

@@ -14,6 +14,11 @@ from penstock.envs.harness.tools_v2 import TOOLS_2
 from penstock.messages.errors import NotFoundError
 
 _TOOLS: dict[str, dict[str, ToolSpec]] = {HARNESS_VERSION: TOOLS_1, HARNESS_VERSION_2: TOOLS_2}
+_ALL = [(name, tool) for tools in _TOOLS.values() for name, tool in tools.items()]
+READING_TOOLS = frozenset(name for name, tool in _ALL if tool.is_read)
+"""Tools of all versions that show a file."""
+WRITING_TOOLS = frozenset(name for name, tool in _ALL if tool.is_write)
+"""Tools of all versions that change a file."""
 
 
 def tools_of(version: str) -> Mapping[str, ToolSpec]:

@@ -24,7 +24,9 @@ from penstock.envs.ladder.names import is_kept_out
 from penstock.envs.ladder.numbers import NUMBERS
 from penstock.envs.ladder.repository import (
     HIDDEN_FILE,
+    PAIR,
     SEARCH,
+    BugPlace,
     Repository,
     RepositorySpec,
     build_repository,
@@ -43,6 +45,7 @@ HELDOUT_CATEGORIES = (UNSEEN, NOVEL)
 """Never trained on: for measuring only."""
 NOVEL_FAMILIES = frozenset({"area", "dot", "quote", "spread", "without"})
 LADDER = (*BUG_CATEGORIES, SEARCH)
+"""Categories by default; `PAIR` is drawn where it is named."""
 _ATTEMPTS_MAX = 200
 
 
@@ -60,7 +63,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         """Refuse unknown names."""
-        _check_known("categories", self.categories, (*LADDER, *HELDOUT_CATEGORIES))
+        _check_known("categories", self.categories, (*LADDER, PAIR, *HELDOUT_CATEGORIES))
         _check_known("families", self.families, [f.template.family for f in functions()])
 
 
@@ -87,15 +90,16 @@ def draw_repositories(
     for index in range(num):
         category = categories[index % len(categories)]
         for _ in range(_ATTEMPTS_MAX):
-            function, site = rng.choice(pools[category])
-            draft = RepositorySpec(function, site, split, category)
+            num_bugs = 2 if category == PAIR else 1
+            places = tuple(BugPlace(*rng.choice(pools[category])) for _ in range(num_bugs))
             around = rng.sample(others, rng.randint(1, 3))
+            draft = RepositorySpec(places, split, category)
             found = build_repository(draft, around, f"{prefix}-{index:05d}", rng)
-            if found and found.task.files[found.path] not in seen:
+            if found and (texts := "\n".join(one.text for one in found.faults)) not in seen:
                 break
         else:
             raise BrokenTaskError(f"no new {category} task of {split} in {_ATTEMPTS_MAX} attempts")
-        seen.add(found.task.files[found.path])
+        seen.add(texts)
         yield found
 
 
@@ -128,7 +132,7 @@ def _sites(split: Split, category: str, families: tuple[str, ...]) -> list[tuple
 
 
 def _is_of_category(site: str, category: str) -> bool:
-    if category in {SEARCH, *HELDOUT_CATEGORIES}:
+    if category in {SEARCH, PAIR, *HELDOUT_CATEGORIES}:
         return site != BODY
     return site.rstrip("0123456789") == category
 
@@ -209,16 +213,17 @@ def grade_here(files: dict[str, str], hidden: HiddenTests) -> SuiteReport:
 
 def to_candidate(repository: Repository) -> TaskCandidate:
     """Say of a ladder task where it comes from."""
-    task = repository.task
+    task, faults = repository.task, repository.faults
+    names = "+".join(one.function_name for one in faults)
     origin = TaskOrigin(
         source=LadderSource.name,
         repository=f"ladder/{task.task_id}",
         kind="feature" if task.category == "body" else "bug",
-        function=repository.function_name,
-        path=repository.path,
-        digest=repository.function_name,
+        function=names,
+        path=faults[0].path,
+        digest=names,
         change=task.category,
-        num_lines=len(repository.gold.splitlines()),
+        num_lines=sum(len(one.gold.splitlines()) for one in faults),
         num_files=len(task.files),
         num_cases=len(repository.hidden.expected),
         hint="symptom" if task.category == "search" else "function",

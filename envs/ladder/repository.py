@@ -1,9 +1,9 @@
-"""One task: a repository of short files with one bug, its visible check and its hidden tests."""
+"""One task: a repository of short files with a bug or two, its visible check, its hidden tests."""
 
 import itertools
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.envs.ladder.function import BODY, CallCase, Function, mutate, sites
@@ -12,6 +12,9 @@ from penstock.messages.task import HiddenTests, Limits, Split, Task
 
 SEARCH = "search"
 """The category on which the instruction does not name the file."""
+PAIR = "pair"
+"""The category with two bugs, each in a file of its own: neither needs to know of the other, so
+both files can be read in one turn and edited in one turn."""
 CHECK_FILE = "check.py"
 CHECK_COMMAND = f"python3 {CHECK_FILE}"
 HIDDEN_FILE = "_hidden.py"
@@ -20,7 +23,7 @@ LIMITS = Limits(num_turns_max=8, num_tokens_max=512, turn_tokens_max=96)
 _PIECE = re.compile(r"\n[ ]*| ?\w+| ?[<>=!*/+-]+| ?[^\w\s]|[ ]+")
 _NEIGHBORS_MAX = 4
 _BESIDE = 0.25
-"""Probability that the file with the bug holds another function."""
+"""Probability that the (first) file with a bug holds another function."""
 _DRAWS_MAX = 8
 _MISSING = "raise NotImplementedError"
 _WINDOWS = sorted(
@@ -37,28 +40,37 @@ for arguments, expected in {cases}:
     if result != expected:
         print("fail:", result, "not", expected)
         raise SystemExit(1)
-print("ok")
 """
-_HIDDEN = """\
+_CHECK_END = 'print("ok")\n'
+_HIDDEN_START = """\
 import sys
 sys.path.insert(0, ".")
 results = []
+"""
+_HIDDEN = """\
 for arguments in {cases}:
     try:
         from {module} import {function} as f
         results.append(repr(f(*arguments)))
     except Exception as error:
         results.append("raised " + type(error).__name__)
-print("\\n".join(results))
 """
+_HIDDEN_END = 'print("\\n".join(results))\n'
+
+
+@dataclass(frozen=True)
+class BugPlace:
+    """A function, and which of its bugs it gets."""
+
+    function: Function
+    site: str
 
 
 @dataclass(frozen=True)
 class RepositorySpec:
-    """What the generator decided: a function, its bug and its place."""
+    """What the generator decided: what is wrong, and the kind of task."""
 
-    function: Function
-    site: str
+    places: tuple[BugPlace, ...]
     split: Split
     category: str
 
@@ -72,18 +84,19 @@ class ShortEdit:
 
 
 @dataclass(frozen=True)
-class Repository:
-    """A task with what demonstrations must know of it."""
+class Fault:
+    """One wrong function of a task."""
 
-    task: Task
-    hidden: HiddenTests
     function_name: str
     path: str
-    """File with the bug."""
+    text: str
+    """Its file."""
     bug: str
     """Source of the wrong function."""
     gold: str
     """Source of the right one."""
+    gold_text: str
+    """Its file, put right."""
     gold_edit: ShortEdit
 
     def wrong_edit(self, rng: random.Random) -> ShortEdit | None:
@@ -95,10 +108,19 @@ class Repository:
         places = sites(base)
         for _ in range(_DRAWS_MAX if places else 0):
             source = mutate(base, rng.choice(places))
-            edit = short_edit(self.bug, source, self.task.files[self.path])
+            edit = short_edit(self.bug, source, self.text)
             if source != self.gold and edit:
                 return edit
         return None
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A task with what demonstrations must know of it."""
+
+    task: Task
+    hidden: HiddenTests
+    faults: tuple[Fault, ...]
 
 
 def build_repository(
@@ -107,53 +129,71 @@ def build_repository(
     """Write the files of a task.
 
     Args:
-        others: correct functions to put around the wrong one: the first beside it if `rng` says
-            so, each other one in a file of its own.
+        others: correct functions to put around the wrong ones: the first beside the first of them
+            if `rng` says so, each other one in a file of its own.
 
     Returns:
-        None if the wrong line is not unique in its file, so that no short edit could fix it, or
-        if another function has the same name.
+        None if a wrong line is not unique in its file, so that no short edit could fix it, or
+        if two functions have the same name.
 
     """
-    nouns = rng.sample(NOUNS, len(others) + 1)
+    nouns = rng.sample(NOUNS, len(others) + len(draft.places))
     heldout = draft.split is Split.HELDOUT
-    function_name, names = draft.function.draw_names(rng, heldout=heldout)
-    gold = draft.function.render(function_name, names)
-    bug = mutate(gold, draft.site)
+    named = [(place, *place.function.draw_names(rng, heldout=heldout)) for place in draft.places]
     around = [o.render(*o.draw_names(rng, heldout=heldout)) for o in others]
     beside = [around.pop(0)] if rng.random() < _BESIDE else []
     position = rng.randint(0, len(beside))
-    path = f"{nouns[0]}.py"
-
-    def text(source: str) -> str:
-        return "\n\n".join([*beside[:position], source, *beside[position:]]) + "\n"
-
-    gold_edit = short_edit(bug, gold, text(bug))
-    is_alone = not any(f"def {function_name}(" in other for other in [*around, *beside])
-    if gold_edit is None or not is_alone:
+    faults: list[Fault] = []
+    for (place, name, names), noun in zip(named, nouns, strict=False):
+        fault = _fault(place, name, names, f"{noun}.py", (beside[:position], beside[position:]))
+        if fault is None:
+            return None
+        faults.append(fault)
+        beside, position = [], 0
+    texts = [*around, *(fault.text for fault in faults)]
+    if any(sum(f"def {one.function_name}(" in text for text in texts) > 1 for one in faults):
         return None
-    files = {path: text(bug)}
-    files |= {f"{noun}.py": f"{source}\n" for noun, source in zip(nouns[1:], around, strict=False)}
-    visible = _visible_cases(draft, rng)
-    pairs = [(case.arguments, case.expected) for case in visible]
-    files[CHECK_FILE] = _program(_CHECK, path, function_name, pairs)
-    hidden_cases = draft.function.hidden_cases(rng)
+    if any(fault.text.count(f"def {fault.function_name}(") > 1 for fault in faults):
+        return None
+    files = {fault.path: fault.text for fault in faults}
+    free = nouns[len(faults) :]
+    files |= {f"{noun}.py": f"{source}\n" for noun, source in zip(free, around, strict=False)}
+    visible = [_visible_cases(place, rng) for place in draft.places]
+    files[CHECK_FILE] = _check_program(faults, visible)
+    hidden_cases = [place.function.hidden_cases(rng) for place in draft.places]
     return Repository(
         task=Task(
             task_id=task_id,
             category=draft.category,
             split=draft.split,
-            instruction=_instruction(function_name, path, draft),
+            instruction=_instruction(faults, draft),
             files=dict(sorted(files.items())),
             limits=LIMITS,
         ),
-        hidden=_hidden_tests(task_id, path, function_name, hidden_cases, text(gold)),
-        function_name=function_name,
-        path=path,
-        bug=bug,
-        gold=gold,
-        gold_edit=gold_edit,
+        hidden=_hidden_tests(task_id, faults, hidden_cases),
+        faults=tuple(faults),
     )
+
+
+def _fault(
+    place: BugPlace,
+    function_name: str,
+    names: dict[str, str],
+    path: str,
+    beside: tuple[list[str], list[str]],
+) -> Fault | None:
+    """Write one wrong function between others of its file; None where no short edit fixes it."""
+    gold = place.function.render(function_name, names)
+    bug = mutate(gold, place.site)
+    before, after = beside
+
+    def text(source: str) -> str:
+        return "\n\n".join([*before, source, *after]) + "\n"
+
+    edit = short_edit(bug, gold, text(bug))
+    if edit is None:
+        return None
+    return Fault(function_name, path, text(bug), bug, gold, text(gold), edit)
 
 
 def short_edit(before: str, after: str, text: str) -> ShortEdit | None:
@@ -186,36 +226,56 @@ def _num_common(left: list[str], right: list[str]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _instruction(function_name: str, path: str, draft: RepositorySpec) -> str:
-    verb = "Write" if draft.site == BODY else "Fix"
-    where = "" if draft.category == SEARCH else f" in {path}"
-    return f"{verb} {function_name}{where}"
+def _instruction(faults: Sequence[Fault], draft: RepositorySpec) -> str:
+    verb = "Write" if draft.places[0].site == BODY else "Fix"
+    if draft.category == SEARCH:
+        return f"{verb} {faults[0].function_name}"
+    return f"{verb} " + " and ".join(f"{one.function_name} in {one.path}" for one in faults)
 
 
-def _visible_cases(draft: RepositorySpec, rng: random.Random) -> list[CallCase]:
-    cases = draft.function.cases
-    return [cases[rng.choice(draft.function.killers[draft.site])], rng.choice(cases)]
+def _visible_cases(place: BugPlace, rng: random.Random) -> list[CallCase]:
+    cases = place.function.cases
+    return [cases[rng.choice(place.function.killers[place.site])], rng.choice(cases)]
+
+
+def _check_program(faults: Sequence[Fault], cases: Iterable[Sequence[CallCase]]) -> str:
+    loops = [
+        _loop(_CHECK, one.path, one.function_name, [(c.arguments, c.expected) for c in of_one])
+        for one, of_one in zip(faults, cases, strict=True)
+    ]
+    return "".join([*loops, _CHECK_END])
 
 
 def _hidden_tests(
-    task_id: str, path: str, function_name: str, cases: list[CallCase], gold_text: str
+    task_id: str, faults: Sequence[Fault], cases: Sequence[Sequence[CallCase]]
 ) -> HiddenTests:
+    calls = [
+        (one.path, one.function_name, of_one) for one, of_one in zip(faults, cases, strict=True)
+    ]
     return HiddenTests(
         task_id=task_id,
-        files={HIDDEN_FILE: hidden_program(path, function_name, cases)},
+        files={HIDDEN_FILE: hidden_program(calls)},
         argv=["python3", "-I", "-S", HIDDEN_FILE],
-        expected=[case.expected for case in cases],
-        gold_files={path: gold_text},
+        expected=[case.expected for of_one in cases for case in of_one],
+        gold_files={one.path: one.gold_text for one in faults},
     )
 
 
-def hidden_program(path: str, function_name: str, cases: Sequence[CallCase]) -> str:
+def hidden_program(calls: Iterable[tuple[str, str, Sequence[CallCase]]]) -> str:
     """Return the program that prints the result of each call, one per line at its end.
 
     It has the calls and not what they must return: that only the judge knows.
+
+    Args:
+        calls: path, function and calls of each function that is tested.
+
     """
-    return _program(_HIDDEN, path, function_name, [case.arguments for case in cases])
+    loops = [
+        _loop(_HIDDEN, path, name, [case.arguments for case in cases])
+        for path, name, cases in calls
+    ]
+    return "".join([_HIDDEN_START, *loops, _HIDDEN_END])
 
 
-def _program(text: str, path: str, function_name: str, cases: Sequence[object]) -> str:
+def _loop(text: str, path: str, function_name: str, cases: Sequence[object]) -> str:
     return text.format(module=path.removesuffix(".py"), function=function_name, cases=cases)

@@ -7,6 +7,7 @@ has seen what RL then has to find.
 """
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -15,7 +16,13 @@ from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.harness.session import Session
 from penstock.envs.harness.tool_calls import ToolResult
 from penstock.envs.ladder.dry_run import DryRunSandbox
-from penstock.envs.ladder.repository import CHECK_COMMAND, SEARCH, Repository, ShortEdit
+from penstock.envs.ladder.repository import (
+    CHECK_COMMAND,
+    SEARCH,
+    Fault,
+    Repository,
+    ShortEdit,
+)
 from penstock.messages.rollout import ToolCall
 from penstock.messages.settings import UnitInterval
 
@@ -36,6 +43,9 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Runs the visible check after an edit."""
     repairs: UnitInterval = 0.4
     """After a failed check takes its own edit back and tries another; else it ends."""
+    parallel: UnitInterval = 0.0
+    """On a task with several bugs, reads all files in one turn and edits them in one; else it makes
+    one call a turn."""
 
 
 @dataclass(frozen=True)
@@ -73,63 +83,71 @@ class _Attempt:
         self._harness = harness
         self._sandbox = DryRunSandbox(repository.task.files)
         self._session = Session(harness, self._sandbox, repository.task.limits)
+        self._is_parallel = len(repository.faults) > 1 and self._flip(habits.parallel)
         self._turns: list[DemonstratedTurn] = []
 
     async def run(self) -> Transcript:
         repository, habits = self._repository, self._habits
         if self._flip(habits.looks):
             if repository.task.category == SEARCH:
-                await self._turn("grep", pattern=f"def {repository.function_name}")
-            await self._turn("read_file", path=repository.path)
+                pattern = f"def {repository.faults[0].function_name}"
+                await self._turn(ToolCall(name="grep", arguments={"pattern": pattern}))
+            await self._turns_of(
+                ToolCall(name="read_file", arguments={"path": fault.path})
+                for fault in repository.faults
+            )
             if self._flip(habits.edits):
                 await self._edit_and_check()
-        await self._turn("finish")
+        await self._turn(ToolCall(name="finish", arguments={}))
         return Transcript(repository.task.instruction, tuple(self._turns), self._harness)
 
     async def _edit_and_check(self) -> None:
-        edit = self._choose()
+        faults = self._repository.faults
+        edits = [self._choose(fault) for fault in faults]
         if self._flip(self._habits.slips):
-            await self._slip(edit)
-        await self._edit(edit)
+            await self._slip(faults[0], edits[0])
+        await self._turns_of(_edit(*one) for one in zip(faults, edits, strict=True))
         if not self._flip(self._habits.checks):
             return
         if await self._check() or not self._flip(self._habits.repairs):
             return
-        if await self._repair(edit, self._choose()):
+        wrong = [
+            (fault, edit)
+            for fault, edit in zip(faults, edits, strict=True)
+            if edit != fault.gold_edit
+        ]
+        if all([await self._repair(*one, self._choose(one[0])) for one in wrong]):
             await self._check()
 
-    def _choose(self) -> ShortEdit:
+    def _choose(self, fault: Fault) -> ShortEdit:
         if self._flip(self._habits.edits_rightly):
-            return self._repository.gold_edit
-        return self._repository.wrong_edit(self._rng) or self._repository.gold_edit
+            return fault.gold_edit
+        return fault.wrong_edit(self._rng) or fault.gold_edit
 
-    async def _repair(self, first: ShortEdit, second: ShortEdit) -> bool:
+    async def _repair(self, fault: Fault, first: ShortEdit, second: ShortEdit) -> bool:
         """Edit what the first edit left behind, or take that back and edit in another place.
 
         Returns:
             False where the first edit's text is not there exactly once: no edit can name it.
 
         """
-        text = self._sandbox.files[self._repository.path]
+        text = self._sandbox.files[fault.path]
         if first.new == second.new or text.count(first.new) != 1:
             return False
         if first.old == second.old:
-            await self._edit(ShortEdit(first.new, second.new))
+            await self._turn(_edit(fault, ShortEdit(first.new, second.new)))
         else:
-            await self._edit(ShortEdit(first.new, first.old))
-            await self._edit(second)
+            await self._turn(_edit(fault, ShortEdit(first.new, first.old)))
+            await self._turn(_edit(fault, second))
         return True
 
-    async def _edit(self, edit: ShortEdit) -> None:
-        await self._turn("edit_file", path=self._repository.path, old=edit.old, new=edit.new)
-
-    async def _slip(self, edit: ShortEdit) -> None:
+    async def _slip(self, fault: Fault, edit: ShortEdit) -> None:
         """Name a file or quote a text that is not there, or a text that is there more than once."""
-        other = self._repository.wrong_edit(self._rng) or edit
+        other = fault.wrong_edit(self._rng) or edit
         quotes = [other.new, *(edit.old[:end] for end in range(1, len(edit.old)))]
-        text = self._sandbox.files[self._repository.path]
+        text = self._sandbox.files[fault.path]
         slips = [
-            (self._repository.path, old)
+            (fault.path, old)
             for old in quotes
             if old not in ("", edit.new) and text.count(old) != 1
         ]
@@ -140,17 +158,32 @@ class _Attempt:
         ]
         if slips:
             path, old = self._rng.choice(slips)
-            await self._turn("edit_file", is_slip=True, path=path, old=old, new=edit.new)
+            arguments = {"path": path, "old": old, "new": edit.new}
+            await self._turn(ToolCall(name="edit_file", arguments=arguments), is_slip=True)
 
     async def _check(self) -> bool:
-        result = await self._turn("run_terminal", command=CHECK_COMMAND)
+        [result] = await self._turn(
+            ToolCall(name="run_terminal", arguments={"command": CHECK_COMMAND})
+        )
         return result.text == "ok"
 
-    async def _turn(self, tool: str, *, is_slip: bool = False, **arguments: str) -> ToolResult:
-        calls = (ToolCall(name=tool, arguments=arguments),)
+    async def _turns_of(self, calls: Iterable[ToolCall]) -> None:
+        """Make calls that do not need each other's results: in one turn, or in a turn each."""
+        if self._is_parallel:
+            await self._turn(*calls)
+            return
+        for call in calls:
+            await self._turn(call)
+
+    async def _turn(self, *calls: ToolCall, is_slip: bool = False) -> list[ToolResult]:
         results = await self._session.run(calls)
         self._turns.append(DemonstratedTurn(calls, tuple(results), is_slip))
-        return results[0]
+        return results
 
     def _flip(self, probability: float) -> bool:
         return self._rng.random() < probability
+
+
+def _edit(fault: Fault, edit: ShortEdit) -> ToolCall:
+    arguments = {"path": fault.path, "old": edit.old, "new": edit.new}
+    return ToolCall(name="edit_file", arguments=arguments)

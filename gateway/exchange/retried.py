@@ -6,7 +6,8 @@
  again, meanwhile ──waits──▶ for the reply; for the claim, if its gateway is gone
 ```
 Claims and replies are in the event server's memory, for ten minutes (`Stream.GATEWAY`). A reply
-that its key or its request wants unstored is not kept.
+is sealed under its user's content key: where that was erased meanwhile, the request is answered as
+a first one. A reply that its key or its request wants unstored is not kept.
 """
 
 import contextlib
@@ -18,8 +19,9 @@ from aiohttp import web
 from penstock.gateway.errors import ApiError
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.services import REQUEST_ID, Services
-from penstock.messages.errors import PenstockError
+from penstock.messages.errors import CodecError, ErasedError, PenstockError
 from penstock.messages.gateways import ReplyKept
+from penstock.messages.reading.sealed import Sealed
 from penstock.messages.telemetry import ActorReported
 
 HEADER = "Idempotency-Key"
@@ -83,8 +85,12 @@ class Retried:
                 if taken.kept.request_digest != self._request_digest:
                     text = "this key was used for another request"
                     raise ApiError(409, "idempotency_key_reused", text, HEADER) from None
-                if taken.kept.reply:
-                    return self._replayed(taken.kept)
+                if taken.kept.reply is not None:
+                    try:
+                        return await self._replayed(taken.kept, taken.kept.reply)
+                    except (ErasedError, CodecError):
+                        gone = taken.kept
+                        continue
                 if await self._is_gone(taken.kept):
                     gone = taken.kept
                     continue
@@ -95,18 +101,26 @@ class Retried:
             else:
                 return None
 
-    async def keep(self, reply: bytes, headers: Mapping[str, str]) -> bool:
-        """Have the reply sent again to a client that asks again; False where it is too long."""
+    async def keep(self, reply: bytes, headers: Mapping[str, str], owner: str) -> bool:
+        """Have the reply sent again to a client that asks again; False where it is too long.
+
+        Args:
+            reply: Its body.
+            headers: Its headers.
+            owner: `<tenant>/<user>` whose request it is.
+
+        """
         if not 0 < len(reply) <= REPLY_BYTES_MAX:
             return False
         shown = {name: headers[name] for name in _KEPT_HEADERS if name in headers}
-        state = self._state(
-            holder=self._services.ctx.actor,
-            reply=reply,
-            headers=shown | {"x-request-id": self._request[REQUEST_ID]},
-        )
+        services = self._services
         try:
-            await self._services.ctx.change(ReplyKept, self._name, lambda _: state)
+            state = self._state(
+                holder=services.ctx.actor,
+                reply=await services.vault.seal(owner, self._name, reply),
+                headers=shown | {"x-request-id": self._request[REQUEST_ID]},
+            )
+            await services.ctx.change(ReplyKept, self._name, lambda _: state)
         except PenstockError:
             return False  # The user has the reply; it is only not sent again.
         return True
@@ -118,7 +132,7 @@ class Retried:
             await self._services.ctx.change(ReplyKept, self._name, lambda _: state)
 
     def _state(
-        self, *, holder: str, reply: bytes = b"", headers: dict[str, str] | None = None
+        self, *, holder: str, reply: Sealed | None = None, headers: dict[str, str] | None = None
     ) -> ReplyKept:
         return ReplyKept(
             name=self._name,
@@ -129,9 +143,17 @@ class Retried:
             headers=headers or {},
         )
 
-    def _replayed(self, kept: ReplyKept) -> web.Response:
+    async def _replayed(self, kept: ReplyKept, reply: Sealed) -> web.Response:
+        """Return the reply of before.
+
+        Raises:
+            ErasedError: Its user was erased since.
+            CodecError: It was sealed for something else.
+
+        """
+        body = await self._services.vault.open(reply, self._name)
         self._request[REQUEST_ID] = kept.headers["x-request-id"]
-        return web.Response(body=kept.reply, headers=kept.headers | {REPLAYED_HEADER: "true"})
+        return web.Response(body=body, headers=kept.headers | {REPLAYED_HEADER: "true"})
 
     async def _is_gone(self, kept: ReplyKept) -> bool:
         """Whether the gateway that answers is dead, or was started again since."""

@@ -19,6 +19,7 @@ from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import consent_of
 from penstock.gateway.request_body import read_whole
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Services
+from penstock.messages.feedback import owner_of
 
 SESSION_HEADERS = (
     "X-Session-Id",
@@ -53,7 +54,8 @@ async def serve(services: Services, read: Read, request: web.Request) -> web.Str
         body = await read_whole(services, request)
         if HEADER not in request.headers:
             return (await _answer(services, _read(services, read, request, body), admitted))[0]
-        retried = Retried(services, admitted.key, request, body)
+        key = admitted.key
+        retried = Retried(services, key, request, body)
         if (kept := await retried.claim()) is not None:
             return kept
         is_kept = False
@@ -61,7 +63,8 @@ async def serve(services: Services, read: Read, request: web.Request) -> web.Str
             asked = _read(services, read, request, body)
             response, reply = await _answer(services, asked, admitted, may_keep=True)
             if reply is not None:
-                is_kept = await retried.keep(reply, response.headers)
+                owner = owner_of(key.tenant, services.pseudonyms.user(key, asked.conversation.user))
+                is_kept = await retried.keep(reply, response.headers, owner)
             return response
         finally:
             if not is_kept:

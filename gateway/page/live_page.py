@@ -42,6 +42,7 @@ def _template() -> str:
         "/*CHARTS*/": "charts.js",
         "/*REGIONS*/": "regions.js",
         "/*GATES*/": "gates.js",
+        "/*BEHAVIOR*/": "behavior.js",
         "/*VIEW*/": "page.js",
     }
     text = (folder / "page.html").read_text(encoding="utf-8")

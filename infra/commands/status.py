@@ -139,6 +139,8 @@ def _pairs(state: MonitorState) -> list[tuple[str, str | Text]]:
         ("users", users),
         ("charged, quarantined", f"{state.charges.num_proven}, {state.charges.num_quarantined}"),
         ("newest in quarantine", _quarantined(state)),
+        ("calls, turns per solved", _effort(state)),
+        ("parallel turns, look first", _habits(state)),
     ]
 
 
@@ -148,6 +150,20 @@ def _held_out(state: MonitorState) -> str:
         return "not evaluated"
     first = f"{rates[0]:.0%} → " if len(rates) > 1 else ""
     return f"{first}{rates[-1]:.0%} (version {state.evals[-1].policy_version})"
+
+
+def _effort(state: MonitorState) -> str:
+    recent = state.behavior.recent
+    if recent is None or not recent.num_solved:
+        return "–"
+    return f"{recent.calls_per_solved:.2f}, {recent.turns_per_solved:.2f}"
+
+
+def _habits(state: MonitorState) -> str:
+    recent = state.behavior.recent
+    if recent is None or not recent.num_turns:
+        return "–"
+    return f"{recent.parallel_share:.0%}, {recent.looked_share:.0%}"
 
 
 def _midtrain(state: MonitorState) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.actors.monitor.behavior_views import behavior_figures
 from penstock.actors.monitor.state import MonitorState, RegionView
 from penstock.infra.run.config import RunConfig
 from penstock.messages.task import Purpose
@@ -21,6 +22,7 @@ def run_summary(
         "seed": config.run.seed,
         "midtrain": _midtrain(state),
         "rl": _rl(state, config),
+        "behavior": _behavior(state),
         "sandbox": _sandbox(state),
         "sync": _sync(state, config),
         "ledger": {
@@ -83,6 +85,20 @@ def _rl(state: MonitorState, config: RunConfig) -> dict[str, Any]:
         "route_bytes_per_step": training.route_bytes_p50,
         "route_bytes_per_token": training.route_bytes / max(training.tokens_read, 1.0),
     }
+
+
+def _behavior(state: MonitorState) -> dict[str, Any]:
+    """Return how episodes went on held-out tasks before and after, and what the gain is made of."""
+    view = state.behavior
+    found: dict[str, Any] = {}
+    if view.evals:
+        found = {
+            "before": behavior_figures(view.evals[0]),
+            "after": behavior_figures(view.evals[-1]),
+        }
+    if view.gain is not None:
+        found["gain"] = msgspec.structs.asdict(view.gain)
+    return found
 
 
 def _rl_wall_s(state: MonitorState) -> float:

@@ -17,6 +17,8 @@ class FeedbackQuarantined(Event, frozen=True, kw_only=True):
     """Which one, since the epoch."""
     began_at: FiniteNonNegative
     """Unix seconds."""
+    ends_at: FiniteNonNegative = 0.0
+    """Unix seconds, end of the window: what this user gives until then is held, too."""
     num_signals: NonNegativeInt
     """In the window so far."""
     usual: FiniteNonNegative

@@ -12,7 +12,7 @@ from penstock.gateway.actor import Gateway
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.keys import KeySpec, hash_key
 from penstock.infra.stores.directory import DirectoryStore
-from penstock.messages.feedback import InferenceRecorded
+from penstock.messages.feedback import InferenceRecorded, UserErased
 from penstock.messages.gateways import LimitsChanged, ReplyKept
 from penstock.messages.signals.defaults import DEFAULT_SIGNALS
 
@@ -202,3 +202,22 @@ async def test_what_is_not_to_be_stored_is_not_kept(pair):
         assert status == 200 and "x-penstock-replayed" not in headers
     kept = [d.event async for d in pair.bus.follow([ReplyKept], stop_at_end=True)]
     assert all(not one.reply for one in kept)
+
+
+async def test_a_kept_reply_is_sealed_and_gone_with_its_user(pair):
+    pair.will_reply(2)
+    body, again = BODY | {"user": "alice"}, {"Idempotency-Key": "once"}
+    _, _, reply = await pair.ask("a", body=body, **again)
+    assert (await pair.ask("b", body=body, **again))[2] == reply
+    [kept] = [d.event for d in [await pair.bus.last(ReplyKept)]]
+    assert kept.reply is not None and b"return a" not in msgspec.msgpack.encode(kept)
+    [record] = [d.event async for d in pair.bus.follow([InferenceRecorded], stop_at_end=True)]
+    assert kept.reply.owner == f"{record.tenant}/{record.user}"
+    vaults = [gateway._services.vault for gateway in pair.gateways.values()]
+    await vaults[0].erase(kept.reply.owner)
+    erased = UserErased(tenant=record.tenant, user=record.user, key_id=kept.reply.key_id)
+    await pair.bus.publish([erased])
+    await until(lambda: all(kept.reply.owner not in vault._keys for vault in vaults))
+    status, headers, _ = await pair.ask("b", body=body, **again)
+    assert status == 200 and "x-penstock-replayed" not in headers
+    assert len(pair.generator.asked) == 2

@@ -11,6 +11,7 @@ from penstock.messages.feedback import (
     LiveSampleJoined,
 )
 from penstock.messages.reward import Outcome
+from penstock.messages.signals.quarantine import FeedbackQuarantined, QuarantineReleased
 from penstock.messages.training import BatchManifest, SampleEntry, StepCompleted
 
 SAMPLE = LiveSampleJoined(
@@ -72,7 +73,7 @@ def status(fates, key="t.a"):
 def test_a_signal_s_way_to_a_version_and_back():
     fates = FeedbackFates()
     assert status(fates) == ("unknown", [])
-    fates.received(received("a"))
+    fates.received(received("a"), 10.0)
     assert status(fates) == ("waiting", [])
     fates.joined(SAMPLE)
     assert status(fates) == ("joined", [])
@@ -80,7 +81,7 @@ def test_a_signal_s_way_to_a_version_and_back():
     assert status(fates) == ("training", [])
     fates.step(step(3))
     assert status(fates) == ("trained", [3])
-    fates.received(received("b"))
+    fates.received(received("b"), 10.0)
     fates.joined(revised(1, "t.a", "t.b"))
     assert status(fates, "t.b") == ("joined", [])
     fates.batch(batch(5, revision=1))
@@ -93,7 +94,7 @@ def test_a_signal_s_way_to_a_version_and_back():
 
 def test_what_is_not_trained_says_why():
     fates = FeedbackFates()
-    fates.received(received("a"))
+    fates.received(received("a"), 10.0)
     fates.joined(SAMPLE)
     fates.batch(batch(1, Outcome.STALE))
     fates.step(step(1))
@@ -125,7 +126,7 @@ def test_a_signal_that_changes_nothing_says_so():
 def test_what_the_join_leaves_out_is_refused_or_capped():
     fates = FeedbackFates()
     for name, reason in (("a", LeftOutReason.LATE), ("b", LeftOutReason.CAPPED)):
-        fates.received(received(name))
+        fates.received(received(name), 10.0)
         fates.left_out(FeedbackLeftOut(feedback_id=name, request_id="q", tenant="t", reason=reason))
     assert (status(fates)[0], fates.fate("t.a")["reason"]) == ("refused", "late")
     assert status(fates, "t.b") == ("capped", [])
@@ -133,10 +134,61 @@ def test_what_the_join_leaves_out_is_refused_or_capped():
 
 def test_the_tables_are_bounded_and_an_amendment_is_no_new_feedback():
     fates = FeedbackFates(num_max=2)
-    fates.received(received("a"))
-    fates.received(received("a.1", amends="a"))
+    fates.received(received("a"), 10.0)
+    fates.received(received("a.1", amends="a"), 10.0)
     assert status(fates, "t.a.1") == ("unknown", [])
-    fates.received(received("b"))
-    fates.received(received("c"))
+    fates.received(received("b"), 10.0)
+    fates.received(received("c"), 10.0)
     assert status(fates) == ("unknown", [])
     assert status(fates, "t.c") == ("waiting", [])
+
+
+def burst(user="u", window=2):
+    return FeedbackQuarantined(
+        tenant="t", user=user, window=window, began_at=window * 100.0 + 50.0,
+        ends_at=window * 100.0 + 100.0, num_signals=9, usual=1.0,
+    )  # fmt: skip
+
+
+def test_feedback_of_a_burst_is_quarantined_until_it_is_released():
+    fates = FeedbackFates()
+    fates.received(received("before", user="u"), 249.0)
+    fates.received(received("a", user="u"), 260.0)
+    fates.quarantined(burst())
+    fates.received(received("b", user="u"), 299.0)
+    fates.received(received("after", user="u"), 300.0)
+    fates.received(received("other", user="v"), 260.0)
+    fates.received(received("trusted", user="u", is_trusted=True), 260.0)
+    assert fates.fate("t.a")["status"] == "quarantined"
+    assert fates.fate("t.b")["reason"] == burst().key()
+    for name in ("before", "after", "other", "trusted"):
+        assert status(fates, f"t.{name}") == ("waiting", []), name
+    fates.released(QuarantineReleased(quarantine=burst().key()))
+    assert status(fates, "t.b") == ("waiting", [])
+
+
+def test_an_amendment_in_a_burst_holds_what_it_amends_but_not_what_was_joined():
+    fates = FeedbackFates()
+    fates.received(received("a", user="u"), 10.0)
+    fates.received(received("a.1", amends="a", user="u"), 260.0)
+    for second in range(20):
+        fates.received(received(f"a.{second}", amends="a", user="u"), 400.0 + second)
+    fates.quarantined(burst())
+    assert status(fates) == ("waiting", []), "the newest times of many are known"
+    fates.received(received("b", user="u"), 10.0)
+    fates.received(received("b.1", amends="b", user="u"), 260.0)
+    assert status(fates, "t.b") == ("quarantined", [])
+    fates.joined(revised(0, "t.b"))
+    assert status(fates, "t.b") == ("joined", [])
+    fates.retracted(FeedbackRetracted(feedback_id="b", request_id="q", tenant="t"))
+    assert status(fates, "t.b") == ("retracted", [])
+
+
+def test_bursts_are_bounded():
+    fates = FeedbackFates(num_max=2)
+    for window in range(2, 6):
+        fates.quarantined(burst(window=window))
+    fates.received(received("a", user="u"), 260.0)
+    assert status(fates) == ("waiting", [])
+    fates.received(received("b", user="u"), 560.0)
+    assert status(fates, "t.b") == ("quarantined", [])

@@ -55,7 +55,7 @@ def f(values):
 
 def grade(folder: Path, source: str) -> SuiteReport:
     (folder / "m.py").write_text(source)
-    (folder / "_hidden.py").write_text(hidden_program("m.py", "f", CASES))
+    (folder / "_hidden.py").write_text(hidden_program([("m.py", "f", CASES)]))
     done = subprocess.run(
         [sys.executable, "-I", "-S", "_hidden.py"], cwd=folder, capture_output=True, check=False
     )
@@ -77,4 +77,4 @@ def test_a_cheat_is_not_solved(tmp_path: Path, cheat: str) -> None:
 
 def test_nothing_in_the_program_tells_a_result() -> None:
     other = [CallCase(case.arguments, "other") for case in CASES]
-    assert hidden_program("m.py", "f", CASES) == hidden_program("m.py", "f", other)
+    assert hidden_program([("m.py", "f", CASES)]) == hidden_program([("m.py", "f", other)])

@@ -121,6 +121,35 @@ def test_a_slip_is_refused_and_read_but_not_imitated():
         assert after.results[0].is_valid and not after.is_slip
 
 
+@pytest.mark.parametrize("parallel", [0.0, 1.0])
+def test_what_needs_no_other_result_is_asked_for_in_one_turn_or_in_a_turn_each(parallel):
+    habits = Habits(looks=1.0, edits=1.0, edits_rightly=1.0, checks=1.0, parallel=parallel)
+    rng = random.Random(5)
+    repositories = list(draw_repositories(Split.TRAIN, 6, Selection(categories=("pair",)), rng, ""))
+    for repository, transcript in zip(
+        repositories, attempts(repositories, habits, rng, "1"), strict=True
+    ):
+        calls = [[call.name for call in turn.calls] for turn in transcript.turns]
+        pairs = [["read_file"] * 2, ["edit_file"] * 2]
+        alone = [[name] for pair in pairs for name in pair]
+        assert calls == [*(pairs if parallel else alone), ["run_terminal"], ["finish"]]
+        assert all(result.is_valid for turn in transcript.turns for result in turn.results)
+        assert transcript.turns[-2].results[0].text == "ok"
+        read = [r.text for turn in transcript.turns for r in turn.results if r.name == "read_file"]
+        assert [text.rstrip("\n") for text in read] == [
+            fault.text.rstrip("\n") for fault in repository.faults
+        ]
+
+
+def test_single_bugs_are_demonstrated_alike_whatever_the_habit_of_pairs():
+    def demonstrated(parallel):
+        rng = random.Random(7)
+        repositories = list(draw_repositories(Split.TRAIN, 6, Selection(), rng, "t"))
+        return attempts(repositories, Habits(parallel=parallel), rng, "1")
+
+    assert demonstrated(0.7) == demonstrated(0.0)
+
+
 def test_the_tokens_of_a_slip_weigh_nothing(tokenizer):
     call = ToolCall(name="edit_file", arguments={"path": "a.py", "old": "x", "new": "y"})
     refused = ToolResult(name="edit_file", text="error: old is not in the file", is_valid=False)

@@ -1,0 +1,293 @@
+"""How episodes go while the policy learns: calls side by side, reading before editing, effort.
+
+Counts over all judged rollouts of a policy version, not over those that were trained: what the
+batcher filters out was done all the same. Counts add up; shares are computed where they are shown.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from penstock.actors.monitor.curves import NUM_POINTS_MAX
+from penstock.envs.harness.versions import READING_TOOLS, WRITING_TOOLS
+from penstock.messages.reward import EvalAnnounced, Outcome, Verdict
+from penstock.messages.rollout import RolloutFinished
+from penstock.messages.task import Purpose
+
+T = TypeVar("T")
+NUM_WAITING_MAX = 16_384
+"""Ends without a verdict, and verdicts without an end: the two are on different streams."""
+NUM_RECENT = 64
+"""Rollouts of which the newest figures are made."""
+
+
+class BehaviorRow(msgspec.Struct, kw_only=True):
+    """What the rollouts of some policy versions did, in numbers that add up."""
+
+    policy_version: int
+    """The newest that drew a token of them; of several versions, the first."""
+    num_rollouts: int = 0
+    num_turns: int = 0
+    num_parallel_turns: int = 0
+    """Turns with two calls or more."""
+    num_looked: int = 0
+    """Rollouts that read a file before they changed any."""
+    num_solved: int = 0
+    num_looked_solved: int = 0
+    num_solved_calls: int = 0
+    """Calls of those that solved their task."""
+    num_solved_turns: int = 0
+
+    @property
+    def parallel_share(self) -> float | None:
+        """Share of turns with two calls or more."""
+        return _share(self.num_parallel_turns, self.num_turns)
+
+    @property
+    def looked_share(self) -> float | None:
+        """Share of rollouts that read a file before they changed any."""
+        return _share(self.num_looked, self.num_rollouts)
+
+    @property
+    def pass_rate(self) -> float | None:
+        """Share that solved its task."""
+        return _share(self.num_solved, self.num_rollouts)
+
+    @property
+    def pass_rate_looked(self) -> float | None:
+        """Share that solved its task, of those that looked."""
+        return _share(self.num_looked_solved, self.num_looked)
+
+    @property
+    def calls_per_solved(self) -> float | None:
+        """Calls of a rollout that solved its task."""
+        return _share(self.num_solved_calls, self.num_solved)
+
+    @property
+    def turns_per_solved(self) -> float | None:
+        """Turns of a rollout that solved its task."""
+        return _share(self.num_solved_turns, self.num_solved)
+
+
+class GainView(msgspec.Struct, kw_only=True):
+    """What the gain from the first evaluation to the last is made of.
+
+    A policy that looks more often gains without working better. With s the share that looks and p
+    the pass rate of those that do, better work is s after x (p after - p before); the rest of the
+    gain is looking more often, and what passes without a look.
+    """
+
+    version_before: int
+    version_after: int
+    pass_before: float
+    pass_after: float
+    share_looks_before: float
+    share_looks_after: float
+    pass_given_look_before: float | None
+    """None: nobody looked."""
+    pass_given_look_after: float | None
+    gain_by_better_work: float | None
+    """Share of the gain; None without a gain, or where nobody looked."""
+
+
+class BehaviorView(msgspec.Struct, kw_only=True):
+    """How episodes go."""
+
+    training: list[BehaviorRow] = []
+    """By version; a long run's rows have several versions each."""
+    evals: list[BehaviorRow] = []
+    """By version: held-out tasks."""
+    recent: BehaviorRow | None = None
+    """The newest versions' training rollouts, `NUM_RECENT` or more where there are so many."""
+    gain: GainView | None = None
+    """None before the second evaluation."""
+
+
+class _Rollout(msgspec.Struct, frozen=True):
+    """A rollout that waits for its verdict."""
+
+    is_eval: bool
+    eval_id: str
+    is_of_one_version: bool
+    row: BehaviorRow
+    """What it adds if it solved its task."""
+
+
+class BehaviorViews:
+    """Folds the ends of rollouts and their verdicts, whichever comes first."""
+
+    def __init__(self, view: BehaviorView) -> None:
+        self._view = view
+        self._rollouts: OrderedDict[str, _Rollout] = OrderedDict()
+        self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
+        self._training: dict[int, BehaviorRow] = {}
+        self._width = 1
+        """Versions in a row of training."""
+        self._evals: dict[tuple[str, int], BehaviorRow] = {}
+        """By evaluation, and the version that drew the tokens."""
+        self._evaluated: dict[str, int] = {}
+        """Evaluation -> the version that it is of: tokens of others do not count."""
+        self._has_changed = False
+
+    def measure(self) -> None:
+        """Bring the view up to date."""
+        if not self._has_changed:
+            return
+        self._has_changed = False
+        view = self._view
+        view.training = [self._training[start] for start in sorted(self._training)]
+        view.recent = _recent(view.training)
+        found = [
+            row for (eval_id, of), row in self._evals.items() if self._evaluated.get(eval_id) == of
+        ]
+        view.evals = sorted(found, key=lambda row: row.policy_version)
+        view.gain = gain_between(view.evals[0], view.evals[-1]) if len(found) > 1 else None
+
+    def announced(self, event: EvalAnnounced) -> None:
+        """See which version an evaluation is of."""
+        self._evaluated[event.eval_id] = event.policy_version
+        self._has_changed = True
+        if len(self._evaluated) > NUM_POINTS_MAX:  # The first and the newest stay.
+            for eval_id in list(self._evaluated)[1:-1:2]:
+                del self._evaluated[eval_id]
+            self._evals = {k: row for k, row in self._evals.items() if k[0] in self._evaluated}
+
+    def finished(self, event: RolloutFinished) -> None:
+        """See what a rollout did."""
+        rollout = _Rollout(
+            event.purpose is Purpose.EVAL,
+            event.group_id,
+            event.min_policy_version == event.max_policy_version,
+            _row_of(event),
+        )
+        outcome = self._outcomes.pop(event.rollout_id, None)
+        if outcome is None:
+            _keep(self._rollouts, event.rollout_id, rollout)
+        else:
+            self._count(rollout, outcome)
+
+    def judged(self, event: Verdict) -> None:
+        """See whether it solved its task."""
+        rollout = self._rollouts.pop(event.rollout_id, None)
+        if rollout is None:
+            _keep(self._outcomes, event.rollout_id, event.outcome)
+        else:
+            self._count(rollout, event.outcome)
+
+    def _count(self, rollout: _Rollout, outcome: Outcome) -> None:
+        row = rollout.row
+        version = row.policy_version
+        if outcome.is_masked or version < 0:
+            return
+        if outcome is not Outcome.SOLVED:
+            row.num_solved = row.num_looked_solved = 0
+            row.num_solved_calls = row.num_solved_turns = 0
+        self._has_changed = True
+        if not rollout.is_eval:
+            _add(self._training_row(version), row)
+        elif rollout.is_of_one_version:
+            _add(self._evals.setdefault((rollout.eval_id, version), _empty(version)), row)
+
+    def _training_row(self, version: int) -> BehaviorRow:
+        """Return the row of a version: in a long run one of several versions."""
+        start = version - version % self._width
+        while start not in self._training and len(self._training) >= NUM_POINTS_MAX:
+            self._width *= 2
+            rows, self._training = self._training, {}
+            for first, row in rows.items():
+                merged = first - first % self._width
+                _add(self._training.setdefault(merged, _empty(merged)), row)
+            start = version - version % self._width
+        return self._training.setdefault(start, _empty(start))
+
+
+def gain_between(before: BehaviorRow, after: BehaviorRow) -> GainView:
+    """Return what the gain between two evaluations of the same tasks is made of."""
+    pass_before, pass_after = before.pass_rate or 0.0, after.pass_rate or 0.0
+    looked_before, looked_after = before.pass_rate_looked, after.pass_rate_looked
+    looks_after, gain = after.looked_share or 0.0, pass_after - pass_before
+    by_better_work = None
+    if gain > 0.0 and looked_before is not None and looked_after is not None:
+        by_better_work = looks_after * (looked_after - looked_before) / gain
+    return GainView(
+        version_before=before.policy_version,
+        version_after=after.policy_version,
+        pass_before=pass_before,
+        pass_after=pass_after,
+        share_looks_before=before.looked_share or 0.0,
+        share_looks_after=looks_after,
+        pass_given_look_before=looked_before,
+        pass_given_look_after=looked_after,
+        gain_by_better_work=by_better_work,
+    )
+
+
+def behavior_figures(row: BehaviorRow) -> dict[str, float | None]:
+    """Return the figures of a row by the names that the summary and the metrics have for them."""
+    names = ("parallel_share", "looked_share", "pass_rate", "pass_rate_looked")
+    return {name: getattr(row, name) for name in (*names, "calls_per_solved", "turns_per_solved")}
+
+
+def has_looked(tool_names: Sequence[Sequence[str]]) -> bool:
+    """Return whether a file was read in a turn before the first that changes one.
+
+    A file that is read and changed in the same turn was changed unread.
+    """
+    for names in tool_names:
+        if not WRITING_TOOLS.isdisjoint(names):
+            return False
+        if not READING_TOOLS.isdisjoint(names):
+            return True
+    return False
+
+
+def _row_of(event: RolloutFinished) -> BehaviorRow:
+    """Return what a rollout adds if it solved its task."""
+    looked = int(has_looked(event.tool_names))
+    return BehaviorRow(
+        policy_version=event.max_policy_version,
+        num_rollouts=1,
+        num_turns=len(event.turns),
+        num_parallel_turns=sum(len(names) > 1 for names in event.tool_names),
+        num_looked=looked,
+        num_solved=1,
+        num_looked_solved=looked,
+        num_solved_calls=event.num_calls,
+        num_solved_turns=len(event.turns),
+    )
+
+
+def _recent(rows: Sequence[BehaviorRow]) -> BehaviorRow | None:
+    """Return the newest rows as one, as many as have `NUM_RECENT` rollouts."""
+    if not rows:
+        return None
+    total = _empty(rows[-1].policy_version)
+    for row in reversed(rows):
+        _add(total, row)
+        total.policy_version = row.policy_version
+        if total.num_rollouts >= NUM_RECENT:
+            break
+    return total
+
+
+def _add(total: BehaviorRow, row: BehaviorRow) -> None:
+    for name in total.__struct_fields__:
+        if name != "policy_version":
+            setattr(total, name, getattr(total, name) + getattr(row, name))
+
+
+def _empty(policy_version: int) -> BehaviorRow:
+    return BehaviorRow(policy_version=policy_version)
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _keep(table: OrderedDict[str, T], name: str, value: T) -> None:
+    """Keep a value; the oldest goes."""
+    table[name] = value
+    if len(table) > NUM_WAITING_MAX:
+        table.popitem(last=False)

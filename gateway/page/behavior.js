@@ -1,0 +1,50 @@
+// How episodes go while the policy learns. Rows are counts; here they become shares.
+const share = (part, whole) => (row) => (row[whole] ? [[row.policy_version, row[part] / row[whole]]] : []);
+const SHARES = {
+  looked: share("num_looked", "num_rollouts"), parallel: share("num_parallel_turns", "num_turns"),
+  lookedPass: share("num_looked_solved", "num_looked"), calls: share("num_solved_calls", "num_solved"), turns: share("num_solved_turns", "num_solved"),
+};
+
+function drawBehavior() {
+  const { training, evals } = state.behavior;
+  const window = Math.max(1, Math.min(8, Math.floor(training.length / 6)));
+  const curve = (name) => smooth(training.flatMap(SHARES[name]), window);
+  const dots = (name) => evals.flatMap(SHARES[name]);
+  const over = window > 1 ? `, mean of ${window}` : "";
+  const habits = training.length && chart(widthOf("behavior"), {
+    x: { label: "policy version" }, y: { format: percent, min: 0, max: 1, tip: (v) => `${(v * 100).toFixed(1)}%` },
+    series: [
+      { name: "rollouts that read before they edit", color: 1, points: curve("looked") },
+      { name: "turns with two calls or more", color: 2, points: curve("parallel") },
+      { name: "held out: two calls or more", color: 3, kind: "dots", points: dots("parallel") },
+    ],
+  });
+  fill("behavior", note(`Training rollouts by the version that ended them${over}`), habits || empty("No rollout has been judged yet."));
+  const effort = training.some((row) => row.num_solved) && chart(widthOf("effort"), {
+    x: { label: "policy version" }, y: { format: trim, min: 0 },
+    series: [
+      { name: "calls", color: 1, points: curve("calls") }, { name: "turns", color: 2, points: curve("turns") },
+      { name: "held out: turns", color: 3, kind: "dots", points: dots("turns") },
+    ],
+  });
+  fill("effort", note(`Mean over rollouts that solved their task${over}`), effort || empty("No task has been solved yet."));
+  fill("gain", ...gainOf(state.behavior));
+}
+
+function gainOf({ gain, evals }) {
+  if (!gain) return [empty("It takes two evaluations.")];
+  const first = evals[0], last = evals[evals.length - 1];
+  const of = (name, format) => [first, last].map((row) => SHARES[name](row).map((point) => format(point[1]))[0] ?? "–");
+  const rows = [
+    ["pass rate", percent(gain.pass_before), percent(gain.pass_after)],
+    ["read before they edit", percent(gain.share_looks_before), percent(gain.share_looks_after)],
+    ["pass rate of these", ...of("lookedPass", percent)],
+    ["turns with two calls or more", ...of("parallel", percent)],
+    ["calls per solved task", ...of("calls", (v) => v.toFixed(2))],
+    ["turns per solved task", ...of("turns", (v) => v.toFixed(2))],
+  ];
+  const work = gain.gain_by_better_work;
+  const split = work === null || work === undefined ? "No gain, or nobody looked: there is nothing to divide."
+    : `${percent(work)} of the gain is better work, ${percent(1 - work)} is looking more often.`;
+  return [note("Held-out tasks, first evaluation and newest"), table(["", `version ${gain.version_before}`, `version ${gain.version_after}`], rows, [1, 2]), html("p", "sub", split)];
+}
