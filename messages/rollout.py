@@ -86,12 +86,16 @@ class EgressAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """Attempts that this line stands for, bytes summed."""
 
 
-class TurnSummary(msgspec.Struct, frozen=True, kw_only=True):
+class TurnSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A turn without its tokens: enough to count them."""
 
     num_context: NonNegativeInt
     num_sampled: NonNegativeInt
     version_spans: list[VersionSpan]
+    starts_segment: bool = False
+    """As `Turn` says, like the two below."""
+    is_summary: bool = False
+    is_withheld: bool = False
 
 
 class StoredTurn(Claim, frozen=True, kw_only=True):
@@ -136,6 +140,13 @@ class Turn(Part, frozen=True, kw_only=True):
     forced: list[tuple[NonNegativeInt, NonNegativeInt]] = []
     """Spans [start, end) of the sampled tokens that were the only one allowed: context, not
     trained."""
+    starts_segment: bool = False
+    """Whether its context is the whole prompt of a new segment: nothing before it was read, and
+    positions and routes begin at 0 again."""
+    is_summary: bool = False
+    """Whether it was asked for a summary, with which the next segment begins."""
+    is_withheld: bool = False
+    """Whether its tokens are context alone: sampled and read, and not trained."""
 
     @property
     def summary(self) -> TurnSummary:
@@ -144,6 +155,9 @@ class Turn(Part, frozen=True, kw_only=True):
             num_context=math.prod(self.context_ids.shape),
             num_sampled=math.prod(self.token_ids.shape),
             version_spans=self.version_spans,
+            starts_segment=self.starts_segment,
+            is_summary=self.is_summary,
+            is_withheld=self.is_withheld,
         )
 
     def stored(self, claim: Claim) -> StoredTurn:
@@ -199,6 +213,9 @@ class EpisodeSaved(Event, frozen=True, kw_only=True):
     """Of these, how long the policy's programs ran."""
     egress: list[EgressAttempt] = []
     """What its programs had tried to reach by then: a copy of the machine begins a new record."""
+    starts_segment: bool = False
+    """Of the next turn, like the one below: as `Turn` says."""
+    is_summary: bool = False
 
     def key(self) -> str:
         """One per rollout and number of turns: the first that was saved."""
@@ -276,6 +293,11 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     def own_turns(self) -> list[TurnSummary]:
         """The turns that are this rollout's to count and to train: those since its trunk."""
         return self.turns[self.num_trunk_turns :]
+
+    @property
+    def num_segments(self) -> int:
+        """Contexts that its turns were sampled in, one after the other."""
+        return 1 + sum(turn.starts_segment for turn in self.turns)
 
     @property
     def num_sampled_tokens(self) -> int:

@@ -34,12 +34,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     num_turns_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 8
     num_tokens_max: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = 1024
-    """Whole context, prompt and observations included."""
+    """Prompt, observations and what was sampled, over all segments; what a later segment reads
+    again counts once."""
     turn_tokens_max: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 128
     wall_s_max: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 120.0
     tool_s_max: Annotated[float, msgspec.Meta(gt=0, le=3_600)] = 10.0
     output_bytes_max: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 2048
     """Maximum size of one tool observation; what is cut is reported in it."""
+    num_segments_max: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1
+    """Contexts that an episode may have one after the other, each but the first begun with a
+    summary of what came before; turns, tokens and seconds are bounded over all of them."""
+    window_tokens_max: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)] = 0
+    """Tokens of one context; 0: `num_tokens_max`. Needed with more than one segment."""
 
 
 class MachineNeeds(msgspec.Struct, frozen=True, kw_only=True):
