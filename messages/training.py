@@ -117,7 +117,8 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
     skipped: int = 0
     """Of steps that changed no weight (`StepCompleted.skipped`)."""
     withheld: int = 0
-    """Too old for the step that trained their group, whose baseline has their rollouts' rewards."""
+    """Too old for the step that trained their group, whose baseline has their rollouts' rewards; or
+    of turns that are read and not trained (`Turn.is_withheld`)."""
     in_flight: int = 0
 
 

@@ -169,9 +169,13 @@ class RunFold:
         own = event.own_turns
         view.num_turns += len(own)
         view.num_sampled_tokens += sum(turn.num_sampled for turn in own)
+        summaries = [turn for turn in own if turn.is_summary]
+        view.num_summaries += len(summaries)
+        view.num_summary_tokens += sum(turn.num_sampled for turn in summaries)
         if event.purpose is Purpose.TRAIN:
             view.num_train += 1
             view.num_train_turns += len(event.turns)
+            view.num_train_segments += event.num_segments
         view.num_calls += event.num_calls
         view.num_invalid_calls += event.num_invalid_calls
         view.ends[event.end] = view.ends.get(event.end, 0) + 1

@@ -179,6 +179,10 @@ class RolloutsView(msgspec.Struct, kw_only=True):
     """Training rollouts."""
     num_train_turns: int = 0
     """Turns of training rollouts; each branch counts its trunk's."""
+    num_train_segments: int = 0
+    """Contexts of training rollouts, one after the other; 1 of each that has no summary."""
+    num_summaries: int = 0
+    num_summary_tokens: int = 0
     num_calls: int = 0
     num_invalid_calls: int = 0
     ends: dict[str, int] = {}

@@ -56,6 +56,11 @@ class SummaryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if not self.request.strip():
             raise ConfigError("rollout_worker.summary.request: expected words, got none")
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether summaries are asked for at all."""
+        return self.mode is not SummaryMode.NONE
+
     def is_due(self, num_tokens: int, window: int) -> bool:
         """Return whether a context of so many tokens is to be closed."""
         return num_tokens >= self.trigger * window

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from penstock.actors.policy.summaries import SummaryConfig
 from penstock.envs.sandbox_client.client import GroupSpec, LeaseSpec, SavedSandbox
 from penstock.messages.rollout import EpisodeSaved
 from penstock.messages.rpc import RetryPolicy
@@ -39,6 +40,8 @@ class RolloutWorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     num_files_max: PositiveInt = 256
     """Bound on the files that an episode may leave changed."""
     files_bytes_max: PositiveInt = 256 << 10
+    summary: SummaryConfig = SummaryConfig()
+    """Summaries, of tasks whose limits allow several segments."""
 
     @property
     def retry(self) -> RetryPolicy:

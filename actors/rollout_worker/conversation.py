@@ -1,20 +1,26 @@
 """The tokens of one episode, and when it ends. Pure: no I/O.
 
 ```
- prompt │ turn 0 sampled │ observation │ turn 1 sampled │ observation │ ...
- └ context_ids ┘           └ context_ids ┘
+ segment 1   prompt │ turn 0 sampled │ observation │ turn 1 sampled │ observation, request │ summary
+             └ context_ids ┘           └ context_ids ┘
+ segment 2   prompt, summary │ turn 3 sampled │ observation │ ...
 ```
-What was sampled is never tokenized again: the context of a turn is the concatenation.
+What was sampled is never tokenized again: the context of a turn is the concatenation of its
+segment. Where the task's limits allow several, a segment is closed once its context fills the
+window up to the trigger; turns and tokens are bounded over all of them.
 """
 
 from collections.abc import Sequence
 
+import msgspec
+
 from penstock.actors.policy.chat.format import ChatFormat, ChatMessage, OfferedTools, Role
+from penstock.actors.policy.chat.summary import NoSummaryError, as_summary, read_summary
 from penstock.actors.policy.sampling import SampledTokens, make_turn
+from penstock.actors.policy.summaries import SummaryConfig, SummaryMode, restarted
 from penstock.envs.harness.versions import functions_of, tools_prompt
 from penstock.kernels.arrays import from_array
-from penstock.messages.base import Array
-from penstock.messages.rollout import EpisodeEnd, Turn
+from penstock.messages.rollout import EpisodeEnd, EpisodeSaved, StopReason, Turn
 from penstock.messages.task import Sampling, Task
 
 
@@ -26,22 +32,40 @@ def offered_tools(harness: str) -> OfferedTools:
 class Conversation:
     """One episode from its prompt on.
 
-    Each turn goes through `append`, then, unless that ended the episode, `observe`.
+    Each turn goes through `append`, then, unless that ended the episode or it was a summary,
+    `observe`.
     """
 
     def __init__(
-        self, chat: ChatFormat, task: Task, tools: OfferedTools, *, ends_on_parse_error: bool
+        self,
+        chat: ChatFormat,
+        task: Task,
+        tools: OfferedTools,
+        *,
+        ends_on_parse_error: bool,
+        summary: SummaryConfig | None = None,
     ) -> None:
         """Render the prompt."""
         self.turns: list[Turn] = []
         self.end: EpisodeEnd | None = None
         self._chat = chat
         self._tools = tools
+        self._task = task
         self._limits = task.limits
+        self._window = task.limits.window_tokens_max or task.limits.num_tokens_max
         self._ends_on_parse_error = ends_on_parse_error
+        self._summary = summary or SummaryConfig()
+        self._num_summaries = 0
+        self._num_segments = 1
+        """Begun, by turns that are appended."""
+        self._num_charged = 0
+        """Tokens of the appended turns; prompts count once."""
         self._past: list[int] = []
-        instruction = ChatMessage(role=Role.USER, content=task.instruction)
-        self._context = chat.render_prompt([instruction], tools)
+        """Of the segment."""
+        self._context = self._prompt("")
+        self.starts_segment = False
+        """Of the next turn, like the one below."""
+        self.is_summary = False
         self._end_without_room()
 
     @property
@@ -51,23 +75,30 @@ class Conversation:
 
     @property
     def observation_ids(self) -> list[int]:
-        """Tokens since the last turn."""
+        """Tokens since the last turn; the prompt where a segment begins."""
         return self._context
 
     @property
     def routes_from(self) -> int:
-        """First position whose routed experts no earlier turn has recorded."""
+        """First position whose routed experts no earlier turn of the segment has recorded."""
         return max(0, len(self._past) - 1)
 
     @property
     def num_tokens_next_max(self) -> int:
         """Maximum tokens of the next turn."""
-        room = self._limits.num_tokens_max - len(self._past) - len(self._context)
-        return min(self._limits.turn_tokens_max, room)
+        limits = self._limits
+        longest = self._summary.num_tokens_max if self.is_summary else limits.turn_tokens_max
+        new = 0 if self.starts_segment else len(self._context)
+        left = limits.num_tokens_max - self._num_charged - new
+        return min(longest, left, self._window - len(self._past) - len(self._context))
 
     def make_turn(self, sampled: SampledTokens, sampling: Sampling) -> Turn:
         """Parse what was sampled by `sampling` into the next turn, not yet appended."""
-        return make_turn(self._chat, self._context, sampled, self._tools, sampling)
+        turn = make_turn(self._chat, self._context, sampled, self._tools, sampling)
+        if self.is_summary:
+            is_withheld = self._summary.mode is SummaryMode.MASKED
+            turn = as_summary(turn, self._fault(turn), is_withheld=is_withheld)
+        return msgspec.structs.replace(turn, starts_segment=self.starts_segment)
 
     def append(self, turn: Turn) -> None:
         """Take a turn, just sampled or stored by an earlier incarnation.
@@ -76,41 +107,108 @@ class Conversation:
         """
         self.end = None
         self.turns.append(turn)
-        self._past += from_array(turn.context_ids).tolist() + from_array(turn.token_ids).tolist()
+        if turn.starts_segment:
+            self._past = []
+            self._num_segments += 1
+        context, sampled = from_array(turn.context_ids), from_array(turn.token_ids)
+        self._num_charged += sampled.size + (0 if turn.starts_segment else context.size)
+        self._past += context.tolist() + sampled.tolist()
         self._context = []
-        if turn.parse_error and self._ends_on_parse_error:
+        self.starts_segment = self.is_summary = False
+        if turn.is_summary:
+            self._take_summary(turn)
+        elif turn.parse_error and self._ends_on_parse_error:
             self.end = EpisodeEnd.POLICY_ERROR
         elif not turn.parse_error and not turn.calls:
             self.end = EpisodeEnd.FINISHED
 
-    def resume(self, turns: Sequence[Turn], observation_ids: Array) -> None:
-        """Take stored turns whose calls have run, and what the last of them returned."""
+    def resume(self, turns: Sequence[Turn], saved: EpisodeSaved) -> None:
+        """Take stored turns whose calls have run, and what the last of them left."""
         for turn in turns:
             self.append(turn)
         self.end = None
-        self._context = from_array(observation_ids).tolist()
+        self._context = from_array(saved.observation_ids).tolist()
+        self.starts_segment, self.is_summary = saved.starts_segment, saved.is_summary
 
     def observe(self, results: Sequence[str], *, is_finished: bool) -> None:
         """Take what the last turn's calls returned, or why it does not parse."""
-        turn = self.turns[-1]
-        names = [call.name for call in turn.calls] or [""]
-        token_ids = from_array(turn.token_ids).tolist()
-        observation = self._chat.render_observation(
-            self._past[: -len(token_ids)],
-            token_ids,
-            list(zip(names, results, strict=True)),
-            self._tools,
-        )
+        observation = self._observation(results)
         self._context = observation or []
         if is_finished:
             self.end = EpisodeEnd.FINISHED
         elif observation is None:  # Nothing can follow what the policy wrote.
             self.end = EpisodeEnd.POLICY_ERROR
-        elif len(self.turns) >= self._limits.num_turns_max:
-            self.end = EpisodeEnd.TURN_LIMIT
-        else:
+        elif self._has_turn_left():
+            if self._is_closing():
+                self._close(results)
             self._end_without_room()
 
+    def _observation(self, results: Sequence[str], request: str = "") -> list[int] | None:
+        turn = self.turns[-1]
+        names = [call.name for call in turn.calls] or [""]
+        token_ids = from_array(turn.token_ids).tolist()
+        return self._chat.render_observation(
+            self._past[: -len(token_ids)],
+            token_ids,
+            list(zip(names, results, strict=True)),
+            self._tools,
+            request,
+        )
+
+    def _is_closing(self) -> bool:
+        """Return whether this segment has no further turn but its summary."""
+        has_next = self._num_segments < self._limits.num_segments_max
+        return has_next and self._summary.is_due(len(self.token_ids), self._window)
+
+    def _close(self, results: Sequence[str]) -> None:
+        """Ask for a summary, or begin the next segment without one."""
+        if not self._summary.is_asked:
+            self._begin("")
+            return
+        observation = self._observation(results, self._summary.request)
+        if observation is None:
+            self.end = EpisodeEnd.POLICY_ERROR
+        else:
+            self._context, self.is_summary = observation, True
+
+    def _take_summary(self, turn: Turn) -> None:
+        """Begin the next segment with a summary; one that is none is the policy's failure."""
+        self._num_summaries += 1
+        if turn.parse_error:
+            is_cut = turn.stop_reason is StopReason.LENGTH
+            self.end = EpisodeEnd.TOKEN_LIMIT if is_cut else EpisodeEnd.POLICY_ERROR
+        elif self._has_turn_left():
+            self._begin(self._read(turn))
+            self._end_without_room()
+
+    def _begin(self, summary: str) -> None:
+        self._past = []
+        self._context = self._prompt(summary)
+        self.starts_segment = True
+
+    def _prompt(self, summary: str) -> list[int]:
+        text = restarted(self._task.instruction, summary, self._num_summaries)
+        message = ChatMessage(role=Role.USER, content=text)
+        return self._chat.render_prompt([message], self._tools)
+
+    def _fault(self, turn: Turn) -> str:
+        try:
+            self._read(turn)
+        except NoSummaryError as error:
+            return str(error)
+        return ""
+
+    def _read(self, turn: Turn) -> str:
+        token_ids, context_ids = from_array(turn.token_ids), from_array(turn.context_ids)
+        return read_summary(self._chat, token_ids.tolist(), context_ids.tolist(), self._tools)
+
+    def _has_turn_left(self) -> bool:
+        """End the episode where its turns are used up."""
+        if len(self.turns) < self._limits.num_turns_max:
+            return True
+        self.end = EpisodeEnd.TURN_LIMIT
+        return False
+
     def _end_without_room(self) -> None:
-        if self.num_tokens_next_max < 1:
+        if self.end is None and self.num_tokens_next_max < 1:
             self.end = EpisodeEnd.TOKEN_LIMIT

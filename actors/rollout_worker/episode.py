@@ -204,6 +204,7 @@ class Episode:
             task,
             offered_tools(command.harness),
             ends_on_parse_error=self._config.ends_on_parse_error,
+            summary=self._config.summary,
         )
         if saved is None:
             first = self._trunk.rollout_id if self._trunk else command.rollout_id
@@ -212,7 +213,7 @@ class Episode:
             await open_workspace(sandbox, task, first, has_git=has_git)
         else:
             await open_egress(sandbox, task)
-            conversation.resume(self._turns[: saved.num_turns], saved.observation_ids)
+            conversation.resume(self._turns[: saved.num_turns], saved)
         session = Session(command.harness, sandbox, task.limits)
         return EpisodeRunner(sandbox, conversation, session, self._stats, self._ctx)
 
@@ -266,9 +267,8 @@ class Episode:
         except SandboxError:
             self._ctx.set_gauge("unsaved_turns", num_turns)
             return
-        observation_ids = to_array(np.array(runner.conversation.observation_ids, np.int32))
         now = self._ctx.monotonic()
-        event = self._stats.saved(self._command, num_turns, observation_ids, now)
+        event = self._stats.saved(self._command, runner.conversation, now)
         event = msgspec.structs.replace(event, checkpoint_id=saved.checkpoint_id, host=saved.host)
         await self._ctx.publish(event)
 

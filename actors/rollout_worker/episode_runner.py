@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from penstock.actors.rollout_worker.conversation import Conversation
 from penstock.actors.runtime.context import Context
@@ -10,7 +11,7 @@ from penstock.envs.egress.record import EgressRecord
 from penstock.envs.harness.session import Session
 from penstock.envs.harness.tool_calls import ToolResult
 from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
-from penstock.messages.base import Array
+from penstock.kernels.arrays import to_array
 from penstock.messages.rollout import EgressAttempt, EpisodeSaved, SandboxRecord, Turn
 from penstock.messages.task import StartRollout
 
@@ -55,23 +56,23 @@ class EpisodeStats(msgspec.Struct, kw_only=True):
         """Add all attempts that this machine has on record."""
         self.egress = EgressRecord([*self.egress_before, *attempts]).lines
 
-    def saved(
-        self, command: StartRollout, num_turns: int, observation_ids: Array, now: float
-    ) -> EpisodeSaved:
+    def saved(self, command: StartRollout, conversation: Conversation, now: float) -> EpisodeSaved:
         """Return the counts so far; the caller fills in the checkpoint and its host."""
         return EpisodeSaved(
             rollout_id=command.rollout_id,
             group_id=command.group_id,
-            num_turns=num_turns,
+            num_turns=len(conversation.turns),
             checkpoint_id="",
             host="",
-            observation_ids=observation_ids,
+            observation_ids=to_array(np.array(conversation.observation_ids, np.int32)),
             num_calls=self.num_calls,
             num_invalid_calls=self.num_invalid_calls,
             tool_s=self.tool_s,
             elapsed_s=now - self.started_at,
             own_s=self.own_s,
             egress=self.egress,
+            starts_segment=conversation.starts_segment,
+            is_summary=conversation.is_summary,
         )
 
 
@@ -114,7 +115,7 @@ class EpisodeRunner:
         stats.num_calls += len(turn.calls)
         if turn.parse_error:
             stats.num_invalid_calls += 1
-        if conversation.end is not None:
+        if conversation.end is not None or turn.is_summary:
             return
         if turn.parse_error:
             conversation.observe([f"error: {turn.parse_error}"], is_finished=False)

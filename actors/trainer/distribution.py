@@ -95,7 +95,8 @@ def draw_of(turn: Turn, start: int, vocab_size: int) -> TurnDraw:
         raise GreedyTurnError("sampling.temperature: 0, nothing was explored")
     if fault := fault_of(sampling, vocab_size):
         raise NotReproducibleError(f"sampling.{fault}")
-    at = np.flatnonzero(~_is_forced(turn, token_ids.size))
+    is_context = _is_forced(turn, token_ids.size) | turn.is_withheld
+    at = np.flatnonzero(~is_context)
     support = None
     if sampling.is_truncated:
         if not turn.support:

@@ -14,13 +14,14 @@ from penstock.actors.trainer.distribution import (
 )
 from penstock.actors.trainer.routes import no_routes, rollout_routes
 from penstock.kernels.arrays import from_array
+from penstock.messages.reading.trajectories import segments
 from penstock.messages.rollout import Turn
 from penstock.messages.training import SampleEntry, TrunkCredit
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSequence:
-    """One rollout, or turns of a session, token by token.
+    """One segment of a rollout, or turns of a session, token by token.
 
     Shapes: T tokens, N of them sampled and trained, L layers, K experts per token.
     """
@@ -61,16 +62,22 @@ class TrainingSequence:
         return self.token_ids.size - 1
 
 
-def training_sequence(  # noqa: PLR0913, PLR0917 - what a manifest says of one rollout
+def training_sequence(  # noqa: PLR0913, PLR0917 - what a manifest says of one segment
     rollout_id: str,
     turns: Sequence[Turn],
     config: PolicyConfig,
-    advantage: float,
+    advantage: float | np.ndarray,
     weight: float = 1.0,
-    trunk: TrunkCredit | None = None,
     trained_from: int = 0,
 ) -> TrainingSequence:
-    """Concatenate the turns of a rollout.
+    """Concatenate the turns of a segment.
+
+    Args:
+        rollout_id: whose it is.
+        turns: of one context.
+        config: of the policy.
+        advantage: of all its sampled tokens, forced ones included, or of each.
+        weight: of all its tokens.
 
     Raises:
         NotReproducibleError, GreedyTurnError: Some turn cannot be trained.
@@ -101,7 +108,7 @@ def training_sequence(  # noqa: PLR0913, PLR0917 - what a manifest says of one r
         versions=versions[is_trained],
         behavior_logprobs=logprobs[is_trained],
         routed_experts=routes,
-        advantages=_advantages(sampled_at.size, advantage, trunk)[is_trained],
+        advantages=np.full(sampled_at.size, advantage, np.float32)[is_trained],
         weight=weight,
     )
 
@@ -117,15 +124,32 @@ def sample_sequences(
     """
     if sample.num_turns:
         return _session_sequences(sample, turns, config, live_weight * sample.weight)
-    sequence = training_sequence(
-        sample.rollout_id,
-        turns,
-        config,
-        sample.advantage,
-        trunk=sample.trunk,
-        trained_from=sample.trained_from,
-    )
-    return [sequence]
+    return rollout_sequences(sample, turns, config)
+
+
+def rollout_sequences(
+    sample: SampleEntry, turns: Sequence[Turn], config: PolicyConfig
+) -> list[TrainingSequence]:
+    """Return a rollout's sequences: one for each segment, all with the rollout's advantage.
+
+    Raises:
+        ValueError: As `training_sequence` does.
+
+    """
+    name, since = sample.rollout_id, sample.trained_from
+    values = _advantages(_num_sampled(turns), sample.advantage, sample.trunk)
+    found: list[TrainingSequence] = []
+    start = 0
+    for segment in segments(turns):
+        end = start + _num_sampled(segment)
+        part = values[start:end]
+        found.append(training_sequence(name, segment, config, part, trained_from=since))
+        start = end
+    return found
+
+
+def _num_sampled(turns: Sequence[Turn]) -> int:
+    return sum(turn.summary.num_sampled for turn in turns)
 
 
 def _session_sequences(
@@ -154,7 +178,7 @@ def _session_sequences(
 
 
 def num_exact_prefixes(turns: Sequence[Turn]) -> int:
-    """Count the turns whose context begins with all tokens of the turn before."""
+    """Count a session's turns whose context begins with all tokens of the turn before."""
     ids = [np.concatenate([from_array(t.context_ids), from_array(t.token_ids)]) for t in turns]
     contexts = [from_array(turn.context_ids) for turn in turns]
     return sum(
@@ -211,12 +235,13 @@ def check_trajectory(
         ValueError: Says what was expected.
 
     """
-    if turns and not _num_trained(rollout_id, turns, config, trained_from):
+    parts = segments(turns)
+    if turns and not sum([_num_trained(rollout_id, part, config, trained_from) for part in parts]):
         raise _all_forced(rollout_id)
 
 
 def _all_forced(rollout_id: str) -> GreedyTurnError:
-    return GreedyTurnError(f"rollout {rollout_id}: each of its tokens was forced")
+    return GreedyTurnError(f"rollout {rollout_id}: each of its tokens was forced or withheld")
 
 
 def _num_trained(

@@ -161,9 +161,9 @@ def _sequences(
 def _session_figures(
     manifest: BatchManifest, turns: Mapping[str, Sequence[Turn]]
 ) -> dict[str, float]:
-    """Return the share of live turns after the first whose context continues the one before."""
+    """Return the share of live turns within segments whose context continues the one before."""
     live = [turns[sample.rollout_id] for sample in trained_samples(manifest) if sample.num_turns]
-    num_later = sum(len(each) - 1 for each in live)
+    num_later = sum(not turn.starts_segment for each in live for turn in each[1:])
     if not num_later:
         return {}
     return {"live_exact_prefixes": sum(map(num_exact_prefixes, live)) / num_later}

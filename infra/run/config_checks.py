@@ -13,7 +13,7 @@ from penstock.infra.run.config import RegionSection, RunConfig, is_gateway
 from penstock.infra.stores.settings import StoreKind
 from penstock.messages.errors import ConfigError
 from penstock.messages.generation import MOVED_CHANNELS, NEWEST, pinned_version
-from penstock.messages.task import Purpose
+from penstock.messages.task import Limits, Purpose
 
 HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 """A token of a subject, and a folder's name."""
@@ -81,18 +81,48 @@ def _check_context(config: RunConfig) -> None:
     """Check that no episode, reply or document is longer than what has to compute it."""
     context = ("generator.num_tokens_max", config.generator.num_tokens_max)
     positions = ("policy.max_position_embeddings", config.policy.max_position_embeddings)
-    limits = config.prepare.limits.num_tokens_max
     document = config.trainer.midtrain.sequence_tokens
     pairs = [
         (context, positions),
         (("trainer.midtrain.sequence_tokens", document), positions),
         (("gateway.context_tokens_max", config.gateway.context_tokens_max), context),
     ]
-    if not config.prepare.tasks:  # Tasks of a folder bring their own: see `prepare`.
-        pairs.append((("prepare.limits.num_tokens_max", limits), context))
     for (name, value), (bound_name, bound) in pairs:
         if value > bound:
             raise ConfigError(f"{name}: expected at most {bound_name} {bound}, got {value}")
+    if not config.prepare.tasks:  # Tasks of a folder bring their own: see `prepare`.
+        check_window(config.prepare.limits, config, "prepare.limits")
+
+
+def check_window(limits: Limits, config: RunConfig, field: str) -> None:
+    """Check that a context of an episode fits the engine, with room for a summary if it needs one.
+
+    Args:
+        limits: Of the episode.
+        config: Of the run.
+        field: Where they stand, for errors.
+
+    Raises:
+        ConfigError: It does not; the text begins with the field.
+
+    """
+    window, has_segments = limits.window_tokens_max, limits.num_segments_max > 1
+    if has_segments and not window:
+        text = f"expected one, as num_segments_max is {limits.num_segments_max}"
+        raise ConfigError(f"{field}.window_tokens_max: {text}")
+    name = "window_tokens_max" if window else "num_tokens_max"
+    longest, context = window or limits.num_tokens_max, config.generator.num_tokens_max
+    if longest > context:
+        text = f"expected at most generator.num_tokens_max {context}, got {longest}"
+        raise ConfigError(f"{field}.{name}: {text}")
+    summary = config.rollout_worker.summary
+    room = int((1 - summary.trigger) * window)
+    if has_segments and summary.is_asked and summary.num_tokens_max >= room:
+        text = f"expected less than {room}, what rollout_worker.summary.trigger {summary.trigger:g}"
+        raise ConfigError(
+            f"rollout_worker.summary.num_tokens_max: {text} leaves of {field}.window_tokens_max "
+            f"{window}, got {summary.num_tokens_max}"
+        )
 
 
 def _check_model(config: RunConfig) -> None:

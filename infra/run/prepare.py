@@ -32,6 +32,7 @@ from penstock.infra.models.claim import claim_model, open_model
 from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.quickstart.midtrain_data import midtrain_objects
 from penstock.infra.run.config import PoolSection, RunConfig
+from penstock.infra.run.config_checks import check_window
 from penstock.messages.bus import ObjectStore
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Split, Task
@@ -130,21 +131,17 @@ def _checked(one: TaskCandidate, config: RunConfig, chat: ChatFormat | None) -> 
         ConfigError: It does not; the text names the task and both numbers.
 
     """
-    task, context = one.task, config.generator.num_tokens_max
+    task, limits = one.task, one.task.limits
     _check_machine(task, config.pool)
-    num_tokens = task.limits.num_tokens_max
-    if num_tokens > context:
-        raise ConfigError(
-            f"task {task.task_id}: its limits.num_tokens_max is {num_tokens}, more than the "
-            f"engine's context, generator.num_tokens_max {context}"
-        )
+    check_window(limits, config, f"task {task.task_id}: limits")
     if chat is not None:
         tools = offered_tools(config.pacer.harness)
         opening = Conversation(chat, task, tools, ends_on_parse_error=True)
+        longest = limits.window_tokens_max or limits.num_tokens_max
         if opening.end is not None:
             raise ConfigError(
                 f"task {task.task_id}: its prompt has {len(opening.token_ids)} tokens with the "
-                f"tools, and its limits.num_tokens_max is {num_tokens}"
+                f"tools, and its longest context is {longest}"
             )
     return one
 

@@ -2,9 +2,10 @@
 
 generated = trained + stale + filtered + infra_failed + judge_failed + not_reproducible + greedy +
 erased + skipped + withheld + in_flight, for each policy version. It is folded from the log alone:
-turns say what was generated, batch manifests what became of it, steps what they skipped. Streams
-are not ordered among each other, so a manifest may come before its turns; the balance is judged on
-the state, not on the order of arrival.
+turns say what was generated, batch manifests what became of it, steps what they skipped. Of a
+trained sample the turns that are read and not trained are withheld. Streams are not ordered among
+each other, so a manifest may come before its turns; the balance is judged on the state, not on the
+order of arrival.
 """
 
 from collections import Counter
@@ -63,6 +64,8 @@ class Ledger:
     def __init__(self) -> None:
         self._generated: dict[str, dict[int, int]] = {}
         """Rollout -> policy version -> sampled tokens."""
+        self._withheld: dict[str, dict[int, int]] = {}
+        """The same, of turns that are not trained in a sample that is."""
         self._seen_turns: set[tuple[str, int]] = set()
         self._settled: dict[str, _Settlement] = {}
         self._columns: dict[int, Counter[str]] = {}
@@ -127,13 +130,17 @@ class Ledger:
         if (name, turn_index) in self._seen_turns:
             return
         self._seen_turns.add((name, turn_index))
-        tokens = self._generated.setdefault(name, {})
+        tables = [self._generated.setdefault(name, {})]
+        if turn.is_withheld:
+            tables.append(self._withheld.setdefault(name, {}))
         settled = self._settled.get(name)
         for version, num_tokens in tokens_by_version(turn.version_spans).items():
-            tokens[version] = tokens.get(version, 0) + num_tokens
+            for tokens in tables:
+                tokens[version] = tokens.get(version, 0) + num_tokens
             columns = self._columns.setdefault(version, Counter())
             columns["generated"] += num_tokens
-            columns[_column_of(settled, version)] += num_tokens
+            column = _column_of(settled, version)
+            columns[_of_withheld(column) if turn.is_withheld else column] += num_tokens
         self._compare(name)
 
     def _settle(
@@ -176,9 +183,13 @@ class Ledger:
 
     def _move(self, name: str, before: _Settlement | None, after: _Settlement) -> None:
         """Take a rollout's tokens out of where they are, in flight if it was not settled."""
+        withheld = self._withheld.get(name, {})
         for version, num_tokens in self._generated.get(name, {}).items():
-            self._columns[version][_column_of(before, version)] -= num_tokens
-            self._columns[version][_column_of(after, version)] += num_tokens
+            columns, num_withheld = self._columns[version], withheld.get(version, 0)
+            for settlement, sign in ((before, -1), (after, 1)):
+                column = _column_of(settlement, version)
+                columns[column] += sign * (num_tokens - num_withheld)
+                columns[_of_withheld(column)] += sign * num_withheld
 
     def _compare(self, name: str) -> None:
         settlement = self._settled.get(name)
@@ -197,3 +208,8 @@ class Ledger:
 
 def _column_of(settlement: _Settlement | None, version: int) -> str:
     return settlement.column_of(version) if settlement else _IN_FLIGHT
+
+
+def _of_withheld(column: str) -> str:
+    """Return where the withheld turns of a sample count whose other tokens are in a column."""
+    return _WITHHELD if column in {_TRAINED, _SKIPPED} else column

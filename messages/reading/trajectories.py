@@ -136,15 +136,26 @@ def check_turn(found: AnyTurn | None, expected: TurnSummary, key: str) -> AnyTur
 def own_turns(rollout: RolloutFinished, turns: Sequence[Turn]) -> list[Turn]:
     """Return the turns that are a rollout's to train, from all of its turns.
 
-    Of a branch, those since it left its trunk; the trunk is context of the first, whose routes
-    cover it (`Generate.routes_from` was 0).
+    Of a branch, those since it left its trunk; the trunk's last segment is context of the first,
+    whose routes cover it (`Generate.routes_from` was 0), unless that starts a segment itself.
     """
     shared, own = turns[: rollout.num_trunk_turns], list(turns[rollout.num_trunk_turns :])
-    if shared and own:
-        past = [ids for turn in shared for ids in (turn.context_ids, turn.token_ids)]
+    if shared and own and not own[0].starts_segment:
+        open_segment = segments(shared)[-1]
+        past = [ids for turn in open_segment for ids in (turn.context_ids, turn.token_ids)]
         whole = _joined([*past, own[0].context_ids])
         own[0] = msgspec.structs.replace(own[0], context_ids=whole)
     return own
+
+
+def segments(turns: Sequence[Turn]) -> list[list[Turn]]:
+    """Return turns by the segment that each is of; each was sampled in a context of its own."""
+    found: list[list[Turn]] = []
+    for turn in turns:
+        if turn.starts_segment or not found:
+            found.append([])
+        found[-1].append(turn)
+    return found
 
 
 def _joined(parts: list[Array]) -> Array:

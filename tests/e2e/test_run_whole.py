@@ -10,8 +10,8 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(240)]
 
 FIELDS = {
     "midtrain": "tokens loss_first loss_last heldout_loss heldout_perplexity",
-    "rl": "steps rollouts turns_mean heldout_pass_before heldout_pass_after staleness_max "
-    "staleness_seen_max",
+    "rl": "steps rollouts turns_mean segments_mean summaries summary_token_share "
+    "heldout_pass_before heldout_pass_after staleness_max staleness_seen_max",
     "sandbox": "backend isolation_class vms boot_ms_p50",
     "sync": "regions versions empty_deltas full_uploads_after_v0 digest_mismatches",
     "ledger": "generated_tokens trained stale filtered infra_failed judge_failed not_reproducible "

@@ -86,9 +86,12 @@ class PenstockChat:
         turn_ids: Sequence[int],
         results: Sequence[tuple[str, str]],
         tools: OfferedTools = _NO_TOOLS,
+        request: str = "",
     ) -> list[int]:
-        """Render one message for each result."""
+        """Render one message for each result, and one for the request."""
         messages = [ChatMessage(role=Role.TOOL, content=text) for _, text in results]
+        if request:
+            messages.append(ChatMessage(role=Role.USER, content=request))
         return self.render_prompt(messages)
 
     def read_results(self, context_ids: Sequence[int]) -> list[str] | None:

@@ -140,6 +140,7 @@ class ChatFormat(Protocol):
         turn_ids: Sequence[int],
         results: Sequence[tuple[str, str]],
         tools: OfferedTools,
+        request: str = "",
     ) -> list[int] | None:
         """Render the results of a turn's calls, in their order, and open the next turn.
 
@@ -148,6 +149,7 @@ class ChatFormat(Protocol):
             turn_ids: the turn, as sampled.
             results: name of the tool, empty if there was no call, and what it returned.
             tools: what the assistant may call.
+            request: what a user says after them; empty for nothing.
 
         Returns:
             What follows the turn's ids; None if nothing can follow such a turn.

@@ -99,10 +99,13 @@ class RenderersChat:
         turn_ids: Sequence[int],
         results: Sequence[tuple[str, str]],
         tools: OfferedTools,
+        request: str = "",
     ) -> list[int] | None:
-        """Bridge from the turn's ids to the next turn."""
+        """Bridge from the turn's ids to the next turn; a request keeps the reasoning before it."""
         messages = [self._result(index, name, text) for index, (name, text) in enumerate(results)]
-        ids = self._bridge(context_ids, turn_ids, messages, tools)
+        if request:
+            messages.append({"role": Role.USER.value, "content": self._plain(request)})
+        ids = self._bridge(context_ids, turn_ids, messages, tools, keeps=bool(request))
         return None if ids is None else ids[len(context_ids) + len(turn_ids) :]
 
     def parse_turn(
@@ -167,16 +170,20 @@ class RenderersChat:
         turn_ids: Sequence[int],
         messages: list[dict[str, Any]],
         tools: OfferedTools,
+        *,
+        keeps: bool = False,
     ) -> list[int] | None:
         """Return all ids up to the next turn, or None where the format cannot extend it.
 
         Formats that leave reasoning out of earlier turns render again at a user's next message,
-        whatever those turns hold. Where none has reasoning there is nothing to leave out.
+        whatever those turns hold. Where none has reasoning there is nothing to leave out; with
+        `keeps` it stays, so that who is asked for a summary reads all that went before.
         """
         before = [*context_ids, *turn_ids]
         given = (list(context_ids), list(turn_ids), messages)
         done = self._renderer.bridge_to_next_turn(*given, tools=self._schemas(tools))
-        if done is None and self._keeping and self._reasoning_ids.isdisjoint(before):
+        may_keep = keeps or self._reasoning_ids.isdisjoint(before)
+        if done is None and self._keeping and may_keep:
             done = self._keeping.bridge_to_next_turn(*given, tools=self._schemas(tools))
         if done is None or done.token_ids[: len(before)] != before:
             return None

@@ -169,7 +169,7 @@ async def test_a_copy_has_no_way_out_until_its_own_host_opens_one(tmp_path):
         await first.checkpoint(tmp_path / "saved")
         stats = EpisodeStats(sandbox=first.info)
         stats.add_egress(await read_egress(first, task))
-        saved = stats.saved(start_of(task), 1, EMPTY, 0.0)
+        saved = stats.saved(start_of(task), conversation, 0.0)
         copy = await open_backend("qemu-tcg").restore(tmp_path / "saved", timeout_s=200.0)
         try:
             closed = await copy.exec(["python3", "-c", knock], timeout_s=100.0)

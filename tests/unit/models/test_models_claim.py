@@ -208,5 +208,5 @@ def test_a_folders_task_beyond_the_engines_context_is_refused(model, monkeypatch
     limits = msgspec.structs.replace(candidate.task.limits, num_tokens_max=32_768)
     task = msgspec.structs.replace(candidate.task, task_id="mined/1", limits=limits)
     candidate = msgspec.structs.replace(candidate, task=task)
-    with pytest.raises(ConfigError, match=r"task mined/1: .* is 32768, .*num_tokens_max 4096"):
+    with pytest.raises(ConfigError, match=r"mined/1: limits\.num_tokens_max: .* 4096, got 32768"):
         preparing._checked(candidate, config, None)

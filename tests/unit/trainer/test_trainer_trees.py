@@ -9,7 +9,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.trainer.batching.audit import ManifestAudit
 from penstock.actors.trainer.batching.batcher import Batcher
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.sequences import training_sequence
+from penstock.actors.trainer.sequences import rollout_sequences, training_sequence
 from penstock.kernels.arrays import to_array
 from penstock.kernels.route_segments import seal_routes
 from penstock.messages.reading.trajectories import own_turns
@@ -151,9 +151,7 @@ def test_own_turns_train_what_was_sampled_after_the_trunk():
 
 def test_each_token_gets_its_own_advantage():
     trunk = batch({0: SOLVED, 1: SOLVED, 2: FAILED, 3: SOLVED})["r2"]
-    sequence = training_sequence(
-        "r2", [SHARED, TRUNK_OWN], POLICY, trunk.advantage, trunk=trunk.trunk
-    )
+    [sequence] = rollout_sequences(trunk, [SHARED, TRUNK_OWN], POLICY)
     assert sequence.advantages.tolist() == [-0.25, -0.25, -0.75]
     # as if the trunk were in both branches' sequences, with half the weight in each
     assert sequence.advantages[0] == pytest.approx((-0.75 + 0.25) / 2)
