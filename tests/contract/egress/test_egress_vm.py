@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 from tests.trajectories import trajectory
@@ -12,13 +13,11 @@ from penstock.envs.backends import open_backend
 from penstock.envs.sandbox import BackendUnavailable, NetworkedSandbox, SandboxRequestError
 from penstock.envs.tasks.storage import GradedTask
 from penstock.envs.tasks.workspace import open_workspace, read_egress
-from penstock.messages.base import Array
 from penstock.messages.reward import CheatKind
 from penstock.messages.rollout import EpisodeEnd
 from penstock.messages.task import HiddenTests, Purpose, Sampling, Split, StartRollout, Task
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(200)]
-EMPTY = Array(dtype="int32", shape=(0,), data=b"")
 FETCH = """\
 import sys, urllib.error, urllib.request
 for url in sys.argv[1:]:
@@ -169,7 +168,10 @@ async def test_a_copy_has_no_way_out_until_its_own_host_opens_one(tmp_path):
         await first.checkpoint(tmp_path / "saved")
         stats = EpisodeStats(sandbox=first.info)
         stats.add_egress(await read_egress(first, task))
-        saved = stats.saved(start_of(task), conversation, 0.0)
+        one_turn = SimpleNamespace(
+            turns=[None], observation_ids=[], starts_segment=False, is_summary=False
+        )
+        saved = stats.saved(start_of(task), one_turn, 0.0)
         copy = await open_backend("qemu-tcg").restore(tmp_path / "saved", timeout_s=200.0)
         try:
             closed = await copy.exec(["python3", "-c", knock], timeout_s=100.0)
