@@ -213,12 +213,8 @@ function drawOutcomes() {
   const pair = (name, value) => list.append(html("dt", "", name), html("dd", "", value));
   pair("turns per rollout", trim(rollouts.num_turns / rollouts.num_finished));
   pair("tokens per rollout", trim(rollouts.num_sampled_tokens / rollouts.num_finished));
-  pair("tool calls per rollout", trim(rollouts.num_calls / rollouts.num_finished));
-  pair("invalid calls per rollout", trim(rollouts.num_invalid_calls / rollouts.num_finished));
-  if (rollouts.num_summaries) {
-    pair("summaries per rollout", trim(rollouts.num_summaries / rollouts.num_finished));
-    pair("tokens in summaries", percent(rollouts.num_summary_tokens / rollouts.num_sampled_tokens));
-  }
+  pair("tool calls (invalid ones) per rollout", `${trim(rollouts.num_calls / rollouts.num_finished)} (${trim(rollouts.num_invalid_calls / rollouts.num_finished)})`);
+  if (rollouts.num_summaries) pair("tokens in summaries", percent(rollouts.num_summary_tokens / rollouts.num_sampled_tokens));
   fill("outcomes", note("Verdicts on training rollouts"), stackedBar(parts), list);
 }
 

@@ -36,6 +36,13 @@ MODES = st.sampled_from(list(SummaryMode))
 TURNS = st.lists(st.tuples(WORDS, WORDS, SUMMARIES), min_size=1, max_size=14)
 
 
+def sample_of(turns, outcome: Outcome = Outcome.SOLVED) -> SampleEntry:
+    spans = [span for turn in turns for span in turn.version_spans]
+    return SampleEntry(
+        rollout_id="r", outcome=outcome, reward=1.0, advantage=0.25, version_spans=spans
+    )
+
+
 def chain_of(turns, mode: SummaryMode, segments_max: int, num_tokens_max: int = 4000) -> Chain:
     summary = SummaryConfig(mode=mode, trigger=0.5, num_tokens_max=60, request="Sum up.")
     talk = conversation(
@@ -57,7 +64,7 @@ def test_sequences_are_what_the_sampler_saw(turns, mode, segments_max, num_token
     if not chain.turns:
         return
     check_trajectory("r", chain.turns, POLICY)
-    sequences = rollout_sequences("r", chain.turns, POLICY, 0.25)
+    sequences = rollout_sequences(sample_of(chain.turns), chain.turns, POLICY)
     assert len(sequences) == chain.finished().num_segments <= segments_max
     assert all(sequence.num_inputs <= 260 for sequence in sequences)
     check_exact(chain, sequences, 0)
@@ -120,17 +127,14 @@ def test_a_branch_trains_its_own_turns_in_the_trunks_last_segment(turns, mode, d
     event, all_turns = branched(chain, shared)
     own = own_turns(event, all_turns)
     check_trajectory("b", own, POLICY)
-    check_exact(chain, rollout_sequences("b", own, POLICY, 0.25), shared)
+    check_exact(chain, rollout_sequences(sample_of(own), own, POLICY), shared)
 
 
 @settings(max_examples=40, deadline=None)
 @given(TURNS, MODES, st.sampled_from([Outcome.SOLVED, Outcome.FILTERED]), st.booleans())
 def test_the_ledger_counts_each_token_once(turns, mode, outcome, is_late):
     chain = chain_of(turns, mode, 4)
-    spans = [span for turn in chain.turns for span in turn.version_spans]
-    entry = SampleEntry(
-        rollout_id="r", outcome=outcome, reward=0.0, advantage=0.0, version_spans=spans
-    )
+    entry = sample_of(chain.turns, outcome)
     group = GroupEntry(group_id="g", group_index=0, task_id="t", samples=[entry])
     manifest = BatchManifest(step=1, policy_version=0, groups=[group])
     ledger, events = Ledger(), chain.events()
@@ -142,10 +146,10 @@ def test_the_ledger_counts_each_token_once(turns, mode, outcome, is_late):
     assert ledger.balanced, ledger.violations
     total = ledger.totals()
     withheld = sum(len(ids_of(turn)[1]) for turn in chain.turns if turn.is_withheld)
-    generated = sum(tokens_by_version(spans).values())
+    generated = sum(tokens_by_version(entry.version_spans).values())
     assert total.generated == generated and total.in_flight == 0
     if outcome.is_trained:
-        trained = sum(s.sampled_at.size for s in rollout_sequences("r", chain.turns, POLICY, 0.0))
+        trained = sum(s.sampled_at.size for s in rollout_sequences(entry, chain.turns, POLICY))
         assert (total.trained, total.withheld) == (trained, withheld)
         assert trained + withheld == generated
     else:
