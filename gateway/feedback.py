@@ -98,7 +98,7 @@ async def get_feedback(services: Services, request: web.Request) -> web.Response
 async def _take(data: bytes, key: KeySpec, services: Services) -> dict[str, Any]:
     """Check and store one piece of feedback; return its part of the reply."""
     body = decode_body(data, FeedbackBody)
-    event = _received(body, key, services)
+    event = await _received(body, key, services)
     content = FeedbackContent(
         comment=_short(body.comment, "comment"), correction=_short(body.correction, "correction")
     )
@@ -178,7 +178,7 @@ async def _find_changeable(
     return event
 
 
-def _received(body: FeedbackBody, key: KeySpec, services: Services) -> FeedbackReceived:
+async def _received(body: FeedbackBody, key: KeySpec, services: Services) -> FeedbackReceived:
     spec = _declared(_token(body.name or body.key or body.metric_name, "name"), key, services)
     value = body.value if body.value is not None else body.score
     if spec.kind.is_text:
@@ -196,7 +196,7 @@ def _received(body: FeedbackBody, key: KeySpec, services: Services) -> FeedbackR
         key_id=key.key_id,
         is_trusted=key.is_trusted,
         tenant=key.tenant,
-        user=_user(body.user, request_id, key, services),
+        user=await _user(body.user, request_id, key, services),
         weight=body.weight,
         source=_short(body.source, "source", ID_CHARS_MAX),
         occurred_at=_short(body.occurred_at, "occurred_at", ID_CHARS_MAX),
@@ -236,7 +236,7 @@ async def _with_content(
     event: FeedbackReceived, content: FeedbackContent, key: KeySpec, services: Services
 ) -> FeedbackReceived:
     """Return feedback with what the user wrote, sealed; without it where it may not be stored."""
-    owner = services.index.owner_of(event.request_id)
+    owner = await services.owner_of(event.request_id)
     is_counted = owner is not None and not owner.is_stored
     if is_counted:  # Of such a request no user is on record.
         event = msgspec.structs.replace(event, user=services.pseudonyms.user(key, ""))
@@ -259,16 +259,16 @@ def _request_id(body: FeedbackBody, key: KeySpec, services: Services) -> str:
     return request_id
 
 
-def _user(name: str, request_id: str, key: KeySpec, services: Services) -> str:
+async def _user(name: str, request_id: str, key: KeySpec, services: Services) -> str:
     """Return who gives feedback: the user named, else the request's own, else the key.
 
-    Of a request that this gateway does not know (yet, or any more) the join decides, by tenant.
+    Of a request that is not on the log yet the join decides, by tenant.
 
     Raises:
         ApiError: 403, the request is another tenant's.
 
     """
-    owner = services.index.owner_of(request_id)
+    owner = await services.owner_of(request_id)
     if owner is not None and owner.tenant != key.tenant:
         if not key.is_trusted:
             text = "the request was made with a key of another tenant"

@@ -12,6 +12,7 @@ key_hash = "<SHA-256 of the key, in hex>"
 tenant = "acme"              # default: the key's own id
 storage_consent = true       # without it only counts are stored
 training_consent = true
+operator = true              # may see the live page, which shows all tenants
 ```
 """
 
@@ -70,6 +71,8 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Pieces of feedback per minute on the requests of one of its users."""
     feedback_kib_limit: PositiveInt = 256
     """Feedback per minute in KiB, comments and corrections included."""
+    operator: bool = False
+    """May see the page, the state and the metrics of the run: what all tenants do."""
     is_trusted: bool = False
     """May give feedback on requests of other tenants."""
 
@@ -121,7 +124,7 @@ def hash_key(secret: str) -> str:
 
 
 def create_key(path: Path, *, key_id: str, has_consent: bool = False) -> KeySpec:
-    """Return the key kept at `path` (mode 0600), made there first if the file is absent.
+    """Return the operator's key kept at `path` (mode 0600), made first if the file is absent.
 
     Args:
         path: The file; of several processes that make it at once, one does.
@@ -138,6 +141,7 @@ def create_key(path: Path, *, key_id: str, has_consent: bool = False) -> KeySpec
         key_hash=hash_key(path.read_text().strip()),
         storage_consent=has_consent,
         training_consent=has_consent,
+        operator=True,
     )
 
 

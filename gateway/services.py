@@ -80,7 +80,7 @@ class RequestIndex:
 
     def add(self, event: InferenceRecorded) -> None:
         """Note a request; the oldest is forgotten."""
-        self.put(event.request_id, Owner(tenant=event.tenant, user=event.user), event.session_id)
+        self.put(event.request_id, _owner(event), event.session_id)
 
     def put(self, request_id: str, owner: Owner, session_id: str) -> None:
         """Note a request of this gateway, whether or not it is stored."""
@@ -93,10 +93,13 @@ class RequestIndex:
     def add_counted(self, event: InferenceCounted) -> None:
         """Note a request that is not stored: neither its user nor its session is on record."""
         if event.request_id not in self._owners:
-            self._own(
-                event.request_id,
-                Owner(tenant=event.tenant, user=f"k-{event.key_id}", is_stored=False),
-            )
+            self._own(event.request_id, _owner(event))
+
+    def know(self, event: InferenceRecorded | InferenceCounted) -> Owner:
+        """Note a request that was looked up: there may be later ones of its session."""
+        owner = _owner(event)
+        self._own(event.request_id, owner)
+        return owner
 
     def _own(self, request_id: str, owner: Owner) -> None:
         self._owners[request_id] = owner
@@ -110,6 +113,12 @@ class RequestIndex:
     def last_of(self, tenant: str, session_id: str) -> str | None:
         """Return the last request of a tenant's session, or None."""
         return self._last.get((tenant, session_id))
+
+
+def _owner(event: InferenceRecorded | InferenceCounted) -> Owner:
+    if isinstance(event, InferenceCounted):
+        return Owner(tenant=event.tenant, user=f"k-{event.key_id}", is_stored=False)
+    return Owner(tenant=event.tenant, user=event.user)
 
 
 class GatewayMetrics:
@@ -210,28 +219,45 @@ class Services:
         ready = self.replicas.ready(Purpose.LIVE, self.config.channel)
         return max((replica.policy_version for replica in ready), default=-1)
 
+    async def owner_of(self, request_id: str) -> Owner | None:
+        """Return who made a request, also one from before a restart; None where nobody knows.
+
+        Raises:
+            PenstockError: The log does not answer.
+
+        """
+        if (known := self.index.owner_of(request_id)) is not None:
+            return known
+        found = await self.ctx.last(InferenceRecorded, request_id)
+        if found is None:
+            found = await self.ctx.last(InferenceCounted, request_id)
+        return self.index.know(found) if found is not None else None
+
     def admit_viewer(self, request: web.Request) -> None:
-        """Let anyone on this machine see the run; anyone else needs a key.
+        """Let anyone on this machine see the run; anyone else needs an operator's key.
 
         A browser gives the key as the password of its own dialog. Behind a proxy everyone comes
         from this machine, and a page of another site reaches it under that site's name: neither
         counts as being on it.
 
         Raises:
-            ApiError: 401.
+            ApiError: 401; 403, the key is a tenant's.
 
         """
         if self.config.is_local and is_same_host(request):
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "basic":
-            is_known = self.keys.find(f"Bearer {_password(given)}") is not None
+            key = self.keys.find(f"Bearer {_password(given)}")
         else:
-            is_known = self.keys.find(f"{scheme} {given}") is not None
-        if not is_known:
+            key = self.keys.find(f"{scheme} {given}")
+        if key is None:
             request[EXTRA_HEADERS] = {"WWW-Authenticate": 'Basic realm="penstock"'}
-            text = "expected a key of this gateway: as a bearer key, or as the password of a user"
+            text = "expected an operator's key: as a bearer key, or as the password of a user"
             raise ApiError(401, "invalid_api_key", text)
+        if not key.operator:
+            text = "what all tenants do is for operators: expected a key with operator = true"
+            raise ApiError(403, "not_an_operator", text)
 
     def authenticate(self, request: web.Request) -> KeySpec:
         """Return the key of a request.

@@ -40,8 +40,10 @@ from penstock.messages.signals.defaults import DEFAULT_SIGNALS
 from penstock.messages.task import Purpose
 
 SECRET = "psk-test"
+OPERATOR = "psk-operator"
 KEYS = (
     KeySpec(key_id="user", key_hash=hash_key(SECRET), storage_consent=True, training_consent=True),
+    KeySpec(key_id="operator", key_hash=hash_key(OPERATOR), operator=True),
     KeySpec(key_id="mate", key_hash=hash_key("psk-mate"), tenant="user"),
     KeySpec(key_id="other", key_hash=hash_key("psk-other"), storage_consent=True),
     KeySpec(key_id="private", key_hash=hash_key("psk-private")),

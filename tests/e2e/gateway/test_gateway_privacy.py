@@ -6,6 +6,7 @@ import contextlib
 import aiohttp
 import pytest
 
+from penstock.gateway.services import RequestIndex
 from penstock.infra.privacy.erase import erase
 from penstock.messages.base import Event
 from penstock.messages.codec import EVENTS, encode
@@ -195,3 +196,27 @@ async def test_deleting_feedback_names_the_versions_that_keep_it(site, http):
                 break
     deleted = await http.delete("/v1/feedback/f", headers=bearer("psk-test"))
     assert await deleted.json() == {"feedback_id": "f", "retracted": True, "versions": [1]}
+
+
+@pytest.mark.parametrize("fields", [{}, {"store": False}])
+async def test_a_gateway_that_does_not_know_a_request_finds_on_the_log_whose_it_is(
+    site, http, fields
+):
+    reply = await ask(site, http, user="alice", **fields)
+    for kind in (InferenceRecorded, InferenceCounted):
+        await site.events(kind)
+    services = site.gateway._services
+    services.index = RequestIndex()
+    await rate(http, "psk-test", reply["id"])
+    (feedback,) = await site.events(FeedbackReceived)
+    if fields:
+        assert (feedback.user, feedback.content) == ("k-user", None)
+    else:
+        (record,) = await site.events(InferenceRecorded)
+        assert record.user.startswith("u-")
+        assert feedback.user == record.user
+        assert feedback.content.owner == f"user/{record.user}"
+    other = {"request_id": reply["id"], "name": "accept", "value": 1}
+    services.index = RequestIndex()
+    answer = await http.post("/v1/feedback", json=other, headers=bearer("psk-other"))
+    assert (answer.status, (await answer.json())["error"]["code"]) == (403, "not_your_request")

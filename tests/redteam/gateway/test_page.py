@@ -7,7 +7,7 @@ import json
 
 import aiohttp
 import pytest
-from tests.e2e.gateway.conftest import SECRET
+from tests.e2e.gateway.conftest import OPERATOR, SECRET
 
 from penstock.gateway.page.live_page import render_page, script_json
 
@@ -54,14 +54,20 @@ async def test_neither_a_plain_proxy_nor_another_spelling_is_this_machine(site, 
     assert b" 401 " in first
 
 
+def credentials(scheme, secret):
+    basic = base64.b64encode(f"anyone:{secret}".encode()).decode()
+    return {"Authorization": f"{scheme} {secret if scheme == 'Bearer' else basic}"}
+
+
 @pytest.mark.parametrize("scheme", ["Bearer", "Basic"])
-async def test_with_a_key_a_proxys_user_may_look(http, scheme):
-    basic = base64.b64encode(f"anyone:{SECRET}".encode()).decode()
-    given = {"Bearer": SECRET, "Basic": basic}[scheme]
+async def test_an_operator_s_key_shows_a_proxys_user_the_run_and_a_tenant_s_does_not(http, scheme):
     for path in VIEWS:
-        headers = {"X-Forwarded-For": "203.0.113.7", "Authorization": f"{scheme} {given}"}
-        async with http.get(path, headers=headers) as reply:
-            assert reply.status == 200, path
+        for secret, status in ((OPERATOR, 200), (SECRET, 403)):
+            headers = {"X-Forwarded-For": "203.0.113.7"} | credentials(scheme, secret)
+            async with http.get(path, headers=headers) as reply:
+                assert reply.status == status, path
+                if status == 403:
+                    assert (await reply.json())["error"]["code"] == "not_an_operator"
 
 
 CREDENTIALS = ["Basic", "Basic !!!", "Basic " + base64.b64encode(b"\xff\xfe:\xff").decode(),
