@@ -102,10 +102,11 @@ def take_pass(
 
     """
     total = PassSums()
+    version_measured = policy_version if learner.versions.have_sampled else None
     with learner.published_weights():
         forward = SequenceForward(learner.policy)
         passes = [
-            partial(_forward, forward, batch, policy_version, config, divisor)
+            partial(_forward, forward, batch, version_measured, config, divisor)
             for batch in micro_batches(sequences, config.micro_batch_tokens)
         ]
         for sums in accumulate(
@@ -124,7 +125,7 @@ def take_pass(
 def _forward(
     forward: SequenceForward,
     batch: Sequence[TrainingSequence],
-    policy_version: int,
+    version_measured: int | None,
     config: TrainerConfig,
     divisor: float,
 ) -> tuple[torch.Tensor, PassSums]:
@@ -136,7 +137,7 @@ def _forward(
     behavior = _cat([sequence.behavior_logprobs for sequence in batch])
     proximal = _proximal(batch, current)
     ids = torch.arange(len(batch)).repeat_interleave(counts)
-    ratios = _ratios(batch, current, proximal, policy_version, config)
+    ratios = _ratios(batch, current, proximal, version_measured, config)
     tokens = SampledTokens(
         current=current,
         proximal=proximal,
@@ -181,13 +182,13 @@ def _ratios(
     batch: Sequence[TrainingSequence],
     current: torch.Tensor,
     proximal: torch.Tensor,
-    policy_version: int,
+    version_measured: int | None,
     config: TrainerConfig,
 ) -> Ratios:
     """Return the trainer's ratios to the sampler, with the engine's part where it is known."""
     behavior = _cat([sequence.behavior_logprobs for sequence in batch])
     total = corrected_ratios(current, proximal, behavior, config.loss)
-    is_own = _cat([sequence.versions == policy_version for sequence in batch])
+    is_own = _cat([one.versions == version_measured for one in batch])
     before = _cat([_or_nan(one, one.engine_logprobs) for one in batch])
     at_version = torch.where(is_own, proximal, before)
     is_measured = ~at_version.isnan()

@@ -42,7 +42,8 @@ def compared(
 
     """
     found = list(sequences)
-    for version, weights in learner.versions.recent.items():
+    recent = learner.versions.recent if learner.versions.have_sampled else {}
+    for version, weights in recent.items():
         at = [i for i, one in enumerate(found) if (one.versions == version).any()]
         chosen = [found[i] for i in at] if version != policy_version else []
         for i, logprobs in zip(at, logprobs_under(learner, weights, chosen, config), strict=False):

@@ -257,6 +257,7 @@ async def replay(
         raise NotFoundError("checkpoints/00000000-*: the run has no checkpoint of version 0")
     await load_checkpoint(log.store, key, learner)
     await load_reference(log.store, learner)
+    learner.versions.have_sampled = loss is None
     config = msgspec.structs.replace(config, num_workers=os.cpu_count() or 1)
     run = Replay(learner, config, log, what_if=loss, on_step=on_step)
     async for delivery in log.deliveries:

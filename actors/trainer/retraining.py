@@ -137,6 +137,7 @@ async def retrain(
         raise NotFoundError(f"checkpoints/: the run has none before step {min(left_out)}")
     head = await load_checkpoint(log.store, key, learner)
     await load_reference(log.store, learner)
+    learner.versions.have_sampled = False
     config = msgspec.structs.replace(config, num_workers=os.cpu_count() or 1)
     run = _Retraining(learner, config, log, left_out, head.step)
     async for delivery in log.deliveries:

@@ -26,6 +26,9 @@ class EarlierVersions:
         """Version 0."""
         self.recent: dict[int, Weights] = {}
         """Version -> weights, oldest first."""
+        self.have_sampled = True
+        """Whether versions are those that the log's tokens came from; not where training leaves the
+        run's own path, so that nothing can be said of the engine."""
 
     def keep(self, version: int, weights: Weights, num_kept: int) -> None:
         """Add the version that a step has just left behind, and drop the oldest above the bound."""
