@@ -70,7 +70,7 @@ from penstock.messages.sandbox import (
 from penstock.messages.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup, ReportHost
 from penstock.messages.signals.preferences import Label, PreferencePair
 from penstock.messages.signals.quarantine import FeedbackQuarantined, QuarantineReleased
-from penstock.messages.task import CreditsChanged, StartRollout
+from penstock.messages.task import CreditsChanged, GroupGranted, StartRollout
 from penstock.messages.telemetry import (
     ActorReported,
     MidtrainProgressed,
@@ -94,7 +94,7 @@ from penstock.messages.weights import (
 
 EVENTS = (
     StartRollout, TurnSampled, EpisodeSaved, RolloutFinished, Verdict,
-    WeightsPublished, WeightsRelayed, WeightsApplied, CreditsChanged,
+    WeightsPublished, WeightsRelayed, WeightsApplied, GroupGranted, CreditsChanged,
     InferenceRecorded, InferenceCounted, FeedbackReceived, FeedbackRetracted, FeedbackLeftOut,
     LiveSampleJoined,
     ErasureRequested, ErasurePrepared, UserErased,

@@ -7,8 +7,17 @@ import msgspec
 
 from penstock.messages.base import Event, Stream
 from penstock.messages.rollout import SandboxRecord
-from penstock.messages.settings import Finite, FiniteNonNegative, NonNegativeInt, UnitInterval
+from penstock.messages.settings import (
+    Finite,
+    FiniteNonNegative,
+    NonNegativeInt,
+    PositiveInt,
+    UnitInterval,
+)
 from penstock.messages.task import Purpose
+
+LENGTH_PENALTY = "length_penalty"
+"""The reward component that says how long a rollout took, and nothing of what it did."""
 
 
 class Outcome(StrEnum):
@@ -154,6 +163,8 @@ class Verdict(Event, frozen=True, kw_only=True):
     policy_version_max: int = -1
     """Newest version that did; -1 if there is no token."""
     category: str = ""
+    source: str = ""
+    """Of the task, as `Task.source`."""
     sandbox: SandboxRecord | None = None
     duration_ms: float = 0.0
     detail: str = ""
@@ -166,34 +177,55 @@ class Verdict(Event, frozen=True, kw_only=True):
         """One per rollout and judge."""
         return f"{self.rollout_id}.{self.judge}"
 
+    @property
+    def merit(self) -> float:
+        """The reward without its length penalty: rollouts of equal merit did equally well."""
+        if not self.components:
+            return self.reward
+        return sum(value for name, value in self.components.items() if name != LENGTH_PENALTY)
+
+
+def evaluation_id(policy_version: int, eval_set: str) -> str:
+    """Return the id of a run's evaluation of a version on one of its sets."""
+    return f"v{policy_version}-{eval_set}" if eval_set else f"v{policy_version}"
+
 
 class EvalAnnounced(Event, frozen=True, kw_only=True):
     """Evaluator -> receivers of replicas that serve evaluations: hold this version.
 
-    Until its `EvalCompleted`; of several, the lowest version comes first.
+    Until its `EvalCompleted`; of several, the lowest version comes first, and of one version's
+    sets the one that was announced first.
     """
 
     stream: ClassVar[Stream] = Stream.CONTROL
     eval_id: str
     policy_version: int
     num_tasks: int
+    eval_set: str = ""
+    """Name of the evaluation set (`[[evaluator.sets]]`); empty: the run's only one."""
+    is_main: bool = True
+    """Whether stop rules, gates and headlines go by this set."""
+    num_samples: PositiveInt = 1
+    """Attempts of each task."""
+    temperature: FiniteNonNegative | None = None
+    """None: `pacer.eval_temperature`."""
+    sources: list[str] = []
+    """Of the held-out tasks to choose from; empty: all."""
+    categories: list[str] = []
+    """As `sources`."""
 
     def key(self) -> str:
         """One per evaluation."""
         return self.eval_id
 
+    @property
+    def num_attempts(self) -> int:
+        """All attempts of all tasks."""
+        return self.num_tasks * self.num_samples
 
-class EvalRequested(Event, frozen=True, kw_only=True):
-    """Evaluator -> pacer: attempt every held-out task once; a replica serves the version."""
 
-    stream: ClassVar[Stream] = Stream.CONTROL
-    eval_id: str
-    policy_version: int
-    num_tasks: int
-
-    def key(self) -> str:
-        """One per evaluation."""
-        return self.eval_id
+class EvalRequested(EvalAnnounced, frozen=True, kw_only=True):
+    """Evaluator -> pacer: attempt the held-out tasks; a replica serves the version."""
 
 
 class EvalCompleted(Event, frozen=True, kw_only=True):
@@ -204,11 +236,20 @@ class EvalCompleted(Event, frozen=True, kw_only=True):
     policy_version: int
     num_solved: int
     num_tasks: int
-    """Counted tasks: masked outcomes and those of a wrong version are left out."""
+    """Counted attempts, one of each task unless `num_samples` is more; masked outcomes and those of
+    a wrong version are left out."""
     num_masked: int = 0
     num_wrong_version: int = 0
     """Verdicts on rollouts with a token of another version than the evaluated one."""
     pass_rate_by_category: dict[str, float] = {}
+    pass_rate_by_source: dict[str, float] = {}
+    eval_set: str = ""
+    """This field and the two below are as they were announced."""
+    is_main: bool = True
+    num_samples: PositiveInt = 1
+    pass_at_k: dict[int, float] = {}
+    """k -> probability that one of k attempts solves a task, unbiased (arXiv 2107.03374), mean over
+    the tasks with at least k counted attempts."""
 
     def key(self) -> str:
         """One per evaluation."""

@@ -249,6 +249,8 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     purpose: Purpose
     task_id: str
     category: str
+    source: str = ""
+    """Of the task, as `Task.source`."""
     end: EpisodeEnd
     turns: list[TurnSummary]
     """Of all its turns; those of a branch start with its trunk's."""

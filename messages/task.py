@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from penstock.messages.base import Event, Stream
-from penstock.messages.settings import Finite
+from penstock.messages.settings import Finite, NonNegativeInt
 
 
 class Split(StrEnum):
@@ -79,6 +79,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     name that meant nothing where the task was read in stays a name: no host has an image of it."""
     machine: MachineNeeds = MachineNeeds()
     """What its machines must have, the grading one included; a host that has less refuses it."""
+    source: str = ""
+    """Name of the source that a run has it from (`[[prepare.sources]]`)."""
 
 
 class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,6 +222,29 @@ class StartRollout(Event, frozen=True, kw_only=True):
     def key(self) -> str:
         """One command per rollout."""
         return self.rollout_id
+
+
+class GroupGranted(Event, frozen=True, kw_only=True):
+    """Pacer -> monitor, and the pacer itself after a restart: which task a group attempts.
+
+    Published before the group's commands, so that a restart commands the same.
+    """
+
+    stream: ClassVar[Stream] = Stream.TRAINING
+    group_index: NonNegativeInt
+    task_id: str
+    source: str = ""
+    """Of the task."""
+    attempt: NonNegativeInt = 0
+    """Groups that attempted the task before."""
+    num_fresh: NonNegativeInt = 0
+    """Training tasks that no group has attempted, this one not counted."""
+    num_skipped: NonNegativeInt = 0
+    """Attempted tasks that were left out, being always or never solved."""
+
+    def key(self) -> str:
+        """One per group."""
+        return str(self.group_index)
 
 
 class CreditsChanged(Event, frozen=True, kw_only=True):

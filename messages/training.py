@@ -74,6 +74,13 @@ class GroupEntry(msgspec.Struct, frozen=True, kw_only=True):
     group_index: int
     task_id: str
     samples: list[SampleEntry]
+    num_judged: NonNegativeInt = 0
+    """Rollouts that were solved or not by the policy's own doing, whatever became of them here."""
+    num_solved: NonNegativeInt = 0
+    """Of these, the solved ones."""
+    is_length_only: bool = False
+    """Its rewards differ by the length penalty alone. It takes no other group's place in a batch,
+    and no weight from the others (`batching/manifests.py`)."""
 
 
 class BatchManifest(Event, frozen=True, kw_only=True):
@@ -97,6 +104,16 @@ class BatchManifest(Event, frozen=True, kw_only=True):
     def key(self) -> str:
         """One per step: of two trainers, one wins."""
         return str(self.step)
+
+    @property
+    def num_placed(self) -> int:
+        """Groups that take one of a batch's places."""
+        return sum(not group.is_length_only for group in self.groups)
+
+    @property
+    def num_made_up_for(self) -> int:
+        """Groups that others are granted for: those not trained, and those without a place."""
+        return len(self.discarded) + len(self.groups) - self.num_placed
 
 
 class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,8 +160,8 @@ class StepCompleted(Event, frozen=True, kw_only=True):
     """Digest of the fp32 master weights."""
     optimizer_digest: str
     metrics: dict[str, float]
-    """loss, reward_mean, pass_rate, grad_norm, mismatch_k1, mismatch_k3, ess, masked_fraction,
-    staleness_mean, staleness_max ..."""
+    """loss, reward_mean, pass_rate (of all groups that left with the step), grad_norm, mismatch_k1,
+    mismatch_k3, ess, masked_fraction, staleness_mean, staleness_max ..."""
     staleness_tokens: dict[int, int] = {}
     """Staleness at consumption -> number of trained tokens of rollouts."""
     train_s: float = 0.0

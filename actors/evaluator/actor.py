@@ -2,25 +2,37 @@
 
 ```
  a version is due ─▶ EvalAnnounced: replicas that serve `eval` hold it, and no other
-        one of them serves it ─▶ EvalRequested: one rollout per task, pinned to the version
+        one of them serves it ─▶ EvalRequested: rollouts of its tasks, pinned to the version
               every verdict, or the deadline ─▶ EvalCompleted: the replicas go on
 ```
-A verdict on tokens of any other version is not counted, and its number is part of the result. The
-evaluations are recorded; they stop nothing but a run with `trainer.pass_rate_stop`.
+With several sets each is an evaluation of its own. A verdict on tokens of any other version is not
+counted, and its number is part of the result. The evaluations are recorded; they stop nothing but a
+run with `trainer.pass_rate_stop`.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
+import msgspec
+
 from penstock.actors.evaluator.evaluation import EvalBook
-from penstock.actors.evaluator.schedule import EvaluatorConfig
+from penstock.actors.evaluator.schedule import EvalSetConfig, EvaluatorConfig
 from penstock.actors.policy.replicas.table import ReplicaTable
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
+from penstock.envs.tasks.choice import eligible_tasks
 from penstock.envs.tasks.storage import load_tasks
 from penstock.messages.base import Event
 from penstock.messages.control import RunFinished
+from penstock.messages.errors import ConfigError
 from penstock.messages.generation import ReplicaReported, pinned
-from penstock.messages.reward import EvalAnnounced, EvalCompleted, EvalRequested, Verdict
+from penstock.messages.reward import (
+    EvalAnnounced,
+    EvalCompleted,
+    EvalRequested,
+    Verdict,
+    evaluation_id,
+)
 from penstock.messages.task import Purpose, Split
 from penstock.messages.training import MidtrainCompleted, StepCompleted
 
@@ -47,26 +59,37 @@ class Evaluator(Actor):
         self._config = config
         self._book = EvalBook()
         self._replicas = ReplicaTable()
-        self._num_tasks = 0
+        self._num_tasks: dict[str, int] = {}
+        """Of each set."""
 
     async def start(self, ctx: Context) -> Effects:
-        """Count the held-out tasks."""
+        """Count the held-out tasks of each set.
+
+        Raises:
+            ConfigError: A set has none.
+
+        """
         heldout = await load_tasks(ctx.store, Split.HELDOUT)
-        self._num_tasks = min(self._config.num_eval_tasks, len(heldout))
+        for each in self._config.all_sets:
+            num = len(eligible_tasks(heldout, each.sources, each.categories))
+            if each.name and num == 0:
+                text = "expected held-out tasks of its sources and categories, there are none"
+                raise ConfigError(f"evaluator.sets.{each.name}: {text}")
+            self._num_tasks[each.name] = min(each.num_tasks, num)
         return ()
 
     async def on_midtrain_completed(self, event: MidtrainCompleted, ctx: Context) -> Effects:
         """Make version 0 due."""
-        return (self._announced(0),)
+        return self._announced(0, self._config.all_sets)
 
     async def on_step_completed(self, event: StepCompleted, ctx: Context) -> Effects:
-        """Make the version due if the period ends with it."""
-        is_due = self._config.is_due(event.policy_version)
-        return (self._announced(event.policy_version),) if is_due else ()
+        """Make the version due where a period ends with it."""
+        version = event.policy_version
+        return self._announced(version, self._config.due(version))
 
     async def on_run_finished(self, event: RunFinished, ctx: Context) -> Effects:
-        """Make the last version due."""
-        return (self._announced(event.step),)
+        """Make the last version due; of a run that was given up, nobody asks."""
+        return () if event.is_failure else self._announced(event.step, self._config.all_sets)
 
     async def on_eval_announced(self, event: EvalAnnounced, ctx: Context) -> Effects:
         """Open the evaluation."""
@@ -98,10 +121,24 @@ class Evaluator(Actor):
         self._replicas.expire(ctx.monotonic())
         return _effects(self._book.expire(ctx.monotonic(), self._config.eval_deadline_s))
 
-    def _announced(self, policy_version: int) -> EvalAnnounced:
-        return EvalAnnounced(
-            eval_id=f"v{policy_version}", policy_version=policy_version, num_tasks=self._num_tasks
-        )
+    def _announced(
+        self, policy_version: int, sets: Sequence[EvalSetConfig]
+    ) -> Sequence[EvalAnnounced]:
+        main = self._config.all_sets[0].name
+        return [
+            EvalAnnounced(
+                eval_id=evaluation_id(policy_version, each.name),
+                policy_version=policy_version,
+                num_tasks=self._num_tasks[each.name],
+                eval_set=each.name,
+                is_main=each.name == main,
+                num_samples=each.num_samples,
+                temperature=each.temperature,
+                sources=each.sources,
+                categories=each.categories,
+            )
+            for each in sets
+        ]
 
     def _request(self, ctx: Context) -> Effects:
         """Start the current evaluation's rollouts as soon as a replica serves its version."""
@@ -109,11 +146,7 @@ class Evaluator(Actor):
         if due is None or not self._replicas.ready(Purpose.EVAL, pinned(due.policy_version)):
             return ()
         self._book.requested(due.eval_id)
-        return (
-            EvalRequested(
-                eval_id=due.eval_id, policy_version=due.policy_version, num_tasks=due.num_tasks
-            ),
-        )
+        return (EvalRequested(**msgspec.structs.asdict(due)),)
 
 
 def _effects(completed: EvalCompleted | None) -> Effects:

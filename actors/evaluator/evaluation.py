@@ -1,12 +1,14 @@
-"""The book of evaluations: one at a time, verdicts counted by evaluation and by category. Pure.
+"""The book of evaluations: one at a time, verdicts counted by task, category and source. Pure.
 
 Verdicts may come before the announcement (the two are on different streams) and more than once.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import msgspec
 
+from penstock.actors.evaluator.estimates import mean_pass_at_k
 from penstock.messages.reward import EvalAnnounced, EvalCompleted, Outcome, Verdict
 
 
@@ -80,7 +82,7 @@ def _close_if_full(evaluation: _Evaluation) -> EvalCompleted | None:
     announced = evaluation.announced
     if announced is None or evaluation.is_closed:
         return None
-    is_full = len(evaluation.verdicts) >= announced.num_tasks
+    is_full = len(evaluation.verdicts) >= announced.num_attempts
     return _close(evaluation, announced) if is_full else None
 
 
@@ -88,20 +90,41 @@ def _close(evaluation: _Evaluation, announced: EvalAnnounced) -> EvalCompleted:
     evaluation.is_closed = True
     judged = [v for v in evaluation.verdicts.values() if not v.outcome.is_masked]
     counted = [v for v in judged if _is_of(v, announced.policy_version)]
-    by_category: dict[str, list[bool]] = defaultdict(list)
-    for verdict in counted:
-        by_category[verdict.category].append(verdict.outcome is Outcome.SOLVED)
+    by_task = _by(counted, [_task_index(v, announced.num_samples) for v in counted])
     return EvalCompleted(
         eval_id=announced.eval_id,
         policy_version=announced.policy_version,
-        num_solved=sum(map(sum, by_category.values())),
+        num_solved=sum(map(sum, by_task.values())),
         num_tasks=len(counted),
-        num_masked=announced.num_tasks - len(judged),
+        num_masked=announced.num_attempts - len(judged),
         num_wrong_version=len(judged) - len(counted),
-        pass_rate_by_category={
-            category: sum(of) / len(of) for category, of in sorted(by_category.items())
-        },
+        pass_rate_by_category=_rates(_by(counted, [v.category for v in counted])),
+        pass_rate_by_source=_rates(_by(counted, [v.source for v in counted])),
+        eval_set=announced.eval_set,
+        is_main=announced.is_main,
+        num_samples=announced.num_samples,
+        pass_at_k=mean_pass_at_k(
+            [(sum(of), len(of)) for of in by_task.values()], announced.num_samples
+        ),
     )
+
+
+def _by(verdicts: Sequence[Verdict], names: Sequence[str]) -> dict[str, list[bool]]:
+    """Return which verdicts are of a solved task, by name."""
+    found: dict[str, list[bool]] = defaultdict(list)
+    for name, verdict in zip(names, verdicts, strict=True):
+        found[name].append(verdict.outcome is Outcome.SOLVED)
+    return found
+
+
+def _rates(solved: dict[str, list[bool]]) -> dict[str, float]:
+    return {name: sum(of) / len(of) for name, of in sorted(solved.items())}
+
+
+def _task_index(verdict: Verdict, num_samples: int) -> str:
+    """Return which task of the evaluation was attempted: rollouts are numbered task by task."""
+    number = verdict.rollout_id.rpartition("-")[2]
+    return str(int(number) // num_samples) if number.isdecimal() else verdict.rollout_id
 
 
 def _is_of(verdict: Verdict, policy_version: int) -> bool:

@@ -1,11 +1,48 @@
-"""Which versions are evaluated, and when: the settings.
+"""Which versions are evaluated, when, and on what: the settings.
 
 A version is due at the start (0), every so many steps, and at the end of the run.
 """
 
-import msgspec
+from typing import Annotated
 
-from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveInt
+import msgspec
+from msgspec import Meta
+
+from penstock.messages.errors import ConfigError
+from penstock.messages.settings import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
+from penstock.messages.task import TEMPERATURE_MIN
+
+
+class EvalSetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Held-out tasks, and how they are attempted."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]{1,32}\Z")]
+    sources: list[str] = []
+    """Choose among the tasks of these sources (`[[prepare.sources]]`); empty: all."""
+    categories: list[str] = []
+    """Choose among the tasks of these categories; empty: all."""
+    num_tasks: PositiveInt = 64
+    num_samples: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Attempts of each task; `pass_at_k` goes up to it."""
+    temperature: NonNegativeFloat | None = None
+    """0 is greedy; by default `pacer.eval_temperature`."""
+    every_steps: NonNegativeInt = 0
+    """0: only version 0 and the final version."""
+
+    def __post_init__(self) -> None:
+        """Check fields against each other."""
+        where = f"evaluator.sets.{self.name}"
+        if self.temperature is not None and 0 < self.temperature < TEMPERATURE_MIN:
+            text = f"expected 0, or at least {TEMPERATURE_MIN:g}, got {self.temperature:g}"
+            raise ConfigError(f"{where}.temperature: {text}")
+        if self.temperature == 0 and self.num_samples > 1:
+            text = f"expected 1 where temperature is 0, got {self.num_samples}"
+            raise ConfigError(f"{where}.num_samples: {text}")
 
 
 class EvaluatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -14,12 +51,34 @@ class EvaluatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     num_eval_tasks: PositiveInt = 64
     eval_every_steps: NonNegativeInt = 0
     """0: only version 0 and the final version."""
+    sets: tuple[EvalSetConfig, ...] = ()
+    """Several sets in place of the one that the two settings above describe. The first is the main
+    one, by which stop rules, gates and headlines go."""
     judge: str = "hidden_tests"
     """Name of the judge whose verdicts count."""
     eval_deadline_s: PositiveFloat = 600.0
-    """Longest evaluation, from the moment that its version is the next to be evaluated; verdicts
-    that are missing then count as masked, also where no replica ever served the version."""
+    """Longest evaluation, from the moment that it is the next one; verdicts that are missing then
+    count as masked, also where no replica ever served the version."""
 
-    def is_due(self, policy_version: int) -> bool:
-        """Return whether the period ends with a version."""
-        return self.eval_every_steps > 0 and policy_version % self.eval_every_steps == 0
+    def __post_init__(self) -> None:
+        """Check fields against each other."""
+        names = [each.name for each in self.sets]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"evaluator.sets: expected each name once, got {name!r} twice")
+
+    @property
+    def all_sets(self) -> tuple[EvalSetConfig, ...]:
+        """The sets, the main one first; without any, the one whose name is empty."""
+        only = EvalSetConfig(
+            name="", num_tasks=self.num_eval_tasks, every_steps=self.eval_every_steps
+        )
+        return self.sets or (only,)
+
+    def due(self, policy_version: int) -> list[EvalSetConfig]:
+        """Return the sets whose period ends with a version."""
+        return [
+            each
+            for each in self.all_sets
+            if each.every_steps > 0 and policy_version % each.every_steps == 0
+        ]

@@ -145,14 +145,18 @@ class OfflineGates:
         return found
 
     def _find(self, policy_version: int, num_tasks: int) -> _Evaluation | None:
-        """Return the newest evaluation of a version on so many tasks."""
+        """Return the newest evaluation of a version on so many tasks of all, once each."""
         for one in reversed(self._evaluations.values()):
             about = one.announced
-            if about and (about.policy_version, about.num_tasks) == (policy_version, num_tasks):
+            if about is None or about.eval_set:  # A set has its own tasks and temperature.
+                continue
+            if (about.policy_version, about.num_tasks) == (policy_version, num_tasks):
                 return one
         return None
 
     def _consider(self, event: EvalCompleted) -> None:
+        if not event.is_main:
+            return
         is_before = self._live_since is None or event.policy_version <= self._live_since
         if is_before and (self._bar is None or event.policy_version >= self._bar.policy_version):
             self._bar = event

@@ -103,6 +103,7 @@ class JudgeActor(Actor):
             policy_version=rollout.min_policy_version,
             policy_version_max=rollout.max_policy_version,
             category=rollout.category,
+            source=rollout.source,
             sandbox=findings.sandbox,
             duration_ms=1e3 * elapsed_s,
             detail=findings.detail,

@@ -1,17 +1,15 @@
 """The pacer: turns staleness credits into rollout commands.
 
-Ids of commands follow from the group alone. A command published twice (a restart between two
-publishes) is therefore the same command: the stream keeps one, and a worker that receives the
-other finds the rollout finished.
+Ids of commands follow from the group alone, and its task from the log (`GroupGranted`, published
+first). A command published twice (a restart between two publishes) is therefore the same command:
+the stream keeps one, and a worker that receives the other finds the rollout finished.
 """
 
-import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-import msgspec
-
-from penstock.actors.pacer.config import PacerConfig, TreeConfig
+from penstock.actors.pacer.commands import eval_commands, group_commands
+from penstock.actors.pacer.config import PacerConfig
 from penstock.actors.pacer.curriculum import Curriculum
 from penstock.actors.pacer.staleness_budget import Budget
 from penstock.actors.pacer.task_quarantine import TaskQuarantine
@@ -22,17 +20,8 @@ from penstock.envs.tasks.storage import load_tasks
 from penstock.messages.base import Event
 from penstock.messages.control import ItemQuarantined, RunFinished, RunOpened
 from penstock.messages.generation import ReplicaReported
-from penstock.messages.reward import EvalCompleted, EvalRequested
-from penstock.messages.task import (
-    Branch,
-    Branching,
-    CreditsChanged,
-    Purpose,
-    Sampling,
-    Split,
-    StartRollout,
-    Task,
-)
+from penstock.messages.reward import EvalAnnounced, EvalCompleted, EvalRequested
+from penstock.messages.task import CreditsChanged, GroupGranted, Purpose, Split, Task
 from penstock.messages.training import BatchManifest, MidtrainCompleted, StepCompleted
 
 
@@ -54,7 +43,9 @@ class Pacer(Actor):
         MidtrainCompleted,
         StepCompleted,
         BatchManifest,
+        GroupGranted,
         ReplicaReported,
+        EvalAnnounced,
         EvalRequested,
         EvalCompleted,
         ItemQuarantined,
@@ -62,9 +53,18 @@ class Pacer(Actor):
         RunOpened,
     )
 
-    def __init__(self, config: PacerConfig) -> None:
-        """Start with an empty budget."""
+    def __init__(
+        self, config: PacerConfig, source_weights: Mapping[str, float] | None = None
+    ) -> None:
+        """Start with an empty budget.
+
+        Args:
+            config: What is granted.
+            source_weights: Weight of each source of tasks; by default all tasks are alike.
+
+        """
         self._config = config
+        self._source_weights = source_weights or {}
         self._budget = Budget(
             groups_per_batch=config.groups_per_batch,
             staleness_max=config.staleness_granted,
@@ -73,6 +73,8 @@ class Pacer(Actor):
         self._trainer_version = -1
         self._replicas = ReplicaTable()
         self._has_baseline = not config.await_baseline
+        self._baselines: set[str] = set()
+        """Evaluations of version 0 that are announced and not complete."""
         self._curriculum: Curriculum
         self._heldout: Sequence[Task] = ()
         self._published: CreditsChanged | None = None
@@ -88,7 +90,7 @@ class Pacer(Actor):
         """
         config = self._config
         tasks = await load_tasks(ctx.store, Split.TRAIN)
-        self._curriculum = Curriculum(config.seed, tasks, config.category_weights)
+        self._curriculum = Curriculum(tasks, config, self._source_weights)
         self._heldout = await load_tasks(ctx.store, Split.HELDOUT)
         self._published = await ctx.last(CreditsChanged)
         if self._published is not None:
@@ -97,35 +99,53 @@ class Pacer(Actor):
 
     async def on_midtrain_completed(self, event: MidtrainCompleted, ctx: Context) -> Effects:
         """Version 0 exists."""
-        return self._move_to(0, ctx)
+        return await self._move_to(0, ctx)
 
     async def on_step_completed(self, event: StepCompleted, ctx: Context) -> Effects:
         """Count a new version."""
-        return self._move_to(event.policy_version, ctx)
+        return await self._move_to(event.policy_version, ctx)
 
     async def on_replica_reported(self, event: ReplicaReported, ctx: Context) -> Effects:
         """Count the version that a replica samples under."""
         self._replicas.add(event, ctx.monotonic())
-        return self._grant(ctx)
+        return await self._grant(ctx)
 
     async def on_tick(self, ctx: Context) -> Effects:
         """Count no replica that is silent."""
         self._replicas.expire(ctx.monotonic())
-        return self._grant(ctx)
+        return await self._grant(ctx)
 
     async def on_batch_manifest(self, event: BatchManifest, ctx: Context) -> Effects:
-        """Count trained and discarded groups."""
-        version, num_trained = event.policy_version, len(event.groups)
-        self._budget = self._budget.with_batch(version, num_trained, len(event.discarded))
-        return self._grant(ctx)
+        """Count trained and discarded groups, and see how their tasks went."""
+        self._budget = self._budget.with_batch(
+            event.policy_version, event.num_placed, event.num_made_up_for
+        )
+        for group in event.groups:
+            self._curriculum.settle(group, event.step, is_trained=not group.is_length_only)
+        for group in event.discarded:
+            self._curriculum.settle(group, event.step, is_trained=False)
+        return await self._grant(ctx)
+
+    async def on_group_granted(self, event: GroupGranted, ctx: Context) -> Effects:
+        """Take up the grants of an earlier incarnation."""
+        self._curriculum.note(event)
+        return ()
+
+    async def on_eval_announced(self, event: EvalAnnounced, ctx: Context) -> Effects:
+        """See what belongs to the baseline: all sets are announced before one is complete."""
+        if event.policy_version == 0:
+            self._baselines.add(event.eval_id)
+        return ()
 
     async def on_eval_completed(self, event: EvalCompleted, ctx: Context) -> Effects:
         """Open the gate after the baseline."""
-        self._has_baseline = self._has_baseline or event.policy_version == 0
-        return self._grant(ctx)
+        self._baselines.discard(event.eval_id)
+        is_baseline = event.policy_version == 0 and not self._baselines
+        self._has_baseline = self._has_baseline or is_baseline
+        return await self._grant(ctx)
 
     async def on_eval_requested(self, event: EvalRequested, ctx: Context) -> Effects:
-        """Have every chosen held-out task attempted once."""
+        """Have every chosen held-out task attempted."""
         return eval_commands(self._config, event, self._heldout)
 
     async def on_item_quarantined(self, event: ItemQuarantined, ctx: Context) -> Effects:
@@ -137,32 +157,43 @@ class Pacer(Actor):
         """Grant again where a service simulates tasks beside its users."""
         if event.is_service:
             self._budget = self._budget.opened()
-        return self._grant(ctx)
+        return await self._grant(ctx)
 
     async def on_run_finished(self, event: RunFinished, ctx: Context) -> Effects:
         """Grant no more."""
         self._budget = self._budget.closed()
         return ()
 
-    def _move_to(self, trainer_version: int, ctx: Context) -> Effects:
+    async def _move_to(self, trainer_version: int, ctx: Context) -> Effects:
         self._trainer_version = max(self._trainer_version, trainer_version)
-        return self._grant(ctx)
+        return await self._grant(ctx)
 
     def _version(self) -> int:
         """Return the oldest version that a rollout granted now can meet."""
         served = [replica.policy_version for replica in self._replicas.ready(Purpose.TRAIN)]
         return min(self._trainer_version, *served) if served else self._budget.policy_version
 
-    def _grant(self, ctx: Context) -> Effects:
+    async def _grant(self, ctx: Context) -> Effects:
         self._budget = self._budget.with_version(self._version())
-        num_groups = self._budget.num_grantable if self._has_baseline else 0
         first, version = self._budget.num_granted, self._budget.policy_version
+        # After a restart the earlier grants are read before there are new ones.
+        is_ready = self._has_baseline and self._curriculum.num_noted >= first
+        num_groups = self._budget.num_grantable if is_ready else 0
         effects: list[Event] = []
         for index in range(first, first + num_groups):
-            task = self._curriculum.pick(index, self._quarantine.task_ids)
+            task = await self._granted_task(index, ctx)
             effects += group_commands(self._config, index, task, version)
         self._budget = self._budget.with_granted(num_groups)
         return [*effects, *self._changed_credits(ctx)]
+
+    async def _granted_task(self, group_index: int, ctx: Context) -> Task:
+        """Return a group's task, which the log then has: the one that it has already, if any."""
+        granted = self._curriculum.pick(group_index, self._quarantine.task_ids)
+        [receipt] = await ctx.publish(granted)
+        if receipt.is_duplicate:
+            granted = await ctx.last(GroupGranted, granted.key()) or granted
+        self._curriculum.note(granted)
+        return self._curriculum.task(granted.task_id)
 
     def _changed_credits(self, ctx: Context) -> Effects:
         """Show the budget, unless nothing changed or a restart still reads what was shown."""
@@ -190,82 +221,3 @@ def _credits(budget: Budget) -> CreditsChanged:
 
 def _progress(credits: CreditsChanged) -> tuple[int, int, int]:
     return credits.policy_version, credits.num_groups_trained, credits.num_groups_granted
-
-
-def group_commands(
-    config: PacerConfig, group_index: int, task: Task, policy_version: int
-) -> list[StartRollout]:
-    """Return the commands of a training group, `g<index>-m<member>`: one per rollout, or a tree."""
-    commands = [
-        StartRollout(
-            rollout_id=(rollout_id := f"g{group_index}-m{member}"),
-            group_id=f"g{group_index}",
-            group_index=group_index,
-            group_size=config.group_size,
-            member=member,
-            purpose=Purpose.TRAIN,
-            task=task,
-            sampling=Sampling(
-                temperature=config.temperature,
-                top_p=config.top_p,
-                num_tokens_max=task.limits.turn_tokens_max,
-                seed=_sampling_seed(config.seed, rollout_id),
-            ),
-            policy_version=policy_version,
-            harness=config.harness,
-        )
-        for member in range(config.group_size)
-    ]
-    return commands if config.tree is None else _bundled(commands, config.tree)
-
-
-def _bundled(commands: Sequence[StartRollout], tree: TreeConfig) -> list[StartRollout]:
-    """Return one command for each tree: its first rollout, and the others as branches of it."""
-    return [
-        msgspec.structs.replace(
-            commands[start],
-            branching=Branching(
-                trunk_turns=tree.trunk_turns,
-                branches=[
-                    Branch(rollout_id=one.rollout_id, member=one.member, seed=one.sampling.seed)
-                    for one in commands[start + 1 : start + tree.branches]
-                ],
-            ),
-        )
-        for start in range(0, len(commands), tree.branches)
-    ]
-
-
-def eval_commands(
-    config: PacerConfig, request: EvalRequested, tasks: Sequence[Task]
-) -> list[StartRollout]:
-    """Return one command for each chosen held-out task: `e<eval_id>-<i>` in group `<eval_id>`.
-
-    Tasks are taken at even distances, sorted by category: fewer than all still cover every
-    category, and each evaluation of a run attempts the same ones.
-    """
-    num_tasks = min(request.num_tasks, len(tasks))
-    by_category = sorted(tasks, key=lambda task: task.category)
-    return [
-        StartRollout(
-            rollout_id=(rollout_id := f"e{request.eval_id}-{index}"),
-            group_id=request.eval_id,
-            group_index=request.policy_version,
-            group_size=num_tasks,
-            member=index,
-            purpose=Purpose.EVAL,
-            task=(task := by_category[index * len(tasks) // num_tasks]),
-            sampling=Sampling(
-                temperature=config.eval_temperature,
-                num_tokens_max=task.limits.turn_tokens_max,
-                seed=_sampling_seed(config.seed, rollout_id),
-            ),
-            policy_version=request.policy_version,
-            harness=config.harness,
-        )
-        for index in range(num_tasks)
-    ]
-
-
-def _sampling_seed(seed: int, rollout_id: str) -> int:
-    return random.Random(f"sampling.{seed}.{rollout_id}").getrandbits(31)

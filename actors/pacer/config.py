@@ -9,7 +9,9 @@ from penstock.messages.errors import ConfigError
 from penstock.messages.settings import (
     NonNegativeFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
+    UnitInterval,
     one_of,
 )
 from penstock.messages.task import TEMPERATURE_MIN, TOP_P_MIN
@@ -42,6 +44,10 @@ class PacerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Hold training grants until version 0 is evaluated."""
     category_weights: dict[str, NonNegativeFloat] = {}
     """Category -> weight of its share of the groups; empty: all alike. Others weigh 0."""
+    revisit_share: UnitInterval = 0.0
+    """Share of the groups that attempt a task again while there are others that none attempted."""
+    solve_rate_half_life: PositiveFloat = 16.0
+    """Steps after which what is known of a task counts half, as the policy has changed."""
     temperature: Annotated[float, msgspec.Meta(ge=TEMPERATURE_MIN)] = 1.0
     top_p: Annotated[float, msgspec.Meta(ge=TOP_P_MIN, le=1)] = 1.0
     eval_temperature: NonNegativeFloat = 0.0

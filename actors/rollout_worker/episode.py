@@ -300,6 +300,7 @@ class Episode:
             purpose=command.purpose,
             task_id=command.task.task_id,
             category=command.task.category,
+            source=command.task.source,
             end=end,
             turns=[turn.summary for turn in self._turns],
             files=EpisodeFiles(changed=changes.files),

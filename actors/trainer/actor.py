@@ -23,6 +23,7 @@ from penstock.actors.trainer.batching.batcher import Batcher
 from penstock.actors.trainer.batching.manifests import trained_samples
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.distribution import outcome_of
+from penstock.actors.trainer.infrastructure import NewestEnds
 from penstock.actors.trainer.off_policy import OffPolicy, is_older, recorded
 from penstock.actors.trainer.rl_phase import RlPhase
 from penstock.actors.trainer.sequences import check_sample
@@ -77,6 +78,11 @@ class Trainer(Actor):
         self._seed = seed
         self._batcher = Batcher(config)
         self._phase = RlPhase(config, policy_config, publisher, opener)
+        self._ends = NewestEnds(
+            config.infrastructure_share_max,
+            config.infrastructure_window,
+            config.infrastructure_num_min,
+        )
         self._step_proposed = 0
         self._erasures: list[ErasureRequested] = []
         """Those for which a checkpoint is yet to be saved."""
@@ -102,14 +108,15 @@ class Trainer(Actor):
 
     async def on_rollout_finished(self, event: RolloutFinished, ctx: Context) -> Effects:
         """Keep the names of its turns."""
-        if event.purpose is not Purpose.TRAIN:
-            return ()
-        self._phase.turns.add(event.rollout_id, event)
-        self._batcher.add_rollout(event, self._isolation_fault(event))
+        self._ends.add_rollout(event)
+        if event.purpose is Purpose.TRAIN:
+            self._phase.turns.add(event.rollout_id, event)
+            self._batcher.add_rollout(event, self._isolation_fault(event))
         return await self._advance(ctx)
 
     async def on_verdict(self, event: Verdict, ctx: Context) -> Effects:
         """See a reward."""
+        self._ends.add_verdict(event)
         self._batcher.add_verdict(event)
         return await self._advance(ctx)
 
@@ -159,7 +166,7 @@ class Trainer(Actor):
 
     async def on_eval_completed(self, event: EvalCompleted, ctx: Context) -> Effects:
         """End the run early where the policy is good enough; a batch that is out still trains."""
-        target = self._config.pass_rate_stop
+        target = self._config.pass_rate_stop if event.is_main else 0.0
         is_trained_version = event.policy_version > 0 and event.num_tasks > 0
         if not target or not is_trained_version or event.num_solved < target * event.num_tasks:
             return ()
@@ -222,6 +229,9 @@ class Trainer(Actor):
     async def _advance(self, ctx: Context) -> Effects:
         """Train what the log has ready, then propose the next batch if there is one."""
         effects = await self._phase.take_ready(ctx)
+        if fault := self._ends.fault:
+            given_up = await self._phase.end_after(self._step_proposed, fault, ctx, is_failure=True)
+            effects = [*effects, *given_up]
         ctx.set_gauge("pending_groups", self._batcher.num_groups)
         ctx.set_gauge("pending_samples", len(self._phase.turns))
         effects = [*effects, *await self._prepare_erasures(ctx)]

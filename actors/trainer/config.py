@@ -210,7 +210,11 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Sandboxes whose rollouts are trained (`envs.sandbox.IsolationClass`); a rollout of another is
     left out, so that no group is mixed."""
     filter_zero_variance: bool = True
-    """Leave out groups whose rewards are all equal: they have no gradient."""
+    """Leave out groups whose rollouts did equally well: all solved, say. At most their lengths tell
+    them apart."""
+    length_only_groups: bool = False
+    """Of the groups so left out, train those whose rewards the length penalty tells apart: beside
+    the batch, without weight of the others."""
     steps_max: NonNegativeInt = 100
     pass_rate_stop: UnitInterval = 0.0
     """End before `steps_max`, once a trained version solves this share of the held-out tasks; 0:
@@ -224,6 +228,13 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     skipped_steps_max: PositiveInt = 3
     """The run ends, and says why, after so many steps in a row that changed no weight because
     their loss or gradient was no finite number."""
+    infrastructure_share_max: UnitInterval = 0.2
+    """The run ends, and says why, when a larger share of its newest rollouts, trained and
+    evaluated, ended because machines or judges failed; 1: never."""
+    infrastructure_window: PositiveInt = 128
+    """Newest rollouts of which that share is taken,"""
+    infrastructure_num_min: PositiveInt = 64
+    """once there are as many as this."""
     turns_bytes_max: PositiveInt = 256 << 20
     """Turns of unsettled samples that are kept in memory; others are read again when needed. The
     turns of the batch in training come on top."""
@@ -236,6 +247,13 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         """Check fields against each other."""
+        if self.infrastructure_num_min > self.infrastructure_window:
+            expected = f"expected at most infrastructure_window {self.infrastructure_window}"
+            text = f"{expected}, got {self.infrastructure_num_min}"
+            raise ConfigError(f"trainer.infrastructure_num_min: {text}")
+        if self.length_only_groups and not self.filter_zero_variance:
+            text = "expected filter_zero_variance with it, which chooses these groups"
+            raise ConfigError(f"trainer.length_only_groups: {text}")
         if self.epoch is not None and self.epoch.num_samples > self.live.num_samples_max:
             expected = f"expected at most live.num_samples_max {self.live.num_samples_max}"
             text = f"{expected}, got {self.epoch.num_samples}"

@@ -140,11 +140,22 @@ class RlPhase:
         """Return how far the policy has moved from those that drew live samples."""
         return await ctx.offload(measure, self._learner, samples, turns, self._config)
 
-    async def end_after(self, step: int, reason: str, ctx: Context) -> Effects:
-        """Let a step be the last, at the earliest the one just taken."""
-        if self.is_finished:
+    async def end_after(
+        self, step: int, reason: str, ctx: Context, *, is_failure: bool = False
+    ) -> Effects:
+        """Let a step be the last, at the earliest the one just taken.
+
+        Args:
+            step: Which one.
+            reason: Why, in words.
+            ctx: Of the actor.
+            is_failure: Whether the run cannot go on.
+
+        """
+        if self.is_finished or self._has_failed:
             return ()
         self._step_last, self._reason = max(step, self.step), reason
+        self._has_failed = is_failure
         return [*await self.save(ctx), *self._finish()] if self.is_finished else ()
 
     @property

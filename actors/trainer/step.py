@@ -14,6 +14,9 @@ import torch
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.trainer.batching.manifests import (
     batch_figures,
+    length_only_samples,
+    length_only_weight,
+    num_divided,
     staleness_tokens,
     trained_samples,
 )
@@ -113,7 +116,7 @@ def _take_passes(
     """
     # A version cut by time has what little there is: it moves the policy as little as that.
     num_of_epoch = config.epoch.num_samples if config.epoch else 0
-    divisor = normalizer(max(len(trained_samples(manifest)), num_of_epoch), config.loss)
+    divisor = normalizer(max(num_divided(manifest), num_of_epoch), config.loss)
     version = manifest.policy_version
     batch = compared(learner, sequences, version, config)
     if config.loss.kl.where == "reward":
@@ -142,6 +145,7 @@ def _sequences(
     policy: PolicyConfig,
     config: TrainerConfig,
 ) -> Iterator[TrainingSequence]:
+    beside, weight_beside = length_only_samples(manifest), length_only_weight(manifest)
     for sample in trained_samples(manifest):
         name = sample.rollout_id
         found = sample_sequences(sample, turns[name], policy, config.live.weight)
@@ -152,6 +156,8 @@ def _sequences(
                 f"rollout {name}: the manifest of step {manifest.step} counts {num_expected} "
                 f"tokens, its turns have {num_found}"
             )
+        if name in beside:
+            found = [replace(sequence, weight=weight_beside) for sequence in found]
         if sample.num_turns and len(sample.version_spans) == 1:
             version = sample.version_spans[0].policy_version
             found = [replace(sequence, live_version=version) for sequence in found]

@@ -6,12 +6,9 @@ from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.ladder.generate import Selection
 from penstock.envs.ladder.repository import LIMITS
 from penstock.envs.ladder.transcripts import Habits
+from penstock.infra.quickstart.sources import EpisodeLimits, SourceConfig, SourceKind
+from penstock.messages.errors import ConfigError
 from penstock.messages.settings import NonNegativeFloat, NonNegativeInt, PositiveInt
-from penstock.messages.task import Limits
-
-
-class EpisodeLimits(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits as settings: an unknown key is refused."""
 
 
 class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,6 +19,8 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tasks: str = ""
     """Folder of Harbor tasks (`penstock tasks make`, or others'), in place of the ladder's.
     Demonstrations are the ladder's all the same."""
+    sources: tuple[SourceConfig, ...] = ()
+    """Several sources of tasks, each with its weight and limits, in place of that one."""
     egress_addresses: bool = False
     """Whether these tasks' rules may name addresses; as `sandbox.egress_addresses`."""
     evaluates_unseparated: bool = False
@@ -47,3 +46,23 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Limits of an episode of any of these tasks."""
     harness: str = HARNESS_VERSION
     """Version of the tools that demonstrations use; by default the one of `pacer.harness`."""
+
+    def __post_init__(self) -> None:
+        """Check fields against each other."""
+        names = [source.name for source in self.sources]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"prepare.sources: expected each name once, got {name!r} twice")
+        if self.sources and self.tasks:
+            text = "expected none beside prepare.sources; make it one of these, of kind folder"
+            raise ConfigError(f"prepare.tasks: {text}")
+        if self.sources and not any(source.weight for source in self.sources):
+            raise ConfigError("prepare.sources: expected a weight above 0")
+
+    @property
+    def all_sources(self) -> tuple[SourceConfig, ...]:
+        """The sources; without any, the one that the other settings describe."""
+        if self.sources:
+            return self.sources
+        kind = SourceKind.FOLDER if self.tasks else SourceKind.LADDER
+        return (SourceConfig(name=kind.value, kind=kind, path=self.tasks),)

@@ -165,7 +165,7 @@ def check_outside(config: RunConfig, names: Sequence[str]) -> None:
 async def _run(
     run_dir: RunDir, config: RunConfig, names: Sequence[str], *, with_replay: bool
 ) -> int:
-    progress = Progress()
+    progress = Progress([each.name for each in config.evaluator.all_sets])
     progress.say(f"run {run_dir.run_id} in {run_dir.path}")
     started = time.time()
     create_key(run_dir.gateway_key, key_id="local", has_consent=True)
@@ -204,7 +204,7 @@ async def _work(  # noqa: PLR0913, PLR0917 - all of a run
         return is_complete
     finally:
         if progress.is_midtraining:
-            progress.say("mid-training saves nothing before its end: a resumed run restarts it")
+            progress.say("resumed, mid-training goes on from its last save")
         progress.say("stopping the actors (Ctrl-C again: at once)")
         with contextlib.suppress(BusError, DeadlineError):  # The servers may be why we stop.
             await bus.publish([RunClosed(incarnation=incarnation, is_complete=is_complete)])

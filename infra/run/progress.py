@@ -1,13 +1,14 @@
 """Progress lines of a run on standard output."""
 
 import time
+from collections.abc import Sequence
 
 from penstock.actors.monitor.log_lines import describe
 from penstock.infra.commands.output import printable
 from penstock.messages.base import Event
 from penstock.messages.bus import Bus
 from penstock.messages.control import ActorFailed, RunFinished
-from penstock.messages.reward import EvalCompleted
+from penstock.messages.reward import EvalCompleted, evaluation_id
 from penstock.messages.telemetry import MidtrainProgressed
 from penstock.messages.training import MidtrainCompleted, StepCompleted
 
@@ -17,16 +18,25 @@ TYPES: tuple[type[Event], ...] = (
 
 
 class Progress:
-    """Prints what happens, and knows when the run is complete."""
+    """Prints what happens, and knows when the run is complete.
 
-    def __init__(self) -> None:
+    Args:
+        eval_sets: Names of those on which the last version is evaluated.
+
+    """
+
+    def __init__(self, eval_sets: Sequence[str] = ("",)) -> None:
         self._started = time.monotonic()
+        self._eval_sets = eval_sets
         self.is_midtraining = False
 
     async def follow(self, bus: Bus) -> None:
-        """Print the events of the log until the last step's version is evaluated."""
-        final_step: int | None = None
-        evaluated: set[int] = set()
+        """Print the events of the log until the last step's version is evaluated.
+
+        A run that was given up is over at once.
+        """
+        finished: RunFinished | None = None
+        evaluated: set[str] = set()
         async for delivery in bus.follow(TYPES):
             match event := delivery.event:
                 case MidtrainProgressed():
@@ -37,15 +47,20 @@ class Progress:
                 case MidtrainCompleted():
                     self.is_midtraining = False
                 case EvalCompleted():
-                    evaluated.add(event.policy_version)
+                    evaluated.add(event.eval_id)
                 case RunFinished():
-                    final_step = event.step
+                    finished = event
                 case _:
                     pass
             if line := describe(event, delivery.stored_at):
                 self.say(line.text)
-            if final_step in evaluated:
+            if finished is not None and (
+                finished.is_failure or self._awaited(finished) <= evaluated
+            ):
                 return
+
+    def _awaited(self, finished: RunFinished) -> set[str]:
+        return {evaluation_id(finished.step, name) for name in self._eval_sets}
 
     def say(self, line: str) -> None:
         """Print one line, with the time since the start."""

@@ -218,7 +218,9 @@ async def _pacer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
     from penstock.actors.pacer.actor import Pacer
 
     config = assembly.config
-    return [("pacer", Pacer(msgspec.structs.replace(config.pacer, seed=config.run.seed)))]
+    weights = {source.name: source.weight for source in config.prepare.all_sources}
+    pacer = msgspec.structs.replace(config.pacer, seed=config.run.seed)
+    return [("pacer", Pacer(pacer, weights))]
 
 
 async def _gateway(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:

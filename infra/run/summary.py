@@ -74,6 +74,8 @@ def _rl(state: MonitorState, config: RunConfig) -> dict[str, Any]:
     pass_rates = {e.policy_version: e.num_solved / max(e.num_tasks, 1) for e in state.evals}
     return {
         "steps": state.run.step,
+        "finish_reason": state.run.finish_reason,
+        "given_up": state.run.is_given_up,
         "steps_skipped": training.num_skipped,
         "rollouts": rollouts.num_train,
         "turns_mean": rollouts.num_train_turns / max(rollouts.num_train, 1),

@@ -75,6 +75,7 @@ def _endless(trainer: TrainerConfig) -> TrainerConfig:
         optimizer=optimizer,
         steps_max=STEPS_MAX,
         pass_rate_stop=0.0,
+        infrastructure_share_max=1.0,
         batch_wait_s_max=WAIT_S_MAX,
     )
 

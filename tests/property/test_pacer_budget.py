@@ -4,11 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.actors.pacer.actor import eval_commands, group_commands
+from penstock.actors.pacer.commands import eval_commands, group_commands
 from penstock.actors.pacer.config import PacerConfig
-from penstock.actors.pacer.curriculum import Curriculum
 from penstock.actors.pacer.staleness_budget import Budget
-from penstock.messages.errors import ConfigError
 from penstock.messages.reward import EvalRequested
 from penstock.messages.task import Split, Task
 
@@ -102,21 +100,6 @@ def test_granting_beyond_the_bound_is_refused() -> None:
 def test_synchronous_grants_one_batch_at_a_time() -> None:
     config = PacerConfig(staleness_max=3, synchronous=True)
     assert config.staleness_granted == 0
-
-
-@given(st.integers(0, 5), st.integers(0, 200))
-def test_curriculum_is_a_function_of_seed_and_index(seed: int, index: int) -> None:
-    tasks = [make_task(f"t{n}", "hard" if n % 2 else "easy") for n in range(6)]
-    weights = {"hard": 1.0, "easy": 0.0}
-    first = Curriculum(seed, tasks, weights).pick(index)
-    assert first == Curriculum(seed, tasks, weights).pick(index)
-    assert first.category == "hard"
-
-
-def test_unknown_names_list_the_choices() -> None:
-    tasks = [make_task("t")]
-    with pytest.raises(ConfigError, match=r"\['expert'\]; there are: easy"):
-        Curriculum(0, tasks, {"expert": 1.0})
 
 
 def test_commands_have_the_same_ids_and_seeds_each_time() -> None:

@@ -3,10 +3,9 @@
 import contextlib
 
 import pytest
-from tests.sim.rollout.conftest import World, make_task, simulate, tokenizer
+from tests.sim.rollout.conftest import World, simulate, tokenizer
 
 from penstock.actors.monitor.fold import RunFold
-from penstock.actors.pacer.curriculum import Curriculum
 from penstock.actors.runtime.in_progress import NUM_SLOTS, InProgress, NotedItem
 from penstock.infra.commands.status import render
 from penstock.infra.run.charges import Attribution, Death, DeathCause
@@ -28,9 +27,7 @@ def quarantined(rollout_id: str, task_id: str, role: str = "rollout_worker.Start
 def test_two_quarantined_rollouts_end_a_task(simulate) -> None:
     async def scenario(world: World) -> None:
         await world.put_tasks(3, 3)
-        tasks = [make_task(f"train-{n}") for n in range(3)]
-        picked = [Curriculum(0, tasks, {}).pick(index).task_id for index in range(40)]
-        bad, once = picked[0], next(one for one in picked if one != picked[0])
+        bad, once = "train-0", "train-1"
         await world.publish(
             quarantined("g0-m0", bad),
             quarantined("g0-m0", bad, "judge.RolloutFinished"),  # the same rollout
@@ -43,9 +40,7 @@ def test_two_quarantined_rollouts_end_a_task(simulate) -> None:
         await world.publish(MIDTRAIN)
         commands = await world.wait_for_commands(40)
         granted = [command.task.task_id for command in commands]
-        assert bad not in granted and once in granted
-        kept = [(a, b) for a, b in zip(picked, granted, strict=True) if a != bad]
-        assert all(a == b for a, b in kept)
+        assert set(granted) == {once, "train-2"}
         [task] = [e for e in await world.read(ItemQuarantined) if e.item.startswith("pacer.")]
         assert (task.item, task.task_id) == (f"pacer.Task.{bad}", bad)
         assert "g0-m0, g7-m1" in task.cause

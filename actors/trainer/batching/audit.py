@@ -59,6 +59,7 @@ class ManifestAudit:
         """Yield what does not follow from the facts, in words; manifests in the order of steps."""
         self._config = self._config.of_step(manifest.settings)
         for group in manifest.groups:
+            yield from self._place(manifest.step, group)
             yield from self._rewards(manifest.step, group.samples)
             advantages = self._expected_advantages(group)
             yield from self._advantages(manifest.step, group, advantages)
@@ -66,6 +67,23 @@ class ManifestAudit:
             yield from self._withheld(manifest, group)
         self._forget(manifest)
         yield from self._live(manifest)
+
+    def _place(self, step: int, group: GroupEntry) -> Iterator[str]:
+        """Check that a group without a place differs by its lengths alone, and the others do not.
+
+        Verdicts that are missing are found by `_rewards`.
+        """
+        verdicts = [
+            self._verdicts[sample.rollout_id]
+            for sample in group.samples
+            if not sample.outcome.is_masked and sample.rollout_id in self._verdicts
+        ]
+        is_equal = len({verdict.merit for verdict in verdicts}) == 1
+        expected = is_equal and self._config.filter_zero_variance
+        if verdicts and group.is_length_only != expected:
+            words = "its rollouts did equally well" if is_equal else "its rollouts differ"
+            place = "beside the batch" if group.is_length_only else "in the batch"
+            yield f"step {step}, {group.group_id}: trained {place}, but {words}"
 
     def _rewards(self, step: int, samples: Sequence[SampleEntry]) -> Iterator[str]:
         for sample in samples:

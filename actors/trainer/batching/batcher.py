@@ -7,9 +7,12 @@
                       ▼                                                      ▼
                 too old when complete ──▶ discarded: stale         all masked ──▶ discarded
                  (or withheld, `withholding`)
-                                                       all rewards equal ──▶ discarded: filtered
+                                                     all did equally well ──▶ discarded: filtered
                                                                      else ──▶ batch, by deadline
 ```
+Rollouts did equally well where their rewards differ by the length penalty at most. With
+`length_only_groups` those that differ by it join the next batch, beside the groups that fill it.
+
 `propose` only looks; `commit` moves, and is fed with the manifests of the log alone. So of two
 trainers, or of one that was killed after publishing, only the stored manifest counts, and a group
 leaves the batcher exactly once.
@@ -117,13 +120,23 @@ class Batcher:
             if group.is_complete and (entry := self._discard(group, version))
         ]
         gone = {entry.group_id for entry in discarded}
-        taken = self._take(version, gone)
+        beside = [group for group in self._groups.values() if self._is_beside(group, gone)]
+        taken = self._take(version, gone | {group.group_id for group in beside})
         if taken is None:
             return None
+        groups = [self._groups[candidate.group_id] for candidate in taken]
         return BatchManifest(
             step=step,
             policy_version=version,
-            groups=[self._trained_entry(self._groups[one.group_id], version) for one in taken],
+            groups=[
+                *(self._trained_entry(group, version) for group in groups),
+                *(
+                    msgspec.structs.replace(
+                        self._trained_entry(group, version), is_length_only=True
+                    )
+                    for group in beside
+                ),
+            ],
             discarded=discarded,
             live=self._live.entries(),
             settings=self._settings,
@@ -151,8 +164,8 @@ class Batcher:
         for entry in (*manifest.groups, *manifest.discarded):
             self._groups.pop(entry.group_id, None)
             self._settled.add(entry.group_id)
-        self._num_trained += len(manifest.groups)
-        self._num_discarded += len(manifest.discarded)
+        self._num_trained += manifest.num_placed
+        self._num_discarded += manifest.num_made_up_for
         self._live.commit(manifest)
 
     @property
@@ -225,10 +238,16 @@ class Batcher:
             return _entry(group, Outcome.FILTERED)
         if fate := fate_of_age(spans, version, self._config):
             return _entry(group, fate)
-        rewards = {attempt.reward for attempt in group.unmasked}
-        if len(rewards) == 1 and self._config.filter_zero_variance:
-            return _entry(group, Outcome.FILTERED)
+        config = self._config
+        if config.filter_zero_variance and group.has_equal_merits:
+            is_kept = config.length_only_groups and not group.has_equal_rewards
+            return None if is_kept else _entry(group, Outcome.FILTERED)
         return None
+
+    def _is_beside(self, group: PendingGroup, gone: set[str]) -> bool:
+        """Whether a group is trained for its lengths alone, in no other group's place."""
+        is_filtered = self._config.filter_zero_variance and group.group_id not in gone
+        return is_filtered and group.is_complete and group.has_equal_merits
 
     def _trained_entry(self, group: PendingGroup, version: int) -> GroupEntry:
         unmasked = group.unmasked
@@ -267,4 +286,6 @@ def _entry(
         group_index=group.group_index,
         task_id=group.task_id,
         samples=samples,
+        num_judged=len(group.unmasked),
+        num_solved=group.num_solved,
     )

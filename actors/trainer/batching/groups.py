@@ -36,6 +36,8 @@ class Attempt:
     """Which attempt it branched off, and where."""
     outcome: Outcome | None = None
     reward: float = 0.0
+    merit: float = 0.0
+    """The reward without its length penalty."""
 
     @property
     def spans(self) -> list[VersionSpan]:
@@ -108,6 +110,7 @@ class PendingGroup:
         attempt = self._attempt(event.rollout_id)
         if attempt.outcome is None:
             attempt.outcome, attempt.reward = event.outcome, event.reward
+            attempt.merit = event.merit
 
     @property
     def is_complete(self) -> bool:
@@ -129,6 +132,21 @@ class PendingGroup:
     def trainable_spans(self) -> list[VersionSpan]:
         """The tokens that may be trained, rollout by rollout."""
         return [span for attempt in self.unmasked for span in attempt.spans]
+
+    @property
+    def num_solved(self) -> int:
+        """Count the rollouts that solved the task."""
+        return sum(attempt.outcome is Outcome.SOLVED for attempt in self.attempts.values())
+
+    @property
+    def has_equal_rewards(self) -> bool:
+        """Whether nothing tells its rollouts apart."""
+        return len({attempt.reward for attempt in self.unmasked}) == 1
+
+    @property
+    def has_equal_merits(self) -> bool:
+        """Whether all did equally well: at most their lengths tell them apart."""
+        return len({attempt.merit for attempt in self.unmasked}) == 1
 
     @property
     def min_version(self) -> int | None:

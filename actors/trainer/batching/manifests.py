@@ -1,6 +1,5 @@
 """What a batch manifest says of itself. Pure."""
 
-from penstock.messages.reward import Outcome
 from penstock.messages.rollout import tokens_by_version
 from penstock.messages.training import BatchManifest, SampleEntry
 
@@ -9,6 +8,36 @@ def trained_samples(manifest: BatchManifest) -> list[SampleEntry]:
     """Return the samples with tokens to train: those of groups, then live ones."""
     samples = [sample for group in manifest.groups for sample in group.samples] + manifest.live
     return [sample for sample in samples if sample.outcome.is_trained and sample.version_spans]
+
+
+def length_only_weight(manifest: BatchManifest) -> float:
+    """Return the weight of a sample whose group was trained for its lengths alone.
+
+    A step's loss is divided by the number of its other samples (`num_divided`). With this weight,
+    those of length-only groups together count at most as much as these, however many they are.
+    """
+    return min(1.0, num_divided(manifest) / max(len(length_only_samples(manifest)), 1))
+
+
+def num_divided(manifest: BatchManifest) -> int:
+    """Return the number of samples that a step's loss is divided by.
+
+    Samples of length-only groups are not counted, so that the others weigh the same with and
+    without them; in a batch that has no others, they are.
+    """
+    num_samples = len(trained_samples(manifest))
+    return num_samples - len(length_only_samples(manifest)) or num_samples
+
+
+def length_only_samples(manifest: BatchManifest) -> set[str]:
+    """Return the trained rollouts of length-only groups."""
+    return {
+        sample.rollout_id
+        for group in manifest.groups
+        if group.is_length_only
+        for sample in group.samples
+        if sample.outcome.is_trained and sample.version_spans
+    }
 
 
 def staleness_tokens(manifest: BatchManifest) -> dict[int, int]:
@@ -31,14 +60,18 @@ def batch_figures(manifest: BatchManifest) -> dict[str, float]:
     trained = [
         sample for group in manifest.groups for sample in group.samples if sample.outcome.is_trained
     ]
-    num_solved = sum(sample.outcome is Outcome.SOLVED for sample in trained)
+    complete = [*manifest.groups, *manifest.discarded]
+    num_judged = sum(group.num_judged for group in complete)
+    num_solved = sum(group.num_solved for group in complete)
+    num_all_solved = sum(group.num_solved == group.num_judged > 0 for group in manifest.groups)
     num_tokens = max(sum(staleness.values()), 1)
     live = [sample for sample in manifest.live if sample.outcome.is_trained]
     num_withheld = sum(map(_num_withheld, (s for group in manifest.groups for s in group.samples)))
     return {
         "reward_mean": sum(sample.reward for sample in trained) / max(len(trained), 1),
-        "pass_rate": num_solved / max(len(trained), 1),
+        "pass_rate": num_solved / max(num_judged, 1),
         "num_groups": float(len(manifest.groups)),
+        "num_groups_all_solved": float(num_all_solved),
         "num_discarded": float(len(manifest.discarded)),
         "num_live": float(len(live)),
         "staleness_mean": sum(age * count for age, count in staleness.items()) / num_tokens,

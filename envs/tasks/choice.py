@@ -1,0 +1,18 @@
+"""Which tasks of a split are meant, by where they come from and of what category they are."""
+
+from collections.abc import Collection, Sequence
+
+from penstock.messages.task import Task
+
+
+def eligible_tasks(
+    tasks: Sequence[Task], sources: Collection[str], categories: Collection[str]
+) -> list[Task]:
+    """Return the tasks of some sources and categories, sorted by category; empty: of all."""
+    chosen = [
+        task
+        for task in tasks
+        if (not sources or task.source in sources)
+        and (not categories or task.category in categories)
+    ]
+    return sorted(chosen, key=lambda task: task.category)

@@ -1,0 +1,60 @@
+"""The `[[prepare.sources]]` of a run: where its tasks come from, in which shares."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from penstock.envs.ladder.generate import Selection
+from penstock.messages.errors import ConfigError
+from penstock.messages.settings import NonNegativeFloat, PositiveInt
+from penstock.messages.task import Limits
+
+
+class EpisodeLimits(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits as settings: an unknown key is refused."""
+
+
+class SourceKind(StrEnum):
+    """How a source's tasks are made."""
+
+    LADDER = "ladder"
+    FOLDER = "folder"
+
+
+class SourceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One source of tasks."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]{1,32}\Z")]
+    kind: SourceKind
+    weight: NonNegativeFloat = 1.0
+    """Share of the training groups, relative to the other sources' weights; 0: evaluation alone."""
+    limits: EpisodeLimits | None = None
+    """Limits of its episodes; by default `prepare.limits` for the ladder, and of a folder's tasks
+    their own."""
+    num_train_tasks: PositiveInt | None = None
+    """Of the ladder: how many, by default `prepare.num_train_tasks`. Of a folder: at most so many,
+    drawn by the run's seed; by default all."""
+    num_heldout_tasks: PositiveInt | None = None
+    """As `num_train_tasks`, of held-out tasks."""
+    selection: Selection | None = None
+    """Of the ladder: categories and families, by default `prepare.selection`."""
+    path: str = ""
+    """Of a folder of Harbor tasks (`penstock tasks make`, or others')."""
+    origins: tuple[str, ...] = ()
+    """Of a folder: only tasks that were made from these (`library`, `package`, `commits` ...; of
+    others' tasks `harbor`); by default all."""
+
+    def __post_init__(self) -> None:
+        """Check fields against each other."""
+        where = f"prepare.sources.{self.name}"
+        is_folder = self.kind is SourceKind.FOLDER
+        if is_folder != bool(self.path):
+            text = "expected the folder" if is_folder else f"expected none with kind {self.kind}"
+            raise ConfigError(f"{where}.path: {text}, got {self.path!r}")
+        foreign = {"selection": self.selection if is_folder else None}
+        foreign |= {"origins": None if is_folder else self.origins}
+        for field, value in foreign.items():
+            if value:
+                raise ConfigError(f"{where}.{field}: expected none with kind {self.kind}")
