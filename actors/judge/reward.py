@@ -14,7 +14,14 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.actors.judge.config import JudgeConfig, LengthPenaltyConfig
-from penstock.messages.reward import CheatFinding, JudgeScore, Lengths, Outcome, Verdict
+from penstock.messages.reward import (
+    LENGTH_PENALTY,
+    CheatFinding,
+    JudgeScore,
+    Lengths,
+    Outcome,
+    Verdict,
+)
 from penstock.messages.rollout import EpisodeEnd, SandboxRecord
 
 _ENDS = {
@@ -70,7 +77,7 @@ def reward_components(findings: Findings, config: JudgeConfig) -> dict[str, floa
         return {"policy_fault": config.reward_min}
     if outcome is Outcome.SOLVED:
         penalty = length_penalty(findings.lengths or Lengths(), config.length_penalty)
-        parts = {"tests": config.reward_solved, "length_penalty": -penalty}
+        parts = {"tests": config.reward_solved, LENGTH_PENALTY: -penalty}
     else:
         parts = {"tests": config.reward_failed}
         if findings.score:

@@ -54,13 +54,13 @@ class Progress:
                     pass
             if line := describe(event, delivery.stored_at):
                 self.say(line.text)
-            if finished is not None and (
-                finished.is_failure or self._awaited(finished) <= evaluated
-            ):
+            if finished is not None and evaluated >= self._awaited(finished):
                 return
 
     def _awaited(self, finished: RunFinished) -> set[str]:
-        return {evaluation_id(finished.step, name) for name in self._eval_sets}
+        """Return the evaluations of the last version; nobody asks for those of a failed run."""
+        names = () if finished.is_failure else self._eval_sets
+        return {evaluation_id(finished.step, name) for name in names}
 
     def say(self, line: str) -> None:
         """Print one line, with the time since the start."""

@@ -1,5 +1,6 @@
 """What a batch manifest says of itself. Pure."""
 
+from penstock.messages.reward import Outcome
 from penstock.messages.rollout import tokens_by_version
 from penstock.messages.training import BatchManifest, SampleEntry
 

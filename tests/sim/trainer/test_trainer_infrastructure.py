@@ -24,19 +24,18 @@ def break_from(world, index_first: int, share: float) -> None:
 
     def rollout(index, member, version):
         fails = index >= index_first and world.random.random() < share
-        changed = []
-        for event in draw(index, member, version):
-            if isinstance(event, RolloutFinished) and fails:
-                event = msgspec.structs.replace(event, end=FAILED)
-            if isinstance(event, Verdict):
-                outcome = Outcome.SOLVED if member else Outcome.FAILED
-                outcome = Outcome.INFRASTRUCTURE_ERROR if fails else outcome
-                reward = float(outcome is Outcome.SOLVED)
-                event = msgspec.structs.replace(
-                    event, outcome=outcome, reward=reward, components={"tests": reward}
-                )
-            changed.append(event)
-        return changed
+        return [changed(event, member, fails) for event in draw(index, member, version)]
+
+    def changed(event, member, fails):
+        if isinstance(event, RolloutFinished) and fails:
+            return msgspec.structs.replace(event, end=FAILED)
+        if not isinstance(event, Verdict):
+            return event
+        outcome = Outcome.SOLVED if member else Outcome.FAILED
+        outcome = Outcome.INFRASTRUCTURE_ERROR if fails else outcome
+        reward = float(outcome is Outcome.SOLVED)
+        components = {"tests": reward}
+        return msgspec.structs.replace(event, outcome=outcome, reward=reward, components=components)
 
     world._rollout = rollout
 

@@ -43,8 +43,8 @@ def test_a_set_counts_attempts_by_task_and_source() -> None:
             Verdict(
                 rollout_id=f"ev3-hard-{index}", group_id="v3-hard", group_index=3,
                 purpose=Purpose.EVAL, judge="hidden_tests", judge_version="1", reward=0.0,
-                outcome=Outcome(outcome), policy_version=3 + (index == 4), policy_version_max=3 + (index == 4),
-                category="c", source=f"s{index // 3}",
+                outcome=Outcome(outcome), policy_version=(version := 3 + (index == 4)),
+                policy_version_max=version, category="c", source=f"s{index // 3}",
             )
         )  # fmt: skip
         assert (completed is None) == (index < 5)
