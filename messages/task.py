@@ -24,6 +24,8 @@ class Purpose(StrEnum):
     LIVE = "live"
 
 
+SleepS = Annotated[float, msgspec.Meta(ge=0, le=60)]
+
 ModuleName = Annotated[
     str, msgspec.Meta(pattern=r"^[A-Za-z_]\w{0,63}(\.[A-Za-z_]\w{0,63}){0,15}\Z")
 ]
@@ -81,6 +83,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What its machines must have, the grading one included; a host that has less refuses it."""
     source: str = ""
     """Name of the source that a run has it from (`[[prepare.sources]]`)."""
+    call_sleep_s: tuple[SleepS, SleepS] = (0.0, 0.0)
+    """Before each call of a tool its machine sleeps for a time between these: a slow environment
+    that takes no processor, for measurements."""
 
 
 class HiddenTests(msgspec.Struct, frozen=True, kw_only=True):

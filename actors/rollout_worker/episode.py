@@ -214,7 +214,7 @@ class Episode:
         else:
             await open_egress(sandbox, task)
             conversation.resume(self._turns[: saved.num_turns], saved)
-        session = Session(command.harness, sandbox, task.limits)
+        session = Session(command.harness, sandbox, task.limits, sleep_s=task.call_sleep_s)
         return EpisodeRunner(sandbox, conversation, session, self._stats, self._ctx)
 
     async def _sample(self, conversation: Conversation, index: int) -> Turn:

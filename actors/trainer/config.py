@@ -215,6 +215,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     length_only_groups: bool = False
     """Of the groups so left out, train those whose rewards the length penalty tells apart: beside
     the batch, without weight of the others."""
+    step_s_min: NonNegativeFloat = 0.0
+    """Least time of a step, which sleeps when it is done: a larger model's, for measurements."""
     steps_max: NonNegativeInt = 100
     pass_rate_stop: UnitInterval = 0.0
     """End before `steps_max`, once a trained version solves this share of the held-out tasks; 0:

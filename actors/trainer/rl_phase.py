@@ -171,6 +171,8 @@ class RlPhase:
         turns = await self.turns.load(manifest, ctx.store, ctx.last)
         config = self._config.of_step(manifest.settings)
         result = await ctx.offload(train_step, self._learner, manifest, turns, config)
+        if (left_s := self._config.step_s_min - (ctx.monotonic() - started)) > 0:
+            await ctx.sleep(left_s)
         self.check_digest(manifest.step, result.weights_digest)
         self.step = manifest.step
         self._completed = StepCompleted(

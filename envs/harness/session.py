@@ -8,6 +8,7 @@ returns depends on the files, the commands and nothing else.
 """
 
 import asyncio
+import random
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
@@ -47,6 +48,7 @@ class Session:
         sandbox: Where the tools work.
         limits: Of the task: seconds of a call, bytes of an observation.
         embedder: For semantic search; without one it ranks by words alone.
+        sleep_s: Of the task: the machine sleeps for a time between these before each call.
 
     Raises:
         NotFoundError: No such version; the text lists them.
@@ -58,11 +60,18 @@ class Session:
     """
 
     def __init__(
-        self, version: str, sandbox: Sandbox, limits: Limits, embedder: Embedder | None = None
+        self,
+        version: str,
+        sandbox: Sandbox,
+        limits: Limits,
+        embedder: Embedder | None = None,
+        *,
+        sleep_s: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self._tools = tools_of(version)
         self._names_tools = version != HARNESS_VERSION
         self._limits = limits
+        self._sandbox, self._sleep_s = sandbox, sleep_s
         self._toolbox = Toolbox(sandbox, limits, embedder)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -99,15 +108,22 @@ class Session:
         return tool, checked_arguments(call.name, tool.arguments, call.arguments)
 
     async def _within_time(self, name: str, tool: ToolSpec, arguments: dict[str, Any]) -> str:
-        deadline_s = self._limits.tool_s_max + _GRACE_S
+        deadline_s = self._limits.tool_s_max + _GRACE_S + self._sleep_s[1]
         async with self._lock(tool, arguments):
             try:
                 async with asyncio.timeout(deadline_s):
+                    await self._sleep(name)
                     return await tool.run(self._toolbox, arguments)
             except DeadlineError:
                 raise
             except TimeoutError as error:
                 raise DeadlineError(f"{name}: no answer in {deadline_s:g} s") from error
+
+    async def _sleep(self, name: str) -> None:
+        """Have the machine sleep, where its task is slow; the end of the work needs no machine."""
+        if name != _FINISH and self._sleep_s[1] > 0:
+            seconds = random.uniform(*self._sleep_s)
+            await self._sandbox.exec(["sleep", f"{seconds:.3f}"], timeout_s=2 * seconds + 1.0)
 
     def _lock(self, tool: ToolSpec, arguments: dict[str, Any]) -> asyncio.Lock:
         """Return what the call waits for: its path's writers, the terminal's turn, or nothing."""

@@ -6,6 +6,7 @@ from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.ladder.generate import Selection
 from penstock.envs.ladder.repository import LIMITS
 from penstock.envs.ladder.transcripts import Habits
+from penstock.infra.quickstart.slow_calls import SlowCalls
 from penstock.infra.quickstart.sources import EpisodeLimits, SourceConfig, SourceKind
 from penstock.messages.errors import ConfigError
 from penstock.messages.settings import NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -44,6 +45,8 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     habits: Habits = Habits()
     limits: EpisodeLimits = EpisodeLimits(**msgspec.structs.asdict(LIMITS))
     """Limits of an episode of any of these tasks."""
+    slow_calls: SlowCalls | None = None
+    """Machines that sleep before each call, for measurements; by default none does."""
     harness: str = HARNESS_VERSION
     """Version of the tools that demonstrations use; by default the one of `pacer.harness`."""
 

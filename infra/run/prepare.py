@@ -119,7 +119,9 @@ def _task_sets(
     drawn = folder_tasks(section) if section.tasks else _ladder_tasks(section, config.run.seed)
     objects: dict[str, bytes] = {}
     for split, candidates in drawn.items():
-        fitting = (_checked(one, config, chat) for one in until(stopped, candidates))
+        fitting = (
+            _slowed(_checked(one, config, chat), config) for one in until(stopped, candidates)
+        )
         objects |= task_objects(fitting, split)
     return objects
 
@@ -144,6 +146,17 @@ def _checked(one: TaskCandidate, config: RunConfig, chat: ChatFormat | None) -> 
                 f"tools, and its longest context is {longest}"
             )
     return one
+
+
+def _slowed(one: TaskCandidate, config: RunConfig) -> TaskCandidate:
+    """Return a task whose machines sleep, where the settings want slow ones."""
+    slow = config.prepare.slow_calls
+    if slow is None:
+        return one
+    sleep_s = slow.draw(random.Random(f"slow/{config.run.seed}/{one.task.task_id}"))
+    return msgspec.structs.replace(
+        one, task=msgspec.structs.replace(one.task, call_sleep_s=sleep_s)
+    )
 
 
 def _ladder_tasks(config: PrepareConfig, seed: int) -> dict[Split, Iterable[TaskCandidate]]:

@@ -198,3 +198,13 @@ def test_schemas_name_every_tool_and_argument():
     assert schemas["edit_file"]["parameters"]["required"] == ["path", "old", "new"]
     assert schemas["list_dir"]["parameters"]["required"] == []
     assert HARNESS_VERSION == "1"
+
+
+async def test_a_slow_task_s_machine_sleeps_before_each_call_but_the_last():
+    sandbox = MemorySandbox({"a.py": "x\n"}, {"sleep": ExecResult(exit_code=0)})
+    session = Session("1", sandbox, LIMITS, sleep_s=(0.5, 0.7))
+    read = [call("read_file", path="a.py"), call("finish", answer="")]
+    results = await session.run([read[0], read[0], read[1]])
+    assert [result.text for result in results] == ["x\n", "x\n", "done"]
+    slept = [float(argv[1]) for argv, _, _ in sandbox.asked if argv[0] == "sleep"]
+    assert len(slept) == 2 and all(0.5 <= seconds <= 0.7 for seconds in slept)

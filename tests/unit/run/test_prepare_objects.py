@@ -23,8 +23,10 @@ from penstock.envs.tasks.storage import load_hidden_tests, load_tasks, tasks_key
 from penstock.infra.corpora.builder import MIDTRAIN_KEY, CorpusBuilder
 from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.quickstart.midtrain_data import add_transcript, attempts
+from penstock.infra.quickstart.slow_calls import SlowCalls
 from penstock.infra.run import prepare as preparing
 from penstock.infra.run.config import RunConfig, RunSection
+from penstock.messages.errors import ConfigError
 from penstock.messages.rollout import ToolCall
 from penstock.messages.task import Split, Task
 
@@ -261,3 +263,24 @@ def test_demonstrations_use_the_tools_of_their_version():
     add_transcript(documents, PenstockChat(tokenizer), transcript, 0.5)
     first = documents.build().tokens[0]
     assert tokenizer.special_of(int(first)) == special_tokens.SYSTEM
+
+
+def test_slow_calls_are_short_in_most_tasks_and_long_in_some():
+    drawn = [SlowCalls().draw(random.Random(number)) for number in range(1000)]
+    assert all(0.5 <= low <= high <= 6.0 for low, high in drawn)
+    means = sorted((low + high) / 2 for low, high in drawn)
+    assert means[500] < 1.2 and means[950] > 3 * means[500], "a heavy tail"
+    with pytest.raises(ConfigError, match=r"prepare\.slow_calls\.s_min: expected at most s_max 1"):
+        SlowCalls(s_min=2.0, s_max=1.0)
+
+
+async def test_machines_of_tasks_sleep_where_the_settings_want_slow_ones():
+    changes = {"num_train_tasks": 3, "num_heldout_tasks": 3, "slow_calls": SlowCalls()}
+    config = run_config(msgspec.structs.replace(CONFIG, **changes))
+    store = MemoryStore()
+    store.objects = preparing._task_sets(config, threading.Event())
+    slept = [one.call_sleep_s for split in Split for one in await load_tasks(store, split)]
+    assert len(set(slept)) == 6 and all(high >= low >= 0.5 for low, high in slept)
+    store.objects = preparing._task_sets(run_config(config.prepare, seed=4), threading.Event())
+    other = [one.call_sleep_s for split in Split for one in await load_tasks(store, split)]
+    assert other != slept
