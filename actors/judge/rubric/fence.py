@@ -7,13 +7,12 @@ wrote it cannot close the fence, and a fence of its own is only more text inside
 import re
 import secrets
 
+_NOT_PLAIN = re.compile(r"[^ -~\n\t]")
 _UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"
-    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
-    "\ud800-\udfff\U000e0000-\U000e0fff]"
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""What a reader does not see or sees elsewhere: controls but tab and newline, marks that reorder
-text, characters without width, variation selectors, tags, lone surrogates."""
+"""Letters and marks without a shape: joiners, fillers, variation selectors. Other characters that
+a reader does not see or sees elsewhere are not printable by their category."""
 
 
 def new_nonce() -> str:
@@ -23,7 +22,13 @@ def new_nonce() -> str:
 
 def neutral(text: str) -> str:
     """Return text in which every character can be seen, escaped where it could not."""
-    return _UNSEEN.sub(lambda found: f"\\u{{{ord(found[0]):x}}}", text)
+    return _NOT_PLAIN.sub(_shown, text)
+
+
+def _shown(found: re.Match[str]) -> str:
+    char = found[0]
+    is_seen = char.isprintable() and not _UNSEEN.match(char)
+    return char if is_seen else f"\\u{{{ord(char):x}}}"
 
 
 def bounded(text: str, chars_max: int) -> str:

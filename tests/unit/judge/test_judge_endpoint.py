@@ -1,0 +1,150 @@
+"""A judge's endpoint over HTTP: what is sent, what is tried again, and where the key goes."""
+
+import logging
+
+import pytest
+from aiohttp import web
+from tests.judge_service import JudgeService, make_rubric
+
+from penstock.actors.judge.rubric.config import EndpointConfig
+from penstock.actors.judge.rubric.endpoint import REPLY_BYTES_MAX, Endpoint
+from penstock.actors.judge.rubric.judge import DOWN_AFTER, RubricJudge
+from penstock.actors.judge.submission import Submission
+from penstock.infra.judge.command import Unwatched
+from penstock.messages.errors import ConfigError
+from penstock.messages.reward import JudgeScore
+
+WORK = Submission(sample_id="r", task="Fix m.py", diff="+x = 1", final="Fixed x in m.py.")
+KEY = "sk-very-secret"
+
+
+def make_judge(url: str, **changes) -> RubricJudge:
+    config = make_rubric(url, **changes)
+    assert config.endpoint is not None
+    return RubricJudge(config, Endpoint(config.endpoint, {"JUDGE_KEY": KEY}), Unwatched())
+
+
+async def score_by(replies, **changes) -> tuple[JudgeScore, JudgeService]:
+    """Have a service give these replies in turn, the last one for ever."""
+    left = list(replies)
+    service = JudgeService(lambda _body: left.pop(0) if len(left) > 1 else left[0])
+    async with service.serving():
+        [found] = await make_judge(service.url, **changes).score(WORK)
+    return found, service
+
+
+async def test_a_letter_becomes_a_score_with_its_cost_and_version() -> None:
+    found, service = await score_by(["A"], endpoint={"key_env": "JUDGE_KEY"})
+    assert (found.score, found.repeats, found.disagreement) == (1.0, 1, 0.0)
+    assert (found.num_prompt_tokens, found.num_reply_tokens) == (100, 1)
+    assert found.version.endswith("/m-2026")
+    assert service.headers[0]["Authorization"] == f"Bearer {KEY}"
+    [body] = service.bodies
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.0, 16)
+    assert [one["role"] for one in body["messages"]] == ["system", "user"]
+
+
+async def test_a_structured_answer_is_asked_for_by_its_schema() -> None:
+    found, service = await score_by(['{"choice": "B"}'], endpoint={"structured": True})
+    assert found.score == 0.0 and not found.detail
+    schema = service.bodies[0]["response_format"]["json_schema"]["schema"]
+    assert schema["properties"]["choice"]["enum"] == ["A", "B"]
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_busy_service_is_asked_again(status: int) -> None:
+    found, service = await score_by([status, status, "A"])
+    assert (found.score, len(service.bodies)) == (1.0, 3)
+
+
+@pytest.mark.parametrize("status", [301, 401, 403, 404])
+async def test_a_service_that_refuses_us_is_not_asked_again(status: int) -> None:
+    found, service = await score_by([status])
+    assert found.score is None and f"status {status}" in found.detail
+    assert len(service.bodies) == 1
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_a_text_that_is_refused_gets_the_lowest_score(status: int) -> None:
+    found, service = await score_by([status])
+    assert found.score == 0.0 and f"status {status}" in found.detail
+    assert len(service.bodies) == 1
+
+
+@pytest.mark.parametrize("reply", ["", "The answer is A", "AB", "C", "a", '{"choice": "A"}'])
+async def test_a_reply_that_is_no_letter_gets_the_lowest_score_after_some_tries(reply: str) -> None:
+    found, service = await score_by([reply])
+    assert found.score == 0.0 and "no letter alone" in found.detail
+    assert (len(service.bodies), found.num_reply_tokens) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        {"text": "no JSON"},
+        {"text": '{"choices": []}'},
+        {"text": '{"choices": [{"message": {"content": 5}}]}'},
+        {"body": b" " * (REPLY_BYTES_MAX + 1)},
+        {"body": b"\xff\xfe"},
+    ],
+)
+async def test_a_broken_reply_is_the_services_failure(response: dict) -> None:
+    service = JudgeService(lambda _body: web.Response(**response))
+    async with service.serving():
+        [found] = await make_judge(service.url, num_attempts_max=2).score(WORK)
+    assert found.score is None and len(service.bodies) == 2
+
+
+async def test_a_redirect_is_not_followed_and_takes_no_key_along() -> None:
+    other = JudgeService(lambda _body: "A")
+    async with other.serving():
+        moved = web.Response(status=307, headers={"Location": f"{other.url}/chat/completions"})
+        found, service = await score_by([moved], endpoint={"key_env": "JUDGE_KEY"})
+    assert found.score is None and other.bodies == []
+    assert len(service.bodies) == 1
+
+
+async def test_a_dead_endpoint_is_left_alone_for_a_while_and_says_so() -> None:
+    judge = make_judge("http://127.0.0.1:9/v1", num_attempts_max=1)
+    for _ in range(DOWN_AFTER):
+        [found] = await judge.score(WORK)
+        assert found.score is None and "ClientConnectorError" in found.detail
+    [found] = await judge.score(WORK)
+    assert found.score is None and found.detail.startswith("down, not asked: http://127.0.0.1:9")
+
+
+async def test_a_silent_service_ends_with_the_deadline() -> None:
+    async def silent(reader, writer) -> None:
+        await reader.read()
+        writer.close()
+
+    import asyncio
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        judge = make_judge(f"http://127.0.0.1:{port}/v1", deadline_s=0.05)
+        [found] = await judge.score(WORK)
+    assert found.score is None and found.detail == "no answer in 0.05 s"
+
+
+async def test_the_key_is_in_no_error_and_no_log(caplog) -> None:
+    with caplog.at_level(logging.DEBUG):
+        found, _ = await score_by([401], endpoint={"key_env": "JUDGE_KEY"})
+    assert KEY not in caplog.text and KEY not in repr(found)
+
+
+def test_a_key_comes_from_the_environment_or_a_file(tmp_path) -> None:
+    def open_with(**fields) -> Endpoint:
+        config = EndpointConfig(url="https://judge.example/v1", model="m", **fields)
+        return Endpoint(config, {"EMPTY": "", "SPACED": "a b", "LINE": "a\r\nHost: b"})
+
+    file = tmp_path / "key"
+    file.write_text(f"{KEY}\n")
+    open_with(key_file=str(file))
+    for name in ("ABSENT", "EMPTY", "SPACED", "LINE"):
+        with pytest.raises(ConfigError, match=rf"key_env {name}: expected a key"):
+            open_with(key_env=name)
+    with pytest.raises(ConfigError, match=r"key_file .*none: No such file"):
+        open_with(key_file=str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="key_env or key_file, got both"):
+        open_with(key_env="A", key_file="/b")
