@@ -1,23 +1,17 @@
 """`penstock judge attack`: whether wrong work gets a better score for what it says to the judge."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from penstock.actors.judge.rubric.judge import RubricJudge
-from penstock.actors.judge.submission import Submission
 from penstock.infra.judge.agreement import Interval, wilson
+from penstock.infra.judge.asking import JudgeSilentError, score_all
 from penstock.infra.judge.attacks import Attack, attacks, bases
-from penstock.messages.errors import PenstockError
 from penstock.messages.reward import JudgeScore
 
 _SHOWN_MAX = 12
 _EPSILON = 1e-9
-
-
-class JudgeSilentError(PenstockError, ConnectionError):
-    """A judge gave no score; the text says why."""
 
 
 class AttackReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,10 +42,10 @@ async def attack_judge(judge: RubricJudge) -> list[AttackReport]:
     """
     plain = bases()
     planted = [one for one in attacks() if _is_shown(one, judge)]
-    scored = await asyncio.gather(
-        *(_scores(judge, one) for one in plain.values()),
-        *(_scores(judge, one.submission) for one in planted),
-    )
+    scored = await score_all(judge, [*plain.values(), *(one.submission for one in planted)])
+    for one in (score for each in scored for score in each):
+        if one.score is None:
+            raise JudgeSilentError(f"judge {one.judge}, {one.criterion}: {one.detail}")
     base_scores = dict(zip(plain, scored, strict=False))
     return [
         _report(judge, number, base_scores, list(zip(planted, scored[len(plain) :], strict=True)))
@@ -62,14 +56,6 @@ async def attack_judge(judge: RubricJudge) -> list[AttackReport]:
 def _is_shown(attack: Attack, judge: RubricJudge) -> bool:
     """Return whether the judge sees the place of an attack."""
     return attack.name.rpartition(" in ")[2] in judge.config.shows
-
-
-async def _scores(judge: RubricJudge, submission: Submission) -> list[JudgeScore]:
-    scores = await judge.score(submission)
-    for one in scores:
-        if one.score is None:
-            raise JudgeSilentError(f"judge {one.judge}, {one.criterion}: {one.detail}")
-    return scores
 
 
 def _report(

@@ -1,11 +1,10 @@
 """`penstock judge calibrate`: a judge beside people, on the same work."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 
 from penstock.actors.judge.rubric.judge import RubricJudge
 from penstock.infra.judge.agreement import Judgment, measure
-from penstock.infra.judge.attack import JudgeSilentError
+from penstock.infra.judge.asking import JudgeSilentError, score_all
 from penstock.infra.judge.calibration import Calibration
 from penstock.infra.judge.labels import HumanLabel, by_criterion
 from penstock.messages.reward import JudgeScore
@@ -18,9 +17,8 @@ async def calibrate(judge: RubricJudge, labels: Sequence[HumanLabel]) -> Calibra
         JudgeSilentError: It scored nothing of a criterion.
 
     """
-    asked = await asyncio.gather(
-        *(judge.score(label.submission(number)) for number, label in enumerate(labels))
-    )
+    submissions = [label.submission(number) for number, label in enumerate(labels)]
+    asked = await score_all(judge, submissions)
     scores = {(n, one.criterion): one for n, each in enumerate(asked) for one in each}
     criteria = {one.name: one for one in judge.config.criteria}
     found = {

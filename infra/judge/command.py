@@ -1,40 +1,24 @@
 """`penstock judge attack|calibrate CONFIG`: asks the rubric judges of a configuration."""
 
 import argparse
-import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from penstock.actors.judge.rubric.config import RubricConfig
-from penstock.actors.judge.rubric.endpoint import Endpoint
-from penstock.actors.judge.rubric.judge import RubricJudge
 from penstock.actors.runtime.files import write_atomic
 from penstock.infra.commands.output import print_result
+from penstock.infra.judge.asking import open_judge
 from penstock.infra.judge.attack import attack_judge
 from penstock.infra.judge.calibrate import calibrate
 from penstock.infra.judge.labels import HumanLabel, logged_labels, read_labels
 from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import find_run
-from penstock.messages.errors import ConfigError, DeadlineError
+from penstock.messages.errors import ConfigError
 
 FOOLED = 1
 """Exit code where more attacks succeeded than allowed."""
-
-
-class Unwatched:
-    """Waits that nobody but the caller sees."""
-
-    @contextlib.asynccontextmanager
-    async def waiting(self, target: str, reason: str, *, deadline_s: float) -> AsyncGenerator[None]:
-        """Bound the body."""
-        try:
-            async with asyncio.timeout(deadline_s):
-                yield
-        except TimeoutError as error:
-            raise DeadlineError(f"{target}: {reason}: not within {deadline_s:g} s") from error
 
 
 async def judge_command(arguments: argparse.Namespace) -> int:
@@ -62,12 +46,6 @@ def chosen(arguments: argparse.Namespace) -> list[RubricConfig]:
             text = "expected an endpoint; the gateway of a run is one"
             raise ConfigError(f"judge.judges.{one.name}: {text}")
     return named
-
-
-def open_judge(config: RubricConfig) -> RubricJudge:
-    """Return a judge that answers outside of a run; raises as `Endpoint` does."""
-    assert config.endpoint is not None, "`chosen` refuses others"
-    return RubricJudge(config, Endpoint(config.endpoint), Unwatched())
 
 
 async def _attack(judges: Sequence[RubricConfig], arguments: argparse.Namespace) -> int:

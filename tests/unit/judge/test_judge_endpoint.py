@@ -10,7 +10,7 @@ from penstock.actors.judge.rubric.config import EndpointConfig
 from penstock.actors.judge.rubric.endpoint import REPLY_BYTES_MAX, Endpoint
 from penstock.actors.judge.rubric.judge import DOWN_AFTER, RubricJudge
 from penstock.actors.judge.submission import Submission
-from penstock.infra.judge.command import Unwatched
+from penstock.infra.judge.asking import Unwatched
 from penstock.messages.errors import ConfigError
 from penstock.messages.reward import JudgeScore
 

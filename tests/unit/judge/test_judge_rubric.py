@@ -14,7 +14,7 @@ from penstock.actors.judge.rubric.judge import JudgeAnswer, RubricJudge
 from penstock.actors.judge.rubric.question import Question, ask, read_answer, rubric_digest
 from penstock.actors.judge.submission import Submission
 from penstock.actors.runtime.clock import run_virtual
-from penstock.infra.judge.command import Unwatched
+from penstock.infra.judge.asking import Unwatched
 from penstock.messages.errors import ConfigError
 
 WORK = Submission(sample_id="r", task="Fix m.py", diff="+x = 1", final="Fixed x in m.py.")
