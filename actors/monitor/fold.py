@@ -9,6 +9,7 @@ from penstock.actors.monitor.behavior_views import BehaviorViews
 from penstock.actors.monitor.charge_views import ChargeView
 from penstock.actors.monitor.curves import NUM_SAMPLES_MAX, append_tail, median_or_none
 from penstock.actors.monitor.gate_views import GateViews
+from penstock.actors.monitor.judge_views import add_verdict
 from penstock.actors.monitor.learning import LearningViews
 from penstock.actors.monitor.log_lines import LOGGED, describe
 from penstock.actors.monitor.regions import RegionViews
@@ -187,6 +188,7 @@ class RunFold:
         if event.purpose is Purpose.TRAIN:
             outcomes = self._state.rollouts.outcomes
             outcomes[event.outcome] = outcomes.get(event.outcome, 0) + 1
+        add_verdict(self._state.judges, event)
         self._machine(event.sandbox)
 
     def _machine(self, record: SandboxRecord | None) -> None:

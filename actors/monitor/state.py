@@ -8,6 +8,7 @@ import msgspec
 from penstock.actors.monitor.behavior_views import BehaviorView
 from penstock.actors.monitor.charge_views import ChargesView
 from penstock.actors.monitor.gate_views import GatesView
+from penstock.actors.monitor.judge_views import JudgeView
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.telemetry import Wait
 from penstock.messages.training import LedgerRow
@@ -302,6 +303,7 @@ class MonitorState(msgspec.Struct, kw_only=True):
     charges: ChargesView = msgspec.field(default_factory=ChargesView)
     live: LiveView = msgspec.field(default_factory=LiveView)
     gates: GatesView = msgspec.field(default_factory=GatesView)
+    judges: dict[str, JudgeView] = {}
     actors: dict[str, ActorView] = {}
     stall: StallView = msgspec.field(default_factory=StallView)
     log: list[LogLine] = []

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.actors.monitor.fold import fold_log
+from penstock.actors.monitor.judge_views import JudgeView
 from penstock.actors.monitor.state import (
     ActorView,
     MonitorState,
@@ -88,6 +89,8 @@ def render(state: MonitorState, *, is_up: bool = True) -> RenderableType:
     parts: list[RenderableType] = [_headline(state, is_up=is_up), _figures(state)]
     if state.regions:
         parts.append(_regions(state.regions))
+    if state.judges:
+        parts.append(_judges(state.judges))
     if state.actors:
         parts.append(_actors(state))
     if state.gates.channels or state.gates.candidate:
@@ -215,6 +218,22 @@ def _regions(regions: dict[str, RegionView]) -> Table:
             f"{last.ratio:.1f}×" if last and last.ratio else "–",
             f"{last.pause_ms:.1f} ms" if last else "–",
             Text(f"{bad} wrong", "red") if bad else "equal",
+        )
+    return table
+
+
+def _judges(judges: dict[str, JudgeView]) -> Table:
+    table = Table("judge", "scored", "mean", "disagree", "failed", "tokens", "note", box=None)
+    for name, view in sorted(judges.items()):
+        style = "red" if view.is_failing else "dim"
+        table.add_row(
+            name,
+            str(view.num_scored),
+            f"{view.score_mean:.3f}" if view.num_scored else "–",
+            f"{view.disagreement_mean:.3f}" if view.num_scored else "–",
+            Text(str(view.num_failed), "red" if view.is_failing else ""),
+            f"{view.num_prompt_tokens:,} + {view.num_reply_tokens:,}",
+            Text(f"not scoring: {view.note}" if view.is_failing else view.note or "–", style),
         )
     return table
 

@@ -12,7 +12,7 @@ from penstock.infra.regions.settings import check_processes, region_of_role, rep
 from penstock.infra.run.config import RegionSection, RunConfig, is_gateway
 from penstock.infra.stores.settings import StoreKind
 from penstock.messages.errors import ConfigError
-from penstock.messages.generation import MOVED_CHANNELS, NEWEST, pinned_version
+from penstock.messages.generation import MOVED_CHANNELS, NEWEST, pinned, pinned_version
 from penstock.messages.task import Limits, Purpose
 
 HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -49,6 +49,7 @@ def check_config(config: RunConfig) -> None:
     _check_gatekeeper(config)
     _check_gateways(config)
     _check_links(config)
+    _check_judges(config)
 
 
 def check_host_name(name: str, field: str) -> None:
@@ -294,3 +295,13 @@ def _check_links(config: RunConfig) -> None:
     if config.store.kind is not StoreKind.JETSTREAM:
         raise ConfigError(f'{text}, which only store.kind = "jetstream" crosses')
     check_processes(config.processes, linked)
+
+
+def _check_judges(config: RunConfig) -> None:
+    """Check that replicas which judge hold their version for good."""
+    held = {region.channel for region in config.regions if Purpose.LIVE in region.serves}
+    for judge in config.judge.judges:
+        if judge.policy_version is not None and pinned(judge.policy_version) not in held:
+            channel = pinned(judge.policy_version)
+            text = f'expected a region with channel = "{channel}" that serves live, to answer it'
+            raise ConfigError(f"judge.judges.{judge.name}.policy_version: {text}")

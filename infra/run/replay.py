@@ -15,6 +15,7 @@ from penstock.infra.run.config_file import load_config
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.infra.run.vault import open_vault
+from penstock.infra.run.verdicts import VerdictCheck
 from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import RunStarted
 from penstock.messages.reading.trajectories import last_of
@@ -70,9 +71,10 @@ async def replay_run(
             f"loss {result.metrics['loss']:+.4f}\n"
         )
 
+    verdicts = VerdictCheck(config.judge)
     report = await replay(
         ReplayLog(
-            deliveries=deliveries or bus.follow(REPLAY_TYPES, stop_at_end=True),
+            deliveries=verdicts.along(deliveries or bus.follow(REPLAY_TYPES, stop_at_end=True)),
             last=last_of(bus),
             store=run.store(),
             opener=open_vault(run),
@@ -85,7 +87,9 @@ async def replay_run(
         "steps": report.steps,
         "steps_compared": report.steps_compared,
         "steps_erased": report.steps_erased,
-        "identical": report.identical,
+        "identical": report.identical and not verdicts.num_different,
+        "verdicts_checked": verdicts.num_checked,
+        "verdicts_different": verdicts.num_different,
         "speedup": report.speedup,
         "speedup_rl": report.speedup_rl,
         "wall_s": report.wall_s,
@@ -93,8 +97,9 @@ async def replay_run(
         "live_rl_s": report.live_rl_s,
         "weights_digest": report.weights_digest,
     }
-    if not report.identical:
-        figures["first_difference"] = report.first_difference or "the log records no step"
+    if not figures["identical"]:
+        words = report.first_difference or verdicts.first_difference
+        figures["first_difference"] = words or "the log records no step"
         figures["other_versions"] = await _other_versions(bus)
     return figures
 

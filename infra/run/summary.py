@@ -31,6 +31,19 @@ def run_summary(
         }
         | {"balanced": ledger.balanced},
         "charges": _charges(state),
+        "judges": {
+            name: {
+                "version": view.version,
+                "scored": view.num_scored,
+                "failed": view.num_failed,
+                "score_mean": view.score_mean,
+                "disagreement_mean": view.disagreement_mean,
+                "prompt_tokens": view.num_prompt_tokens,
+                "reply_tokens": view.num_reply_tokens,
+                "note": view.note,
+            }
+            for name, view in state.judges.items()
+        },
         "live": {
             "requests": live.num_requests,
             "feedback": live.num_feedback,

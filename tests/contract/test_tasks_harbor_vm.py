@@ -173,3 +173,18 @@ def test_it_comes_back_as_it_was_read(tmp_path):
     assert read_harbor(folder) == candidate
     for name in ("tests/test.sh", "tests/check_greeting.py", "solution/solve.sh"):
         assert (folder / name).read_text() == FILES[name]
+
+
+PARTS = {
+    "echo 0.25 > /logs/verifier/reward.txt": 0.25,
+    'echo \'{"reward": 0.75, "speed": 3}\' > /logs/verifier/reward.json': 0.75,
+    'echo \'{"one": 1, "two": 0.5}\' > /logs/verifier/reward.json': 0.75,
+    "echo 1.5 > /logs/verifier/reward.txt": None,
+}
+
+
+async def test_a_verifier_may_give_a_part_of_the_reward(pool, tmp_path):
+    for number, (command, expected) in enumerate(PARTS.items()):
+        candidate = write(tmp_path / str(number), **{"tests/test.sh": f"#!/bin/bash\n{command}\n"})
+        findings = await graded(pool, candidate, {"greet.py": b"print(1)\n"})
+        assert (findings.outcome, findings.score) == (Outcome.FAILED, expected), command

@@ -1,0 +1,43 @@
+"""Replay's second look at verdicts: each reward composed again from what its verdict records."""
+
+import math
+from collections.abc import AsyncIterator
+
+from penstock.actors.judge.config import JudgeConfig
+from penstock.actors.judge.reward import composed_again
+from penstock.messages.bus import Delivery
+from penstock.messages.reward import Outcome, Verdict
+
+TOLERANCE = 1e-6
+
+
+class VerdictCheck:
+    """Compares the verdicts of a log with the run's own rule, as they are read."""
+
+    def __init__(self, config: JudgeConfig) -> None:
+        self._config = config
+        self.num_checked = self.num_different = 0
+        self.first_difference = ""
+
+    async def along(self, deliveries: AsyncIterator[Delivery]) -> AsyncIterator[Delivery]:
+        """Yield all events."""
+        async for delivery in deliveries:
+            if isinstance(event := delivery.event, Verdict):
+                self.add(event)
+            yield delivery
+
+    def add(self, verdict: Verdict) -> None:
+        """Compose one verdict again; a solved one that records no lengths is of an older log."""
+        is_older = verdict.outcome is Outcome.SOLVED and verdict.lengths is None
+        if is_older or verdict.judge != self._config.judge:
+            return
+        self.num_checked += 1
+        expected, found = composed_again(verdict, self._config), verdict.components
+        is_equal = set(expected) == set(found) and all(
+            math.isclose(expected[name], found[name], rel_tol=0.0, abs_tol=TOLERANCE)
+            for name in expected
+        )
+        if not is_equal:
+            self.num_different += 1
+            words = f"verdict of {verdict.rollout_id}: {found}, composed again {expected}"
+            self.first_difference = self.first_difference or words
