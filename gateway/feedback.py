@@ -8,7 +8,7 @@ from aiohttp import web
 from penstock.gateway.errors import ApiError, invalid, openai_error
 from penstock.gateway.identity import random_id
 from penstock.gateway.keys import KeySpec
-from penstock.gateway.record import sealed_content
+from penstock.gateway.record import sealed_content, with_correction_ids
 from penstock.gateway.request_body import read_whole
 from penstock.gateway.routes.body import decode_body
 from penstock.gateway.services import Services
@@ -242,6 +242,7 @@ async def _with_content(
         event = msgspec.structs.replace(event, user=services.pseudonyms.user(key, ""))
     if is_counted or not key.storage_consent:
         return msgspec.structs.replace(event, content=None, source="", occurred_at="")
+    content = with_correction_ids(content, services.chat_format)
     sealed = await sealed_content(services.vault, event, content)
     return msgspec.structs.replace(event, content=sealed)
 

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from penstock.actors.policy.chat.format import ChatFormat, OfferedTools, UnrenderableError
 from penstock.actors.runtime.vault import Vault
 from penstock.gateway.arms import Route
 from penstock.gateway.errors import invalid
@@ -130,6 +131,20 @@ async def resealed(record: InferenceRecorded, vault: Vault) -> InferenceRecorded
     data = await vault.open(turn.sealed, record.request_id)
     sealed = await vault.seal(owner_of(record.tenant, record.user), record.request_id, data)
     return msgspec.structs.replace(record, turn=msgspec.structs.replace(turn, sealed=sealed))
+
+
+def with_correction_ids(content: FeedbackContent, chat: ChatFormat) -> FeedbackContent:
+    """Return what a user wrote with the token ids of its correction, which training takes.
+
+    No ids where the format has no such reply: the correction is kept, and not trained.
+    """
+    if not content.correction:
+        return msgspec.structs.replace(content, correction_ids=[])
+    try:
+        ids = chat.render_turn(content.correction, (), OfferedTools())
+    except UnrenderableError:
+        ids = []
+    return msgspec.structs.replace(content, correction_ids=ids)
 
 
 async def sealed_content(

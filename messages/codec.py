@@ -68,7 +68,12 @@ from penstock.messages.sandbox import (
     WriteFiles,
 )
 from penstock.messages.scheduler import GroupPlaced, PlaceGroup, ReleaseGroup, ReportHost
-from penstock.messages.signals.preferences import Label, PreferencePair
+from penstock.messages.signals.preferences import (
+    Label,
+    PreferencePair,
+    PreferencesProgressed,
+    PreferencesTrained,
+)
 from penstock.messages.signals.quarantine import FeedbackQuarantined, QuarantineReleased
 from penstock.messages.task import CreditsChanged, GroupGranted, StartRollout
 from penstock.messages.telemetry import (
@@ -98,13 +103,13 @@ EVENTS = (
     InferenceRecorded, InferenceCounted, FeedbackReceived, FeedbackRetracted, FeedbackLeftOut,
     LiveSampleJoined,
     ErasureRequested, ErasurePrepared, UserErased,
-    PreferencePair, Label, FeedbackQuarantined, QuarantineReleased,
+    PreferencePair, Label, PreferencesTrained, FeedbackQuarantined, QuarantineReleased,
     BatchManifest, StepCompleted, MidtrainCompleted, CheckpointSaved,
     RunStarted, RunFinished, RunOpened, RunClosed, ActorStarted, ActorFailed,
     ItemCharged, ItemQuarantined, EvalAnnounced, EvalRequested, EvalCompleted, ChannelMoved,
     CandidateChosen, ExperimentStarted, ExperimentDecided, GateEvaluated,
     LimitsChanged, ReplyKept,
-    MessageRejected, ActorReported, ReplicaReported, MidtrainProgressed,
+    MessageRejected, ActorReported, ReplicaReported, MidtrainProgressed, PreferencesProgressed,
 )  # fmt: skip
 """Kept on streams."""
 

@@ -8,6 +8,7 @@ from penstock.messages.base import Event, Stream
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import VersionSpan
 from penstock.messages.settings import Finite, FiniteNonNegative, NonNegativeInt, UnitInterval
+from penstock.messages.signals.preferences import PreferenceEntry
 
 
 class TrunkCredit(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +98,8 @@ class BatchManifest(Event, frozen=True, kw_only=True):
     """Groups that left the pool with this step without being trained (filtered, failed, stale)."""
     live: list[SampleEntry] = []
     """Live samples, `rollout_id` being the sample id."""
+    preferences: list[PreferenceEntry] = []
+    """Users' corrections and judgments."""
     settings: str = ""
     """The trainer's settings as JSON, with which this step is taken: a service may continue a run
     with others. Empty: the run's own."""

@@ -48,7 +48,7 @@ class FeedbackJoiner(Actor):
     async def on_inference_recorded(self, event: InferenceRecorded, ctx: Context) -> Effects:
         """Open the request."""
         self._join.add_record(event, ctx.now())
-        return list(self._preferences.add_record(event))
+        return self._bursts.admit(self._preferences.add_record(event))
 
     async def on_inference_counted(self, event: InferenceCounted, ctx: Context) -> Effects:
         """Know that nothing may be made of the request."""
@@ -60,13 +60,12 @@ class FeedbackJoiner(Actor):
         self._trust.add(event)
         quarantined = self._bursts.add(event, ctx.stored_at)
         self._join.add_feedback(event, ctx.now())
-        found: list[Event] = list(self._preferences.add_feedback(event))
+        found: list[Event] = [*self._bursts.admit(self._preferences.add_feedback(event))]
         return [*found, quarantined] if quarantined else found
 
     async def on_quarantine_released(self, event: QuarantineReleased, ctx: Context) -> Effects:
         """Let the feedback of a burst count."""
-        self._bursts.release(event)
-        return ()
+        return self._bursts.release(event)
 
     async def on_feedback_retracted(self, event: FeedbackRetracted, ctx: Context) -> Effects:
         """Forget the signal."""

@@ -3,18 +3,21 @@
 Time is cut into windows. A user's feedback in a window is a burst from the signal on that makes it
 more than `num_min` and more than `ratio` times the most of any window before, which is forgotten
 slowly. So busy users, users who grow busier and a day on which all complain are none. What belongs
-to a burst is held: no sample with it is published until the quarantine is released. Trusted keys
-are left alone.
+to a burst is held: no sample, pair or label of it is published until the quarantine is released.
+Trusted keys are left alone.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 import msgspec
 
 from penstock.actors.feedback.config import BurstConfig
 from penstock.messages.feedback import FeedbackReceived, LiveSampleJoined, feedback_key
+from penstock.messages.signals.preferences import Label, PreferencePair
 from penstock.messages.signals.quarantine import FeedbackQuarantined, QuarantineReleased
 
+Judgment = PreferencePair | Label
 KEEP = 0.999
 """What a window leaves of the most that came before."""
 NUM_USERS_MAX = 100_000
@@ -37,6 +40,8 @@ class Bursts:
         self._held: OrderedDict[str, str] = OrderedDict()
         """Feedback's log key -> its quarantine."""
         self._released: OrderedDict[str, None] = OrderedDict()
+        self._judgments: OrderedDict[str, list[Judgment]] = OrderedDict()
+        """Feedback's log key -> what it says for losses over preferences, held with it."""
 
     @property
     def num_held(self) -> int:
@@ -83,13 +88,30 @@ class Bursts:
                 self._held.popitem(last=False)
         return quarantined if begins else None
 
-    def release(self, event: QuarantineReleased) -> None:
-        """Let the feedback of a burst count, also what is still to be read of it."""
+    def admit(self, judgments: Iterable[Judgment]) -> list[Judgment]:
+        """Return those whose feedback is not held; the others follow when it is released."""
+        found: list[Judgment] = []
+        for judgment in judgments:
+            if judgment.root in self._held:
+                self._judgments.setdefault(judgment.root, []).append(judgment)
+            else:
+                found.append(judgment)
+        while len(self._judgments) > NUM_USERS_MAX:
+            self._judgments.popitem(last=False)
+        return found
+
+    def release(self, event: QuarantineReleased) -> list[Judgment]:
+        """Let the feedback of a burst count, also what is still to be read of it.
+
+        Returns what was held of it by `admit`.
+        """
         self._released[event.quarantine] = None
         if len(self._released) > NUM_USERS_MAX:
             self._released.popitem(last=False)
-        for root in [root for root, name in self._held.items() if name == event.quarantine]:
+        roots = [root for root, name in self._held.items() if name == event.quarantine]
+        for root in roots:
             del self._held[root]
+        return [judgment for root in roots for judgment in self._judgments.pop(root, [])]
 
     def holds(self, sample: LiveSampleJoined) -> bool:
         """Return whether a sample counts feedback that is held."""

@@ -13,7 +13,12 @@ import msgspec
 
 from penstock.actors.feedback.config import JoinConfig
 from penstock.actors.feedback.sessions import SIGNALS_MAX, refusal
-from penstock.messages.feedback import FeedbackReceived, InferenceRecorded, feedback_key
+from penstock.messages.feedback import (
+    FeedbackReceived,
+    InferenceRecorded,
+    feedback_key,
+    owner_of,
+)
 from penstock.messages.signals.declaration import SignalKind, SignalLevel, by_name
 from penstock.messages.signals.preferences import Label, PreferencePair
 
@@ -74,6 +79,7 @@ class Preferences:
                 request_id=event.request_id,
                 tenant=request.tenant,
                 user=request.user,
+                author=owner_of(event.tenant, event.user),
                 policy_version=request.policy_version,
             )
         score, weight = spec.score(event.value), spec.weight * event.weight

@@ -35,6 +35,7 @@ from penstock.messages.feedback import (
 from penstock.messages.reading.ledger import Ledger
 from penstock.messages.reward import EvalAnnounced, Verdict
 from penstock.messages.rollout import RolloutFinished, SandboxRecord, TurnSampled
+from penstock.messages.signals.preferences import Label, PreferencePair
 from penstock.messages.task import Purpose
 from penstock.messages.telemetry import ActorReported, MidtrainProgressed
 from penstock.messages.training import BatchManifest, StepCompleted
@@ -82,6 +83,8 @@ class RunFold:
             FeedbackReceived: self._feedback_received,
             FeedbackRetracted: self._feedback_retracted,
             LiveSampleJoined: self._live_joined,
+            PreferencePair: self._preference_made,
+            Label: self._preference_made,
             **self._learning.handlers,
             **self._regions.handlers,
             **GateViews(self._state.gates).handlers,
@@ -224,6 +227,10 @@ class RunFold:
     def _feedback_retracted(self, event: FeedbackRetracted, at: float) -> None:
         self._state.live.num_retracted += 1
 
+    def _preference_made(self, event: PreferencePair | Label, at: float) -> None:
+        self._ledger.preferences.add(event)
+        self._ledger_changed = True
+
     def _live_joined(self, event: LiveSampleJoined, at: float) -> None:
         self._ledger.add_live(event)
         self._ledger_changed = True
@@ -257,10 +264,12 @@ async def fold_along(
 def _ledger_view(ledger: Ledger) -> LedgerView:
     rows, violations = ledger.rows(), ledger.violations
     newest = sorted(rows)[-NUM_LEDGER_ROWS_MAX:]
+    preferences = ledger.preferences.totals()
     return LedgerView(
         totals=ledger.totals(),
         rows={version: rows[version] for version in newest},
         balanced=not violations,
         violations=violations[:NUM_VIOLATIONS_SHOWN],
         num_violations=len(violations),
+        preferences=preferences if preferences["made"] else {},
     )

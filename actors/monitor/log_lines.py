@@ -18,6 +18,7 @@ from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted, Live
 from penstock.messages.gates import CandidateChosen, ExperimentDecided, ExperimentStarted
 from penstock.messages.generation import ChannelMoved
 from penstock.messages.reward import EvalCompleted, EvalRequested
+from penstock.messages.signals.preferences import PreferencesTrained
 from penstock.messages.signals.quarantine import FeedbackQuarantined
 from penstock.messages.training import CheckpointSaved, MidtrainCompleted, StepCompleted
 from penstock.messages.weights import WeightsApplied, WeightsPublished
@@ -77,6 +78,14 @@ def _midtrained(event: MidtrainCompleted) -> str:
     )
 
 
+def _preferred(event: PreferencesTrained) -> str:
+    before, after = event.heldout_before.get("loss", 0.0), event.heldout_after.get("loss", 0.0)
+    return (
+        f"trained on preferences: {event.num_pairs} pairs, {event.num_labels} labels, loss "
+        f"{event.loss_first:.3f} to {event.loss_last:.3f}, held-out {before:.3f} to {after:.3f}"
+    )
+
+
 def _quarantined(event: FeedbackQuarantined) -> str:
     text = f"feedback of {event.tenant}, {event.user} is quarantined: {event.num_signals} pieces"
     return f"{text} in a window, {event.usual:.0f} at most before; {event.key()}"
@@ -104,6 +113,7 @@ _WORDS: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
     ItemCharged: ("warn", _charged),
     ItemQuarantined: ("error", lambda e: f"{e.item} is quarantined{_of(e)}: {e.cause}"),
     MidtrainCompleted: ("info", _midtrained),
+    PreferencesTrained: ("info", _preferred),
     StepCompleted: ("info", _step),
     CheckpointSaved: ("info", lambda e: f"checkpoint of step {e.step} saved"),
     WeightsPublished: ("info", _published),

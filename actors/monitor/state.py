@@ -213,6 +213,8 @@ class LedgerView(msgspec.Struct, kw_only=True):
     balanced: bool = True
     violations: list[str] = []
     num_violations: int = 0
+    preferences: dict[str, int] = {}
+    """Users' corrections and judgments by fate; empty where there is none."""
 
 
 class LiveView(msgspec.Struct, kw_only=True):

@@ -39,6 +39,7 @@ from penstock.messages.feedback import (
 from penstock.messages.reading.sealed import Opener
 from penstock.messages.reward import EvalCompleted, Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished, Turn, TurnSampled
+from penstock.messages.signals.preferences import Label, PreferencePair
 from penstock.messages.task import CreditsChanged, Purpose
 from penstock.messages.training import BatchManifest, StepCompleted
 
@@ -56,6 +57,8 @@ class Trainer(Actor):
         RolloutFinished,
         Verdict,
         LiveSampleJoined,
+        PreferencePair,
+        Label,
         ErasureRequested,
         UserErased,
         FeedbackRetracted,
@@ -126,6 +129,21 @@ class Trainer(Actor):
         self._phase.turns.add(event.sample_id, event)
         self._batcher.add_live(event)
         if self._waiting_since is None:
+            self._waiting_since = ctx.stored_at
+        return await self._advance(ctx)
+
+    async def on_preference_pair(self, event: PreferencePair, ctx: Context) -> Effects:
+        """See a correction; it joins the next batch."""
+        return await self._prefer(event, ctx)
+
+    async def on_label(self, event: Label, ctx: Context) -> Effects:
+        """See a judgment; it joins the next batch."""
+        return await self._prefer(event, ctx)
+
+    async def _prefer(self, event: PreferencePair | Label, ctx: Context) -> Effects:
+        self._phase.ledger.preferences.add(event)
+        self._batcher.preferences.add(event)
+        if self._waiting_since is None and len(self._batcher.preferences):
             self._waiting_since = ctx.stored_at
         return await self._advance(ctx)
 
@@ -273,6 +291,7 @@ class Trainer(Actor):
                 break
             self._batcher.leave_out(left_out)
         self._step_proposed = step
+        manifest = await self._phase.with_readable_preferences(manifest, ctx)
         return (recorded(manifest, measured),)
 
     async def _watch(self, ctx: Context) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from penstock.actors.trainer.preferences.config import PreferencesConfig
 from penstock.messages.errors import CodecError, ConfigError
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.settings import (
@@ -168,6 +169,9 @@ class LiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Samples that the mean of all tenants counts as in a tenant's own baseline."""
     weight: NonNegativeFloat = 1.0
     """Weight of a live sample, next to a rollout's 1."""
+    kl_coefficient: NonNegativeFloat = 0.0
+    """Of KL to the version that served, estimated by k3 on each trained token of a user, in the
+    loss. It is measured in any case (`StepCompleted.drift`, the metric `live_kl`)."""
     ess_min: UnitInterval = 0.1
     """Smallest effective sample size, as a share of its tokens, with which a sample of an older
     version is trained; below it is `stale`. Its age in steps does not count."""
@@ -192,6 +196,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     live: LiveConfig = LiveConfig()
+    preferences: PreferencesConfig = PreferencesConfig()
     epoch: EpochConfig | None = None
     """Batches of live samples alone; without it, live samples train beside groups."""
     estimator: Annotated[str, one_of(ESTIMATORS)] = "dr_grpo"

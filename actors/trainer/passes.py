@@ -37,6 +37,9 @@ class PassSums:
     reference_k3: float = 0.0
     num_referenced: int = 0
     """Tokens whose distance to the reference was measured."""
+    live_k3: float = 0.0
+    num_live: int = 0
+    """Tokens of users, whose distance to the version that served them is measured."""
     num_inputs: int = 0
     router_mismatch: float = 0.0
     mismatch: MismatchSums = field(default_factory=MismatchSums.empty)
@@ -56,6 +59,8 @@ class PassSums:
         self.reference_k1 += other.reference_k1
         self.reference_k3 += other.reference_k3
         self.num_referenced += other.num_referenced
+        self.live_k3 += other.live_k3
+        self.num_live += other.num_live
         self.num_inputs += other.num_inputs
         self.router_mismatch += other.router_mismatch
         self.mismatch.add(other.mismatch)
@@ -78,6 +83,8 @@ class PassSums:
         if self.num_referenced:
             figures["kl_reference"] = self.reference_k3 / self.num_referenced
             figures["kl_reference_k1"] = self.reference_k1 / self.num_referenced
+        if self.num_live:
+            figures["live_kl"] = self.live_k3 / self.num_live
         return figures
 
 
@@ -154,6 +161,10 @@ def _forward(
     reference = _cat([_or_nan(one, one.reference_logprobs) for one in batch])
     if loss_config.kl.where == "loss":
         values = values + loss_config.kl.coefficient * k3(current, reference)
+    is_live = _per_token([float(sequence.is_live) for sequence in batch], counts)
+    served = k3(behavior, current) * is_live
+    if config.live.kl_coefficient:
+        values = values + config.live.kl_coefficient * served
     loss = (values * _per_token([sequence.weight for sequence in batch], counts)).sum() / divisor
     num_inputs = sum(sequence.num_inputs for sequence in batch)
     detached = current.detach()
@@ -167,6 +178,8 @@ def _forward(
         reference_k1=float(k1(*distance).sum()),
         reference_k3=float(k3(*distance).sum()),
         num_referenced=int(is_referenced.sum()),
+        live_k3=float(served.detach().double().sum()),
+        num_live=int(is_live.sum()),
         num_inputs=num_inputs,
         router_mismatch=forwarded.router_mismatch * num_inputs,
         mismatch=MismatchSums.of(ratios, tokens.weights),

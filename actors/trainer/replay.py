@@ -24,6 +24,7 @@ from penstock.actors.trainer.checkpoint import (
 )
 from penstock.actors.trainer.config import LossConfig, TrainerConfig
 from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.preferences.reading import PreferenceReader
 from penstock.actors.trainer.step import StepResult, train_step
 from penstock.actors.trainer.turns import TurnStore
 from penstock.messages.base import Event
@@ -34,6 +35,7 @@ from penstock.messages.reading.sealed import Opener
 from penstock.messages.reading.trajectories import Last
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import RolloutFinished, TurnSampled
+from penstock.messages.signals.preferences import Label, PreferencePair
 from penstock.messages.training import BatchManifest, MidtrainCompleted, StepCompleted
 
 REPLAY_TYPES: tuple[type[Event], ...] = (
@@ -42,6 +44,8 @@ REPLAY_TYPES: tuple[type[Event], ...] = (
     RolloutFinished,
     Verdict,
     LiveSampleJoined,
+    PreferencePair,
+    Label,
     BatchManifest,
     StepCompleted,
 )
@@ -120,6 +124,7 @@ class Replay:
         self._what_if = what_if
         self._on_step = on_step
         self._turns = TurnStore(config.turns_bytes_max, log.opener)
+        self._preferences = PreferenceReader(log.store, log.opener, log.last, learner.policy.config)
         self._audit = ManifestAudit(config)
         self._manifests: list[BatchManifest] = []
         self._results: dict[int, StepResult] = {}
@@ -144,6 +149,8 @@ class Replay:
             case LiveSampleJoined() as event:
                 self._turns.add(event.sample_id, event)
                 self._audit.add_live(event)
+            case PreferencePair() | Label() as event:
+                self._audit.preferences.add(event)
             case Verdict() as event:
                 self._audit.add_verdict(event)
             case BatchManifest() as event:
@@ -166,10 +173,13 @@ class Replay:
         return self.report
 
     async def _advance(self) -> None:
-        while self._manifests and self._turns.has(self._manifests[0]):
+        while self._manifests and self._has(self._manifests[0]):
             await self._train(self._manifests.pop(0))
         for step in [step for step in self._recorded if step in self._results]:
             self._compare_step(self._recorded.pop(step), self._results.pop(step))
+
+    def _has(self, manifest: BatchManifest) -> bool:
+        return self._turns.has(manifest) and self._audit.preferences.has(manifest)
 
     async def _train(self, manifest: BatchManifest) -> None:
         config = self._config.of_step(manifest.settings)
@@ -181,10 +191,13 @@ class Replay:
             return self._leave_out(manifest)
         try:
             turns = await self._turns.load(manifest, self._log.store, self._log.last)
+            examples = await self._preferences.read(manifest)
         except ErasedError as error:
             await self._resume_after(manifest, error)
             return self._leave_out(manifest)
-        result = await asyncio.to_thread(train_step, self._learner, manifest, turns, config)
+        result = await asyncio.to_thread(
+            train_step, self._learner, manifest, turns, config, examples
+        )
         self._turns.drop(manifest)
         self._results[manifest.step] = result
         self.report.steps += 1

@@ -21,6 +21,7 @@ from penstock.actors.trainer.checkpoint import (
 )
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.preferences.reading import PreferenceReader
 from penstock.actors.trainer.replay import ReplayLog
 from penstock.actors.trainer.step import train_step
 from penstock.actors.trainer.turns import TurnStore
@@ -56,6 +57,7 @@ class _Retraining:
         self._learner, self._config, self._log = learner, config, log
         self._left_out = left_out
         self._turns = TurnStore(config.turns_bytes_max, log.opener)
+        self._preferences = PreferenceReader(log.store, log.opener, log.last, learner.policy.config)
         self._credit = LiveCredit()
         self.manifests: list[BatchManifest] = []
         self.step = step
@@ -85,7 +87,8 @@ class _Retraining:
         left = self._without(manifest, config)
         if left.step > self.step:
             turns = await self._turns.load(left, self._log.store, self._log.last)
-            await asyncio.to_thread(train_step, self._learner, left, turns, config)
+            examples = await self._preferences.read(left)
+            await asyncio.to_thread(train_step, self._learner, left, turns, config, examples)
             self.step = left.step
         self._turns.drop(manifest)
 
@@ -98,7 +101,9 @@ class _Retraining:
         credited = iter(self._credit.credit(fresh, config.live))
         live = [next(credited) if entry.outcome.is_trained else entry for entry in entries]
         self._credit.commit(live, config.live)
-        return msgspec.structs.replace(manifest, live=live)
+        preferences = [each for each in manifest.preferences if each.name not in names]
+        self.num_left_out += len(manifest.preferences) - len(preferences)
+        return msgspec.structs.replace(manifest, live=live, preferences=preferences)
 
 
 def _uncredited(entry: SampleEntry) -> SampleEntry:

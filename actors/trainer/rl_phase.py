@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
@@ -26,6 +27,9 @@ from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.midtraining.phase import run_midtraining
 from penstock.actors.trainer.off_policy import OffPolicy, measure
+from penstock.actors.trainer.preferences.phase import run_preferences
+from penstock.actors.trainer.preferences.reading import PreferenceReader
+from penstock.actors.trainer.preferences.waiting import left_out
 from penstock.actors.trainer.step import train_step
 from penstock.actors.trainer.turns import TurnStore
 from penstock.messages.base import Event
@@ -67,6 +71,7 @@ class RlPhase:
     ) -> None:
         self._config = config
         self._policy_config = policy_config
+        self._opener = opener
         self._publisher = publisher
         self._manifests: dict[int, BatchManifest] = {}
         self._digests: dict[int, str] = {}
@@ -89,6 +94,9 @@ class RlPhase:
         if key is None:
             await self._load_model(ctx)
             self._completed = await run_midtraining(ctx, self._learner, self._config, seed)
+            if preferred := await run_preferences(ctx, self._learner, self._config, seed):
+                digest = preferred.weights_digest
+                self._completed = msgspec.structs.replace(self._completed, weights_digest=digest)
             saved: Effects = await self.save(ctx)
         else:
             head = await load_checkpoint(ctx.store, key, self._learner)
@@ -140,6 +148,17 @@ class RlPhase:
         """Return how far the policy has moved from those that drew live samples."""
         return await ctx.offload(measure, self._learner, samples, turns, self._config)
 
+    async def with_readable_preferences(
+        self, manifest: BatchManifest, ctx: Context
+    ) -> BatchManifest:
+        """Return a proposed manifest without the corrections and judgments that nobody can read."""
+        unreadable = await self._preferences(ctx).unreadable(manifest)
+        entries = left_out(manifest.preferences, unreadable)
+        return msgspec.structs.replace(manifest, preferences=entries)
+
+    def _preferences(self, ctx: Context) -> PreferenceReader:
+        return PreferenceReader(ctx.store, self._opener, ctx.last, self._policy_config)
+
     async def end_after(
         self, step: int, reason: str, ctx: Context, *, is_failure: bool = False
     ) -> Effects:
@@ -170,7 +189,8 @@ class RlPhase:
         self.is_training.set()
         turns = await self.turns.load(manifest, ctx.store, ctx.last)
         config = self._config.of_step(manifest.settings)
-        result = await ctx.offload(train_step, self._learner, manifest, turns, config)
+        examples = await self._preferences(ctx).read(manifest)
+        result = await ctx.offload(train_step, self._learner, manifest, turns, config, examples)
         if (left_s := self._config.step_s_min - (ctx.monotonic() - started)) > 0:
             await ctx.sleep(left_s)
         self.check_digest(manifest.step, result.weights_digest)

@@ -53,6 +53,8 @@ class TrainingSequence:
     proximal_logprobs: np.ndarray | None = None
     """[N] float32: under the policy at the start of the step, once its first pass is over."""
     weight: float = 1.0
+    is_live: bool = False
+    """Whether it is a user's, drawn by the version that served it."""
     live_version: int | None = None
     """The one version that sampled all its tokens, where they are a user's."""
 

@@ -25,6 +25,12 @@ from penstock.actors.trainer.learner import Learner, NonFiniteError
 from penstock.actors.trainer.objective.kl_rewards import with_kl_rewards
 from penstock.actors.trainer.objective.losses import normalizer
 from penstock.actors.trainer.passes import PassSums, take_pass
+from penstock.actors.trainer.preferences.examples import PreferenceExample
+from penstock.actors.trainer.preferences.objective import (
+    PreferenceSums,
+    referred_examples,
+    take_preference_pass,
+)
 from penstock.actors.trainer.reference import compared
 from penstock.actors.trainer.routes import route_bytes
 from penstock.actors.trainer.sequences import (
@@ -56,6 +62,7 @@ def train_step(
     manifest: BatchManifest,
     turns: Mapping[str, Sequence[Turn]],
     config: TrainerConfig,
+    examples: Sequence[PreferenceExample] = (),
 ) -> StepResult:
     """Train the samples of a manifest; an empty one changes no weight.
 
@@ -67,6 +74,7 @@ def train_step(
         manifest: which samples, and with which advantages.
         turns: by rollout or request id, of every trained sample.
         config: loss, correction, bounds.
+        examples: of the manifest's corrections and judgments, in its order.
 
     Raises:
         ValueError: Turns that are malformed, or not those that the manifest counted; or a loss that
@@ -78,10 +86,14 @@ def train_step(
     sequences = list(_sequences(manifest, turns, learner.policy.config, config))
     left_behind = published(learner.parameters) if config.versions_kept else {}
     passes, norms, skipped = [], [], ""
-    if sequences:
+    preferences = PreferenceSums()
+    if sequences or examples:
         before = _copy_of(learner) if config.num_passes > 1 else {}
         try:
-            passes, norms = _take_passes(learner, manifest, sequences, config)
+            referred = referred_examples(learner, examples, config)
+            passes, norms, preferences = _take_passes(
+                learner, manifest, sequences, referred, config
+            )
         except NonFiniteError as error:
             skipped = str(error)
             if before:
@@ -95,7 +107,8 @@ def train_step(
         | _pass_figures(passes, norms, config)
         | batch_figures(manifest)
         | {"route_bytes": float(_route_bytes(manifest, turns))}
-        | _session_figures(manifest, turns),
+        | _session_figures(manifest, turns)
+        | preferences.figures(),
         staleness_tokens={} if skipped else staleness_tokens(manifest),
         skipped=skipped,
         drift={version: of.drift() for version, of in sorted(sums.live.items())},
@@ -106,9 +119,12 @@ def _take_passes(
     learner: Learner,
     manifest: BatchManifest,
     sequences: Sequence[TrainingSequence],
+    examples: Sequence[PreferenceExample],
     config: TrainerConfig,
-) -> tuple[list[PassSums], list[float]]:
+) -> tuple[list[PassSums], list[float], PreferenceSums]:
     """Take the optimizer steps; return what each pass showed, and the norm of its gradient.
+
+    Of corrections and judgments, what the first pass showed.
 
     Raises:
         NonFiniteError: In some pass; those before it have changed the learner.
@@ -118,13 +134,16 @@ def _take_passes(
     num_of_epoch = config.epoch.num_samples if config.epoch else 0
     divisor = normalizer(max(num_divided(manifest), num_of_epoch), config.loss)
     version = manifest.policy_version
-    batch = compared(learner, sequences, version, config)
+    batch = compared(learner, sequences, version, config) if sequences else []
     if config.loss.kl.where == "reward":
         batch = with_kl_rewards(manifest, batch, config.loss.kl.coefficient)
     passes: list[PassSums] = []
     norms: list[float] = []
+    seen: list[PreferenceSums] = []
     for _ in range(config.num_passes):
         passes.append(take_pass(learner, batch, version, config, divisor))
+        if examples:
+            seen.append(take_preference_pass(learner, examples, config))
         raise_deferred_errors()  # Before the weights take what a bad value gave.
         norms.append(learner.apply(manifest.step, config.optimizer, config.steps_max))
         if len(passes) == 1:
@@ -132,7 +151,7 @@ def _take_passes(
                 replace(sequence, proximal_logprobs=logprobs)
                 for sequence, logprobs in zip(batch, passes[0].current, strict=True)
             ]
-    return passes, norms
+    return passes, norms, seen[0] if seen else PreferenceSums()
 
 
 def _copy_of(learner: Learner) -> dict[str, torch.Tensor]:
@@ -158,6 +177,8 @@ def _sequences(
             )
         if name in beside:
             found = [replace(sequence, weight=weight_beside) for sequence in found]
+        if sample.num_turns:
+            found = [replace(sequence, is_live=True) for sequence in found]
         if sample.num_turns and len(sample.version_spans) == 1:
             version = sample.version_spans[0].policy_version
             found = [replace(sequence, live_version=version) for sequence in found]

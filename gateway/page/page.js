@@ -188,7 +188,10 @@ function drawLedger() {
   const faults = (ledger.violations ?? []).map((v) => html("p", "sub bad-text", v));
   const bar = stackedBar(fates.map(([name, color]) => ({ name: label(name), value: ledger.totals[name] ?? 0, color })));
   const line1 = html("p", "sub", "Every sampled token ends in one column", ledger.totals.generated ? badge : null);
-  fill("ledger", line1, bar, key, table(head, rows, head.map((_, i) => i).slice(1)), ...faults);
+  const said = Object.entries(ledger.preferences ?? {}).filter(([name, count]) => count || name === "made");
+  const words = said.map(([name, count]) => `${integer(count)} ${name}`).join(", ");
+  const judged = words ? [html("p", "sub", `Corrections and judgments: ${words}`)] : [];
+  fill("ledger", line1, bar, key, table(head, rows, head.map((_, i) => i).slice(1)), ...judged, ...faults);
 }
 
 function drawCharges() {

@@ -14,6 +14,8 @@ Document = tuple[list[int], list[float]]
 T = TypeVar("T")
 MIDTRAIN_KEY = "midtrain/tokens"
 MIDTRAIN_HELDOUT_KEY = "midtrain/heldout"
+HELDOUT_EVERY = 20
+"""Of the documents, and of pairs and labels, one of so many is not trained."""
 
 
 class PreparationStoppedError(PenstockError, RuntimeError):

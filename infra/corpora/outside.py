@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from penstock.actors.policy.chat.format import ChatFormat, OfferedTools
 from penstock.actors.trainer.midtraining.corpus import encode_corpus
 from penstock.infra.corpora.builder import (
+    HELDOUT_EVERY,
     MIDTRAIN_HELDOUT_KEY,
     MIDTRAIN_KEY,
     CorpusBuilder,
@@ -16,8 +17,6 @@ from penstock.infra.corpora.text import read_texts
 from penstock.infra.corpora.traces import read_traces
 from penstock.infra.models.settings import ModelSection
 from penstock.messages.errors import ConfigError
-
-_HELDOUT_EVERY = 20
 
 
 def corpus_objects(
@@ -47,7 +46,7 @@ def corpus_objects(
     texts = _pieces(read_texts(section.text), chat, tokens_max)
     for documents in (texts, traces):
         for index, (ids, weights) in enumerate(until(stopped, documents)):
-            (train if index % _HELDOUT_EVERY else heldout).add(ids, weights)
+            (train if index % HELDOUT_EVERY else heldout).add(ids, weights)
             num_documents += 1
     if train.is_empty or heldout.is_empty:
         text = f"expected at least two documents, got {num_documents}"

@@ -106,7 +106,7 @@ def read_traces(
 
 def _documents(trace: ChatTrace, chat: ChatFormat, offered: OfferedTools) -> Iterator[Document]:
     """Yield one document, or several where the format does not keep earlier turns as they were."""
-    messages = _messages(trace)
+    messages = trace_messages(trace)
     tools = offered
     if trace.tools is not None:
         tools = OfferedTools(schemas=[tool.function for tool in trace.tools])
@@ -127,7 +127,7 @@ def _documents(trace: ChatTrace, chat: ChatFormat, offered: OfferedTools) -> Ite
     yield ids, weights
 
 
-def _messages(trace: ChatTrace) -> list[ChatMessage]:
+def trace_messages(trace: ChatTrace) -> list[ChatMessage]:
     """Return the messages of the format.
 
     Raises:

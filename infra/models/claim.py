@@ -36,7 +36,7 @@ def fill_shape(data: Table) -> None:
         return
     folder = Path(checkpoint).expanduser().resolve()
     model["checkpoint"] = str(folder)
-    for field in ("text", "traces"):
+    for field in ("text", "traces", "preferences"):
         if isinstance(model.get(field), list):
             model[field] = [str(Path(str(path)).expanduser().resolve()) for path in model[field]]
     shape: Table = msgspec.to_builtins(read_hf_config(folder))

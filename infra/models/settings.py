@@ -18,9 +18,13 @@ class ModelSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     traces: list[str] = []
     """JSON lines of conversations for mid-training: only the assistant's tokens are targets."""
 
+    preferences: list[str] = []
+    """JSON lines of pairs and labels, trained by DPO and KTO (`[trainer.preferences]`) after
+    mid-training, before RL."""
+
     def __post_init__(self) -> None:
         """Check that what needs a checkpoint has one."""
-        for field in ("text", "traces"):
+        for field in ("text", "traces", "preferences"):
             if getattr(self, field) and not self.checkpoint:
                 text = "expected with it model.checkpoint: its tokenizer reads them"
                 raise ConfigError(f"model.{field}: {text}")

@@ -18,6 +18,7 @@ from penstock.messages.feedback import (
     LiveSampleJoined,
     UserErased,
 )
+from penstock.messages.signals.preferences import PreferenceEntry, PreferenceFate
 from penstock.messages.training import BatchManifest, StepCompleted
 
 TYPES: tuple[type[Event], ...] = (
@@ -32,10 +33,11 @@ TYPES: tuple[type[Event], ...] = (
 
 
 class TrainedSample(msgspec.Struct, frozen=True, kw_only=True):
-    """A live sample and the step that trained it."""
+    """A live sample, a correction or a judgment, and the step that trained it."""
 
     step: int
     sample_id: str
+    """Of a correction or judgment, `pair.` or `label.` and the key of its feedback."""
     revision: int
     tenant: str
     users: list[str]
@@ -71,6 +73,8 @@ class Lineage:
         self._joined: dict[str, LiveSampleJoined] = {}
         self._trained: dict[str, int] = {}
         """Sample and revision -> step."""
+        self._preferred: dict[str, tuple[int, PreferenceEntry]] = {}
+        """Name -> step that trained it."""
         self._skipped: set[int] = set()
         self._erased: dict[tuple[str, str], int] = {}
         """Tenant and user -> newest step that trained what was erased."""
@@ -95,6 +99,9 @@ class Lineage:
                 for sample in event.live:
                     if sample.outcome.is_trained:
                         self._trained[f"{sample.rollout_id}.{sample.revision}"] = event.step
+                for entry in event.preferences:
+                    if entry.fate is PreferenceFate.TRAINED:
+                        self._preferred[entry.name] = (event.step, entry)
             case StepCompleted() if event.skipped:
                 self._skipped.add(event.step)
             case _:
@@ -167,6 +174,29 @@ class Lineage:
                     feedback=list(event.feedback_ids),
                 )
             )
+        found += self._preferences()
+        return sorted(found, key=lambda sample: sample.step)
+
+    def _preferences(self) -> list[TrainedSample]:
+        """Return trained corrections and judgments, one for each tenant whose users they are of."""
+        found: list[TrainedSample] = []
+        for name, (step, entry) in self._preferred.items():
+            owners: dict[str, set[str]] = {}
+            for owner in sorted(entry.owners) if step not in self._skipped else ():
+                tenant, _, user = owner.partition("/")
+                owners.setdefault(tenant, set()).add(user)
+            found += [
+                TrainedSample(
+                    step=step,
+                    sample_id=name,
+                    revision=0,
+                    tenant=tenant,
+                    users=sorted(users),
+                    requests=[entry.request_id],
+                    feedback=[entry.feedback],
+                )
+                for tenant, users in owners.items()
+            ]
         return found
 
     def _version(self, name: str) -> Iterable[Found]:

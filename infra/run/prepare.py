@@ -18,6 +18,7 @@ from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.hf.stored import INDEX_KEY
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY
 from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
+from penstock.actors.trainer.preferences.examples import PREFERENCES_KEY
 from penstock.envs.backends import backend_class
 from penstock.envs.ladder.generate import LadderSource
 from penstock.envs.needs import fitted, sized
@@ -28,6 +29,7 @@ from penstock.envs.tasks.source import TaskCandidate
 from penstock.envs.tasks.storage import hidden_tests_key, task_objects, tasks_key
 from penstock.infra.corpora.builder import MIDTRAIN_HELDOUT_KEY, MIDTRAIN_KEY, until
 from penstock.infra.corpora.outside import corpus_objects
+from penstock.infra.corpora.preferences import preference_objects
 from penstock.infra.models.claim import claim_model, open_model
 from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.quickstart.midtrain_data import midtrain_objects
@@ -102,6 +104,10 @@ def build_outside(
         tools = offered_tools(config.pacer.harness)
         tokens_max = config.trainer.midtrain.sequence_tokens
         objects |= corpus_objects(config.model, chat, tools, tokens_max, stopped)
+    if config.model.preferences:
+        longest = config.policy.max_position_embeddings
+        tools = offered_tools(config.pacer.harness)
+        objects |= preference_objects(config.model.preferences, chat, tools, longest)
     return objects
 
 
@@ -109,6 +115,8 @@ def _object_keys(config: RunConfig) -> tuple[str, ...]:
     """Return the keys that a prepared store has."""
     has_corpus = config.model.has_corpus or not config.model.checkpoint
     keys = (TOKENIZER_KEY, *TASK_KEYS, *(CORPUS_KEYS if has_corpus else ()))
+    if config.model.preferences:
+        keys = (*keys, PREFERENCES_KEY)
     return (*keys, INDEX_KEY) if config.model.checkpoint else keys
 
 

@@ -9,11 +9,13 @@ from penstock.messages.base import Event
 from penstock.messages.bus import Bus
 from penstock.messages.control import ActorFailed, RunFinished
 from penstock.messages.reward import EvalCompleted, evaluation_id
+from penstock.messages.signals.preferences import PreferencesProgressed, PreferencesTrained
 from penstock.messages.telemetry import MidtrainProgressed
 from penstock.messages.training import MidtrainCompleted, StepCompleted
 
 TYPES: tuple[type[Event], ...] = (
-    MidtrainProgressed, MidtrainCompleted, StepCompleted, EvalCompleted, RunFinished, ActorFailed,
+    MidtrainProgressed, PreferencesProgressed, PreferencesTrained, MidtrainCompleted, StepCompleted,
+    EvalCompleted, RunFinished, ActorFailed,
 )  # fmt: skip
 
 
@@ -44,6 +46,9 @@ class Progress:
                     share = min(1.0, event.num_tokens / max(event.num_tokens_total, 1))
                     speed = f"{event.tokens_per_s:,.0f} tokens/s"
                     self.say(f"mid-training {share:4.0%}  loss {event.loss:.3f}  {speed}")
+                case PreferencesProgressed():
+                    done = f"{event.num_steps} of {event.num_steps_total} steps"
+                    self.say(f"preferences: {done}  loss {event.loss:.3f}")
                 case MidtrainCompleted():
                     self.is_midtraining = False
                 case EvalCompleted():

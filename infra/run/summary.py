@@ -30,6 +30,7 @@ def run_summary(
             for fate, num_tokens in msgspec.structs.asdict(ledger.totals).items()
         }
         | {"balanced": ledger.balanced},
+        "preferences": ledger.preferences,
         "charges": _charges(state),
         "judges": {
             name: {

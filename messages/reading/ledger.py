@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import msgspec
 
 from penstock.messages.feedback import LiveSampleJoined
+from penstock.messages.reading.preferences import PreferenceBook
 from penstock.messages.reward import Outcome
 from penstock.messages.rollout import TurnSampled, TurnSummary, tokens_by_version
 from penstock.messages.task import Purpose
@@ -75,6 +76,7 @@ class Ledger:
         self._faults: list[str] = []
         self._skipped: set[int] = set()
         """Steps that changed no weight."""
+        self.preferences = PreferenceBook()
 
     def add_turn(self, event: TurnSampled) -> None:
         """Count a sampled turn; adding one again changes nothing."""
@@ -93,12 +95,14 @@ class Ledger:
         for group in event.discarded:
             self._settle(event.step, group.samples, is_discarded=True)
         self._settle(event.step, event.live)
+        self.preferences.settle(event.step, event.preferences)
 
     def add_step(self, event: StepCompleted) -> None:
         """See a step's end: what a skipped one was to train was not trained."""
         if not event.skipped or event.step in self._skipped:
             return
         self._skipped.add(event.step)
+        self.preferences.skip(event.step)
         for name, settlement in self._settled.items():
             if settlement.step == event.step and settlement.column == _TRAINED:
                 skipped = msgspec.structs.replace(settlement, column=_SKIPPED)
@@ -119,12 +123,13 @@ class Ledger:
     @property
     def violations(self) -> list[str]:
         """What does not add up, in words; a sound run ends with none."""
-        return [*self._faults, *map(self._describe, self._unequal)]
+        unequal = map(self._describe, self._unequal)
+        return [*self._faults, *unequal, *self.preferences.violations]
 
     @property
     def balanced(self) -> bool:
-        """Whether each settled sample was settled once, to the token."""
-        return not self._faults and not self._unequal
+        """Whether each settled sample was settled once, to the token, and each preference once."""
+        return not (self._faults or self._unequal or self.preferences.violations)
 
     def _generate(self, name: str, turn_index: int, turn: TurnSummary) -> None:
         if (name, turn_index) in self._seen_turns:

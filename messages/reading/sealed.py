@@ -39,6 +39,9 @@ class FeedbackContent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     comment: str = ""
     correction: str = ""
+    correction_ids: list[int] = []
+    """The correction as the policy would have had to sample it, end token included: by the format
+    that rendered the request."""
 
 
 class Opener(Protocol):

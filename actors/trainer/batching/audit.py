@@ -10,6 +10,7 @@ from penstock.actors.trainer.batching.credit import LiveCredit, entry_of
 from penstock.actors.trainer.batching.withholding import first_trained
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.objective.advantages import estimator, trunk_credits
+from penstock.actors.trainer.preferences.audit import PreferenceAudit
 from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished, Trunk
@@ -40,6 +41,7 @@ class ManifestAudit:
         self._joined: dict[str, dict[int, LiveSampleJoined]] = {}
         """Sample -> revision -> event."""
         self._credit = LiveCredit()
+        self.preferences = PreferenceAudit()
 
     def add_verdict(self, event: Verdict) -> None:
         """Keep the first verdict of a rollout: the one that counts."""
@@ -67,6 +69,7 @@ class ManifestAudit:
             yield from self._withheld(manifest, group)
         self._forget(manifest)
         yield from self._live(manifest)
+        yield from self.preferences.differences(manifest)
 
     def _place(self, step: int, group: GroupEntry) -> Iterator[str]:
         """Check that a group without a place differs by its lengths alone, and the others do not.

@@ -37,9 +37,11 @@ from penstock.actors.trainer.batching.live import LiveSamples
 from penstock.actors.trainer.batching.withholding import fate_of_age, without_old_tokens
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.objective.advantages import estimator
+from penstock.actors.trainer.preferences.waiting import WaitingPreferences
 from penstock.messages.feedback import FeedbackRetracted, LiveSampleJoined
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished, TurnSampled
+from penstock.messages.signals.preferences import PreferenceFate
 from penstock.messages.task import CreditsChanged, Purpose
 from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry
 
@@ -57,6 +59,7 @@ class Batcher:
         """Step of the last manifest committed."""
         self._credits: CreditsChanged | None = None
         self._live = LiveSamples(config)
+        self.preferences = WaitingPreferences(config)
         self._settings = config.encoded()
         self.waits_for: str = "the first group"
         """Why the last `propose` gave nothing."""
@@ -90,14 +93,17 @@ class Batcher:
     def erase(self, tenant: str, user: str) -> None:
         """Leave out all that waits of a user, and what still comes until `readmit`."""
         self._live.erase(tenant, user)
+        self.preferences.erase(tenant, user)
 
     def readmit(self, tenant: str, user: str) -> None:
         """Take a user's samples again: what was sealed before cannot be read any more."""
         self._live.readmit(tenant, user)
+        self.preferences.readmit(tenant, user)
 
     def retract(self, event: FeedbackRetracted) -> None:
-        """Withdraw a sample that is not trained yet."""
+        """Withdraw a sample that is not trained yet, and what a correction or judgment says."""
         self._live.retract(event)
+        self.preferences.retract(event)
 
     def add_credits(self, event: CreditsChanged) -> None:
         """See how many groups were granted."""
@@ -139,13 +145,16 @@ class Batcher:
             ],
             discarded=discarded,
             live=self._live.entries(),
+            preferences=self.preferences.entries(),
             settings=self._settings,
         )
 
     def _propose_live(self, step: int, num_samples: int) -> BatchManifest | None:
         """Return a batch of users' samples alone, of which so many are trained."""
         entries = self._live.entries()
+        preferences = self.preferences.entries()
         num_missing = num_samples - sum(entry.outcome.is_trained for entry in entries)
+        num_missing -= sum(entry.fate is PreferenceFate.TRAINED for entry in preferences)
         if num_missing > 0:
             self.waits_for = f"{num_missing} more samples of users"
             return None
@@ -154,6 +163,7 @@ class Batcher:
             policy_version=step - 1,
             groups=[],
             live=entries,
+            preferences=preferences,
             settings=self._settings,
         )
 
@@ -167,11 +177,12 @@ class Batcher:
         self._num_trained += manifest.num_placed
         self._num_discarded += manifest.num_made_up_for
         self._live.commit(manifest)
+        self.preferences.commit(manifest)
 
     @property
     def num_live(self) -> int:
-        """Live samples that no manifest has taken."""
-        return len(self._live)
+        """Live samples, corrections and judgments that no manifest has taken."""
+        return len(self._live) + len(self.preferences)
 
     @property
     def num_groups(self) -> int:

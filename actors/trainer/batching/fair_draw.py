@@ -16,7 +16,7 @@ tenant names its own users, so that names made up would raise its share.
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -25,15 +25,32 @@ from penstock.messages.training import SampleEntry
 
 EQUAL_SHARES_MAX = 1.5
 """With n users, a cap below this many n-ths is raised to that: all caps together leave room."""
+
+
+class Owned(Protocol):
+    """What a user has in a batch: a sample, a correction, a judgment."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose user it is."""
+        ...
+
+    @property
+    def user(self) -> str:
+        """Pseudonym."""
+        ...
+
+
+K = TypeVar("K", bound=Hashable)
+Item = TypeVar("Item", bound=Owned)
 NUM_RECENT = 512
 """Trained samples whose users count as being there. So a flood at night is not alone there, and
 who uses a service alone is not capped for long."""
-K = TypeVar("K", bound=Hashable)
 User = tuple[str, str]
 """Tenant, and its user."""
 
 
-def user_of(sample: SampleEntry) -> User:
+def user_of(sample: Owned) -> User:
     """Return whose sample it is."""
     return sample.tenant, sample.user
 
@@ -44,11 +61,11 @@ class RecentUsers:
     def __init__(self) -> None:
         self._users: deque[User] = deque(maxlen=NUM_RECENT)
 
-    def add(self, trained: Iterable[SampleEntry]) -> None:
+    def add(self, trained: Iterable[Owned]) -> None:
         """Take in the trained samples of a stored manifest, in order."""
         self._users.extend(map(user_of, trained))
 
-    def shares(self, samples: Iterable[SampleEntry], config: LiveConfig) -> "Shares":
+    def shares(self, samples: Iterable[Owned], config: LiveConfig) -> "Shares":
         """Return the largest shares while these samples wait, or make a batch."""
         users = {*self._users, *map(user_of, samples)}
         tenants = Counter(tenant for tenant, _ in users)
@@ -71,8 +88,8 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw(
-    waiting: Iterable[SampleEntry], shares: Shares, served: Mapping[User, int], num_max: int
-) -> list[SampleEntry]:
+    waiting: Iterable[Item], shares: Shares, served: Mapping[User, int], num_max: int
+) -> list[Item]:
     """Return the samples of the next batch, in the order in which they were drawn.
 
     Args:
@@ -82,7 +99,7 @@ def draw(
         num_max: Bound of the batch.
 
     """
-    queues: dict[str, dict[User, list[SampleEntry]]] = {}
+    queues: dict[str, dict[User, list[Item]]] = {}
     for sample in waiting:
         of_tenant = queues.setdefault(sample.tenant, {})
         of_tenant.setdefault(user_of(sample), []).append(sample)
@@ -90,7 +107,7 @@ def draw(
     def last_served(user: User) -> int:
         return served.get(user, 0)
 
-    rows: list[list[SampleEntry]] = []
+    rows: list[list[Item]] = []
     for tenant, users in sorted(queues.items(), key=lambda item: max(map(last_served, item[1]))):
         most = _most([len(queue) for queue in users.values()], shares.users[tenant])
         in_order = sorted(users, key=last_served)
@@ -104,7 +121,7 @@ def _most(counts: list[int], share: float) -> int:
     return max(1, int(min(_level([float(count) for count in counts], share), sum(counts))))
 
 
-def _in_turn(queues: Sequence[Sequence[SampleEntry]]) -> Iterator[SampleEntry]:
+def _in_turn(queues: Sequence[Sequence[Item]]) -> Iterator[Item]:
     for place in range(max(map(len, queues), default=0)):
         for queue in queues:
             if place < len(queue):

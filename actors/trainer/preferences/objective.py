@@ -1,0 +1,263 @@
+"""Forward passes over replies, and the gradient of DPO and KTO over a batch.
+
+Experts are chosen by the policy's own router, also where a sampler's choice is on record: the other
+reply of a pair has none, and both must be measured alike. A context that replies share is computed
+once (`actors/policy/packing.py`).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from penstock.actors.policy.model import Policy, token_logprobs
+from penstock.actors.policy.packing import pack_tree
+from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.gradients import accumulate
+from penstock.actors.trainer.learner import Learner, NonFiniteError
+from penstock.actors.trainer.preferences.config import PreferencesConfig
+from penstock.actors.trainer.preferences.examples import (
+    PreferenceExample,
+    Reply,
+    unrelated_replies,
+)
+from penstock.actors.trainer.preferences.losses import dpo_losses, kto_kl, kto_losses
+from penstock.actors.trainer.versions import Weights
+
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True)
+class PreferenceSums:
+    """Sums over the pairs and labels of a batch; those of passes add up."""
+
+    num_pairs: float = 0.0
+    num_labels: float = 0.0
+    dpo_loss: float = 0.0
+    num_right: float = 0.0
+    """Pairs whose chosen reply has the larger log-ratio."""
+    margin: float = 0.0
+    """beta times how much larger it is."""
+    kto_loss: float = 0.0
+    kto_kl: float = 0.0
+    """z of the batch, once."""
+
+    def add(self, other: "PreferenceSums") -> None:
+        """Add another pass."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+    @property
+    def loss(self) -> float:
+        """Mean over pairs and labels."""
+        return (self.dpo_loss + self.kto_loss) / max(self.num_pairs + self.num_labels, 1.0)
+
+    def figures(self) -> dict[str, float]:
+        """Return the metrics of a step; none where there was no example."""
+        found: dict[str, float] = {}
+        if self.num_pairs:
+            found |= {
+                "num_pairs": self.num_pairs,
+                "dpo_loss": self.dpo_loss / self.num_pairs,
+                "dpo_accuracy": self.num_right / self.num_pairs,
+                "dpo_margin": self.margin / self.num_pairs,
+            }
+        if self.num_labels:
+            found |= {
+                "num_labels": self.num_labels,
+                "kto_loss": self.kto_loss / self.num_labels,
+                "kto_kl": self.kto_kl,
+            }
+        return found
+
+
+def reply_logprobs(policy: Policy, replies: Sequence[Reply]) -> torch.Tensor:
+    """Return the summed log-probability of each reply's targets, [S] float32."""
+    token_ids = [np.concatenate([each.context_ids, each.reply_ids]) for each in replies]
+    free = [np.zeros((ids.size - 1, 1, 0), np.int64) for ids in token_ids]
+    tree = pack_tree([ids[:-1] for ids in token_ids], free)
+    output = policy(torch.from_numpy(tree.input_ids), tree.lengths, None, tree.parents)
+    at = [each.context_ids.size + np.flatnonzero(each.is_target) for each in replies]
+    rows = np.concatenate([places[here - 1] for places, here in zip(tree.places, at, strict=True)])
+    targets = np.concatenate([ids[here] for ids, here in zip(token_ids, at, strict=True)])
+    logits = policy.logits(output.hidden.index_select(0, torch.from_numpy(rows)))
+    logprobs = token_logprobs(logits, torch.from_numpy(targets))
+    sequence = torch.arange(len(replies)).repeat_interleave(torch.tensor([len(h) for h in at]))
+    return logprobs.new_zeros(len(replies)).index_add(0, sequence, logprobs)
+
+
+def with_reference(
+    learner: Learner, weights: Weights, examples: Sequence[PreferenceExample], tokens_max: int
+) -> list[PreferenceExample]:
+    """Return a batch's examples with what a reference policy gives their replies.
+
+    Args:
+        learner: whose policy computes; unchanged.
+        weights: the reference's, as published.
+        examples: of one batch, in its order.
+        tokens_max: of one pass.
+
+    """
+    replies = [reply for example in examples for reply in example.replies]
+    with learner.computing_with(weights):
+        unrelated = iter(_unrelated(learner.policy, examples, tokens_max).tolist())
+        own = iter(_all_logprobs(learner.policy, replies, tokens_max).tolist())
+    has_kl = sum(not example.is_pair for example in examples) > 1
+    return [
+        example.with_reference(
+            chosen=next(own) if example.chosen is not None else 0.0,
+            rejected=next(own) if example.rejected is not None else 0.0,
+            unrelated=next(unrelated) if has_kl and not example.is_pair else 0.0,
+        )
+        for example in examples
+    ]
+
+
+def referred_examples(
+    learner: Learner, examples: Sequence[PreferenceExample], config: TrainerConfig
+) -> list[PreferenceExample]:
+    """Return a step's examples with what version 0 gives their replies.
+
+    Raises:
+        ValueError: The learner does not know version 0.
+
+    """
+    if not examples:
+        return []
+    reference = learner.versions.reference
+    if reference is None:
+        raise ValueError("trainer.preferences: the weights of version 0 are not there")
+    return with_reference(learner, reference, examples, config.micro_batch_tokens)
+
+
+def take_preference_pass(
+    learner: Learner, examples: Sequence[PreferenceExample], config: TrainerConfig
+) -> PreferenceSums:
+    """Add the gradient of a step's examples to the learner's; raises as `take_pass` does.
+
+    A version cut by time has what little there is: it moves the policy as little as that.
+    """
+    num_of_epoch = config.epoch.num_samples if config.epoch else 0
+    share = len(examples) / max(len(examples), num_of_epoch)
+    with learner.published_weights():
+        weight = config.preferences.live_weight * share
+        sums = accumulate_preferences(learner, examples, config, weight)
+    if not math.isfinite(sums.loss):
+        learner.clear()
+        raise NonFiniteError(f"the loss of corrections and judgments is {sums.loss}")
+    return sums
+
+
+def accumulate_preferences(
+    learner: Learner, examples: Sequence[PreferenceExample], config: TrainerConfig, weight: float
+) -> PreferenceSums:
+    """Add the gradient of `weight` times the batch's mean loss to the learner's parameters.
+
+    Args:
+        learner: computing with its published weights.
+        examples: with what the reference gives them.
+        config: beta, weights, bounds.
+        weight: of the whole.
+
+    """
+    settings, tokens_max = config.preferences, config.micro_batch_tokens
+    kl = _kl(learner.policy, examples, tokens_max)
+    total = PreferenceSums(kto_kl=float(kl))
+    for sums in accumulate(
+        list(learner.parameters.values()),
+        [
+            partial(_pass, learner.policy, part, settings, kl, weight / len(examples))
+            for part in _parts(examples, lambda each: each.num_tokens, tokens_max)
+        ],
+        num_workers=config.num_workers,
+        num_threads=config.num_threads,
+    ):
+        total.add(sums)
+    return total
+
+
+@torch.no_grad()
+def evaluate_preferences(
+    policy: Policy, examples: Sequence[PreferenceExample], config: TrainerConfig
+) -> PreferenceSums:
+    """Return the figures of examples without a gradient, as one batch."""
+    tokens_max = config.micro_batch_tokens
+    kl = _kl(policy, examples, tokens_max)
+    total = PreferenceSums(kto_kl=float(kl))
+    for part in _parts(examples, lambda each: each.num_tokens, tokens_max):
+        total.add(_pass(policy, part, config.preferences, kl, 1.0)[1])
+    return total
+
+
+def _pass(
+    policy: Policy,
+    examples: Sequence[PreferenceExample],
+    config: PreferencesConfig,
+    kl: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, PreferenceSums]:
+    """Return the scaled sum of the losses of some examples, and their figures."""
+    pairs = [each for each in examples if each.is_pair]
+    labels = [each for each in examples if not each.is_pair]
+    replies = [reply for each in (*pairs, *labels) for reply in each.replies]
+    before = [value for each in (*pairs, *labels) for value in each.reference.of(each)]
+    ratios = reply_logprobs(policy, replies) - torch.tensor(before)
+    chosen, rejected = ratios[: 2 * len(pairs)].unflatten(0, (len(pairs), 2)).unbind(1)
+    is_desirable = torch.tensor([each.is_desirable for each in labels], dtype=torch.bool)
+    weights = torch.tensor([each.weight for each in labels])
+    dpo = dpo_losses(chosen, rejected, config)
+    kto = weights * kto_losses(ratios[2 * len(pairs) :], is_desirable, kl, config)
+    margin = (chosen - rejected).detach()
+    sums = PreferenceSums(
+        num_pairs=float(len(pairs)),
+        num_labels=float(len(labels)),
+        dpo_loss=float(dpo.detach().double().sum()),
+        num_right=float((margin > 0).sum()),
+        margin=config.beta * float(margin.double().sum()),
+        kto_loss=float(kto.detach().double().sum()),
+    )
+    return (dpo.sum() + kto.sum()) * scale, sums
+
+
+def _kl(policy: Policy, examples: Sequence[PreferenceExample], tokens_max: int) -> torch.Tensor:
+    """Return z of a batch."""
+    unrelated = _unrelated(policy, examples, tokens_max)
+    before = [each.reference.unrelated for each in examples if not each.is_pair]
+    return kto_kl(unrelated - torch.tensor(before[: len(unrelated)]))
+
+
+@torch.no_grad()
+def _unrelated(
+    policy: Policy, examples: Sequence[PreferenceExample], tokens_max: int
+) -> torch.Tensor:
+    """Return the log-probabilities of the labels' unrelated replies; none with fewer than two."""
+    labels = [example for example in examples if not example.is_pair]
+    replies = unrelated_replies(labels, policy.config.max_position_embeddings)
+    return _all_logprobs(policy, replies, tokens_max)
+
+
+@torch.no_grad()
+def _all_logprobs(policy: Policy, replies: Sequence[Reply], tokens_max: int) -> torch.Tensor:
+    parts = _parts(replies, lambda reply: reply.num_tokens, tokens_max)
+    found = [reply_logprobs(policy, part) for part in parts]
+    return torch.cat(found) if found else torch.zeros(0)
+
+
+def _parts(
+    items: Sequence[T], num_tokens: Callable[[T], int], tokens_max: int
+) -> Iterator[list[T]]:
+    """Cut into passes of at most `tokens_max` tokens, in the order given; a longer item alone."""
+    part: list[T] = []
+    room = tokens_max
+    for item in items:
+        if part and num_tokens(item) > room:
+            yield part
+            part, room = [], tokens_max
+        part.append(item)
+        room -= num_tokens(item)
+    if part:
+        yield part
