@@ -183,6 +183,8 @@ def _add_log(commands: Commands) -> None:
     _add_run_name(export)
     _add_host_file(export)
     export.add_argument("-o", "--output", type=Path, required=True, help="the file")
+    text = "also write users' content keys: without them a replay skips steps with users' samples"
+    export.add_argument("--with-keys", action="store_true", help=text)
     load = actions.add_parser("import", help="create a run from an exported file")
     load.add_argument("file", type=Path, help="the file")
     cat = actions.add_parser("cat", help="print one JSON line per event")

@@ -9,6 +9,7 @@ Sealing is deterministic (AES-SIV, RFC 5297): the same event sealed twice has th
 
 import secrets
 from collections import OrderedDict
+from typing import Annotated
 
 import msgspec
 from blake3 import blake3
@@ -33,6 +34,15 @@ NUM_KEYS_MAX = 10_000
 """Kept in memory."""
 _SERVICE = "service"
 """Owner and key of what waits for its user's key: sealed under the master key's own."""
+
+
+class ContentKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A user's key as it leaves a vault for another one; who has it can read the user's content."""
+
+    owner: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}/[A-Za-z0-9_-]{1,80}\Z")]
+    """`<tenant>/<user>`."""
+    key_id: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
+    secret: Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
 
 class _StoredKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +102,26 @@ class Vault:
         key = await self._read(owner)
         return key.key_id if key is not None else ""
 
+    async def owners(self) -> list[str]:
+        """Return who has a key, sorted."""
+        return sorted(key.removeprefix(KEYS_PREFIX) for key in await self._store.keys(KEYS_PREFIX))
+
+    async def take_out(self, owner: str) -> ContentKey | None:
+        """Return an owner's key for another vault; None where there is none. Raises as `seal`."""
+        found = await self._unwrapped(owner)
+        return None if found is None else ContentKey(owner=owner, key_id=found[0], secret=found[1])
+
+    async def put_in(self, key: ContentKey) -> None:
+        """Take a key of another vault.
+
+        Raises:
+            CorruptDataError: The owner has another key.
+
+        """
+        wrapped = self._wrapping.encrypt(key.secret, [key.owner.encode()])
+        data = msgspec.msgpack.encode(_StoredKey(key_id=key.key_id, wrapped=wrapped))
+        await self._store.put(KEYS_PREFIX + key.owner, data)
+
     async def erase(self, owner: str) -> bool:
         """Delete an owner's key; return whether there was one."""
         self.forget(owner)
@@ -113,28 +143,32 @@ class Vault:
         return key
 
     async def _read(self, owner: str) -> _Key | None:
+        found = await self._unwrapped(owner)
+        return None if found is None else self._keep(owner, *found)
+
+    async def _unwrapped(self, owner: str) -> tuple[str, bytes] | None:
+        """Return id and secret of an owner's key."""
         try:
             data = await self._store.get(KEYS_PREFIX + owner)
         except NotFoundError:
             return None
         stored = parse_msgpack(data, _StoredKey, f"key of {owner}")
         try:
-            secret = self._wrapping.decrypt(stored.wrapped, [owner.encode()])
+            return stored.key_id, self._wrapping.decrypt(stored.wrapped, [owner.encode()])
         except InvalidTag as error:
             text = "the run's content keys were wrapped by another master key: take that one's file"
             raise ConfigError(f"master_key: {text}") from error
-        return self._keep(owner, stored.key_id, secret)
 
     async def _make(self, owner: str) -> _Key:
         """Make an owner's key; of several processes that do so at once, one's is kept."""
-        secret, key_id = secrets.token_bytes(KEY_BYTES), secrets.token_hex(8)
-        wrapped = self._wrapping.encrypt(secret, [owner.encode()])
-        data = msgspec.msgpack.encode(_StoredKey(key_id=key_id, wrapped=wrapped))
+        key = ContentKey(
+            owner=owner, key_id=secrets.token_hex(8), secret=secrets.token_bytes(KEY_BYTES)
+        )
         try:
-            await self._store.put(KEYS_PREFIX + owner, data)
+            await self.put_in(key)
         except CorruptDataError:
             return await self._read(owner) or await self._make(owner)
-        return self._keep(owner, key_id, secret)
+        return self._keep(owner, key.key_id, key.secret)
 
     def _keep(self, owner: str, key_id: str, secret: bytes) -> _Key:
         key = _Key(key_id=key_id, cipher=AESSIV(secret))

@@ -10,6 +10,7 @@ from pathlib import Path
 import tomli_w
 
 from penstock.actors.runtime.files import write_atomic
+from penstock.actors.runtime.vault import ContentKey, Vault
 from penstock.infra.bus.collector import GRACE_S, collect
 from penstock.infra.commands.log_file import export_log, import_log, log_types, read_header
 from penstock.infra.commands.log_lines import cat_log
@@ -18,6 +19,7 @@ from penstock.infra.run.config_file import parse_config
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.liveness import is_up
 from penstock.infra.run.runs import RunDir, open_log
+from penstock.infra.run.vault import open_vault
 from penstock.messages.base import Event
 from penstock.messages.codec import EVENTS
 from penstock.messages.control import RunStarted
@@ -36,9 +38,21 @@ async def run(arguments: argparse.Namespace) -> int:
 async def _export(arguments: argparse.Namespace) -> None:
     found = await reached_run(arguments)
     async with open_log(found, "export") as bus:
-        count = await export_log(bus, found.store(), arguments.output)
+        keys = await _content_keys(open_vault(found)) if arguments.with_keys else []
+        count = await export_log(bus, found.store(), arguments.output, keys)
     size = arguments.output.stat().st_size / 1e6
     print(f"{count} events of run {found.run_id} -> {arguments.output} ({size:.1f} MB)")
+    if keys:
+        sys.stderr.write(
+            f"warning: {arguments.output} holds the content keys of {len(keys)} users: who has it "
+            "can read what they wrote and got, and no erasure reaches it\n"
+        )
+
+
+async def _content_keys(vault: Vault) -> list[ContentKey]:
+    """Return the keys of all users whose content can be read."""
+    found = [await vault.take_out(owner) for owner in await vault.owners()]
+    return [key for key in found if key is not None]
 
 
 async def _collect(arguments: argparse.Namespace) -> None:
@@ -68,7 +82,7 @@ async def _import(arguments: argparse.Namespace) -> None:
 async def _fill(run: RunDir, file: Path) -> int:
     """Create a run's folder from a log file; return the number of events."""
     async with open_log(run, "import") as bus:
-        count = await import_log(bus, run.store(), file)
+        count = await import_log(bus, run.store(), file, open_vault(run))
         started = await bus.last(RunStarted)
     if started is None or not isinstance(started.event, RunStarted):
         raise CorruptDataError(f"{file}: holds no RunStarted event")

@@ -3,13 +3,14 @@
 A file is a header map `{"penstock_log": FORMAT, "run_id": ...}`, then entries in log order:
 `{"kind": "event", "stream", "sequence", "stored_at", "data"}` (data: the event's own msgpack) and
 `{"kind": "object", "key", "data"}` (checkpoints, tasks, tokenizer, weights; what an event names
-comes right before it; users' content keys are in no file).
+comes right before it) and, only where asked for, `{"kind": "content_key", "owner", "key_id",
+"secret"}`: users' keys, without which their turns cannot be read.
 Each entry is a u32 little-endian length and that many bytes, inside one zstd stream.
 """
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,7 +18,7 @@ import msgspec
 import zstandard
 
 from penstock.actors.runtime.files import open_private
-from penstock.actors.runtime.vault import KEYS_PREFIX
+from penstock.actors.runtime.vault import KEYS_PREFIX, ContentKey, Vault
 from penstock.messages.base import FORMAT, Claim, Event, Stream, check_format
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.codec import EVENTS, decode, encode
@@ -45,12 +46,17 @@ class _Event(msgspec.Struct, tag_field="kind", tag="event"):
     data: bytes
 
 
+class _ContentKey(ContentKey, frozen=True, tag_field="kind", tag="content_key"):
+    pass
+
+
 class _Header(msgspec.Struct):
     penstock_log: Any
     run_id: str
 
 
-_entries: msgspec.msgpack.Decoder[_Object | _Event] = msgspec.msgpack.Decoder(_Object | _Event)
+Entry = _Object | _Event | _ContentKey
+_entries: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
 
 
 def log_types() -> list[type[Event]]:
@@ -58,8 +64,16 @@ def log_types() -> list[type[Event]]:
     return [event for event in EVENTS if event.stream not in NOT_FACTS]
 
 
-async def export_log(bus: Bus, store: ObjectStore, path: Path) -> int:
+async def export_log(
+    bus: Bus, store: ObjectStore, path: Path, keys: Sequence[ContentKey] = ()
+) -> int:
     """Write the log and its objects to `path`, atomically; return the number of events.
+
+    Args:
+        bus: The log.
+        store: Its objects.
+        path: The file, readable by its owner alone.
+        keys: Users' content keys that go along.
 
     Raises:
         CorruptDataError: An object that an event names is absent or damaged; nothing is written.
@@ -73,11 +87,14 @@ async def export_log(bus: Bus, store: ObjectStore, path: Path) -> int:
             zstandard.ZstdCompressor(3, write_checksum=True).stream_writer(file) as out,
         ):
             _write(out, {"penstock_log": FORMAT, "run_id": bus.run_id})
+            for content_key in keys:
+                fields = msgspec.structs.asdict(content_key)
+                _write(out, {"kind": "content_key", **fields})
             for key in await store.keys(""):
                 if key.startswith(CLAIM_PREFIX):
                     continue  # With its event, if it still has one.
                 if key.startswith(KEYS_PREFIX):
-                    continue  # Who erases a user need not hunt for files.
+                    continue  # Wrapped for this run's vault alone.
                 _write(out, {"kind": "object", "key": key, "data": await store.get(key)})
             async for delivery in bus.follow(log_types(), stop_at_end=True):
                 for claim in delivery.event.claims:
@@ -100,17 +117,23 @@ async def export_log(bus: Bus, store: ObjectStore, path: Path) -> int:
     return count
 
 
-async def import_log(bus: Bus, store: ObjectStore, path: Path) -> int:
+async def import_log(bus: Bus, store: ObjectStore, path: Path, vault: Vault) -> int:
     """Write a file's objects and events to an empty server, in the file's order.
 
     Raises:
-        CorruptDataError: Not a log, or truncated, or without an object that an event names.
+        CorruptDataError: Not a log, or truncated, or without an object that an event names, or with
+            two keys of one user.
 
     """
     count = 0
     batch: list[Event] = []
     for entry in read_entries(path):
+        if isinstance(entry, _ContentKey):
+            await vault.put_in(entry)
+            continue
         if isinstance(entry, _Object):
+            if entry.key.startswith(KEYS_PREFIX):
+                raise CorruptDataError(f"{path}: object {entry.key}: of another run's vault")
             await store.put(entry.key, entry.data)
             continue
         message = decode(entry.data)
@@ -139,7 +162,7 @@ def read_header(path: Path) -> str:
         return _header(_frames(file, path), path).run_id
 
 
-def read_entries(path: Path) -> Iterator[_Object | _Event]:
+def read_entries(path: Path) -> Iterator[Entry]:
     """Iterate over the entries after the header."""
     with path.open("rb") as file:
         frames = _frames(file, path)

@@ -75,9 +75,13 @@ def test_its_solved_rollouts_are_traces(run, tmp_path):
     assert again.returncode != 0 and "exists; name a new file" in again.stderr
 
 
-def test_its_log_travels_in_one_file(run, tmp_path):
+@pytest.mark.parametrize("with_keys", [True, False])
+def test_its_log_travels_in_one_file(run, tmp_path, with_keys):
     file = tmp_path / "r1.penstock"
-    assert penstock(run.runs, "log", "export", "r1", "-o", str(file)).returncode == 0
+    options = ["--with-keys"] if with_keys else []
+    exported = penstock(run.runs, "log", "export", "r1", "-o", str(file), *options)
+    assert exported.returncode == 0
+    assert not with_keys or "content keys of" in exported.stderr
     other = tmp_path / "elsewhere"
     brought = penstock(other, "log", "import", str(file))
     assert brought.returncode == 0, brought.stderr
@@ -87,7 +91,8 @@ def test_its_log_travels_in_one_file(run, tmp_path):
     recorded = run.summary["replay"]
     num_unread = figures["steps_erased"]  # Users' content keys stay behind.
     assert figures["identical"] and figures["steps_compared"] + num_unread == recorded["steps"]
-    if not num_unread:
+    if with_keys:
+        assert num_unread == 0
         assert figures["weights_digest"] == recorded["weights_digest"]
         assert figures["live_s"] == pytest.approx(recorded["live_s"])
     status = penstock(other, "status", "r1", "--json")

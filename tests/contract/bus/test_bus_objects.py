@@ -10,6 +10,7 @@ import pytest
 from tests.contract.bus.bus_world import step, take, task
 from tests.contract.bus.test_bus_nats import NatsWorld
 
+from penstock.actors.runtime.vault import Vault
 from penstock.infra.bus.claims import CLAIM_HEADER
 from penstock.infra.bus.collector import GRACE_S, collect
 from penstock.infra.bus.jetstream.bus import NatsBus
@@ -208,7 +209,7 @@ async def test_an_exported_log_has_the_objects_that_its_events_name(world, tmp_p
     store = DirectoryStore(tmp_path / "other")
     other = await NatsBus.connect(world.server.url, run_id="r2", store=store, name="b")
     world.buses.append(other)
-    assert await import_log(other, store, file) == len(events)
+    assert await import_log(other, store, file, Vault(store, bytes(32))) == len(events)
     keys = await store.keys("")
     assert "tasks/train" in keys and len(keys) == 3
     end = (await other.last(RolloutFinished)).event

@@ -8,6 +8,7 @@ import pytest
 import zstandard
 
 from penstock.actors.runtime.clock import SystemClock
+from penstock.actors.runtime.vault import ContentKey, Vault
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import MemoryServer
 from penstock.infra.commands.log_file import (
@@ -21,7 +22,7 @@ from penstock.infra.stores.directory import DirectoryStore
 from penstock.infra.stores.memory import MemoryStore
 from penstock.messages.base import FORMAT
 from penstock.messages.control import RunFinished
-from penstock.messages.errors import ConfigError, CorruptDataError, PenstockError
+from penstock.messages.errors import ConfigError, CorruptDataError, ErasedError, PenstockError
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.task import Purpose
 
@@ -53,7 +54,7 @@ async def test_a_log_survives_the_way_through_a_file(tmp_path: Path) -> None:
         MemoryServer(seed=0, clock=SystemClock()), run_id="r1", store=MemoryStore(), name="test"
     )
     store = DirectoryStore(tmp_path / "other")
-    assert await import_log(other, store, path) == 4
+    assert await import_log(other, store, path, Vault(store, bytes(32))) == 4
     assert await store.get("tasks/train") == b"the tasks"
     events = [d.event async for d in other.follow(log_types(), stop_at_end=True)]
     assert {repr(e) for e in events} == {
@@ -119,3 +120,61 @@ async def test_a_flipped_byte_is_found(tmp_path: Path) -> None:
         except PenstockError:
             continue
         assert found == entries, "a bit that carries nothing"
+
+
+def _bus() -> MemoryBus:
+    server = MemoryServer(seed=0, clock=SystemClock())
+    return MemoryBus(server, run_id="r1", store=MemoryStore(), name="test")
+
+
+@pytest.mark.parametrize("with_keys", [True, False])
+async def test_users_keys_go_along_only_where_asked_for(tmp_path: Path, with_keys: bool) -> None:
+    store, other = DirectoryStore(tmp_path / "objects"), DirectoryStore(tmp_path / "other")
+    vault, imported = Vault(store, b"a" * 32), Vault(other, b"b" * 32)
+    sealed = await vault.seal("acme/u-1", "q", b"what a user wrote")
+    gone = await vault.seal("acme/u-2", "q", b"what another one wrote")
+    await vault.erase("acme/u-2")
+    found = [await vault.take_out(owner) for owner in await vault.owners()] if with_keys else []
+    keys = [key for key in found if key is not None]
+    path = tmp_path / "log"
+    await export_log(_bus(), store, path, keys)
+    assert path.stat().st_mode & 0o777 == 0o600
+    await import_log(_bus(), other, path, imported)
+    if with_keys:
+        assert await imported.open(sealed, "q") == b"what a user wrote"
+        assert keys[0].secret not in b"".join([await other.get(k) for k in await other.keys("")])
+    else:
+        with pytest.raises(ErasedError):
+            await imported.open(sealed, "q")
+    with pytest.raises(ErasedError):
+        await imported.open(gone, "q")
+
+
+KEY = {"kind": "content_key", "owner": "acme/u-1", "key_id": "0" * 16, "secret": bytes(64)}
+HOSTILE_KEYS = [
+    [KEY | {"owner": "../../x"}],
+    [KEY | {"owner": "acme/u/1"}],
+    [KEY | {"owner": "acme/" + "u" * 100}],
+    [KEY | {"key_id": "x" * 1000}],
+    [KEY | {"secret": bytes(63)}],
+    [KEY | {"secret": bytes(1000)}],
+    [KEY, KEY | {"secret": b"1" * 64}],
+    [{"kind": "object", "key": "content-keys/acme/u-1", "data": b"x"}],
+]
+
+
+@pytest.mark.parametrize("entries", HOSTILE_KEYS, ids=range(len(HOSTILE_KEYS)))
+async def test_a_hostile_key_is_refused(tmp_path: Path, entries: list[object]) -> None:
+    path = _file(tmp_path / "log", {"penstock_log": FORMAT, "run_id": "r1"}, *entries)
+    store = DirectoryStore(tmp_path / "objects")
+    with pytest.raises(CorruptDataError):
+        await import_log(_bus(), store, path, Vault(store, bytes(32)))
+
+
+async def test_a_good_key_is_taken(tmp_path: Path) -> None:
+    path = _file(tmp_path / "log", {"penstock_log": FORMAT, "run_id": "r1"}, KEY)
+    store = DirectoryStore(tmp_path / "objects")
+    vault = Vault(store, bytes(32))
+    await import_log(_bus(), store, path, vault)
+    wanted = {name: value for name, value in KEY.items() if name != "kind"}
+    assert await vault.take_out("acme/u-1") == ContentKey(**wanted)
