@@ -51,6 +51,9 @@ class MidtrainProgressed(Event, frozen=True, kw_only=True):
     heldout_loss: float = 0.0
     """0 where it was not measured at this point."""
     tokens_per_s: float = 0.0
+    num_saves: int = 0
+    num_tokens_saved: int = 0
+    """Of the newest save: a killed trainer goes on from there."""
 
     def key(self) -> str:
         """Name all alike; the latest wins."""

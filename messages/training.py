@@ -193,6 +193,9 @@ class MidtrainCompleted(Event, frozen=True, kw_only=True):
     heldout_perplexity: float
     weights_digest: str
     wall_s: float
+    num_saves: NonNegativeInt = 0
+    num_resumed: NonNegativeInt = 0
+    """Times that it went on from a save."""
 
     def key(self) -> str:
         """One per run."""

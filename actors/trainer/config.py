@@ -61,6 +61,9 @@ class MidtrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     balance_weight: NonNegativeFloat = 0.01
     """Weight of the experts' load-balance loss."""
     report_steps: PositiveInt = 10
+    save_s: PositiveFloat = 60.0
+    """Time between saves, from which a killed trainer goes on to the same bits; they are made with
+    a report, and dropped at the end."""
     heldout_tokens_max: NonNegativeInt = 32_768
     tokens_key: str = "midtrain/tokens"
     heldout_key: str = "midtrain/heldout"

@@ -26,6 +26,7 @@ from penstock.actors.trainer.checkpoint import (
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.midtraining.phase import run_midtraining
+from penstock.actors.trainer.midtraining.saves import drop_saves
 from penstock.actors.trainer.off_policy import OffPolicy, measure
 from penstock.actors.trainer.preferences.phase import run_preferences
 from penstock.actors.trainer.preferences.reading import PreferenceReader
@@ -107,6 +108,7 @@ class RlPhase:
                 CheckpointSaved(step=head.step, object_key=key, weights_digest=head.weights_digest),
             )
         await load_reference(ctx.store, self._learner)
+        await drop_saves(ctx.store)
         self._set_idle(ctx)
         return [*saved, self._completed, await self._publish(ctx), *self._finish()]
 

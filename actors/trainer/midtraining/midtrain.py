@@ -1,9 +1,10 @@
 """Mid-training: next-token and multi-token prediction on packed tokens."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -14,6 +15,10 @@ from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import MidtrainConfig
 from penstock.actors.trainer.gradients import accumulate
 from penstock.actors.trainer.midtraining.corpus import Corpus, segments
+from penstock.messages.errors import CorruptDataError
+
+_WEIGHT, _LOSSES = "weights", "losses"
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,8 @@ class MidtrainReport(msgspec.Struct, frozen=True, kw_only=True):
     """Means over the first and the last tenth of the steps."""
     heldout_loss: float = 0.0
     wall_s: float = 0.0
+    num_saves: int = 0
+    num_resumed: int = 0
 
     @property
     def heldout_perplexity(self) -> float:
@@ -78,7 +85,7 @@ class Midtrainer:
     ) -> None:
         self._policy, self._config = policy, config
         self._num_threads = num_threads
-        self._heldout = heldout
+        self._train, self._heldout, self._seed = train, heldout, seed
         self.step_batches = step_batches(train, config, np.random.default_rng(seed))
         decayed = [p for p in policy.parameters() if p.dim() > 1]
         plain = [p for p in policy.parameters() if p.dim() <= 1]
@@ -90,6 +97,48 @@ class Midtrainer:
         )
         self.num_tokens = 0
         self.losses: list[float] = []
+
+    @property
+    def num_steps(self) -> int:
+        """Steps taken."""
+        return len(self.losses)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return all that its steps changed, by name; tensors share memory with it."""
+        named = dict(self._policy.named_parameters())
+        moments = {
+            f"{moment}.{name}": value
+            for name, parameter in named.items()
+            for moment, value in self._optimizer.state.get(parameter, {}).items()
+        }
+        weights = {f"{_WEIGHT}.{name}": parameter.detach() for name, parameter in named.items()}
+        return weights | moments | {_LOSSES: torch.tensor(self.losses, dtype=torch.float64)}
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, torch.Tensor], num_tokens: int) -> None:
+        """Go on after the steps of a state, with the batch that follows.
+
+        Args:
+            state: As `state` returned it.
+            num_tokens: Of its steps.
+
+        Raises:
+            CorruptDataError: Tensors that do not fit this policy.
+
+        """
+        named = dict(self._policy.named_parameters())
+        for name, parameter in named.items():
+            weight = state.get(f"{_WEIGHT}.{name}")
+            if weight is None or weight.shape != parameter.shape:
+                raise CorruptDataError(f"save of mid-training: {name} is not this policy's")
+            parameter.copy_(weight)
+            if f"{_MOMENTS[0]}.{name}" in state:  # Else it never had a gradient.
+                self._optimizer.state[parameter] = {
+                    moment: state[f"{moment}.{name}"].clone() for moment in _MOMENTS
+                }
+        self.losses, self.num_tokens = state[_LOSSES].tolist(), num_tokens
+        random = np.random.default_rng(self._seed)
+        self.step_batches = step_batches(self._train, self._config, random, self.num_steps)
 
     def spent(self, elapsed_s: float) -> float:
         """Return the spent share of the budget, 0..1."""
@@ -195,14 +244,28 @@ def rate(config: MidtrainConfig, progress: float) -> float:
 
 
 def step_batches(
-    corpus: Corpus, config: MidtrainConfig, random: np.random.Generator
+    corpus: Corpus, config: MidtrainConfig, random: np.random.Generator, num_skipped: int = 0
 ) -> Iterator[list[PackedBatch]]:
-    """Yield the passes of one step after another, for ever; shuffled again in every epoch."""
+    """Yield the passes of one step after another, for ever; shuffled again in every epoch.
+
+    Args:
+        corpus: What is read.
+        config: Sizes.
+        random: Of the order.
+        num_skipped: Steps at the beginning that were taken already.
+
+    """
     pieces = segments(corpus, config.sequence_tokens)
+    for step in islice(_step_pieces(pieces, config, random), num_skipped, None):
+        yield [packed_batch(corpus, part) for part in packed_runs(step, config.pass_tokens)]
+
+
+def _step_pieces(
+    pieces: np.ndarray, config: MidtrainConfig, random: np.random.Generator
+) -> Iterator[np.ndarray]:
     while True:
         shuffled = pieces[random.permutation(len(pieces))]
-        for step in packed_runs(shuffled, config.batch_tokens):
-            yield [packed_batch(corpus, part) for part in packed_runs(step, config.pass_tokens)]
+        yield from packed_runs(shuffled, config.batch_tokens)
 
 
 def packed_runs(pieces: np.ndarray, tokens_max: int) -> Iterator[np.ndarray]:
