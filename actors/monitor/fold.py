@@ -14,6 +14,7 @@ from penstock.actors.monitor.learning import LearningViews
 from penstock.actors.monitor.log_lines import LOGGED, describe
 from penstock.actors.monitor.regions import RegionViews
 from penstock.actors.monitor.state import LedgerView, MonitorState
+from penstock.actors.monitor.task_views import TaskViews
 from penstock.actors.monitor.wait_graph import weight_backpressure
 from penstock.messages.base import Event
 from penstock.messages.bus import Bus, Delivery
@@ -54,7 +55,8 @@ class RunFold:
     def __init__(self) -> None:
         self._state = MonitorState()
         self._ledger = Ledger()
-        self._learning = LearningViews(self._state)
+        self._tasks = TaskViews(self._state.tasks)
+        self._learning = LearningViews(self._state, self._tasks)
         self._regions = RegionViews(self._state)
         self._behavior = BehaviorViews(self._state.behavior)
         self._actors = ActorViews(self._state.actors)
@@ -76,7 +78,7 @@ class RunFold:
             TurnSampled: self._turn_sampled,
             RolloutFinished: self._rollout_finished,
             Verdict: self._verdict,
-            EvalAnnounced: lambda event, _: self._behavior.announced(event),
+            EvalAnnounced: self._eval_announced,
             BatchManifest: self._manifest,
             InferenceRecorded: self._inference_recorded,
             InferenceCounted: self._inference_counted,
@@ -86,6 +88,7 @@ class RunFold:
             PreferencePair: self._preference_made,
             Label: self._preference_made,
             **self._learning.handlers,
+            **self._tasks.handlers,
             **self._regions.handlers,
             **GateViews(self._state.gates).handlers,
             **self._actors.handlers,
@@ -188,6 +191,7 @@ class RunFold:
 
     def _verdict(self, event: Verdict, at: float) -> None:
         self._behavior.judged(event)
+        self._tasks.judged(event)
         if event.purpose is Purpose.TRAIN:
             outcomes = self._state.rollouts.outcomes
             outcomes[event.outcome] = outcomes.get(event.outcome, 0) + 1
@@ -205,6 +209,10 @@ class RunFold:
         view.num_vms += 1
         if record.boot_ms > 0:
             self._boots_ms.append(record.boot_ms)
+
+    def _eval_announced(self, event: EvalAnnounced, at: float) -> None:
+        if event.is_main:
+            self._behavior.announced(event)
 
     def _manifest(self, event: BatchManifest, at: float) -> None:
         self._ledger.add_manifest(event)

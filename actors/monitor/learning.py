@@ -7,7 +7,8 @@ from itertools import islice
 from typing import Any
 
 from penstock.actors.monitor.curves import NUM_SAMPLES_MAX, append_thinned, median_or_none
-from penstock.actors.monitor.state import EvalPoint, MidtrainPoint, MonitorState, StepPoint
+from penstock.actors.monitor.state import MidtrainPoint, MonitorState, StepPoint
+from penstock.actors.monitor.task_views import TaskViews, eval_point
 from penstock.messages.base import Event
 from penstock.messages.reward import EvalCompleted
 from penstock.messages.task import CreditsChanged
@@ -21,8 +22,9 @@ NUM_METRICS_MAX = 32
 class LearningViews:
     """Folds the reports of the trainer, the pacer and the evaluator."""
 
-    def __init__(self, state: MonitorState) -> None:
+    def __init__(self, state: MonitorState, tasks: TaskViews) -> None:
         self._state = state
+        self._tasks = tasks
         self._steps_s: deque[float] = deque(maxlen=NUM_SAMPLES_MAX)
         self._route_bytes: deque[float] = deque(maxlen=NUM_SAMPLES_MAX)
         self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
@@ -46,6 +48,7 @@ class LearningViews:
         view.tokens_per_s = event.tokens_per_s
         view.loss_last = event.loss
         view.heldout_loss = event.heldout_loss or view.heldout_loss
+        view.num_saves = event.num_saves
         if math.isfinite(event.loss):
             point = MidtrainPoint(
                 num_tokens=event.num_tokens, loss=event.loss, heldout_loss=event.heldout_loss
@@ -63,6 +66,7 @@ class LearningViews:
         view.heldout_loss = event.heldout_loss
         view.heldout_perplexity = event.heldout_perplexity
         view.wall_s = event.wall_s
+        view.num_saves, view.num_resumed = event.num_saves, event.num_resumed
 
     def _step_completed(self, event: StepCompleted, at: float) -> None:
         named = islice(sorted(event.metrics.items()), NUM_METRICS_MAX)
@@ -85,15 +89,9 @@ class LearningViews:
         view.seen_max = max(view.tokens, default=0)
 
     def _eval_completed(self, event: EvalCompleted, at: float) -> None:
-        point = EvalPoint(
-            policy_version=event.policy_version,
-            num_solved=event.num_solved,
-            num_tasks=event.num_tasks,
-            num_masked=event.num_masked,
-            num_wrong_version=event.num_wrong_version,
-            by_category=event.pass_rate_by_category,
-        )
-        append_thinned(self._state.evals, point)
+        self._tasks.evaluated(event)
+        if event.is_main:
+            append_thinned(self._state.evals, eval_point(event))
 
     def _credits_changed(self, event: CreditsChanged, at: float) -> None:
         view = self._state.staleness

@@ -20,6 +20,7 @@ from penstock.messages.generation import ChannelMoved
 from penstock.messages.reward import EvalCompleted, EvalRequested
 from penstock.messages.signals.preferences import PreferencesTrained
 from penstock.messages.signals.quarantine import FeedbackQuarantined
+from penstock.messages.task import GroupGranted
 from penstock.messages.training import CheckpointSaved, MidtrainCompleted, StepCompleted
 from penstock.messages.weights import WeightsApplied, WeightsPublished
 
@@ -43,6 +44,8 @@ def describe(event: Event, at: float) -> LogLine | None:
     if isinstance(event, RunFinished) and event.is_failure:
         text = f"run given up at step {event.step}: {event.reason}"
         return LogLine(at=at, level="error", text=text[:TEXT_CHARS_MAX])
+    if isinstance(event, GroupGranted) and event.num_fresh + event.attempt == 0:
+        return LogLine(at=at, level="warn", text=_ran_out(event))
     entry = _WORDS.get(type(event))
     if entry is None:
         return None
@@ -62,8 +65,17 @@ def _evaluated(event: EvalCompleted) -> str:
     shares = [f"{name} {share:.2f}" for name, share in event.pass_rate_by_category.items()]
     if event.num_wrong_version:
         shares.append(f"{event.num_wrong_version} of a wrong version left out")
+    shares += [f"pass@{k} {value:.2f}" for k, value in event.pass_at_k.items() if k > 1]
     counts = ", ".join([f"{event.num_solved} of {event.num_tasks}", *shares])
-    return f"version {event.policy_version} solves {rate:.1%} of held-out tasks ({counts})"
+    tasks = f"the held-out tasks of {event.eval_set}" if event.eval_set else "held-out tasks"
+    return f"version {event.policy_version} solves {rate:.1%} of {tasks} ({counts})"
+
+
+def _ran_out(event: GroupGranted) -> str:
+    return (
+        f"group {event.group_index} has the last training task that none attempted; the groups "
+        "after it attempt tasks again, by how uncertain their solve rates are"
+    )
 
 
 def _published(event: WeightsPublished) -> str:
@@ -117,7 +129,7 @@ _WORDS: dict[type[Event], tuple[str, Callable[[Any], str]]] = {
     StepCompleted: ("info", _step),
     CheckpointSaved: ("info", lambda e: f"checkpoint of step {e.step} saved"),
     WeightsPublished: ("info", _published),
-    EvalRequested: ("info", lambda e: f"evaluation of version {e.policy_version} requested"),
+    EvalRequested: ("info", lambda e: f"evaluation {e.eval_id} is under way"),
     EvalCompleted: ("info", _evaluated),
     ChannelMoved: ("info", lambda e: f"channel {e.channel} points to version {e.policy_version}"),
     FeedbackQuarantined: ("warn", _quarantined),

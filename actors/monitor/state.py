@@ -9,6 +9,7 @@ from penstock.actors.monitor.behavior_views import BehaviorView
 from penstock.actors.monitor.charge_views import ChargesView
 from penstock.actors.monitor.gate_views import GatesView
 from penstock.actors.monitor.judge_views import JudgeView
+from penstock.actors.monitor.task_views import EvalPoint, TasksView
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.telemetry import Wait
 from penstock.messages.training import LedgerRow
@@ -60,6 +61,9 @@ class MidtrainView(msgspec.Struct, kw_only=True):
     heldout_perplexity: float = 0.0
     wall_s: float = 0.0
     """0 until it is complete."""
+    num_saves: int = 0
+    num_resumed: int = 0
+    """Times that it went on from a save."""
 
 
 class StepPoint(msgspec.Struct, kw_only=True):
@@ -86,18 +90,6 @@ class TrainingView(msgspec.Struct, kw_only=True):
     """Recorded routes that the trained rollouts brought along."""
     route_bytes_p50: float | None = None
     """Per step."""
-
-
-class EvalPoint(msgspec.Struct, kw_only=True):
-    """One evaluation on held-out tasks."""
-
-    policy_version: int
-    num_solved: int
-    num_tasks: int
-    num_masked: int
-    num_wrong_version: int = 0
-    """Verdicts on tokens of another version, which do not count."""
-    by_category: dict[str, float] = {}
 
 
 class StalenessView(msgspec.Struct, kw_only=True):
@@ -295,6 +287,8 @@ class MonitorState(msgspec.Struct, kw_only=True):
     steps: list[StepPoint] = []
     training: TrainingView = msgspec.field(default_factory=TrainingView)
     evals: list[EvalPoint] = []
+    """Of the main set."""
+    tasks: TasksView = msgspec.field(default_factory=TasksView)
     staleness: StalenessView = msgspec.field(default_factory=StalenessView)
     published: PublishedView = msgspec.field(default_factory=PublishedView)
     regions: dict[str, RegionView] = {}

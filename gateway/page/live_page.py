@@ -43,6 +43,7 @@ def _template() -> str:
         "/*REGIONS*/": "regions.js",
         "/*GATES*/": "gates.js",
         "/*BEHAVIOR*/": "behavior.js",
+        "/*TASKS*/": "tasks.js",
         "/*VIEW*/": "page.js",
     }
     text = (folder / "page.html").read_text(encoding="utf-8")

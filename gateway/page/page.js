@@ -3,7 +3,7 @@ const BLANK = {
   run: {}, midtrain: { points: [] }, steps: [], evals: [], staleness: { tokens: {} }, regions: {},
   rollouts: { ends: {}, outcomes: {} }, sandbox: { gauges: {} }, ledger: { totals: {}, rows: {}, violations: [] },
   charges: { num_proven: 0, num_suspected: 0, num_quarantined: 0, quarantined: [] },
-  behavior: { training: [], evals: [] }, live: {}, gates: { channels: {}, decided: [] }, actors: {}, stall: {}, log: [],
+  behavior: { training: [], evals: [] }, tasks: { sources: {}, sets: {} }, live: {}, gates: { channels: {}, decided: [] }, actors: {}, stall: {}, log: [],
 };
 let state = BLANK;
 
@@ -283,7 +283,7 @@ const SECTIONS = {
   reward: [["steps", "evals"], drawReward], midtrain: [["midtrain"], drawMidtrain], staleness: [["staleness"], drawStaleness],
   mismatch: [["steps"], drawMismatch], ess: [["steps"], drawEss], deltas: [["regions"], drawDeltas],
   lag: [["regions"], drawLag], steptime: [["steps"], drawStepTime],
-  loss: [["steps"], drawLoss], behavior: [["behavior"], drawBehavior],
+  loss: [["steps"], drawLoss], behavior: [["behavior"], drawBehavior], tasks: [["tasks"], drawTasks],
   ledger: [["ledger"], drawLedger], outcomes: [["rollouts"], drawOutcomes], actors: [["actors", "run", "stall"], drawActors],
   sandbox: [["sandbox"], drawSandbox], live: [["live"], drawLive], log: [["log"], drawLog], charges: [["charges"], drawCharges], gates: [["gates"], drawGates],
 };

@@ -138,6 +138,8 @@ def _pairs(state: MonitorState) -> list[tuple[str, str | Text]]:
         ("ESS", _number(step, "ess")),
         ("ledger", _ledger(state)),
         ("rollouts", f"{state.rollouts.num_finished}"),
+        ("training tasks", state.tasks.words),
+        ("sets, sources", _sets(state)),
         ("virtual machines", machines),
         ("users", users),
         ("charged, quarantined", f"{state.charges.num_proven}, {state.charges.num_quarantined}"),
@@ -153,6 +155,15 @@ def _held_out(state: MonitorState) -> str:
         return "not evaluated"
     first = f"{rates[0]:.0%} → " if len(rates) > 1 else ""
     return f"{first}{rates[-1]:.0%} (version {state.evals[-1].policy_version})"
+
+
+def _sets(state: MonitorState) -> str:
+    """Return the newest result of each named set, and pass rates of training by source."""
+    newest = {name: points[-1] for name, points in state.tasks.sets.items() if name}
+    rates = [f"{name} {one.pass_rate:.0%}" for name, one in newest.items()]
+    if len(state.tasks.sources) > 1:
+        rates += [f"training on {n} {of.pass_rate:.0%}" for n, of in state.tasks.sources.items()]
+    return ", ".join(rates) or "–"
 
 
 def _effort(state: MonitorState) -> str:

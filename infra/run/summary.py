@@ -7,6 +7,7 @@ import msgspec
 
 from penstock.actors.monitor.behavior_views import behavior_figures
 from penstock.actors.monitor.state import MonitorState, RegionView
+from penstock.actors.monitor.task_views import EvalPoint
 from penstock.infra.run.config import RunConfig
 from penstock.messages.task import Purpose
 from penstock.messages.telemetry import percentile
@@ -21,6 +22,7 @@ def run_summary(
         "wall_s": round(wall_s, 1),
         "seed": config.run.seed,
         "midtrain": _midtrain(state),
+        "tasks": _tasks(state),
         "rl": _rl(state, config),
         "behavior": _behavior(state),
         "sandbox": _sandbox(state),
@@ -80,6 +82,37 @@ def _midtrain(state: MonitorState) -> dict[str, Any]:
         "heldout_loss": view.heldout_loss,
         "heldout_perplexity": view.heldout_perplexity,
         "wall_s": round(view.wall_s, 1),
+        "saves": view.num_saves,
+        "resumed": view.num_resumed,
+    }
+
+
+def _tasks(state: MonitorState) -> dict[str, Any]:
+    """Return how often tasks were attempted again, and pass rates by source and set."""
+    view = state.tasks
+    return {
+        "groups": view.num_groups,
+        "fresh_left": view.num_fresh,
+        "revisit_share": view.num_revisits / max(view.num_groups, 1),
+        "train_pass_rate": {
+            name: {"rollouts": of.num_judged, "pass_rate": of.pass_rate}
+            for name, of in view.sources.items()
+        },
+        "evaluations": {
+            f"{name or 'heldout'} {when}": _eval_figures(point)
+            for name, of in view.sets.items()
+            for when, point in (("before", of[0]), ("after", of[-1]))
+        },
+    }
+
+
+def _eval_figures(point: EvalPoint) -> dict[str, Any]:
+    return {
+        "policy_version": point.policy_version,
+        "attempts": point.num_tasks,
+        "pass_rate": point.pass_rate,
+        **{f"pass_at_{k}": value for k, value in point.pass_at_k.items()},
+        **{f"pass_rate_{name}": value for name, value in point.by_source.items() if name},
     }
 
 

@@ -67,7 +67,7 @@ def encode_save(trainer: Midtrainer, head: SaveHead) -> tuple[str, bytes]:
 
 
 async def store_save(store: ObjectStore, key: str, data: bytes) -> None:
-    """Put a save in the place of the oldest, so that there are at most `NUM_KEPT`, come what may."""
+    """Put a save in the place of the oldest: there are never more than `NUM_KEPT`."""
     for old in (await store.keys(PREFIX))[: 1 - NUM_KEPT]:
         await store.delete(old)
     await store.put(key, data)

@@ -1,0 +1,129 @@
+"""Which tasks groups attempt and how these go, by source; and the sets of evaluations."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from penstock.actors.monitor.curves import append_thinned
+from penstock.messages.base import Event
+from penstock.messages.reward import EvalCompleted, Outcome, Verdict
+from penstock.messages.task import GroupGranted, Purpose
+
+NUM_NAMES_MAX = 64
+"""Sources, or sets; a log names no more than a configuration allows."""
+NUM_POINTS_MAX = 60
+
+
+class EvalPoint(msgspec.Struct, kw_only=True):
+    """One evaluation on held-out tasks."""
+
+    policy_version: int
+    num_solved: int
+    num_tasks: int
+    """Attempts that count."""
+    num_masked: int
+    num_wrong_version: int = 0
+    """Verdicts on tokens of another version, which do not count."""
+    by_category: dict[str, float] = {}
+    by_source: dict[str, float] = {}
+    num_samples: int = 1
+    pass_at_k: dict[int, float] = {}
+
+    @property
+    def pass_rate(self) -> float:
+        """Share of the attempts that solved their task."""
+        return self.num_solved / max(1, self.num_tasks)
+
+
+def eval_point(event: EvalCompleted) -> EvalPoint:
+    """Return the point of a result."""
+    return EvalPoint(
+        policy_version=event.policy_version,
+        num_solved=event.num_solved,
+        num_tasks=event.num_tasks,
+        num_masked=event.num_masked,
+        num_wrong_version=event.num_wrong_version,
+        by_category=event.pass_rate_by_category,
+        by_source=event.pass_rate_by_source,
+        num_samples=event.num_samples,
+        pass_at_k=event.pass_at_k,
+    )
+
+
+class SourceView(msgspec.Struct, kw_only=True):
+    """Training on the tasks of one source."""
+
+    num_groups: int = 0
+    num_judged: int = 0
+    """Rollouts that were solved or not by the policy's own doing."""
+    num_solved: int = 0
+
+    @property
+    def pass_rate(self) -> float:
+        """Of the judged rollouts, the share that solved their task."""
+        return self.num_solved / max(1, self.num_judged)
+
+
+class TasksView(msgspec.Struct, kw_only=True):
+    """All training tasks, and all sets of evaluations."""
+
+    num_groups: int = 0
+    num_fresh: int = 0
+    """Tasks that no group has attempted yet."""
+    num_revisits: int = 0
+    """Groups whose task another one had attempted before."""
+    num_skipped: int = 0
+    """Tasks that the newest revisit left out, as always or never solved."""
+    sources: dict[str, SourceView] = {}
+    sets: dict[str, list[EvalPoint]] = {}
+    """Evaluations by the name of their set; that of a run's only one is empty."""
+
+    @property
+    def words(self) -> str:
+        """How far the fresh tasks reach."""
+        if not self.num_groups:
+            return "–"
+        left = f"{self.num_fresh:,} fresh" if self.num_fresh else "all were attempted"
+        again = f"{self.num_revisits / self.num_groups:.0%} of groups again"
+        return f"{left}, {again}, {self.num_skipped} skipped"
+
+
+class TaskViews:
+    """Folds grants, verdicts of training and results."""
+
+    def __init__(self, view: TasksView) -> None:
+        self._view = view
+        self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
+            GroupGranted: self._group_granted
+        }
+
+    def judged(self, event: Verdict) -> None:
+        """Count a training rollout for its source."""
+        if event.purpose is not Purpose.TRAIN or event.outcome.is_masked:
+            return
+        if source := self._source(event.source):
+            source.num_judged += 1
+            source.num_solved += event.outcome is Outcome.SOLVED
+
+    def evaluated(self, event: EvalCompleted) -> None:
+        """Add a result to its set."""
+        sets = self._view.sets
+        if event.eval_set in sets or len(sets) < NUM_NAMES_MAX:
+            append_thinned(sets.setdefault(event.eval_set, []), eval_point(event), NUM_POINTS_MAX)
+
+    def _group_granted(self, event: GroupGranted, at: float) -> None:
+        view = self._view
+        view.num_groups += 1
+        view.num_fresh = event.num_fresh
+        if event.attempt:
+            view.num_revisits += 1
+            view.num_skipped = event.num_skipped
+        if source := self._source(event.source):
+            source.num_groups += 1
+
+    def _source(self, name: str) -> SourceView | None:
+        sources = self._view.sources
+        if name not in sources and len(sources) >= NUM_NAMES_MAX:
+            return None
+        return sources.setdefault(name, SourceView())

@@ -1,0 +1,14 @@
+// Where training tasks come from and how they go; the sets of evaluations.
+function drawTasks() {
+  const { num_groups, num_fresh, num_revisits, num_skipped, sources, sets } = state.tasks;
+  const rows = Object.entries(sources).map(([name, of]) => [name || "tasks", integer(of.num_groups), integer(of.num_judged), of.num_judged ? percent(of.num_solved / of.num_judged) : "–"]);
+  const left = num_fresh ? `${integer(num_fresh)} tasks are fresh` : "Every task was attempted; groups revisit those whose solve rate is uncertain";
+  const words = num_groups ? `${left}; ${percent(num_revisits / num_groups)} of the groups revisit one, ${integer(num_skipped)} are skipped.` : "";
+  fill("sources", note(words), rows.length ? table(["source", "groups", "rollouts", "pass rate"], rows, [1, 2, 3]) : empty("No group has been granted yet."));
+  const newest = Object.entries(sets).filter(([, points]) => points.length).map(([name, points]) => [name || "held out", points[0], points[points.length - 1]]);
+  const evals = newest.map(([name, first, last]) => [
+    name, String(last.policy_version), `${integer(last.num_tasks)}`, percent(passRate(first)), percent(passRate(last)),
+    Object.entries(last.pass_at_k).map(([k, value]) => `@${k} ${percent(value)}`).join(" "),
+  ]);
+  fill("sets", evals.length ? table(["set", "version", "attempts", "first", "newest", "pass@k"], evals, [1, 2, 3, 4], { optional: [2] }) : empty("Nothing has been evaluated yet."));
+}
