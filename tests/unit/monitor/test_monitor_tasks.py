@@ -1,5 +1,7 @@
 """Tasks, sources and evaluation sets in the view, the status, the summary and the log."""
 
+from tests.unit.run.test_infra_summary import QUICKSTART, load_config
+
 from penstock.actors.monitor.fold import RunFold
 from penstock.actors.monitor.state import decode_state, encode_state
 from penstock.gateway.page.live_page import render_page
@@ -9,7 +11,6 @@ from penstock.infra.run.summary import run_summary
 from penstock.messages.control import RunFinished
 from penstock.messages.reward import EvalCompleted, Outcome, Verdict
 from penstock.messages.task import GroupGranted, Purpose
-from tests.unit.run.test_infra_summary import QUICKSTART, load_config
 
 
 def completed(name: str, version: int, num_solved: int, *, is_main: bool) -> EvalCompleted:
