@@ -72,6 +72,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     instruction: str
     files: dict[str, str]
     """Path relative to the working directory -> text."""
+    pages: dict[str, str] = {}
+    """Path -> text that `read_file` shows once and no machine holds (`envs/harness/pages.py`)."""
     limits: Limits = Limits()
     egress: list[str] = []
     """Hosts that the episode's programs may reach through the audited proxy, each `name:port`,

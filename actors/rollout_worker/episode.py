@@ -206,6 +206,9 @@ class Episode:
             ends_on_parse_error=self._config.ends_on_parse_error,
             summary=self._config.summary,
         )
+        session = Session(
+            command.harness, sandbox, task.limits, sleep_s=task.call_sleep_s, pages=task.pages
+        )
         if saved is None:
             first = self._trunk.rollout_id if self._trunk else command.rollout_id
             has_git = command.harness != HARNESS_VERSION
@@ -214,7 +217,7 @@ class Episode:
         else:
             await open_egress(sandbox, task)
             conversation.resume(self._turns[: saved.num_turns], saved)
-        session = Session(command.harness, sandbox, task.limits, sleep_s=task.call_sleep_s)
+            session.resume(conversation.turns)
         return EpisodeRunner(sandbox, conversation, session, self._stats, self._ctx)
 
     async def _sample(self, conversation: Conversation, index: int) -> Turn:

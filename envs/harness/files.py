@@ -15,7 +15,7 @@ LINES_COMPARED_MAX = 2_000
 
 async def read_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     """Return a file's text."""
-    return await read_text(toolbox.sandbox, checked_path(arguments["path"]))
+    return await readable_text(toolbox, checked_path(arguments["path"]))
 
 
 async def write_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
@@ -52,6 +52,18 @@ async def delete_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     if done.exit_code != 0:
         raise InvalidCallError(done.stderr.decode("utf-8", "replace").strip())
     return f"deleted {path}"
+
+
+async def readable_text(toolbox: Toolbox, path: str) -> str:
+    """Return what `read_file` shows of a path: a page of the task, once, or a file of the machine.
+
+    Raises:
+        InvalidCallError: The page was read before; as `read_text`.
+
+    """
+    if path in toolbox.pages:
+        return toolbox.pages.read(path)
+    return await read_text(toolbox.sandbox, path)
 
 
 async def read_text(sandbox: Sandbox, path: str) -> str:

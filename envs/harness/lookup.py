@@ -4,7 +4,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
 
-from penstock.envs.harness.files import read_text
+from penstock.envs.harness.files import readable_text
 from penstock.envs.harness.tool_calls import InvalidCallError, checked_path
 from penstock.envs.harness.toolbox import Toolbox
 from penstock.envs.sandbox import WORK_DIR
@@ -17,7 +17,7 @@ _NO_MATCH = 1
 async def read_file(toolbox: Toolbox, arguments: dict[str, Any]) -> str:
     """Return some lines of a file with their numbers."""
     path = checked_path(arguments["path"])
-    text = await read_text(toolbox.sandbox, path)
+    text = await readable_text(toolbox, path)
     return numbered_lines(path, text, arguments["offset"], arguments["limit"])
 
 

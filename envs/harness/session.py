@@ -10,10 +10,11 @@ returns depends on the files, the commands and nothing else.
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.envs.harness import HARNESS_VERSION
+from penstock.envs.harness.pages import Pages
 from penstock.envs.harness.retrieval.index import Embedder
 from penstock.envs.harness.tool_calls import (
     InvalidCallError,
@@ -26,7 +27,7 @@ from penstock.envs.harness.toolbox import Toolbox, ToolSpec
 from penstock.envs.harness.versions import tools_of
 from penstock.envs.sandbox import Sandbox, SandboxError
 from penstock.messages.errors import DeadlineError
-from penstock.messages.rollout import ToolCall
+from penstock.messages.rollout import ToolCall, Turn
 from penstock.messages.task import Limits
 
 CALLS_MAX = 8
@@ -38,6 +39,7 @@ _GRACE_S = 20.0
 """Added to a tool's own time limit: more than a host is given to report that a machine hangs
 (`LeaseSpec.margin_s`), which may be the policy's doing."""
 _TERMINAL = "the terminal"
+_NO_PAGES: Mapping[str, str] = {}
 
 
 class Session:
@@ -49,6 +51,7 @@ class Session:
         limits: Of the task: seconds of a call, bytes of an observation.
         embedder: For semantic search; without one it ranks by words alone.
         sleep_s: Of the task: the machine sleeps for a time between these before each call.
+        pages: Texts by path that `read_file` shows once each (`Task.pages`).
 
     Raises:
         NotFoundError: No such version; the text lists them.
@@ -67,13 +70,19 @@ class Session:
         embedder: Embedder | None = None,
         *,
         sleep_s: tuple[float, float] = (0.0, 0.0),
+        pages: Mapping[str, str] = _NO_PAGES,
     ) -> None:
         self._tools = tools_of(version)
         self._names_tools = version != HARNESS_VERSION
         self._limits = limits
         self._sandbox, self._sleep_s = sandbox, sleep_s
-        self._toolbox = Toolbox(sandbox, limits, embedder)
+        self._toolbox = Toolbox(sandbox, limits, embedder, Pages(pages))
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def resume(self, turns: Iterable[Turn]) -> None:
+        """Take stored turns whose calls have run in this machine."""
+        for turn in turns:
+            self._toolbox.pages.skip(turn.calls[:CALLS_MAX])
 
     async def run(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Carry out the calls of one turn; a wrong call is an outcome, not an error.

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.envs.harness.lints import Lints
+from penstock.envs.harness.pages import Pages
 from penstock.envs.harness.retrieval.index import CodeSearch, Embedder
 from penstock.envs.harness.terminal import Jobs, Shell
 from penstock.envs.harness.tool_calls import Argument
@@ -15,8 +16,11 @@ from penstock.messages.task import Limits
 class Toolbox:
     """One machine, the task's limits, and what remembers something between calls."""
 
-    def __init__(self, sandbox: Sandbox, limits: Limits, embedder: Embedder | None) -> None:
+    def __init__(
+        self, sandbox: Sandbox, limits: Limits, embedder: Embedder | None, pages: Pages
+    ) -> None:
         """Start nothing yet."""
+        self.pages = pages
         self.sandbox, self.limits = sandbox, limits
         self.shell = Shell(sandbox, limits)
         self.jobs = Jobs(sandbox, limits)

@@ -6,6 +6,7 @@ from penstock.envs.harness import HARNESS_VERSION
 from penstock.envs.ladder.generate import Selection
 from penstock.envs.ladder.repository import LIMITS
 from penstock.envs.ladder.transcripts import Habits
+from penstock.envs.trail.config import TrailConfig
 from penstock.infra.quickstart.slow_calls import SlowCalls
 from penstock.infra.quickstart.sources import EpisodeLimits, SourceConfig, SourceKind
 from penstock.messages.errors import ConfigError
@@ -43,6 +44,8 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     drill_half_tokens: PositiveInt = 20
     piece_tokens: PositiveInt = 256
     habits: Habits = Habits()
+    trail: TrailConfig | None = None
+    """Trails in place of the ladder: its tasks and its demonstrations."""
     limits: EpisodeLimits = EpisodeLimits(**msgspec.structs.asdict(LIMITS))
     """Limits of an episode of any of these tasks."""
     slow_calls: SlowCalls | None = None

@@ -27,9 +27,12 @@ from penstock.envs.tasks.harbor_folder import MalformedTaskError
 from penstock.envs.tasks.harbor_read import read_harbor_set
 from penstock.envs.tasks.source import TaskCandidate
 from penstock.envs.tasks.storage import hidden_tests_key, task_objects, tasks_key
+from penstock.envs.trail.config import TrailConfig
+from penstock.envs.trail.tasks import draw_trails, to_candidate
 from penstock.infra.corpora.builder import MIDTRAIN_HELDOUT_KEY, MIDTRAIN_KEY, until
 from penstock.infra.corpora.outside import corpus_objects
 from penstock.infra.corpora.preferences import preference_objects
+from penstock.infra.corpora.trails import TrailCorpus
 from penstock.infra.models.claim import claim_model, open_model
 from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.quickstart.midtrain_data import midtrain_objects
@@ -86,7 +89,12 @@ def build(config: RunConfig, stopped: threading.Event) -> dict[str, bytes]:
 
     """
     objects = _task_sets(config, stopped)
-    return objects | midtrain_objects(config.prepare, config.policy, config.run.seed, stopped)
+    section, policy, seed = config.prepare, config.policy, config.run.seed
+    if section.trail is None:
+        return objects | midtrain_objects(section, policy, seed, stopped)
+    summary = config.rollout_worker.summary
+    corpus = TrailCorpus(section, section.trail, summary, policy.vocab_size, seed)
+    return objects | corpus.objects(stopped)
 
 
 def build_outside(
@@ -124,7 +132,7 @@ def _task_sets(
     config: RunConfig, stopped: threading.Event, chat: ChatFormat | None = None
 ) -> dict[str, bytes]:
     section = config.prepare
-    drawn = folder_tasks(section) if section.tasks else _ladder_tasks(section, config.run.seed)
+    drawn = _drawn(section, config.run.seed)
     objects: dict[str, bytes] = {}
     for split, candidates in drawn.items():
         fitting = (
@@ -165,6 +173,29 @@ def _slowed(one: TaskCandidate, config: RunConfig) -> TaskCandidate:
     return msgspec.structs.replace(
         one, task=msgspec.structs.replace(one.task, call_sleep_s=sleep_s)
     )
+
+
+def _drawn(section: PrepareConfig, seed: int) -> dict[Split, Iterable[TaskCandidate]]:
+    if section.tasks:
+        return folder_tasks(section)
+    if section.trail is not None:
+        return _trail_tasks(section, section.trail, seed)
+    return _ladder_tasks(section, seed)
+
+
+def _trail_tasks(
+    config: PrepareConfig, trail: TrailConfig, seed: int
+) -> dict[Split, Iterable[TaskCandidate]]:
+    nums = {Split.TRAIN: config.num_train_tasks, Split.HELDOUT: config.num_heldout_tasks}
+    return {
+        split: map(
+            to_candidate,
+            draw_trails(
+                split, num, trail, config.limits, random.Random(f"trails/{split}/{seed}"), split
+            ),
+        )
+        for split, num in nums.items()
+    }
 
 
 def _ladder_tasks(config: PrepareConfig, seed: int) -> dict[Split, Iterable[TaskCandidate]]:

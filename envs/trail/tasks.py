@@ -1,0 +1,133 @@
+"""Draws trails.
+
+Held out, whatever the seed: a fifth of all pairs of stops that a trail can begin with, chosen by a
+hash. No training task and no demonstration begins with one; stops, numbers and words are drawn
+anew for each task.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
+from penstock.envs.trail.config import TrailConfig
+from penstock.messages.task import HiddenTests, Limits, Split, Task
+
+ANSWER_FILE = "answer.txt"
+CATEGORY = "trail"
+NEXT, END, NUMBER = "next", "end", "number"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_DIGITS = "0123456789"
+_WORDS = (
+    *("amber", "basin", "cedar", "delta", "ember", "field", "grove", "haven", "inlet", "juniper"),
+    *("kettle", "lantern", "meadow", "north", "orchard", "pebble", "quarry", "river", "slate"),
+    *("timber", "upland", "valley", "willow", "yard"),
+)
+_HIDDEN_FILE = "check.sh"
+_HELDOUT_SHARE = 5
+
+
+@dataclass(frozen=True)
+class Trail:
+    """A task and what solves it."""
+
+    task: Task
+    stops: tuple[str, ...]
+    numbers: tuple[str, ...]
+    num_files: int
+
+    @property
+    def answer(self) -> str:
+        """What the answer's file must say."""
+        return " ".join(self.numbers)
+
+    def paths(self, stop: str) -> list[str]:
+        """Return the files of a stop."""
+        return [f"{stop}/{number}" for number in range(1, self.num_files + 1)]
+
+
+def draw_trails(  # noqa: PLR0913, PLR0917 - all of a set of tasks
+    split: Split, num: int, config: TrailConfig, limits: Limits, rng: random.Random, prefix: str
+) -> Iterator[Trail]:
+    """Yield trails of a split.
+
+    Args:
+        split: Training or held out.
+        num: How many.
+        config: Their size.
+        limits: Of each task.
+        rng: Decides everything.
+        prefix: Of the task ids, e.g. `train`.
+
+    """
+    names = [letter + digit for letter in _LETTERS for digit in _DIGITS]
+    for index in range(num):
+        stops = rng.sample(names, config.num_stops)
+        while is_heldout(stops) != (split is Split.HELDOUT):
+            stops = rng.sample(names, config.num_stops)
+        yield _trail(f"{prefix}-{index:05d}", split, stops, config, limits, rng)
+
+
+def is_heldout(stops: list[str]) -> bool:
+    """Return whether trails that begin so are held out."""
+    digest = hashlib.sha256(f"{stops[0]} {stops[1]}".encode()).digest()
+    return digest[0] % _HELDOUT_SHARE == 0
+
+
+def _trail(  # noqa: PLR0913, PLR0917 - all of a task
+    task_id: str,
+    split: Split,
+    stops: list[str],
+    config: TrailConfig,
+    limits: Limits,
+    rng: random.Random,
+) -> Trail:
+    paths = [f"{stop}/{n}" for stop in stops for n in range(1, config.num_files + 1)]
+    marked = sorted(rng.sample(range(len(paths)), config.num_numbers))
+    numbers = {place: f"{rng.randrange(10, 100)}" for place in marked}
+    pages: dict[str, str] = {}
+    for place, path in enumerate(paths):
+        words = _some_words(config.file_bytes, rng)
+        if place in numbers:
+            words += [NUMBER, numbers[place]]
+        stop, number = divmod(place, config.num_files)
+        if number == config.num_files - 1:
+            words += [NEXT, stops[stop + 1]] if stop + 1 < len(stops) else [END]
+        pages[path] = " ".join(words) or "empty"
+    task = Task(
+        task_id=task_id,
+        category=CATEGORY,
+        split=split,
+        instruction=f"Follow the trail from {stops[0]} and write its numbers to {ANSWER_FILE}.",
+        files={},
+        pages=pages,
+        limits=limits,
+    )
+    return Trail(task, tuple(stops), tuple(numbers.values()), config.num_files)
+
+
+def _some_words(num_bytes: int, rng: random.Random) -> list[str]:
+    words: list[str] = []
+    while sum(len(word) + 1 for word in words) < num_bytes:
+        words.append(rng.choice(_WORDS))
+    return words
+
+
+def to_candidate(trail: Trail) -> TaskCandidate:
+    """Return a trail with the tests that grade it."""
+    hidden = HiddenTests(
+        task_id=trail.task.task_id,
+        files={_HIDDEN_FILE: f"cat {ANSWER_FILE}\n"},
+        argv=["sh", _HIDDEN_FILE],
+        expected=[trail.answer],
+        gold_files={ANSWER_FILE: trail.answer},
+    )
+    origin = TaskOrigin(
+        source=CATEGORY,
+        repository=f"{CATEGORY}/{trail.task.task_id}",
+        kind="feature",
+        num_files=len(trail.task.pages),
+        num_cases=1,
+    )
+    return TaskCandidate(task=trail.task, hidden=hidden, origin=origin)

@@ -1,0 +1,56 @@
+"""Demonstrates trails: one who reads stop after stop, and whose summaries leave numbers out.
+
+The walker's memory is what the context has: after a summary it knows what it wrote and no more. So
+the policy that imitates it has seen how to carry everything, and how it goes wrong.
+"""
+
+import random
+
+from penstock.envs.trail.config import TrailHabits
+from penstock.envs.trail.tasks import ANSWER_FILE, END, NEXT, NUMBER, Trail
+from penstock.messages.rollout import ToolCall
+
+
+class Walker:
+    """Walks one trail.
+
+    Example:
+        walker.calls() reads `b4/1`; walker.see(["... number 47 next d2"]); walker.summary() is
+        `47 next d2`, or `next d2` where the number is left out.
+
+    """
+
+    def __init__(self, trail: Trail, habits: TrailHabits, rng: random.Random) -> None:
+        self._trail, self._habits, self._rng = trail, habits, rng
+        self._numbers: list[str] = []
+        self._stop = trail.stops[0]
+        """Where to go next; empty at the end."""
+
+    def calls(self) -> list[ToolCall]:
+        """Return what the walker calls now."""
+        if self._stop:
+            return [
+                ToolCall(name="read_file", arguments={"path": path})
+                for path in self._trail.paths(self._stop)
+            ]
+        answer = {"path": ANSWER_FILE, "content": " ".join(self._numbers)}
+        return [
+            ToolCall(name="write_file", arguments=answer),
+            ToolCall(name="finish", arguments={}),
+        ]
+
+    def see(self, texts: list[str]) -> None:
+        """Read what the calls returned."""
+        words = " ".join(texts).split()
+        for word, value in zip(words, [*words[1:], ""], strict=True):
+            if word == NUMBER:
+                self._numbers.append(value)
+            elif word in {NEXT, END}:
+                self._stop = value if word == NEXT else ""
+
+    def summary(self) -> str:
+        """Return what the walker notes, and forget the rest."""
+        if self._numbers and self._rng.random() < self._habits.drops:
+            del self._numbers[self._rng.randrange(len(self._numbers))]
+        place = [NEXT, self._stop] if self._stop else [END]
+        return " ".join([*self._numbers, *place])
