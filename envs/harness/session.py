@@ -62,7 +62,7 @@ class Session:
 
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the last two are a task's
         self,
         version: str,
         sandbox: Sandbox,

@@ -10,9 +10,8 @@ import msgspec
 
 from penstock.infra.bench.learning.parts import UnitFailedError
 from penstock.infra.run.runs import RunDir, open_log
-from penstock.messages.reward import Verdict
+from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished
-from penstock.messages.task import Purpose
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 _EXPORT_S_MAX = 300.0
@@ -77,13 +76,14 @@ async def _evaluated_tasks(run: RunDir, eval_id: str) -> dict[str, EvaluatedTask
     ended: dict[str, RolloutFinished] = {}
     async with open_log(run, "bench") as bus:
         async for delivery in bus.follow((RolloutFinished, Verdict), stop_at_end=True):
-            event = delivery.event
-            if event.purpose is not Purpose.EVAL or event.group_id != eval_id:
-                continue
-            if isinstance(event, RolloutFinished):
-                ended[event.rollout_id] = event
-            elif not event.outcome.is_masked:
-                solved[event.rollout_id] = event.outcome == "solved"
+            match delivery.event:
+                case RolloutFinished(group_id=group_id) as event if group_id == eval_id:
+                    ended[event.rollout_id] = event
+                case Verdict(group_id=group_id) as event if group_id == eval_id:
+                    if not event.outcome.is_masked:
+                        solved[event.rollout_id] = event.outcome is Outcome.SOLVED
+                case _:
+                    pass
     return {
         ended[rollout_id].task_id: EvaluatedTask(
             solved=is_solved,
