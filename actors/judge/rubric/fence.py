@@ -1,7 +1,7 @@
 """Untrusted text in a judge's prompt: neutral, bounded, and fenced by what nobody can guess. Pure.
 
-A fence bears 128 random bits that are drawn for each call, after the text was written: whoever
-wrote it cannot close the fence, and a fence of its own is only more text inside.
+A fence bears 128 random bits that are drawn for each call, after the text was written: its
+author cannot close the fence, and a fence of its own is only more text inside.
 """
 
 import re

@@ -72,7 +72,7 @@ class Answerer(Protocol):
         ...
 
 
-class Waits(Protocol):
+class JudgeWaits(Protocol):
     """Shows what is waited for: `Context`, or nobody."""
 
     def waiting(
@@ -120,7 +120,7 @@ class _Tally:
 class RubricJudge:
     """One judge of `judge.judges`."""
 
-    def __init__(self, config: RubricConfig, answerer: Answerer, waits: Waits) -> None:
+    def __init__(self, config: RubricConfig, answerer: Answerer, waits: JudgeWaits) -> None:
         """Take who answers; nothing is asked yet."""
         self.config = config
         self.digest = rubric_digest(config)

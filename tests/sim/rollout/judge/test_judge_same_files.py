@@ -1,7 +1,7 @@
 """Rollouts that leave the same files are graded once; another result, or a lost machine, is not."""
 
 from tests.sim.rollout.conftest import BUGGY, FIXED, World
-from tests.sim.rollout.test_judge_actor import make_rollout
+from tests.sim.rollout.judge.test_judge_actor import make_rollout
 
 from penstock.envs.tasks.workspace import canary_token
 from penstock.messages.base import Array

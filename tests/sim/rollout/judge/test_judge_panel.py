@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.judge_service import make_rubric
 from tests.sim.rollout.conftest import BUGGY, FIXED, ScriptedPolicy, World
-from tests.sim.rollout.test_judge_actor import make_rollout
+from tests.sim.rollout.judge.test_judge_actor import make_rollout
 
 from penstock.actors.judge.config import AuxiliaryConfig, JudgeConfig
 from penstock.actors.judge.reward import composed_again
@@ -14,7 +14,7 @@ from penstock.actors.judge.rubric.config import MASK, RubricConfig
 from penstock.actors.judge.rubric.judge import RubricJudge
 from penstock.actors.judge.submission import Submission
 from penstock.actors.monitor.judge_views import add_verdict
-from penstock.infra.run.verdicts import VerdictCheck
+from penstock.infra.judge.verdict_check import VerdictCheck
 from penstock.messages.generation import Generate
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished
@@ -113,9 +113,8 @@ def test_failed_rollouts_are_asked_about_by_setting_and_stay_below_solved_ones(p
 
 def test_manners_need_no_model(play) -> None:
     async def scenario(world: World) -> None:
-        files = {
-            "m.py": b"# TODO tidy\n" + FIXED.encode() + b"\n\ndef double(y):\n    return y * 2\n"
-        }
+        mark, again = "todo".upper(), "\n\ndef double(y):\n    return y * 2\n"
+        files = {"m.py": f"# {mark} tidy\n{FIXED}{again}".encode()}
         config = AuxiliaryConfig(style=0.04, communication=0.04, todos=0.04)
         [verdict] = await judged(world, make_rollout(files=files), auxiliary=config)
         scores = {one.judge: one.score for one in verdict.scores}
