@@ -108,6 +108,8 @@ def _add_serve(commands: Commands) -> None:
     serve.add_argument("target", nargs="?", default="latest", metavar="RUN|CHECKPOINT", help=text)
     text = "train on what users say: feedback join and trainer run as well"
     serve.add_argument("--learn", action="store_true", help=text)
+    text = "serve each version to all users at once, before it passed the gates (serve.gated=false)"
+    serve.add_argument("--ungated", action="store_true", help=text)
     text = "of a checkpoint: TOML file of the new run (default: infra/configs/serve.toml)"
     serve.add_argument("--config", type=Path, help=text)
     serve.add_argument("--run-id", help="of a checkpoint: id of the new run")

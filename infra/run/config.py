@@ -103,9 +103,10 @@ class ServeSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     simulates: bool = False
     """With `--learn`, whether simulated tasks go on beside users: then versions are cut as in the
     run, by groups."""
-    gated: bool = False
-    """Whether a version has to pass the gates (`[gatekeeper]`) before all users are served by it;
-    else each is served at once. Takes a second generator for users."""
+    gated: bool = True
+    """With `--learn`, whether a version has to pass the gates (`[gatekeeper]`) before all users are
+    served by it; takes a second generator for users. Without, whether users are served by the
+    version that passed last. False (`--ungated`): by each version at once."""
 
 
 def is_gateway(spec: str) -> bool:

@@ -41,6 +41,8 @@ FIRST_VERSION_S_MAX = 3600.0
 
 def serve(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM; 0 after an orderly end."""
+    if arguments.ungated:
+        arguments.overrides.append("serve.gated=false")
     run_dir, run = _target(arguments)
     config = service_config(run, learns=arguments.learn)
     check_outside(config, list(config.processes))
@@ -75,7 +77,10 @@ async def _serve(run_dir: RunDir, config: RunConfig) -> None:
     progress.say(f"service on run {run_dir.run_id} in {run_dir.path}")
     roles = {spec for specs in config.processes.values() for spec in specs}
     if "trainer" in roles and "gatekeeper" not in roles:
-        progress.say("no gates: users get each version at once (see serve.gated)")
+        progress.say("warning: no gates: all users get each version at once (--ungated)")
+    if "gatekeeper" in roles and config.gatekeeper.offline.num_tasks == 0:
+        text = "gates: guards and the test over users alone; nobody evaluates versions on tasks"
+        progress.say(f"{text} (gatekeeper.offline.num_tasks = 0)")
     create_key(run_dir.gateway_key, key_id="local", has_consent=True)
     for url in run_dir.path.glob("gateway_url*"):
         url.unlink()

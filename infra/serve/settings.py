@@ -15,7 +15,7 @@ from penstock.actors.trainer.config import DECAYED_RATE, EpochConfig, TrainerCon
 from penstock.infra.regions.settings import region_of_role
 from penstock.infra.run.config import RunConfig, UsersSection
 from penstock.infra.run.config_checks import check_config
-from penstock.infra.serve.gated import gated_config
+from penstock.infra.serve.gated import EVALUATING, gated_config, has_gates, stable_config
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Purpose
 
@@ -25,8 +25,6 @@ WAIT_S_MAX = 1e9
 """For as long may a service have no users."""
 SERVING = frozenset({"gateway", "monitor", "generator", "relay", "compactor"})
 LEARNING = SERVING | {"trainer", "publisher", "feedback_join", "gatekeeper"}
-EVALUATING = frozenset({"pacer", "evaluator", "rollout_worker", "sandbox", "scheduler", "judge"})
-"""What a gatekeeper has versions evaluated by."""
 
 
 def service_config(run: RunConfig, *, learns: bool) -> RunConfig:
@@ -40,8 +38,8 @@ def service_config(run: RunConfig, *, learns: bool) -> RunConfig:
         ConfigError: The run has nobody who could answer users.
 
     """
-    if run.serve.gated:
-        run = gated_config(run, learns=learns)
+    if run.serve.gated and not has_gates(run):
+        run = gated_config(run) if learns else stable_config(run)
     has_tasks = learns and run.serve.simulates
     trainer = _endless(run.trainer)
     weights = run.weights
@@ -87,9 +85,8 @@ def _processes(run: RunConfig, *, learns: bool, has_tasks: bool) -> dict[str, li
     else:
         roles = LEARNING if learns else SERVING
         regions = run.regions_serving(Purpose.LIVE)
-        is_gated = any("gatekeeper" in specs for specs in run.processes.values())
-        if learns and is_gated and run.gatekeeper.offline.num_tasks:
-            roles |= EVALUATING
+        if learns and has_gates(run) and run.gatekeeper.offline.num_tasks:
+            roles |= EVALUATING | {"scheduler"}
             regions += run.regions_serving(Purpose.EVAL)
         kept = {
             name: chosen

@@ -1,9 +1,9 @@
 """Part `latency`: from a rating to the first token that it changed, on the real clock.
 
-`penstock serve --learn` runs on a copy of a finished run. Users ask and rate; beside them a probe
-asks for a few tokens over and over and notes which version sampled the first. A rating's time is
-from the 2xx of its feedback to the first probe whose version had trained it. No channel is moved
-meanwhile, so `candidate`, like all, is the newest version.
+`penstock serve --learn --ungated` runs on a copy of a finished run. Users ask and rate; beside them
+a probe asks for a few tokens over and over and notes which version sampled the first. A rating's
+time is from the 2xx of its feedback to the first probe whose version had trained it. Without gates
+every version is served at once: what gates take is not in these figures.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ async def _serving(scenario: UsersScenario, run: RunDir) -> AsyncGenerator[str]:
     """Run the service in processes of its own; yield its address."""
     run.gateway_url.unlink(missing_ok=True)
     command = [sys.executable, "-m", "penstock.infra.cli", "--runs-dir", str(run.path.parent)]
-    command += ["serve", run.run_id, "--learn", "--set", "gateway.port=0"]
+    command += ["serve", run.run_id, "--learn", "--ungated", "--set", "gateway.port=0"]
     command += ["--set", f"serve.epoch_samples={scenario.latency_epoch_samples}"]
     with (run.path / "service.out").open("wb") as log:
         process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)

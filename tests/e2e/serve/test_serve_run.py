@@ -31,7 +31,7 @@ def replayed(runs):
 
 
 def test_it_learns_from_users_alone_and_its_versions_continue(runs):
-    with serving(runs, "--learn", *EPOCH, *WAITS) as service:
+    with serving(runs, "--learn", "--ungated", *EPOCH, *WAITS) as service:
         assert service.ask()[0] == 2
         for value in (1, 0, 1, 0):
             service.teach(value)
@@ -40,6 +40,7 @@ def test_it_learns_from_users_alone_and_its_versions_continue(runs):
         for value in (1, 1, 0, 1):
             service.teach(value)
         service.until_version(4)
+        assert "warning: no gates" in service.output
     found = replayed(runs)
     assert found["identical"] and found["steps_compared"] == 4, "both parts"
     told = penstock(runs, "log", "cat", "r1", "--type", "BatchManifest").stdout.splitlines()

@@ -1,5 +1,7 @@
 """What `penstock serve` makes of a run's configuration."""
 
+import contextlib
+
 import msgspec
 import pytest
 import tomli_w
@@ -8,6 +10,7 @@ from penstock.actors.gatekeeper.config import GatekeeperConfig
 from penstock.infra import cli
 from penstock.infra.run.config import RegionSection
 from penstock.infra.run.config_file import load_config, parse_config, read_toml
+from penstock.infra.serve import command
 from penstock.infra.serve.command import CHECKPOINT_CONFIG
 from penstock.infra.serve.settings import STEPS_MAX, service_config, service_tables
 from penstock.messages.errors import ConfigError
@@ -25,13 +28,20 @@ def run():
     return load_config(QUICKSTART)
 
 
-def test_without_learning_it_answers_and_nothing_else(run):
-    config = service_config(run, learns=False)
-    assert roles(config) == ["gateway", "generator:east", "monitor", "relay:east"]
+@pytest.fixture
+def ungated():
+    return load_config(QUICKSTART, ["serve.gated=false"])
 
 
-def test_learning_adds_the_join_and_the_trainer_and_no_tasks(run):
-    config = service_config(run, learns=True)
+def test_without_learning_it_answers_and_nothing_else(run, ungated):
+    for given, channel in ((run, "stable"), (ungated, "newest")):
+        config = service_config(given, learns=False)
+        assert roles(config) == ["gateway", "generator:east", "monitor", "relay:east"]
+        assert config.region("east").channel == config.gateway.channel == channel
+
+
+def test_learning_adds_the_join_and_the_trainer_and_no_tasks(ungated):
+    run, config = ungated, service_config(ungated, learns=True)
     more = {"feedback_join", "trainer"}
     assert set(roles(config)) == {"gateway", "generator:east", "monitor", "relay:east"} | more
     assert (config.trainer.steps_max, config.pacer.steps_max) == (STEPS_MAX, 0)
@@ -47,7 +57,8 @@ def test_it_goes_on_at_the_learning_rate_that_the_run_ended_with(run):
     assert optimizer.decay_fraction == 0.0
 
 
-def test_simulated_tasks_are_optional_beside_users(run):
+def test_simulated_tasks_are_optional_beside_users(ungated):
+    run = ungated
     serve = msgspec.structs.replace(run.serve, simulates=True)
     config = service_config(msgspec.structs.replace(run, serve=serve), learns=True)
     assert roles(config) == roles(run) and config.trainer.epoch is None
@@ -92,7 +103,7 @@ def test_what_is_missing_is_added_but_for_somebody_who_answers(run):
 
 
 def gated(run, **gatekeeper):
-    serve = msgspec.structs.replace(run.serve, gated=True, simulates=not gatekeeper)
+    serve = msgspec.structs.replace(run.serve, simulates=not gatekeeper)
     settings = msgspec.convert(gatekeeper, GatekeeperConfig)
     return msgspec.structs.replace(run, serve=serve, gatekeeper=settings)
 
@@ -117,10 +128,25 @@ def test_gates_evaluate_without_simulated_training_or_not_at_all(run):
     assert config.pacer.steps_max == 0, "no group is granted"
 
 
-def test_a_gated_service_that_does_not_learn_serves_the_stable_version(run):
-    config = service_config(gated(run), learns=False)
-    expected = ["gateway", "generator:live-stable", "monitor", "relay:live-stable"]
-    assert roles(config) == expected
+@pytest.mark.parametrize("missing", ["evaluator", "judge", "generator:east"])
+def test_where_nobody_evaluates_guards_and_users_are_the_gates(run, missing):
+    processes = {
+        name: [spec for spec in specs if spec != missing] for name, specs in run.processes.items()
+    }
+    config = service_config(msgspec.structs.replace(run, processes=processes), learns=True)
+    assert "gatekeeper" in roles(config) and "evaluator" not in roles(config)
+    assert (config.gatekeeper.offline.num_tasks, config.gatekeeper.quality_bar) == (0, 0.0)
+    assert service_config(run, learns=True).gatekeeper == run.gatekeeper
+
+
+SHIPPED = ("four-regions.toml", "harness2.toml", "parallel-calls.toml")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_run_of_a_shipped_configuration_can_be_served(name, learns):
+    config = service_config(load_config(QUICKSTART.with_name(name)), learns=learns)
+    assert ("gatekeeper" in roles(config)) == learns
     assert config.gateway.channel == "stable"
 
 
@@ -144,7 +170,8 @@ def test_the_configuration_for_a_model_s_folder_is_valid():
         "model": {},
         "policy": {"max_position_embeddings": 65_536},
     }
-    assert roles(service_config(parse_config(data, "serve.toml"), learns=True))
+    config = service_config(parse_config(data, "serve.toml"), learns=True)
+    assert "gatekeeper" in roles(config) and "evaluator" not in roles(config)
 
 
 def test_options_of_a_checkpoint_are_refused_with_a_run(tmp_path, capsys):
@@ -153,3 +180,12 @@ def test_options_of_a_checkpoint_are_refused_with_a_run(tmp_path, capsys):
     assert "--run-id: expected it with the folder of a model" in capsys.readouterr().err
     assert cli.main(words) == 2
     assert "run 'r1': not found" in capsys.readouterr().err
+
+
+def test_without_gates_is_a_word_and_a_setting(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(command, "_target", lambda arguments: asked.append(arguments.overrides))
+    for words in (["--learn"], ["--learn", "--ungated", "--set", "serve.epoch_samples=4"]):
+        with contextlib.suppress(TypeError):  # There is no run to serve.
+            cli.main(["--runs-dir", str(tmp_path), "serve", "r1", *words])
+    assert asked == [[], ["serve.epoch_samples=4", "serve.gated=false"]]
