@@ -30,6 +30,8 @@ _STEP_METRICS = (
     ("pass rate", "pass_rate"),
     ("staleness", "staleness_max"),
     ("k3", "mismatch_k3"),
+    ("entropy", "entropy"),
+    ("KL", "kl_reference"),
 )
 
 

@@ -19,6 +19,8 @@ from penstock.messages.settings import (
 
 ESTIMATORS = ("dr_grpo", "grpo", "rloo")
 CORRECTIONS = ("none", "token_tis", "sequence_tis", "icepop", "sequence_mis", "geometric")
+ENGINE_CORRECTIONS = ("icepop", "geometric")
+"""Corrections whose narrow bounds are on the engine's part of a ratio."""
 REJECTIONS = (
     *("none", "token_k1", "token_k2", "token_k3"),
     *("sequence_sum_k1", "sequence_sum_k2", "sequence_sum_k3"),
@@ -206,9 +208,10 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     groups_per_batch: PositiveInt = 8
     num_passes: PositiveInt = 1
     """Optimizer steps over each batch: the policy before the first one is the proximal policy."""
-    versions_kept: NonNegativeInt = 0
+    versions_kept: NonNegativeInt | None = None
     """Earlier versions whose weights are kept to tell how unlike the engine computed the tokens
-    that they sampled; without them that is known of tokens of the trained version alone."""
+    that they sampled; without them that is known of tokens of the trained version alone. By default
+    `staleness_max` where the correction has bounds for it (icepop, geometric), else 0."""
     staleness_max: NonNegativeInt = 2
     staleness_policy: Annotated[str, one_of(STALENESS_POLICIES)] = "pace"
     """pace: a step waits for groups that would become too old; drop: it does not, and they are left
@@ -268,6 +271,13 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             expected = f"expected at most live.num_samples_max {self.live.num_samples_max}"
             text = f"{expected}, got {self.epoch.num_samples}"
             raise ConfigError(f"trainer.epoch.num_samples: {text}")
+
+    @property
+    def num_versions_kept(self) -> int:
+        """Return how many earlier versions a step keeps."""
+        if self.versions_kept is not None:
+            return self.versions_kept
+        return self.staleness_max if self.loss.correction in ENGINE_CORRECTIONS else 0
 
     def encoded(self) -> str:
         """Return what a step depends on as JSON, for its manifest."""

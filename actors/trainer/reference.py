@@ -1,9 +1,9 @@
 """Weights of earlier versions, and what they say of sampled tokens.
 
 A step compares the policy with two kinds: the reference, which is version 0, and the versions that
-sampled its tokens, of which the newest `versions_kept` are kept. Weights are as published: what
-generators had. Which are there follows from steps and settings alone, and checkpoints carry the
-recent ones, so that training, training resumed and replay compare with the same.
+sampled its tokens, of which the newest are kept (`TrainerConfig.versions_kept`). Weights are as
+published: what generators had. Which are there follows from steps and settings alone, and
+checkpoints carry the recent ones, so that training, training resumed and replay compare alike.
 """
 
 from collections.abc import Sequence

@@ -84,7 +84,8 @@ def train_step(
     """
     torch.set_num_threads(config.num_threads)
     sequences = list(_sequences(manifest, turns, learner.policy.config, config))
-    left_behind = published(learner.parameters) if config.versions_kept else {}
+    num_kept = config.num_versions_kept
+    left_behind = published(learner.parameters) if num_kept else {}
     passes, norms, skipped = [], [], ""
     preferences = PreferenceSums()
     if sequences or examples:
@@ -98,7 +99,7 @@ def train_step(
             skipped = str(error)
             if before:
                 learner.load_state(before)
-    learner.versions.keep(manifest.policy_version, left_behind, config.versions_kept)
+    learner.versions.keep(manifest.policy_version, left_behind, num_kept)
     sums = passes[0] if passes else PassSums()
     return StepResult(
         weights_digest=learner.weights_digest(),

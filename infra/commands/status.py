@@ -134,6 +134,11 @@ def _pairs(state: MonitorState) -> list[tuple[str, str | Text]]:
         ("reward, pass rate", f"{_number(step, 'reward_mean')}, {_number(step, 'pass_rate')}"),
         ("mid-training", _midtrain(state)),
         ("mismatch k1, k3", f"{_number(step, 'mismatch_k1')}, {_number(step, 'mismatch_k3')}"),
+        (
+            "k3: engine, staleness",
+            f"{_number(step, 'mismatch_engine_k3')}, {_number(step, 'mismatch_staleness_k3')}",
+        ),
+        ("entropy, KL", f"{_number(step, 'entropy')}, {_number(step, 'kl_reference')}"),
         ("staleness seen", f"{staleness.seen_max} of {budget}"),
         ("ESS", _number(step, "ess")),
         ("ledger", _ledger(state)),

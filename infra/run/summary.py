@@ -13,6 +13,11 @@ from penstock.infra.run.config import RunConfig
 from penstock.messages.task import Purpose
 from penstock.messages.telemetry import percentile
 
+_STEP_FIGURES = (
+    *("entropy", "kl_reference", "grad_norm", "ess", "ratio_ess", "masked_fraction"),
+    *("clipped_fraction", "mismatch_k3", "mismatch_engine_k3", "mismatch_staleness_k3"),
+)
+
 
 def run_summary(
     state: MonitorState, config: RunConfig, wall_s: float, replay: dict[str, Any]
@@ -25,6 +30,7 @@ def run_summary(
         "midtrain": _midtrain(state),
         "tasks": _tasks(state),
         "rl": _rl(state, config),
+        "objective": _objective(state),
         "behavior": _behavior(state),
         "sandbox": _sandbox(state),
         "sync": _sync(state, config),
@@ -138,6 +144,16 @@ def _rl(state: MonitorState, config: RunConfig) -> dict[str, Any]:
         "route_bytes_per_step": training.route_bytes_p50,
         "route_bytes_per_token": training.route_bytes / max(training.tokens_read, 1.0),
     }
+
+
+def _objective(state: MonitorState) -> dict[str, Any]:
+    """Return what steps measured, as means over the steps that the monitor keeps."""
+    found: dict[str, Any] = {}
+    for name in _STEP_FIGURES:
+        values = [step.metrics[name] for step in state.steps if name in step.metrics]
+        if values:
+            found[name] = sum(values) / len(values)
+    return found
 
 
 def _behavior(state: MonitorState) -> dict[str, Any]:

@@ -149,3 +149,17 @@ def test_recorded_routes_are_counted_by_step_and_by_token():
     rl = folded(*((float(step.step), step) for step in steps))["rl"]
     assert rl["route_bytes_per_step"] == 330.0
     assert rl["route_bytes_per_token"] == 1530.0 / 500.0
+
+
+def test_what_steps_measure_is_told_as_means():
+    def step(number, **metrics):
+        return StepCompleted(
+            step=number, policy_version=number, weights_digest="", optimizer_digest="",
+            metrics=metrics,
+        )  # fmt: skip
+
+    figures = folded(
+        (10.0, step(1, entropy=2.0, mismatch_engine_k3=1e-9)),
+        (11.0, step(2, entropy=1.0, mismatch_engine_k3=3e-9, loss=0.5)),
+    )
+    assert figures["objective"] == {"entropy": 1.5, "mismatch_engine_k3": 2e-9}

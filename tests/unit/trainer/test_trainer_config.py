@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from penstock.actors.trainer import config
-from penstock.actors.trainer.config import OptimizerConfig, TrainerConfig
+from penstock.actors.trainer.config import LossConfig, OptimizerConfig, TrainerConfig
 from penstock.actors.trainer.learner import rate
 from penstock.actors.trainer.objective import advantages, corrections, losses
 
@@ -63,3 +63,13 @@ def test_the_learning_rate_rises_stays_and_falls_to_a_tenth():
 
 def test_without_a_decay_the_learning_rate_stays():
     assert [rate(OptimizerConfig(warmup_steps=0), step, 20) for step in (1, 20)] == [1.0, 1.0]
+
+
+def test_versions_are_kept_where_a_correction_has_bounds_for_the_engine():
+    kept = {
+        name: TrainerConfig(loss=LossConfig(correction=name), staleness_max=3).num_versions_kept
+        for name in config.CORRECTIONS
+    }
+    assert {name: num for name, num in kept.items() if num} == {"icepop": 3, "geometric": 3}
+    assert TrainerConfig(versions_kept=5).num_versions_kept == 5
+    assert TrainerConfig(loss=LossConfig(correction="icepop"), versions_kept=0).versions_kept == 0
