@@ -209,8 +209,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     num_passes: PositiveInt = 1
     """Optimizer steps over each batch: the policy before the first one is the proximal policy."""
     versions_kept: NonNegativeInt | None = None
-    """Earlier versions whose weights are kept to tell how unlike the engine computed the tokens
-    that they sampled; without them that is known of tokens of the trained version alone. By default
+    """Earlier versions whose weights are kept to measure engine mismatch on the tokens that they
+    sampled; without them it is known of tokens of the trained version alone. By default
     `staleness_max` where the correction has bounds for it (icepop, geometric), else 0."""
     staleness_max: NonNegativeInt = 2
     staleness_policy: Annotated[str, one_of(STALENESS_POLICIES)] = "pace"

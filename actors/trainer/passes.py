@@ -15,7 +15,7 @@ from penstock.actors.trainer.learner import Learner, NonFiniteError
 from penstock.actors.trainer.objective.corrections import correction_weights
 from penstock.actors.trainer.objective.kl import entropies, k1, k3
 from penstock.actors.trainer.objective.losses import (
-    SampledTokens,
+    LossTokens,
     corrected_ratios,
     token_losses,
 )
@@ -145,7 +145,7 @@ def _forward(
     proximal = _proximal(batch, current)
     ids = torch.arange(len(batch)).repeat_interleave(counts)
     ratios = _ratios(batch, current, proximal, version_measured, config)
-    tokens = SampledTokens(
+    tokens = LossTokens(
         current=current,
         proximal=proximal,
         behavior=behavior,

@@ -179,16 +179,6 @@ def _session_sequences(
     return found
 
 
-def num_exact_prefixes(turns: Sequence[Turn]) -> int:
-    """Count a session's turns whose context begins with all tokens of the turn before."""
-    ids = [np.concatenate([from_array(t.context_ids), from_array(t.token_ids)]) for t in turns]
-    contexts = [from_array(turn.context_ids) for turn in turns]
-    return sum(
-        np.array_equal(context[: before.size], before)
-        for before, context in zip(ids, contexts[1:], strict=False)
-    )
-
-
 def _continues(before: TrainingSequence, after: TrainingSequence) -> bool:
     num_tokens = before.token_ids.size
     return (

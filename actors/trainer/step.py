@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import torch
 
 from penstock.actors.policy.config import PolicyConfig
@@ -35,10 +36,10 @@ from penstock.actors.trainer.reference import compared
 from penstock.actors.trainer.routes import route_bytes
 from penstock.actors.trainer.sequences import (
     TrainingSequence,
-    num_exact_prefixes,
     sample_sequences,
 )
 from penstock.actors.trainer.versions import published
+from penstock.kernels.arrays import from_array
 from penstock.kernels.ops import raise_deferred_errors
 from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest, VersionDrift
@@ -195,6 +196,16 @@ def _session_figures(
     if not num_later:
         return {}
     return {"live_exact_prefixes": sum(map(num_exact_prefixes, live)) / num_later}
+
+
+def num_exact_prefixes(turns: Sequence[Turn]) -> int:
+    """Count a session's turns whose context begins with all tokens of the turn before."""
+    ids = [np.concatenate([from_array(t.context_ids), from_array(t.token_ids)]) for t in turns]
+    contexts = [from_array(turn.context_ids) for turn in turns]
+    return sum(
+        np.array_equal(context[: before.size], before)
+        for before, context in zip(ids, contexts[1:], strict=False)
+    )
 
 
 def _route_bytes(manifest: BatchManifest, turns: Mapping[str, Sequence[Turn]]) -> int:

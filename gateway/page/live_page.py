@@ -44,6 +44,7 @@ def _template() -> str:
         "/*GATES*/": "gates.js",
         "/*BEHAVIOR*/": "behavior.js",
         "/*TASKS*/": "tasks.js",
+        "/*OBJECTIVE*/": "objective.js",
         "/*VIEW*/": "page.js",
     }
     text = (folder / "page.html").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from penstock.actors.trainer.objective.advantages import dr_grpo, rloo
 from penstock.actors.trainer.objective.corrections import correction_weights
 from penstock.actors.trainer.objective.kl import entropies, k1, k3, reward_changes
 from penstock.actors.trainer.objective.losses import (
-    SampledTokens,
+    LossTokens,
     corrected_ratios,
     normalizer,
     token_losses,
@@ -84,7 +84,7 @@ def loss_and_gradient(**settings):
     current = given("current").requires_grad_()
     proximal, behavior = given("proximal"), given("behavior")
     ratios = on_policy(corrected_ratios(current, proximal, behavior, config))
-    tokens = SampledTokens(
+    tokens = LossTokens(
         current=current,
         proximal=proximal,
         behavior=behavior,
@@ -148,7 +148,7 @@ def test_trls_cispo_has_an_upper_bound_alone():
     config = {"name": "cispo", "correction": "none"}
     current = given("current").requires_grad_()
     settings = LossConfig(clip_low=1.0, clip_high=0.28, **config)
-    tokens = SampledTokens(
+    tokens = LossTokens(
         current=current,
         proximal=given("proximal"),
         behavior=given("behavior"),

@@ -8,7 +8,7 @@ import torch
 from penstock.actors.trainer.config import LossConfig
 from penstock.actors.trainer.objective.corrections import correction_weights
 from penstock.actors.trainer.objective.kl import entropies, k1, k3, reward_changes
-from penstock.actors.trainer.objective.losses import SampledTokens, token_losses
+from penstock.actors.trainer.objective.losses import LossTokens, token_losses
 from penstock.actors.trainer.objective.ratios import Ratios
 
 IDS = torch.tensor([0, 0, 1])
@@ -65,7 +65,7 @@ def losses(name, *, current, advantages, proximal=(1.0, 1.0, 1.0), **settings):
     """Return losses and gradients of tokens whose sampler gave each probability 1 / e."""
     behavior = torch.full((3,), -1.0, dtype=torch.float64)
     leaf = (behavior + logs(*current)).requires_grad_()
-    tokens = SampledTokens(
+    tokens = LossTokens(
         current=leaf,
         proximal=behavior + logs(*proximal),
         behavior=behavior,

@@ -11,7 +11,7 @@ from penstock.actors.trainer.config import LiveConfig, LossConfig
 from penstock.actors.trainer.objective.advantages import dr_grpo, grpo, rloo
 from penstock.actors.trainer.objective.corrections import correction_weights
 from penstock.actors.trainer.objective.live_baseline import LiveBaseline
-from penstock.actors.trainer.objective.losses import SampledTokens, normalizer, token_losses
+from penstock.actors.trainer.objective.losses import LossTokens, normalizer, token_losses
 from penstock.actors.trainer.objective.mismatch import MismatchSums
 from penstock.actors.trainer.objective.ratios import Ratios, log_ratios
 from penstock.messages.reward import Outcome
@@ -89,7 +89,7 @@ def on_policy(log_ratio):
 
 
 def tokens_of(current, behavior, advantages, weights, ids=None):
-    return SampledTokens(
+    return LossTokens(
         current=current,
         proximal=current.detach(),
         behavior=behavior,

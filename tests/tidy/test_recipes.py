@@ -109,9 +109,10 @@ def test_a_backend(recipe: Recipe):
 
 @pytest.mark.parametrize("recipe", ["A loss"], indirect=True)
 def test_a_loss(recipe: Recipe):
-    edit(recipe.root, "actors/trainer/config.py", '"ppo_clip")', '"ppo_clip", "squared")')
+    edit(recipe.root, "actors/trainer/config.py", '"decoupled_ppo")', '"decoupled_ppo", "squared")')
     assert not recipe.test("tests/unit/trainer/test_trainer_config.py")
     name, table = "actors/trainer/objective/losses.py", "_LOSSES: dict"
     edit(recipe.root, name, table, f"{recipe.code[0]}\n\n{table}")
-    edit(recipe.root, name, "_ppo_clip}", '_ppo_clip, "squared": _squared}')
+    last = '"decoupled_ppo": _decoupled_ppo,'
+    edit(recipe.root, name, last, f'{last}\n    "squared": _squared,')
     recipe.ends_green("tests/unit/trainer/test_trainer_config.py")

@@ -23,7 +23,7 @@ from penstock.actors.trainer.objective.ratios import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampledTokens:
+class LossTokens:
     """What a loss knows of N sampled tokens of some sequences, flat."""
 
     current: torch.Tensor
@@ -50,21 +50,21 @@ class TokenLosses:
     """bool [N]: where the loss's own bound took effect."""
 
 
-Loss = Callable[[SampledTokens, LossConfig], TokenLosses]
+Loss = Callable[[LossTokens, LossConfig], TokenLosses]
 
 
-def _policy_gradient(tokens: SampledTokens, _config: LossConfig) -> TokenLosses:
+def _policy_gradient(tokens: LossTokens, _config: LossConfig) -> TokenLosses:
     """-w_t A log pi: its gradient is REINFORCE's, corrected by w_t."""
     values = -tokens.weights * tokens.advantages * tokens.current
     return TokenLosses(values=values, is_clipped=torch.zeros_like(values, dtype=torch.bool))
 
 
-def _ppo_clip(tokens: SampledTokens, config: LossConfig) -> TokenLosses:
+def _ppo_clip(tokens: LossTokens, config: LossConfig) -> TokenLosses:
     """-min(r A, clip(r, 1 - low, 1 + high) A), r against the behavior policy (arXiv 1707.06347)."""
     return _clipped(_ratio(tokens.current, tokens.behavior), tokens, config)
 
 
-def _decoupled_ppo(tokens: SampledTokens, config: LossConfig) -> TokenLosses:
+def _decoupled_ppo(tokens: LossTokens, config: LossConfig) -> TokenLosses:
     """w_t times PPO's clip with r against the proximal policy, w_t correcting proximal to behavior.
 
     Source: Hilton et al. (arXiv 2110.00641), AReaL (arXiv 2505.24298), equation 5.
@@ -72,7 +72,7 @@ def _decoupled_ppo(tokens: SampledTokens, config: LossConfig) -> TokenLosses:
     return _clipped(_ratio(tokens.current, tokens.proximal), tokens, config)
 
 
-def _cispo(tokens: SampledTokens, config: LossConfig) -> TokenLosses:
+def _cispo(tokens: LossTokens, config: LossConfig) -> TokenLosses:
     """-sg(clip(r, 1 - low, 1 + high)) A log pi: no token loses its gradient (arXiv 2506.13585)."""
     ratio = _ratio(tokens.current, tokens.behavior).detach()
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
@@ -80,7 +80,7 @@ def _cispo(tokens: SampledTokens, config: LossConfig) -> TokenLosses:
     return TokenLosses(values=values, is_clipped=ratio != clipped)
 
 
-def _gspo(tokens: SampledTokens, config: LossConfig) -> TokenLosses:
+def _gspo(tokens: LossTokens, config: LossConfig) -> TokenLosses:
     """PPO's clip with one ratio for a sequence, its tokens' geometric mean (arXiv 2507.18071).
 
     A sequence counts once, whatever its length: the step's divisor stands for that length.
@@ -97,7 +97,7 @@ def _ratio(current: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     return (current - before).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
 
 
-def _clipped(ratio: torch.Tensor, tokens: SampledTokens, config: LossConfig) -> TokenLosses:
+def _clipped(ratio: torch.Tensor, tokens: LossTokens, config: LossConfig) -> TokenLosses:
     """Bound what a ratio [N] may gain, and with dual clip what it may lose."""
     advantages = tokens.advantages
     gain = ratio * advantages
@@ -132,7 +132,7 @@ def corrected_ratios(
     return log_ratios(proximal if config.name == "decoupled_ppo" else current, behavior)
 
 
-def token_losses(tokens: SampledTokens, config: LossConfig) -> TokenLosses:
+def token_losses(tokens: LossTokens, config: LossConfig) -> TokenLosses:
     """Return the configured loss of each token, before normalization."""
     return _LOSSES[config.name](tokens, config)
 

@@ -108,6 +108,7 @@ def graded(loss_of: Any, current: torch.Tensor) -> dict[str, Any]:
 
 
 def from_verl(source: Source, given: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Return all that verl's functions give."""
     helpers = source.take(
         "verl/utils/torch_functional.py", {"masked_sum", "masked_mean", "entropy_from_logits"}
     )
@@ -132,72 +133,83 @@ def from_verl(source: Source, given: dict[str, torch.Tensor]) -> dict[str, Any]:
         ActorConfig=_VerlConfig,
         AlgoConfig=_OtherConfig,
     )
-    mask, log_ratio = given["mask"], given["proximal"] - given["behavior"]
-    weights = {
-        f"{level}_tis": corrections.compute_rollout_correction_weights(log_ratio, mask, level, CAP)[
-            0
-        ]
-        for level in ("token", "sequence")
-    }
-    kept = {
-        name: corrections.compute_rollout_rejection_mask(log_ratio, mask, name, bounds)[0]
-        for name, bounds in REJECTIONS.items()
-    }
-    mis = corrections.compute_rollout_rejection_mask(log_ratio, mask, "seq_sum_k1", "0.5_2.0")[0]
-    geometric = corrections.compute_rollout_rejection_mask(
-        log_ratio, mask, "seq_mean_k1", f"{1 / 1.1}_{1 / 0.9}"
-    )[0]
-    offpolicy = corrections.compute_offpolicy_metrics(given["proximal"], given["behavior"], mask)
-    behavior, proximal, advantages = given["behavior"], given["proximal"], given["advantages"]
-
-    def loss(function: Any, old: torch.Tensor, bound: float, weights: Any = None) -> dict[str, Any]:
-        config = _VerlConfig(bound)
-        return graded(
-            lambda current: function(
-                old, current, advantages, mask, "seq-mean-token-sum-norm", config, weights
-            )[0],
-            given["current"],
-        )
-
-    vanilla = core.compute_policy_loss_vanilla
-    token_tis = weights["token_tis"]
-    scores = torch.zeros_like(mask)
-    scores[:, 0] = torch.tensor(REWARDS)
-    rewards = core.compute_rewards(scores, behavior, given["reference"], KL_COEFFICIENT) * mask
-    groups = np.array(GROUPS)
     logits = torch.tensor([[0.5, -1.0, 2.0, 0.0], [3.0, 3.0, -4.0, 1.0]], dtype=torch.float64)
     return {
-        "weights": {
-            **{name: value.tolist() for name, value in weights.items()},
-            "sequence_mis": (weights["sequence_tis"] * mis).tolist(),
-            "geometric": geometric.tolist(),
-        },
-        "kept": {name: value.tolist() for name, value in kept.items()},
-        "offpolicy": {name: offpolicy[name] for name in ("kl", "k3_kl", "chi2_token")},
-        "losses": {
-            "ppo_clip": loss(vanilla, behavior, math.inf),
-            "ppo_dual_clip": loss(vanilla, behavior, DUAL_CLIP),
-            "cispo": loss(core.compute_policy_loss_cispo, behavior, math.inf),
-            "gspo": loss(core.compute_policy_loss_gspo, behavior, math.inf),
-            "decoupled_ppo": loss(vanilla, proximal, math.inf, token_tis),
-            "decoupled_dual_clip": loss(vanilla, proximal, DUAL_CLIP, token_tis),
-        },
-        "k1": (core.kl_penalty_forward(behavior, given["reference"], "k1") * mask).tolist(),
-        "k3": graded(
-            lambda current: (
-                core.kl_penalty_forward(current, given["reference"], "k3") * mask
-            ).sum(),
-            given["current"],
-        ),
-        "advantages_with_kl": core.compute_grpo_outcome_advantage(
-            rewards.clone(), mask, groups, norm_adv_by_std_in_grpo=False
-        )[0][:, 0].tolist(),
-        "dr_grpo": core.compute_grpo_outcome_advantage(
-            scores.clone(), mask, groups, norm_adv_by_std_in_grpo=False
-        )[0][:, 0].tolist(),
-        "rloo": core.compute_rloo_outcome_advantage(scores.clone(), mask, groups)[0][:, 0].tolist(),
+        **_verl_corrections(corrections, given),
+        "losses": _verl_losses(core, corrections, given),
+        **_verl_rewards(core, given),
         "logits": logits.tolist(),
         "entropies": helpers.entropy_from_logits(logits).tolist(),
+    }
+
+
+def _verl_corrections(verl: Any, given: dict[str, torch.Tensor]) -> dict[str, Any]:
+    mask, log_ratio = given["mask"], given["proximal"] - given["behavior"]
+
+    def kept(name: str, bounds: str) -> torch.Tensor:
+        return verl.compute_rollout_rejection_mask(log_ratio, mask, name, bounds)[0]
+
+    token, sequence = (
+        verl.compute_rollout_correction_weights(log_ratio, mask, level, CAP)[0]
+        for level in ("token", "sequence")
+    )
+    figures = verl.compute_offpolicy_metrics(given["proximal"], given["behavior"], mask)
+    return {
+        "weights": {
+            "token_tis": token.tolist(),
+            "sequence_tis": sequence.tolist(),
+            "sequence_mis": (sequence * kept("seq_sum_k1", "0.5_2.0")).tolist(),
+            "geometric": kept("seq_mean_k1", f"{1 / 1.1}_{1 / 0.9}").tolist(),
+        },
+        "kept": {name: kept(name, bounds).tolist() for name, bounds in REJECTIONS.items()},
+        "offpolicy": {name: figures[name] for name in ("kl", "k3_kl", "chi2_token")},
+    }
+
+
+def _verl_losses(core: Any, corrections: Any, given: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Sums over all tokens, but for GSPO's, which is a mean over sequences."""
+    mask, behavior, proximal = given["mask"], given["behavior"], given["proximal"]
+    aggregate = "seq-mean-token-sum-norm"
+    token_tis = corrections.compute_rollout_correction_weights(
+        proximal - behavior, mask, "token", CAP
+    )[0]
+
+    def loss(function: Any, old: torch.Tensor, bound: float, weights: Any = None) -> dict[str, Any]:
+        fixed = (given["advantages"], mask, aggregate, _VerlConfig(bound), weights)
+        return graded(lambda current: function(old, current, *fixed)[0], given["current"])
+
+    vanilla = core.compute_policy_loss_vanilla
+    return {
+        "ppo_clip": loss(vanilla, behavior, math.inf),
+        "ppo_dual_clip": loss(vanilla, behavior, DUAL_CLIP),
+        "cispo": loss(core.compute_policy_loss_cispo, behavior, math.inf),
+        "gspo": loss(core.compute_policy_loss_gspo, behavior, math.inf),
+        "decoupled_ppo": loss(vanilla, proximal, math.inf, token_tis),
+        "decoupled_dual_clip": loss(vanilla, proximal, DUAL_CLIP, token_tis),
+    }
+
+
+def _verl_rewards(core: Any, given: dict[str, torch.Tensor]) -> dict[str, Any]:
+    mask, behavior, reference = given["mask"], given["behavior"], given["reference"]
+    scores = torch.zeros_like(mask)
+    scores[:, 0] = torch.tensor(REWARDS)
+    with_kl = core.compute_rewards(scores, behavior, reference, KL_COEFFICIENT) * mask
+    groups = np.array(GROUPS)
+
+    def dr_grpo(rewards: torch.Tensor) -> list[float]:
+        options = {"norm_adv_by_std_in_grpo": False}
+        found = core.compute_grpo_outcome_advantage(rewards.clone(), mask, groups, **options)
+        return found[0][:, 0].tolist()
+
+    def k3(current: torch.Tensor) -> torch.Tensor:
+        return (core.kl_penalty_forward(current, reference, "k3") * mask).sum()
+
+    return {
+        "k1": (core.kl_penalty_forward(behavior, reference, "k1") * mask).tolist(),
+        "k3": graded(k3, given["current"]),
+        "advantages_with_kl": dr_grpo(with_kl),
+        "dr_grpo": dr_grpo(scores),
+        "rloo": core.compute_rloo_outcome_advantage(scores, mask, groups)[0][:, 0].tolist(),
     }
 
 
