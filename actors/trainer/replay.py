@@ -2,7 +2,7 @@
 
 Rewards are summed again from the verdicts' components, advantages and the live baseline are
 computed again from rewards, and every optimizer step is taken again from version 0's checkpoint.
-With another loss the same log answers "what if", and nothing is compared.
+`counterfactual/` takes the same steps with other settings or rewards.
 """
 
 import asyncio
@@ -10,7 +10,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import ClassVar
 
 import msgspec
 
@@ -22,8 +23,9 @@ from penstock.actors.trainer.checkpoint import (
     load_reference,
     next_checkpoint,
 )
-from penstock.actors.trainer.config import LossConfig, TrainerConfig
+from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.preferences.examples import PreferenceExample
 from penstock.actors.trainer.preferences.reading import PreferenceReader
 from penstock.actors.trainer.step import StepResult, train_step
 from penstock.actors.trainer.turns import TurnStore
@@ -34,7 +36,7 @@ from penstock.messages.feedback import LiveSampleJoined
 from penstock.messages.reading.sealed import Opener
 from penstock.messages.reading.trajectories import Last
 from penstock.messages.reward import Verdict
-from penstock.messages.rollout import RolloutFinished, TurnSampled
+from penstock.messages.rollout import RolloutFinished, Turn, TurnSampled
 from penstock.messages.signals.preferences import Label, PreferencePair
 from penstock.messages.training import BatchManifest, MidtrainCompleted, StepCompleted
 
@@ -74,6 +76,8 @@ class ReplayReport(msgspec.Struct, kw_only=True):
     losses: list[float] = []
     weights_digest: str = ""
     """Digest of the last version's weights."""
+    ended: str = ""
+    """Why a what-if ended before the log did; empty where it did not."""
 
     @property
     def live_s(self) -> float:
@@ -110,18 +114,19 @@ OnStep = Callable[[BatchManifest, StepResult], None]
 class Replay:
     """Folds deliveries, in the order of the log, into a report."""
 
+    compares: ClassVar[bool] = True
+    """Whether each step is to be as recorded."""
+
     def __init__(
         self,
         learner: Learner,
         config: TrainerConfig,
         log: ReplayLog,
         *,
-        what_if: LossConfig | None,
         on_step: OnStep | None,
     ) -> None:
         self._learner, self._config = learner, config
         self._log = log
-        self._what_if = what_if
         self._on_step = on_step
         self._turns = TurnStore(config.turns_bytes_max, log.opener)
         self._preferences = PreferenceReader(log.store, log.opener, log.last, learner.policy.config)
@@ -162,8 +167,17 @@ class Replay:
                 pass
         await self._advance()
 
+    async def read(self) -> None:
+        """Take the whole log, or what there is to take of it."""
+        async for delivery in self._log.deliveries:
+            await self.add(delivery)
+            if self.report.ended:
+                return
+
     def finish(self) -> ReplayReport:
         """Close the report: what is left could not be trained."""
+        if self.report.ended:
+            return self.report
         for manifest in self._manifests:
             self._differ(f"step {manifest.step}: the log lacks turns of its rollouts")
         not_taken = set(self._recorded) - set(self._results)
@@ -173,7 +187,7 @@ class Replay:
         return self.report
 
     async def _advance(self) -> None:
-        while self._manifests and self._has(self._manifests[0]):
+        while self._manifests and not self.report.ended and self._has(self._manifests[0]):
             await self._train(self._manifests.pop(0))
         for step in [step for step in self._recorded if step in self._results]:
             self._compare_step(self._recorded.pop(step), self._results.pop(step))
@@ -183,8 +197,6 @@ class Replay:
 
     async def _train(self, manifest: BatchManifest) -> None:
         config = self._config.of_step(manifest.settings)
-        if self._what_if is not None:
-            config = msgspec.structs.replace(config, loss=self._what_if)
         for difference in self._audit.differences(manifest):
             self._differ(difference)
         if manifest.step <= self._resumed_at:
@@ -195,16 +207,26 @@ class Replay:
         except ErasedError as error:
             await self._resume_after(manifest, error)
             return self._leave_out(manifest)
-        result = await asyncio.to_thread(
-            train_step, self._learner, manifest, turns, config, examples
-        )
+        result = await asyncio.to_thread(self.take, manifest, turns, config, examples)
         self._turns.drop(manifest)
+        if self.report.ended:
+            return
         self._results[manifest.step] = result
         self.report.steps += 1
         self.report.losses.append(result.metrics["loss"])
         self.report.weights_digest = result.weights_digest
         if self._on_step is not None:
             self._on_step(manifest, result)
+
+    def take(
+        self,
+        manifest: BatchManifest,
+        turns: Mapping[str, Sequence[Turn]],
+        config: TrainerConfig,
+        examples: Sequence[PreferenceExample],
+    ) -> StepResult:
+        """Take a step; it does not count if `report.ended` says so afterwards."""
+        return train_step(self._learner, manifest, turns, config, examples)
 
     def _leave_out(self, manifest: BatchManifest) -> None:
         self._turns.drop(manifest)
@@ -221,7 +243,7 @@ class Replay:
         self.report.weights_digest = head.weights_digest
 
     def _compare_step(self, recorded: StepCompleted, result: StepResult) -> None:
-        if self._what_if is not None:
+        if not self.compares:
             return
         name = f"step {recorded.step}"
         self.report.steps_compared += 1
@@ -232,7 +254,7 @@ class Replay:
         self._compare(f"{name}: loss", result.metrics["loss"], loss)
 
     def _compare(self, name: str, found: object, recorded: object) -> None:
-        if found != recorded and self._what_if is None:
+        if found != recorded and self.compares:
             self._differ(f"{name}: {found}, the log has {recorded}")
 
     def _differ(self, difference: str) -> None:
@@ -244,7 +266,6 @@ async def replay(
     policy_config: PolicyConfig,
     config: TrainerConfig,
     *,
-    loss: LossConfig | None = None,
     on_step: OnStep | None = None,
 ) -> ReplayReport:
     """Retrain a run.
@@ -253,7 +274,6 @@ async def replay(
         log: the run's.
         policy_config: shape of the run's policy.
         config: the run's own settings.
-        loss: another loss, for a what-if; nothing is compared then.
         on_step: called with each step.
 
     Raises:
@@ -263,6 +283,18 @@ async def replay(
 
     """
     started = time.perf_counter()
+    learner, config = await first_version(log, policy_config, config)
+    run = Replay(learner, config, log, on_step=on_step)
+    await run.read()
+    report = run.finish()
+    report.wall_s = time.perf_counter() - started
+    return report
+
+
+async def first_version(
+    log: ReplayLog, policy_config: PolicyConfig, config: TrainerConfig
+) -> tuple[Learner, TrainerConfig]:
+    """Return the learner at version 0, and settings that use all cores; raises as `replay`."""
     learner = Learner(policy_config, config.optimizer, seed=0)
     learner.set_threads(config.num_threads)
     key = await first_checkpoint(log.store)
@@ -270,11 +302,5 @@ async def replay(
         raise NotFoundError("checkpoints/00000000-*: the run has no checkpoint of version 0")
     await load_checkpoint(log.store, key, learner)
     await load_reference(log.store, learner)
-    learner.versions.have_sampled = loss is None
     config = msgspec.structs.replace(config, num_workers=os.cpu_count() or 1)
-    run = Replay(learner, config, log, what_if=loss, on_step=on_step)
-    async for delivery in log.deliveries:
-        await run.add(delivery)
-    report = run.finish()
-    report.wall_s = time.perf_counter() - started
-    return report
+    return learner, config

@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state
+from penstock.actors.trainer.counterfactual.retraining import Retrained, retrain
 from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog
-from penstock.actors.trainer.retraining import Retrained, retrain
 from penstock.infra.export.folder import check_target, write_model
 from penstock.infra.export.tokenizer_files import tokenizer_files
 from penstock.infra.privacy.lineage import read

@@ -90,7 +90,7 @@ class ManifestAudit:
 
     def _rewards(self, step: int, samples: Sequence[SampleEntry]) -> Iterator[str]:
         for sample in samples:
-            if not _counts(sample):
+            if not counts(sample):
                 continue
             name = f"step {step}, {sample.rollout_id}"
             verdict = self._verdicts.pop(sample.rollout_id, None)
@@ -109,7 +109,7 @@ class ManifestAudit:
 
     def _expected_advantages(self, group: GroupEntry) -> dict[str, float]:
         """Return what each sample's reward is above the baseline of all that count."""
-        counted = [sample for sample in group.samples if _counts(sample)]
+        counted = [sample for sample in group.samples if counts(sample)]
         values = estimator(self._config.estimator)([sample.reward for sample in counted])
         return {sample.rollout_id: value for sample, value in zip(counted, values, strict=True)}
 
@@ -136,7 +136,7 @@ class ManifestAudit:
 
     def _withheld(self, manifest: BatchManifest, group: GroupEntry) -> Iterator[str]:
         """Check which tokens are left out for their age."""
-        for sample in filter(_counts, group.samples):
+        for sample in filter(counts, group.samples):
             found = None if sample.outcome is Outcome.WITHHELD else sample.trained_from
             value = first_trained(sample, manifest.policy_version, self._config)
             if found != value:
@@ -184,6 +184,6 @@ class ManifestAudit:
         return event
 
 
-def _counts(sample: SampleEntry) -> bool:
+def counts(sample: SampleEntry) -> bool:
     """Whether a sample's reward is in its group's baseline."""
     return sample.outcome.is_trained or sample.outcome is Outcome.WITHHELD

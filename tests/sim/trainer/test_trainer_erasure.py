@@ -12,8 +12,8 @@ from penstock.actors.sync_relay.core.store_io import StoreIO
 from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.config import LiveConfig
+from penstock.actors.trainer.counterfactual.retraining import retrain
 from penstock.actors.trainer.replay import ReplayLog, replay
-from penstock.actors.trainer.retraining import retrain
 from penstock.infra.privacy.erase import erase
 from penstock.infra.privacy.lineage import read as read_lineage
 from penstock.messages.errors import ConfigError, NotFoundError

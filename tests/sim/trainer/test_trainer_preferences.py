@@ -6,6 +6,7 @@ import pytest
 from tests.sealed import open_vault
 
 from penstock.actors.trainer.config import LiveConfig
+from penstock.actors.trainer.counterfactual.retraining import retrain
 from penstock.actors.trainer.preferences.config import PreferencesConfig
 from penstock.actors.trainer.preferences.examples import (
     PREFERENCES_HELDOUT_KEY,
@@ -15,7 +16,6 @@ from penstock.actors.trainer.preferences.examples import (
     encode_examples,
 )
 from penstock.actors.trainer.replay import ReplayLog, replay
-from penstock.actors.trainer.retraining import retrain
 from penstock.infra.privacy.erase import erase
 from penstock.infra.privacy.lineage import read as read_lineage
 from penstock.messages.errors import CorruptDataError
