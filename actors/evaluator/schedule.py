@@ -3,6 +3,7 @@
 A version is due at the start (0), every so many steps, and at the end of the run.
 """
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -74,6 +75,26 @@ class EvaluatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             name="", num_tasks=self.num_eval_tasks, every_steps=self.eval_every_steps
         )
         return self.sets or (only,)
+
+    def check_sets(self, sources: Sequence[str], temperature: float) -> None:
+        """Check the sets against the rest of a run's configuration.
+
+        Args:
+            sources: Names of those that tasks come from.
+            temperature: Of sets that name none.
+
+        Raises:
+            ConfigError: A source that there is not, or several attempts that cannot differ.
+
+        """
+        for each in self.sets:
+            where = f"evaluator.sets.{each.name}"
+            if unknown := sorted(set(each.sources) - set(sources)):
+                text = f"expected some of {', '.join(sources)}, got {', '.join(unknown)}"
+                raise ConfigError(f"{where}.sources: {text}")
+            if each.temperature is None and temperature == 0 and each.num_samples > 1:
+                text = f"expected 1, as pacer.eval_temperature is 0, got {each.num_samples}"
+                raise ConfigError(f"{where}.num_samples: {text}")
 
     def due(self, policy_version: int) -> list[EvalSetConfig]:
         """Return the sets whose period ends with a version."""

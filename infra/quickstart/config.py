@@ -45,7 +45,8 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     piece_tokens: PositiveInt = 256
     habits: Habits = Habits()
     trail: TrailConfig | None = None
-    """Trails in place of the ladder: its tasks and its demonstrations."""
+    """Trails in place of the ladder: its tasks, unless `sources` says otherwise, and its
+    demonstrations."""
     limits: EpisodeLimits = EpisodeLimits(**msgspec.structs.asdict(LIMITS))
     """Limits of an episode of any of these tasks."""
     slow_calls: SlowCalls | None = None
@@ -70,5 +71,6 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """The sources; without any, the one that the other settings describe."""
         if self.sources:
             return self.sources
-        kind = SourceKind.FOLDER if self.tasks else SourceKind.LADDER
+        kind = SourceKind.TRAIL if self.trail else SourceKind.LADDER
+        kind = SourceKind.FOLDER if self.tasks else kind
         return (SourceConfig(name=kind.value, kind=kind, path=self.tasks),)

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.envs.ladder.generate import Selection
+from penstock.envs.trail.config import TrailConfig
 from penstock.messages.errors import ConfigError
 from penstock.messages.settings import NonNegativeFloat, PositiveInt
 from penstock.messages.task import Limits
@@ -20,6 +21,7 @@ class SourceKind(StrEnum):
     """How a source's tasks are made."""
 
     LADDER = "ladder"
+    TRAIL = "trail"
     FOLDER = "folder"
 
 
@@ -31,15 +33,16 @@ class SourceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     weight: NonNegativeFloat = 1.0
     """Share of the training groups, relative to the other sources' weights; 0: evaluation alone."""
     limits: EpisodeLimits | None = None
-    """Limits of its episodes; by default `prepare.limits` for the ladder, and of a folder's tasks
-    their own."""
+    """Limits of its episodes; by default `prepare.limits`, and of a folder's tasks their own."""
     num_train_tasks: PositiveInt | None = None
-    """Of the ladder: how many, by default `prepare.num_train_tasks`. Of a folder: at most so many,
-    drawn by the run's seed; by default all."""
+    """How many, by default `prepare.num_train_tasks`. Of a folder: at most so many, drawn by the
+    run's seed; by default all."""
     num_heldout_tasks: PositiveInt | None = None
     """As `num_train_tasks`, of held-out tasks."""
     selection: Selection | None = None
     """Of the ladder: categories and families, by default `prepare.selection`."""
+    trail: TrailConfig | None = None
+    """Of trails: their size; by default `prepare.trail`, or its defaults."""
     path: str = ""
     """Of a folder of Harbor tasks (`penstock tasks make`, or others')."""
     origins: tuple[str, ...] = ()
@@ -53,8 +56,10 @@ class SourceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if is_folder != bool(self.path):
             text = "expected the folder" if is_folder else f"expected none with kind {self.kind}"
             raise ConfigError(f"{where}.path: {text}, got {self.path!r}")
-        foreign = {"selection": self.selection if is_folder else None}
-        foreign |= {"origins": None if is_folder else self.origins}
-        for field, value in foreign.items():
-            if value:
-                raise ConfigError(f"{where}.{field}: expected none with kind {self.kind}")
+        owners = {
+            "selection": SourceKind.LADDER, "trail": SourceKind.TRAIL, "origins": SourceKind.FOLDER,
+        }  # fmt: skip
+        for field, kind in owners.items():
+            if getattr(self, field) and self.kind is not kind:
+                text = f"expected none with kind {self.kind}: it is of kind {kind}"
+                raise ConfigError(f"{where}.{field}: {text}")

@@ -30,6 +30,8 @@ def check_config(config: RunConfig) -> None:
     """
     _check_pacer(config)
     _check_context(config)
+    sources = [source.name for source in config.prepare.all_sources]
+    config.evaluator.check_sets(sources, config.pacer.eval_temperature)
     _check_model(config)
     _check_sandbox_hosts(config)
     if config.rollout_worker.places_groups:
@@ -93,6 +95,9 @@ def _check_context(config: RunConfig) -> None:
             raise ConfigError(f"{name}: expected at most {bound_name} {bound}, got {value}")
     if not config.prepare.tasks:  # Tasks of a folder bring their own: see `prepare`.
         check_window(config.prepare.limits, config, "prepare.limits")
+    for source in config.prepare.sources:
+        if source.limits is not None:
+            check_window(source.limits, config, f"prepare.sources.{source.name}.limits")
 
 
 def check_window(limits: Limits, config: RunConfig, field: str) -> None:

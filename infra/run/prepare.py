@@ -9,8 +9,7 @@ bytes. Importing this module imports no torch.
 import asyncio
 import random
 import threading
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -20,22 +19,18 @@ from penstock.actors.policy.tokenizer import TOKENIZER_KEY
 from penstock.actors.rollout_worker.conversation import Conversation, offered_tools
 from penstock.actors.trainer.preferences.examples import PREFERENCES_KEY
 from penstock.envs.backends import backend_class
-from penstock.envs.ladder.generate import LadderSource
 from penstock.envs.needs import fitted, sized
 from penstock.envs.sandbox import NeedsRefused
-from penstock.envs.tasks.harbor_folder import MalformedTaskError
-from penstock.envs.tasks.harbor_read import read_harbor_set
+from penstock.envs.tasks.choice import eligible_tasks
 from penstock.envs.tasks.source import TaskCandidate
 from penstock.envs.tasks.storage import hidden_tests_key, task_objects, tasks_key
-from penstock.envs.trail.config import TrailConfig
-from penstock.envs.trail.tasks import draw_trails, to_candidate
 from penstock.infra.corpora.builder import MIDTRAIN_HELDOUT_KEY, MIDTRAIN_KEY, until
 from penstock.infra.corpora.outside import corpus_objects
 from penstock.infra.corpora.preferences import preference_objects
 from penstock.infra.corpora.trails import TrailCorpus
 from penstock.infra.models.claim import claim_model, open_model
-from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.quickstart.midtrain_data import midtrain_objects
+from penstock.infra.quickstart.task_sources import drawn_tasks
 from penstock.infra.run.config import PoolSection, RunConfig
 from penstock.infra.run.config_checks import check_window
 from penstock.messages.bus import ObjectStore
@@ -132,14 +127,31 @@ def _task_sets(
     config: RunConfig, stopped: threading.Event, chat: ChatFormat | None = None
 ) -> dict[str, bytes]:
     section = config.prepare
-    drawn = _drawn(section, config.run.seed)
     objects: dict[str, bytes] = {}
-    for split, candidates in drawn.items():
-        fitting = (
+    for split, candidates in drawn_tasks(section, config.run.seed).items():
+        fitting = [
             _slowed(_checked(one, config, chat), config) for one in until(stopped, candidates)
-        )
+        ]
+        if split is Split.HELDOUT:
+            _check_eval_sets([one.task for one in fitting], config)
         objects |= task_objects(fitting, split)
     return objects
+
+
+def _check_eval_sets(heldout: Sequence[Task], config: RunConfig) -> None:
+    """Refuse an evaluation set that no held-out task is in.
+
+    Raises:
+        ConfigError: There is one; the text names it, and what there is.
+
+    """
+    for each in config.evaluator.sets:
+        if not eligible_tasks(heldout, each.sources, each.categories):
+            sources = sorted({task.source for task in heldout})
+            categories = sorted({task.category for task in heldout})
+            text = f"there are tasks of the sources {sources} and the categories {categories}"
+            asked = f"{each.sources or 'all'} and {each.categories or 'all'}"
+            raise ConfigError(f"evaluator.sets.{each.name}: expected some of {text}, got {asked}")
 
 
 def _checked(one: TaskCandidate, config: RunConfig, chat: ChatFormat | None) -> TaskCandidate:
@@ -175,44 +187,6 @@ def _slowed(one: TaskCandidate, config: RunConfig) -> TaskCandidate:
     )
 
 
-def _drawn(section: PrepareConfig, seed: int) -> dict[Split, Iterable[TaskCandidate]]:
-    if section.tasks:
-        return folder_tasks(section)
-    if section.trail is not None:
-        return _trail_tasks(section, section.trail, seed)
-    return _ladder_tasks(section, seed)
-
-
-def _trail_tasks(
-    config: PrepareConfig, trail: TrailConfig, seed: int
-) -> dict[Split, Iterable[TaskCandidate]]:
-    nums = {Split.TRAIN: config.num_train_tasks, Split.HELDOUT: config.num_heldout_tasks}
-    return {
-        split: map(
-            to_candidate,
-            draw_trails(
-                split, num, trail, config.limits, random.Random(f"trails/{split}/{seed}"), split
-            ),
-        )
-        for split, num in nums.items()
-    }
-
-
-def _ladder_tasks(config: PrepareConfig, seed: int) -> dict[Split, Iterable[TaskCandidate]]:
-    nums = {Split.TRAIN: config.num_train_tasks, Split.HELDOUT: config.num_heldout_tasks}
-    return {
-        split: (
-            msgspec.structs.replace(
-                one, task=msgspec.structs.replace(one.task, limits=config.limits)
-            )
-            for one in LadderSource(
-                split, num, config.selection, random.Random(f"{split}/{seed}"), split.value
-            ).candidates()
-        )
-        for split, num in nums.items()
-    }
-
-
 def _check_machine(task: Task, pool: PoolSection) -> None:
     """Refuse a task whose machine no host of this configuration has room for; as `_checked`."""
     try:
@@ -221,28 +195,3 @@ def _check_machine(task: Task, pool: PoolSection) -> None:
         fitted(task.machine, own, offer, pool.live_max)
     except NeedsRefused as error:
         raise ConfigError(f"task {task.task_id}: {error}") from error
-
-
-def folder_tasks(config: PrepareConfig) -> dict[Split, Iterable[TaskCandidate]]:
-    """Return the tasks of a folder by split, held-out ones only if no reward can be forged.
-
-    Raises:
-        MalformedTaskError: One of them is malformed, or a split has none.
-
-    """
-    candidates = read_harbor_set(
-        Path(config.tasks),
-        egress_addresses=config.egress_addresses,
-        isolation_min=config.isolation_min,
-    )
-    chosen = {split: [one for one in candidates if one.task.split is split] for split in Split}
-    if not config.evaluates_unseparated:
-        heldout = chosen[Split.HELDOUT]
-        chosen[Split.HELDOUT] = [one for one in heldout if not one.hidden.unseparated]
-    for split, tasks in chosen.items():
-        if not tasks:
-            words = f'[metadata.penstock] split = "{split}" makes one of a task'
-            if split is Split.HELDOUT:
-                words += "; its verifier must be separated, or prepare.evaluates_unseparated true"
-            raise MalformedTaskError(f"{config.tasks}: expected tasks of both splits; {words}")
-    return dict(chosen)

@@ -14,7 +14,7 @@ from penstock.envs.tasks.harbor_read import read_harbor, read_harbor_set
 from penstock.envs.tasks.source import difficulty
 from penstock.envs.tasks.storage import TaskBook, load_hidden_tests, load_tasks
 from penstock.infra.quickstart.config import PrepareConfig
-from penstock.infra.run.prepare import folder_tasks
+from penstock.infra.quickstart.task_sources import drawn_tasks
 from penstock.messages.errors import CodecError
 from penstock.messages.task import HiddenTests, Limits, Purpose, Split
 
@@ -243,9 +243,9 @@ def test_a_task_whose_reward_can_be_forged_evaluates_nothing(foreign):
         write_harbor(named, Split(split), foreign.parent / "set")
     config = PrepareConfig(tasks=str(foreign.parent / "set"))
     with pytest.raises(MalformedTaskError, match=r"heldout.*separated.*evaluates_unseparated"):
-        folder_tasks(config)
+        drawn_tasks(config, 0)
     allowed = msgspec.structs.replace(config, evaluates_unseparated=True)
-    assert [len(list(tasks)) for tasks in folder_tasks(allowed).values()] == [1, 1]
+    assert [len(list(tasks)) for tasks in drawn_tasks(allowed, 0).values()] == [1, 1]
 
 
 class OneObject:
