@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from penstock.actors.policy.chat.format import ChatFormat
+from penstock.actors.policy.summaries import SummaryConfig
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.context import Context
 from penstock.gateway.app import build_app
@@ -64,6 +65,7 @@ class Gateway(Actor):
         secret: bytes,
         spool: Path,
         signals: Sequence[SignalSpec],
+        summary: SummaryConfig | None = None,
         on_listening: Callable[[str], None] = lambda url: None,
     ) -> None:
         """Check the keys; nothing listens before `start`.
@@ -75,6 +77,7 @@ class Gateway(Actor):
             secret: The service's master key, 32 bytes: makes pseudonyms, wraps users' keys.
             spool: Folder of the records that wait for the log.
             signals: Declared ones: all that may be sent.
+            summary: How sessions are summed up that outgrow the window.
             on_listening: Called with the base URL, `http://host:port`, once it listens.
 
         Raises:
@@ -89,6 +92,7 @@ class Gateway(Actor):
         self._secret = secret
         self._spool = spool
         self._signals = signals
+        self._summary = summary or SummaryConfig()
         self._services: Services | None = None
         self._listener = Listener(config)
 
@@ -107,6 +111,7 @@ class Gateway(Actor):
             secret=self._secret,
             spool=self._spool,
             signals=self._signals,
+            summary=self._summary,
         )
         ctx.spawn("spool", self._services.recorder.drain())
         app = build_app(self._services, self._listener.note_busy)

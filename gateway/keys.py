@@ -60,6 +60,9 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     explores: bool = False
     """Whether requests at temperature 0, which nothing can be learned from, are sampled at
     `gateway.explore_temperature` instead; their replies say so."""
+    summarizes: bool = False
+    """Whether sessions of this key that outgrow the window go on from summaries; their replies say
+    so. A request may ask for it by its header `X-Penstock-Summaries: auto`, too."""
     rpm_limit: PositiveInt = 600
     """Requests per minute."""
     tpm_limit: PositiveInt = 600_000

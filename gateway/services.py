@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from penstock.actors.policy.chat.format import ChatFormat
 from penstock.actors.policy.replicas.table import ReplicaTable
+from penstock.actors.policy.summaries import SummaryConfig
 from penstock.actors.runtime.context import Context
 from penstock.actors.runtime.vault import Vault
 from penstock.gateway.arms import Arms
@@ -21,6 +22,7 @@ from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.plan import Planner
 from penstock.gateway.exchange.recorder import Recorder
 from penstock.gateway.exchange.sessions import Sessions, Thread
+from penstock.gateway.exchange.summaries import Summaries
 from penstock.gateway.fates import FeedbackFates
 from penstock.gateway.identity import Pseudonyms
 from penstock.gateway.keys import KeyRing, KeySpec
@@ -189,6 +191,7 @@ class Services:
         secret: bytes,
         spool: Path,
         signals: Sequence[SignalSpec],
+        summary: SummaryConfig,
     ) -> None:
         self.ctx = ctx
         self.config = config
@@ -205,6 +208,8 @@ class Services:
         self.metrics = GatewayMetrics()
         self.planner = Planner(config, chat_format)
         self.sessions = Sessions()
+        self.summary = summary
+        self.summaries = Summaries()
         self.index = RequestIndex()
         self.signals = by_name(signals)
         self.fates = FeedbackFates()

@@ -55,6 +55,8 @@ class Choice:
         sampling = msgspec.structs.replace(plan.sampling, seed=seed) if index else plan.sampling
         self.generation = Generation(request_id, plan.session_id, plan.context_ids, sampling)
         self.is_recorded = False
+        self.starts_segment = False
+        """Whether its prompt has a summary of all that was sampled before."""
 
     @property
     def text(self) -> str:
@@ -121,6 +123,7 @@ class Choice:
         turn = make_turn(
             self._format, plan.context_ids, sampled, plan.told, self.generation.sampling
         )
+        turn = msgspec.structs.replace(turn, starts_segment=self.starts_segment)
         return Answered(
             request_id=self.request_id,
             session_id=plan.session_id,

@@ -11,6 +11,7 @@ from penstock.gateway.conversation import Asked, Opening
 from penstock.gateway.errors import ApiError
 from penstock.gateway.exchange.choice import Choice
 from penstock.gateway.exchange.plan import Plan
+from penstock.gateway.exchange.sessions import PrefixKind
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import Requester, consent_of
 from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Owner, Services
@@ -237,8 +238,10 @@ class Exchange:
         """Note what the session holds now; return the segment that the reply belongs to."""
         services, thread = self._services, self._request[THREAD]
         now, ids = services.ctx.monotonic(), (self._plan.context_ids, choice.token_ids)
-        segment, kind = services.sessions.settle(thread, choice.request_id, *ids, now)
-        if kind is not None and not choice.index:
+        chain = "" if choice.index else self._plan.segment
+        segment, kind = services.sessions.settle(thread, choice.request_id, *ids, now, chain=chain)
+        choice.starts_segment = bool(self._plan.segment) and kind is not PrefixKind.EXACT
+        if kind is not None and not choice.index and not choice.starts_segment:
             services.metrics.prefixes.labels(kind).inc()
         services.sessions.remember(thread, choice.text, choice.sent_calls, now)
         return segment

@@ -37,6 +37,8 @@ class Plan(NamedTuple):
     context_ids: list[int]
     sampling: Sampling
     told: OfferedTools
+    segment: str = ""
+    """Of the session's records, where a summary stands for its first messages."""
 
 
 class TokenCharge:

@@ -5,6 +5,7 @@ import contextlib
 import re
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from aiohttp import web
 
@@ -15,6 +16,7 @@ from penstock.gateway.exchange.exchange import Exchange
 from penstock.gateway.exchange.plan import Plan, TokenCharge
 from penstock.gateway.exchange.retried import HEADER, Retried
 from penstock.gateway.exchange.sessions import Thread
+from penstock.gateway.exchange.summarizer import Summarizer, is_wanted
 from penstock.gateway.keys import KeySpec
 from penstock.gateway.record import consent_of
 from penstock.gateway.request_body import read_whole
@@ -98,7 +100,8 @@ async def count_tokens(services: Services, read: Read, request: web.Request) -> 
     async with _admitted(services, request) as admitted:
         asked = _read(services, read, request, await read_whole(services, request))
         with _places(services, 1):
-            plan = await _plan(services, asked.conversation, admitted)
+            request[THREAD] = _thread(services, request, admitted.key, asked.conversation)
+            plan = await _plan_as_it_is(services, admitted, asked.conversation)
         return web.json_response({"input_tokens": len(plan.context_ids)})
 
 
@@ -128,12 +131,23 @@ def _read(services: Services, read: Read, request: web.Request, body: bytes) -> 
 
 async def _plan(services: Services, conversation: LiveRequest, admitted: _Admitted) -> Plan:
     request, key = admitted.request, admitted.key
+    request[THREAD] = _thread(services, request, key, conversation)
+    plan_of = partial(_plan_as_it_is, services, admitted)
+    is_told = conversation.prompt is None and services.summary.is_asked
+    if not (is_told and is_wanted(request, key)):
+        return await plan_of(conversation)
+    return await Summarizer(services, request, key, admitted.charge, plan_of).plan(conversation)
+
+
+async def _plan_as_it_is(
+    services: Services, admitted: _Admitted, conversation: LiveRequest
+) -> Plan:
+    request, key = admitted.request, admitted.key
     services.planner.check_size(conversation, admitted.charge)
-    thread = request[THREAD] = _thread(services, request, key, conversation)
     plan = await services.planner.plan(
         conversation,
         key_id=key.key_id,
-        session_id=services.pseudonyms.session(key, thread.name),
+        session_id=services.pseudonyms.session(key, request[THREAD].name),
         seed=services.ctx.random.getrandbits(31),
         charge=admitted.charge,
     )

@@ -73,6 +73,11 @@ class Thread:
             if message.role is Role.ASSISTANT:
                 self.marks.append(self._digest.digest())
 
+    @property
+    def digest(self) -> bytes:
+        """Of all messages."""
+        return self._digest.digest()
+
     def mark_after(self, text: str, calls: Sequence[Call]) -> bytes:
         """Return the mark of this conversation with a reply."""
         after = self._digest.copy()
@@ -128,18 +133,26 @@ class Sessions:
         thread.name = named or (found[0] if found is not None and is_fresh else new)
         return thread
 
-    def settle(
+    def settle(  # noqa: PLR0913 - a reply, and where it belongs
         self,
         thread: Thread,
         request_id: str,
         context_ids: Sequence[int],
         token_ids: Sequence[int],
         now: float,
+        *,
+        chain: str = "",
     ) -> tuple[str, PrefixKind | None]:
         """Note a reply's tokens; return its segment, and how it fits (None: nothing went before).
 
-        Shapes:
-            context_ids: [C], the prompt; token_ids: [T], the reply.
+        Args:
+            thread: The request's.
+            request_id: The reply's.
+            context_ids: [C], the prompt.
+            token_ids: [T], the reply.
+            now: Seconds, as `open` has it.
+            chain: The segment that it belongs to although a summary stands for what went before.
+
         """
         key = thread.owner[0], thread.name
         session = self._sessions.setdefault(key, _Session(used_at=now))
@@ -151,7 +164,9 @@ class Sessions:
         if segment is not None:
             kind = PrefixKind.EXACT
             del session.tips[segment]
-        segment = segment or request_id
+        elif chain:
+            session.tips.pop(chain, None)
+        segment = segment or chain or request_id
         session.tips[segment] = _Tip(len(ids), _digest(ids))
         if len(session.tips) > NUM_TIPS_MAX:
             del session.tips[next(iter(session.tips))]

@@ -41,6 +41,8 @@ class AgentReport(msgspec.Struct, kw_only=True):
     num_turns: int = 0
     num_calls: int = 0
     num_invalid_calls: int = 0
+    num_summaries: int = 0
+    """Times that the session outgrew the model's window and went on from a summary."""
     answer: str = ""
     error: str = ""
     harness: str = ""
@@ -77,6 +79,7 @@ async def _work(  # noqa: PLR0913, PLR0917 - a conversation's two sides, its bou
     for _ in range(num_turns_max):
         message = await model.reply(messages)
         report.num_turns += 1
+        report.num_summaries = model.num_summaries
         requested: list[dict[str, Any]] = message.get("tool_calls") or []
         messages.append(
             {"role": "assistant", "content": message.get("content"), "tool_calls": requested}

@@ -14,6 +14,9 @@ REQUEST_S_MAX = 300.0
 FEEDBACK_S_MAX = 30.0
 REPLY_BYTES_MAX = 8 << 20
 SHOWN_CHARACTERS_MAX = 300
+SUMMARIES = "X-Penstock-Summaries"
+"""Asks the gateway to sum the session up where it outgrows the window; of a reply, how often it
+was."""
 
 
 class AgentError(PenstockError, ConnectionError):
@@ -59,7 +62,9 @@ class Model:
         self._url, self._name, self.harness = url.rstrip("/"), name, harness
         self._tools = tool_schemas(harness)
         self.session_id = f"agent-{secrets.token_hex(8)}"
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._headers = {SUMMARIES: "auto"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self.num_summaries = 0
+        """Of the session, which outgrew the model's window so many times."""
 
     async def reply(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the assistant's next message.
@@ -95,6 +100,7 @@ class Model:
                 session.post(f"{self._url}/{route}", json=body) as reply,
             ):
                 data = await _read(reply)
+                told = reply.headers.get(SUMMARIES, "")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise AgentError(f"{self._url}: {type(error).__name__}: {error}") from error
         if len(data) > REPLY_BYTES_MAX:
@@ -102,6 +108,8 @@ class Model:
         if reply.status >= 300:
             text = data.decode("utf-8", "replace")[:SHOWN_CHARACTERS_MAX]
             raise AgentError(f"{self._url}: status {reply.status}: {text}")
+        if told.isascii() and told.isdigit():
+            self.num_summaries = int(told[:9])
         return data
 
 

@@ -248,6 +248,7 @@ async def _gateway(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
         secret=secret,
         spool=run.gateway_spool,
         signals=assembly.config.feedback_join.signals,
+        summary=assembly.config.rollout_worker.summary,
         on_listening=listening,
     )
     return [(f"gateway-{place}" if place else "gateway", gateway)]

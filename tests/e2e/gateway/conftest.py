@@ -14,6 +14,7 @@ from penstock.actors.feedback.actor import FeedbackJoiner
 from penstock.actors.feedback.config import JoinConfig
 from penstock.actors.monitor.actor import Monitor
 from penstock.actors.policy.chat.builtin import PenstockChat
+from penstock.actors.policy.summaries import SummaryConfig
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
 from penstock.actors.runtime.actor import Actor, Effects
 from penstock.actors.runtime.clock import SystemClock
@@ -143,7 +144,13 @@ class Site:
     """A running gateway and what stands around it."""
 
     def __init__(
-        self, bus: Bus, folder: Path, tokenizer: Tokenizer, **settings: float | str
+        self,
+        bus: Bus,
+        folder: Path,
+        tokenizer: Tokenizer,
+        *,
+        summary: SummaryConfig | None = None,
+        **settings: float | str,
     ) -> None:
         self.bus = bus
         self.tokenizer = tokenizer
@@ -159,6 +166,7 @@ class Site:
             secret=MASTER_KEY,
             spool=folder / "spool",
             signals=DEFAULT_SIGNALS,
+            summary=summary,
             on_listening=self._on_listening,
         )
         self._store = DirectoryStore(folder / "objects")

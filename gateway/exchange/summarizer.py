@@ -1,0 +1,214 @@
+"""Asks for summaries until a session fits its window, and records each as a turn of the session."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+
+from penstock.actors.policy.chat.summary import NoSummaryError, as_summary, read_summary
+from penstock.actors.policy.summaries import SummaryMode
+from penstock.gateway.conversation import LiveRequest
+from penstock.gateway.errors import ApiError
+from penstock.gateway.exchange.choice import Choice
+from penstock.gateway.exchange.plan import Plan, TokenCharge
+from penstock.gateway.exchange.sessions import Thread
+from penstock.gateway.exchange.summaries import Covered, asking, ends, shortened
+from penstock.gateway.keys import KeySpec
+from penstock.gateway.record import Requester, consent_of
+from penstock.gateway.services import EXTRA_HEADERS, REQUEST_ID, THREAD, Owner, Services
+
+HEADER = "X-Penstock-Summaries"
+"""Of a request, `auto`: sum the session up where it outgrows the window. Of a reply: how many
+summaries stand for its first messages."""
+NUM_SUMMARIES_MAX = 4
+"""Of one request."""
+PlanOf = Callable[[LiveRequest], Awaitable[Plan]]
+
+
+def is_wanted(request: web.Request, key: KeySpec) -> bool:
+    """Return whether a request's session may be summed up.
+
+    Raises:
+        ApiError: 400, the header says anything but `auto`.
+
+    """
+    given = request.headers.get(HEADER, "")
+    if given not in {"", "auto"}:
+        raise ApiError(400, "invalid_value", f'expected "auto", got {given[:32]!r}', HEADER)
+    return key.summarizes or bool(given)
+
+
+class Summarizer:
+    """One request whose session may be summed up before it is answered.
+
+    Args:
+        services: The gateway's.
+        request: Has its id, thread and extra headers.
+        key: Whose it is.
+        charge: Of the key; gets what summaries cost, too.
+        plan_of: Plans a conversation as it is.
+
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        request: web.Request,
+        key: KeySpec,
+        charge: TokenCharge,
+        plan_of: PlanOf,
+    ) -> None:
+        self._services = services
+        self._request = request
+        self._key = key
+        self._charge = charge
+        self._plan_of = plan_of
+        self._thread: Thread = request[THREAD]
+        self._place = (self._thread.owner, self._thread.name)
+        self._num_spent = 0
+        self._num_asked = 0
+
+    async def plan(self, conversation: LiveRequest) -> Plan:
+        """Return what is to be sampled, after as many summaries as it takes.
+
+        Raises:
+            ApiError: The request is refused, or a summary could not be sampled.
+
+        """
+        try:
+            return await self._plan(conversation)
+        finally:
+            self._charge.num_tokens += self._num_spent
+
+    async def _plan(self, conversation: LiveRequest) -> Plan:
+        services = self._services
+        window = services.config.context_tokens_max
+        for _ in range(NUM_SUMMARIES_MAX):
+            covered = services.summaries.get(self._place, conversation.messages)
+            plan = await self._fitting(shortened(conversation, covered))
+            if plan is not None and not services.summary.is_due(len(plan.context_ids), window):
+                break
+            if not await self._summarize(conversation, covered):
+                break
+        covered = services.summaries.get(self._place, conversation.messages)
+        plan = await self._plan_of(shortened(conversation, covered))
+        if covered.count:
+            self._request[EXTRA_HEADERS][HEADER.lower()] = str(covered.count)
+        return plan._replace(segment=covered.segment)
+
+    async def _fitting(self, conversation: LiveRequest) -> Plan | None:
+        """Return a plan, or None where the conversation is too long."""
+        try:
+            return await self._plan_of(conversation)
+        except ApiError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            return None
+
+    async def _summarize(self, conversation: LiveRequest, covered: Covered) -> bool:
+        """Have the session summed up as far as its window reaches; return whether it was."""
+        found = await self._longest(conversation, covered)
+        if found is None:
+            return False
+        end, asked, plan = found
+        self._num_asked += 1
+        name = f"{self._request[REQUEST_ID]}-s{self._num_asked}"
+        choice = Choice(0, name, asked, plan, self._services.chat_format)
+        client = self._client(conversation)
+        services = self._services
+        choice.generation.route = services.arms.route(client.user, services.ctx.now())
+        try:
+            await self._sample(choice)
+        finally:
+            segment, kept = await asyncio.shield(self._record(choice, plan, client, covered))
+        if not kept:
+            return False
+        said = conversation.messages[:end]
+        services.summaries.put(
+            self._place,
+            Covered(
+                num_messages=end,
+                digest=Thread(self._thread.owner, said).digest,
+                summary=kept,
+                count=covered.count + 1,
+                segment=segment,
+            ),
+        )
+        return True
+
+    async def _longest(
+        self, conversation: LiveRequest, covered: Covered
+    ) -> tuple[int, LiveRequest, Plan] | None:
+        """Return the most messages that fit with the request for their summary, if any do."""
+        config, summary = self._services.config, self._services.summary
+        num_reply = min(summary.num_tokens_max, config.reply_tokens_max)
+        best = None
+        left = ends(conversation, covered)
+        index = len(left) - 1
+        while left:
+            args = (left[index], summary.request, summary.num_tokens_max)
+            asked = asking(conversation, covered, *args)
+            plan = await self._fitting(asked)
+            if plan is None or plan.sampling.num_tokens_max < num_reply:
+                left = left[:index]
+            else:
+                best, left = (left[index], asked, plan), left[index + 1 :]
+            index = len(left) // 2
+        return best
+
+    async def _sample(self, choice: Choice) -> None:
+        services = self._services
+        chunks = choice.generation.stream(services.ctx, services.config, services.replicas)
+        try:
+            async with asyncio.timeout(services.config.request_s_max):
+                async with contextlib.aclosing(chunks):
+                    async for _ in chunks:
+                        pass
+        except TimeoutError as error:
+            text = "the session's summary did not end in time"
+            raise ApiError(504, "deadline_exceeded", text) from error
+        finally:
+            await choice.generation.abort(services.ctx)
+
+    async def _record(
+        self, choice: Choice, plan: Plan, client: Requester, covered: Covered
+    ) -> tuple[str, str]:
+        """Store what was sampled; return its segment and what it carries over, empty for nothing.
+
+        Raises:
+            ApiError: 503, it cannot be stored.
+
+        """
+        if not choice.token_ids:
+            return "", ""
+        services, now = self._services, self._services.ctx.monotonic()
+        self._num_spent += len(plan.context_ids) + len(choice.token_ids)
+        segment, _ = services.sessions.settle(
+            self._thread,
+            choice.request_id,
+            plan.context_ids,
+            choice.token_ids,
+            now,
+            chain=covered.segment,
+        )
+        kept, fault = "", ""
+        try:
+            kept = read_summary(services.chat_format, choice.token_ids, plan.context_ids, plan.told)
+        except NoSummaryError as error:
+            fault = str(error)
+        answered = choice.answered(client, segment, at=services.ctx.now())
+        is_withheld = services.summary.mode is SummaryMode.MASKED
+        turn = as_summary(answered.turn, fault, is_withheld=is_withheld)
+        owner = Owner(tenant=client.key.tenant, user=client.user, is_stored=client.consent.storage)
+        services.index.put(choice.request_id, owner, plan.session_id)
+        await services.recorder.record(msgspec.structs.replace(answered, turn=turn))
+        return segment, kept
+
+    def _client(self, conversation: LiveRequest) -> Requester:
+        return Requester(
+            key=self._key,
+            user=self._services.pseudonyms.user(self._key, conversation.user),
+            consent=consent_of(self._key, conversation.store, conversation.metadata),
+        )
