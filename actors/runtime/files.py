@@ -56,7 +56,20 @@ def create_secret(path: Path) -> bytes:
     if not path.exists():
         with contextlib.suppress(FileExistsError):
             write_atomic(path, f"{secrets.token_hex(_SECRET_BYTES)}\n".encode(), is_exclusive=True)
-    text = path.read_text().strip()
+    return read_secret(path)
+
+
+def read_secret(path: Path) -> bytes:
+    """Return the 32 bytes that a file holds in hex.
+
+    Raises:
+        ConfigError: There is no such file, or it holds anything else.
+
+    """
+    try:
+        text = path.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from error
     if not re.fullmatch(rf"[0-9a-f]{{{2 * _SECRET_BYTES}}}", text):
         raise ConfigError(f"{path}: expected {2 * _SECRET_BYTES} hexadecimal digits")
     return bytes.fromhex(text)

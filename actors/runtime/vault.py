@@ -156,8 +156,10 @@ class Vault:
         try:
             return stored.key_id, self._wrapping.decrypt(stored.wrapped, [owner.encode()])
         except InvalidTag as error:
-            text = "the run's content keys were wrapped by another master key: take that one's file"
-            raise ConfigError(f"master_key: {text}") from error
+            text = (
+                "the run's content keys were wrapped by another one: give every host the same file"
+            )
+            raise ConfigError(f"store.master_key_file: {text}") from error
 
     async def _make(self, owner: str) -> _Key:
         """Make an owner's key; of several processes that do so at once, one's is kept."""

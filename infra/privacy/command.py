@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from penstock.actors.runtime.files import create_secret
 from penstock.actors.runtime.vault import Vault
 from penstock.gateway.exchange.spool import Spool
 from penstock.gateway.identity import user_pseudonym
@@ -104,7 +103,7 @@ def _user(run: RunDir, tenant: str, name: str) -> tuple[str, str]:
         raise ConfigError("--tenant: expected whose user it is; a key that names none is a tenant")
     if _PSEUDONYM.fullmatch(name):
         return tenant, name
-    return tenant, user_pseudonym(create_secret(run.master_key), tenant, name)
+    return tenant, user_pseudonym(run.master_key(), tenant, name)
 
 
 def _text(found: Found) -> str:

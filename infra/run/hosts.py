@@ -39,6 +39,8 @@ from penstock.messages.streams import type_filter
 
 OWN_TABLES = ("bus", "store")
 """What a host may have of its own: addresses and paths differ from host to host."""
+READS_CONTENT = {"trainer", "gateway"}
+"""Roles that seal or open users' content."""
 READ_S_MAX = 30.0
 
 
@@ -100,15 +102,17 @@ def _folder(root: Path, run_id: str) -> RunDir:
 
 
 def with_whole_paths(data: dict[str, Any]) -> dict[str, Any]:
-    """Return tables whose `[bus]` names its files by absolute paths, valid in every folder."""
-    bus: Any = data.get("bus")
-    if not isinstance(bus, dict):
-        return data  # What is not a table is refused as such.
-    table: dict[str, Any] = dict(bus)  # pyright: ignore[reportUnknownArgumentType]
-    for name in FILES:
-        if isinstance(path := table.get(name), str) and path:
-            table[name] = str(Path(path).resolve())
-    return data | {"bus": table}
+    """Return tables that name their files by absolute paths, valid in every folder."""
+    return data | {
+        name: _with_whole_paths(data[name], files)
+        for name, files in (("bus", FILES), ("store", ("master_key_file",)))
+        if isinstance(data.get(name), dict)  # What is not a table is refused as such.
+    }
+
+
+def _with_whole_paths(table: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
+    paths = {name: path for name in files if isinstance(path := table.get(name), str) and path}
+    return table | {name: str(Path(path).resolve()) for name, path in paths.items()}
 
 
 async def _until_started(access: Access, name: str, wait_s: float) -> RunStarted:
@@ -161,6 +165,9 @@ def check_remote(run: RunDir, roles: Sequence[str]) -> None:
     check_stores(config)
     for role in roles:
         kind = role.partition(":")[0]
+        if kind in READS_CONTENT and not config.store.master_key_file:
+            text = "expected the file that the launcher's host has, too"
+            raise ConfigError(f"store.master_key_file: role {role}: {text}")
         if kind == "publisher":
             text = "shares the snapshot with the trainer in a mapped file: start it on its host"
             raise ConfigError(f"role {role}: {text}")

@@ -225,7 +225,6 @@ async def _pacer(assembly: Assembly, region: str) -> list[tuple[str, Actor]]:
 
 async def _gateway(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
     """Build a gateway; `gateway:NAME` is one of several, which share a key and a port."""
-    from penstock.actors.runtime.files import create_secret
     from penstock.gateway.actor import Gateway
     from penstock.gateway.keys import create_key
 
@@ -240,12 +239,11 @@ async def _gateway(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
         check_host_name(place, f"role gateway:{place}")
 
     chat_format = await assembly.chat_format()
-    secret = create_secret(run.master_key)
     gateway = Gateway(
         assembly.config.gateway,
         chat_format,
         [key],
-        secret=secret,
+        secret=run.master_key(),
         spool=run.gateway_spool,
         signals=assembly.config.feedback_join.signals,
         summary=assembly.config.rollout_worker.summary,

@@ -36,6 +36,10 @@ class StoreSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Otherwise the compactor keeps the origin as short as relays keep their regions, back to the
     oldest checkpoint."""
 
+    master_key_file: str = ""
+    """File with the key that wraps users' content keys, 64 hexadecimal digits; every host has the
+    same one. Empty: `master_key` in the run's folder, made there."""
+
     def __post_init__(self) -> None:
         """Check fields against each other."""
         if self.kind is StoreKind.S3 and not self.bucket:

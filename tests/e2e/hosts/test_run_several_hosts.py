@@ -21,6 +21,7 @@ HERE = "trainer,front"
 """Entries of `[processes]` that the launcher starts."""
 RUN = "r1"
 TOKEN = "s3cret-of-the-cluster"
+MASTER_KEY = "5e" * 32
 PROGRAMS = {
     "b": {"control": ["pacer", "evaluator", "feedback_join", "relay:west", "relay:east"],
           "west-a": ["generator:west/a"]},
@@ -55,6 +56,7 @@ num_replicas = 3
 kind = "s3"
 bucket = "objects"
 endpoint = "{endpoint}"
+master_key_file = "{master_key}"
 """
 
 
@@ -72,8 +74,12 @@ class Site:
         """Return how a host reaches servers and store, and put its secret there."""
         secret = host.folder / "token"
         secret.write_text(TOKEN)
+        master_key = host.folder / "master_key"
+        master_key.write_text(MASTER_KEY)
         addresses = ", ".join(f'"nats://{server.address}:4222"' for server in self.servers)
-        return REACH.format(servers=addresses, token=secret, endpoint=self.endpoint)
+        return REACH.format(
+            servers=addresses, token=secret, endpoint=self.endpoint, master_key=master_key
+        )
 
     def start(self) -> None:
         """Start the launcher on host a, and the others' programs."""
