@@ -5,14 +5,14 @@ from typing import Annotated
 import msgspec
 
 from penstock.messages.errors import ConfigError
-from penstock.messages.settings import NonNegativeInt, PositiveInt, UnitInterval
+from penstock.messages.settings import NonNegativeInt, UnitInterval
 
 
 class TrailHabits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the demonstrating walker behaves."""
 
     drops: UnitInterval = 0.2
-    """Probability that a summary leaves out one of the numbers known so far."""
+    """Probability that a summary leaves out one of the names known so far."""
     whole_share: UnitInterval = 0.5
     """Share of demonstrations in one context, however long; the others have the tasks' window."""
 
@@ -24,8 +24,8 @@ class TrailConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Visited one after the other: only the last file of a stop names the next one."""
     num_files: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1
     """Files of a stop, which can be read in one turn."""
-    num_numbers: PositiveInt = 6
-    """Numbers to bring back, each in a file of its own; the other files have none."""
+    num_names: Annotated[int, msgspec.Meta(ge=1, le=32)] = 5
+    """Names to bring back, each once, in files of their own; the other files have none."""
     file_bytes: NonNegativeInt = 24
     """Words of a file besides, in bytes, approximately."""
     habits: TrailHabits = TrailHabits()
@@ -33,6 +33,6 @@ class TrailConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         """Check fields against each other."""
         num_files = self.num_stops * self.num_files
-        if self.num_numbers > num_files:
+        if self.num_names > num_files:
             expected = f"expected at most one for each of {num_files} files"
-            raise ConfigError(f"prepare.trail.num_numbers: {expected}, got {self.num_numbers}")
+            raise ConfigError(f"prepare.trail.num_names: {expected}, got {self.num_names}")

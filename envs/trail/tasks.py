@@ -16,13 +16,27 @@ from penstock.messages.task import HiddenTests, Limits, Split, Task
 
 ANSWER_FILE = "answer.txt"
 CATEGORY = "trail"
-NEXT, END, NUMBER = "next", "end", "number"
+NAMES, NAME, NEXT, END = "names", "name", "next", "end"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _DIGITS = "0123456789"
-_WORDS = (
-    *("amber", "basin", "cedar", "delta", "ember", "field", "grove", "haven", "inlet", "juniper"),
-    *("kettle", "lantern", "meadow", "north", "orchard", "pebble", "quarry", "river", "slate"),
-    *("timber", "upland", "valley", "willow", "yard"),
+_WORDS = ("amber", "cedar", "delta", "ember", "field", "grove", "haven", "inlet", "north", "river")
+_NAMES = (
+    *("adam", "alma", "anna", "boris", "carl", "clara", "dora", "edith", "emil", "erik", "fritz"),
+    *("greta", "hugo", "ida", "inge", "ivan", "jana", "karl", "lara", "lena", "leon", "lily"),
+    *(
+        "marta",
+        "max",
+        "mila",
+        "nils",
+        "nora",
+        "olga",
+        "otto",
+        "paul",
+        "petra",
+        "rosa",
+        "tom",
+        "vera",
+    ),
 )
 _HIDDEN_FILE = "check.sh"
 _HELDOUT_SHARE = 5
@@ -34,13 +48,13 @@ class Trail:
 
     task: Task
     stops: tuple[str, ...]
-    numbers: tuple[str, ...]
+    names: tuple[str, ...]
     num_files: int
 
     @property
     def answer(self) -> str:
         """What the answer's file must say."""
-        return " ".join(self.numbers)
+        return " ".join((NAMES, *self.names))
 
     def paths(self, stop: str) -> list[str]:
         """Return the files of a stop."""
@@ -61,11 +75,11 @@ def draw_trails(  # noqa: PLR0913, PLR0917 - all of a set of tasks
         prefix: Of the task ids, e.g. `train`.
 
     """
-    names = [letter + digit for letter in _LETTERS for digit in _DIGITS]
+    places = [letter + digit for letter in _LETTERS for digit in _DIGITS]
     for index in range(num):
-        stops = rng.sample(names, config.num_stops)
+        stops = rng.sample(places, config.num_stops)
         while is_heldout(stops) != (split is Split.HELDOUT):
-            stops = rng.sample(names, config.num_stops)
+            stops = rng.sample(places, config.num_stops)
         yield _trail(f"{prefix}-{index:05d}", split, stops, config, limits, rng)
 
 
@@ -84,13 +98,13 @@ def _trail(  # noqa: PLR0913, PLR0917 - all of a task
     rng: random.Random,
 ) -> Trail:
     paths = [f"{stop}/{n}" for stop in stops for n in range(1, config.num_files + 1)]
-    marked = sorted(rng.sample(range(len(paths)), config.num_numbers))
-    numbers = {place: f"{rng.randrange(10, 100)}" for place in marked}
+    marked = sorted(rng.sample(range(len(paths)), config.num_names))
+    names = dict(zip(marked, rng.sample(_NAMES, config.num_names), strict=True))
     pages: dict[str, str] = {}
     for place, path in enumerate(paths):
         words = _some_words(config.file_bytes, rng)
-        if place in numbers:
-            words += [NUMBER, numbers[place]]
+        if place in names:
+            words += [NAME, names[place]]
         stop, number = divmod(place, config.num_files)
         if number == config.num_files - 1:
             words += [NEXT, stops[stop + 1]] if stop + 1 < len(stops) else [END]
@@ -99,12 +113,14 @@ def _trail(  # noqa: PLR0913, PLR0917 - all of a task
         task_id=task_id,
         category=CATEGORY,
         split=split,
-        instruction=f"Follow the trail from {stops[0]} and write its numbers to {ANSWER_FILE}.",
+        instruction=(
+            f"Follow the trail from {stops[0]} and write '{NAMES}' and its names to {ANSWER_FILE}."
+        ),
         files={},
         pages=pages,
         limits=limits,
     )
-    return Trail(task, tuple(stops), tuple(numbers.values()), config.num_files)
+    return Trail(task, tuple(stops), tuple(names.values()), config.num_files)
 
 
 def _some_words(num_bytes: int, rng: random.Random) -> list[str]:

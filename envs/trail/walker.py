@@ -1,4 +1,4 @@
-"""Demonstrates trails: one who reads stop after stop, and whose summaries leave numbers out.
+"""Demonstrates trails: one who reads stop after stop, and whose summaries leave names out.
 
 The walker's memory is what the context has: after a summary it knows what it wrote and no more. So
 the policy that imitates it has seen how to carry everything, and how it goes wrong.
@@ -7,7 +7,7 @@ the policy that imitates it has seen how to carry everything, and how it goes wr
 import random
 
 from penstock.envs.trail.config import TrailHabits
-from penstock.envs.trail.tasks import ANSWER_FILE, END, NEXT, NUMBER, Trail
+from penstock.envs.trail.tasks import ANSWER_FILE, END, NAME, NAMES, NEXT, Trail
 from penstock.messages.rollout import ToolCall
 
 
@@ -15,14 +15,14 @@ class Walker:
     """Walks one trail.
 
     Example:
-        walker.calls() reads `b4/1`; walker.see(["... number 47 next d2"]); walker.summary() is
-        `47 next d2`, or `next d2` where the number is left out.
+        walker.calls() reads `b4/1`; walker.see(["... name olga next d2"]); walker.summary() is
+        `names olga next d2`, or `names next d2` where the name is left out.
 
     """
 
     def __init__(self, trail: Trail, habits: TrailHabits, rng: random.Random) -> None:
         self._trail, self._habits, self._rng = trail, habits, rng
-        self._numbers: list[str] = []
+        self._names: list[str] = []
         self._stop = trail.stops[0]
         """Where to go next; empty at the end."""
 
@@ -33,7 +33,7 @@ class Walker:
                 ToolCall(name="read_file", arguments={"path": path})
                 for path in self._trail.paths(self._stop)
             ]
-        answer = {"path": ANSWER_FILE, "content": " ".join(self._numbers)}
+        answer = {"path": ANSWER_FILE, "content": " ".join((NAMES, *self._names))}
         return [
             ToolCall(name="write_file", arguments=answer),
             ToolCall(name="finish", arguments={}),
@@ -43,14 +43,14 @@ class Walker:
         """Read what the calls returned."""
         words = " ".join(texts).split()
         for word, value in zip(words, [*words[1:], ""], strict=True):
-            if word == NUMBER:
-                self._numbers.append(value)
+            if word == NAME:
+                self._names.append(value)
             elif word in {NEXT, END}:
                 self._stop = value if word == NEXT else ""
 
     def summary(self) -> str:
         """Return what the walker notes, and forget the rest."""
-        if self._numbers and self._rng.random() < self._habits.drops:
-            del self._numbers[self._rng.randrange(len(self._numbers))]
+        if self._names and self._rng.random() < self._habits.drops:
+            del self._names[self._rng.randrange(len(self._names))]
         place = [NEXT, self._stop] if self._stop else [END]
-        return " ".join([*self._numbers, *place])
+        return " ".join([NAMES, *self._names, *place])

@@ -11,7 +11,7 @@ from penstock.envs.trail.walker import Walker
 from penstock.messages.errors import ConfigError
 from penstock.messages.task import Limits, Split
 
-CONFIG = TrailConfig(num_stops=5, num_files=2, num_numbers=4, file_bytes=12)
+CONFIG = TrailConfig(num_stops=5, num_files=2, num_names=4, file_bytes=12)
 
 
 def draw(split=Split.TRAIN, num=20, config=CONFIG, seed=0):
@@ -35,10 +35,10 @@ def test_a_trail_has_what_its_settings_say():
     for trail in draw():
         texts = trail.task.pages.values()
         assert len(texts) == 10
-        assert sum("number" in text for text in texts) == len(trail.numbers) == 4
+        assert sum("name" in text for text in texts) == len(trail.names) == 4
         assert sum("next" in text for text in texts) == 4
         assert not trail.task.files
-        assert to_candidate(trail).hidden.expected == [" ".join(trail.numbers)]
+        assert to_candidate(trail).hidden.expected == [" ".join(("names", *trail.names))]
 
 
 def test_a_walker_that_drops_nothing_brings_every_number_in_order():
@@ -53,7 +53,7 @@ def test_what_a_summary_leaves_out_is_lost():
     trail = draw()[0]
     walker = Walker(trail, TrailHabits(drops=1.0), random.Random(1))
     answer, summaries = walk(trail, walker, summarize_after=(4,))
-    assert len(answer.split()) == 3
+    assert len(answer.split()) == 1 + 3
     assert summaries == [f"{answer} end"]
 
 
@@ -71,5 +71,5 @@ def test_equal_seeds_give_equal_bytes():
 
 
 def test_more_numbers_than_files_are_refused():
-    with pytest.raises(ConfigError, match=r"trail\.num_numbers: .* 4 files, got 5"):
-        TrailConfig(num_stops=4, num_numbers=5)
+    with pytest.raises(ConfigError, match=r"trail\.num_names: .* 4 files, got 5"):
+        TrailConfig(num_stops=4, num_names=5)
