@@ -37,7 +37,7 @@ def complete_run(folder: Path, run_id: str, config: Path, settings: Mapping[str,
         if run.config.exists():
             words = ["--resume", run_id]
         else:
-            pairs = (f"{key}={_toml(value)}" for key, value in settings.items())
+            pairs = (f"{key}={toml_text(value)}" for key, value in settings.items())
             words = ["--config", str(config), "--run-id", run_id]
             words += [word for pair in pairs for word in ("--set", pair)]
         _penstock(folder, f"{run_id}.output", ["run", *words], _RUN_S_MAX)
@@ -96,7 +96,8 @@ async def _evaluated_tasks(run: RunDir, eval_id: str) -> dict[str, EvaluatedTask
     }
 
 
-def _toml(value: object) -> str:
+def toml_text(value: object) -> str:
+    """Return a value as TOML writes it."""
     return msgspec.toml.encode({"x": value}).decode().removeprefix("x =").strip()
 
 

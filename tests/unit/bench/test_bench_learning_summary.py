@@ -1,0 +1,88 @@
+"""The part `summary`: every run that it starts is configured rightly, and its figures add up."""
+
+import pytest
+
+from penstock.infra.bench.learning import summary
+from penstock.infra.bench.learning.parts import UnitFailedError
+from penstock.infra.bench.learning.whole_runs import complete_run, toml_text
+from penstock.infra.run.config_file import load_config
+from penstock.infra.run.runs import RunDir
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """Run all units with runs that are only configured; return settings by run id."""
+    found = {}
+
+    def start(folder, run_id, config, settings):
+        pairs = [f"{key}={toml_text(value)}" for key, value in settings.items()]
+        found[run_id] = load_config(config, pairs)
+        return RunDir(tmp_path / run_id)
+
+    monkeypatch.setattr(summary, "complete_run", start)
+    monkeypatch.setattr(summary, "export_newest", lambda run, target: target)
+    monkeypatch.setattr(summary, "evaluated_tasks", lambda run, version: {})
+    monkeypatch.setattr(summary, "_figures", lambda path, *sections: {})
+    for unit in summary.units():
+        unit.run(tmp_path)
+    return found
+
+
+def test_every_run_is_configured(started):
+    assert len(started) == 3 * (1 + 1 + 2 * len(summary.ARMS)) + 3
+    for name, config in started.items():
+        is_start = name.startswith(("start-", "long-start"))
+        assert bool(config.model.checkpoint) != is_start, name
+        assert (config.trainer.midtrain.num_tokens > 0) == is_start, name
+        assert (config.trainer.steps_max > 0) == ("train" in name), name
+
+
+def test_arms_of_a_seed_attempt_the_same_tasks(started):
+    for seed in summary.SEEDS:
+        evaluated = [started[f"eval-{arm}-{seed}"] for arm in ("start", *summary.ARMS)]
+        assert {one.run.seed for one in evaluated} == {seed}
+        assert {one.evaluator.num_eval_tasks for one in evaluated} == {1024}
+        assert len({one.prepare.trail for one in evaluated}) == 1
+
+
+def test_arms_differ_in_what_they_are_named_after(started):
+    quarter, full = started["train-quarter-0"], started["train-full-0"]
+    limits = quarter.prepare.limits
+    assert full.prepare.limits.num_segments_max == 1
+    assert full.prepare.limits.window_tokens_max == 4 * limits.window_tokens_max
+    assert started["train-masked-1"].rollout_worker.summary.mode == "masked"
+    assert started["eval-none-2"].rollout_worker.summary.mode == "none"
+    assert started["long-eval"].prepare.limits.window_tokens_max == 512
+
+
+def evaluated(num_solved, **figures):
+    one = {"num_turns": 22, "num_calls": 30, "num_segments": 8} | figures
+    return {f"t{n}": {"solved": n < num_solved} | one for n in range(100)}
+
+
+def test_the_figures_add_up():
+    solved = {"start": 30, "full": 96, "quarter": 90, "masked": 32, "none": 0}
+    results = {
+        f"eval-{arm}-{seed}": {"tasks": evaluated(num + seed), "seconds": 60.0}
+        for arm, num in solved.items()
+        for seed in summary.SEEDS
+    }
+    long = evaluated(70, num_turns=60, num_calls=210) | {
+        "short": {"solved": True, "num_turns": 3, "num_calls": 9, "num_segments": 1}
+    }
+    results |= {"long-eval": {"tasks": long, "seconds": 0.0}}
+    results |= {"train-quarter-0": {"replay": {"identical": True}, "seconds": 0.0}}
+    figures = summary.summarize(results)
+    assert figures["quarter"] == 0.91 and figures["by_seed"]["quarter"] == [0.9, 0.91, 0.92]
+    assert figures["quarter_of_full"] == round(0.91 / 0.97, 4)
+    # By tasks: 0.58 - 1.96 sqrt(0.58 x 0.42 / 99 / 3), and the same of 0.9; seeds do not differ.
+    assert figures["lower_95"] == {"quarter_minus_masked": 0.5239, "quarter_minus_none": 0.8659}
+    assert figures["replay_identical"] and figures["minutes"] == 15.0
+    long = figures["long_episode"]
+    assert (long["num_long"], long["num_long_solved"], long["num_episodes"]) == (100, 70, 101)
+
+
+def test_a_run_that_fails_is_named(tmp_path):
+    with pytest.raises(UnitFailedError, match=r"exit code 2; see .*r1\.output"):
+        complete_run(tmp_path, "r1", tmp_path / "absent.toml", {})
+    assert "no such configuration file" in (tmp_path / "r1.output").read_text()
