@@ -82,6 +82,7 @@ def test_the_figures_add_up():
     assert (long["num_long"], long["num_long_solved"], long["num_episodes"]) == (100, 70, 101)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_named(tmp_path):
     with pytest.raises(UnitFailedError, match=r"exit code 2; see .*r1\.output"):
         complete_run(tmp_path, "r1", tmp_path / "absent.toml", {})
