@@ -80,6 +80,7 @@ from penstock.messages.telemetry import (
     ActorReported,
     MidtrainProgressed,
     MonitorSnapshot,
+    ProcessorUsed,
     ReadMonitor,
 )
 from penstock.messages.training import (
@@ -109,7 +110,8 @@ EVENTS = (
     ItemCharged, ItemQuarantined, EvalAnnounced, EvalRequested, EvalCompleted, ChannelMoved,
     CandidateChosen, ExperimentStarted, ExperimentDecided, GateEvaluated,
     LimitsChanged, ReplyKept,
-    MessageRejected, ActorReported, ReplicaReported, MidtrainProgressed, PreferencesProgressed,
+    MessageRejected, ActorReported, ProcessorUsed, ReplicaReported, MidtrainProgressed,
+    PreferencesProgressed,
 )  # fmt: skip
 """Kept on streams."""
 

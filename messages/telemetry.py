@@ -6,6 +6,7 @@ from typing import ClassVar
 import msgspec
 
 from penstock.messages.base import Event, Message, Stream
+from penstock.messages.settings import FiniteNonNegative
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +36,23 @@ class ActorReported(Event, frozen=True, kw_only=True):
     num_queued: int
     gauges: dict[str, float] = {}
     waits: list[Wait] = []
+    processor_s: dict[str, float] = {}
+    """As `ProcessorUsed`; empty where nobody measures it."""
+
+    def key(self) -> str:
+        """Name the actor; the latest wins."""
+        return self.actor
+
+
+class ProcessorUsed(Event, frozen=True, kw_only=True):
+    """Runtime or launcher -> monitor, and the actor itself after a restart. The latest wins."""
+
+    stream: ClassVar[Stream] = Stream.CREDITS
+    actor: str
+    role: str
+    processor_s: dict[str, FiniteNonNegative]
+    """Processor seconds over all of its starts: `process`, its part of its process; `machines`, the
+    host's for the machines that it ended."""
 
     def key(self) -> str:
         """Name the actor; the latest wins."""

@@ -50,6 +50,10 @@ class Actor:
         """Return the request services, by service name (see `streams.service_subject`)."""
         return {}
 
+    def processor_s(self) -> Mapping[str, float]:
+        """Return processor seconds outside of its process since it started, by kind."""
+        return {}
+
     async def start(self, ctx: Context) -> Effects:
         """Load state; called once before any event."""
         return ()

@@ -13,6 +13,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -24,16 +25,19 @@ from penstock.actors.runtime.consumer import Consumer
 from penstock.actors.runtime.event_dispatcher import EventDispatcher
 from penstock.actors.runtime.host_context import ActorIdentity, HostContext
 from penstock.actors.runtime.in_progress import InProgress, request_item
+from penstock.actors.runtime.processor_time import ProcessorTime
 from penstock.messages.base import Event, Message
 from penstock.messages.bus import Bus, ObjectStore, Serve
 from penstock.messages.control import ActorFailed, ActorStarted
 from penstock.messages.errors import BusError, DeadlineError
 from penstock.messages.generation import Generate
-from penstock.messages.telemetry import ActorReported
+from penstock.messages.telemetry import ActorReported, ProcessorUsed
 
 log = logging.getLogger(__name__)
 
 REPORT_S = 1.0
+REPORTS_PER_RECORD = 10
+"""Reports for each record of processor time that outlasts the run's servers."""
 REST_S_MAX = 25.0
 """Maximum time that a followed event or a tick may take after a stop."""
 
@@ -54,6 +58,7 @@ class ActorHost:
         drain_s: float = 5.0,
         in_progress: InProgress | None = None,
         report_s: float = REPORT_S,
+        processor: ProcessorTime | None = None,
     ) -> None:
         """Prepare; nothing runs yet.
 
@@ -68,6 +73,7 @@ class ActorHost:
             drain_s: Time that consumed events may take after a stop; then the bus has them back.
             in_progress: Where it notes what it works on; shared by the actors of a process.
             report_s: Time between two reports of itself; simulations of days report seldom.
+            processor: Of the process, shared by its actors; None where nobody measures it.
 
         Raises:
             ConfigError: The actor lacks a handler for something it follows or consumes.
@@ -93,6 +99,11 @@ class ActorHost:
         self._state = asyncio.Lock()
         """Held while a followed event or a tick changes the actor's state."""
         self._started_at = self._clock.monotonic()
+        self._processor = processor
+        if processor is not None:
+            processor.join(name, self._ctx.meter)
+        self._used_before: dict[str, float] = {}
+        """By earlier starts, as `ProcessorUsed`."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set and everything is saved.
@@ -117,6 +128,7 @@ class ActorHost:
     async def _live(self, stop: asyncio.Event) -> None:
         started = ActorStarted(actor=self._name, incarnation=self._incarnation, pid=os.getpid())
         await self._bus.publish([started])
+        await self._read_used()
         self._loops.start(f"{self._name}: report", self._report())
         if not await self._begin(stop):
             return
@@ -125,6 +137,7 @@ class ActorHost:
             await self._until(stop)
             await self._rest()
             await self._dispatcher.apply(self._actor.stop(self._ctx))
+            await self._record_used()
 
     async def _begin(self, stop: asyncio.Event) -> bool:
         """Run `actor.start`; False where a stop cut it short, and there is nothing to save."""
@@ -220,9 +233,30 @@ class ActorHost:
                 await self._dispatcher.apply(self._actor.on_tick(self._ctx))
 
     async def _report(self) -> None:
-        while True:
+        for number in itertools.count(1):
             await asyncio.sleep(self._report_s)
             await self._announce(self._reported())
+            if number % REPORTS_PER_RECORD == 0:
+                await self._record_used()
+
+    async def _read_used(self) -> None:
+        """Take up the processor time of earlier starts."""
+        if self._processor is None:
+            return
+        used = await self._ctx.last(ProcessorUsed, self._name)
+        self._used_before = used.processor_s if used else {}
+
+    async def _record_used(self) -> None:
+        """Keep the processor time so far: reports are kept in memory alone."""
+        if used_s := self._used_s():
+            event = ProcessorUsed(actor=self._name, role=self._actor.role, processor_s=used_s)
+            await self._announce(event)
+
+    def _used_s(self) -> dict[str, float]:
+        if self._processor is None:
+            return {}
+        now = {"process": self._processor.used_s(self._name), **self._actor.processor_s()}
+        return {kind: used_s + self._used_before.get(kind, 0.0) for kind, used_s in now.items()}
 
     def _reported(self) -> ActorReported:
         return ActorReported(
@@ -235,6 +269,7 @@ class ActorHost:
             num_queued=len(self._consumer),
             gauges=dict(self._ctx.gauges),
             waits=self._ctx.waits.current(),
+            processor_s=self._used_s(),
         )
 
     def _failure(self, error: Exception) -> ActorFailed:

@@ -22,6 +22,7 @@ from penstock.actors.sandbox_host.config import SandboxHostConfig
 from penstock.actors.sandbox_host.deaths import Deaths
 from penstock.actors.sandbox_host.groups import Groups
 from penstock.actors.sandbox_host.operations import LostRecords, Operation, operate
+from penstock.envs.microvm.host_process import HostProcess
 from penstock.envs.microvm.pool.pool import Pool
 from penstock.envs.sandbox import (
     Sandbox,
@@ -114,6 +115,10 @@ class SandboxHost(Actor):
         )
         with contextlib.suppress(DeadlineError):
             await ctx.request(SCHEDULER_SERVICE, report, deadline_s=self.tick_s, reason="scheduler")
+
+    def processor_s(self) -> Mapping[str, float]:
+        """Return what the machines used that were ended."""
+        return {"machines": HostProcess.ended_s}
 
     async def stop(self, ctx: Context) -> Effects:
         """Destroy all machines."""

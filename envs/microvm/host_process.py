@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from penstock.envs.microvm.confinement.groups import MachineGroup
 from penstock.envs.sandbox import SandboxTimeout
@@ -15,6 +16,7 @@ from penstock.envs.sandbox import SandboxTimeout
 HANG_GRACE_S = 10.0
 """Extra time for a loaded host; beyond this the machine counts as hung."""
 LAST_WORDS_BYTES = 2048
+_TICKS = os.sysconf("SC_CLK_TCK")
 OUTPUT_BYTES_MAX = 1 << 16
 """Kept of what a machine's process prints; the rest of it fails to be written."""
 
@@ -47,6 +49,9 @@ class HostProcess:
     Bubblewrap asks the kernel to kill it when the thread that started it ends (a process that
     dies, even by kill -9, thus leaves no orphan): start machines from a thread that stays.
     """
+
+    ended_s: ClassVar[float] = 0.0
+    """Processor seconds of all machines that this process has ended."""
 
     def __init__(
         self,
@@ -99,6 +104,8 @@ class HostProcess:
             SandboxTimeout: It has not: the host is stuck.
 
         """
+        if self._popen.poll() is None:
+            HostProcess.ended_s += inner_processor_s(self.pid)
         self._popen.send_signal(signal.SIGKILL)
         if self._words >= 0:
             os.close(self._words)  # First: waiting takes a descriptor, which may be the last one.
@@ -132,3 +139,19 @@ def process_tree(pid: int) -> list[int]:
         for child in listing.read_text().split():
             found += process_tree(int(child))
     return found
+
+
+def inner_processor_s(pid: int) -> float:
+    """Return the processor seconds of all below a process, which it will not be told of.
+
+    A killed machine's processes end with their namespace, unseen by their parents. Of processes in
+    it that ended before, their parents know, in ticks of the kernel's.
+    """
+    total_s = 0.0
+    with contextlib.suppress(OSError):  # It may be ending by itself.
+        for inner in process_tree(pid)[1:]:
+            fields = Path(f"/proc/{inner}/stat").read_text().rpartition(")")[2].split()
+            own, ended = (sum(map(int, fields[at : at + 2])) / _TICKS for at in (11, 13))
+            exact = int(Path(f"/proc/{inner}/schedstat").read_text().split()[0]) / 1e9
+            total_s += max(own, exact) + ended
+    return total_s

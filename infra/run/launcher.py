@@ -12,7 +12,7 @@ import sys
 import time
 from asyncio.subprocess import Process
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from functools import partial
 from pathlib import Path
 
@@ -42,6 +42,7 @@ from penstock.infra.run.config import RunConfig
 from penstock.infra.run.disk import check_space
 from penstock.infra.run.liveness import LAUNCHER, answer_as_launcher, check_alone
 from penstock.infra.run.orphans import adopt_orphans, die_with_parent, end_orphans, reap_ended
+from penstock.infra.run.processor import record_processor
 from penstock.infra.run.roles import work_queues
 from penstock.infra.run.runs import RunDir, connect
 from penstock.messages.control import ActorFailed, ItemCharged
@@ -255,6 +256,7 @@ async def event_server(
     run: RunDir, config: RunConfig, *, is_service: bool = False
 ) -> AsyncGenerator[NatsBus]:
     """Yield a provisioned bus: on the servers that `[bus]` names, or on an embedded server."""
+    server_pid: Callable[[], int] = int
     async with contextlib.AsyncExitStack() as stack:
         if access := run.access():
             bus = await stack.enter_async_context(connect(run, access, "launcher"))
@@ -265,18 +267,21 @@ async def event_server(
                 await bus.provision_work(durable, types, ack_wait_s=ACK_WAIT_S)
             run.write_state("", is_service=is_service)
         else:
-            url, places = await stack.enter_async_context(_own_server(run, config))
-            bus = await stack.enter_async_context(connect(run, url, "launcher"))
+            server, places = await stack.enter_async_context(_own_server(run, config))
+            bus = await stack.enter_async_context(connect(run, server.url, "launcher"))
             await bus.provision()
-            run.write_state(url, places, is_service=is_service)
+            run.write_state(server.url, places, is_service=is_service)
+            server_pid = lambda: server.pid  # noqa: E731
+        recorder = asyncio.create_task(record_processor(bus, server_pid), name="processor")
+        stack.callback(recorder.cancel)
         yield bus
 
 
 @contextlib.asynccontextmanager
 async def _own_server(
     run: RunDir, config: RunConfig
-) -> AsyncGenerator[tuple[str, dict[str, RegionPlace]]]:
-    """Yield the embedded server's address, and the places of the regions behind links."""
+) -> AsyncGenerator[tuple[EmbeddedServer, dict[str, RegionPlace]]]:
+    """Yield the embedded server, and the places of the regions behind links."""
     binary = config.bus.server_path or None
     linked = [Linked(name=r.name, link=r.link) for r in config.regions if r.link is not None]
     async with contextlib.AsyncExitStack() as stack:
@@ -294,7 +299,7 @@ async def _own_server(
         places: dict[str, RegionPlace] = {}
         if emulation:
             places = await stack.enter_async_context(emulation.places(server, binary))
-        yield server.url, places
+        yield server, places
 
 
 async def keep_server(server: EmbeddedServer) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from penstock.actors.runtime.event_dispatcher import FoldStuckError
 from penstock.actors.runtime.host import ActorHost
 from penstock.actors.runtime.in_progress import InProgress
+from penstock.actors.runtime.processor_time import ProcessorTime
 from penstock.infra.bus.jetstream.access import Access
 from penstock.infra.bus.jetstream.bus import NatsBus
 from penstock.infra.run.charges import ExitCode
@@ -80,10 +81,17 @@ async def _run_until(  # noqa: PLR0913, PLR0917 - all of a process
     store = run.store()
     assembly = Assembly(run=run, config=config, bus=bus, store=store)
     actors = [named for spec in specs for named in await build_actors(spec, assembly)]
+    processor = ProcessorTime()
     async with asyncio.TaskGroup() as group:
         for name, actor in actors:
             host = ActorHost(
-                actor, bus, store, name=name, seed=config.run.seed, in_progress=in_progress
+                actor,
+                bus,
+                store,
+                name=name,
+                seed=config.run.seed,
+                in_progress=in_progress,
+                processor=processor,
             )
             group.create_task(host.run(stop), name=name)
 
