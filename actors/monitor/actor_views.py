@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from penstock.actors.monitor.state import ActorView, StallView
+from penstock.actors.monitor.stall_views import StallView
+from penstock.actors.monitor.state import ActorView
 from penstock.actors.monitor.wait_graph import explain, is_reporting
 from penstock.messages.base import Event
 from penstock.messages.control import ActorFailed, ActorStarted
@@ -11,7 +12,7 @@ from penstock.messages.telemetry import ActorReported
 
 NUM_WAITS_SHOWN = 4
 ERROR_CHARS_MAX = 300
-CUMULATIVE_GAUGES = ("engine_busy_s", "digest_mismatches")
+CUMULATIVE_GAUGES = ("engine_busy_s", "digest_mismatches", "generated_tokens", "prefill_tokens")
 """Gauges of generators and receivers that count up from each start."""
 
 

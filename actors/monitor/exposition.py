@@ -28,6 +28,7 @@ class _StateCollector(Collector):
         yield from self._learning()
         yield from self._weights()
         yield from self._work()
+        yield from self._compute()
         yield from self._actors()
 
     def _learning(self) -> Iterator[Metric]:
@@ -88,6 +89,19 @@ class _StateCollector(Collector):
         yield _value("ledger_balanced", "1 if every token is accounted for.", balanced)
         yield _value("rejected", "Dead letters.", state.run.num_rejected)
         yield _value("sandbox_boot_seconds", "Median.", state.sandbox.boot_ms_p50 / 1e3)
+
+    def _compute(self) -> Iterator[Metric]:
+        roles = self._state.compute.roles
+        samples = [([name], role.processor_s) for name, role in roles.items()]
+        yield _counter("processor_seconds", "By kind of roles.", ["role"], samples)
+        tokens = [
+            ([name, what], count)
+            for name, role in roles.items()
+            for what, count in role.tokens.items()
+        ]
+        yield _counter("role_tokens", "Tokens by kind of roles.", ["role", "what"], tokens)
+        waits = self._state.training.wait_s_p95 or 0.0
+        yield _value("step_wait_seconds_p95", "A step's wait for its batch.", waits)
 
     def _actors(self) -> Iterator[Metric]:
         labels, now = ["actor", "role"], self._state.run.now

@@ -7,6 +7,7 @@ from typing import Any
 from penstock.actors.monitor.actor_views import ActorViews
 from penstock.actors.monitor.behavior_views import BehaviorViews
 from penstock.actors.monitor.charge_views import ChargeView
+from penstock.actors.monitor.compute_views import ComputeViews
 from penstock.actors.monitor.curves import NUM_SAMPLES_MAX, append_tail, median_or_none
 from penstock.actors.monitor.gate_views import GateViews
 from penstock.actors.monitor.judge_views import add_verdict
@@ -60,6 +61,7 @@ class RunFold:
         self._regions = RegionViews(self._state)
         self._behavior = BehaviorViews(self._state.behavior)
         self._actors = ActorViews(self._state.actors)
+        self._compute = ComputeViews(self._state.compute)
         self._boots_ms: deque[float] = deque(maxlen=NUM_SAMPLES_MAX)
         self._backends: set[str] = set()
         self._isolation_classes: set[str] = set()
@@ -92,6 +94,7 @@ class RunFold:
             **self._regions.handlers,
             **GateViews(self._state.gates).handlers,
             **self._actors.handlers,
+            **self._compute.handlers,
         }
 
     @property
@@ -109,7 +112,9 @@ class RunFold:
             self._ledger_changed = True
         if isinstance(event, _MOVES):
             self._moved_at = max(self._moved_at, at)
-        if not isinstance(event, ActorReported) and (line := describe(event, at)):
+        if isinstance(event, ActorReported):
+            self._compute.add_report(event)
+        elif line := describe(event, at):
             append_tail(self._state.log, line, NUM_LOG_LINES_MAX)
 
     def state(self, now: float) -> MonitorState:
@@ -125,6 +130,7 @@ class RunFold:
         self._regions.measure_medians()
         self._learning.measure_medians()
         self._behavior.measure()
+        self._compute.measure(state.run.rl_started_at, _tokens(state))
         state.sandbox.boot_ms_p50 = median_or_none(self._boots_ms) or 0.0
         state.sandbox.gauges = self._actors.gauges("sandbox")
         is_over = state.run.phase == "finished"
@@ -281,3 +287,26 @@ def _ledger_view(ledger: Ledger) -> LedgerView:
         num_violations=len(violations),
         preferences=preferences if preferences["made"] else {},
     )
+
+
+def _tokens(state: MonitorState) -> dict[str, dict[str, int]]:
+    """Return the tokens that each kind of roles went through."""
+
+    def engines(gauge: str) -> int:
+        return int(sum(view.totals.get(gauge, 0.0) for view in state.actors.values()))
+
+    return {
+        "trainer": {
+            "mid_trained": state.midtrain.num_tokens,
+            "read": int(state.training.tokens_read),
+            "trained": state.ledger.totals.trained,
+        },
+        "generators": {
+            "sampled": engines("generated_tokens"),
+            "prefilled": engines("prefill_tokens"),
+        },
+        "judge": {
+            "read": sum(view.num_prompt_tokens for view in state.judges.values()),
+            "sampled": sum(view.num_reply_tokens for view in state.judges.values()),
+        },
+    }

@@ -12,7 +12,7 @@ from penstock.actors.monitor.task_views import TaskViews, eval_point
 from penstock.messages.base import Event
 from penstock.messages.reward import EvalCompleted
 from penstock.messages.task import CreditsChanged
-from penstock.messages.telemetry import MidtrainProgressed
+from penstock.messages.telemetry import MidtrainProgressed, percentile
 from penstock.messages.training import MidtrainCompleted, StepCompleted
 
 NUM_METRICS_MAX = 32
@@ -26,6 +26,7 @@ class LearningViews:
         self._state = state
         self._tasks = tasks
         self._steps_s: deque[float] = deque(maxlen=NUM_SAMPLES_MAX)
+        self._waits_s: deque[float] = deque(maxlen=NUM_SAMPLES_MAX)
         self._route_bytes: deque[float] = deque(maxlen=NUM_SAMPLES_MAX)
         self.handlers: dict[type[Event], Callable[[Any, float], None]] = {
             MidtrainProgressed: self._midtrain_progressed,
@@ -38,6 +39,7 @@ class LearningViews:
     def measure_medians(self) -> None:
         """Set the medians over steps."""
         self._state.training.step_s_p50 = median_or_none(self._steps_s)
+        self._state.training.wait_s_p95 = percentile(self._waits_s, 95) if self._waits_s else None
         self._state.training.route_bytes_p50 = median_or_none(self._route_bytes)
 
     def _midtrain_progressed(self, event: MidtrainProgressed, at: float) -> None:
@@ -82,6 +84,7 @@ class LearningViews:
         training.tokens_read += event.metrics.get("tokens_read", 0.0)
         training.route_bytes += route_bytes
         self._steps_s.append(event.wait_s + event.train_s)
+        self._waits_s.append(event.wait_s)
         self._route_bytes.append(route_bytes)
         view = self._state.staleness
         for staleness, num_tokens in event.staleness_tokens.items():

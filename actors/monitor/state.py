@@ -7,9 +7,11 @@ import msgspec
 
 from penstock.actors.monitor.behavior_views import BehaviorView
 from penstock.actors.monitor.charge_views import ChargesView
+from penstock.actors.monitor.compute_views import ComputeView
 from penstock.actors.monitor.gate_views import GatesView
 from penstock.actors.monitor.judge_views import JudgeView
 from penstock.actors.monitor.region_views import RegionView
+from penstock.actors.monitor.stall_views import StallView
 from penstock.actors.monitor.task_views import EvalPoint, TasksView
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.telemetry import Wait
@@ -84,6 +86,8 @@ class TrainingView(msgspec.Struct, kw_only=True):
     train_s: float = 0.0
     step_s_p50: float | None = None
     """Waiting and training."""
+    wait_s_p95: float | None = None
+    """Of a step, for its batch."""
     num_skipped: int = 0
     """Steps that changed no weight: their loss or gradient was no finite number."""
     tokens_read: float = 0.0
@@ -210,29 +214,6 @@ class ActorView(msgspec.Struct, kw_only=True):
     waits: list[Wait] = []
 
 
-class WaitEdge(msgspec.Struct, kw_only=True):
-    """An edge of the wait-for graph."""
-
-    actor: str
-    target: str
-    reason: str
-    waited_s: float
-    deadline_s: float
-
-
-class StallView(msgspec.Struct, kw_only=True):
-    """What the run waits for."""
-
-    is_stalled: bool = False
-    """Nothing has moved for longer than `waits.QUIET_S`."""
-    quiet_s: float = 0.0
-    """Time since something moved."""
-    chain: list[WaitEdge] = []
-    root: str = ""
-    """Last actor or thing of the chain."""
-    words: str = "nothing is waiting"
-
-
 class LogLine(msgspec.Struct, kw_only=True):
     """One line of the log tail."""
 
@@ -257,6 +238,7 @@ class MonitorState(msgspec.Struct, kw_only=True):
     regions: dict[str, RegionView] = {}
     rollouts: RolloutsView = msgspec.field(default_factory=RolloutsView)
     behavior: BehaviorView = msgspec.field(default_factory=BehaviorView)
+    compute: ComputeView = msgspec.field(default_factory=ComputeView)
     sandbox: SandboxView = msgspec.field(default_factory=SandboxView)
     ledger: LedgerView = msgspec.field(default_factory=LedgerView)
     charges: ChargesView = msgspec.field(default_factory=ChargesView)

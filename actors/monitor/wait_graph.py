@@ -16,7 +16,8 @@ The pacer counts what the slowest replica of training serves; a trainer that is 
 
 from collections.abc import Iterator, Mapping
 
-from penstock.actors.monitor.state import ActorView, MonitorState, StallView, WaitEdge
+from penstock.actors.monitor.stall_views import StallView, WaitEdge
+from penstock.actors.monitor.state import ActorView, MonitorState
 from penstock.messages.telemetry import Wait
 
 QUIET_S = 15.0

@@ -146,6 +146,17 @@ function drawStepTime() {
   fill("steptime", note(steps.length ? `The trainer trained ${percent(train / (train + wait || 1))} of the time` : "Trainer"), graph ?? empty("No step has been taken yet."));
 }
 
+function drawCompute() {
+  const { compute } = state;
+  const roles = Object.entries(compute.roles ?? {});
+  if (!compute.processor_s) return fill("compute", empty("Nobody has measured processor time yet."));
+  const said = (tokens) => Object.entries(tokens).filter(([, n]) => n).map(([what, n]) => `${integer(n)} ${what.replace("_", "-")}`).join(", ");
+  const rows = roles.map(([name, one]) => [name, integer(one.processor_s), percent(one.share), percent(one.rl_share), said(one.tokens)]);
+  const bar = stackedBar(roles.map(([name, one], i) => ({ name, value: Math.round(one.processor_s), color: 1 + (i % 6) })));
+  const line = html("p", "sub", `${integer(compute.processor_s)} processor seconds, ${integer(compute.machines_s)} of them machines'`);
+  fill("compute", line, bar, table(["roles", "seconds", "share", "since mid-training", "tokens"], rows, [1, 2, 3]));
+}
+
 function drawLedger() {
   const { ledger } = state;
   const fates = [["trained", 3], ["stale", 5], ["filtered", 4], ["infra_failed", 2], ["judge_failed", 6], ["not_reproducible", 2], ["greedy", 4], ["erased", 6], ["skipped", 5], ["withheld", 3], ["in_flight", 1]];
@@ -260,6 +271,7 @@ const SECTIONS = {
   lag: [["regions"], drawLag], steptime: [["steps"], drawStepTime],
   loss: [["steps"], drawLoss], exploration: [["steps"], drawExploration],
   behavior: [["behavior"], drawBehavior], tasks: [["tasks"], drawTasks],
+  compute: [["compute"], drawCompute],
   ledger: [["ledger"], drawLedger], outcomes: [["rollouts"], drawOutcomes], actors: [["actors", "run", "stall"], drawActors],
   sandbox: [["sandbox"], drawSandbox], live: [["live"], drawLive], log: [["log"], drawLog], charges: [["charges"], drawCharges], gates: [["gates"], drawGates],
 };

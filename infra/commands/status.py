@@ -35,6 +35,8 @@ ANSWER_S = 3.0
 READ_S = 10.0
 PERIOD_S = 1.0
 NUM_LOG_LINES = 8
+SHARE_SHOWN = 0.02
+"""Of the processor time, from which on a role is named."""
 _PHASES = {
     "starting": "starting",
     "midtrain": "mid-training",
@@ -151,7 +153,18 @@ def _pairs(state: MonitorState) -> list[tuple[str, str | Text]]:
         ("newest in quarantine", _quarantined(state)),
         ("calls, turns per solved", _effort(state)),
         ("parallel turns, look first", _habits(state)),
+        ("processor time", _processor(state)),
+        ("a step waits (95%)", f"{state.training.wait_s_p95 or 0.0:.1f} s"),
     ]
+
+
+def _processor(state: MonitorState) -> str:
+    """Return which roles took most of it."""
+    view = state.compute
+    if not view.processor_s:
+        return "not measured"
+    most = [(name, role.share) for name, role in view.roles.items() if role.share >= SHARE_SHOWN]
+    return f"{view.processor_s:,.0f} s: " + ", ".join(f"{n} {share:.0%}" for n, share in most)
 
 
 def _held_out(state: MonitorState) -> str:

@@ -1,5 +1,6 @@
 """The closing figures of a run, `runs/<id>/summary.json`, from the view model of its log."""
 
+import os
 from statistics import median
 from typing import Any
 
@@ -59,6 +60,7 @@ def run_summary(
             "feedback": live.num_feedback,
             "trained_samples": live.num_trained,
         },
+        "compute": _compute(state),
         "utilization": _utilization(state, config),
         "replay": replay,
     }
@@ -141,6 +143,7 @@ def _rl(state: MonitorState, config: RunConfig) -> dict[str, Any]:
         "staleness_max": config.trainer.staleness_max,
         "staleness_seen_max": state.staleness.seen_max,
         "wall_s": round(_rl_wall_s(state), 1),
+        "step_wait_s_p95": training.wait_s_p95,
         "route_bytes_per_step": training.route_bytes_p50,
         "route_bytes_per_token": training.route_bytes / max(training.tokens_read, 1.0),
     }
@@ -234,6 +237,27 @@ def _generator_region(actor: str) -> str:
     return replica.partition(".")[0] if role == "generator" else ""
 
 
+def _compute(state: MonitorState) -> dict[str, Any]:
+    """Return processor seconds and tokens by role; nothing where nobody measured them."""
+    view = state.compute
+    if not view.processor_s:
+        return {}
+    return {
+        "processor_s": round(view.processor_s, 1),
+        "rl_processor_s": round(view.rl_processor_s, 1),
+        "machines_s": round(view.machines_s, 1),
+        "roles": {
+            name: {
+                "processor_s": round(role.processor_s, 1),
+                "share": round(role.share, 3),
+                "rl_share": round(role.rl_share, 3),
+            }
+            | {f"tokens_{what}": count for what, count in role.tokens.items() if count}
+            for name, role in view.roles.items()
+        },
+    }
+
+
 def _utilization(state: MonitorState, config: RunConfig) -> dict[str, Any]:
     """Return shares of the RL phase's wall clock."""
     wall_s = max(_rl_wall_s(state), 1e-9)
@@ -243,4 +267,5 @@ def _utilization(state: MonitorState, config: RunConfig) -> dict[str, Any]:
     return {
         "trainer_busy": min(state.training.train_s / wall_s, 1.0),
         "generator_busy": min(busy_s / max(len(actors), 1) / wall_s, 1.0),
+        "processors_busy": state.compute.rl_processor_s / wall_s / (os.cpu_count() or 1),
     }

@@ -11,6 +11,7 @@ from tests.contract.bus.bus_world import saved, step, task
 from penstock.actors.runtime.actor import Actor
 from penstock.actors.runtime.clock import VirtualClock, run_virtual
 from penstock.actors.runtime.host import ActorHost
+from penstock.actors.runtime.processor_time import ProcessorTime
 from penstock.infra.bus.memory.bus import MemoryBus
 from penstock.infra.bus.memory.server import Faults, MemoryServer
 from penstock.infra.stores.memory import MemoryStore
@@ -18,7 +19,7 @@ from penstock.messages.control import ActorFailed, ActorStarted, MessageRejected
 from penstock.messages.errors import ConfigError, CorruptDataError, DeadlineError
 from penstock.messages.rpc import Ack
 from penstock.messages.task import StartRollout
-from penstock.messages.telemetry import ActorReported
+from penstock.messages.telemetry import ActorReported, ProcessorUsed
 from penstock.messages.training import CheckpointSaved, StepCompleted
 
 
@@ -368,3 +369,25 @@ async def test_a_followed_event_that_outlasts_the_stop_is_a_failure(world):
     world.stop.set()
     with pytest.raises(DeadlineError, match="a: a handler was still running"):
         await running
+
+
+@simulated
+async def test_processor_time_goes_on_where_an_earlier_start_left_it(world):
+    class Busy(Actor):
+        role = "sandbox"
+
+        def processor_s(self):
+            return {"machines": 2.0}
+
+    for number, measured_s in enumerate((3.0, 0.5), start=1):
+        world.stop = asyncio.Event()
+        time = ProcessorTime(lambda seconds=measured_s: seconds)
+        running = world.host(Busy(), incarnation=f"i{number}", processor=time)
+        await asyncio.sleep(2.5)
+        world.stop.set()
+        await running
+    reports = [one.processor_s for one in await world.log(ActorReported)]
+    assert reports[0] == {"process": 3.0, "machines": 2.0}
+    assert reports[-1] == {"process": 3.5, "machines": 4.0}
+    (kept,) = await world.log(ProcessorUsed)
+    assert kept.processor_s == reports[-1], "the latest wins"
