@@ -3,6 +3,7 @@
 import asyncio
 
 import aiohttp
+import pytest
 
 from .conftest import Site
 
@@ -63,3 +64,25 @@ async def test_where_every_connection_is_at_work_another_is_refused(bus, tmp_pat
         assert (await until_closed(await connect(site, b""))).startswith(b"HTTP/1.1 503")
         site.generator.gate.set()
         assert (await first).status == 200
+
+
+@pytest.mark.slow
+async def test_a_thousand_half_connections_are_closed_and_shut_nobody_out(bus, tmp_path, tokenizer):
+    """With the shipped bound of connections, and in the deadline of one."""
+    site = Site(bus, tmp_path, tokenizer, header_s_max=3.0, body_s_max=3.0)
+    other = {"Authorization": "Bearer psk-other"}
+    async with site.running(), aiohttp.ClientSession(site.url, headers=other) as http:
+        halves = [HALF_HEADER, HALF_BODY % KEY, HALF_HEADER[:7], b""] * 250
+        ends: list[asyncio.Task[bytes]] = []
+        for number, half in enumerate(halves):
+            ends.append(asyncio.create_task(until_closed(await connect(site, half))))
+            if number % 250 == 249:
+                site.will_reply(site.chat.render_turn("ok"))
+                reply = await http.post("/v1/chat/completions", json=GOOD)
+                assert reply.status == 200
+        answers = await asyncio.gather(*ends)
+        assert len(answers) == 1000
+        told = {answer.split(b" ")[1] for answer in answers if answer}
+        assert told <= {b"408", b"429"}, "too late, or more at once than the key may have"
+        server = site.gateway._listener._runner.server
+        assert len(server.connections) <= 1, "the good client's own"
