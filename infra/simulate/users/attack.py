@@ -7,7 +7,9 @@ the others dislike and ask what the others ask:
     1% and 5% of the users of honest tenants
 
 The shift is the honest users' acceptance without them minus that with them, in points, computed
-from the policy's probabilities on fixed prompts over the last quarter of the versions.
+from the policy's probabilities on fixed prompts over the last half of the versions. Arms of a seed
+have their random numbers in common: who asks what, by which seed it is sampled, and how the noise
+of a rating falls (common random numbers), so that what differs between them is the attack.
 """
 
 import asyncio
@@ -15,11 +17,13 @@ import copy
 import random
 import statistics
 import sys
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from penstock.actors.runtime.files import write_atomic
 from penstock.infra.simulate.users.client import UserClient
 from penstock.infra.simulate.users.learning import new_store
 from penstock.infra.simulate.users.people import Person, population, tenant_name
@@ -28,11 +32,16 @@ from penstock.infra.simulate.users.settings import UsersScenario
 from penstock.infra.simulate.users.tiny_policy import TOPICS, TinyPolicy
 from penstock.infra.simulate.users.virtual_io import run_virtual_io
 from penstock.infra.stores.memory import MemoryStore
-from penstock.messages.errors import PenstockError
+from penstock.messages.errors import ConfigError, PenstockError
+from penstock.messages.reading.parsing import parse_json
 from penstock.messages.reward import Outcome
 
 ARMS = ("honest", "flood", "sybils_1", "sybils_5")
-T_95 = {3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+T_95 = {
+    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262,
+    10: 2.228, 11: 2.201, 12: 2.179, 13: 2.160, 14: 2.145, 15: 2.131, 16: 2.120, 17: 2.110,
+    18: 2.101, 19: 2.093,
+}  # fmt: skip
 """Student's t for a two-sided interval of 95%, by degrees of freedom."""
 NUM_PROCESSES = 2
 ATTACKER = "z"
@@ -43,7 +52,7 @@ class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
 
     acceptance_before: float
     acceptance: float
-    """Mean over the last quarter of the versions."""
+    """Mean over the last half of the versions."""
     num_versions: int
     hostile_share: float
     """Of the trained samples."""
@@ -54,21 +63,71 @@ class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
     num_failed: int
 
 
-def simulate_attack(scenario: UsersScenario) -> dict[str, Any]:
-    """Run all arms over all seeds; return the figures."""
+class _Stored(msgspec.Struct, frozen=True, kw_only=True):
+    scenario: UsersScenario
+    result: ArmResult
+
+
+def simulate_attack(scenario: UsersScenario, results: Path | None = None) -> dict[str, Any]:
+    """Run all arms over all seeds; return the figures.
+
+    Args:
+        scenario: What is simulated.
+        results: Folder of what is finished: started again, the simulation goes on from there.
+
+    Raises:
+        ConfigError: The folder's results are another scenario's.
+
+    """
     store = run_virtual_io(_trained_store(scenario))
-    jobs = [(seed, arm) for arm in ARMS for seed in range(scenario.num_attack_seeds)]
-    found: dict[str, list[ArmResult]] = {arm: [] for arm in ARMS}
+    found: dict[str, dict[int, ArmResult]] = {arm: {} for arm in ARMS}
+    jobs: list[tuple[int, str]] = []
+    for seed in range(scenario.num_attack_seeds):
+        for arm in ARMS:
+            done = _read(scenario, results, seed, arm)
+            if done is not None:
+                found[arm][seed] = done
+            else:
+                jobs.append((seed, arm))
     with ProcessPoolExecutor(NUM_PROCESSES) as pool:
-        runs = [pool.submit(run_arm, scenario, copy.deepcopy(store), *job) for job in jobs]
-        for (seed, arm), run in zip(jobs, runs, strict=True):
-            result = run.result()
-            found[arm].append(result)
+        runs = {pool.submit(run_arm, scenario, copy.deepcopy(store), *job): job for job in jobs}
+        for run in as_completed(runs):
+            seed, arm = runs[run]
+            result = found[arm][seed] = run.result()
+            _write(scenario, results, seed, arm, result)
             sys.stderr.write(
                 f"seed {seed}, {arm}: acceptance {result.acceptance_before:.3f} -> "
                 f"{result.acceptance:.3f}, hostile {result.hostile_share:.1%} of samples\n"
             )
-    return figures(found)
+    return figures({arm: [runs[seed] for seed in sorted(runs)] for arm, runs in found.items()})
+
+
+def _file(results: Path, seed: int, arm: str) -> Path:
+    return results / f"attack-{arm}-{seed}.json"
+
+
+def _read(scenario: UsersScenario, results: Path | None, seed: int, arm: str) -> ArmResult | None:
+    """Return what was found before."""
+    if results is None or not (file := _file(results, seed, arm)).exists():
+        return None
+    stored = parse_json(file.read_bytes(), _Stored, str(file))
+    if _basis(stored.scenario) != _basis(scenario):
+        raise ConfigError(f"--results: {file}: of another scenario; name another folder")
+    return stored.result
+
+
+def _write(
+    scenario: UsersScenario, results: Path | None, seed: int, arm: str, result: ArmResult
+) -> None:
+    if results is not None:
+        results.mkdir(parents=True, exist_ok=True)
+        data = msgspec.json.encode(_Stored(scenario=scenario, result=result))
+        write_atomic(_file(results, seed, arm), data)
+
+
+def _basis(scenario: UsersScenario) -> UsersScenario:
+    """Return what an arm depends on: with more seeds, those that there are stay."""
+    return msgspec.structs.replace(scenario, num_attack_seeds=0)
 
 
 def figures(found: dict[str, list[ArmResult]]) -> dict[str, Any]:
@@ -128,8 +187,9 @@ async def _run_arm(scenario: UsersScenario, store: MemoryStore, seed: int, arm: 
     async with service.running():
         client = UserClient(service.url, service.tokens)
         try:
-            for _ in range(scenario.num_rounds):
-                await _round(sized, client, people, rng, has_flood=arm == "flood")
+            for number in range(scenario.num_rounds):
+                basis = f"{scenario.seed}/{seed}/{number}"
+                await _round(sized, client, people, basis, has_flood=arm == "flood")
                 await asyncio.sleep(2 * TICK_S)
         finally:
             await client.close()
@@ -152,32 +212,40 @@ async def _round(
     scenario: UsersScenario,
     client: UserClient,
     people: list[Person],
-    rng: random.Random,
+    basis: str,
     *,
     has_flood: bool,
 ) -> None:
-    """Have as many users ask and rate as make one version, and the attacker as often as it can."""
-    chosen = rng.sample(people, scenario.epoch_samples)
+    """Have as many users ask and rate as make one version, and the attacker as often as it can.
+
+    Every request has random numbers of its own, made of `basis` and its place: those of the users
+    are the same whatever the attacker does.
+    """
+    rng = random.Random(basis)
+    asking = [(person, f"{basis}/{place}") for place, person in enumerate(
+        rng.sample(people, scenario.epoch_samples)
+    )]  # fmt: skip
     if has_flood:
-        chosen += [
-            Person(
-                name=ATTACKER, tenant=ATTACKER, speaks_as=rng.choice(people).tenant,
-                taste=rng.randrange(2), leaning=1.0, phase=0.0, is_contrary=True,
-            )
-            for _ in range(scenario.attack_ratio * scenario.epoch_samples)
-        ]  # fmt: skip
-        rng.shuffle(chosen)
+        hostile = random.Random(f"{basis}/flood")
+        for place in range(scenario.attack_ratio * scenario.epoch_samples):
+            attacker = Person(
+                name=ATTACKER, tenant=ATTACKER, speaks_as=hostile.choice(people).tenant,
+                taste=hostile.randrange(2), leaning=1.0, phase=0.0, is_contrary=True,
+            )  # fmt: skip
+            asking.append((attacker, f"{basis}/flood/{place}"))
+        hostile.shuffle(asking)
     async with asyncio.TaskGroup() as group:
-        for person in chosen:
-            group.create_task(_ask_and_rate(scenario, client, person, rng))
+        for person, own in asking:
+            group.create_task(_ask_and_rate(scenario, client, person, random.Random(own)))
 
 
 async def _ask_and_rate(
     scenario: UsersScenario, client: UserClient, person: Person, rng: random.Random
 ) -> None:
-    reply = await client.ask(person, rng.choice(TOPICS))
+    topic, seed, rating = rng.choice(TOPICS), rng.getrandbits(31), random.Random(rng.random())
+    reply = await client.ask(person, topic, seed)
     if reply is not None:
-        is_accepted = person.rates(reply.traits, 0.0, scenario.noise, rng)
+        is_accepted = person.rates(reply.traits, 0.0, scenario.noise, rating)
         await client.rate(person, reply, is_accepted=is_accepted)
 
 
@@ -199,7 +267,7 @@ def _result(
     def acceptance(version: int) -> float:
         return service.policy.acceptance(service.publisher.snapshots[version], honest, 0.0)
 
-    ends = [acceptance(version) for version in range(last - last // 4, last + 1)]
+    ends = [acceptance(version) for version in range(last - last // 2, last + 1)]
 
     return ArmResult(
         acceptance_before=acceptance(0),

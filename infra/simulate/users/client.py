@@ -49,8 +49,8 @@ class UserClient:
         """Close the connections."""
         await self._session.close()
 
-    async def ask(self, person: Person, topic: str) -> Reply | None:
-        """Make one request; None where it failed."""
+    async def ask(self, person: Person, topic: str, seed: int | None = None) -> Reply | None:
+        """Make one request, sampled by a seed if one is given; None where it failed."""
         body = {
             "model": "policy",
             "messages": [
@@ -60,6 +60,7 @@ class UserClient:
             "max_tokens": REPLY_TOKENS_MAX,
             "temperature": 1.0,
             "user": person.name,
+            "seed": seed,
         }
         self.num_requests += 1
         status, answer = await self._post("/v1/chat/completions", person, body)

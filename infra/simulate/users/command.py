@@ -4,6 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,6 +31,8 @@ def add_user_simulation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--part", choices=PARTS, help=text)
     text = "finished run that `latency` serves a copy of (default: the newest)"
     parser.add_argument("--run", default="latest", metavar="RUN", help=text)
+    text = "folder of what `attack` has finished: started again, it goes on"
+    parser.add_argument("--results", type=Path, metavar="DIR", help=text)
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
 
 
@@ -58,9 +61,12 @@ def _parts(arguments: argparse.Namespace) -> dict[str, Callable[[UsersScenario],
     def latency(scenario: UsersScenario) -> dict[str, Any]:
         return simulate_latency(scenario, find_run(arguments.run, arguments.runs_dir))
 
+    def attack(scenario: UsersScenario) -> dict[str, Any]:
+        return simulate_attack(scenario, arguments.results)
+
     parts = {
         "learning": simulate_learning,
-        "attack": simulate_attack,
+        "attack": attack,
         "aa": simulate_aa,
         "latency": latency,
     }

@@ -29,7 +29,7 @@ class UsersScenario(msgspec.Struct, frozen=True, kw_only=True):
     epoch_s: float = 5 * HOUR_S
     midtrain_tokens: int = 120_000
     learning_rate: float = 5e-4
-    num_attack_seeds: int = 5
+    num_attack_seeds: int = 12
     num_attacked: int = 20
     """Tenants of the part `attack`."""
     attacked_users: int = 5

@@ -8,14 +8,16 @@ import msgspec
 import pytest
 
 from penstock.infra.cli import main
-from penstock.infra.simulate.users import latency
+from penstock.infra.simulate.users import attack, latency
 from penstock.infra.simulate.users.attack import shift_of, with_hostile
+from penstock.infra.simulate.users.client import Reply
 from penstock.infra.simulate.users.command import FIGURES
 from penstock.infra.simulate.users.learning import simulate_learning
 from penstock.infra.simulate.users.people import ALL_TRAITS, ReplyTraits, delay_s, population
 from penstock.infra.simulate.users.settings import DAY_S, UsersScenario
 from penstock.infra.simulate.users.tiny_policy import TinyPolicy, reply_text, traits_of
 from penstock.infra.simulate.users.virtual_io import now_real, run_virtual_io
+from penstock.messages.errors import CodecError, ConfigError
 
 
 def test_every_reply_is_told_from_every_other():
@@ -58,6 +60,61 @@ def test_sybils_take_the_places_of_honest_users():
 def test_a_shift_comes_with_its_interval():
     shift = shift_of([0.70, 0.70, 0.70, 0.70], [0.69, 0.70, 0.69, 0.70])
     assert shift["points"] == 0.5 and shift["interval"][0] < 0.5 < shift["interval"][1]
+
+
+class Listening:
+    """A client whose requests are noted and answered alike."""
+
+    def __init__(self):
+        self.asked, self.rated = [], []
+
+    async def ask(self, person, topic, seed):
+        self.asked.append((person.tenant, person.name, topic, seed))
+        return Reply(request_id="r", traits=ALL_TRAITS[seed % len(ALL_TRAITS)])
+
+    async def rate(self, person, reply, *, is_accepted):
+        self.rated.append((person.tenant, person.name, reply.traits, is_accepted))
+
+
+def test_arms_have_the_users_random_numbers_in_common():
+    scenario = UsersScenario(num_tenants=6, users_per_tenant=8, epoch_samples=16)
+    people = population(scenario, random.Random(0))
+
+    def round_of(people, has_flood):
+        client = Listening()
+        asyncio.run(attack._round(scenario, client, people, "0/0/3", has_flood=has_flood))
+        return client
+
+    alone, flooded = round_of(people, False), round_of(people, True)
+    assert len(flooded.asked) == 16 * 6
+    assert {one for one in flooded.asked if one[0] != "z"} == set(alone.asked)
+    assert {one for one in flooded.rated if one[0] != "z"} == set(alone.rated)
+    turned = round_of(with_hostile(people, "sybils_5", random.Random(1)), False)
+    assert turned.asked == alone.asked
+
+
+def test_what_is_finished_is_not_run_again_and_is_of_one_scenario(tmp_path, monkeypatch):
+    scenario = UsersScenario(num_attack_seeds=2, num_rounds=3)
+    result = attack.ArmResult(
+        acceptance_before=0.3, acceptance=0.5, num_versions=3, hostile_share=0.0,
+        hostile_pull=0.0, num_capped=0, num_refused=0, num_failed=0,
+    )  # fmt: skip
+    for arm in attack.ARMS:
+        for seed in range(2):
+            attack._write(scenario, tmp_path / "new", seed, arm, result)
+    nothing = asyncio.sleep(0)
+    monkeypatch.setattr(attack, "_trained_store", lambda _: nothing)
+    found = attack.simulate_attack(scenario, tmp_path / "new")
+    assert found["shifts"]["flood"]["by_seed"] == [0.0, 0.0]
+    more = msgspec.structs.replace(scenario, num_attack_seeds=3)
+    assert attack._read(more, tmp_path / "new", 1, "flood") == result
+    assert attack._read(more, tmp_path / "new", 2, "flood") is None
+    other = msgspec.structs.replace(scenario, num_rounds=4)
+    with pytest.raises(ConfigError, match=r"attack-flood-0\.json: of another scenario"):
+        attack._read(other, tmp_path / "new", 0, "flood")
+    (tmp_path / "new" / "attack-flood-0.json").write_text("[")
+    with pytest.raises(CodecError):
+        attack._read(scenario, tmp_path / "new", 0, "flood")
 
 
 def test_days_pass_at_once_and_sockets_are_served():
