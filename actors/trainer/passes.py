@@ -81,8 +81,8 @@ class PassSums:
             **self.mismatch.figures(),
         }
         if self.num_referenced:
-            figures["kl_reference"] = self.reference_k3 / self.num_referenced
-            figures["kl_reference_k1"] = self.reference_k1 / self.num_referenced
+            figures["kl_reference"] = self.reference_k1 / self.num_referenced
+            figures["kl_reference_k3"] = self.reference_k3 / self.num_referenced
         if self.num_live:
             figures["live_kl"] = self.live_k3 / self.num_live
         return figures

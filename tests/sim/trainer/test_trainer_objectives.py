@@ -73,7 +73,7 @@ async def test_every_step_records_its_figures(make_world):
     await world.run()
     trained = [event.metrics for event in world.log.of(StepCompleted) if event.staleness_tokens]
     names = {
-        *("entropy", "kl_reference", "kl_reference_k1", "grad_norm", "grad_norm_max"),
+        *("entropy", "kl_reference", "kl_reference_k3", "grad_norm", "grad_norm_max"),
         *("grad_clipped", "clipped_fraction", "ratio_mean", "ratio_min", "ratio_max", "ratio_ess"),
         *(
             f"mismatch_{part}_{figure}"
