@@ -77,10 +77,13 @@ def _rows(section: str, values: dict[str, Any]) -> list[tuple[str, str]]:
     plain = {name: value for name, value in values.items() if not _is_table(value)}
     text = ", ".join(f"{name} {_short(value)}" for name, value in plain.items())
     rows = [(section, text)] if text else []
-    for group in values.values():
+    for name, group in values.items():
         if _is_table(group):
-            for member, figures in group.items():
-                rows += _rows(f"{section} {member}", figures)
+            figures = {key: value for key, value in group.items() if not _is_table(value)}
+            rows += _rows(f"{section} {name}", figures)
+            for member, inner in group.items():
+                if _is_table(inner):
+                    rows += _rows(f"{section} {member}", inner)
     return rows
 
 

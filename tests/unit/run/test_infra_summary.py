@@ -163,3 +163,19 @@ def test_what_steps_measure_is_told_as_means():
         (11.0, step(2, entropy=1.0, mismatch_engine_k3=3e-9, loss=0.5)),
     )
     assert figures["objective"] == {"entropy": 1.5, "mismatch_engine_k3": 2e-9}
+
+
+def test_the_closing_table_has_a_line_for_each_group_of_figures():
+    figures = {
+        "wall_s": 10.0,
+        "seed": 0,
+        "tasks": {"num": 3, "train_pass_rate": {"ladder": 0.5}},
+        "sync": {"by_region": {"east": {"lag_s": 1.0}, "west": {"lag_s": 2.0}}},
+    }
+    assert [line.split() for line in closing_table(figures)] == [
+        ["wall", "10", "s,", "seed", "0"],
+        ["tasks", "num", "3"],
+        ["tasks", "train_pass_rate", "ladder", "0.5"],
+        ["sync", "east", "lag_s", "1"],
+        ["sync", "west", "lag_s", "2"],
+    ]
