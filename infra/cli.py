@@ -58,9 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_host_file(actor)
     text = "where it notes what it works on, for the launcher that finds it dead"
     actor.add_argument("--in-progress", metavar="FILE", default="", help=text)
-    text = "retrain every step from a run's log and compare every weight digest"
-    replay = "run.replay:replay_command"
-    _add_host_file(_add(commands, "replay", replay, text, of_run=True, has_json=True))
+    _add_replay(commands)
     text = "show the state of a run, and what it waits for"
     status = "commands.status:status_command"
     _add_host_file(_add(commands, "status", status, text, of_run=True, has_json=True))
@@ -99,6 +97,18 @@ def _add_run(commands: Commands) -> None:
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
                      help="override one key, e.g. trainer.steps_max=10")  # fmt: skip
     run.add_argument("--no-replay", action="store_true", help="skip the replay at the end")
+
+
+def _add_replay(commands: Commands) -> None:
+    text = "retrain every step from a run's log and compare every weight digest, or ask what if"
+    replay = _add(commands, "replay", "run.replay:replay_command", text, of_run=True, has_json=True)
+    text = "train with this instead, e.g. trainer.estimator=rloo or judge.length_penalty.scale=0"
+    replay.add_argument("--what-if", action="append", default=[], metavar="KEY=VALUE", help=text)
+    text = "of a what-if: a new folder for its report and weights (default: RUN-what-if)"
+    replay.add_argument("-o", "--output", type=Path, metavar="FOLDER", help=text)
+    text = "of a what-if: do not evaluate its weights on held-out tasks"
+    replay.add_argument("--no-evaluation", action="store_true", help=text)
+    _add_host_file(replay)
 
 
 def _add_serve(commands: Commands) -> None:

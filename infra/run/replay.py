@@ -18,6 +18,7 @@ from penstock.infra.run.runs import RunDir, open_log
 from penstock.infra.run.vault import open_vault
 from penstock.messages.bus import Bus, Delivery
 from penstock.messages.control import RunStarted
+from penstock.messages.errors import ConfigError
 from penstock.messages.reading.trajectories import last_of
 from penstock.messages.training import BatchManifest
 
@@ -33,6 +34,12 @@ async def replay_command(arguments: argparse.Namespace) -> int:
         NotFoundError: No such run, or it has no checkpoint of version 0.
 
     """
+    if arguments.what_if:
+        from penstock.infra.what_if.command import what_if_command
+
+        return await what_if_command(arguments)
+    if arguments.output is not None or arguments.no_evaluation:
+        raise ConfigError("--output, --no-evaluation: expected with them --what-if KEY=VALUE")
     run = await reached_run(arguments)
     config = load_config(run.config)
     async with open_log(run, "replay") as bus:

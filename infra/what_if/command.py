@@ -1,0 +1,163 @@
+"""Trains a run's log with something different, evaluates what comes of it, and reports both."""
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.actors.policy.checkpoint import as_numpy, publishable_state
+from penstock.actors.runtime.files import write_atomic
+from penstock.actors.trainer.counterfactual.what_if import WhatIf, ess_of, replay_what_if
+from penstock.actors.trainer.replay import REPLAY_TYPES, ReplayLog
+from penstock.actors.trainer.step import StepResult
+from penstock.infra.commands.output import print_result
+from penstock.infra.export.folder import check_target, write_model
+from penstock.infra.export.tokenizer_files import tokenizer_files
+from penstock.infra.run.config_file import load_config
+from penstock.infra.run.hosts import reached_run
+from penstock.infra.run.runs import RunDir, open_log
+from penstock.infra.run.vault import open_vault
+from penstock.infra.what_if.evaluation import evaluate, evaluations
+from penstock.infra.what_if.report import render
+from penstock.infra.what_if.settings import read_question, reward_function
+from penstock.messages.bus import Bus
+from penstock.messages.errors import CorruptDataError
+from penstock.messages.reading.trajectories import last_of
+from penstock.messages.reward import EvalCompleted
+from penstock.messages.training import BatchManifest, StepCompleted
+
+_FIGURES = ("loss", "grad_norm", "logprob_mean", "entropy", "kl_reference")
+"""Metrics of a step that are shown beside the two below, where it has them."""
+
+
+async def what_if_command(arguments: argparse.Namespace) -> int:
+    """Ask a run's log; the answer is a folder.
+
+    Raises:
+        ConfigError: A setting that cannot be evaluated again, or a folder that is not empty.
+        NotFoundError: No such run, or it has no checkpoint of version 0.
+        CorruptDataError: The log is not sound.
+        EvaluationFailedError: The evaluation did not end well.
+
+    """
+    run = await reached_run(arguments)
+    folder: Path = (arguments.output or Path(f"{run.run_id}-what-if")).resolve()
+    check_target(folder)
+    answer = await ask(run, list(arguments.what_if), folder, with_progress=not arguments.json)
+    if not arguments.no_evaluation:
+        found = await evaluate(run, folder / "model", folder)
+        answer["heldout"]["what_if"] = [_evaluation(event, answer["version"]) for event in found]
+    write_atomic(folder / "what-if.json", msgspec.json.format(msgspec.json.encode(answer)) + b"\n")
+    write_atomic(folder / "what-if.html", render(answer).encode())
+    if arguments.json:
+        print_result(answer, as_json=True)
+    else:
+        sys.stdout.write("\n".join(_lines(answer, folder)) + "\n")
+    return 0
+
+
+async def ask(
+    run: RunDir, given: list[str], folder: Path, *, with_progress: bool
+) -> dict[str, Any]:
+    """Train the log again, write the weights to `folder/model`, and return what was found.
+
+    Raises as `what_if_command` does. The run's folder, log and store stay as they are.
+    """
+    config = load_config(run.config)
+    question = read_question(given, config)
+    what_if = WhatIf(change=question.change, reward=reward_function(question, config))
+    steps: list[dict[str, float]] = []
+
+    def on_step(manifest: BatchManifest, result: StepResult) -> None:
+        steps.append(_step(manifest.step, result.metrics))
+        if with_progress:
+            figures = steps[-1]
+            sys.stderr.write(
+                f"step {manifest.step}: loss {figures['loss']:+.4f}, ESS {figures['ess']:.3f}, "
+                f"KL {figures['kl_behavior']:.5f}\n"
+            )
+
+    async with open_log(run, "replay") as bus:
+        log = ReplayLog(
+            deliveries=bus.follow(REPLAY_TYPES, stop_at_end=True),
+            last=last_of(bus),
+            store=run.store(),
+            opener=open_vault(run),
+        )
+        learner, report = await replay_what_if(
+            log, config.policy, config.trainer, what_if, on_step=on_step
+        )
+        if report.first_difference:
+            raise CorruptDataError(f"the log is not sound: {report.first_difference}")
+        recorded = await _recorded(bus)
+        own = await evaluations(bus)
+        tokenizer = await tokenizer_files(run.store(), config.policy.max_position_embeddings)
+    tensors = {name: as_numpy(tensor) for name, tensor in publishable_state(learner.policy).items()}
+    await asyncio.to_thread(write_model, folder / "model", config.policy, tensors, tokenizer)
+    version = int(steps[-1]["step"]) if steps else 0
+    return {
+        "run_id": run.run_id,
+        "what_if": question.given,
+        "version": version,
+        "ended": report.ended,
+        "ess_min": what_if.ess_min,
+        "weights_digest": report.weights_digest,
+        "steps": {"original": recorded, "what_if": steps},
+        "heldout": {
+            "original": [_evaluation(event, event.policy_version) for event in own],
+            "what_if": [],
+        },
+        "model": str(folder / "model"),
+    }
+
+
+async def _recorded(bus: Bus) -> list[dict[str, float]]:
+    found: list[dict[str, float]] = []
+    async for delivery in bus.follow((StepCompleted,), stop_at_end=True):
+        if isinstance(event := delivery.event, StepCompleted):
+            found.append(_step(event.step, event.metrics))
+    return found
+
+
+def _step(step: int, metrics: dict[str, float]) -> dict[str, float]:
+    """Return a step's curves: both policies against the one that sampled, and the rest."""
+    named = {name: metrics[name] for name in _FIGURES if name in metrics}
+    own = {"ess": ess_of(metrics), "kl_behavior": metrics.get("mismatch_k3", 0.0)}
+    return {"step": step, **own, **named}
+
+
+def _evaluation(event: EvalCompleted, version: int) -> dict[str, Any]:
+    return {
+        "version": version,
+        "set": event.eval_set,
+        "num_solved": event.num_solved,
+        "num_tasks": event.num_tasks,
+        "pass_rate": event.num_solved / max(event.num_tasks, 1),
+        "pass_at_k": event.pass_at_k,
+    }
+
+
+def _lines(answer: dict[str, Any], folder: Path) -> list[str]:
+    steps = answer["steps"]
+    taken, recorded = len(steps["what_if"]), len(steps["original"])
+    lines = [f"{taken} of {recorded} steps with {', '.join(answer['what_if'])}"]
+    if answer["ended"]:
+        lines.append(f"ended {answer['ended']}")
+    if steps["what_if"]:
+        lowest = min(step["ess"] for step in steps["what_if"])
+        highest = max(step["kl_behavior"] for step in steps["what_if"])
+        lines.append(f"lowest ESS {lowest:.3f}, largest KL to the behavior policy {highest:.4f}")
+    for name, found in answer["heldout"].items():
+        lines += [
+            f"{name.replace('_', '-')}: version {one['version']} solves {one['pass_rate']:.1%} of "
+            f"{one['num_tasks']} held-out attempts{_of_set(one['set'])}"
+            for one in found
+        ]
+    return [*lines, f"report: {folder / 'what-if.html'}"]
+
+
+def _of_set(name: str) -> str:
+    return f" ({name})" if name else ""

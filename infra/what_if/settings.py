@@ -1,0 +1,149 @@
+"""What a what-if may change: what a log can be asked again; nothing that decided its samples."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from penstock.actors.judge.config import JudgeConfig
+from penstock.actors.judge.reward import composed_again
+from penstock.actors.trainer.config import TrainerConfig
+from penstock.infra.run.config import RunConfig
+from penstock.infra.run.config_file import apply_overrides
+from penstock.messages.errors import ConfigError
+from penstock.messages.reward import Verdict
+
+TRAINER_KEYS = (
+    *("trainer.loss.", "trainer.optimizer.", "trainer.estimator", "trainer.num_passes"),
+    *("trainer.live.weight", "trainer.live.kl_coefficient", "trainer.preferences.beta"),
+    *("trainer.preferences.label_smoothing", "trainer.preferences.desirable_weight"),
+    *("trainer.preferences.undesirable_weight", "trainer.preferences.live_weight"),
+)
+JUDGE_KEYS = (
+    *("judge.length_penalty.", "judge.auxiliary.", "judge.judges.", "judge.partial_credit"),
+    *("judge.reward_solved", "judge.reward_failed", "judge.reward_min"),
+)
+T = TypeVar("T", TrainerConfig, JudgeConfig)
+TOLERANCE = 1e-6
+"""Between components as recorded and as composed again."""
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What is different, checked against the run's own settings."""
+
+    given: list[str]
+    """`KEY=VALUE` each."""
+    trainer: list[str]
+    judge: JudgeConfig | None
+    """None: rewards are as recorded."""
+
+    def change(self, config: TrainerConfig) -> TrainerConfig:
+        """Return the settings of a step with what is different.
+
+        Raises:
+            ConfigError: They do not go together.
+
+        """
+        return _converted("trainer", config, self.trainer)
+
+
+def read_question(given: Sequence[str], config: RunConfig) -> Question:
+    """Read `KEY=VALUE` settings.
+
+    Raises:
+        ConfigError: A setting that cannot be evaluated again, or a wrong value.
+
+    """
+    trainer: list[str] = []
+    judge: list[str] = []
+    for each in given:
+        key, equals, _ = each.partition("=")
+        if not equals:
+            raise ConfigError(f"--what-if {each}: expected KEY=VALUE")
+        if _is_one_of(key.strip(), TRAINER_KEYS):
+            trainer.append(each)
+        elif _is_one_of(key.strip(), JUDGE_KEYS):
+            judge.append(each)
+        else:
+            choices = ", ".join(
+                name + ("*" if name.endswith(".") else "") for name in (*TRAINER_KEYS, *JUDGE_KEYS)
+            )
+            raise ConfigError(
+                f"--what-if {key.strip()}: expected one of {choices}; other settings decided what "
+                "was sampled, and a log has no other samples"
+            )
+    question = Question(
+        given=list(given),
+        trainer=trainer,
+        judge=_judge(config.judge, judge) if judge else None,
+    )
+    question.change(config.trainer)
+    return question
+
+
+def reward_function(question: Question, config: RunConfig) -> Callable[[Verdict], float] | None:
+    """Return the reward of a verdict with other weights; None where none was asked for."""
+    judge, own = question.judge, config.judge
+    if judge is None:
+        return None
+
+    def reward(verdict: Verdict) -> float:
+        recorded, composed = verdict.components, composed_again(verdict, own)
+        if not _is_close(recorded, composed):
+            raise ConfigError(
+                f"--what-if judge: {verdict.rollout_id}: its verdict has the components "
+                f"{recorded}, and the run's settings compose {composed} from what it records: "
+                "rewards of such a log cannot be composed with others"
+            )
+        return sum(composed_again(verdict, judge).values())
+
+    return reward
+
+
+def _is_one_of(key: str, choices: Sequence[str]) -> bool:
+    return any(key.startswith(each) if each.endswith(".") else key == each for each in choices)
+
+
+def _judge(own: JudgeConfig, given: Sequence[str]) -> JudgeConfig:
+    """Return the judge's settings with other weights; `judge.judges.NAME.weight` is one's."""
+    plain = [each for each in given if not each.startswith("judge.judges.")]
+    changed = _converted("judge", own, plain)
+    for name, value in changed.auxiliary.weights.items():
+        if name not in own.auxiliary.weights:
+            text = f"the run gave it no weight, so that its log has no scores of it; got {value:g}"
+            raise ConfigError(f"--what-if judge.auxiliary.{name}: {text}")
+    judges = {each.name: each for each in own.judges}
+    for each in given:
+        if not each.startswith("judge.judges."):
+            continue
+        key, _, value = each.partition("=")
+        name, _, field = key.strip().removeprefix("judge.judges.").rpartition(".")
+        if field != "weight" or name not in judges:
+            choices = ", ".join(f"judge.judges.{one}.weight" for one in judges) or "none: it has no"
+            raise ConfigError(f"--what-if {key.strip()}: expected of this run {choices}")
+        try:
+            weight = float(value)
+        except ValueError as error:
+            raise ConfigError(f"--what-if {each}: expected a number") from error
+        judges[name] = msgspec.structs.replace(judges[name], weight=weight)
+    try:
+        return msgspec.structs.replace(changed, judges=list(judges.values()))
+    except ConfigError as error:
+        raise ConfigError(f"--what-if {error}") from error
+
+
+def _converted(table: str, config: T, given: Sequence[str]) -> T:
+    """Return a table's settings with overrides of the form `table.key=value`."""
+    data = apply_overrides({table: msgspec.to_builtins(config)}, list(given))
+    try:
+        return msgspec.convert(data[table], type(config))
+    except ValueError as error:
+        raise ConfigError(f"--what-if {table}: {error}") from error
+
+
+def _is_close(one: dict[str, float], other: dict[str, float]) -> bool:
+    return one.keys() == other.keys() and all(
+        math.isclose(value, other[name], rel_tol=0.0, abs_tol=TOLERANCE)
+        for name, value in one.items()
+    )
