@@ -61,7 +61,7 @@ async def _export_preferences(run: RunDir, arguments: argparse.Namespace) -> int
     if arguments.version is not None:
         raise ConfigError("--version: preferences are of all versions; leave it out")
     counts = await export_preferences(run, arguments.output)
-    result = {"run_id": run.run_id, **counts, "file": str(arguments.output)}
+    result = {"run_id": run.run_id, **counts, "folder": str(arguments.output)}
     print_result(result, as_json=arguments.json)
     return 0
 

@@ -1,24 +1,33 @@
-"""`penstock export RUN --format preferences`: users' corrections and judgments, as JSON lines.
+"""`penstock export RUN --format preferences`: users' corrections and judgments, as TRL reads them.
 
-    {"kind": "pair", "context": ..., "rejected": ..., "chosen": ..., lineage}
-    {"kind": "label", "context": ..., "reply": ..., "is_desirable": ..., "weight": ..., lineage}
+    pairs.jsonl   {"prompt": [...], "chosen": [...], "rejected": [...], "tools": [], "metadata": {}}
+    labels.jsonl  {"prompt": [...], "completion": [...], "label": true, "weight": 1.0, ...}
 
-Of amended feedback the newest counts, retracted feedback is left out, and so is what its user's
-erased key no longer opens. Texts are as the tokenizer decodes them, special tokens included.
+Prompts and replies are messages, tool calls included, as `[model] preferences` reads them;
+`metadata` has the lineage. The contexts of a published chat format cannot be read
+back: they are texts as the tokenizer decodes them, TRL's other shape. Of amended feedback the
+newest counts, retracted feedback is left out, and so is what its user's erased key no longer opens.
 """
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from penstock.actors.policy.chat.builtin import PenstockChat
+from penstock.actors.policy.chat.format import ChatMessage, Role
+from penstock.actors.policy.chat.open import PENSTOCK
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
-from penstock.actors.runtime.files import open_private
+from penstock.actors.runtime.files import open_private, sync_folder
+from penstock.infra.corpora.traces import TraceCall, TraceFunction, TraceMessage
+from penstock.infra.export.folder import check_target
+from penstock.infra.run.config_file import load_config
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.infra.run.vault import open_vault
 from penstock.kernels.arrays import from_array
 from penstock.messages.bus import Bus, ObjectStore
-from penstock.messages.errors import CodecError, ConfigError
+from penstock.messages.errors import CodecError
 from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted, InferenceRecorded
 from penstock.messages.reading.parsing import parse_msgpack
 from penstock.messages.reading.sealed import FeedbackContent, Opener
@@ -26,42 +35,49 @@ from penstock.messages.reading.trajectories import Last, last_of, open_live_turn
 from penstock.messages.signals.preferences import Label, PreferencePair
 
 Judgment = PreferencePair | Label
+FILES = {PreferencePair: "pairs.jsonl", Label: "labels.jsonl"}
 
 
-async def export_preferences(run: RunDir, path: Path) -> dict[str, int]:
-    """Write the lines of a run's log to a new file; return how many of each kind.
+async def export_preferences(run: RunDir, folder: Path) -> dict[str, int]:
+    """Write the lines of a run's log to a new folder; return how many of each kind.
+
+    `unreadable` counts those whose content is gone, or is no conversation of the chat format.
 
     Raises:
-        ConfigError: There is something at `path`.
+        ConfigError: There is something at `folder`.
 
     """
-    _check_new(path)
-    temporary = path.with_name(f".{path.name}.partial")
+    check_target(folder)
     counts = {"pairs": 0, "labels": 0, "unreadable": 0}
-    try:
+    is_built_in = load_config(run.config).model.chat == PENSTOCK
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as name:
+        unfinished = Path(name) / "lines"
+        unfinished.mkdir(mode=0o700)
         async with open_log(run, "export") as bus:
             store = run.store()
-            text = (await store.get(TOKENIZER_KEY)).decode()
-            reader = PreferenceReader(
-                store, open_vault(run), last_of(bus), Tokenizer.from_json(text, TOKENIZER_KEY)
+            tokenizer = Tokenizer.from_json(
+                (await store.get(TOKENIZER_KEY)).decode(), TOKENIZER_KEY
             )
-            with open_private(temporary, "wb") as file:
+            chat = PenstockChat(tokenizer) if is_built_in else None
+            reader = PreferenceReader(store, open_vault(run), last_of(bus), tokenizer, chat)
+            with (
+                open_private(unfinished / FILES[PreferencePair], "wb") as pairs,
+                open_private(unfinished / FILES[Label], "wb") as labels,
+            ):
                 for judgment in await standing(bus):
                     line = await reader.line(judgment)
                     if line is None:
                         counts["unreadable"] += 1
-                        continue
-                    file.write(msgspec.json.encode(line) + b"\n")
-                    counts["pairs" if line["kind"] == "pair" else "labels"] += 1
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+                    elif isinstance(judgment, PreferencePair):
+                        counts["pairs"] += 1
+                        pairs.write(msgspec.json.encode(line) + b"\n")
+                    else:
+                        counts["labels"] += 1
+                        labels.write(msgspec.json.encode(line) + b"\n")
+        unfinished.replace(folder)
+        sync_folder(folder.parent)
     return counts
-
-
-def _check_new(path: Path) -> None:
-    if path.exists():
-        raise ConfigError(f"--output: {path} exists; name a new file")
 
 
 async def standing(bus: Bus) -> list[Judgment]:
@@ -80,46 +96,61 @@ class PreferenceReader:
     """Opens what judgments are about."""
 
     def __init__(
-        self, store: ObjectStore, opener: Opener, last: Last, tokenizer: Tokenizer
+        self,
+        store: ObjectStore,
+        opener: Opener,
+        last: Last,
+        tokenizer: Tokenizer,
+        chat: PenstockChat | None,
     ) -> None:
+        """Read a run's content; without `chat`, as texts."""
         self._store, self._opener, self._last = store, opener, last
-        self._tokenizer = tokenizer
+        self._tokenizer, self._chat = tokenizer, chat
 
     async def line(self, judgment: Judgment) -> dict[str, Any] | None:
-        """Return the line of a judgment, or None where its content cannot be read any more."""
+        """Return the line of a judgment, or None where its content cannot be read."""
         try:
             context, reply = await self._turn(judgment.request_id)
-            lineage = {
-                "request_id": judgment.request_id,
-                "feedback": judgment.feedback,
-                "tenant": judgment.tenant,
-                "user": judgment.user,
-                "policy_version": judgment.policy_version,
-            }
+            lines: dict[str, Any] = {"prompt": self._prompt(context)}
             if isinstance(judgment, PreferencePair):
-                chosen = await self._correction(judgment.feedback)
-                return {
-                    "kind": "pair", "context": context, "rejected": reply, "chosen": chosen,
-                } | lineage  # fmt: skip
+                correction = await self._correction(judgment.feedback)
+                lines |= {"chosen": self._own(correction), "rejected": self._reply(reply)}
+            else:
+                lines |= {
+                    "completion": self._reply(reply),
+                    "label": judgment.is_desirable,
+                    "weight": judgment.weight,
+                }
         except CodecError:
             return None
-        return {
-            "kind": "label",
-            "context": context,
-            "reply": reply,
-            "is_desirable": judgment.is_desirable,
-            "weight": judgment.weight,
-            "signal": judgment.name,
-        } | lineage
+        tools = {} if self._chat is None else {"tools": []}
+        return lines | tools | {"metadata": _lineage(judgment)}
 
-    async def _turn(self, request_id: str) -> tuple[str, str]:
+    def _prompt(self, ids: list[int]) -> str | list[TraceMessage]:
+        if self._chat is None:
+            return self._tokenizer.decode(ids)
+        messages = self._chat.read_prompt(ids)
+        if messages is None:
+            raise CodecError("its context is no conversation of the chat format")
+        return [_message(each) for each in messages]
+
+    def _reply(self, ids: list[int]) -> str | list[TraceMessage]:
+        if self._chat is None:
+            return self._tokenizer.decode(ids)
+        message = self._chat.read_turn(ids)
+        if message is None:
+            raise CodecError("its reply is no turn of the chat format")
+        return [_message(message)]
+
+    def _own(self, text: str) -> str | list[TraceMessage]:
+        return text if self._chat is None else [TraceMessage(role="assistant", content=text)]
+
+    async def _turn(self, request_id: str) -> tuple[list[int], list[int]]:
         record = await self._last(InferenceRecorded, request_id)
         if record is None:
             raise CodecError(f"request {request_id}: the log has no record of it")
         turn = await open_live_turn(self._store, self._opener, record.turn, request_id)
-        decode = self._tokenizer.decode
-        context = decode(from_array(turn.context_ids).tolist())
-        return context, decode(from_array(turn.token_ids).tolist())
+        return from_array(turn.context_ids).tolist(), from_array(turn.token_ids).tolist()
 
     async def _correction(self, key: str) -> str:
         event = await self._last(FeedbackReceived, key)
@@ -127,3 +158,33 @@ class PreferenceReader:
             raise CodecError(f"feedback {key}: the log has no correction of it")
         data = await self._opener.open(event.content, key)
         return parse_msgpack(data, FeedbackContent, f"content of feedback {key}").correction
+
+
+def _lineage(judgment: Judgment) -> dict[str, str]:
+    named = {
+        "request_id": judgment.request_id,
+        "feedback": judgment.feedback,
+        "tenant": judgment.tenant,
+        "user": judgment.user,
+        "policy_version": str(judgment.policy_version),
+    }
+    return named | ({"signal": judgment.name} if isinstance(judgment, Label) else {})
+
+
+def _message(message: ChatMessage) -> TraceMessage:
+    calls = [
+        TraceCall(
+            id=f"call_{index}",
+            function=TraceFunction(
+                name=call.name, arguments=msgspec.json.encode(call.arguments).decode()
+            ),
+        )
+        for index, call in enumerate(message.calls)
+    ]
+    role = message.role
+    return TraceMessage(
+        role=role.value,
+        content=message.content,
+        tool_calls=calls or None,
+        tool_call_id="call_0" if role is Role.TOOL else "",
+    )

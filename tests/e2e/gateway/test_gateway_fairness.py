@@ -8,8 +8,11 @@ import pytest
 
 from penstock.actors.feedback.actor import FeedbackJoiner
 from penstock.actors.feedback.config import BurstConfig, JoinConfig
+from penstock.actors.policy.chat.builtin import PenstockChat
+from penstock.actors.rollout_worker.conversation import offered_tools
 from penstock.gateway.keys import KeySpec, hash_key
 from penstock.infra.commands.quarantine import held_bursts, release
+from penstock.infra.corpora.preferences import read_preferences
 from penstock.infra.export.preferences import PreferenceReader, standing
 from penstock.messages.errors import NotFoundError
 from penstock.messages.feedback import FeedbackReceived, InferenceRecorded, LiveSampleJoined
@@ -143,12 +146,24 @@ async def test_a_correction_is_exported_as_a_pair_and_a_retracted_label_is_not(
         async with asyncio.timeout(20):
             while len(await site.events(Label)) < 2 or not await site.events(PreferencePair):
                 await asyncio.sleep(0.05)
-        reader = PreferenceReader(site._store, site.vault(), last_of(bus), tokenizer)
+        reader = PreferenceReader(
+            site._store, site.vault(), last_of(bus), tokenizer, PenstockChat(tokenizer)
+        )
         lines = [await reader.line(event) for event in await standing(bus)]
         await site.vault().erase("user/k-user")
-        erased = PreferenceReader(site._store, site.vault(), last_of(bus), tokenizer)
+        erased = PreferenceReader(
+            site._store, site.vault(), last_of(bus), tokenizer, PenstockChat(tokenizer)
+        )
         assert [await erased.line(event) for event in await standing(bus)] == [None, None]
-    pair, label = sorted(lines, key=lambda line: line["kind"], reverse=True)
-    assert pair["chosen"] == "return a + b" and pair["rejected"].startswith("ok")
-    assert "Fix add." in pair["context"] and pair["feedback"] == "user.f1"
-    assert (label["is_desirable"], label["feedback"]) == (False, "user.f2")
+    pair, label = sorted(lines, key=lambda line: "label" in line)
+    assert pair["chosen"][0].content == "return a + b"
+    assert pair["rejected"][0].content.startswith("ok")
+    assert any("Fix add." in each.content for each in pair["prompt"])
+    assert pair["metadata"]["feedback"] == "user.f1" and pair["tools"] == []
+    assert (label["label"], label["metadata"]["feedback"]) == (False, "user.f2")
+    path = tmp_path / "pairs.jsonl"
+    path.write_bytes(msgspec.json.encode(pair) + b"\n" + msgspec.json.encode(label))
+    chat = PenstockChat(tokenizer)
+    read = list(read_preferences([str(path)], chat, offered_tools("1"), 4096))
+    assert tokenizer.decode(read[0].chosen.token_ids[:-1]) == "return a + b"
+    assert read[0].context == read[1].context and read[1].chosen is None
