@@ -1,60 +1,53 @@
-"""Plain text for continued pre-training: folders of files, single files, and lines of JSON."""
+"""Plain text for continued pre-training: folders of files, single files, and rows with a text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from penstock.infra.corpora.lines import existing, read_lines
+from penstock.infra.corpora.lines import existing
+from penstock.infra.corpora.rows import ROW_SUFFIXES, files_of, read_rows
 from penstock.messages.errors import ConfigError
 
-FIELD = "model.text"
 _FILE_BYTES_MAX = 4 << 20
 
 
-class TextLine(msgspec.Struct, frozen=True):
-    """One line of a `.jsonl` file; further fields are passed over."""
+class TextRow(msgspec.Struct, frozen=True):
+    """One line of a `.jsonl` file, one row of a `.parquet` file; further fields are passed over."""
 
     text: str
 
 
-def read_texts(paths: Sequence[str]) -> Iterator[str]:
-    """Yield every document: a folder's files by name, a file, or a `.jsonl` file's lines.
+def read_texts(given: str, field: str) -> Iterator[str]:
+    """Yield every document: a folder's files by name, a file, or the rows of one.
 
-    Of a folder, hidden and linked files, those above 4 MiB, and those that are no UTF-8 are left
-    out; a file that is named itself must be readable.
+    Of a folder, hidden and linked files are left out, and of those that are no `.jsonl` or
+    `.parquet` the ones above 4 MiB or not UTF-8; a file that is named itself must be readable.
+
+    Args:
+        given: the path.
+        field: the setting that names it.
 
     Raises:
-        ConfigError: A path that is not there, or a file or line that is no text.
+        ConfigError: A path that is not there, or a file or row that is no text.
 
     """
-    for given in paths:
-        path = existing(given, FIELD)
-        if path.is_dir():
-            yield from _of_folder(path)
-        elif path.suffix == ".jsonl":
-            yield from (line.text for _, line in read_lines(path, TextLine, FIELD))
-        else:
-            text = _text_of(path)
-            if text is None:
-                raise ConfigError(
-                    f"{FIELD}: {path}: expected UTF-8 of at most {_FILE_BYTES_MAX} bytes"
-                )
+    path, num_found = existing(given, field), 0
+    for file in files_of(path):
+        if file.suffix in ROW_SUFFIXES:
+            for _, row in read_rows(file, TextRow, field):
+                num_found += 1
+                yield row.text
+            continue
+        text = _text_of(file)
+        if text is None and file == path:
+            text = f"expected UTF-8 of at most {_FILE_BYTES_MAX} bytes"
+            raise ConfigError(f"{field}: {path}: {text}")
+        if text:
+            num_found += 1
             yield text
-
-
-def _of_folder(folder: Path) -> Iterator[str]:
-    found = False
-    for path in sorted(folder.rglob("*")):
-        parts = path.relative_to(folder).parts
-        is_plain = path.is_file() and not path.is_symlink()
-        if is_plain and not any(part.startswith(".") for part in parts):
-            text = _text_of(path)
-            if text:
-                found = True
-                yield text
-    if not found:
-        raise ConfigError(f"{FIELD}: {folder}: expected text files below this folder")
+    if not num_found:
+        raise ConfigError(f"{field}: {path}: expected texts, there are none")
 
 
 def _text_of(path: Path) -> str | None:

@@ -12,7 +12,7 @@ follows it, the next turn. Only turns of the assistant are targets. Without `too
 those of the harness that the run uses.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -25,12 +25,12 @@ from penstock.actors.policy.chat.format import (
     argument_text,
 )
 from penstock.infra.corpora.builder import Document
-from penstock.infra.corpora.lines import existing, read_lines
+from penstock.infra.corpora.lines import existing
+from penstock.infra.corpora.rows import ROW_SUFFIXES, files_of, read_rows
 from penstock.messages.errors import CodecError, ConfigError
 from penstock.messages.reading.parsing import parse_json
 from penstock.messages.rollout import ToolCall
 
-FIELD = "model.traces"
 _NUM_MESSAGES_MAX = 4096
 
 
@@ -76,12 +76,13 @@ class ChatTrace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 def read_traces(
-    paths: Sequence[str], chat: ChatFormat, tools: OfferedTools, tokens_max: int
+    given: str, field: str, chat: ChatFormat, tools: OfferedTools, tokens_max: int
 ) -> Iterator[Document]:
     """Yield the documents of every conversation.
 
     Args:
-        paths: files of lines.
+        given: a file of rows, or a folder of such files.
+        field: the setting that names it.
         chat: the policy's format.
         tools: of a conversation that names none.
         tokens_max: longest document.
@@ -91,17 +92,32 @@ def read_traces(
             the text names file and line.
 
     """
-    for given in paths:
-        for place, trace in read_lines(existing(given, FIELD), ChatTrace, FIELD):
-            try:
-                documents = list(_documents(trace, chat, tools))
-            except ValueError as error:
-                raise ConfigError(f"{FIELD}: {place}: {error}") from error
-            for ids, weights in documents:
-                if len(ids) > tokens_max:
-                    text = f"{len(ids)} tokens, more than trainer.midtrain.sequence_tokens"
-                    raise ConfigError(f"{FIELD}: {place}: {text} {tokens_max}")
-                yield ids, weights
+    for place, trace in _rows(given, field):
+        try:
+            documents = list(_documents(trace, chat, tools))
+        except ValueError as error:
+            raise ConfigError(f"{field}: {place}: {error}") from error
+        for ids, weights in documents:
+            if len(ids) > tokens_max:
+                text = f"{len(ids)} tokens, more than trainer.midtrain.sequence_tokens"
+                raise ConfigError(f"{field}: {place}: {text} {tokens_max}")
+            yield ids, weights
+
+
+def trace_texts(given: str, field: str) -> Iterator[str]:
+    """Yield what is said in every conversation, as plain text; errors as above."""
+    for _, trace in _rows(given, field):
+        yield "\n".join(message.content for message in trace.messages if message.content)
+
+
+def _rows(given: str, field: str) -> Iterator[tuple[str, ChatTrace]]:
+    """Yield the conversations of a file, or of a folder's `.jsonl` and `.parquet` files."""
+    path = existing(given, field)
+    files = [file for file in files_of(path) if file == path or file.suffix in ROW_SUFFIXES]
+    if not files:
+        raise ConfigError(f"{field}: {path}: expected .jsonl or .parquet files in this folder")
+    for file in files:
+        yield from read_rows(file, ChatTrace, field)
 
 
 def _documents(trace: ChatTrace, chat: ChatFormat, offered: OfferedTools) -> Iterator[Document]:

@@ -1,7 +1,7 @@
 """A checkpoint's folder: its shape into the configuration, its files checked and into the store."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -22,7 +22,7 @@ _TOKENIZER_BYTES_MAX = 64 << 20
 def fill_shape(data: Table) -> None:
     """Set `[policy]` of a configuration's tables from the checkpoint that `[model]` names, if any.
 
-    Paths of `[model]` become absolute: the run's own copy of the configuration is read elsewhere.
+    Paths become absolute (`whole_paths`).
 
     Raises:
         ConfigError: `[policy]` contradicts the checkpoint.
@@ -31,14 +31,11 @@ def fill_shape(data: Table) -> None:
     """
     table: Any = data.get("model")
     model: Table = table if isinstance(table, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+    whole_paths(model)
     checkpoint = model.get("checkpoint")
     if not isinstance(checkpoint, str) or not checkpoint:
         return
-    folder = Path(checkpoint).expanduser().resolve()
-    model["checkpoint"] = str(folder)
-    for field in ("text", "traces", "preferences"):
-        if isinstance(model.get(field), list):
-            model[field] = [str(Path(str(path)).expanduser().resolve()) for path in model[field]]
+    folder = Path(checkpoint)
     shape: Table = msgspec.to_builtins(read_hf_config(folder))
     del shape["numerics"]
     policy = data.setdefault("policy", {})
@@ -46,6 +43,25 @@ def fill_shape(data: Table) -> None:
         if policy.setdefault(name, value) != value:
             text = f"expected {value!r}, as {folder / 'config.json'} says, got {policy[name]!r}"
             raise ConfigError(f"policy.{name}: {text}; leave it out")
+
+
+def whole_paths(model: Table) -> None:
+    """Make paths of `[model]` absolute: the run's own copy of the configuration is read elsewhere.
+
+    What is no path is left as it is, to be refused as such.
+    """
+
+    def whole(path: object) -> object:
+        return str(Path(path).expanduser().resolve()) if isinstance(path, str) and path else path
+
+    model |= {"checkpoint": whole(model["checkpoint"])} if "checkpoint" in model else {}
+    if isinstance(paths := model.get("preferences"), list):
+        model["preferences"] = [whole(path) for path in cast("list[object]", paths)]
+    corpora = model.get("corpora")
+    for corpus in cast("list[object]", corpora) if isinstance(corpora, list) else ():
+        if isinstance(corpus, dict) and "path" in corpus:
+            table = cast("Table", corpus)
+            table["path"] = whole(table["path"])
 
 
 def open_model(section: ModelSection, policy: PolicyConfig) -> ChatFormat:

@@ -31,10 +31,10 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Least isolation of machines for strangers' tasks; as `sandbox.isolation_min`."""
     num_train_tasks: PositiveInt = 1024
     num_heldout_tasks: PositiveInt = 128
-    num_demonstrations: PositiveInt = 8000
+    num_demonstrations: NonNegativeInt = 8000
     """Episodes of mid-training, each on a task of its own."""
-    code_tokens: PositiveInt = 500_000
-    """Standard-library tokens of mid-training."""
+    code_tokens: NonNegativeInt = 500_000
+    """Standard-library tokens of mid-training; 0: none, where `model.corpora` has others."""
     code_weight: NonNegativeFloat = 0.3
     """Weight of a code token as a target; a token of the demonstrating actor has 1."""
     context_weight: NonNegativeFloat = 0.1

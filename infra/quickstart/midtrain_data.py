@@ -4,7 +4,7 @@ import asyncio
 import random
 import sysconfig
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,10 @@ from penstock.infra.corpora.builder import (
     CorpusBuilder,
     until,
 )
+from penstock.infra.corpora.own import add_corpora, sample_texts
+from penstock.infra.models.settings import CorpusConfig
 from penstock.infra.quickstart.config import PrepareConfig
+from penstock.messages.errors import ConfigError
 from penstock.messages.task import Split
 
 _SKIPPED_FOLDERS = frozenset(
@@ -33,24 +36,42 @@ _SKIPPED_FOLDERS = frozenset(
 )
 _FILE_BYTES_MAX = 200_000
 _HELDOUT_EVERY = 20
+_NUM_TOKENIZED = 200
+"""Documents of each own corpus that the tokenizer learns from."""
 
 
-def midtrain_objects(
-    config: PrepareConfig, policy: PolicyConfig, seed: int, stopped: threading.Event
+def midtrain_objects(  # noqa: PLR0913, PLR0917 - all that determines the bytes
+    config: PrepareConfig,
+    policy: PolicyConfig,
+    seed: int,
+    stopped: threading.Event,
+    corpora: Sequence[CorpusConfig] = (),
+    tokens_max: int = 0,
 ) -> dict[str, bytes]:
     """Return the tokenizer and both corpora by their keys; equal arguments give equal bytes.
 
+    Args:
+        config: What is read how much.
+        policy: Whose vocabulary the tokenizer has.
+        seed: Decides everything else.
+        stopped: Ends the work.
+        corpora: A user's own, beside the rest.
+        tokens_max: The longest document of these.
+
     Raises:
+        ConfigError: A file of `corpora` is not there or broken, or there is nothing to read.
         PreparationStoppedError: `stopped` was set meanwhile.
 
     """
     rng = random.Random(f"midtrain/{seed}")
     code, heldout_code = standard_library(rng)
+    if config.code_tokens == 0:
+        code, heldout_code = [], []
     tasks = draw_repositories(Split.TRAIN, config.num_demonstrations, config.selection, rng, "demo")
     transcripts = attempts(until(stopped, tasks), config.habits, rng, config.harness)
-    tokenizer = train_tokenizer(
-        [*(transcript_text(one) for one in transcripts[:2000]), *code[:40]], policy.vocab_size
-    )
+    words = [*(transcript_text(one) for one in transcripts[:2000]), *code[:40]]
+    words += sample_texts(corpora, _NUM_TOKENIZED)
+    tokenizer = train_tokenizer(words, policy.vocab_size)
     train, heldout, chat = CorpusBuilder(), CorpusBuilder(), PenstockChat(tokenizer)
     num_code = 0
     for text in until(stopped, code):
@@ -64,6 +85,11 @@ def midtrain_objects(
         add_transcript(train, chat, transcript, config.context_weight)
     for text in until(stopped, heldout_code):
         heldout.add_pieces(tokenizer.encode(text), 1.0, config.piece_tokens)
+    tools = OfferedTools(words=tools_prompt(config.harness))
+    add_corpora(corpora, chat, tools, tokens_max, stopped, (train, heldout))
+    if train.is_empty or heldout.is_empty:
+        text = "expected demonstrations and standard-library code, or model.corpora in their place"
+        raise ConfigError(f"prepare.num_demonstrations, prepare.code_tokens: {text}")
     return {
         TOKENIZER_KEY: tokenizer.to_json().encode(),
         MIDTRAIN_KEY: encode_corpus(train.build()),

@@ -25,7 +25,7 @@ from penstock.envs.tasks.choice import eligible_tasks
 from penstock.envs.tasks.source import TaskCandidate
 from penstock.envs.tasks.storage import hidden_tests_key, task_objects, tasks_key
 from penstock.infra.corpora.builder import MIDTRAIN_HELDOUT_KEY, MIDTRAIN_KEY, until
-from penstock.infra.corpora.outside import corpus_objects
+from penstock.infra.corpora.own import corpus_objects
 from penstock.infra.corpora.preferences import preference_objects
 from penstock.infra.corpora.trails import TrailCorpus
 from penstock.infra.models.claim import claim_model, open_model
@@ -86,7 +86,9 @@ def build(config: RunConfig, stopped: threading.Event) -> dict[str, bytes]:
     objects = _task_sets(config, stopped)
     section, policy, seed = config.prepare, config.policy, config.run.seed
     if section.trail is None:
-        return objects | midtrain_objects(section, policy, seed, stopped)
+        longest = config.trainer.midtrain.sequence_tokens
+        corpora = config.model.corpora
+        return objects | midtrain_objects(section, policy, seed, stopped, corpora, longest)
     summary = config.rollout_worker.summary
     corpus = TrailCorpus(section, section.trail, summary, policy.vocab_size, seed)
     return objects | corpus.objects(stopped)
@@ -106,7 +108,7 @@ def build_outside(
     if config.model.has_corpus:
         tools = offered_tools(config.pacer.harness)
         tokens_max = config.trainer.midtrain.sequence_tokens
-        objects |= corpus_objects(config.model, chat, tools, tokens_max, stopped)
+        objects |= corpus_objects(config.model.corpora, chat, tools, tokens_max, stopped)
     if config.model.preferences:
         longest = config.policy.max_position_embeddings
         tools = offered_tools(config.pacer.harness)

@@ -124,8 +124,8 @@ def test_a_dense_model_is_tuned_on_text_and_traces_before_rl(tmp_path):
         "pass_tokens": 3072,
         "report_steps": 1,
     }
-    sources = {"traces": [str(traces)], "text": [str(texts)]}
-    launched = run_from(tmp_path, model, model=sources, midtrain=midtrain)
+    corpora = [{"path": str(traces), "kind": "messages"}, {"path": str(texts)}]
+    launched = run_from(tmp_path, model, model={"corpora": corpora}, midtrain=midtrain)
     assert launched.summary["midtrain"]["tokens"] >= 30_000
     assert launched.summary["midtrain"]["loss_last"] < launched.summary["midtrain"]["loss_first"]
     out = exported(launched, tmp_path / "out")

@@ -12,6 +12,7 @@ from penstock.actors.policy.hf.config import ModelFormatError
 from penstock.actors.policy.hf.stored import INDEX_KEY, fetch_model, stored_model
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY
 from penstock.infra.models.claim import claim_model, fill_shape, open_model
+from penstock.infra.quickstart.task_sources import drawn_tasks
 from penstock.infra.run import prepare as preparing
 from penstock.infra.run.config_file import apply_overrides, parse_config, read_toml
 from penstock.messages.errors import ConfigError, CorruptDataError
@@ -110,7 +111,7 @@ async def test_an_unprepared_store_has_no_model(model):
             r"prepare\.limits\.num_tokens_max: expected at most generator\.num_tokens_max 4096",
         ),
         ("trainer.midtrain.num_tokens=9", r"trainer\.midtrain\.num_tokens: with model\.checkpoint"),
-        ("model.text=['x']", r"trainer\.midtrain\.num_tokens: with model\.checkpoint"),
+        ("model.corpora=[{path='x'}]", r"trainer\.midtrain\.num_tokens: with model\.checkpoint"),
     ],
 )
 def test_what_contradicts_a_checkpoint_is_refused_by_name(model, setting, expected):
@@ -128,18 +129,19 @@ def test_without_texts_there_is_no_mid_training_by_default(model):
 @pytest.mark.parametrize("name", ["from-checkpoint", "pretrain-then-rl", "sft-then-rl"])
 def test_shipped_configurations_fit_a_model(model, name):
     given = [f"model.checkpoint={model}"]
-    given += ["model.text=['src']"] if name == "pretrain-then-rl" else []
+    given += ["model.corpora=[{path='src'}]"] if name == "pretrain-then-rl" else []
     data = apply_overrides(read_toml(Path(f"infra/configs/{name}.toml")), given)
     fill_shape(data)
     config = parse_config(data, name)
     assert config.model.has_corpus == (config.trainer.midtrain.num_tokens > 0)
-    assert all(Path(path).is_absolute() for path in (*config.model.text, *config.model.traces))
+    assert all(Path(corpus.path).is_absolute() for corpus in config.model.corpora)
 
 
-@pytest.mark.parametrize("setting", ["model.text=['x']", "model.traces=['x']"])
-def test_texts_need_a_checkpoint_whose_tokenizer_reads_them(setting):
-    with pytest.raises(ConfigError, match=r"expected with it model\.checkpoint"):
-        parse_config(apply_overrides(read_toml(QUICKSTART), [setting]), "test")
+def test_paths_become_absolute_without_a_checkpoint_too():
+    data = apply_overrides(read_toml(QUICKSTART), ["model.corpora=[{path='src', weight=0.5}]"])
+    fill_shape(data)
+    [corpus] = parse_config(data, "test").model.corpora
+    assert (Path(corpus.path).is_absolute(), corpus.weight) == (True, 0.5)
 
 
 def test_a_foreign_format_needs_a_checkpoint():
@@ -204,7 +206,7 @@ def test_a_task_that_does_not_fit_is_refused_with_both_numbers(model):
 
 def test_a_folders_task_beyond_the_engines_context_is_refused(model, monkeypatch):
     config = configured(model)
-    [candidate, *_] = preparing._ladder_tasks(config.prepare, 0)[Split.TRAIN]
+    [candidate, *_] = drawn_tasks(config.prepare, 0)[Split.TRAIN]
     limits = msgspec.structs.replace(candidate.task.limits, num_tokens_max=32_768)
     task = msgspec.structs.replace(candidate.task, task_id="mined/1", limits=limits)
     candidate = msgspec.structs.replace(candidate, task=task)

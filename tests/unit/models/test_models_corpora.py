@@ -1,6 +1,7 @@
 """Texts and traces become documents; what is broken is refused with its file and line."""
 
 import json
+import sys
 import threading
 
 import msgspec
@@ -16,11 +17,11 @@ from penstock.actors.policy.tokenizer import train_tokenizer
 from penstock.actors.rollout_worker.conversation import offered_tools
 from penstock.actors.trainer.midtraining.corpus import decode_corpus
 from penstock.infra.corpora.builder import MIDTRAIN_HELDOUT_KEY, MIDTRAIN_KEY
-from penstock.infra.corpora.outside import corpus_objects
+from penstock.infra.corpora.own import corpus_objects
 from penstock.infra.corpora.text import read_texts
 from penstock.infra.corpora.traces import ChatTrace, read_traces
 from penstock.infra.export.traces import trace_of
-from penstock.infra.models.settings import ModelSection
+from penstock.infra.models.settings import CorpusConfig
 from penstock.kernels.arrays import to_array
 from penstock.messages.errors import ConfigError, CorruptDataError
 from penstock.messages.rollout import StopReason, ToolCall, Turn
@@ -50,7 +51,7 @@ def written(tmp_path, *lines, name="t.jsonl") -> str:
 
 
 def documents(chat, path, tokens_max=4096):
-    return list(read_traces([path], chat, TOOLS, tokens_max))
+    return list(read_traces(path, "model.corpora[0]", chat, TOOLS, tokens_max))
 
 
 def test_only_turns_of_the_assistant_are_targets(chat, tmp_path):
@@ -107,7 +108,7 @@ def test_a_document_is_what_an_episode_of_it_holds(chat, tmp_path):
 )
 def test_a_broken_line_is_refused_with_file_and_line(chat, tmp_path, line, expected):
     path = written(tmp_path, {"messages": MESSAGES}, "\n\n", line)
-    with pytest.raises(ConfigError, match=rf"model\.traces: .*t\.jsonl:3: .*{expected}"):
+    with pytest.raises(ConfigError, match=rf"corpora\[0\]: .*t\.jsonl:3: .*{expected}"):
         documents(chat, path)
 
 
@@ -117,9 +118,11 @@ def test_a_conversation_that_is_too_long_is_refused(chat, tmp_path):
         documents(chat, path, tokens_max=16)
 
 
-def test_traces_that_cannot_be_opened_are_refused_by_field(chat, tmp_path):
-    with pytest.raises(ConfigError, match=r"model\.traces: .*Is a directory"):
+def test_traces_that_are_not_there_are_refused_by_field(chat, tmp_path):
+    with pytest.raises(ConfigError, match=r"corpora\[0\]: .*expected \.jsonl or \.parquet files"):
         documents(chat, str(tmp_path))
+    written(tmp_path, {"messages": MESSAGES})
+    assert len(documents(chat, str(tmp_path))) == 1
 
 
 def test_texts_are_files_of_folders_and_lines(tmp_path):
@@ -131,29 +134,90 @@ def test_texts_are_files_of_folders_and_lines(tmp_path):
     (folder / "picture").write_bytes(b"\xff\xd8\0")
     (folder / "link").symlink_to("/etc/passwd")
     lines = written(tmp_path, {"text": "one", "id": 3}, "\n", {"text": "two"})
-    assert list(read_texts([str(folder), lines])) == ["b", "a", "one", "two"]
-    with pytest.raises(ConfigError, match=r"model\.text: .*nothing: no such file"):
-        list(read_texts([str(tmp_path / "nothing")]))
-    with pytest.raises(ConfigError, match=r"model\.text: .*t\.jsonl:1: .*`text`"):
-        list(read_texts([written(tmp_path, {"txt": ""})]))
+    assert texts_of(folder) == ["b", "a"]
+    assert texts_of(lines) == ["one", "two"]
+    with pytest.raises(ConfigError, match=r"corpora\[0\]: .*nothing: no such file"):
+        texts_of(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=r"corpora\[0\]: .*t\.jsonl:1: .*`text`"):
+        texts_of(written(tmp_path, {"txt": ""}))
     with pytest.raises(ConfigError, match=r"picture: expected UTF-8"):
-        list(read_texts([str(folder / "picture")]))
+        texts_of(folder / "picture")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"empty: expected text files"):
-        list(read_texts([str(tmp_path / "empty")]))
+    with pytest.raises(ConfigError, match=r"empty: expected texts, there are none"):
+        texts_of(tmp_path / "empty")
+    written(folder, {"text": "three"}, name="deep/shard.jsonl")
+    assert texts_of(folder) == ["b", "a", "three"]
+
+
+def texts_of(path):
+    return list(read_texts(str(path), "model.corpora[0]"))
 
 
 def test_both_become_corpora_with_a_held_out_part(chat, tmp_path):
     traces = written(tmp_path, *[json.dumps({"messages": MESSAGES}) + "\n"] * 3)
     (tmp_path / "a.py").write_text("x = 1\n" * 40)
-    section = ModelSection(checkpoint="m", traces=[traces], text=[str(tmp_path / "a.py")])
-    objects = corpus_objects(section, chat, TOOLS, 4096, threading.Event())
+    (tmp_path / "b.py").write_text("y = 1\n" * 40)
+    (tmp_path / "c").mkdir()
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).rename(tmp_path / "c" / name)
+    corpora = (
+        CorpusConfig(path=traces, kind="messages"),
+        CorpusConfig(path=str(tmp_path / "c"), weight=0.25),
+    )
+    objects = corpus_objects(corpora, chat, TOOLS, 4096, threading.Event())
     train, heldout = (decode_corpus(objects[key]) for key in (MIDTRAIN_KEY, MIDTRAIN_HELDOUT_KEY))
-    assert (len(train.lengths), len(heldout.lengths)) == (2, 2)
-    assert set(np.unique(train.weights)) == {0.0, 1.0}
-    alone = ModelSection(checkpoint="m", text=[str(tmp_path / "a.py")])
-    with pytest.raises(ConfigError, match="expected at least two documents, got 1"):
+    assert (len(train.lengths), len(heldout.lengths)) == (3, 2)
+    assert set(np.unique(train.weights)) == {0.0, 0.25, 1.0}
+    alone = (CorpusConfig(path=str(tmp_path / "c" / "a.py")),)
+    with pytest.raises(ConfigError, match=r"a\.py: expected at least two documents.*got 1"):
         corpus_objects(alone, chat, TOOLS, 4096, threading.Event())
+
+
+def test_a_corpus_ends_with_its_limit(chat, tmp_path):
+    lines = written(tmp_path, *[json.dumps({"text": "word " * 20}) + "\n"] * 50)
+    whole, some = (
+        corpus_objects(
+            (CorpusConfig(path=lines, tokens_max=num),), chat, TOOLS, 64, threading.Event()
+        )
+        for num in (0, 400)
+    )
+    sizes = [
+        sum(decode_corpus(objects[key]).tokens.size for key in (MIDTRAIN_KEY, MIDTRAIN_HELDOUT_KEY))
+        for objects in (whole, some)
+    ]
+    assert sizes[0] > 400 and 400 <= sizes[1] < 400 + 64
+
+
+def parquet(path, rows):
+    arrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(arrow.Table.from_pylist(rows), path)
+    return str(path)
+
+
+def test_rows_of_parquet_are_documents(chat, tmp_path):
+    texts = parquet(tmp_path / "t.parquet", [{"id": n, "text": f"row {n}"} for n in range(3)])
+    assert texts_of(texts) == ["row 0", "row 1", "row 2"]
+    lines = documents(chat, written(tmp_path, {"messages": MESSAGES}))
+    rows = [{"messages": MESSAGES}, {"messages": json.dumps(MESSAGES)}]
+    for number, row in enumerate(rows):
+        path = parquet(tmp_path / f"m{number}.parquet", [row])
+        assert documents(chat, path) == lines, "nulls of a struct column are as if left out"
+    with pytest.raises(ConfigError, match=r"t\.parquet: expected a column messages, got id, text"):
+        documents(chat, texts)
+    wrong = parquet(tmp_path / "w.parquet", [{"text": "a"}, {"text": None}])
+    with pytest.raises(ConfigError, match=r"w\.parquet:2: .*`text`"):
+        texts_of(wrong)
+    broken = tmp_path / "b.parquet"
+    broken.write_bytes(b"PAR1 nothing of it")
+    with pytest.raises(ConfigError, match=r"b\.parquet: not a Parquet file that can be read"):
+        texts_of(broken)
+
+
+def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "t.parquet").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"pyarrow, which is not installed: pip install 'penst"):
+        texts_of(tmp_path / "t.parquet")
 
 
 OURS = PenstockChat(train_tokenizer(["def f(a): return a"] * 3, 330))
@@ -203,7 +267,7 @@ def test_an_exported_rollout_is_read_as_the_tokens_that_it_was(tmp_path_factory,
     trace = trace_of(OURS, task, turns)
     path = tmp_path_factory.mktemp("t") / "t.jsonl"
     path.write_bytes(msgspec.json.encode(trace))
-    [(ids, weights)] = read_traces([str(path)], OURS, TOOLS, 10**6)
+    [(ids, weights)] = documents(OURS, str(path), 10**6)
     assert ids == whole
     assert sum(weights) == sum(len(one.token_ids.data) // 4 for one in turns)
 

@@ -16,11 +16,12 @@ from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer, train_tok
 from penstock.actors.trainer.midtraining.corpus import decode_corpus
 from penstock.envs.harness.tool_calls import ToolResult
 from penstock.envs.harness.versions import tools_prompt
-from penstock.envs.ladder.generate import LADDER, Selection, draw_repositories
+from penstock.envs.ladder.generate import LADDER, LadderSource, Selection, draw_repositories
 from penstock.envs.ladder.repository import HIDDEN_FILE
 from penstock.envs.ladder.transcripts import DemonstratedTurn, Habits, Transcript
 from penstock.envs.tasks.storage import load_hidden_tests, load_tasks, tasks_key
 from penstock.infra.corpora.builder import MIDTRAIN_KEY, CorpusBuilder
+from penstock.infra.models.settings import CorpusConfig, ModelSection
 from penstock.infra.quickstart.config import PrepareConfig
 from penstock.infra.quickstart.midtrain_data import add_transcript, attempts
 from penstock.infra.quickstart.slow_calls import SlowCalls
@@ -212,7 +213,7 @@ async def test_prepare_stores_once_and_says_so(monkeypatch):
 
 async def test_a_cancelled_preparation_ends_its_thread_and_puts_nothing(monkeypatch):
     begun, ended = threading.Event(), threading.Event()
-    candidates = preparing.LadderSource.candidates
+    candidates = LadderSource.candidates
 
     def slow(source):
         begun.set()
@@ -222,7 +223,7 @@ async def test_a_cancelled_preparation_ends_its_thread_and_puts_nothing(monkeypa
         finally:
             ended.set()
 
-    monkeypatch.setattr(preparing.LadderSource, "candidates", slow)
+    monkeypatch.setattr(LadderSource, "candidates", slow)
     store = MemoryStore()
     work = asyncio.create_task(preparing.prepare(run_config(CONFIG), store, lambda _: None))
     assert await asyncio.to_thread(begun.wait, 10.0)
@@ -231,6 +232,25 @@ async def test_a_cancelled_preparation_ends_its_thread_and_puts_nothing(monkeypa
         await work
     assert await asyncio.to_thread(ended.wait, 5.0)
     assert not store.objects
+
+
+def test_own_corpora_join_the_rest_or_stand_alone(tmp_path):
+    lines = tmp_path / "t.jsonl"
+    lines.write_text("".join(f'{{"text": "zebra number {n} is here"}}\n' for n in range(40)))
+    model = ModelSection(corpora=(CorpusConfig(path=str(lines), weight=0.5),))
+    some = msgspec.structs.replace(CONFIG, num_demonstrations=3, code_tokens=0, drill_tokens=0)
+    beside = msgspec.structs.replace(run_config(some), model=model)
+    built = preparing.build(beside, threading.Event())
+    own = Tokenizer.from_json(built[TOKENIZER_KEY].decode(), TOKENIZER_KEY)
+    text = [own.decode(tokens.tolist()) for tokens, _ in documents(built)]
+    assert sum("zebra number" in one for one in text) == 38, "two of forty are held out"
+    assert len(text) == 38 + 3
+    none = msgspec.structs.replace(CONFIG, num_demonstrations=0, code_tokens=0, drill_tokens=0)
+    alone = msgspec.structs.replace(beside, prepare=none)
+    assert len(documents(preparing.build(alone, threading.Event()))) == 38
+    nothing = msgspec.structs.replace(alone, model=ModelSection())
+    with pytest.raises(ConfigError, match=r"prepare\.code_tokens: expected demonstrations and"):
+        preparing.build(nothing, threading.Event())
 
 
 def test_wrong_settings_are_told():

@@ -1,0 +1,93 @@
+"""Rows of Parquet files, with the package `pyarrow`, which is an option of its own."""
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from penstock.infra.corpora.lines import LINE_BYTES_MAX
+from penstock.messages.errors import ConfigError
+
+T = TypeVar("T")
+_ROWS = 256
+"""Read at once."""
+
+
+def read_parquet(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T]]:
+    """Yield the rows of a file, each with its place, `file:row`; rows count from 1.
+
+    Only columns that the kind has are read. A column of text may hold JSON where the kind has a
+    list or an object.
+
+    Args:
+        path: the file.
+        kind: what each row is.
+        field: the setting that named the file.
+
+    Raises:
+        ConfigError: `pyarrow` is not installed; a file that is no Parquet file or lacks a column; a
+            row that is too long or not of the kind.
+
+    """
+    try:
+        arrow: Any = importlib.import_module("pyarrow")
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        text = "Parquet files are read with pyarrow, which is not installed"
+        raise ConfigError(f"{field}: {path}: {text}: pip install 'penstock[parquet]'") from error
+    try:
+        with parquet.ParquetFile(path) as file:
+            columns = _columns(set(file.schema_arrow.names), kind, f"{field}: {path}")
+            number = 0
+            for batch in file.iter_batches(batch_size=_ROWS, columns=columns):
+                for row in batch.to_pylist():
+                    number += 1
+                    place = f"{path}:{number}"
+                    yield place, _converted(row, kind, f"{field}: {place}")
+    except (arrow.ArrowException, OSError) as error:
+        raise ConfigError(
+            f"{field}: {path}: not a Parquet file that can be read: {error}"
+        ) from error
+
+
+def _columns(found: set[str], kind: type[Any], where: str) -> list[str]:
+    fields = msgspec.structs.fields(kind)
+    missing = [each.encode_name for each in fields if each.required]
+    missing = [name for name in missing if name not in found]
+    if missing:
+        text = f"expected a column {', '.join(missing)}, got {', '.join(sorted(found))}"
+        raise ConfigError(f"{where}: {text}")
+    return [each.encode_name for each in fields if each.encode_name in found]
+
+
+def _converted(row: dict[str, Any], kind: type[T], where: str) -> T:
+    """Return a row as its kind; what a struct column fills up with nulls is as if left out."""
+    try:
+        data = {name: _plain(value) for name, value in row.items() if value is not None}
+        size = len(msgspec.json.encode(data))
+        if size > LINE_BYTES_MAX:
+            raise ConfigError(f"{where}: expected at most {LINE_BYTES_MAX} bytes, got {size}")
+        parsed = {name: _parsed(value, name, kind) for name, value in data.items()}
+        return msgspec.convert(parsed, kind)
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _parsed(value: Any, name: str, kind: type[Any]) -> Any:
+    [field] = [each for each in msgspec.structs.fields(kind) if each.encode_name == name]
+    is_json = isinstance(value, str) and field.type is not str
+    return msgspec.json.decode(value) if is_json else value
+
+
+def _plain(value: object) -> object:
+    """Return a value without what is null in it."""
+    if isinstance(value, dict):
+        table = cast("dict[str, object]", value)
+        return {name: _plain(each) for name, each in table.items() if each is not None}
+    if isinstance(value, list):
+        return [_plain(each) for each in cast("list[object]", value)]
+    return value
