@@ -19,6 +19,8 @@ from penstock.messages.task import Purpose
 T = TypeVar("T")
 NUM_WAITING_MAX = 16_384
 """Ends without a verdict, and verdicts without an end: the two are on different streams."""
+NUM_EVALS_MAX = NUM_POINTS_MAX
+"""Evaluations that are shown, of all sets together."""
 NUM_RECENT = 64
 """Rollouts of which the newest figures are made."""
 
@@ -79,6 +81,10 @@ class GainView(msgspec.Struct, kw_only=True):
     gain is looking more often, and what passes without a look.
     """
 
+    eval_set: str = ""
+    """Of which evaluations; empty: the run's only ones."""
+    temperature: float | None = None
+    """0 is greedy; None: `pacer.eval_temperature`."""
     version_before: int
     version_after: int
     pass_before: float
@@ -98,11 +104,11 @@ class BehaviorView(msgspec.Struct, kw_only=True):
     training: list[BehaviorRow] = []
     """By version; a long run's rows have several versions each."""
     evals: list[BehaviorRow] = []
-    """By version: held-out tasks."""
+    """By version: held-out tasks of the main evaluation set."""
     recent: BehaviorRow | None = None
     """The newest versions' training rollouts, `NUM_RECENT` or more where there are so many."""
-    gain: GainView | None = None
-    """None before the second evaluation."""
+    gains: list[GainView] = []
+    """Of each evaluation set that has two evaluations, the main one first."""
 
 
 class _Rollout(msgspec.Struct, frozen=True):
@@ -127,8 +133,8 @@ class BehaviorViews:
         """Versions in a row of training."""
         self._evals: dict[tuple[str, int], BehaviorRow] = {}
         """By evaluation, and the version that drew the tokens."""
-        self._evaluated: dict[str, int] = {}
-        """Evaluation -> the version that it is of: tokens of others do not count."""
+        self._evaluated: dict[str, EvalAnnounced] = {}
+        """Evaluation -> what it is of: tokens of another version do not count."""
         self._has_changed = False
 
     def measure(self) -> None:
@@ -139,19 +145,25 @@ class BehaviorViews:
         view = self._view
         view.training = [self._training[start] for start in sorted(self._training)]
         view.recent = _recent(view.training)
-        found = [
-            row for (eval_id, of), row in self._evals.items() if self._evaluated.get(eval_id) == of
-        ]
-        view.evals = sorted(found, key=lambda row: row.policy_version)
-        view.gain = gain_between(view.evals[0], view.evals[-1]) if len(found) > 1 else None
+        sets: dict[tuple[bool, str], list[tuple[BehaviorRow, EvalAnnounced]]] = {}
+        for (eval_id, version), row in self._evals.items():
+            about = self._evaluated.get(eval_id)
+            if about is not None and about.policy_version == version:
+                sets.setdefault((not about.is_main, about.eval_set), []).append((row, about))
+        view.evals, view.gains = [], []
+        for (is_other, _), pairs in sorted(sets.items()):
+            pairs.sort(key=lambda pair: pair[0].policy_version)
+            if not is_other and not view.evals:
+                view.evals = [row for row, _ in pairs]
+            if len(pairs) > 1:
+                view.gains.append(gain_between(pairs[0][0], pairs[-1][0], pairs[-1][1]))
 
     def announced(self, event: EvalAnnounced) -> None:
-        """See which version an evaluation is of."""
-        self._evaluated[event.eval_id] = event.policy_version
+        """See which version an evaluation is of, and of which set."""
+        self._evaluated[event.eval_id] = event
         self._has_changed = True
-        if len(self._evaluated) > NUM_POINTS_MAX:  # The first and the newest stay.
-            for eval_id in list(self._evaluated)[1:-1:2]:
-                del self._evaluated[eval_id]
+        if len(self._evaluated) > NUM_EVALS_MAX:
+            self._evaluated = _thinned(self._evaluated)
             self._evals = {k: row for k, row in self._evals.items() if k[0] in self._evaluated}
 
     def finished(self, event: RolloutFinished) -> None:
@@ -203,8 +215,8 @@ class BehaviorViews:
         return self._training.setdefault(start, _empty(start))
 
 
-def gain_between(before: BehaviorRow, after: BehaviorRow) -> GainView:
-    """Return what the gain between two evaluations of the same tasks is made of."""
+def gain_between(before: BehaviorRow, after: BehaviorRow, about: EvalAnnounced) -> GainView:
+    """Return what the gain between two evaluations of the same set is made of."""
     pass_before, pass_after = before.pass_rate or 0.0, after.pass_rate or 0.0
     looked_before, looked_after = before.pass_rate_looked, after.pass_rate_looked
     looks_after, gain = after.looked_share or 0.0, pass_after - pass_before
@@ -212,6 +224,8 @@ def gain_between(before: BehaviorRow, after: BehaviorRow) -> GainView:
     if gain > 0.0 and looked_before is not None and looked_after is not None:
         by_better_work = looks_after * (looked_after - looked_before) / gain
     return GainView(
+        eval_set=about.eval_set,
+        temperature=about.temperature,
         version_before=before.policy_version,
         version_after=after.policy_version,
         pass_before=pass_before,
@@ -270,6 +284,19 @@ def _recent(rows: Sequence[BehaviorRow]) -> BehaviorRow | None:
         if total.num_rollouts >= NUM_RECENT:
             break
     return total
+
+
+def _thinned(evaluated: dict[str, EvalAnnounced]) -> dict[str, EvalAnnounced]:
+    """Return every second evaluation of each set, with its first and its newest."""
+    by_set: dict[str, list[EvalAnnounced]] = {}
+    for event in evaluated.values():
+        by_set.setdefault(event.eval_set, []).append(event)
+    kept = {
+        event.eval_id
+        for events in by_set.values()
+        for event in (*events[:-1][::2], events[-1])
+    }  # fmt: skip
+    return {eval_id: event for eval_id, event in evaluated.items() if eval_id in kept}
 
 
 def _add(total: BehaviorRow, row: BehaviorRow) -> None:

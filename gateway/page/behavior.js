@@ -31,8 +31,9 @@ function drawBehavior() {
   fill("gain", ...gainOf(state.behavior));
 }
 
-function gainOf({ gain, evals }) {
-  if (!gain) return [empty("It takes two evaluations.")];
+function gainOf({ gains, evals }) {
+  if (!gains.length || !evals.length) return [empty("It takes two evaluations.")];
+  const gain = gains[0];
   const first = evals[0], last = evals[evals.length - 1];
   const of = (name, format) => [first, last].map((row) => SHARES[name](row).map((point) => format(point[1]))[0] ?? "–");
   const rows = [
@@ -46,5 +47,9 @@ function gainOf({ gain, evals }) {
   const work = gain.gain_by_better_work;
   const split = work === null || work === undefined ? "No gain, or nobody looked: there is nothing to divide."
     : `${percent(work)} of the gain is better work, ${percent(1 - work)} is looking more often.`;
-  return [note("Held-out tasks, first evaluation and newest"), table(["", `version ${gain.version_before}`, `version ${gain.version_after}`], rows, [1, 2]), html("p", "sub", split)];
+  const arrow = (before, after) => `${percent(before)} → ${percent(after)}`;
+  const drawn = (t) => (t === null || t === undefined ? "" : t === 0 ? " (greedy)" : ` (at ${trim(t)})`);
+  const sets = gains.slice(0, 8).map((g) => [`${g.eval_set}${drawn(g.temperature)}`, arrow(g.pass_before, g.pass_after), arrow(g.share_looks_before, g.share_looks_after)]);
+  const bySet = gains.length > 1 ? table(["evaluation set", "pass rate", "read first"], sets, [1, 2]) : null;
+  return [note("Held-out tasks, first evaluation and newest"), table(["", `version ${gain.version_before}`, `version ${gain.version_after}`], rows, [1, 2]), html("p", "sub", split), bySet];
 }

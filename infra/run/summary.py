@@ -168,8 +168,11 @@ def _behavior(state: MonitorState) -> dict[str, Any]:
             "before": behavior_figures(view.evals[0]),
             "after": behavior_figures(view.evals[-1]),
         }
-    if view.gain is not None:
-        found["gain"] = msgspec.structs.asdict(view.gain)
+    if view.gains:
+        found["gain"] = msgspec.structs.asdict(view.gains[0])
+        found["gain_by_set"] = {
+            one.eval_set: msgspec.structs.asdict(one) for one in view.gains if one.eval_set
+        }
     return found
 
 

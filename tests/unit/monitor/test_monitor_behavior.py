@@ -1,9 +1,14 @@
 """How episodes go over training, and what the gain is made of."""
 
+import io
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from penstock.actors.monitor.behavior_views import (
     NUM_RECENT,
@@ -15,6 +20,13 @@ from penstock.actors.monitor.behavior_views import (
     has_looked,
 )
 from penstock.actors.monitor.curves import NUM_POINTS_MAX
+from penstock.actors.monitor.exposition import exposition
+from penstock.actors.monitor.fold import RunFold
+from penstock.actors.monitor.state import decode_state, encode_state
+from penstock.gateway.page.live_page import render_page
+from penstock.infra.commands.status import render
+from penstock.infra.run.config_file import load_config
+from penstock.infra.run.summary import run_summary
 from penstock.messages.reward import EvalAnnounced, Outcome
 from penstock.messages.rollout import VersionSpan
 from penstock.messages.task import Purpose
@@ -109,14 +121,13 @@ def test_an_evaluation_counts_its_own_version_alone_and_training_is_apart():
     view = viewed([*evaluated(1, (True, True)), *other, *mixed, *trained])
     assert [(row.policy_version, row.num_rollouts) for row in view.evals] == [(1, 1)]
     assert [row.num_rollouts for row in view.training] == [1]
-    assert view.gain is None
+    assert view.gains == []
 
 
 def test_the_gain_is_divided_into_looking_more_often_and_better_work():
     before = [(True, True)] * 2 + [(True, False)] * 2 + [(False, False)] * 6
     after = [(True, True)] * 8 + [(False, False)] * 2
-    gain = viewed([*evaluated(0, *before), *evaluated(9, *after)]).gain
-    assert gain is not None
+    [gain] = viewed([*evaluated(0, *before), *evaluated(9, *after)]).gains
     assert (gain.version_before, gain.version_after) == (0, 9)
     assert (gain.share_looks_before, gain.share_looks_after) == (0.4, 0.8)
     assert (gain.pass_given_look_before, gain.pass_given_look_after) == (0.5, 1.0)
@@ -128,10 +139,37 @@ def test_where_nothing_is_gained_or_nobody_looks_nothing_is_divided():
         policy_version=0, num_rollouts=4, num_looked=2, num_looked_solved=1, num_solved=1
     )
     blind = BehaviorRow(policy_version=1, num_rollouts=4, num_solved=3)
-    assert gain_between(some, some).gain_by_better_work is None
-    found = gain_between(some, blind)
+    assert gain_between(some, some, announced(0)).gain_by_better_work is None
+    found = gain_between(some, blind, announced(1))
     assert (found.pass_after, found.pass_given_look_after) == (0.75, None)
     assert found.gain_by_better_work is None
+
+
+def of_set(events, name, **about):
+    """Return an evaluation's events as those of another set."""
+    for event in events:
+        renamed = {"group_id": f"{name}-{event.group_id}"} if hasattr(event, "group_id") else {}
+        if isinstance(event, EvalAnnounced):
+            renamed = {"eval_id": f"{name}-{event.eval_id}", "eval_set": name} | about
+        else:
+            renamed["rollout_id"] = f"{name}-{event.rollout_id}"
+        yield msgspec.structs.replace(event, **renamed)
+
+
+def test_each_evaluation_set_has_its_own_gain_and_the_main_one_comes_first():
+    first, last = evaluated(0, (True, False), (False, False)), evaluated(4, (True, True))
+    view = viewed([
+        *of_set(first, "greedy", is_main=False, temperature=0.0),
+        *of_set(last, "greedy", is_main=False, temperature=0.0),
+        *of_set(first, "sampled", temperature=1.0),
+        *of_set(last, "sampled", temperature=1.0),
+        *of_set(last, "alone", is_main=False),
+    ])  # fmt: skip
+    assert [(one.eval_set, one.temperature) for one in view.gains] == [
+        ("sampled", 1.0), ("greedy", 0.0),
+    ]  # fmt: skip
+    assert [row.policy_version for row in view.evals] == [0, 4]
+    assert view.gains[1].pass_after == 1.0
 
 
 @given(st.data())
@@ -177,3 +215,31 @@ def test_many_evaluations_keep_the_first_and_the_newest():
     ])  # fmt: skip
     assert len(view.evals) <= NUM_POINTS_MAX
     assert (view.evals[0].policy_version, view.evals[-1].policy_version) == (0, NUM_POINTS_MAX + 1)
+
+
+def test_page_metrics_status_and_summary_have_the_same_figures():
+    fold = RunFold()
+    for event in [
+        *evaluated(0, (True, False), (False, False)),
+        *played("a", 0, Outcome.SOLVED, (READ, READ), (EDIT, EDIT), ("finish",)),
+        *played("b", 1, Outcome.FAILED, (READ,), (EDIT,)),
+        *evaluated(2, (True, True), (True, True)),
+    ]:
+        fold.apply(event, 1.0)
+    state = fold.state(1.0)
+    assert decode_state(encode_state(state)).behavior == state.behavior
+    lines = exposition(state).decode().splitlines()
+    assert 'penstock_behavior{name="parallel_share"} 0.4' in lines
+    assert 'penstock_behavior{name="turns_per_solved"} 3.0' in lines
+    console = Console(width=160, file=io.StringIO())
+    console.print(render(state))
+    assert "40%, 100%" in console.file.getvalue() and "5.00, 3.00" in console.file.getvalue()
+    config = load_config(Path("infra/configs/parallel-calls.toml"))
+    found = run_summary(state, config, 1.0, {})["behavior"]
+    assert (found["before"]["pass_rate"], found["after"]["pass_rate"]) == (0.0, 1.0)
+    assert found["after"]["calls_per_solved"] == 2.0
+    gain = found["gain"]
+    assert (gain["share_looks_before"], gain["share_looks_after"]) == (0.5, 1.0)
+    assert (gain["pass_given_look_before"], gain["pass_given_look_after"]) == (0.0, 1.0)
+    assert gain["gain_by_better_work"] == 1.0
+    assert set(re.findall(r"behavior\.(\w+)", render_page())) <= set(BehaviorView.__struct_fields__)
