@@ -64,6 +64,6 @@ def make_rubric(url: str = "http://127.0.0.1:9/v1", **changes: Any) -> RubricCon
         "weight": 0.2,
         "criteria": [CriterionConfig(name="right", text="Is the change right?")],
         "retry_delay_s": 0.01,
-        "endpoint": EndpointConfig(url=url, model="m", **endpoint),
+        "endpoint": EndpointConfig(**{"url": url, "model": "m", **endpoint}),
     }
     return RubricConfig(**{**fields, **changes})
