@@ -63,7 +63,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     session_id: str
-    segment: str
+    chain: str
     client: Requester
     route: Route
     channel: str
@@ -102,7 +102,7 @@ def _recorded(answered: Answered, sealed: Sealed) -> InferenceRecorded:
     return InferenceRecorded(
         request_id=answered.request_id,
         session_id=answered.session_id,
-        segment=answered.segment,
+        chain=answered.chain,
         key_id=client.key.key_id,
         tenant=client.key.tenant,
         user=client.user,

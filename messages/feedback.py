@@ -50,8 +50,9 @@ class InferenceRecorded(Event, frozen=True, kw_only=True):
     stream: ClassVar[Stream] = Stream.FEEDBACK
     request_id: str
     session_id: str
-    segment: str = ""
-    """Requests of a session whose contexts extend one another: the id of the first of them."""
+    chain: str = ""
+    """Requests of a session that follow one another, each context extending the one before or
+    beginning with a summary of it: the id of the first of them."""
     key_id: str
     """Which bearer key (never the key itself)."""
     tenant: str = ""

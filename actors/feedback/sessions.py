@@ -30,7 +30,7 @@ class RecordedTurn(msgspec.Struct, frozen=True, kw_only=True):
     variant: str
     propensity: float
     policy_version: int
-    segment: str
+    chain: str
     at: float
     """When it was recorded, unix seconds."""
 
@@ -79,11 +79,11 @@ class UserSession:
 
     @property
     def open(self) -> list[list[RecordedTurn]]:
-        """Turns that are in no sample yet, by segment, at most as many as one may have."""
+        """Turns that are in no sample yet, by chain, at most as many as one may have."""
         found: dict[str, list[RecordedTurn]] = {}
         for name, turn in self.turns.items():
             if name not in self.sample_of:
-                found.setdefault(turn.segment, []).append(turn)
+                found.setdefault(turn.chain, []).append(turn)
         return [turns[:TURNS_MAX] for turns in found.values()]
 
     def add(self, record: InferenceRecorded, now: float) -> None:
@@ -94,7 +94,7 @@ class UserSession:
             variant=record.variant,
             propensity=record.propensity,
             policy_version=record.policy_version,
-            segment=record.segment,
+            chain=record.chain,
             at=record.recorded_at or now,
         )
 
@@ -172,8 +172,8 @@ class UserSession:
             yield signal, declared[signal.event.name]
 
     def _evidence(self, turns: Sequence[RecordedTurn]) -> list[str]:
-        segment = turns[0].segment
-        names = [name for name, turn in self.turns.items() if turn.segment == segment]
+        chain = turns[0].chain
+        names = [name for name, turn in self.turns.items() if turn.chain == chain]
         following = dict(pairwise(names))
         found = [following.get(turn.request_id, "") for turn in turns]
         return found if any(found) else []

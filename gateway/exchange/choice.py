@@ -117,7 +117,7 @@ class Choice:
         """The calls as the client gets them."""
         return [sent_call(call, self._tools) for call in self.calls]
 
-    def answered(self, client: Requester, segment: str, *, at: float) -> Answered:
+    def answered(self, client: Requester, chain: str, *, at: float) -> Answered:
         """Return what is known of a reply of at least one token."""
         sampled, plan = self.generation.sampled, self._plan
         turn = make_turn(
@@ -127,7 +127,7 @@ class Choice:
         return Answered(
             request_id=self.request_id,
             session_id=plan.session_id,
-            segment=segment,
+            chain=chain,
             client=client,
             route=self.generation.route,
             channel=self.generation.channel,

@@ -225,9 +225,9 @@ class Exchange:
                 tenant=client.key.tenant, user=client.user, is_stored=client.consent.storage
             )
             services.index.put(choice.request_id, owner, self._plan.session_id)
-            segment = self._settle_session(choice)
+            chain = self._settle_session(choice)
             choice.remember(services.planner.memory)
-            answered = choice.answered(client, segment, at=services.ctx.now())
+            answered = choice.answered(client, chain, at=services.ctx.now())
             try:
                 await services.recorder.record(answered)
             except ApiError:
@@ -235,16 +235,18 @@ class Exchange:
                 raise
 
     def _settle_session(self, choice: Choice) -> str:
-        """Note what the session holds now; return the segment that the reply belongs to."""
+        """Note what the session holds now; return the chain that the reply belongs to."""
         services, thread = self._services, self._request[THREAD]
         now, ids = services.ctx.monotonic(), (self._plan.context_ids, choice.token_ids)
-        chain = "" if choice.index else self._plan.segment
-        segment, kind = services.sessions.settle(thread, choice.request_id, *ids, now, chain=chain)
-        choice.starts_segment = bool(self._plan.segment) and kind is not PrefixKind.EXACT
+        continues = "" if choice.index else self._plan.chain
+        chain, kind = services.sessions.settle(
+            thread, choice.request_id, *ids, now, continues=continues
+        )
+        choice.starts_segment = bool(self._plan.chain) and kind is not PrefixKind.EXACT
         if kind is not None and not choice.index and not choice.starts_segment:
             services.metrics.prefixes.labels(kind).inc()
         services.sessions.remember(thread, choice.text, choice.sent_calls, now)
-        return segment
+        return chain
 
     def _observe(self) -> None:
         metrics = self._services.metrics

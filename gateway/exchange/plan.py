@@ -37,7 +37,7 @@ class Plan(NamedTuple):
     context_ids: list[int]
     sampling: Sampling
     told: OfferedTools
-    segment: str = ""
+    chain: str = ""
     """Of the session's records, where a summary stands for its first messages."""
 
 

@@ -1,4 +1,4 @@
-"""Which session a request belongs to where its client names none, and which segment of it.
+"""Which session a request belongs to where its client names none, and which chain of it.
 
 ```
  request ──named by header or body──────────────────────────────▶ that session
@@ -8,7 +8,7 @@
 Messages are compared loosely: system messages, white space, the order of keys and ids of calls do
 not matter, nor does what a turn says beside its calls. Whether the context really begins with what
 was sampled is then seen in its tokens: a session's requests whose contexts extend one another are
-one *segment*, named after its first; a client that sent a turn back changed, or branched off,
+one *chain*, named after its first; a client that sent a turn back changed, or branched off,
 starts another.
 
 Bounded, and in memory: a gateway that starts again finds new sessions.
@@ -90,7 +90,7 @@ class Thread:
 
 
 class _Tip(msgspec.Struct, frozen=True):
-    """The end of a segment: its last turn's context and reply together."""
+    """The end of a chain: its last turn's context and reply together."""
 
     num_tokens: int
     digest: bytes
@@ -99,7 +99,7 @@ class _Tip(msgspec.Struct, frozen=True):
 class _Session(msgspec.Struct):
     used_at: float
     tips: dict[str, _Tip] = {}
-    """By segment; the one extended last comes last."""
+    """By chain; the one extended last comes last."""
 
 
 class Sessions:
@@ -141,9 +141,9 @@ class Sessions:
         token_ids: Sequence[int],
         now: float,
         *,
-        chain: str = "",
+        continues: str = "",
     ) -> tuple[str, PrefixKind | None]:
-        """Note a reply's tokens; return its segment, and how it fits (None: nothing went before).
+        """Note a reply's tokens; return its chain, and how it fits (None: nothing went before).
 
         Args:
             thread: The request's.
@@ -151,7 +151,7 @@ class Sessions:
             context_ids: [C], the prompt.
             token_ids: [T], the reply.
             now: Seconds, as `open` has it.
-            chain: The segment that it belongs to although a summary stands for what went before.
+            continues: The chain that it belongs to although a summary stands for what went before.
 
         """
         key = thread.owner[0], thread.name
@@ -160,18 +160,18 @@ class Sessions:
         self._sessions.move_to_end(key)
         ids = np.asarray([*context_ids, *token_ids], dtype=np.int32)
         kind = PrefixKind.CHANGED if session.tips else PrefixKind.UNKNOWN
-        segment = _extended(session.tips, ids[: len(context_ids)])
-        if segment is not None:
+        chain = _extended(session.tips, ids[: len(context_ids)])
+        if chain is not None:
             kind = PrefixKind.EXACT
-            del session.tips[segment]
-        elif chain:
-            session.tips.pop(chain, None)
-        segment = segment or chain or request_id
-        session.tips[segment] = _Tip(len(ids), _digest(ids))
+            del session.tips[chain]
+        elif continues:
+            session.tips.pop(continues, None)
+        chain = chain or continues or request_id
+        session.tips[chain] = _Tip(len(ids), _digest(ids))
         if len(session.tips) > NUM_TIPS_MAX:
             del session.tips[next(iter(session.tips))]
         self._expire(now)
-        return segment, kind if thread.marks else None
+        return chain, kind if thread.marks else None
 
     def remember(self, thread: Thread, text: str, calls: Sequence[Call], now: float) -> None:
         """Find the thread's session where a conversation continues after this reply."""
@@ -200,11 +200,11 @@ class Sessions:
 
 
 def _extended(tips: Mapping[str, _Tip], context: Ids) -> str | None:
-    """Return the segment whose end a context begins with, the longest; None if there is none."""
+    """Return the chain whose end a context begins with, the longest; None if there is none."""
     by_length = sorted(tips.items(), key=lambda item: item[1].num_tokens, reverse=True)
-    for segment, tip in by_length:
+    for chain, tip in by_length:
         if tip.num_tokens <= len(context) and _digest(context[: tip.num_tokens]) == tip.digest:
-            return segment
+            return chain
     return None
 
 

@@ -5,7 +5,7 @@
  policy reads   system │ task, "Summary 1:" ...                   │ reply │ results
 ```
 The client goes on sending all messages; those that a summary covers are left out as long as they
-come back alike. Bounded, and in memory: a gateway that does not know a session sums it up anew.
+come back alike. Bounded, and in memory: a gateway that does not know a session sums it up again.
 """
 
 from collections import OrderedDict
@@ -37,8 +37,8 @@ class Covered(msgspec.Struct, frozen=True, kw_only=True):
     summary: str = ""
     count: int = 0
     """Summaries of the session so far."""
-    segment: str = ""
-    """`InferenceRecorded.segment` of the session's requests."""
+    chain: str = ""
+    """`InferenceRecorded.chain` of the session's requests."""
 
 
 class Summaries:

@@ -96,7 +96,7 @@ class Summarizer:
         plan = await self._plan_of(shortened(conversation, covered))
         if covered.count:
             self._request[EXTRA_HEADERS][HEADER.lower()] = str(covered.count)
-        return plan._replace(segment=covered.segment)
+        return plan._replace(chain=covered.chain)
 
     async def _fitting(self, conversation: LiveRequest) -> Plan | None:
         """Return a plan, or None where the conversation is too long."""
@@ -122,7 +122,7 @@ class Summarizer:
         try:
             await self._sample(choice)
         finally:
-            segment, kept = await asyncio.shield(self._record(choice, plan, client, covered))
+            chain, kept = await asyncio.shield(self._record(choice, plan, client, covered))
         if not kept:
             return False
         said = conversation.messages[:end]
@@ -133,7 +133,7 @@ class Summarizer:
                 digest=Thread(self._thread.owner, said).digest,
                 summary=kept,
                 count=covered.count + 1,
-                segment=segment,
+                chain=chain,
             ),
         )
         return True
@@ -175,7 +175,7 @@ class Summarizer:
     async def _record(
         self, choice: Choice, plan: Plan, client: Requester, covered: Covered
     ) -> tuple[str, str]:
-        """Store what was sampled; return its segment and what it carries over, empty for nothing.
+        """Store what was sampled; return its chain and what it carries over, empty for nothing.
 
         Raises:
             ApiError: 503, it cannot be stored.
@@ -185,26 +185,26 @@ class Summarizer:
             return "", ""
         services, now = self._services, self._services.ctx.monotonic()
         self._num_spent += len(plan.context_ids) + len(choice.token_ids)
-        segment, _ = services.sessions.settle(
+        chain, _ = services.sessions.settle(
             self._thread,
             choice.request_id,
             plan.context_ids,
             choice.token_ids,
             now,
-            chain=covered.segment,
+            continues=covered.chain,
         )
         kept, fault = "", ""
         try:
             kept = read_summary(services.chat_format, choice.token_ids, plan.context_ids, plan.told)
         except NoSummaryError as error:
             fault = str(error)
-        answered = choice.answered(client, segment, at=services.ctx.now())
+        answered = choice.answered(client, chain, at=services.ctx.now())
         is_withheld = services.summary.mode is SummaryMode.MASKED
         turn = as_summary(answered.turn, fault, is_withheld=is_withheld)
         owner = Owner(tenant=client.key.tenant, user=client.user, is_stored=client.consent.storage)
         services.index.put(choice.request_id, owner, plan.session_id)
         await services.recorder.record(msgspec.structs.replace(answered, turn=turn))
-        return segment, kept
+        return chain, kept
 
     def _client(self, conversation: LiveRequest) -> Requester:
         return Requester(

@@ -42,9 +42,9 @@ async def test_a_conversation_is_a_session_without_a_header(site, client):
     sessions = [record.session_id for record in records]
     assert sessions[0] == sessions[1] == sessions[3]
     assert len(set(sessions)) == 3
-    segments = [record.segment for record in records]
-    assert segments[:2] == [records[0].request_id] * 2
-    assert segments[3] == records[3].request_id
+    chains = [record.chain for record in records]
+    assert chains[:2] == [records[0].request_id] * 2
+    assert chains[3] == records[3].request_id
     shown = (await client._client.get(f"{site.url}/metrics")).text
     assert 'penstock_gateway_prefixes_total{kind="exact"} 1.0' in shown
     assert 'penstock_gateway_prefixes_total{kind="changed"} 1.0' in shown

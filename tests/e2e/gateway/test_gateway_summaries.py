@@ -110,7 +110,7 @@ async def test_a_session_goes_on_in_one_live_sample_of_several_segments(session)
     follow = [turns[i + 1].starts_segment for i, turn in enumerate(turns) if turn.is_summary]
     assert follow == [True] * num_summaries == [t for t in follow if t]
     assert sum(turn.starts_segment for turn in turns) == num_summaries
-    assert {record.segment for record in records} == {records[0].request_id}
+    assert {record.chain for record in records} == {records[0].request_id}
     for turn in turns:
         text = session.site.tokenizer.decode(from_array(turn.context_ids).tolist())
         assert TASK["content"] in text
@@ -245,5 +245,5 @@ async def test_the_agent_goes_on_beyond_the_window_by_itself(session):
     assert (report.end, report.num_turns) == ("turn_limit", 12)
     records, turns = await session.turns()
     assert report.num_summaries == sum(turn.is_summary for turn in turns) >= 2
-    assert len({record.segment for record in records}) == 1
+    assert len({record.chain for record in records}) == 1
     assert all(len(seen(turn)) <= WINDOW for turn in turns)

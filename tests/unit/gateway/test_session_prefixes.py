@@ -1,4 +1,4 @@
-"""Sessions by prefix: what belongs together is found, and tokens decide about segments."""
+"""Sessions by prefix: what belongs together is found, and tokens decide about chains."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,10 +38,10 @@ class Client:
         thread = self.sessions.open(self.owner, messages, named=named, new=name, now=self.now)
         context = list(context if context is not None else tokens(messages))
         ids = tokens([said(Role.ASSISTANT, reply, *calls)])
-        segment, kind = self.sessions.settle(thread, name, context, ids, self.now)
+        chain, kind = self.sessions.settle(thread, name, context, ids, self.now)
         self.sessions.remember(thread, reply, calls, self.now)
         self.messages = [*messages, said(Role.ASSISTANT, reply, *calls)]
-        return thread.name, segment, kind
+        return thread.name, chain, kind
 
 
 def tokens(messages):
@@ -86,8 +86,8 @@ def test_a_turn_that_comes_back_changed_starts_a_segment():
         client.messages = [user("one")]
         client.send("Look.", calls=[call])
         context = [7, *tokens(changed)]  # Rendered otherwise than it was sampled.
-        name, segment, kind = client.send(messages=changed, context=context)
-        assert (name, segment, kind) == ("u-ann-1", "u-ann-2", PrefixKind.CHANGED)
+        name, chain, kind = client.send(messages=changed, context=context)
+        assert (name, chain, kind) == ("u-ann-1", "u-ann-2", PrefixKind.CHANGED)
         client.messages.append(user("two"))
         context = [7, *tokens(client.messages)]
         assert client.send(context=context) == ("u-ann-1", "u-ann-2", PrefixKind.EXACT)
@@ -149,10 +149,10 @@ def test_a_segment_is_a_chain_of_extended_contexts(turns):
         context = tokens(client.messages)
         name = f"{which}-{len(client.messages)}"
         thread = sessions.open(ANN, client.messages, named="", new=name, now=0.0)
-        segment, kind = sessions.settle(thread, name, context, [1, 2], 0.0)
-        if segment in ends:
-            assert context[: len(ends[segment])] == ends[segment]
+        chain, kind = sessions.settle(thread, name, context, [1, 2], 0.0)
+        if chain in ends:
+            assert context[: len(ends[chain])] == ends[chain]
             assert kind is not PrefixKind.CHANGED
-        ends[segment] = [*context, 1, 2]
+        ends[chain] = [*context, 1, 2]
         sessions.remember(thread, "ok", (), 0.0)
         client.messages.append(said(Role.ASSISTANT, "ok"))
