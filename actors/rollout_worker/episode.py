@@ -29,6 +29,7 @@ from penstock.actors.rollout_worker.turns import (
     GenerationError,
     Journal,
     TurnChargedError,
+    channel_of,
     sample_turn,
     turn_sampling,
 )
@@ -42,7 +43,7 @@ from penstock.envs.sandbox_client.remote_sandbox import RemoteSandbox
 from penstock.envs.tasks.workspace import open_egress, open_workspace, read_egress
 from penstock.kernels.arrays import to_array
 from penstock.messages.errors import CodecError, DeadlineError
-from penstock.messages.generation import NEWEST, Generate, pinned
+from penstock.messages.generation import Generate
 from penstock.messages.rollout import (
     EpisodeEnd,
     EpisodeFiles,
@@ -51,7 +52,7 @@ from penstock.messages.rollout import (
     Trunk,
     Turn,
 )
-from penstock.messages.task import Purpose, StartRollout
+from penstock.messages.task import StartRollout
 
 
 class Episode:
@@ -227,7 +228,7 @@ class Episode:
             request_id=self._ctx.new_id(f"{command.rollout_id}.{index}"),
             session_id=command.rollout_id,
             purpose=command.purpose,
-            channel=self._channel(),
+            channel=channel_of(command),
             token_ids=to_array(np.array(conversation.token_ids, np.int32)),
             sampling=turn_sampling(
                 command.sampling, index, conversation.num_tokens_next_max, self._chat.stop_ids
@@ -242,11 +243,6 @@ class Episode:
             idle_s=self._config.generate_idle_s,
         )
         return conversation.make_turn(sampled, request.sampling)
-
-    def _channel(self) -> str:
-        """Return what may answer: an evaluation is of one version, training takes the newest."""
-        is_eval = self._command.purpose is Purpose.EVAL
-        return pinned(self._command.policy_version) if is_eval else NEWEST
 
     async def _save_if_due(self, runner: EpisodeRunner) -> None:
         """Save the state after a turn where the settings or the tree ask for it."""

@@ -33,11 +33,11 @@ from penstock.messages.errors import (
     PenstockError,
     RemoteCallError,
 )
-from penstock.messages.generation import Generate, TokensSampled
+from penstock.messages.generation import NEWEST, Generate, TokensSampled, pinned
 from penstock.messages.reading.trajectories import load_turn
 from penstock.messages.rollout import EpisodeSaved, StopReason, Trunk, Turn, TurnSampled
 from penstock.messages.rpc import RemoteErrorKind, RetryPolicy, with_retries
-from penstock.messages.task import Sampling, StartRollout
+from penstock.messages.task import Purpose, Sampling, StartRollout
 
 
 class GenerationError(PenstockError, RuntimeError):
@@ -54,6 +54,12 @@ class TurnChargedError(GenerationError):
 
 _FINAL = {RemoteErrorKind.INVALID, RemoteErrorKind.TOO_LONG, RemoteErrorKind.QUARANTINED}
 _CHARGED = {RemoteErrorKind.CHARGED, RemoteErrorKind.QUARANTINED}
+
+
+def channel_of(command: StartRollout) -> str:
+    """Return what may answer: an evaluation is of one version, training takes the newest."""
+    is_eval = command.purpose is Purpose.EVAL
+    return pinned(command.policy_version) if is_eval else NEWEST
 
 
 def turn_sampling(
