@@ -19,8 +19,9 @@ from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.sequences import TrainingSequence, micro_batches
 from penstock.actors.trainer.versions import Weights
 
-SAMPLED_TOKENS = 2048
-"""Where KL to the reference costs nothing, it is measured on sequences of about so many tokens."""
+SAMPLED_TOKENS = 512
+"""Where KL to the reference costs nothing, it is measured on the first sequences of a batch, of
+about so many tokens: they are a group's, and computed together."""
 
 
 def compared(
@@ -68,16 +69,23 @@ def _with_reference(
         if is_needed:
             raise ValueError("trainer.loss.kl: the weights of version 0 are not there")
         return sequences
-    every = 1 if is_needed else -(-sum(s.num_inputs for s in sequences) // SAMPLED_TOKENS)
-    chosen = sequences[::every]
-    found = list(sequences)
-    found[::every] = [
-        replace(sequence, reference_logprobs=logprobs)
-        for sequence, logprobs in zip(
-            chosen, logprobs_under(learner, weights, chosen, config), strict=True
-        )
+    chosen = sequences if is_needed else _first(sequences, SAMPLED_TOKENS)
+    logprobs = logprobs_under(learner, weights, chosen, config)
+    found = [
+        replace(sequence, reference_logprobs=values)
+        for sequence, values in zip(chosen, logprobs, strict=True)
     ]
-    return found
+    return found + sequences[len(found) :]
+
+
+def _first(sequences: list[TrainingSequence], num_tokens: int) -> list[TrainingSequence]:
+    """Return as many sequences as it takes to have so many tokens, or all."""
+    total = 0
+    for index, sequence in enumerate(sequences):
+        total += sequence.num_inputs
+        if total >= num_tokens:
+            return sequences[: index + 1]
+    return sequences
 
 
 def logprobs_under(
