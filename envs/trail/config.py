@@ -24,7 +24,7 @@ class TrailConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Visited one after the other: only the last file of a stop names the next one."""
     num_files: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1
     """Files of a stop, which can be read in one turn."""
-    num_names: Annotated[int, msgspec.Meta(ge=1, le=32)] = 5
+    num_names: Annotated[int, msgspec.Meta(ge=1, le=12)] = 5
     """Names to bring back, each once, in files of their own; the other files have none."""
     file_bytes: NonNegativeInt = 24
     """Words of a file besides, in bytes, approximately."""

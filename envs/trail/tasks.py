@@ -7,7 +7,7 @@ anew for each task.
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.envs.tasks.source import TaskCandidate, TaskOrigin
@@ -16,7 +16,12 @@ from penstock.messages.task import HiddenTests, Limits, Split, Task
 
 ANSWER_FILE = "answer.txt"
 CATEGORY = "trail"
-NAMES, NAME, NEXT, END = "names", "name", "next", "end"
+NAMES, NEXT, END = "names", "next", "end"
+NUMBERS = (
+    *("one", "two", "three", "four", "five", "six"),
+    *("seven", "eight", "nine", "ten", "eleven", "twelve"),
+)
+"""Number the names of a trail, in its order."""
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _DIGITS = "0123456789"
 _WORDS = ("amber", "cedar", "delta", "ember", "field", "grove", "haven", "inlet", "north", "river")
@@ -54,11 +59,16 @@ class Trail:
     @property
     def answer(self) -> str:
         """What the answer's file must say."""
-        return " ".join((NAMES, *self.names))
+        return numbered_names(dict(zip(NUMBERS, self.names, strict=False)))
 
     def paths(self, stop: str) -> list[str]:
         """Return the files of a stop."""
         return [f"{stop}/{number}" for number in range(1, self.num_files + 1)]
+
+
+def numbered_names(names: Mapping[str, str]) -> str:
+    """Return names by number as an answer, or a summary, lists them."""
+    return " ".join([NAMES, *(f"{number} {name}" for number, name in names.items())])
 
 
 def draw_trails(  # noqa: PLR0913, PLR0917 - all of a set of tasks
@@ -99,12 +109,14 @@ def _trail(  # noqa: PLR0913, PLR0917 - all of a task
 ) -> Trail:
     paths = [f"{stop}/{n}" for stop in stops for n in range(1, config.num_files + 1)]
     marked = sorted(rng.sample(range(len(paths)), config.num_names))
-    names = dict(zip(marked, rng.sample(_NAMES, config.num_names), strict=True))
+    names = rng.sample(_NAMES, config.num_names)
+    numbered = {
+        place: [number, name] for place, number, name in zip(marked, NUMBERS, names, strict=False)
+    }
     pages: dict[str, str] = {}
     for place, path in enumerate(paths):
         words = _some_words(config.file_bytes, rng)
-        if place in names:
-            words += [NAME, names[place]]
+        words += numbered.get(place, [])
         stop, number = divmod(place, config.num_files)
         if number == config.num_files - 1:
             words += [NEXT, stops[stop + 1]] if stop + 1 < len(stops) else [END]
@@ -114,13 +126,14 @@ def _trail(  # noqa: PLR0913, PLR0917 - all of a task
         category=CATEGORY,
         split=split,
         instruction=(
-            f"Follow the trail from {stops[0]} and write '{NAMES}' and its names to {ANSWER_FILE}."
+            f"Follow the trail from {stops[0]} and write '{NAMES}' and "
+            f"its numbered names to {ANSWER_FILE}."
         ),
         files={},
         pages=pages,
         limits=limits,
     )
-    return Trail(task, tuple(stops), tuple(names.values()), config.num_files)
+    return Trail(task, tuple(stops), tuple(names), config.num_files)
 
 
 def _some_words(num_bytes: int, rng: random.Random) -> list[str]:

@@ -7,7 +7,7 @@ the policy that imitates it has seen how to carry everything, and how it goes wr
 import random
 
 from penstock.envs.trail.config import TrailHabits
-from penstock.envs.trail.tasks import ANSWER_FILE, END, NAME, NAMES, NEXT, Trail
+from penstock.envs.trail.tasks import ANSWER_FILE, END, NEXT, NUMBERS, Trail, numbered_names
 from penstock.messages.rollout import ToolCall
 
 
@@ -15,14 +15,15 @@ class Walker:
     """Walks one trail.
 
     Example:
-        walker.calls() reads `b4/1`; walker.see(["... name olga next d2"]); walker.summary() is
-        `names olga next d2`, or `names next d2` where the name is left out.
+        walker.calls() reads `b4/1`; walker.see(["... one olga next d2"]); walker.summary() is
+        `names one olga next d2`, or `names next d2` where the name is left out.
 
     """
 
     def __init__(self, trail: Trail, habits: TrailHabits, rng: random.Random) -> None:
         self._trail, self._habits, self._rng = trail, habits, rng
-        self._names: list[str] = []
+        self._names: dict[str, str] = {}
+        """By number."""
         self._stop = trail.stops[0]
         """Where to go next; empty at the end."""
 
@@ -33,7 +34,7 @@ class Walker:
                 ToolCall(name="read_file", arguments={"path": path})
                 for path in self._trail.paths(self._stop)
             ]
-        answer = {"path": ANSWER_FILE, "content": " ".join((NAMES, *self._names))}
+        answer = {"path": ANSWER_FILE, "content": numbered_names(self._names)}
         return [
             ToolCall(name="write_file", arguments=answer),
             ToolCall(name="finish", arguments={}),
@@ -43,14 +44,14 @@ class Walker:
         """Read what the calls returned."""
         words = " ".join(texts).split()
         for word, value in zip(words, [*words[1:], ""], strict=True):
-            if word == NAME:
-                self._names.append(value)
+            if word in NUMBERS:
+                self._names[word] = value
             elif word in {NEXT, END}:
                 self._stop = value if word == NEXT else ""
 
     def summary(self) -> str:
         """Return what the walker notes, and forget the rest."""
         if self._names and self._rng.random() < self._habits.drops:
-            del self._names[self._rng.randrange(len(self._names))]
+            del self._names[self._rng.choice(sorted(self._names))]
         place = [NEXT, self._stop] if self._stop else [END]
-        return " ".join([NAMES, *self._names, *place])
+        return " ".join([numbered_names(self._names), *place])
