@@ -48,6 +48,8 @@ LONG: Settings = {
     "prepare.trail.num_stops": 52,
     "prepare.trail.num_files": 4,
     "prepare.trail.habits.whole_share": 0.0,
+    "prepare.num_demonstrations": 600,
+    "rollout_worker.summary.trigger": 0.75,
     "prepare.limits.window_tokens_max": 512,
     "prepare.limits.num_tokens_max": 8192,
     "prepare.limits.num_turns_max": 96,
