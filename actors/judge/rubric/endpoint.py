@@ -20,7 +20,7 @@ from penstock.actors.judge.rubric.judge import (
     JudgeServiceError,
     TextRefusedError,
 )
-from penstock.actors.judge.rubric.question import Question
+from penstock.actors.judge.rubric.question import JudgeQuestion
 from penstock.messages.errors import CodecError, ConfigError
 from penstock.messages.reading.parsing import parse_json
 
@@ -65,7 +65,7 @@ class Endpoint:
         key = read_key(config, environment)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
-    async def answer(self, question: Question) -> JudgeAnswer:
+    async def answer(self, question: JudgeQuestion) -> JudgeAnswer:
         """Ask once; see `Answerer`."""
         data = await self._post(self._body(question))
         try:
@@ -81,7 +81,7 @@ class Endpoint:
             num_reply_tokens=max(0, usage.completion_tokens),
         )
 
-    def _body(self, question: Question) -> dict[str, Any]:
+    def _body(self, question: JudgeQuestion) -> dict[str, Any]:
         config = self._config
         body: dict[str, Any] = {
             "model": config.model,

@@ -14,7 +14,7 @@ from penstock.actors.judge.rubric.judge import (
     JudgeServiceError,
     TextRefusedError,
 )
-from penstock.actors.judge.rubric.question import Question
+from penstock.actors.judge.rubric.question import JudgeQuestion
 from penstock.actors.policy.chat.format import ChatFormat, OfferedTools, UnrenderableError
 from penstock.actors.policy.replicas.client import stream_chunks
 from penstock.actors.policy.replicas.table import ReplicaTable
@@ -42,7 +42,7 @@ class Generators:
         self._replicas = replicas
         self._ctx = ctx
 
-    async def answer(self, question: Question) -> JudgeAnswer:
+    async def answer(self, question: JudgeQuestion) -> JudgeAnswer:
         """Have one letter sampled, greedily; see `Answerer`."""
         try:
             context = self._chat.render_prompt(question.messages, OfferedTools())

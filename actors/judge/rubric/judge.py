@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.actors.judge.rubric.config import CriterionConfig, RubricConfig
 from penstock.actors.judge.rubric.fence import new_nonce
-from penstock.actors.judge.rubric.question import Question, ask, read_answer, rubric_digest
+from penstock.actors.judge.rubric.question import JudgeQuestion, ask, read_answer, rubric_digest
 from penstock.actors.judge.submission import Submission
 from penstock.messages.errors import DeadlineError, PenstockError
 from penstock.messages.reward import JudgeScore
@@ -60,7 +60,7 @@ class JudgeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class Answerer(Protocol):
     """Who answers a judge's questions."""
 
-    async def answer(self, question: Question) -> JudgeAnswer:
+    async def answer(self, question: JudgeQuestion) -> JudgeAnswer:
         """Return the reply.
 
         Raises:

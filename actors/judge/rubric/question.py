@@ -40,7 +40,7 @@ Question: {text}
 Answer with {form}, and nothing else."""
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class JudgeQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """One call to a judge."""
 
     session_id: str
@@ -65,7 +65,7 @@ def ask(
     submission: Submission,
     repeat: int,
     nonce: str,
-) -> Question:
+) -> JudgeQuestion:
     """Return the question of a criterion.
 
     Each repeat begins with another choice, so that a judge which prefers a letter prefers no
@@ -86,7 +86,7 @@ def ask(
         fenced(_TITLES[name], submission.section(name), nonce, config.section_chars_max)
         for name in config.shows
     ]
-    return Question(
+    return JudgeQuestion(
         session_id=f"judge.{submission.sample_id}",
         messages=[
             ChatMessage(role=Role.SYSTEM, content=_RULES.format(nonce=nonce)),
@@ -96,7 +96,7 @@ def ask(
     )
 
 
-def read_answer(reply: str, question: Question, *, is_structured: bool) -> float | None:
+def read_answer(reply: str, question: JudgeQuestion, *, is_structured: bool) -> float | None:
     """Return the score of a reply that is one of the letters alone; None for any other."""
     letter = reply.strip()
     if is_structured:

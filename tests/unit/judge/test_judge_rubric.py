@@ -11,7 +11,7 @@ from tests.judge_service import make_rubric
 from penstock.actors.judge.rubric.config import CriterionConfig, RubricConfig
 from penstock.actors.judge.rubric.fence import bounded, fenced, neutral, new_nonce
 from penstock.actors.judge.rubric.judge import JudgeAnswer, RubricJudge
-from penstock.actors.judge.rubric.question import Question, ask, read_answer, rubric_digest
+from penstock.actors.judge.rubric.question import JudgeQuestion, ask, read_answer, rubric_digest
 from penstock.actors.judge.submission import Submission
 from penstock.actors.runtime.clock import run_virtual
 from penstock.infra.judge.asking import Unwatched
@@ -26,15 +26,15 @@ class Scripted:
 
     def __init__(self, answer) -> None:
         self._answer = answer
-        self.questions: list[Question] = []
+        self.questions: list[JudgeQuestion] = []
 
-    async def answer(self, question: Question) -> JudgeAnswer:
+    async def answer(self, question: JudgeQuestion) -> JudgeAnswer:
         self.questions.append(question)
         await asyncio.sleep(1.0)
         return JudgeAnswer(text=self._answer(question), answered_by="scripted")
 
 
-def letter_of(question: Question, choice: str) -> str:
+def letter_of(question: JudgeQuestion, choice: str) -> str:
     """Return the letter that stands before a choice."""
     lines = question.messages[-1].content.splitlines()
     return next(line[0] for line in lines if line[1:] == f". {choice}")

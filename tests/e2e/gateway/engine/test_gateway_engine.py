@@ -15,7 +15,7 @@ from penstock.actors.trainer.routes import rollout_routes
 from penstock.messages.feedback import InferenceRecorded
 from penstock.messages.task import Purpose
 
-from .conftest import Site
+from ..conftest import Site
 
 USER = [{"role": "user", "content": "Fix add."}]
 

@@ -17,7 +17,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.infra.judge.asking import Unwatched
 from penstock.messages.task import Purpose
 
-from .conftest import Site
+from ..conftest import Site
 from .test_gateway_engine import swap
 
 pytestmark = [pytest.mark.slow]

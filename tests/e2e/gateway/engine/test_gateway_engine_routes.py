@@ -15,7 +15,7 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.messages.feedback import InferenceRecorded
 from penstock.messages.task import Purpose
 
-from .conftest import Site
+from ..conftest import Site
 from .test_gateway_engine import swap
 
 ANSWER = {
