@@ -119,7 +119,7 @@ def read_submission(rollout: Trajectory, task: GradedTask, chat: ChatFormat) -> 
 
 def final_message(turns: Sequence[Turn], chat: ChatFormat) -> str:
     """Return the text of a last turn without calls, or what its call `finish` answers."""
-    if not turns or turns[-1].parse_error:
+    if not turns or turns[-1].parse_error or turns[-1].is_summary:
         return ""
     text = _text_of(turns[-1], chat)
     calls = turns[-1].calls
@@ -139,7 +139,9 @@ def _changed_files(rollout: Trajectory, task: GradedTask) -> Iterator[ChangedFil
 
 def _told(turns: Sequence[Turn], chat: ChatFormat) -> Iterator[str]:
     for index, turn in enumerate(turns):
-        if index:
+        if turn.starts_segment:
+            yield "[a new context begins, with the task and the summary]"
+        elif index:
             yield f"[returned] {chat.tokenizer.decode(from_array(turn.context_ids).tolist())}"
         yield f"[turn {index}] {_text_of(turn, chat)}"
         for call in turn.calls:

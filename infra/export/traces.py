@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.actors.policy.chat.builtin import PenstockChat
-from penstock.actors.policy.chat.format import ParsedTurn
+from penstock.actors.policy.chat.format import ParsedTurn, Role
 from penstock.actors.policy.tokenizer import TOKENIZER_KEY, Tokenizer
 from penstock.actors.runtime.files import open_private
 from penstock.envs.tasks.storage import load_tasks
@@ -26,7 +26,7 @@ from penstock.infra.run.runs import RunDir, open_log
 from penstock.kernels.arrays import from_array
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.errors import ConfigError, CorruptDataError
-from penstock.messages.reading.trajectories import last_of, read_turns
+from penstock.messages.reading.trajectories import last_of, read_turns, segments
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished, Turn
 from penstock.messages.task import Purpose, Split
@@ -86,29 +86,43 @@ async def _traces(
         instruction = instructions.get(rollout.task_id)
         if rollout.rollout_id not in solved or instruction is None:
             continue
-        trace = trace_of(chat, instruction, await read_turns(store, last_of(bus), rollout))
-        if trace is not None:
+        for trace in traces_of(chat, instruction, await read_turns(store, last_of(bus), rollout)):
             metadata = {"rollout_id": rollout.rollout_id, "task_id": rollout.task_id}
             metadata["policy_version"] = str(rollout.min_policy_version)
             yield msgspec.structs.replace(trace, metadata=metadata)
 
 
-def trace_of(chat: PenstockChat, instruction: str, turns: Sequence[Turn]) -> ChatTrace | None:
-    """Return an episode as a conversation, or None if a turn of it did not parse.
+def traces_of(chat: PenstockChat, instruction: str, turns: Sequence[Turn]) -> list[ChatTrace]:
+    """Return an episode as conversations, one for each segment; none if a turn did not parse.
 
     Raises:
         CorruptDataError: A context is not what the chat format renders.
 
     """
+    found: list[ChatTrace] = []
+    for segment in segments(turns):
+        opening = _opening(chat, segment[0]) if segment[0].starts_segment else instruction
+        trace = _trace_of(chat, opening, segment)
+        if trace is None:
+            return []
+        found.append(trace)
+    return found
+
+
+def _opening(chat: PenstockChat, turn: Turn) -> str:
+    """Return what a later segment begins with: the task and the summary."""
+    messages = chat.read_messages(from_array(turn.context_ids).tolist())
+    if not messages or messages[-1].role is not Role.USER:
+        raise CorruptDataError("a segment's first context does not end with a user's message")
+    return messages[-1].content
+
+
+def _trace_of(chat: PenstockChat, instruction: str, turns: Sequence[Turn]) -> ChatTrace | None:
     messages = [TraceMessage(role="user", content=instruction)]
     open_ids: list[str] = []
     for index, turn in enumerate(turns):
         if index:
-            results = chat.read_results(from_array(turn.context_ids).tolist())
-            if results is None or len(results) != len(open_ids):
-                raise CorruptDataError(f"turn {index}: its context is no row of tool results")
-            pairs = zip(open_ids, results, strict=True)
-            messages += [TraceMessage(role="tool", tool_call_id=i, content=c) for i, c in pairs]
+            messages += _follows(chat, turn, open_ids, index)
         parsed = chat.parse_turn(from_array(turn.token_ids).tolist())
         if not isinstance(parsed, ParsedTurn):
             return None
@@ -121,6 +135,21 @@ def trace_of(chat: PenstockChat, instruction: str, turns: Sequence[Turn]) -> Cha
             TraceMessage(role="assistant", content=parsed.text, tool_calls=calls or None)
         )
     return ChatTrace(messages=messages)
+
+
+def _follows(
+    chat: PenstockChat, turn: Turn, open_ids: Sequence[str], index: int
+) -> list[TraceMessage]:
+    """Return the results of the calls before a turn, and the request for a summary."""
+    told = chat.read_messages(from_array(turn.context_ids).tolist())
+    roles = [Role.TOOL] * len(open_ids) + [Role.USER] * turn.is_summary
+    if told is None or [message.role for message in told] != roles:
+        raise CorruptDataError(f"turn {index}: its context is no row of tool results")
+    found = [
+        TraceMessage(role="tool", tool_call_id=name, content=message.content)
+        for name, message in zip(open_ids, told, strict=False)
+    ]
+    return found + [TraceMessage(role="user", content=one.content) for one in told[len(open_ids) :]]
 
 
 def _json(arguments: dict[str, str]) -> str:

@@ -113,7 +113,8 @@ async def _prompts(bus: Bus, store: ObjectStore) -> list[np.ndarray]:
             continue
         context = np.zeros(0, np.int32)
         for turn in await read_turns(store, last_of(bus), event):
-            context = np.concatenate([context, from_array(turn.context_ids)])
+            past = context[: 0 if turn.starts_segment else None]
+            context = np.concatenate([past, from_array(turn.context_ids)])
             prompts.append(context)
             context = np.concatenate([context, from_array(turn.token_ids)])
         if len(prompts) >= _NUM_PROMPTS:

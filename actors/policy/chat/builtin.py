@@ -94,45 +94,17 @@ class PenstockChat:
             messages.append(ChatMessage(role=Role.USER, content=request))
         return self.render_prompt(messages)
 
-    def read_results(self, context_ids: Sequence[int]) -> list[str] | None:
-        """Return the texts that `render_observation` was given; None if it did not make these."""
-        texts: list[str] = []
-        ids = list(context_ids)
-        tool_id = self.tokenizer.special_id(special_tokens.TOOL)
-        while ids and ids[0] == tool_id and self.end_id in ids:
-            end = ids.index(self.end_id)
-            texts.append(self.tokenizer.decode(ids[1:end]))
-            ids = ids[end + 1 :]
-        return texts if ids == [self.tokenizer.special_id(special_tokens.ASSISTANT)] else None
-
-    def read_prompt(self, ids: Sequence[int]) -> list[ChatMessage] | None:
-        """Return the conversation that ids render up to an assistant's turn; None if there is none.
-
-        What the policy sampled may be spelled in other tokens than `render_prompt` gives.
-        """
+    def read_messages(self, context_ids: Sequence[int]) -> list[ChatMessage] | None:
+        """Return the messages that a context of text alone was rendered from, else None."""
         roles = {self.tokenizer.special_id(token): role for role, token in _ROLE_TOKENS.items()}
-        left = list(ids)
         messages: list[ChatMessage] = []
-        while len(left) > 1:
-            role = roles.get(left[0])
-            if role is None or self.end_id not in left:
-                return None
-            end = left.index(self.end_id) + 1
-            message = self.read_turn(left[1:end]) if role is Role.ASSISTANT else None
-            if message is None:
-                text = self.tokenizer.decode(left[1 : end - 1])
-                message = ChatMessage(role=role, content=text)
-            messages.append(message)
-            left = left[end:]
-        is_open = left == [self.tokenizer.special_id(special_tokens.ASSISTANT)]
-        return messages if messages and is_open else None
-
-    def read_turn(self, ids: Sequence[int]) -> ChatMessage | None:
-        """Return a turn as a message; None if it does not parse."""
-        parsed = self.parse_turn(ids)
-        if not isinstance(parsed, ParsedTurn):
-            return None
-        return ChatMessage(role=Role.ASSISTANT, content=parsed.text, calls=parsed.calls)
+        ids = list(context_ids)
+        while ids and ids[0] in roles and self.end_id in ids:
+            end = ids.index(self.end_id)
+            text = self.tokenizer.decode(ids[1:end])
+            messages.append(ChatMessage(role=roles[ids[0]], content=text))
+            ids = ids[end + 1 :]
+        return messages if ids == [self.tokenizer.special_id(special_tokens.ASSISTANT)] else None
 
     def parse_turn(
         self,

@@ -20,7 +20,7 @@ from penstock.infra.corpora.builder import MIDTRAIN_HELDOUT_KEY, MIDTRAIN_KEY
 from penstock.infra.corpora.own import corpus_objects
 from penstock.infra.corpora.text import read_texts
 from penstock.infra.corpora.traces import ChatTrace, read_traces
-from penstock.infra.export.traces import trace_of
+from penstock.infra.export.traces import traces_of
 from penstock.infra.models.settings import CorpusConfig
 from penstock.kernels.arrays import to_array
 from penstock.messages.errors import ConfigError, CorruptDataError
@@ -264,7 +264,7 @@ def test_an_exported_rollout_is_read_as_the_tokens_that_it_was(tmp_path_factory,
         turns.append(turn(context, ids))
         whole += context + ids
         context = OURS.render_observation((), (), [("", text) for _, text in calls])
-    trace = trace_of(OURS, task, turns)
+    [trace] = traces_of(OURS, task, turns)
     path = tmp_path_factory.mktemp("t") / "t.jsonl"
     path.write_bytes(msgspec.json.encode(trace))
     [(ids, weights)] = documents(OURS, str(path), 10**6)
@@ -274,15 +274,15 @@ def test_an_exported_rollout_is_read_as_the_tokens_that_it_was(tmp_path_factory,
 
 def test_a_rollout_with_a_turn_that_does_not_parse_is_no_trace():
     ids = OURS.tokenizer.encode("cut off")
-    assert trace_of(OURS, "x", [turn([1], ids)]) is None
+    assert traces_of(OURS, "x", [turn([1], ids)]) == []
     call = OURS.render_turn("", [ToolCall(name="grep", arguments={})], TOOLS)
     with pytest.raises(CorruptDataError, match="turn 1: its context is no row of tool results"):
-        trace_of(OURS, "x", [turn([1], call), turn(ids, call)])
+        traces_of(OURS, "x", [turn([1], call), turn(ids, call)])
 
 
 def test_a_trace_is_plain_chat_completions():
     call = OURS.render_turn("", [ToolCall(name="grep", arguments={"path": "a"})], TOOLS)
-    trace = trace_of(OURS, "x", [turn([1], call)])
+    [trace] = traces_of(OURS, "x", [turn([1], call)])
     assert isinstance(trace, ChatTrace)
     [_, message] = json.loads(msgspec.json.encode(trace))["messages"]
     function = {"name": "grep", "arguments": '{"path":"a"}'}
