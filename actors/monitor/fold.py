@@ -217,8 +217,7 @@ class RunFold:
             self._boots_ms.append(record.boot_ms)
 
     def _eval_announced(self, event: EvalAnnounced, at: float) -> None:
-        if event.is_main:
-            self._behavior.announced(event)
+        self._behavior.announced(event)
 
     def _manifest(self, event: BatchManifest, at: float) -> None:
         self._ledger.add_manifest(event)

@@ -48,7 +48,7 @@ function gainOf({ gains, evals }) {
   const split = work === null || work === undefined ? "No gain, or nobody looked: there is nothing to divide."
     : `${percent(work)} of the gain is better work, ${percent(1 - work)} is looking more often.`;
   const arrow = (before, after) => `${percent(before)} → ${percent(after)}`;
-  const drawn = (t) => (t === null || t === undefined ? "" : t === 0 ? " (greedy)" : ` (at ${trim(t)})`);
+  const drawn = (t) => (t === null || t === undefined ? "" : ` (T = ${trim(t)})`);
   const sets = gains.slice(0, 8).map((g) => [`${g.eval_set}${drawn(g.temperature)}`, arrow(g.pass_before, g.pass_after), arrow(g.share_looks_before, g.share_looks_after)]);
   const bySet = gains.length > 1 ? table(["evaluation set", "pass rate", "read first"], sets, [1, 2]) : null;
   return [note("Held-out tasks, first evaluation and newest"), table(["", `version ${gain.version_before}`, `version ${gain.version_after}`], rows, [1, 2]), html("p", "sub", split), bySet];

@@ -224,6 +224,8 @@ def test_page_metrics_status_and_summary_have_the_same_figures():
         *played("a", 0, Outcome.SOLVED, (READ, READ), (EDIT, EDIT), ("finish",)),
         *played("b", 1, Outcome.FAILED, (READ,), (EDIT,)),
         *evaluated(2, (True, True), (True, True)),
+        *of_set(evaluated(0, (True, True)), "greedy", is_main=False, temperature=0.0),
+        *of_set(evaluated(2, (True, True)), "greedy", is_main=False, temperature=0.0),
     ]:
         fold.apply(event, 1.0)
     state = fold.state(1.0)
@@ -242,4 +244,5 @@ def test_page_metrics_status_and_summary_have_the_same_figures():
     assert (gain["share_looks_before"], gain["share_looks_after"]) == (0.5, 1.0)
     assert (gain["pass_given_look_before"], gain["pass_given_look_after"]) == (0.0, 1.0)
     assert gain["gain_by_better_work"] == 1.0
+    assert found["gain_by_set"]["greedy"]["temperature"] == 0.0
     assert set(re.findall(r"behavior\.(\w+)", render_page())) <= set(BehaviorView.__struct_fields__)
