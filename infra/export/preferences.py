@@ -123,7 +123,7 @@ class PreferenceReader:
                 }
         except CodecError:
             return None
-        tools = {} if self._chat is None else {"tools": []}
+        tools: dict[str, list[str]] = {} if self._chat is None else {"tools": []}
         return lines | tools | {"metadata": _lineage(judgment)}
 
     def _prompt(self, ids: list[int]) -> str | list[TraceMessage]:

@@ -24,7 +24,6 @@ from penstock.infra.what_if.evaluation import evaluate, evaluations
 from penstock.infra.what_if.report import render
 from penstock.infra.what_if.settings import read_question, reward_function
 from penstock.messages.bus import Bus
-from penstock.messages.errors import CorruptDataError
 from penstock.messages.reading.trajectories import last_of
 from penstock.messages.reward import EvalCompleted
 from penstock.messages.training import BatchManifest, StepCompleted
@@ -39,7 +38,7 @@ async def what_if_command(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: A setting that cannot be evaluated again, or a folder that is not empty.
         NotFoundError: No such run, or it has no checkpoint of version 0.
-        CorruptDataError: The log is not sound.
+        CorruptDataError: The log lacks a verdict.
         EvaluationFailedError: The evaluation did not end well.
 
     """
@@ -90,8 +89,6 @@ async def ask(
         learner, report = await replay_what_if(
             log, config.policy, config.trainer, what_if, on_step=on_step
         )
-        if report.first_difference:
-            raise CorruptDataError(f"the log is not sound: {report.first_difference}")
         recorded = await _recorded(bus)
         own = await evaluations(bus)
         tokenizer = await tokenizer_files(run.store(), config.policy.max_position_embeddings)
@@ -103,6 +100,7 @@ async def ask(
         "what_if": question.given,
         "version": version,
         "ended": report.ended,
+        "first_difference": report.first_difference,
         "ess_min": what_if.ess_min,
         "weights_digest": report.weights_digest,
         "steps": {"original": recorded, "what_if": steps},
@@ -144,6 +142,8 @@ def _lines(answer: dict[str, Any], folder: Path) -> list[str]:
     steps = answer["steps"]
     taken, recorded = len(steps["what_if"]), len(steps["original"])
     lines = [f"{taken} of {recorded} steps with {', '.join(answer['what_if'])}"]
+    if answer["first_difference"]:
+        lines.append(f"the log does not follow from itself: {answer['first_difference']}")
     if answer["ended"]:
         lines.append(f"ended {answer['ended']}")
     if steps["what_if"]:

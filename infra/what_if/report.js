@@ -28,6 +28,7 @@ function main() {
   byId("given").textContent = answer.what_if.join("  ");
   const stall = byId("stall");
   stall.textContent = ended ? `Ended ${ended}.` : "The log has an answer to its end. Tasks, rollouts and batches are the run's.";
+  if (answer.first_difference) stall.append(` The log does not follow from itself: ${answer.first_difference}.`);
   stall.classList.add(ended ? "bad" : "good");
   const last = (name) => heldout[name].filter((e) => !e.set).at(-1) ?? heldout[name].at(-1);
   const rate = (found) => [found ? percent(found.pass_rate) : "–", found ? `version ${found.version}, ${found.num_solved} of ${found.num_tasks}` : "not evaluated"];
@@ -50,7 +51,7 @@ function main() {
   curves("loss", "Of different objectives the values cannot be compared");
   curves("grad_norm", "Before clipping");
   curves("entropy", "Nats per token");
-  curves("kl_reference", "k3, nats per token");
+  curves("kl_reference", "k1, nats per token");
 }
 
 main();

@@ -126,7 +126,9 @@ def test_without_texts_there_is_no_mid_training_by_default(model):
     assert parse_config(data, "test").trainer.midtrain.num_tokens == 0
 
 
-@pytest.mark.parametrize("name", ["from-checkpoint", "pretrain-then-rl", "sft-then-rl"])
+@pytest.mark.parametrize(
+    "name", ["from-checkpoint", "pretrain-then-rl", "sft-then-rl", "preferences-then-rl"]
+)
 def test_shipped_configurations_fit_a_model(model, name):
     given = [f"model.checkpoint={model}"]
     given += ["model.corpora=[{path='src'}]"] if name == "pretrain-then-rl" else []
@@ -135,6 +137,7 @@ def test_shipped_configurations_fit_a_model(model, name):
     config = parse_config(data, name)
     assert config.model.has_corpus == (config.trainer.midtrain.num_tokens > 0)
     assert all(Path(corpus.path).is_absolute() for corpus in config.model.corpora)
+    assert all(Path(path).is_absolute() for path in config.model.preferences)
 
 
 def test_paths_become_absolute_without_a_checkpoint_too():
