@@ -26,7 +26,7 @@ from penstock.actors.trainer.checkpoint import (
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.preferences.examples import PreferenceExample
-from penstock.actors.trainer.preferences.reading import PreferenceReader
+from penstock.actors.trainer.preferences.reading import ExampleReader
 from penstock.actors.trainer.step import StepResult, train_step
 from penstock.actors.trainer.turns import TurnStore
 from penstock.messages.base import Event
@@ -129,7 +129,7 @@ class Replay:
         self._log = log
         self._on_step = on_step
         self._turns = TurnStore(config.turns_bytes_max, log.opener)
-        self._preferences = PreferenceReader(log.store, log.opener, log.last, learner.policy.config)
+        self._preferences = ExampleReader(log.store, log.opener, log.last, learner.policy.config)
         self._audit = ManifestAudit(config)
         self._manifests: list[BatchManifest] = []
         self._results: dict[int, StepResult] = {}

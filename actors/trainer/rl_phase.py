@@ -29,7 +29,7 @@ from penstock.actors.trainer.midtraining.phase import run_midtraining
 from penstock.actors.trainer.midtraining.saves import drop_saves
 from penstock.actors.trainer.off_policy import OffPolicy, measure
 from penstock.actors.trainer.preferences.phase import run_preferences
-from penstock.actors.trainer.preferences.reading import PreferenceReader
+from penstock.actors.trainer.preferences.reading import ExampleReader
 from penstock.actors.trainer.preferences.waiting import left_out
 from penstock.actors.trainer.step import train_step
 from penstock.actors.trainer.turns import TurnStore
@@ -158,8 +158,8 @@ class RlPhase:
         entries = left_out(manifest.preferences, unreadable)
         return msgspec.structs.replace(manifest, preferences=entries)
 
-    def _preferences(self, ctx: Context) -> PreferenceReader:
-        return PreferenceReader(ctx.store, self._opener, ctx.last, self._policy_config)
+    def _preferences(self, ctx: Context) -> ExampleReader:
+        return ExampleReader(ctx.store, self._opener, ctx.last, self._policy_config)
 
     async def end_after(
         self, step: int, reason: str, ctx: Context, *, is_failure: bool = False

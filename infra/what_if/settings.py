@@ -29,7 +29,7 @@ TOLERANCE = 1e-6
 """Between components as recorded and as composed again."""
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class WhatIfSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What is different, checked against the run's own settings."""
 
     given: list[str]
@@ -48,7 +48,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return _converted("trainer", config, self.trainer)
 
 
-def read_question(given: Sequence[str], config: RunConfig) -> Question:
+def read_question(given: Sequence[str], config: RunConfig) -> WhatIfSettings:
     """Read `KEY=VALUE` settings.
 
     Raises:
@@ -73,7 +73,7 @@ def read_question(given: Sequence[str], config: RunConfig) -> Question:
                 f"--what-if {key.strip()}: expected one of {choices}; other settings decided what "
                 "was sampled, and a log has no other samples"
             )
-    question = Question(
+    question = WhatIfSettings(
         given=list(given),
         trainer=trainer,
         judge=_judge(config.judge, judge) if judge else None,
@@ -82,7 +82,9 @@ def read_question(given: Sequence[str], config: RunConfig) -> Question:
     return question
 
 
-def reward_function(question: Question, config: RunConfig) -> Callable[[Verdict], float] | None:
+def reward_function(
+    question: WhatIfSettings, config: RunConfig
+) -> Callable[[Verdict], float] | None:
     """Return the reward of a verdict with other weights; None where none was asked for."""
     judge, own = question.judge, config.judge
     if judge is None:

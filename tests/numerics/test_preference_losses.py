@@ -14,7 +14,7 @@ from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.preferences.config import PreferencesConfig
 from penstock.actors.trainer.preferences.examples import (
     PreferenceExample,
-    Reply,
+    PreferenceReply,
     unrelated_replies,
 )
 from penstock.actors.trainer.preferences.losses import dpo_losses, kto_kl, kto_losses
@@ -95,7 +95,7 @@ CONFIG = small_config(preferences=PreferencesConfig(beta=0.3), micro_batch_token
 def reply(context, num_tokens, *, targets=None):
     ids = RNG.integers(0, 64, num_tokens)
     is_target = np.ones(num_tokens, bool) if targets is None else np.array(targets)
-    return Reply(context_ids=context, reply_ids=ids, is_target=is_target)
+    return PreferenceReply(context_ids=context, reply_ids=ids, is_target=is_target)
 
 
 def pair():

@@ -21,7 +21,7 @@ from penstock.actors.trainer.checkpoint import (
 )
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.learner import Learner
-from penstock.actors.trainer.preferences.reading import PreferenceReader
+from penstock.actors.trainer.preferences.reading import ExampleReader
 from penstock.actors.trainer.replay import ReplayLog
 from penstock.actors.trainer.step import train_step
 from penstock.actors.trainer.turns import TurnStore
@@ -57,7 +57,7 @@ class _Retraining:
         self._learner, self._config, self._log = learner, config, log
         self._left_out = left_out
         self._turns = TurnStore(config.turns_bytes_max, log.opener)
-        self._preferences = PreferenceReader(log.store, log.opener, log.last, learner.policy.config)
+        self._preferences = ExampleReader(log.store, log.opener, log.last, learner.policy.config)
         self._credit = LiveCredit()
         self.manifests: list[BatchManifest] = []
         self.step = step

@@ -14,7 +14,7 @@ PREFERENCES_HELDOUT_KEY = "preferences/heldout"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reply:
+class PreferenceReply:
     """A reply after its context.
 
     Shapes: P tokens before, n of the reply.
@@ -32,10 +32,10 @@ class Reply:
         """P + n."""
         return self.context_ids.size + self.reply_ids.size
 
-    def after(self, context_ids: np.ndarray, tokens_max: int) -> "Reply":
+    def after(self, context_ids: np.ndarray, tokens_max: int) -> "PreferenceReply":
         """Return this reply after another context, cut to what then fits."""
         room = max(tokens_max - context_ids.size, 1)
-        return Reply(
+        return PreferenceReply(
             context_ids=context_ids,
             reply_ids=self.reply_ids[:room],
             is_target=self.is_target[:room],
@@ -61,8 +61,8 @@ class ReferenceLogprobs:
 class PreferenceExample:
     """A pair, or a label, which has one of the two replies."""
 
-    chosen: Reply | None
-    rejected: Reply | None
+    chosen: PreferenceReply | None
+    rejected: PreferenceReply | None
     weight: float = 1.0
     """Of a label."""
     reference: ReferenceLogprobs = ReferenceLogprobs()
@@ -78,7 +78,7 @@ class PreferenceExample:
         return self.rejected is None
 
     @property
-    def replies(self) -> list[Reply]:
+    def replies(self) -> list[PreferenceReply]:
         """The chosen one first."""
         return [reply for reply in (self.chosen, self.rejected) if reply is not None]
 
@@ -98,7 +98,9 @@ class PreferenceExample:
         )
 
 
-def unrelated_replies(labels: Sequence[PreferenceExample], tokens_max: int) -> list[Reply]:
+def unrelated_replies(
+    labels: Sequence[PreferenceExample], tokens_max: int
+) -> list[PreferenceReply]:
     """Return each label's context with the reply of the one before, the first with the last's.
 
     Nothing where a single label has no other: KTO's KL term is 0 then.
@@ -193,12 +195,12 @@ def example_of(stored: StoredExample) -> PreferenceExample:
     )
 
 
-def _reply(context: np.ndarray, stored: StoredReply | None) -> Reply | None:
+def _reply(context: np.ndarray, stored: StoredReply | None) -> PreferenceReply | None:
     if stored is None:
         return None
     if len(stored.targets) != len(stored.token_ids):
         raise CodecError("targets: expected one for each token")
-    return Reply(
+    return PreferenceReply(
         context_ids=context,
         reply_ids=np.array(stored.token_ids, np.int64),
         is_target=np.array(stored.targets, bool),

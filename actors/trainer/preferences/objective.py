@@ -22,7 +22,7 @@ from penstock.actors.trainer.learner import Learner, NonFiniteError
 from penstock.actors.trainer.preferences.config import PreferencesConfig
 from penstock.actors.trainer.preferences.examples import (
     PreferenceExample,
-    Reply,
+    PreferenceReply,
     unrelated_replies,
 )
 from penstock.actors.trainer.preferences.losses import dpo_losses, kto_kl, kto_losses
@@ -75,7 +75,7 @@ class PreferenceSums:
         return found
 
 
-def reply_logprobs(policy: Policy, replies: Sequence[Reply]) -> torch.Tensor:
+def reply_logprobs(policy: Policy, replies: Sequence[PreferenceReply]) -> torch.Tensor:
     """Return the summed log-probability of each reply's targets, [S] float32."""
     token_ids = [np.concatenate([each.context_ids, each.reply_ids]) for each in replies]
     free = [np.zeros((ids.size - 1, 1, 0), np.int64) for ids in token_ids]
@@ -241,7 +241,9 @@ def _unrelated(
 
 
 @torch.no_grad()
-def _all_logprobs(policy: Policy, replies: Sequence[Reply], tokens_max: int) -> torch.Tensor:
+def _all_logprobs(
+    policy: Policy, replies: Sequence[PreferenceReply], tokens_max: int
+) -> torch.Tensor:
     parts = _parts(replies, lambda reply: reply.num_tokens, tokens_max)
     found = [reply_logprobs(policy, part) for part in parts]
     return torch.cat(found) if found else torch.zeros(0)

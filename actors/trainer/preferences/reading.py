@@ -9,7 +9,7 @@ import numpy as np
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.trainer.preferences.examples import (
     PreferenceExample,
-    Reply,
+    PreferenceReply,
     check_example,
 )
 from penstock.actors.trainer.preferences.waiting import trained_preferences
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _READS_MAX = 16
 
 
-class PreferenceReader:
+class ExampleReader:
     """Reads examples of a run's log, each when it is needed."""
 
     def __init__(
@@ -109,6 +109,6 @@ class PreferenceReader:
         return content.correction_ids
 
 
-def _reply(context: np.ndarray, token_ids: np.ndarray) -> Reply:
+def _reply(context: np.ndarray, token_ids: np.ndarray) -> PreferenceReply:
     ids = token_ids.astype(np.int64)
-    return Reply(context_ids=context, reply_ids=ids, is_target=np.ones(ids.size, bool))
+    return PreferenceReply(context_ids=context, reply_ids=ids, is_target=np.ones(ids.size, bool))

@@ -93,7 +93,7 @@ def test_the_run_that_evaluates_takes_no_step_and_keeps_tasks_and_machines(name,
     config = load_config(path)
     assert (config.trainer.steps_max, config.pacer.steps_max) == (0, 0)
     assert (config.model.checkpoint, config.users.num_requests) == ("/model", 0)
-    assert config.model.traces == [] and config.trainer.midtrain.num_tokens == 0
+    assert config.model.corpora == () and config.trainer.midtrain.num_tokens == 0
     assert (config.prepare, config.judge, config.evaluator, config.pool, config.run.seed) == (
         own.prepare, own.judge, own.evaluator, own.pool, own.run.seed
     )  # fmt: skip
