@@ -2,7 +2,8 @@
 
 Deterministic: the same learner, manifest, turns, settings and torch thread count give the same
 bits, which is what replay proves. Logprobs are taken with the published (rounded) weights and with
-the sampler's own routes; advantages and the choice of samples come from the manifest alone.
+the sampler's own routes; the choice of samples and their advantages come from the manifest, and
+what `objective/kl_rewards.py` changes of these from the log.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
