@@ -44,13 +44,13 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 async def test_killed_it_recovers_and_replays(make_world, name):
-    world = make_world(1, **SETTINGS[name])
+    world = make_world(1, steps_max=4, **SETTINGS[name])
     world.log.num_until_kill = 5
     num_kills = await world.run()
     assert num_kills == 1
     steps = world.log.of(StepCompleted)
     assert [event.step for event in steps] == list(range(1, world.config.steps_max + 1))
-    assert len({event.weights_digest for event in steps}) > 3, "something was trained"
+    assert len({event.weights_digest for event in steps}) > 2, "something was trained"
     assert any(event.metrics["masked_fraction"] < 1 for event in steps)
     ledger = Ledger()
     for event in world.log.of(TurnSampled):
@@ -69,7 +69,7 @@ async def test_killed_it_recovers_and_replays(make_world, name):
 
 
 async def test_every_step_records_its_figures(make_world):
-    world = make_world(1)
+    world = make_world(1, steps_max=3)
     await world.run()
     trained = [event.metrics for event in world.log.of(StepCompleted) if event.staleness_tokens]
     names = {
