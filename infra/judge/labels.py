@@ -19,6 +19,7 @@ from penstock.infra.corpora.lines import read_lines
 from penstock.infra.export.preferences import PreferenceReader, standing
 from penstock.infra.run.runs import RunDir, open_log
 from penstock.infra.run.vault import open_vault
+from penstock.messages.bus import Bus
 from penstock.messages.errors import ConfigError
 from penstock.messages.reading.trajectories import last_of
 from penstock.messages.signals.preferences import Label
@@ -82,28 +83,35 @@ async def logged_labels(run: RunDir, criterion: CriterionConfig) -> list[HumanLa
         ConfigError: The log has none that can be read.
 
     """
-    best, worst = _ends(criterion.choices)
-    found: list[HumanLabel] = []
     async with open_log(run, "judge") as bus:
         store = run.store()
         text = (await store.get(TOKENIZER_KEY)).decode()
         tokenizer = Tokenizer.from_json(text, TOKENIZER_KEY)
-        reader = PreferenceReader(store, open_vault(run), last_of(bus), tokenizer)
-        labels = [one for one in await standing(bus) if isinstance(one, Label)]
-        for label in labels[:LABELS_MAX]:
-            line = await reader.line(label)
-            if line is not None:
-                choice = best if label.is_desirable else worst
-                found.append(
-                    HumanLabel(
-                        criterion=criterion.name,
-                        choice=choice,
-                        task=line["context"],
-                        final=line["reply"],
-                    )
-                )
+        reader = PreferenceReader(store, open_vault(run), last_of(bus), tokenizer, chat=None)
+        found = await standing_labels(bus, reader, criterion)
     if not found:
         raise ConfigError(f"--run: {run.run_id}: its log has no label that can be read")
+    return found
+
+
+async def standing_labels(
+    bus: Bus, reader: PreferenceReader, criterion: CriterionConfig
+) -> list[HumanLabel]:
+    """Return the labels of a log that count and whose content can still be read."""
+    best, worst = _ends(criterion.choices)
+    found: list[HumanLabel] = []
+    labels = [one for one in await standing(bus) if isinstance(one, Label)]
+    for label in labels[:LABELS_MAX]:
+        line = await reader.line(label)
+        if line is not None:
+            found.append(
+                HumanLabel(
+                    criterion=criterion.name,
+                    choice=best if label.is_desirable else worst,
+                    task=line["prompt"],
+                    final=line["completion"],
+                )
+            )
     return found
 
 

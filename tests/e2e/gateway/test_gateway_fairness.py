@@ -8,12 +8,14 @@ import pytest
 
 from penstock.actors.feedback.actor import FeedbackJoiner
 from penstock.actors.feedback.config import BurstConfig, JoinConfig
+from penstock.actors.judge.rubric.config import CriterionConfig
 from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.rollout_worker.conversation import offered_tools
 from penstock.gateway.keys import KeySpec, hash_key
 from penstock.infra.commands.quarantine import held_bursts, release
 from penstock.infra.corpora.preferences import read_preferences
 from penstock.infra.export.preferences import PreferenceReader, standing
+from penstock.infra.judge.labels import standing_labels
 from penstock.messages.errors import NotFoundError
 from penstock.messages.feedback import FeedbackReceived, InferenceRecorded, LiveSampleJoined
 from penstock.messages.reading.trajectories import last_of
@@ -150,11 +152,17 @@ async def test_a_correction_is_exported_as_a_pair_and_a_retracted_label_is_not(
             site._store, site.vault(), last_of(bus), tokenizer, PenstockChat(tokenizer)
         )
         lines = [await reader.line(event) for event in await standing(bus)]
+        texts = PreferenceReader(site._store, site.vault(), last_of(bus), tokenizer, chat=None)
+        judged = await standing_labels(bus, texts, CriterionConfig(name="good", text="Is it?"))
         await site.vault().erase("user/k-user")
+        assert await standing_labels(bus, texts, CriterionConfig(name="good", text="Is it?")) == []
         erased = PreferenceReader(
             site._store, site.vault(), last_of(bus), tokenizer, PenstockChat(tokenizer)
         )
         assert [await erased.line(event) for event in await standing(bus)] == [None, None]
+    [one] = judged  # What a rubric judge is calibrated with.
+    assert (one.criterion, one.choice, one.final.startswith("ok")) == ("good", "no", True)
+    assert "Fix add." in one.task
     pair, label = sorted(lines, key=lambda line: "label" in line)
     assert pair["chosen"][0].content == "return a + b"
     assert pair["rejected"][0].content.startswith("ok")
