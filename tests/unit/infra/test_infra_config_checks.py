@@ -64,3 +64,43 @@ def test_a_name_that_no_host_can_have_is_refused(spec: str) -> None:
 def test_settings_that_no_run_can_have_are_refused(overrides: list[str], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         load_config(QUICKSTART, overrides)
+
+
+CHAINS = (
+    "prepare.limits.num_segments_max=4",
+    "prepare.limits.window_tokens_max=256",
+    "rollout_worker.summary.num_tokens_max=64",
+    "generator.num_tokens_max=512",
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["prepare.limits.window_tokens_max=0"],
+            r"prepare\.limits\.window_tokens_max: expected one, as num_segments_max is 4",
+        ),
+        (
+            ["prepare.limits.window_tokens_max=1024"],
+            r"prepare\.limits\.window_tokens_max: expected at most generator\.num_tokens_max 512",
+        ),
+        (
+            ["rollout_worker.summary.trigger=0.8"],
+            r"rollout_worker\.summary\.num_tokens_max: expected less than 51, what rollout_worker"
+            r"\.summary\.trigger 0\.8 leaves of prepare\.limits\.window_tokens_max 256, got 64",
+        ),
+        (["rollout_worker.summary.trigger=1.0"], r"< 1.*\$\.rollout_worker\.summary\.trigger"),
+        (["rollout_worker.summary.mode='read'"], r"\$\.rollout_worker\.summary\.mode"),
+        (["rollout_worker.summary.request=' '"], r"rollout_worker\.summary\.request: expected"),
+    ],
+)
+def test_a_window_holds_what_is_read_and_a_summary(overrides, expected) -> None:
+    limits = load_config(QUICKSTART, [*CHAINS, "prepare.limits.num_tokens_max=4096"]).prepare.limits
+    assert (limits.num_segments_max, limits.window_tokens_max) == (4, 256)
+    with pytest.raises(ConfigError, match=expected):
+        load_config(QUICKSTART, [*CHAINS, *overrides])
+
+
+def test_without_a_summary_a_window_needs_no_room_for_one() -> None:
+    load_config(QUICKSTART, [*CHAINS, "rollout_worker.summary={mode='none', trigger=0.9}"])

@@ -1,5 +1,6 @@
 """Sampled tokens by kind, counted from recorded turns by the chat format's markup."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -115,3 +116,17 @@ def test_a_format_without_tokens_for_calls_counts_turns_with_calls_as_calls() ->
     tokenizer: Tokenizer = Plain()  # pyright: ignore[reportAssignmentType]
     kinds = TokenKinds(tokenizer)
     assert kinds.count([0, 9, 1, 5], [], is_final=False) == TokenCounts(thinking=3, call=1)
+
+
+def test_what_a_later_segment_reads_again_costs_nothing_more() -> None:
+    call, summary = CHAT.render_turn("", [LOOK]), CHAT.render_turn("Summary: done")
+    turns = [
+        make_turn([1] * 50, call, [LOOK]),
+        msgspec.structs.replace(make_turn([1] * 9, summary), is_summary=True),
+        msgspec.structs.replace(make_turn([1] * 60, call, [LOOK]), starts_segment=True),
+        make_turn([1] * 7, CHAT.render_turn("done")),
+    ]
+    found = measured(turns)
+    assert (found.output, found.num_turns, found.num_calls) == (9 + 7, 4, 2)
+    assert found.thinking == len(summary) + 2
+    assert found.final == len(CHAT.render_turn("done"))

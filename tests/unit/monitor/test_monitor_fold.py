@@ -45,6 +45,17 @@ def test_turns_that_branches_share_with_their_trunk_count_once():
     assert (rollouts.num_turns, rollouts.num_sampled_tokens) == (3, 20)
 
 
+def test_segments_and_summaries_are_counted_with_the_tokens_of_these():
+    rollout_of_two = rollout("r0", 0, Outcome.SOLVED)[2]
+    summary, after = rollout_of_two.turns
+    summary = msgspec.structs.replace(summary, is_summary=True)
+    after = msgspec.structs.replace(after, starts_segment=True)
+    chain = msgspec.structs.replace(rollout_of_two, turns=[summary, after])
+    view = folded([chain, rollout("r1", 0, Outcome.SOLVED)[2]]).rollouts
+    assert (view.num_train, view.num_train_segments, view.num_summaries) == (2, 3, 1)
+    assert (view.num_summary_tokens, view.num_sampled_tokens) == (10, 30)
+
+
 def test_the_ledger_balances_and_shows_what_is_in_flight():
     ledger = folded(story()).ledger
     assert ledger.balanced
