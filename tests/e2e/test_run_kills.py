@@ -1,12 +1,18 @@
 """kill -9 of every part at a random moment: the run ends as if nothing had been."""
 
+import json
 import random
 import signal
 import time
 
+import msgspec
 import pytest
 
-from .launched import Launched, gone, machines
+from penstock.envs.tasks.harbor import write_harbor
+from penstock.infra.quickstart.config import PrepareConfig
+from penstock.infra.quickstart.task_sources import drawn_tasks
+
+from .launched import Launched, gone, machines, penstock
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -120,6 +126,66 @@ def test_a_run_that_ended_while_it_prepared_resumes(launch, sent):
     again = launch.resumed()
     assert again.wait() == 0, again.output
     again.check_sound(steps=STEPS)
+
+
+def test_mid_training_goes_on_after_kill_9_to_the_same_bits(launch):
+    settings = (
+        "trainer.steps_max=1", "trainer.midtrain.num_tokens=150_000", "users.num_requests=0",
+    )  # fmt: skip
+    run = launch(*settings, "trainer.midtrain.save_s=0.1")
+    seen = set()
+    for _ in range(2):
+        seen = until_saved(run, seen)
+        run.kill(*VICTIMS["trainer"])
+    assert run.wait() == 0, run.output
+    whole = launch(*settings, run_id="r2")
+    assert whole.wait() == 0, whole.output
+    [disturbed, undisturbed] = [midtrained(each) for each in (run, whole)]
+    assert disturbed["weights_digest"] == undisturbed["weights_digest"]
+    assert disturbed["num_resumed"] == run.summary["midtrain"]["resumed"] == 2
+    assert disturbed["num_saves"] >= 2 and "num_saves" not in undisturbed
+    run.check_sound(steps=1)
+    assert not saves(run)
+
+
+def saves(run):
+    return set(run.folder.rglob("midtrain/saves/*"))
+
+
+def until_saved(run, known):
+    """Wait for a save that is not known; return all."""
+    deadline = time.monotonic() + 60.0
+    while not (found := saves(run)) - known:
+        assert time.monotonic() < deadline and run.process.poll() is None, run.output
+        time.sleep(0.02)
+    return known | found
+
+
+def midtrained(run):
+    told = penstock(run.runs, "log", "cat", run.folder.name, "--type", "MidtrainCompleted")
+    [event] = [json.loads(line) for line in told.stdout.splitlines()]
+    return event
+
+
+def test_a_run_whose_machines_fail_halts_and_says_why(launch, tmp_path):
+    small = PrepareConfig(num_train_tasks=12, num_heldout_tasks=4)
+    for split, candidates in drawn_tasks(small, 0).items():
+        for one in candidates:
+            task = msgspec.structs.replace(one.task, image="image-that-no-host-has")
+            write_harbor(msgspec.structs.replace(one, task=task), split, tmp_path / "tasks")
+    run = launch(
+        f"prepare.tasks={tmp_path / 'tasks'}",
+        "trainer.infrastructure_num_min=8",
+        "users.num_requests=0",
+    )
+    assert run.wait() == 1, run.output
+    assert "the run was given up: infrastructure: of the newest" in run.output
+    found = run.summary
+    assert found["rl"]["given_up"] is True
+    assert found["rl"]["finish_reason"].startswith("infrastructure: of the newest")
+    assert found["ledger"]["balanced"] is True
+    told = penstock(run.runs, "status", "r1")
+    assert "finished: infrastructure" in told.stdout
 
 
 def test_ctrl_c_stops_mid_training_within_seconds(launch):
