@@ -106,6 +106,35 @@ class PenstockChat:
             ids = ids[end + 1 :]
         return messages if ids == [self.tokenizer.special_id(special_tokens.ASSISTANT)] else None
 
+    def read_prompt(self, ids: Sequence[int]) -> list[ChatMessage] | None:
+        """Return the conversation that ids render up to an assistant's turn; None if there is none.
+
+        What the policy sampled may be spelled in other tokens than `render_prompt` gives.
+        """
+        roles = {self.tokenizer.special_id(token): role for role, token in _ROLE_TOKENS.items()}
+        left = list(ids)
+        messages: list[ChatMessage] = []
+        while len(left) > 1:
+            role = roles.get(left[0])
+            if role is None or self.end_id not in left:
+                return None
+            end = left.index(self.end_id) + 1
+            message = self.read_turn(left[1:end]) if role is Role.ASSISTANT else None
+            if message is None:
+                text = self.tokenizer.decode(left[1 : end - 1])
+                message = ChatMessage(role=role, content=text)
+            messages.append(message)
+            left = left[end:]
+        is_open = left == [self.tokenizer.special_id(special_tokens.ASSISTANT)]
+        return messages if messages and is_open else None
+
+    def read_turn(self, ids: Sequence[int]) -> ChatMessage | None:
+        """Return a turn as a message; None if it does not parse."""
+        parsed = self.parse_turn(ids)
+        if not isinstance(parsed, ParsedTurn):
+            return None
+        return ChatMessage(role=Role.ASSISTANT, content=parsed.text, calls=parsed.calls)
+
     def parse_turn(
         self,
         token_ids: Sequence[int],
