@@ -16,13 +16,15 @@ PENSTOCK = (sys.executable, "-m", "penstock.infra.cli")
 WAIT_S = 100.0
 
 
-def penstock(runs: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def penstock(
+    runs: Path, *arguments: str, wait_s: float = WAIT_S, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run one command to its end."""
     return subprocess.run(
         [*PENSTOCK, "--runs-dir", str(runs), *arguments],
         capture_output=True,
         text=True,
-        timeout=WAIT_S,
+        timeout=wait_s,
         env=os.environ | environment,
         check=False,
     )
