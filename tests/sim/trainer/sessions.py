@@ -56,6 +56,11 @@ def _later(index: int, joined: LiveSampleJoined) -> list[Event]:
     ]
     if len(joined.turns) > 1:
         later.append(
-            msgspec.structs.replace(joined, revision=9, reward=0.5, turn_rewards=[0.5, -0.5])
+            msgspec.structs.replace(
+                joined,
+                revision=9,
+                reward=0.5,
+                turn_rewards=[0.5, *[0.0] * (len(joined.turns) - 2), -0.5],
+            )
         )
     return list(later)
