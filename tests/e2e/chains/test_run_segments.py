@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import pytest
-
-from .launched import Launched
+from tests.e2e.launched import Launched
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(600)]
-CONFIG = Path(__file__).parents[2] / "infra" / "configs" / "self-summary.toml"
+CONFIG = Path(__file__).parents[3] / "infra" / "configs" / "self-summary.toml"
 STEPS = 2
 SETTINGS = (
     "prepare.num_train_tasks=32",
