@@ -1,8 +1,8 @@
 """Draws trails.
 
 Held out, whatever the seed: a fifth of all pairs of stops that a trail can begin with, chosen by a
-hash. No training task and no demonstration begins with one; stops, numbers and words are drawn
-anew for each task.
+hash. No training task and no demonstration begins with one; each task has its own stops, names
+and words.
 """
 
 import hashlib

@@ -10,14 +10,15 @@ from penstock.infra.commands.output import print_result
 from penstock.messages.errors import ConfigError
 
 _SPEED = ("engine", "bus", "weights", "sandbox", "search", "kernels", "recording", "scale")
-BENCHES = {**{name: name for name in _SPEED}, "learning": "learning.command"}
-"""Name -> module below this folder; each is its function `bench_<name>`."""
+BENCHES = {name: f"penstock.infra.bench.{name}" for name in _SPEED}
+BENCHES["learning"] = "penstock.infra.bench.learning.command"
+"""Name -> module; each is its function `bench_<name>`."""
 
 
 def bench(arguments: argparse.Namespace) -> int:
     """Run one benchmark and print its figures; with `--json` they are one last line."""
     what = arguments.what
-    module = importlib.import_module(f"penstock.infra.bench.{BENCHES[what]}")
+    module = importlib.import_module(BENCHES[what])
     result: Any = getattr(module, f"bench_{what}")(*_inputs(arguments))
     if inspect.iscoroutine(result):
         result = asyncio.run(result)

@@ -36,5 +36,5 @@ def test_a_command_names_a_function(name):
 
 @pytest.mark.parametrize("name", BENCHES)
 def test_a_bench_names_a_function(name):
-    module = importlib.import_module(f"penstock.infra.bench.{BENCHES[name]}")
+    module = importlib.import_module(BENCHES[name])
     assert callable(getattr(module, f"bench_{name}"))
