@@ -25,17 +25,13 @@ about so many tokens: they are a group's, and computed together."""
 
 
 def compared(
-    learner: Learner,
-    sequences: Sequence[TrainingSequence],
-    policy_version: int,
-    config: TrainerConfig,
+    learner: Learner, sequences: Sequence[TrainingSequence], config: TrainerConfig
 ) -> list[TrainingSequence]:
     """Return sequences with the logprobs of the reference and of the versions that sampled them.
 
     Args:
-        learner: at `policy_version`; unchanged.
+        learner: unchanged.
         sequences: of a batch.
-        policy_version: that is trained.
         config: of the step.
 
     Raises:
@@ -46,9 +42,10 @@ def compared(
     recent = learner.versions.recent if learner.versions.have_sampled else {}
     for version, weights in recent.items():
         at = [i for i, one in enumerate(found) if (one.versions == version).any()]
-        chosen = [found[i] for i in at] if version != policy_version else []
-        for i, logprobs in zip(at, logprobs_under(learner, weights, chosen, config), strict=False):
-            found[i] = _with_engine(found[i], logprobs, version)
+        chosen = [found[i] for i in at]
+        logprobs = logprobs_under(learner, weights, chosen, config) if chosen else []
+        for i, values in zip(at, logprobs, strict=True):
+            found[i] = _with_engine(found[i], values, version)
     return _with_reference(learner, found, config)
 
 

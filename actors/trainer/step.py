@@ -137,7 +137,7 @@ def _take_passes(
     num_of_epoch = config.epoch.num_samples if config.epoch else 0
     divisor = normalizer(max(num_divided(manifest), num_of_epoch), config.loss)
     version = manifest.policy_version
-    batch = compared(learner, sequences, version, config) if sequences else []
+    batch = compared(learner, sequences, config) if sequences else []
     if config.loss.kl.where == "reward":
         batch = with_kl_rewards(manifest, batch, config.loss.kl.coefficient)
     passes: list[PassSums] = []
