@@ -221,11 +221,11 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Sandboxes whose rollouts are trained (`envs.sandbox.IsolationClass`); a rollout of another is
     left out, so that no group is mixed."""
     filter_zero_variance: bool = True
-    """Leave out groups whose rollouts did equally well: all solved, say. At most their lengths tell
-    them apart."""
+    """Leave out groups whose rollouts did equally well: all solved, say. At most their lengths
+    differ."""
     length_only_groups: bool = False
-    """Of the groups so left out, train those whose rewards the length penalty tells apart: beside
-    the batch, without weight of the others."""
+    """Of the groups so left out, train those whose length penalties differ: beside the batch, at no
+    cost of weight to the others."""
     step_s_min: NonNegativeFloat = 0.0
     """Least time of a step, which sleeps when it is done: a larger model's, for measurements."""
     steps_max: NonNegativeInt = 100

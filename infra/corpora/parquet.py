@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.infra.corpora.lines import LINE_BYTES_MAX
 from penstock.messages.errors import ConfigError
+from penstock.messages.reading.parsing import parse_json
 
 T = TypeVar("T")
 _ROWS = 256
@@ -80,7 +81,7 @@ def _converted(row: dict[str, Any], kind: type[T], where: str) -> T:
 def _parsed(value: Any, name: str, kind: type[Any]) -> Any:
     [field] = [each for each in msgspec.structs.fields(kind) if each.encode_name == name]
     is_json = isinstance(value, str) and field.type is not str
-    return msgspec.json.decode(value) if is_json else value
+    return parse_json(value, field.type, name) if is_json else value
 
 
 def _plain(value: object) -> object:

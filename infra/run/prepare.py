@@ -2,7 +2,7 @@
 
 Tasks and their hidden tests of both splits (`envs/tasks/storage.py`); and the tokenizer and the
 corpora of mid-training (`infra/quickstart/midtrain_data.py`), or a checkpoint and its own corpora
-(`infra/models/claim.py`, `infra/corpora/outside.py`). The same settings and seed give the same
+(`infra/models/claim.py`, `infra/corpora/own.py`). The same settings and seed give the same
 bytes. Importing this module imports no torch.
 """
 

@@ -140,12 +140,12 @@ class PendingGroup:
 
     @property
     def has_equal_rewards(self) -> bool:
-        """Whether nothing tells its rollouts apart."""
+        """Whether its rollouts have one reward."""
         return len({attempt.reward for attempt in self.unmasked}) == 1
 
     @property
     def has_equal_merits(self) -> bool:
-        """Whether all did equally well: at most their lengths tell them apart."""
+        """Whether all did equally well: at most their lengths differ."""
         return len({attempt.merit for attempt in self.unmasked}) == 1
 
     @property

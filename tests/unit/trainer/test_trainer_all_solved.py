@@ -1,4 +1,4 @@
-"""Groups that all did equally well: what tells them apart, who is counted, what they weigh."""
+"""Groups that all did equally well: which are trained, who is counted, what they weigh."""
 
 import msgspec
 import numpy as np
@@ -50,7 +50,7 @@ def fed(*groups, **config):
     return feed
 
 
-def test_a_group_that_lengths_alone_tell_apart_is_filtered():
+def test_a_group_that_differs_in_lengths_alone_is_filtered():
     manifest = fed(ALL_SOLVED, MIXED, ALL_FAILED, PARTIAL).step(1)
     assert [group.group_index for group in manifest.groups] == [1, 3]
     assert [group.group_index for group in manifest.discarded] == [0, 2]
