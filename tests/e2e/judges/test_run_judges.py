@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 from tests.judge_service import JudgeService, make_rubric
 
-from .launched import TINY, Launched, penstock
+from ..launched import TINY, Launched, penstock
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(240)]
 KEY = "sk-of-the-judge"
