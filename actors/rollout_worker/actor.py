@@ -99,7 +99,7 @@ class RolloutRunner:
         works: list[Coroutine[Any, Any, RolloutFinished]] = []
         if await self._is_open(self._trunk):
             episode = self._episode(self._trunk, fork_at=self._num_shared)
-            works.append(self._in_slot(episode))
+            works.append(self._in_slot(self._trunk, episode))
             forked = episode.forked
         else:
             forked = asyncio.get_running_loop().create_future()
@@ -133,12 +133,15 @@ class RolloutRunner:
         is_branch = await self._left_trunk(command)
         if not is_branch and not await self._has_turn(command, 0):
             is_branch = await forked
-        return await self._in_slot(self._episode(command, is_branch=is_branch))
+        return await self._in_slot(command, self._episode(command, is_branch=is_branch))
 
-    async def _in_slot(self, episode: Episode) -> RolloutFinished:
+    async def _in_slot(self, command: StartRollout, episode: Episode) -> RolloutFinished:
         """Run an episode that waits for no other one: each holder of a slot gets to its end."""
         async with self._slots.hold(self._ctx):
-            return await episode.run()
+            try:
+                return await episode.run()
+            finally:
+                self._replicas.leave(command.rollout_id)
 
     def _episode(
         self, command: StartRollout, *, is_branch: bool = False, fork_at: int = 0

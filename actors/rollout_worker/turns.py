@@ -95,6 +95,7 @@ async def sample_turn(
     """
     num_charges = 0
     asked: set[str] = set()
+    replicas.place(request.session_id, request.purpose, request.channel)
     attempts = itertools.count()
 
     async def attempt() -> SampledTokens:

@@ -53,7 +53,9 @@ class Choice:
         )
         seed = (plan.sampling.seed + index) % _NUM_SEEDS
         sampling = msgspec.structs.replace(plan.sampling, seed=seed) if index else plan.sampling
-        self.generation = Generation(request_id, plan.session_id, plan.context_ids, sampling)
+        self.generation = Generation(
+            request_id, plan.session_id, plan.context_ids, sampling, is_named=plan.is_named
+        )
         self.is_recorded = False
         self.starts_segment = False
         """Whether its prompt has a summary of all that was sampled before."""

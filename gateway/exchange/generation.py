@@ -47,8 +47,11 @@ class Generation:
         session_id: str,
         context_ids: list[int],
         sampling: Sampling,
+        *,
+        is_named: bool = True,
     ) -> None:
         self.request_id = request_id
+        self._is_named = is_named
         self.session_id = session_id
         self.context_ids = context_ids
         self.sampling = sampling
@@ -86,6 +89,8 @@ class Generation:
                 reason = f"reply to {self.request_id}, attempt {self.num_attempts}"
                 self.channel = self._channel(config, replicas, asked)
                 request = self._request(config)
+                if not self._is_named:
+                    replicas.place(self.session_id, Purpose.LIVE, self.channel)
                 chunks = stream_chunks(
                     ctx, replicas, request, asked, idle_s=config.idle_s_max, reason=reason
                 )

@@ -39,6 +39,8 @@ class Plan(NamedTuple):
     told: OfferedTools
     chain: str = ""
     """Of the session's records, where a summary stands for its first messages."""
+    is_named: bool = True
+    """Whether its client names the session, which it may then continue at another gateway."""
 
 
 class TokenCharge:

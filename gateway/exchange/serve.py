@@ -151,6 +151,7 @@ async def _plan_as_it_is(
         seed=services.ctx.random.getrandbits(31),
         charge=admitted.charge,
     )
+    plan = plan._replace(is_named=bool(session_of(request, conversation)))
     if not (key.explores and plan.sampling.is_greedy):
         return plan
     temperature = services.config.explore_temperature

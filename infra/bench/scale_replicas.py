@@ -105,6 +105,7 @@ async def _session(
                 sampling=Sampling(num_tokens_max=REPLY_TOKENS, seed=turn),
             )
             sampled = SampledTokens()
+            replicas.place(session, Purpose.TRAIN, request.channel)
             chunks = stream_chunks(
                 ctx, replicas, request, set(), idle_s=IDLE_S, reason=request.request_id
             )

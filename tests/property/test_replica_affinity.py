@@ -84,3 +84,50 @@ def test_a_request_goes_to_a_replica_that_serves_it_if_there_is_any(events, aske
         elif roomy:
             loads_of = {n: newest[n][0].num_requests for n in able - asked}
             assert loads_of[chosen] == min(loads_of.values())
+
+
+@given(
+    events=st.lists(
+        st.one_of(
+            st.tuples(st.just("report"), reports, st.floats(0.0, 8.0)),
+            st.tuples(st.just("place"), st.integers(0, 9), st.just(0.0)),
+            st.tuples(st.just("leave"), st.integers(0, 9), st.just(0.0)),
+        ),
+        max_size=60,
+    )
+)
+def test_a_placed_session_stays_and_every_count_is_right(events):
+    table, now = ReplicaTable(), 0.0
+    for kind, what, pause_s in events:
+        now += pause_s
+        names = {one.replica for one in table.ready(Purpose.TRAIN)}
+        if kind == "report":
+            table.expire(now)
+            table.add(what, now)
+        elif kind == "leave":
+            table.leave(f"s{what}")
+        else:
+            session, home = f"s{what}", table._homes.get(f"s{what}")
+            pressures = {name: table._replicas[name].pressure for name in names}
+            table.place(session, Purpose.TRAIN, NEWEST)
+            if home in names:
+                assert table._homes[session] == home
+            elif names:
+                moved = home is not None and home in table._replicas
+                assert moved or pressures[table._homes[session]] == min(pressures.values())
+        counts = Counter(table._homes.values())
+        assert {n: r.num_sessions for n, r in table._replicas.items() if r.num_sessions} == counts
+
+
+def test_new_sessions_even_out_what_their_names_would_not():
+    """Of two replicas one is busy with others' requests: new sessions go to the other one."""
+    table = ReplicaTable()
+    table.add(report("a", num_requests=6, num_running_max=16), 0.0)
+    table.add(report("b", num_requests=0, num_running_max=16), 0.0)
+    for number in range(10):
+        table.place(f"s{number}", Purpose.TRAIN, NEWEST)
+    homes = Counter(table.choose(f"s{n}", Purpose.TRAIN, NEWEST) for n in range(10))
+    assert homes == {"b": 8, "a": 2}
+    by_name = Counter(preferred(f"s{n}", ["a", "b"]) for n in range(10))
+    assert by_name != homes
+    assert table.choose("other", Purpose.TRAIN, NEWEST) == preferred("other", ["a", "b"])

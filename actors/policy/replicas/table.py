@@ -7,9 +7,12 @@
                       ▼
    the session's own, unless it is full or was asked in vain ─▶ else the least loaded
 ```
+A session's own replica is where `place` put it, the least loaded one when it began; of a session
+that nobody placed here, the one that its name prefers, which every client finds alike.
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
 
@@ -19,6 +22,8 @@ from penstock.messages.task import Purpose
 
 SILENT_S = 10.0
 """A replica that has not reported for so long is not counted, and what it was asked is lost."""
+SESSIONS_MAX = 65_536
+"""Placed sessions that are remembered; the ones used longest ago belong by their names again."""
 
 
 class Replica:
@@ -29,11 +34,18 @@ class Replica:
         self.seen_at = now
         self.uses: dict[asyncio.Future[None], None] = {}
         """Each is done when its request is lost."""
+        self.num_sessions = 0
+        """Placed here and not over: those between two turns load it soon again."""
 
     @property
     def load(self) -> float:
         """Requests over those that run at once; those of this process may be newer."""
         return max(self.report.num_requests, len(self.uses)) / self.report.num_running_max
+
+    @property
+    def pressure(self) -> float:
+        """Its load, and that of the sessions that this process has placed there."""
+        return self.load + self.num_sessions / self.report.num_running_max
 
     def lose(self) -> None:
         """Tell those who wait for an answer that none will come."""
@@ -47,6 +59,8 @@ class ReplicaTable:
 
     def __init__(self) -> None:
         self._replicas: dict[str, Replica] = {}
+        self._homes: OrderedDict[str, str] = OrderedDict()
+        """Placed session -> its replica; the one used last comes last."""
         self._changed = asyncio.Event()
 
     def add(self, report: ReplicaReported, now: float) -> None:
@@ -58,7 +72,7 @@ class ReplicaTable:
             if report.started_at > known.report.started_at or report.is_leaving:
                 known.lose()
         if report.is_leaving:
-            self._replicas.pop(report.replica, None)
+            self._remove(report.replica)
         elif known is None:
             self._replicas[report.replica] = Replica(report, now)
         else:
@@ -70,7 +84,13 @@ class ReplicaTable:
         for name, replica in list(self._replicas.items()):
             if now - replica.seen_at > SILENT_S:
                 replica.lose()
-                del self._replicas[name]
+                self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        """Forget a replica; its sessions are placed again, or belong by their names."""
+        if self._replicas.pop(name, None) is not None:
+            kept = ((session, home) for session, home in self._homes.items() if home != name)
+            self._homes = OrderedDict(kept)
 
     def ready(self, purpose: Purpose, channel: str | None = None) -> list[ReplicaReported]:
         """Return the replicas that serve a purpose, on a channel if one is named.
@@ -84,6 +104,39 @@ class ReplicaTable:
         if version is not None:
             return [one for one in reports if one.policy_version == version]
         return [one for one in reports if channel in {None, one.channel}]
+
+    def place(self, session_id: str, purpose: Purpose, channel: str) -> None:
+        """Have a session that begins go to the least loaded replica, and stay there.
+
+        One that is placed already stays where it is, unless its replica is gone.
+
+        Args:
+            session_id: One that no other client continues: they would look for it by its name.
+            purpose: What its requests are for.
+            channel: Which versions may answer them.
+
+        """
+        names = [one.replica for one in self.ready(purpose, channel)]
+        if self._homes.get(session_id) in names:
+            self._homes.move_to_end(session_id)
+            return
+        self.leave(session_id)
+        if not names:
+            return
+        least = min(self._replicas[name].pressure for name in names)
+        fewest = [name for name in names if self._replicas[name].pressure == least]
+        home = preferred(session_id, fewest)
+        assert home is not None
+        self._homes[session_id] = home
+        self._replicas[home].num_sessions += 1
+        if len(self._homes) > SESSIONS_MAX:
+            self.leave(next(iter(self._homes)))
+
+    def leave(self, session_id: str) -> None:
+        """Forget a session that is over, or that was never placed."""
+        home = self._replicas.get(self._homes.pop(session_id, ""))
+        if home is not None:
+            home.num_sessions -= 1
 
     def choose(
         self, session_id: str, purpose: Purpose, channel: str, asked: Collection[str] = ()
@@ -99,7 +152,8 @@ class ReplicaTable:
         """
         names = [one.replica for one in self.ready(purpose, channel)]
         left = [name for name in names if name not in asked] or names
-        own = preferred(session_id, names)
+        home = self._homes.get(session_id)
+        own = home if home in names else preferred(session_id, names)
         with_room = [name for name in left if self._replicas[name].load < 1.0]
         if own is None or (own in left and (own in with_room or not with_room)):
             return own

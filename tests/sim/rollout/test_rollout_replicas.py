@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def request(**changes: object) -> Generate:
     return Generate(**{**fields, **changes})
 
 
-def test_turns_of_a_session_go_to_its_own_replica(simulate) -> None:
+def test_sessions_are_spread_by_load_and_each_stays_at_its_replica(simulate) -> None:
     async def scenario(world: World) -> None:
         region = Region(world, A, B)
         world.host_machines()
@@ -82,8 +82,12 @@ def test_turns_of_a_session_go_to_its_own_replica(simulate) -> None:
         names = [f"g{n}-m0" for n in range(12)]
         await world.publish(*[make_command(name) for name in names])
         await world.wait_for(RolloutFinished, len(names))
-        assert region.sessions() == {name: {preferred(name, [A, B])} for name in names}
-        assert all(policy.requests for policy in region.policies.values())
+        sessions = region.sessions()
+        assert set(sessions) == set(names)
+        assert {len(where) for where in sessions.values()} == {1}, "all its turns"
+        counts = Counter(where for one in sessions.values() for where in one)
+        assert counts == {A: 6, B: 6}, "by name it would be uneven"
+        assert Counter(preferred(name, [A, B]) for name in names) != counts
 
     simulate(scenario)
 
@@ -182,7 +186,8 @@ def test_whatever_two_replicas_and_the_bus_do_every_turn_is_stored_once(simulate
         ends = await world.wait_for(RolloutFinished, len(names))
         assert {end.rollout_id for end in ends} == set(names)
         broken = [end.error for end in ends if end.end is not EpisodeEnd.FINISHED]
-        assert all(error.startswith("sandbox.") for error in broken), "machines are asked, too"
+        of_machines = [e for e in broken if e.startswith("sandbox.") or "no answer" in e]
+        assert broken == of_machines, "machines are asked, too"
         assert len(broken) <= 2
         await world.check_ledger()
 
