@@ -51,13 +51,16 @@ class Timeline:
                 pass
 
     def figures(self) -> Result:
-        """Return the figures; times are seconds since the first rollout began."""
+        """Return the figures; times are seconds since the first rollout began.
+
+        Waits are those of the steps after the first, which waits for machines and evaluations.
+        """
         ends_s = self._ends_s()
         tokens, curve = 0, list[tuple[float, int]]()
         for step, (_, event) in sorted(self._steps.items()):
             tokens += sum(event.staleness_tokens.values())
             curve.append((round(ends_s[step], 2), tokens))
-        waits = [event.wait_s for _, event in self._steps.values()]
+        waits = [event.wait_s for step, (_, event) in self._steps.items() if step > 1]
         rates = {v: one.num_solved / one.num_tasks for v, one in sorted(self._evals.items())}
         spans = [len(_versions(one)) for one in self._rollouts.values()]
         calls = [r.tool_s / r.num_calls for r in self._rollouts.values() if r.num_calls]
