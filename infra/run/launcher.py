@@ -22,6 +22,7 @@ from penstock.actors.runtime.in_progress import read_in_progress
 from penstock.actors.runtime.out_of_memory import OutOfMemoryWatch
 from penstock.infra.bus.collector import collect_if_possible
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.bus.server.processor import record_processor
 from penstock.infra.bus.server.server import EmbeddedServer
 from penstock.infra.regions.emulation import Emulation, Linked
 from penstock.infra.regions.settings import RegionPlace
@@ -42,7 +43,6 @@ from penstock.infra.run.config import RunConfig
 from penstock.infra.run.disk import check_space
 from penstock.infra.run.liveness import LAUNCHER, answer_as_launcher, check_alone
 from penstock.infra.run.orphans import adopt_orphans, die_with_parent, end_orphans, reap_ended
-from penstock.infra.run.processor import record_processor
 from penstock.infra.run.roles import work_queues
 from penstock.infra.run.runs import RunDir, connect
 from penstock.messages.control import ActorFailed, ItemCharged
