@@ -131,6 +131,7 @@ def _evaluation(event: EvalCompleted, version: int) -> dict[str, Any]:
     return {
         "version": version,
         "set": event.eval_set,
+        "is_main": event.is_main,
         "num_solved": event.num_solved,
         "num_tasks": event.num_tasks,
         "pass_rate": event.num_solved / max(event.num_tasks, 1),

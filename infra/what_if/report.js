@@ -30,7 +30,7 @@ function main() {
   stall.textContent = ended ? `Ended ${ended}.` : "The log has an answer to its end. Tasks, rollouts and batches are the run's.";
   if (answer.first_difference) stall.append(` The log does not follow from itself: ${answer.first_difference}.`);
   stall.classList.add(ended ? "bad" : "good");
-  const last = (name) => heldout[name].filter((e) => !e.set).at(-1) ?? heldout[name].at(-1);
+  const last = (name) => heldout[name].filter((e) => e.is_main).at(-1);
   const rate = (found) => [found ? percent(found.pass_rate) : "–", found ? `version ${found.version}, ${found.num_solved} of ${found.num_tasks}` : "not evaluated"];
   const lowest = steps.what_if.length ? Math.min(...steps.what_if.map((s) => s.ess)) : 1;
   byId("tiles").append(
@@ -39,7 +39,7 @@ function main() {
     tile("Steps", `${steps.what_if.length}`, `of ${steps.original.length}`),
     tile("Lowest ESS", small(lowest), `ends below ${answer.ess_min}`),
   );
-  const points = (name) => heldout[name].filter((e) => !e.set).map((e) => [e.version, e.pass_rate]);
+  const points = (name) => heldout[name].filter((e) => e.is_main).map((e) => [e.version, e.pass_rate]);
   card("heldout", "On the run's held-out tasks, by version", chart(byId("heldout").clientWidth - 30, {
     x: { label: "version" }, y: { format: (v) => v.toFixed(2), min: 0, max: 1 },
     series: both.map(([name, label, color]) => ({ name: label, color, kind: "dots", joined: true, points: points(name) })),
