@@ -57,7 +57,7 @@ def chain_of(turns, mode: SummaryMode, segments_max: int, num_tokens_max: int = 
     return chain
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(TURNS, MODES, st.integers(1, 4), st.integers(150, 900))
 def test_sequences_are_what_the_sampler_saw(turns, mode, segments_max, num_tokens_max):
     chain = chain_of(turns, mode, segments_max, num_tokens_max)
@@ -95,7 +95,7 @@ def check_exact(chain: Chain, sequences, first: int) -> None:
         assert set(each.advantages.tolist()) <= {0.25}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(TURNS, MODES, st.data())
 def test_a_worker_that_takes_over_anywhere_continues_alike(turns, mode, data):
     chain = chain_of(turns, mode, 4)
@@ -117,7 +117,7 @@ def test_a_worker_that_takes_over_anywhere_continues_alike(turns, mode, data):
     assert other.starts_segment == stored[num_stored].starts_segment
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(TURNS, MODES, st.data())
 def test_a_branch_trains_its_own_turns_in_the_trunks_last_segment(turns, mode, data):
     chain = chain_of(turns, mode, 4)
@@ -130,7 +130,7 @@ def test_a_branch_trains_its_own_turns_in_the_trunks_last_segment(turns, mode, d
     check_exact(chain, rollout_sequences(sample_of(own), own, POLICY), shared)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(TURNS, MODES, st.sampled_from([Outcome.SOLVED, Outcome.FILTERED]), st.booleans())
 def test_the_ledger_counts_each_token_once(turns, mode, outcome, is_late):
     chain = chain_of(turns, mode, 4)

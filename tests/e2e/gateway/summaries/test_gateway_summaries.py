@@ -99,13 +99,13 @@ def seen(turn) -> list[int]:
     ids=["trained", "masked"],
 )
 async def test_a_session_goes_on_in_one_live_sample_of_several_segments(session):
-    for _ in range(14):
+    for _ in range(8):
         await session.step()
     records, turns = await session.turns()
     num_summaries = sum(turn.is_summary for turn in turns)
     assert num_summaries >= 2
     assert session.told[0] is None and session.told[-1] == str(num_summaries)
-    assert len(turns) == 14 + num_summaries == len(session.site.generator.asked)
+    assert len(turns) == 8 + num_summaries == len(session.site.generator.asked)
     assert all(len(seen(turn)) <= WINDOW for turn in turns)
     follow = [turns[i + 1].starts_segment for i, turn in enumerate(turns) if turn.is_summary]
     assert follow == [True] * num_summaries == [t for t in follow if t]
@@ -166,7 +166,7 @@ async def test_a_session_is_summed_up_for_those_alone_who_ask_for_it(session):
 
 
 async def test_a_gateway_that_does_not_know_a_session_sums_it_up_anew(session):
-    for _ in range(10):
+    for _ in range(7):
         await session.step()
     known = session.site.gateway._services
     before = int(session.told[-1])
