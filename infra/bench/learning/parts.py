@@ -21,7 +21,12 @@ from penstock.actors.runtime.files import write_atomic
 from penstock.messages.errors import ConfigError, PenstockError
 from penstock.messages.reading.parsing import parse_json
 
-PARTS = {"summary": "summary", "async": "asynchrony", "off_policy": "off_policy"}
+PARTS = {
+    "summary": "summary",
+    "long_episode": "long_episode",
+    "async": "asynchrony",
+    "off_policy": "off_policy",
+}
 """Name in the result -> module beside this one."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 

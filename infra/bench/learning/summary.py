@@ -6,7 +6,6 @@
                                           ├─ train-masked-S ── eval-masked-S    no summary trained
                                           ├─ train-none-S ──── eval-none-S      restart, task alone
                                           └─ eval-start-S      the quarter before RL
- long-start ─ long-train ─ long-eval      208 files through a window of 512 tokens
 ```
 An evaluation is a run of its own from the exported weights: all arms of a seed attempt the same
 held-out tasks, and are compared task by task.
@@ -32,7 +31,6 @@ from penstock.messages.reading.parsing import parse_json
 CONFIG = CONFIGS / "self-summary.toml"
 SEEDS = (0, 1, 2)
 NUM_EVALUATED = 1024
-NUM_LONG = 256
 
 Settings = dict[str, object]
 
@@ -44,55 +42,28 @@ ARMS: dict[str, Settings] = {
 }
 """What an arm changes of the shipped configuration."""
 
-LONG: Settings = {
-    "prepare.trail.num_stops": 52,
-    "prepare.trail.num_files": 4,
-    "prepare.trail.habits.whole_share": 0.0,
-    "prepare.num_demonstrations": 600,
-    "rollout_worker.summary.trigger": 0.75,
-    "prepare.limits.window_tokens_max": 512,
-    "prepare.limits.num_tokens_max": 8192,
-    "prepare.limits.num_turns_max": 96,
-    "prepare.limits.turn_tokens_max": 64,
-}
-"""52 stops of 4 files: 208 calls to read in 52 turns, and the summaries between."""
-
 
 def units() -> list[Unit]:
     """Return all units: a seed after the other, so that the first one's figures come early."""
     found: list[Unit] = []
     for seed in SEEDS:
-        found.append(Unit(f"start-{seed}", partial(_start, f"start-{seed}", {"run.seed": seed})))
+        found.append(Unit(f"start-{seed}", partial(start, f"start-{seed}", {"run.seed": seed})))
         found.append(_evaluation(f"start-{seed}", "eval-start", seed, ARMS["quarter"]))
         for arm, settings in ARMS.items():
             of_seed = {"run.seed": seed, **settings}
-            name, start = f"train-{arm}-{seed}", f"start-{seed}"
-            found.append(Unit(name, partial(_train, name, start, of_seed)))
+            name = f"train-{arm}-{seed}"
+            found.append(Unit(name, partial(train, name, f"start-{seed}", of_seed)))
             found.append(_evaluation(name, f"eval-{arm}", seed, settings))
-    return [*found, *_long_units()]
-
-
-def _long_units() -> list[Unit]:
-    evaluated = LONG | _evaluating(NUM_LONG)
-    trained: Settings = LONG | {
-        "pacer.groups_per_batch": 4,
-        "trainer.groups_per_batch": 4,
-        "pacer.steps_max": 16,
-        "trainer.steps_max": 16,
-    }
-    return [
-        Unit("long-start", partial(_start, "long-start", LONG)),
-        Unit("long-train", partial(_train, "long-train", "long-start", trained)),
-        Unit("long-eval", partial(_evaluate, "long-eval", "long-train", evaluated)),
-    ]
+    return found
 
 
 def _evaluation(trained: str, name: str, seed: int, settings: Settings) -> Unit:
-    of_seed = {"run.seed": seed, **settings, **_evaluating(NUM_EVALUATED)}
-    return Unit(f"{name}-{seed}", partial(_evaluate, f"{name}-{seed}", trained, of_seed))
+    of_seed = {"run.seed": seed, **settings, **evaluating(NUM_EVALUATED)}
+    return Unit(f"{name}-{seed}", partial(evaluate, f"{name}-{seed}", trained, of_seed))
 
 
-def _evaluating(num_tasks: int) -> Settings:
+def evaluating(num_tasks: int) -> Settings:
+    """Return the settings of a run that only evaluates the version that it starts from."""
     return {
         "prepare.num_heldout_tasks": num_tasks,
         "prepare.num_train_tasks": 1,
@@ -103,7 +74,7 @@ def _evaluating(num_tasks: int) -> Settings:
     }
 
 
-def _start(name: str, settings: Settings, folder: Path) -> Result:
+def start(name: str, settings: Settings, folder: Path) -> Result:
     """Mid-train, and keep version 0."""
     none = {"pacer.steps_max": 0, "trainer.steps_max": 0, "evaluator.num_eval_tasks": 8}
     run = complete_run(folder / "runs", name, CONFIG, settings | none)
@@ -111,15 +82,15 @@ def _start(name: str, settings: Settings, folder: Path) -> Result:
     return _figures(run.summary, "midtrain")
 
 
-def _train(name: str, start: str, settings: Settings, folder: Path) -> Result:
+def train(name: str, begin: str, settings: Settings, folder: Path) -> Result:
     """Train from a start's version 0, and keep the newest version."""
-    given = settings | _from_model(folder / "models" / start) | {"evaluator.num_eval_tasks": 32}
+    given = settings | _from_model(folder / "models" / begin) | {"evaluator.num_eval_tasks": 32}
     run = complete_run(folder / "runs", name, CONFIG, given)
     export_newest(run, folder / "models" / name)
     return _figures(run.summary, "rl", "ledger", "replay", "wall_s")
 
 
-def _evaluate(name: str, trained: str, settings: Settings, folder: Path) -> Result:
+def evaluate(name: str, trained: str, settings: Settings, folder: Path) -> Result:
     """Attempt the held-out tasks once each with a trained version."""
     given = settings | _from_model(folder / "models" / trained)
     run = complete_run(folder / "runs", name, CONFIG, given)
@@ -137,7 +108,7 @@ def _figures(summary: Path, *sections: str) -> Result:
 
 
 def summarize(results: Mapping[str, Result]) -> Result:
-    """Return pass rates, the bounds of both differences, and the long episodes' figures."""
+    """Return pass rates, the bounds of both differences with the rates by seed."""
     solved = {
         arm: [_solved(results[f"eval-{arm}-{seed}"]) for seed in SEEDS] for arm in ("start", *ARMS)
     }
@@ -155,25 +126,8 @@ def summarize(results: Mapping[str, Result]) -> Result:
     figures["num_episodes"] = {arm: [len(one) for one in of] for arm, of in solved.items()}
     replays = [result["replay"] for name, result in results.items() if "train" in name]
     figures["replay_identical"] = all(replay["identical"] for replay in replays)
-    figures["long_episode"] = _long_figures(results["long-eval"])
     figures["minutes"] = round(sum(result["seconds"] for result in results.values()) / 60, 1)
     return figures
-
-
-def _long_figures(result: Result) -> Result:
-    """Return the pass rate of long episodes, and of those alone that are as long as asked for."""
-    tasks = list(result["tasks"].values())
-    long = [one for one in tasks if one["num_turns"] >= 50 and one["num_calls"] >= 200]
-    return {
-        "pass_rate": round(sum(one["solved"] for one in tasks) / max(len(tasks), 1), 4),
-        "num_episodes": len(tasks),
-        "num_long": len(long),
-        "num_long_solved": sum(one["solved"] for one in long),
-        "turns_mean": round(sum(one["num_turns"] for one in long) / max(len(long), 1), 1),
-        "calls_mean": round(sum(one["num_calls"] for one in long) / max(len(long), 1), 1),
-        "segments_mean": round(sum(one["num_segments"] for one in long) / max(len(long), 1), 1),
-        "window_tokens": LONG["prepare.limits.window_tokens_max"],
-    }
 
 
 def _solved(result: Result) -> dict[str, bool]:

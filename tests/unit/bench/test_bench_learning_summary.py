@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.infra.bench.learning import summary
+from penstock.infra.bench.learning import long_episode, summary
 from penstock.infra.bench.learning.parts import UnitFailedError
 from penstock.infra.bench.learning.whole_runs import complete_run, toml_text
 from penstock.infra.run.config_file import load_config
@@ -23,7 +23,7 @@ def started(monkeypatch, tmp_path):
     monkeypatch.setattr(summary, "export_newest", lambda run, target: target)
     monkeypatch.setattr(summary, "evaluated_tasks", lambda run, version: {})
     monkeypatch.setattr(summary, "_figures", lambda path, *sections: {})
-    for unit in summary.units():
+    for unit in [*summary.units(), *long_episode.units()]:
         unit.run(tmp_path)
     return found
 
@@ -31,7 +31,7 @@ def started(monkeypatch, tmp_path):
 def test_every_run_is_configured(started):
     assert len(started) == 3 * (1 + 1 + 2 * len(summary.ARMS)) + 3
     for name, config in started.items():
-        is_start = name.startswith(("start-", "long-start"))
+        is_start = name.startswith("start")
         assert bool(config.model.checkpoint) != is_start, name
         assert (config.trainer.midtrain.num_tokens > 0) == is_start, name
         assert (config.trainer.steps_max > 0) == ("train" in name), name
@@ -52,7 +52,7 @@ def test_arms_differ_in_what_they_are_named_after(started):
     assert full.prepare.limits.window_tokens_max == 4 * limits.window_tokens_max
     assert started["train-masked-1"].rollout_worker.summary.mode == "masked"
     assert started["eval-none-2"].rollout_worker.summary.mode == "none"
-    assert started["long-eval"].prepare.limits.window_tokens_max == 512
+    assert started["eval"].prepare.limits.window_tokens_max == 512
 
 
 def evaluated(num_solved, **figures):
@@ -67,10 +67,6 @@ def test_the_figures_add_up():
         for arm, num in solved.items()
         for seed in summary.SEEDS
     }
-    long = evaluated(70, num_turns=60, num_calls=210) | {
-        "short": {"solved": True, "num_turns": 3, "num_calls": 9, "num_segments": 1}
-    }
-    results |= {"long-eval": {"tasks": long, "seconds": 0.0}}
     results |= {"train-quarter-0": {"replay": {"identical": True}, "seconds": 0.0}}
     figures = summary.summarize(results)
     assert figures["quarter"] == 0.91 and figures["by_seed"]["quarter"] == [0.9, 0.91, 0.92]
@@ -78,8 +74,20 @@ def test_the_figures_add_up():
     # By tasks: 0.58 - 1.96 sqrt(0.58 x 0.42 / 99 / 3), and the same of 0.9; seeds do not differ.
     assert figures["lower_95"] == {"quarter_minus_masked": 0.5239, "quarter_minus_none": 0.8659}
     assert figures["replay_identical"] and figures["minutes"] == 15.0
-    long = figures["long_episode"]
+
+
+def test_short_episodes_are_counted_apart():
+    tasks = evaluated(70, num_turns=60, num_calls=210) | {
+        "short": {"solved": True, "num_turns": 3, "num_calls": 9, "num_segments": 1}
+    }
+    results = {
+        "start": {"seconds": 0.0},
+        "train": {"replay": {"identical": True}, "seconds": 0.0},
+        "eval": {"tasks": tasks, "seconds": 60.0},
+    }
+    long = long_episode.summarize(results)
     assert (long["num_long"], long["num_long_solved"], long["num_episodes"]) == (100, 70, 101)
+    assert long["turns_mean"] == 60.0 and long["replay_identical"]
 
 
 @pytest.mark.slow
