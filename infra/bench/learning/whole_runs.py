@@ -40,6 +40,8 @@ def complete_run(folder: Path, run_id: str, config: Path, settings: Mapping[str,
             pairs = (f"{key}={toml_text(value)}" for key, value in settings.items())
             words = ["--config", str(config), "--run-id", run_id]
             words += [word for pair in pairs for word in ("--set", pair)]
+        if settings.get("trainer.steps_max") == 0:
+            words.append("--no-replay")  # There is no step to compare.
         _penstock(folder, f"{run_id}.output", ["run", *words], _RUN_S_MAX)
     return run
 
