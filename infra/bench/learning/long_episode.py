@@ -17,6 +17,8 @@ NUM_TURNS, NUM_CALLS = 50, 200
 """That an episode must have at least to count as long."""
 
 SHORT: Settings = {
+    "prepare.num_demonstrations": 6000,
+    "trainer.midtrain.num_tokens": 5_000_000,
     "prepare.trail.num_stops": 8,
     "prepare.trail.num_files": 4,
     "prepare.trail.habits.whole_share": 0.6,
@@ -40,8 +42,8 @@ LONG: Settings = {
 TRAINING: Settings = {
     "pacer.groups_per_batch": 4,
     "trainer.groups_per_batch": 4,
-    "pacer.steps_max": 16,
-    "trainer.steps_max": 16,
+    "pacer.steps_max": 24,
+    "trainer.steps_max": 24,
     "trainer.filter_zero_variance": False,
 }
 """Groups are kept however few of them are solved at first: an attempt costs a second."""
