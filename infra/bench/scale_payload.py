@@ -97,7 +97,7 @@ async def measure_payload(
         file = site.folder / "exported"
         await export_log(bus, store, file)
         async with _site() as other:
-            await import_log(other.bus, other.store, file)
+            await import_log(other.bus, other.store, file, Vault(other.store, bytes(32)))
             num_imported = await _read(other.bus, other.store, turns)
         await _purge(site)
         await collect(bus, store, now=time.time(), grace_s=0.0)

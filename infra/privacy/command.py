@@ -16,7 +16,7 @@ from penstock.infra.privacy.lineage import Found, read
 from penstock.infra.run.hosts import reached_run
 from penstock.infra.run.liveness import is_up
 from penstock.infra.run.runs import RunDir, open_log
-from penstock.infra.run.vault import open_vault
+from penstock.infra.run.vault import master_key, open_vault
 from penstock.messages.bus import Bus
 from penstock.messages.errors import ConfigError, NotFoundError
 
@@ -103,7 +103,7 @@ def _user(run: RunDir, tenant: str, name: str) -> tuple[str, str]:
         raise ConfigError("--tenant: expected whose user it is; a key that names none is a tenant")
     if _PSEUDONYM.fullmatch(name):
         return tenant, name
-    return tenant, user_pseudonym(run.master_key(), tenant, name)
+    return tenant, user_pseudonym(master_key(run), tenant, name)
 
 
 def _text(found: Found) -> str:

@@ -227,6 +227,7 @@ async def _gateway(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
     """Build a gateway; `gateway:NAME` is one of several, which share a key and a port."""
     from penstock.gateway.actor import Gateway
     from penstock.gateway.keys import create_key
+    from penstock.infra.run.vault import master_key
 
     run = assembly.run
     key = create_key(run.gateway_key, key_id="local", has_consent=True)
@@ -243,7 +244,7 @@ async def _gateway(assembly: Assembly, place: str) -> list[tuple[str, Actor]]:
         assembly.config.gateway,
         chat_format,
         [key],
-        secret=run.master_key(),
+        secret=master_key(run),
         spool=run.gateway_spool,
         signals=assembly.config.feedback_join.signals,
         summary=assembly.config.rollout_worker.summary,

@@ -25,13 +25,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.actors.runtime.files import (
-    create_secret,
-    open_private,
-    private_folder,
-    read_secret,
-    write_atomic,
-)
+from penstock.actors.runtime.files import open_private, private_folder, write_atomic
 from penstock.infra.bus.jetstream.access import Access, open_access
 from penstock.infra.bus.jetstream.answers import JetStreamError
 from penstock.infra.bus.jetstream.bus import NatsBus
@@ -41,7 +35,6 @@ from penstock.infra.bus.settings import BusSection
 from penstock.infra.regions.settings import RegionPlace, region_of
 from penstock.infra.stores.lazy import LazyJetStreamStore
 from penstock.infra.stores.open import open_store, read_file, read_section
-from penstock.infra.stores.settings import StoreSection
 from penstock.messages.base import FORMAT, check_format
 from penstock.messages.bus import Bus, ObjectStore
 from penstock.messages.control import RunStarted
@@ -114,21 +107,6 @@ class RunDir:
         if self._store is None:
             self._store = open_store(self.config, self.objects, self.run_id, self._server)
         return self._store
-
-    def master_key(self) -> bytes:
-        """Return the secret that wraps content keys and makes pseudonyms, the same on every host.
-
-        Raises:
-            ConfigError: `[store]` is wrong, or the file that it names.
-
-        """
-        section = read_section(read_file(self.config), str(self.config), "store", StoreSection)
-        if not section.master_key_file:
-            return create_secret(self.path / "master_key")
-        try:
-            return read_secret(Path(section.master_key_file))
-        except ConfigError as error:
-            raise ConfigError(f"store.master_key_file: {error}") from error
 
     async def close_store(self) -> None:
         """Disconnect from the object store, if it is one that connects."""
