@@ -15,8 +15,8 @@ from penstock.messages.task import CreditsChanged
 from penstock.messages.telemetry import MidtrainProgressed, percentile
 from penstock.messages.training import MidtrainCompleted, StepCompleted
 
-NUM_METRICS_MAX = 32
-"""Metrics kept of a step, so that the state stays small."""
+NUM_METRICS_MAX = 64
+"""Metrics kept of a step, so that the state stays small; a step of the trainer has fewer."""
 
 
 class LearningViews:

@@ -3,6 +3,7 @@
 import pytest
 from tests.sealed import open_vault
 
+from penstock.actors.monitor.fold import RunFold
 from penstock.actors.trainer.config import KlConfig, LossConfig
 from penstock.actors.trainer.replay import ReplayLog, replay
 from penstock.messages.feedback import LiveSampleJoined
@@ -66,6 +67,16 @@ async def test_killed_it_recovers_and_replays(make_world, name):
     report = await replay(log, world.policy, world.config)
     assert (report.first_difference, report.identical) == ("", True)
     assert report.weights_digest == steps[-1].weights_digest
+
+
+async def test_every_metric_of_a_step_reaches_whoever_looks(make_world):
+    world = make_world(1, steps_max=3)
+    await world.run()
+    for event in world.log.of(StepCompleted):
+        fold = RunFold()
+        fold.apply(event, 0.0)
+        (point,) = fold.state(0.0).steps
+        assert point.metrics == event.metrics
 
 
 async def test_every_step_records_its_figures(make_world):

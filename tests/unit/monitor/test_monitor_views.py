@@ -56,6 +56,14 @@ async def test_a_report_is_one_page_with_the_state_of_the_log(tmp_path):
     await bus.close()
 
 
+def test_a_page_without_a_state_yet_has_what_its_sections_need():
+    page = render_page()
+    needed = re.findall(r"\w+", " ".join(re.findall(r"\[(\[[^\]]*\]), draw", page)))
+    blank = re.search(r"^const BLANK = \{\n(.*?)\n\};", page, re.MULTILINE | re.DOTALL)
+    assert "steps" in needed
+    assert set(needed) <= set(re.findall(r"(\w+):", blank[1]))
+
+
 def test_the_live_page_has_no_state_and_no_loose_ends():
     page = render_page()
     assert "const EMBEDDED = null;" in page
