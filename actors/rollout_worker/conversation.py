@@ -129,6 +129,8 @@ class Conversation:
         self.end = None
         self._context = from_array(saved.observation_ids).tolist()
         self.starts_segment, self.is_summary = saved.starts_segment, saved.is_summary
+        if self.starts_segment:
+            self._past = []
 
     def observe(self, results: Sequence[str], *, is_finished: bool) -> None:
         """Take what the last turn's calls returned, or why it does not parse."""

@@ -117,14 +117,21 @@ def test_an_episode_goes_on_in_a_new_context(simulate, mode) -> None:
     simulate(scenario)
 
 
-@pytest.mark.parametrize("num_turns", range(1, 9))
-@pytest.mark.parametrize("saves", [False, True])
-def test_a_killed_worker_loses_no_turn_in_any_segment(simulate, tmp_path, num_turns, saves) -> None:
+@pytest.mark.parametrize(
+    ("mode", "saves", "num_turns"),
+    [
+        *((SummaryMode.TRAINED, saves, n) for saves in (False, True) for n in range(1, 9)),
+        *((SummaryMode.NONE, True, n) for n in range(1, 7)),
+    ],
+)
+def test_a_killed_worker_loses_no_turn_in_any_segment(
+    simulate, tmp_path, mode, saves, num_turns
+) -> None:
     """One of these turns is the summary, which the worker is killed in the middle of."""
 
     async def scenario(world: World) -> None:
         start(world, tmp_path)
-        changes = settings(checkpoint_turns=int(saves))
+        changes = settings(mode, checkpoint_turns=int(saves))
         worker = world.host_worker(**changes)
         await world.publish(make_command("g0-m0", make_task(**LIMITS)))
         await world.wait_for(TurnSampled, num_turns)
