@@ -25,7 +25,7 @@ from penstock.actors.trainer.replay import (
 )
 from penstock.actors.trainer.step import StepResult
 from penstock.messages.bus import Delivery
-from penstock.messages.errors import CorruptDataError
+from penstock.messages.errors import CorruptDataError, ErasedError
 from penstock.messages.reward import Verdict
 from penstock.messages.rollout import Turn
 from penstock.messages.training import BatchManifest, GroupEntry, SampleEntry
@@ -162,6 +162,12 @@ class WhatIfReplay(Replay):
                 "too far from the one that sampled them"
             )
         return result
+
+    async def _resume_after(self, manifest: BatchManifest, error: ErasedError) -> None:
+        """End: the checkpoints that follow are the run's own, not those of this question."""
+        self.report.ended = (
+            f"before step {manifest.step}: {error}; the log has no such step without this user"
+        )
 
     def _rewards(self, manifest: BatchManifest) -> dict[str, float]:
         if self._what_if.reward is None:

@@ -13,6 +13,7 @@ from penstock.actors.sync_relay.publish.publisher import Publisher
 from penstock.actors.trainer.actor import Trainer
 from penstock.actors.trainer.config import LiveConfig
 from penstock.actors.trainer.counterfactual.retraining import retrain
+from penstock.actors.trainer.counterfactual.what_if import WhatIf, replay_what_if
 from penstock.actors.trainer.replay import ReplayLog, replay
 from penstock.infra.privacy.erase import erase
 from penstock.infra.privacy.lineage import read as read_lineage
@@ -222,3 +223,25 @@ async def test_trained_again_without_a_user_is_bit_for_bit_a_run_that_never_had_
     assert retrained.weights_digest == learner.weights_digest() == expected.weights_digest
     assert learner.optimizer_digest() == expected.optimizer_digest
     assert retrained.weights_digest != with_them
+
+
+async def test_a_what_if_ends_before_the_first_step_that_cannot_be_taken(users):
+    """The checkpoints after it are of the run: nothing that was asked would be in them."""
+    service, log = users.service, users.world.log
+    for user in ("u-a", "u-b", "u-b", "u-a", "u-c"):
+        await users.ask(user)
+    await log.publish(*await service.trainer.stop(service.ctx))
+    await service.ctx.close()
+    assert service.version == 4
+    await erase(LogBus(log), users.vault, TENANT, "u-a", is_up=False)
+    learner, report = await replay_what_if(
+        users.replay_log(), users.world.policy, users.of_run, WhatIf(change=_of_rloo, ess_min=0.0)
+    )
+    assert report.steps == 2 and report.ended.startswith("before step 3:")
+    assert report.weights_digest == learner.weights_digest()
+    recorded = {event.weights_digest for event in log.of(StepCompleted)}
+    assert report.weights_digest not in recorded
+
+
+def _of_rloo(config):
+    return msgspec.structs.replace(config, estimator="rloo")
