@@ -139,7 +139,7 @@ def _take_passes(
     version = manifest.policy_version
     batch = compared(learner, sequences, config) if sequences else []
     if config.loss.kl.where == "reward":
-        batch = with_kl_rewards(manifest, batch, config.loss.kl.coefficient)
+        batch = with_kl_rewards(manifest, batch, config)
     passes: list[PassSums] = []
     norms: list[float] = []
     seen: list[PreferenceSums] = []

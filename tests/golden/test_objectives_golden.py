@@ -178,9 +178,9 @@ def test_kl_in_the_reward_gives_verls_advantages():
     found = []
     for group in sorted(set(VECTORS["groups"])):
         at = [i for i, each in enumerate(VECTORS["groups"]) if each == group]
-        rewards = dr_grpo([VECTORS["rewards"][i] for i in at])
-        changes = reward_changes([float(nats[i]) for i in at], 0.05)
-        found += [reward + change for reward, change in zip(rewards, changes, strict=True)]
+        rewards = [VECTORS["rewards"][i] for i in at]
+        changes = reward_changes(rewards, [float(nats[i]) for i in at], 0.05, dr_grpo)
+        found += [value + change for value, change in zip(dr_grpo(rewards), changes, strict=True)]
     assert found == pytest.approx(VERL["advantages_with_kl"], **CLOSE)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from penstock.actors.trainer.config import LossConfig
+from penstock.actors.trainer.objective.advantages import dr_grpo, grpo, rloo
 from penstock.actors.trainer.objective.corrections import correction_weights
 from penstock.actors.trainer.objective.kl import entropies, k1, k3, reward_changes
 from penstock.actors.trainer.objective.losses import LossTokens, token_losses
@@ -135,8 +136,17 @@ def test_kl_estimates():
 
 def test_k1_in_the_reward_keeps_a_groups_sum():
     # Nats 3, 1, 2 have mean 2: whoever went further than the others pays 0.1 a nat.
-    assert reward_changes([3.0, 1.0, 2.0], 0.1) == pytest.approx([-0.1, 0.1, 0.0])
-    assert reward_changes([7.0], 0.1) == [0.0]
+    rewards, nats = [1.0, 0.0, 0.5], [3.0, 1.0, 2.0]
+    assert reward_changes(rewards, nats, 0.1, dr_grpo) == pytest.approx([-0.1, 0.1, 0.0])
+    assert reward_changes([1.0], [7.0], 0.1, dr_grpo) == [0.0]
+
+
+def test_k1_in_the_reward_goes_through_the_estimator():
+    # Against the mean of the two others: 3 - 1.5, 1 - 2.5, 2 - 2 nats.
+    found = reward_changes([1.0, 0.0, 0.5], [3.0, 1.0, 2.0], 0.1, rloo)
+    assert found == pytest.approx([-0.15, 0.15, 0.0])
+    # Rewards 1, 0 become 0.5, 0: over their deviation both are 1, -1.
+    assert reward_changes([1.0, 0.0], [2.0, 0.0], 0.25, grpo) == pytest.approx([0, 0], abs=1e-5)
 
 
 def test_entropy_of_what_could_be_drawn():

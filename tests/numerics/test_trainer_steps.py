@@ -8,8 +8,15 @@ import pytest
 import torch
 from tests.numerics.engine_rollouts import SPARSE, manifest_of, rollouts
 
-from penstock.actors.trainer.config import KlConfig, LossConfig, OptimizerConfig, TrainerConfig
+from penstock.actors.trainer.config import (
+    ESTIMATORS,
+    KlConfig,
+    LossConfig,
+    OptimizerConfig,
+    TrainerConfig,
+)
 from penstock.actors.trainer.learner import Learner
+from penstock.actors.trainer.objective.advantages import estimator
 from penstock.actors.trainer.reference import logprobs_under
 from penstock.actors.trainer.sequences import training_sequence
 from penstock.actors.trainer.step import train_step
@@ -165,25 +172,28 @@ def k1_by_rollout(learner, turns, config):
     return found
 
 
-async def test_k1_comes_off_the_reward_before_the_groups_baseline(learner):
+@pytest.mark.parametrize("name", ESTIMATORS)
+async def test_k1_comes_off_the_reward_before_the_groups_baseline(learner, name):
     """The step equals one whose manifest has the advantages worked out by hand."""
     config = config_with(correction="none", kl=KlConfig(where="reward", coefficient=0.2))
+    config = msgspec.structs.replace(config, estimator=name)
     other = Learner(SPARSE, FAST, seed=3)
     learner.versions.reference = published(other.parameters)
     turns = await rollouts(learner)
-    manifest, state = manifest_of(turns), copy_of(learner)
-    nats = k1_by_rollout(learner, turns, config)
-    mean = sum(nats.values()) / len(nats)
-    (group,) = manifest.groups
-    samples = [
-        msgspec.structs.replace(
-            sample, advantage=sample.advantage - 0.2 * (nats[sample.rollout_id] - mean)
-        )
-        for sample in group.samples
-    ]
-    by_hand = msgspec.structs.replace(
-        manifest, groups=[msgspec.structs.replace(group, samples=samples)]
-    )
+    state, nats = copy_of(learner), k1_by_rollout(learner, turns, config)
+    (group,) = manifest_of(turns).groups
+
+    def credited(rewards):
+        values = estimator(name)(rewards)
+        samples = [
+            msgspec.structs.replace(sample, advantage=value)
+            for sample, value in zip(group.samples, values, strict=True)
+        ]
+        groups = [msgspec.structs.replace(group, samples=samples)]
+        return msgspec.structs.replace(manifest_of(turns), groups=groups)
+
+    manifest = credited([sample.reward for sample in group.samples])
+    by_hand = credited([sample.reward - 0.2 * nats[sample.rollout_id] for sample in group.samples])
     found = train_step(learner, manifest, turns, config).metrics
     learner.load_state(state)
     expected = train_step(learner, by_hand, turns, config_with(correction="none")).metrics

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from penstock.actors.trainer.objective.advantages import Estimator
 from penstock.actors.trainer.objective.ratios import LOG_RATIO_MAX
 
 
@@ -23,18 +24,23 @@ def k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     return log_ratio.exp() - 1 - log_ratio
 
 
-def reward_changes(nats: Sequence[float], coefficient: float) -> list[float]:
+def reward_changes(
+    rewards: Sequence[float], nats: Sequence[float], coefficient: float, estimate: Estimator
+) -> list[float]:
     """Return what a group's advantages change by when k1 is taken off its rewards.
 
-    Dr. GRPO's baseline: the penalties' own mean, so that a group's advantages keep their sum.
-
     Args:
+        rewards: of each rollout.
         nats: k1 summed over the tokens of each rollout.
         coefficient: reward per nat.
+        estimate: the group's advantages from its rewards.
 
     """
-    mean = sum(nats) / max(len(nats), 1)
-    return [coefficient * (mean - value) for value in nats]
+    if not rewards:
+        return []
+    left = [reward - coefficient * value for reward, value in zip(rewards, nats, strict=True)]
+    pairs = zip(estimate(rewards), estimate(left), strict=True)
+    return [after - before for before, after in pairs]
 
 
 def entropies(logits: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """KL to the reference in the reward: each rollout pays for how far it went from version 0.
 
-The k1 estimate of a whole rollout, over all tokens that it sampled, comes off its reward before the
-group's baseline does, so that every token of the rollout answers for it (Composer 2, arXiv
-2603.24477). It is taken under the policy that sampled, whose logprobs are on the log.
+The k1 estimate of a whole rollout, over all tokens of it that are trained, comes off its reward
+before its group's advantages are estimated, so that every token of the rollout answers for it
+(Composer 2, arXiv 2603.24477). It is taken under the policy that sampled, whose logprobs are on the
+log. A rollout without such a token counts with the mean of the others in its group.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,13 +11,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from penstock.actors.trainer.config import TrainerConfig
+from penstock.actors.trainer.objective.advantages import dr_grpo, estimator
 from penstock.actors.trainer.objective.kl import reward_changes
 from penstock.actors.trainer.sequences import TrainingSequence
+from penstock.messages.reward import Outcome
 from penstock.messages.training import BatchManifest, SampleEntry, TrunkCredit
 
 
 def with_kl_rewards(
-    manifest: BatchManifest, sequences: Sequence[TrainingSequence], coefficient: float
+    manifest: BatchManifest, sequences: Sequence[TrainingSequence], config: TrainerConfig
 ) -> list[TrainingSequence]:
     """Return sequences with other advantages.
 
@@ -26,21 +30,32 @@ def with_kl_rewards(
     Args:
         manifest: of the step.
         sequences: all of them, with `reference_logprobs`; a sample's in order.
-        coefficient: reward per nat.
+        config: of the step: its estimator, and the reward per nat.
 
     """
     by_sample: dict[str, list[TrainingSequence]] = {}
     for sequence in sequences:
         by_sample.setdefault(sequence.rollout_id, []).append(sequence)
     k1 = {name: np.concatenate([_k1(one) for one in parts]) for name, parts in by_sample.items()}
+    coefficient, estimate = config.loss.kl.coefficient, estimator(config.estimator)
     changes: dict[str, float] = {}
     trunks: dict[str, TrunkCredit] = {}
-    for samples in (*(group.samples for group in manifest.groups), manifest.live):
-        trained = [sample for sample in samples if sample.rollout_id in k1]
-        nats = _nats(trained, k1)
-        values = reward_changes([nats[one.rollout_id] for one in trained], coefficient)
-        changes |= {one.rollout_id: value for one, value in zip(trained, values, strict=True)}
-        trunks |= {one.rollout_id: one.trunk for one in trained if one.trunk}
+    for group in manifest.groups:
+        counted = [sample for sample in group.samples if _counts(sample)]
+        nats = _nats([sample for sample in counted if sample.rollout_id in k1], k1)
+        mean = sum(nats.values()) / max(len(nats), 1)
+        given = [nats.get(one.rollout_id, mean) for one in counted]
+        values = reward_changes([one.reward for one in counted], given, coefficient, estimate)
+        changes |= {
+            one.rollout_id: value
+            for one, value in zip(counted, values, strict=True)
+            if one.rollout_id in nats
+        }
+        trunks |= {one.rollout_id: one.trunk for one in counted if one.trunk}
+    nats = {one.rollout_id: float(k1[one.rollout_id].sum()) for one in manifest.live
+            if one.rollout_id in k1}  # fmt: skip
+    values = reward_changes([0.0] * len(nats), list(nats.values()), coefficient, dr_grpo)
+    changes |= dict(zip(nats, values, strict=True))
     return [
         one
         for name, parts in by_sample.items()
@@ -48,8 +63,13 @@ def with_kl_rewards(
     ]
 
 
+def _counts(sample: SampleEntry) -> bool:
+    """Whether a sample's reward is in its group's baseline."""
+    return sample.outcome.is_trained or sample.outcome is Outcome.WITHHELD
+
+
 def _k1(sequence: TrainingSequence) -> np.ndarray:
-    """float64 [M] of all sampled tokens, 0 for those that were forced."""
+    """float64 [M] of all sampled tokens, 0 for those that were forced or are withheld."""
     assert sequence.reference_logprobs is not None
     found = np.zeros(sequence.is_trained.size)
     found[sequence.is_trained] = sequence.behavior_logprobs - sequence.reference_logprobs
