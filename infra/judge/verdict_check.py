@@ -3,12 +3,42 @@
 import math
 from collections.abc import AsyncIterator
 
+import msgspec
+
 from penstock.actors.judge.config import JudgeConfig
 from penstock.actors.judge.reward import composed_again
-from penstock.messages.bus import Delivery
+from penstock.messages.bus import Bus, Delivery
+from penstock.messages.control import RunStarted
+from penstock.messages.errors import ConfigError
+from penstock.messages.reading.parsing import parse_toml
 from penstock.messages.reward import Outcome, Verdict
 
 TOLERANCE = 1e-6
+
+
+async def recorded_judge(bus: Bus, own: JudgeConfig) -> JudgeConfig:
+    """Return the settings that a run's rewards were composed by, from its log.
+
+    The configuration of an imported run has none of them: it keeps what names no server.
+
+    Args:
+        bus: The run's.
+        own: Of the run's configuration, where the log does not say.
+
+    Raises:
+        CodecError: What the log has is no TOML.
+        ConfigError: It has wrong settings of the judge.
+
+    """
+    started = await bus.last(RunStarted)
+    if started is None or not isinstance(started.event, RunStarted):
+        return own
+    where = "RunStarted.config_toml"
+    table = parse_toml(started.event.config_toml, where).get("judge", {})
+    try:
+        return msgspec.convert(table, JudgeConfig)
+    except ValueError as error:
+        raise ConfigError(f"{where}: judge: {error}") from error
 
 
 class VerdictCheck:

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.envs.harness import HARNESS_VERSION
 from penstock.infra.commands.output import print_result
-from penstock.infra.judge.verdict_check import VerdictCheck
+from penstock.infra.judge.verdict_check import VerdictCheck, recorded_judge
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import load_config
 from penstock.infra.run.hosts import reached_run
@@ -78,7 +78,7 @@ async def replay_run(
             f"loss {result.metrics['loss']:+.4f}\n"
         )
 
-    verdicts = VerdictCheck(config.judge)
+    verdicts = VerdictCheck(await recorded_judge(bus, config.judge))
     report = await replay(
         ReplayLog(
             deliveries=verdicts.along(deliveries or bus.follow(REPLAY_TYPES, stop_at_end=True)),
