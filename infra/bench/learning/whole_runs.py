@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.infra.bench.learning.parts import UnitFailedError
+from penstock.infra.bench.learning.parts import Result, UnitFailedError
 from penstock.infra.run.runs import RunDir, open_log
+from penstock.messages.reading.parsing import parse_json
 from penstock.messages.reward import Outcome, Verdict
 from penstock.messages.rollout import RolloutFinished
 
@@ -20,7 +21,7 @@ _RUN_S_MAX = 4 * 3600.0
 
 
 def complete_run(folder: Path, run_id: str, config: Path, settings: Mapping[str, object]) -> RunDir:
-    """Return a run once it is complete: it is started, resumed, or was complete before.
+    """Return a run once it is complete and sound: it is started, resumed, or was so before.
 
     Args:
         folder: Of its runs.
@@ -43,7 +44,27 @@ def complete_run(folder: Path, run_id: str, config: Path, settings: Mapping[str,
         if settings.get("trainer.steps_max") == 0:
             words.append("--no-replay")  # There is no step to compare.
         _penstock(folder, f"{run_id}.output", ["run", *words], _RUN_S_MAX)
+    _check_sound(run)
     return run
+
+
+def _check_sound(run: RunDir) -> None:
+    """Refuse a run that ended, and whose figures say nothing.
+
+    Raises:
+        UnitFailedError: It was given up, or log and weights do not agree.
+
+    """
+    figures = parse_json(run.summary.read_bytes(), Result, str(run.summary))
+    faults = {
+        "it was given up": figures["rl"]["given_up"],
+        "its ledger does not balance": not figures["ledger"]["balanced"],
+        "its replay differs": not figures["replay"].get("identical", True),
+    }
+    found = [words for words, is_so in faults.items() if is_so]
+    if found:
+        text = f"run {run.run_id}: {', '.join(found)}"
+        raise UnitFailedError(f"{text}; without its folder, {run.path}, it runs again")
 
 
 def export_newest(run: RunDir, target: Path) -> Path:

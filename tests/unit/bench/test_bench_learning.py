@@ -8,6 +8,7 @@ from penstock.infra.bench.learning import command, parts
 from penstock.infra.bench.learning.command import bench_learning
 from penstock.infra.bench.learning.intervals import lower_bounds
 from penstock.infra.bench.learning.parts import Unit, UnitFailedError
+from penstock.infra.bench.learning.whole_runs import complete_run
 from penstock.messages.errors import CodecError, ConfigError
 
 
@@ -106,3 +107,27 @@ def test_the_bound_counts_what_another_training_would_change():
 def test_equal_arms_have_a_bound_of_zero():
     same = [{f"t{n}": n % 3 == 0 for n in range(90)}] * 3
     assert lower_bounds(same, same)["lower"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rl": {"given_up": True}}, "it was given up"),
+        ({"ledger": {"balanced": False}}, "its ledger does not balance"),
+        ({"replay": {"identical": False}}, "its replay differs"),
+        ({"replay": {}}, ""),
+    ],
+)
+def test_a_run_that_ended_unsound_is_no_result_the_next_time(tmp_path, changes, said):
+    sound = {
+        "rl": {"given_up": False},
+        "ledger": {"balanced": True},
+        "replay": {"identical": True},
+    }
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "summary.json").write_text(json.dumps(sound | changes))
+    if not said:
+        assert complete_run(tmp_path, "a", tmp_path / "none.toml", {}).run_id == "a"
+        return
+    with pytest.raises(UnitFailedError, match=f"run a: {said}; without its folder, .*/a, it runs"):
+        complete_run(tmp_path, "a", tmp_path / "none.toml", {})
