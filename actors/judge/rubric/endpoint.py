@@ -26,6 +26,10 @@ from penstock.messages.reading.parsing import parse_json
 
 REPLY_BYTES_MAX = 1 << 20
 KEY_BYTES_MAX = 4096
+MODEL_CHARACTERS_MAX = 256
+"""Of the name that a service gives its model; verdicts bear it."""
+USAGE_TOKENS_MAX = 1 << 31
+"""Of a call, as the service counts them: a larger number is no count."""
 _SHOWN_CHARACTERS_MAX = 120
 _TEXT_REFUSED = frozenset({400, 413, 422})
 """Too long, or a filter: the text is the policy's, so the answer is not the service's failure."""
@@ -76,9 +80,9 @@ class Endpoint:
         usage = reply.usage or _Usage()
         return JudgeAnswer(
             text=text,
-            answered_by=reply.model or self._config.model,
-            num_prompt_tokens=max(0, usage.prompt_tokens),
-            num_reply_tokens=max(0, usage.completion_tokens),
+            answered_by=(reply.model or self._config.model)[:MODEL_CHARACTERS_MAX],
+            num_prompt_tokens=_count(usage.prompt_tokens),
+            num_reply_tokens=_count(usage.completion_tokens),
         )
 
     def _body(self, question: JudgeQuestion) -> dict[str, Any]:
@@ -149,6 +153,10 @@ def read_key(config: EndpointConfig, environment: Mapping[str, str]) -> str:
     if not re.fullmatch(rf"[\x21-\x7e]{{1,{KEY_BYTES_MAX}}}", key):
         raise ConfigError(f"{field}: expected a key, printable and without spaces")
     return key
+
+
+def _count(num_tokens: int) -> int:
+    return num_tokens if 0 <= num_tokens <= USAGE_TOKENS_MAX else 0
 
 
 async def _read(reply: aiohttp.ClientResponse) -> bytes:

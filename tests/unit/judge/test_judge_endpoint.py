@@ -2,6 +2,7 @@
 
 import logging
 
+import msgspec
 import pytest
 from aiohttp import web
 from tests.judge_service import JudgeService, make_rubric
@@ -93,6 +94,16 @@ async def test_a_broken_reply_is_the_services_failure(response: dict) -> None:
     async with service.serving():
         [found] = await make_judge(service.url, num_attempts_max=2).score(WORK)
     assert found.score is None and len(service.bodies) == 2
+
+
+@pytest.mark.parametrize("count", [-1, 1 << 64, 10**30])
+async def test_what_a_service_says_of_itself_fits_a_verdict(count: int) -> None:
+    usage = {"prompt_tokens": count, "completion_tokens": 1}
+    choices = [{"message": {"content": "A"}}]
+    body = {"model": "m" * 100_000, "choices": choices, "usage": usage}
+    found, _ = await score_by([web.json_response(body)])
+    assert found.score == 1.0 and found.num_prompt_tokens == 0
+    assert len(msgspec.msgpack.encode(found)) < 1000
 
 
 async def test_a_redirect_is_not_followed_and_takes_no_key_along() -> None:
