@@ -33,9 +33,13 @@ class NewestEnds:
             self._add(event.rollout_id, "machines" if is_failure else "")
 
     def add_verdict(self, event: Verdict) -> None:
-        """Count a rollout that could not be judged as a failure."""
-        if event.outcome in {Outcome.JUDGE_ERROR, Outcome.INFRASTRUCTURE_ERROR}:
-            self._add(event.rollout_id, "judges")
+        """Count a rollout that could not be judged as a failure.
+
+        The others count, too: after a restart all verdicts may be read before any rollout's end.
+        """
+        if event.outcome is not Outcome.CANCELLED:
+            is_failure = event.outcome in {Outcome.JUDGE_ERROR, Outcome.INFRASTRUCTURE_ERROR}
+            self._add(event.rollout_id, "judges" if is_failure else "")
 
     @property
     def fault(self) -> str:

@@ -91,6 +91,15 @@ def test_each_rollout_counts_once_whatever_comes_first() -> None:
     assert "of the newest 5 rollouts, 0 ended because machines failed, 4 could not" in ends.fault
 
 
+def test_verdicts_that_are_read_before_all_ends_are_no_failures_alone() -> None:
+    """As after a restart: the streams of a log are read side by side."""
+    ends = NewestEnds(0.2, window=10, num_min=5)
+    for index in range(100):
+        outcome = Outcome.FAILED if index % 10 else Outcome.INFRASTRUCTURE_ERROR
+        ends.add_verdict(verdict(f"r{index}", outcome))
+        assert ends.fault == "", index
+
+
 def test_the_share_is_of_the_newest_and_must_be_exceeded() -> None:
     ends = NewestEnds(0.2, window=10, num_min=10)
     for index in range(2):
