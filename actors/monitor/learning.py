@@ -15,8 +15,12 @@ from penstock.messages.task import CreditsChanged
 from penstock.messages.telemetry import MidtrainProgressed, percentile
 from penstock.messages.training import MidtrainCompleted, StepCompleted
 
-NUM_METRICS_MAX = 64
+NUM_METRICS_MAX = 56
 """Metrics kept of a step, so that the state stays small; a step of the trainer has fewer."""
+DIGITS = 6
+"""Of each of them, for the same reason."""
+NUM_STEPS_MAX = 180
+"""Points of the steps' curve: likewise."""
 
 
 class LearningViews:
@@ -72,11 +76,13 @@ class LearningViews:
 
     def _step_completed(self, event: StepCompleted, at: float) -> None:
         named = islice(sorted(event.metrics.items()), NUM_METRICS_MAX)
-        finite = {name: value for name, value in named if math.isfinite(value)}
+        finite = {
+            name: float(f"{value:.{DIGITS}g}") for name, value in named if math.isfinite(value)
+        }
         point = StepPoint(
             step=event.step, at=at, train_s=event.train_s, wait_s=event.wait_s, metrics=finite
         )
-        append_thinned(self._state.steps, point)
+        append_thinned(self._state.steps, point, NUM_STEPS_MAX)
         self._state.run.step = max(self._state.run.step, event.step)
         training, route_bytes = self._state.training, event.metrics.get("route_bytes", 0.0)
         training.train_s += event.train_s

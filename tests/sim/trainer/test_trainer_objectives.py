@@ -76,7 +76,7 @@ async def test_every_metric_of_a_step_reaches_whoever_looks(make_world):
         fold = RunFold()
         fold.apply(event, 0.0)
         (point,) = fold.state(0.0).steps
-        assert point.metrics == event.metrics
+        assert point.metrics == pytest.approx(event.metrics, rel=1e-5)
 
 
 async def test_every_step_records_its_figures(make_world):

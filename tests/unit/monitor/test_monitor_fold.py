@@ -151,7 +151,7 @@ def test_a_long_curve_keeps_its_ends_and_stays_bounded():
 
 def test_the_state_of_a_long_run_fits_one_message():
     fold = RunFold()
-    metrics = {f"a_metric_of_this_name_{i}": 0.123456789012345 for i in range(40)}
+    metrics = {f"name_of_metric_{i:02}": 0.00123456789012345 for i in range(60)}
     for number in range(1, 1200):
         manifest, taken = step(number, live=[])
         taken = msgspec.structs.replace(taken, metrics=metrics)
