@@ -24,6 +24,11 @@ from penstock.messages.training import StepCompleted
 DEADLINE_S = 40.0
 
 
+def arguments(runs_dir, *, json):
+    fields = {"config": None, "what_if": [], "output": None, "no_evaluation": False}
+    return Namespace(run="run-1", runs_dir=runs_dir, json=json, **fields)
+
+
 @pytest.fixture
 def run_dir(tmp_path, make_world):
     world = make_world(steps_max=4, staleness_max=20, checkpoint_steps=2)
@@ -81,19 +86,14 @@ async def train(run, world):
 async def test_it_proves_a_run_and_names_what_differs(run_dir, tmp_path, capsys):
     run, world = run_dir
     await train(run, world)
-    assert (
-        await replay_command(Namespace(run="run-1", runs_dir=tmp_path, config=None, json=True)) == 0
-    )
+    assert await replay_command(arguments(tmp_path, json=True)) == 0
     figures = msgspec.json.decode(capsys.readouterr().out)
     assert (figures["steps"], figures["steps_compared"], figures["identical"]) == (4, 4, True)
     assert figures["speedup"] > 0
     text = run.config.read_text()
     run.config.write_text(text.replace("rms_norm_eps = 1e-06", "rms_norm_eps = 1e-03", 1))
     assert text != run.config.read_text()
-    assert (
-        await replay_command(Namespace(run="run-1", runs_dir=tmp_path, config=None, json=False))
-        == 1
-    )
+    assert await replay_command(arguments(tmp_path, json=False)) == 1
     shown = capsys.readouterr()
     assert "first difference: step 1: weights" in shown.out
     assert "step 4: weights" in shown.err
@@ -108,4 +108,4 @@ async def test_a_run_without_version_0_is_named(run_dir, tmp_path):
     await bus.close()
     await server.stop()
     with pytest.raises(NotFoundError, match="no checkpoint of version 0"):
-        await replay_command(Namespace(run="run-1", runs_dir=tmp_path, config=None, json=True))
+        await replay_command(arguments(tmp_path, json=True))
