@@ -11,7 +11,7 @@ from penstock.actors.monitor.actor import Monitor
 from penstock.gateway.config import GatewayConfig
 from penstock.messages.feedback import FeedbackReceived, FeedbackRetracted
 
-from .conftest import Site, reported, until
+from .conftest import OPERATOR, Site, reported, until
 
 GOOD = {"model": "policy", "messages": [{"role": "user", "content": "Fix add."}]}
 
@@ -102,7 +102,8 @@ async def test_beyond_this_machine_looking_takes_a_key(bus, tmp_path, tokenizer)
         async with aiohttp.ClientSession(url) as http:
             for path in VIEWS:
                 assert (await http.get(path)).status == 401, path
-                reply = await http.get(path, headers=bearer())
+                assert (await http.get(path, headers=bearer())).status == 403, path
+                reply = await http.get(path, headers=bearer(OPERATOR))
                 assert reply.status == 200, path
                 reply.close()
             assert (await http.get("/healthz")).status == 200
