@@ -66,8 +66,11 @@ class Endpoint:
     def __init__(self, config: EndpointConfig, environment: Mapping[str, str] = os.environ) -> None:
         self._config = config
         self._url = f"{config.url.rstrip('/')}/chat/completions"
-        key = read_key(config, environment)
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._key = key = read_key(config, environment)
+        self._headers = {"Accept-Encoding": "identity"}
+        """A megabyte of gzip unpacks to a gigabyte: nothing is unpacked."""
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
 
     async def answer(self, question: JudgeQuestion) -> JudgeAnswer:
         """Ask once; see `Answerer`."""
@@ -76,14 +79,19 @@ class Endpoint:
             reply = parse_json(data, _Reply, "reply")
             text = reply.choices[0].message.content or ""
         except (CodecError, LookupError) as error:
-            raise JudgeServiceError(f"{self._url}: {type(error).__name__}: {error}") from error
+            cause = self._keyless(f"{type(error).__name__}: {error}")
+            raise JudgeServiceError(f"{self._url}: {cause}") from error
         usage = reply.usage or _Usage()
         return JudgeAnswer(
-            text=text,
-            answered_by=(reply.model or self._config.model)[:MODEL_CHARACTERS_MAX],
+            text=self._keyless(text),
+            answered_by=self._keyless(reply.model or self._config.model)[:MODEL_CHARACTERS_MAX],
             num_prompt_tokens=_count(usage.prompt_tokens),
             num_reply_tokens=_count(usage.completion_tokens),
         )
+
+    def _keyless(self, text: str) -> str:
+        """Return what a service said without our key, which some repeat."""
+        return text.replace(self._key, "[key]") if self._key else text
 
     def _body(self, question: JudgeQuestion) -> dict[str, Any]:
         config = self._config
@@ -111,18 +119,22 @@ class Endpoint:
         timeout = aiohttp.ClientTimeout(total=self._config.timeout_s)
         try:
             async with (
-                aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session,
+                aiohttp.ClientSession(
+                    headers=self._headers, timeout=timeout, auto_decompress=False
+                ) as session,
                 session.post(self._url, json=body, allow_redirects=False) as reply,
             ):
                 data, status = await _read(reply), reply.status
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise JudgeServiceError(f"{self._url}: {type(error).__name__}: {error}") from error
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            cause = self._keyless(f"{type(error).__name__}: {error}")
+            raise JudgeServiceError(f"{self._url}: {cause}") from error
         if status == 200:
             if len(data) > REPLY_BYTES_MAX:
                 text = f"expected a reply of at most {REPLY_BYTES_MAX} bytes"
                 raise JudgeServiceError(f"{self._url}: {text}")
             return data
-        shown = f"{self._url}: status {status}: {data.decode('utf-8', 'replace')}"
+        said = self._keyless(data.decode("utf-8", "replace"))
+        shown = f"{self._url}: status {status}: {said}"
         shown = shown[: len(self._url) + _SHOWN_CHARACTERS_MAX]
         if status in _TEXT_REFUSED:
             raise TextRefusedError(shown)
@@ -148,6 +160,8 @@ def read_key(config: EndpointConfig, environment: Mapping[str, str]) -> str:
                 key = file.read(KEY_BYTES_MAX + 1).decode("ascii", "replace").strip()
         except OSError as error:
             raise ConfigError(f"{field}: {error.strerror or type(error).__name__}") from error
+        except ValueError as error:
+            raise ConfigError(f"{field}: expected a path") from error
     else:
         return ""
     if not re.fullmatch(rf"[\x21-\x7e]{{1,{KEY_BYTES_MAX}}}", key):

@@ -1,6 +1,7 @@
 """A judge's endpoint over HTTP: what is sent, what is tried again, and where the key goes."""
 
 import logging
+import zlib
 
 import msgspec
 import pytest
@@ -8,7 +9,10 @@ from aiohttp import web
 from tests.judge_service import JudgeService, make_rubric
 
 from penstock.actors.judge.rubric.config import EndpointConfig
-from penstock.actors.judge.rubric.endpoint import REPLY_BYTES_MAX, Endpoint
+from penstock.actors.judge.rubric.endpoint import (
+    REPLY_BYTES_MAX,
+    Endpoint,
+)
 from penstock.actors.judge.rubric.judge import DOWN_AFTER, RubricJudge
 from penstock.actors.judge.submission import Submission
 from penstock.infra.judge.asking import Unwatched
@@ -87,6 +91,7 @@ async def test_a_reply_that_is_no_letter_gets_the_lowest_score_after_some_tries(
         {"text": '{"choices": [{"message": {"content": 5}}]}'},
         {"body": b" " * (REPLY_BYTES_MAX + 1)},
         {"body": b"\xff\xfe"},
+        {"body": zlib.compress(bytes(64 << 20)), "headers": {"Content-Encoding": "deflate"}},
     ],
 )
 async def test_a_broken_reply_is_the_services_failure(response: dict) -> None:
@@ -144,6 +149,25 @@ async def test_the_key_is_in_no_error_and_no_log(caplog) -> None:
     assert KEY not in caplog.text and KEY not in repr(found)
 
 
+@pytest.mark.parametrize(
+    "response",
+    [
+        {"status": 401, "text": f"no such key: {KEY}"},
+        {"text": f'{{"model": "{KEY}", "choices": [{{"message": {{"content": "{KEY}"}}}}]}}'},
+    ],
+)
+async def test_a_service_that_repeats_our_key_does_not_get_it_into_the_log(response) -> None:
+    judge = {"endpoint": {"key_env": "JUDGE_KEY"}, "num_attempts_max": 1}
+    found, _ = await score_by([web.Response(**response)], **judge)
+    assert "[key]" in found.detail and KEY not in repr(found)
+
+
+async def test_a_host_that_no_name_can_be_is_a_failure_of_the_service() -> None:
+    judge = make_judge(f"http://{'a' * 64}/v1", num_attempts_max=1)
+    [found] = await judge.score(WORK)
+    assert found.score is None and "UnicodeError" in found.detail
+
+
 def test_a_key_comes_from_the_environment_or_a_file(tmp_path) -> None:
     def open_with(**fields) -> Endpoint:
         config = EndpointConfig(url="https://judge.example/v1", model="m", **fields)
@@ -157,5 +181,7 @@ def test_a_key_comes_from_the_environment_or_a_file(tmp_path) -> None:
             open_with(key_env=name)
     with pytest.raises(ConfigError, match=r"key_file .*none: No such file"):
         open_with(key_file=str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"key_file .*: expected a path"):
+        open_with(key_file="/a\0b")
     with pytest.raises(ConfigError, match="key_env or key_file, got both"):
         open_with(key_env="A", key_file="/b")
