@@ -18,6 +18,7 @@ NonNegativeFloat = Annotated[float, Meta(ge=0)]
 UnitInterval = Annotated[float, Meta(ge=0, le=1)]
 _FLOAT_MAX = sys.float_info.max
 Finite = Annotated[float, Meta(ge=-_FLOAT_MAX, le=_FLOAT_MAX)]
+FinitePositive = Annotated[float, Meta(gt=0, le=_FLOAT_MAX)]
 FiniteNonNegative = Annotated[float, Meta(ge=0, le=_FLOAT_MAX)]
 
 

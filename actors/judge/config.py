@@ -4,7 +4,13 @@ import msgspec
 
 from penstock.actors.judge.rubric.config import RubricConfig
 from penstock.messages.errors import ConfigError
-from penstock.messages.settings import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
+from penstock.messages.settings import (
+    Finite,
+    FiniteNonNegative,
+    PositiveFloat,
+    PositiveInt,
+    UnitInterval,
+)
 
 JUDGES_MAX = 8
 
@@ -12,32 +18,32 @@ JUDGES_MAX = 8
 class LengthPenaltyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Weights and form of the penalty; defaults keep it well below the value of a solved task."""
 
-    scale: NonNegativeFloat = 0.02
+    scale: FiniteNonNegative = 0.02
     """Reward lost for each unit of C; 0 turns the penalty off."""
-    penalty_max: NonNegativeFloat = 0.2
+    penalty_max: FiniteNonNegative = 0.2
     """Bound of the whole penalty."""
-    k: NonNegativeFloat = 0.5
-    q: NonNegativeFloat = 1.0
-    thinking_token: NonNegativeFloat = 0.002
+    k: FiniteNonNegative = 0.5
+    q: FiniteNonNegative = 1.0
+    thinking_token: FiniteNonNegative = 0.002
     """Weight of one token drawn that is neither of a call nor of the final message."""
-    call_token: NonNegativeFloat = 0.002
+    call_token: FiniteNonNegative = 0.002
     """Weight of one token drawn of a call."""
-    final_token: NonNegativeFloat = 0.002
+    final_token: FiniteNonNegative = 0.002
     """Weight of one token drawn of the final message."""
-    output_token: NonNegativeFloat = 0.0005
+    output_token: FiniteNonNegative = 0.0005
     """Weight of one token that a tool returned."""
-    call: NonNegativeFloat = 0.1
-    turn: NonNegativeFloat = 0.1
+    call: FiniteNonNegative = 0.1
+    turn: FiniteNonNegative = 0.1
 
 
 class AuxiliaryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What manners are worth at most; each is scored from 0 to 1 without a model."""
 
-    style: NonNegativeFloat = 0.0
+    style: FiniteNonNegative = 0.0
     """Few lints in the lines that the episode wrote."""
-    communication: NonNegativeFloat = 0.0
+    communication: FiniteNonNegative = 0.0
     """A final message that names what was changed."""
-    todos: NonNegativeFloat = 0.0
+    todos: FiniteNonNegative = 0.0
     """No to-do left behind: in the lines that it wrote, or open in its own plan."""
 
     @property
@@ -62,12 +68,12 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     each criterion; 0: none."""
     num_concurrent: PositiveInt = 4
     """Rollouts graded at once, each in a machine of its own."""
-    reward_solved: float = 1.0
-    reward_failed: float = 0.0
+    reward_solved: Finite = 1.0
+    reward_failed: Finite = 0.0
     partial_credit: UnitInterval = 0.5
     """Reward of a failed rollout whose verifier gave nearly a whole reward, above
     `reward_failed`; of others in proportion."""
-    reward_min: float = -0.25
+    reward_min: Finite = -0.25
     """Reward of the policy's own faults (a broken turn, a timeout), whatever the tests find."""
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
     num_attempts_max: PositiveInt = 3

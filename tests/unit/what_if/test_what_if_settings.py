@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import tomli_w
+from tests.judge_service import make_rubric
 
 from penstock.actors.judge.config import AuxiliaryConfig, LengthPenaltyConfig
 from penstock.actors.judge.reward import LENGTH_PENALTY
@@ -57,6 +58,8 @@ def test_settings_of_the_trainer_are_changed_in_each_step_s_own(config):
         ("judge.auxiliary.style=0.1", "the run gave it no weight"),
         ("judge.judges.taste.weight=0.1", "expected of this run none: it has no"),
         ("judge.reward_solved=-5", "expected reward_min <="),
+        ("judge.reward_solved=inf", "judge: Expected `float` <= "),
+        ("judge.length_penalty.scale=inf", "judge: Expected `float` <= "),
         ("judge.judge=other", "expected one of"),
     ],
 )
@@ -106,3 +109,11 @@ def test_the_report_has_the_answer_and_no_markup_from_it():
     assert "</script><b>" not in page and "/*" not in page.split("<script>")[0].split("<style>")[0]
     text = page.split("const answer = ", 1)[1].split(";\n", 1)[0]
     assert json.loads(text) == answer
+
+
+@pytest.mark.parametrize("weight", ["-5", "-inf", "0", "inf", "nan", "much"])
+def test_a_judge_s_weight_is_a_number_above_zero(config, weight):
+    judge = msgspec.structs.replace(config.judge, judges=[make_rubric()])
+    config = msgspec.structs.replace(config, judge=judge)
+    with pytest.raises(ConfigError, match=r"quality\.weight=.*: expected a number above 0"):
+        read_question([f"judge.judges.quality.weight={weight}"], config)
