@@ -1,17 +1,20 @@
 """`penstock bench learning [--only PART ...] [--json] -o DIR`: whole runs, resumable."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.infra.bench.learning.parts import (
     PARTS,
+    BenchPart,
+    Result,
     UnitFailedError,
+    alone,
     finish,
     open_part,
     read_results,
 )
-from penstock.messages.errors import ConfigError
+from penstock.messages.errors import ConfigError, CorruptDataError
 
 
 def bench_learning(output: Path | None, only: Sequence[str]) -> dict[str, Any]:
@@ -22,7 +25,8 @@ def bench_learning(output: Path | None, only: Sequence[str]) -> dict[str, Any]:
         only: Names of parts; none: all.
 
     Raises:
-        ConfigError: No folder, or no such part.
+        ConfigError: No folder, no such part, or another process is at work in the folder.
+        CorruptDataError: A unit's file is not what its part writes.
         UnitFailedError: Some units failed; the others are finished.
 
     """
@@ -32,8 +36,9 @@ def bench_learning(output: Path | None, only: Sequence[str]) -> dict[str, Any]:
         raise ConfigError(f"bench --only: expected some of {', '.join(PARTS)}, got {unknown}")
     output = output.resolve()
     failures: list[str] = []
-    for name in only or PARTS:
-        failures += finish(name, open_part(name), output / name)
+    with alone(output):
+        for name in only or PARTS:
+            failures += finish(name, open_part(name), output / name)
     if failures:
         lines = "\n".join(failures)
         raise UnitFailedError(f"{len(failures)} units failed; run it again to retry:\n{lines}")
@@ -42,5 +47,17 @@ def bench_learning(output: Path | None, only: Sequence[str]) -> dict[str, Any]:
         part = open_part(name)
         results = read_results(part, output / name)
         if results is not None:
-            figures[name] = part.summarize(results)
+            figures[name] = _figures(name, part, results, output / name)
     return figures
+
+
+def _figures(
+    name: str, part: BenchPart, results: Mapping[str, Result], folder: Path
+) -> dict[str, Any]:
+    """Return a part's figures of results that may have been made or changed by anyone."""
+    try:
+        return part.summarize(results)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        text = f"{folder}: results that {name} cannot be summed up from, {type(error).__name__}"
+        text = f"{text}: {error}; delete the unit's file that is wrong, and its unit runs again"
+        raise CorruptDataError(text) from error

@@ -6,18 +6,20 @@
 ```
 """
 
+import contextlib
+import fcntl
 import importlib
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import msgspec
 
-from penstock.actors.runtime.files import write_atomic
+from penstock.actors.runtime.files import open_private, private_folder, write_atomic
 from penstock.messages.errors import ConfigError, PenstockError
 from penstock.messages.reading.parsing import parse_json
 
@@ -69,6 +71,24 @@ def open_part(name: str) -> BenchPart:
     """Return the module of a part."""
     module = importlib.import_module(f"penstock.infra.bench.learning.{PARTS[name]}")
     return cast("BenchPart", module)
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Generator[None]:
+    """Hold a folder of results, which is made where it is absent.
+
+    Raises:
+        ConfigError: Another process holds it.
+
+    """
+    private_folder(folder)
+    with open_private(folder / "lock", "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            text = "another process is at work in this folder"
+            raise ConfigError(f"bench learning: {folder}: {text}") from error
+        yield
 
 
 def finish(name: str, part: BenchPart, folder: Path) -> list[str]:

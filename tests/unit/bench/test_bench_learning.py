@@ -7,9 +7,9 @@ import pytest
 from penstock.infra.bench.learning import command, parts
 from penstock.infra.bench.learning.command import bench_learning
 from penstock.infra.bench.learning.intervals import lower_bounds
-from penstock.infra.bench.learning.parts import Unit, UnitFailedError
+from penstock.infra.bench.learning.parts import Unit, UnitFailedError, alone
 from penstock.infra.bench.learning.whole_runs import complete_run
-from penstock.messages.errors import CodecError, ConfigError
+from penstock.messages.errors import CodecError, ConfigError, CorruptDataError
 
 
 class CountingPart:
@@ -71,6 +71,22 @@ def test_a_damaged_result_is_named(part, tmp_path):
     (tmp_path / "count" / "one.json").write_bytes(b"{")
     with pytest.raises(CodecError, match=r"one\.json"):
         bench_learning(tmp_path, [])
+
+
+@pytest.mark.parametrize("data", [b"{}", b'{"name": []}', b'{"seconds": null}'])
+def test_a_result_that_lacks_what_its_part_needs_is_refused(part, tmp_path, data):
+    bench_learning(tmp_path, [])
+    (tmp_path / "count" / "one.json").write_bytes(data)
+    with pytest.raises(CorruptDataError, match="count: results that count cannot be summed up"):
+        bench_learning(tmp_path, [])
+
+
+def test_two_at_once_do_not_run_the_same_units(part, tmp_path):
+    with alone(tmp_path), pytest.raises(ConfigError, match="another process is at work"):
+        bench_learning(tmp_path, [])
+    assert part.ran == []
+    bench_learning(tmp_path, [])
+    assert part.ran == ["one", "two"]
 
 
 def test_bad_arguments_are_refused(part, tmp_path):
