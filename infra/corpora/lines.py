@@ -46,13 +46,18 @@ def read_lines(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T]]
 
 
 def existing(given: str, field: str) -> Path:
-    """Return a path that a setting names.
+    """Return a file or folder that a setting names.
 
     Raises:
-        ConfigError: There is nothing.
+        ConfigError: There is nothing, or what no reading of which ends: a pipe, a device.
 
     """
-    path = Path(given).expanduser()
+    try:
+        path = Path(given).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{field}: {given}: {error}") from error
     if not path.exists():
         raise ConfigError(f"{field}: {path}: no such file or folder")
+    if not (path.is_file() or path.is_dir()):
+        raise ConfigError(f"{field}: {path}: expected a file or folder")
     return path

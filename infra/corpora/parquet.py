@@ -12,8 +12,9 @@ from penstock.messages.errors import ConfigError
 from penstock.messages.reading.parsing import parse_json
 
 T = TypeVar("T")
-_ROWS = 256
-"""Read at once."""
+_ROWS = 8
+"""Read at once: some hundred bytes of dictionary and run lengths unpack to rows of any size."""
+_BATCH_BYTES_MAX = _ROWS * LINE_BYTES_MAX
 
 
 def read_parquet(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T]]:
@@ -43,11 +44,15 @@ def read_parquet(path: Path, kind: type[T], field: str) -> Iterator[tuple[str, T
             columns = _columns(set(file.schema_arrow.names), kind, f"{field}: {path}")
             number = 0
             for batch in file.iter_batches(batch_size=_ROWS, columns=columns):
+                if batch.nbytes > _BATCH_BYTES_MAX:
+                    place = f"{path}:{number + 1}"
+                    text = f"expected at most {LINE_BYTES_MAX} bytes a row"
+                    raise ConfigError(f"{field}: {place}: {text}")
                 for row in batch.to_pylist():
                     number += 1
                     place = f"{path}:{number}"
                     yield place, _converted(row, kind, f"{field}: {place}")
-    except (arrow.ArrowException, OSError) as error:
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{field}: {path}: not a Parquet file that can be read: {error}"
         ) from error

@@ -141,6 +141,7 @@ class _Rendering:
             if messages[index].role is not Role.ASSISTANT:
                 continue
             before = self._chat.render_prompt(messages[:index], self._tools, sampled)
+            self._check_length(field, before)
             if before[: len(ids)] != ids:
                 text = "the chat format does not keep its earlier turns as they were"
                 raise ValueError(f"{field}: {text}; give each turn a line of its own")
@@ -151,8 +152,11 @@ class _Rendering:
             targets += [False] * (len(before) - len(ids)) + [True] * len(turn)
             ids = before + turn
             sampled[index] = turn
+        self._check_length(field, ids)
+        reply = StoredReply(token_ids=ids[num_context:], targets=targets[num_context:])
+        return ids[:num_context], reply
+
+    def _check_length(self, field: str, ids: Sequence[int]) -> None:
         if len(ids) > self._tokens_max:
             text = f"{len(ids)} tokens with its prompt, more than the policy's {self._tokens_max}"
             raise ValueError(f"{field}: {text}")
-        reply = StoredReply(token_ids=ids[num_context:], targets=targets[num_context:])
-        return ids[:num_context], reply

@@ -94,14 +94,9 @@ def read_traces(
     """
     for place, trace in _rows(given, field):
         try:
-            documents = list(_documents(trace, chat, tools))
+            yield from _documents(trace, chat, tools, tokens_max)
         except ValueError as error:
             raise ConfigError(f"{field}: {place}: {error}") from error
-        for ids, weights in documents:
-            if len(ids) > tokens_max:
-                text = f"{len(ids)} tokens, more than trainer.midtrain.sequence_tokens"
-                raise ConfigError(f"{field}: {place}: {text} {tokens_max}")
-            yield ids, weights
 
 
 def trace_texts(given: str, field: str) -> Iterator[str]:
@@ -120,13 +115,23 @@ def _rows(given: str, field: str) -> Iterator[tuple[str, ChatTrace]]:
         yield from read_rows(file, ChatTrace, field)
 
 
-def _documents(trace: ChatTrace, chat: ChatFormat, offered: OfferedTools) -> Iterator[Document]:
-    """Yield one document, or several where the format does not keep earlier turns as they were."""
+def _documents(
+    trace: ChatTrace, chat: ChatFormat, offered: OfferedTools, tokens_max: int
+) -> list[Document]:
+    """Return one document, or several where the format does not keep earlier turns as they were.
+
+    Each turn renders all that is before it: what is too long is refused at the first turn that is.
+
+    Raises:
+        ValueError: No such conversation, or one of too many tokens.
+
+    """
     messages = trace_messages(trace)
     tools = offered
     if trace.tools is not None:
         tools = OfferedTools(schemas=[tool.function for tool in trace.tools])
     sampled: dict[int, list[int]] = {}
+    found: list[Document] = []
     ids: list[int] = []
     weights: list[float] = []
     for index, message in enumerate(messages):
@@ -134,13 +139,16 @@ def _documents(trace: ChatTrace, chat: ChatFormat, offered: OfferedTools) -> Ite
             continue
         context = chat.render_prompt(messages[:index], tools, sampled)
         if ids and context[: len(ids)] != ids:
-            yield ids, weights
+            found.append((ids, weights))
             ids, weights = [], []
         turn = chat.render_turn(message.content, message.calls, tools)
         weights += [0.0] * (len(context) - len(ids)) + [1.0] * len(turn)
         ids = context + turn
         sampled[index] = turn
-    yield ids, weights
+        if len(ids) > tokens_max:
+            text = f"{len(ids)} tokens, more than trainer.midtrain.sequence_tokens"
+            raise ValueError(f"{text} {tokens_max}")
+    return [*found, (ids, weights)]
 
 
 def trace_messages(trace: ChatTrace) -> list[ChatMessage]:

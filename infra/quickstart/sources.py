@@ -9,8 +9,10 @@ from msgspec import Meta
 from penstock.envs.ladder.generate import Selection
 from penstock.envs.trail.config import TrailConfig
 from penstock.messages.errors import ConfigError
-from penstock.messages.settings import NonNegativeFloat, PositiveInt
+from penstock.messages.settings import PositiveInt
 from penstock.messages.task import Limits
+
+WEIGHT_MAX = 1e6
 
 
 class EpisodeLimits(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,7 +32,7 @@ class SourceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]{1,32}\Z")]
     kind: SourceKind
-    weight: NonNegativeFloat = 1.0
+    weight: Annotated[float, Meta(ge=0, le=WEIGHT_MAX)] = 1.0
     """Share of the training groups, relative to the other sources' weights; 0: evaluation alone."""
     limits: EpisodeLimits | None = None
     """Limits of its episodes; by default `prepare.limits`, and of a folder's tasks their own."""

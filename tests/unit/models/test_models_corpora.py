@@ -1,6 +1,7 @@
 """Texts and traces become documents; what is broken is refused with its file and line."""
 
 import json
+import os
 import sys
 import threading
 
@@ -211,6 +212,49 @@ def test_rows_of_parquet_are_documents(chat, tmp_path):
     broken.write_bytes(b"PAR1 nothing of it")
     with pytest.raises(ConfigError, match=r"b\.parquet: not a Parquet file that can be read"):
         texts_of(broken)
+
+
+def test_parquet_that_unpacks_to_gigabytes_is_read_in_pieces(tmp_path):
+    arrow, path = pytest.importorskip("pyarrow"), tmp_path / "t.parquet"
+    texts = arrow.DictionaryArray.from_arrays([0] * 200, ["a" * (8 << 20)])
+    pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"text": texts}), path)
+    assert path.stat().st_size < 1 << 20
+    most = arrow.default_memory_pool().max_memory()
+    assert len(next(read_texts(str(path), "f"))) == 8 << 20
+    assert arrow.default_memory_pool().max_memory() < max(most, 512 << 20)
+
+
+def test_text_of_parquet_that_is_not_utf_8_is_refused(tmp_path):
+    arrow, path = pytest.importorskip("pyarrow"), tmp_path / "t.parquet"
+    buffers = arrow.array([b"\xff", b"ok"], arrow.binary()).buffers()
+    texts = arrow.Array.from_buffers(arrow.string(), 2, buffers)
+    pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"text": texts}), path)
+    with pytest.raises(ConfigError, match=r"t\.parquet: not a Parquet file.*utf-8"):
+        texts_of(path)
+
+
+def test_what_no_reading_of_which_ends_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(ConfigError, match=r"corpora\[0\]: .*expected a file or folder"):
+            next(read_texts(str(path), "model.corpora[0]"))
+    with pytest.raises(ConfigError, match="~no-such-user/x"):
+        next(read_texts("~no-such-user/x", "model.corpora[0]"))
+
+
+def test_a_long_conversation_is_refused_at_its_first_turn_that_is_too_long(chat, tmp_path):
+    rendered = []
+
+    class Counting:
+        def __getattr__(self, name):
+            if name == "render_turn":
+                rendered.append(name)
+            return getattr(chat, name)
+
+    path = written(tmp_path, {"messages": [MESSAGES[0], MESSAGES[3]] * 300})
+    with pytest.raises(ConfigError, match=r"t\.jsonl:1: \d+ tokens, more than"):
+        documents(Counting(), path, tokens_max=400)
+    assert 1 <= len(rendered) < 100
 
 
 def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):

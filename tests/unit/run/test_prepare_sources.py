@@ -143,3 +143,10 @@ def test_evaluation_sets_choose_among_sources(folder):
     several.check_sets([], 1.0)
     with pytest.raises(ConfigError, match=r"m\.num_samples: expected 1, as pacer\.eval_temp"):
         several.check_sets([], 0.0)
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), 1e308, -1.0])
+def test_weights_of_sources_are_numbers_that_can_be_added(weight):
+    given = {"name": "a", "kind": "ladder", "weight": weight}
+    with pytest.raises(msgspec.ValidationError, match=r"Expected `float` .* at `\$\.weight`"):
+        msgspec.convert(given, SourceConfig)
