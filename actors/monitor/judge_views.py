@@ -21,7 +21,7 @@ class JudgeView(msgspec.Struct, kw_only=True):
     num_prompt_tokens: int = 0
     num_reply_tokens: int = 0
     is_failing: bool = False
-    """Whether the newest rollout got no score."""
+    """Whether its service gave no score when it was asked last."""
     note: str = ""
     """The newest failure, or what else it noted."""
 
@@ -48,8 +48,9 @@ def _add(view: JudgeView, score: JudgeScore) -> None:
     view.version = score.version
     view.num_prompt_tokens += score.num_prompt_tokens
     view.num_reply_tokens += score.num_reply_tokens
-    view.is_failing = score.score is None
-    view.note = score.detail or view.note
+    if score.score is None or score.repeats or not view.is_failing:
+        view.is_failing = score.score is None
+        view.note = score.detail or view.note
     if score.score is None:
         view.num_failed += 1
     else:

@@ -88,6 +88,7 @@ class _Tally:
     def __init__(self, criterion: CriterionConfig) -> None:
         self.criterion = criterion
         self.scores: list[float] = []
+        self.is_asked = True
         self.failure = ""
         self.note = ""
         self.answered_by = ""
@@ -108,7 +109,7 @@ class _Tally:
             version=f"{digest}/{self.answered_by}",
             criterion=self.criterion.name,
             score=sum(scores) / len(scores) if scores else None,
-            repeats=len(scores),
+            repeats=len(scores) if self.is_asked else 0,
             disagreement=max(scores) - min(scores) if scores else 0.0,
             num_prompt_tokens=self.num_prompt_tokens,
             num_reply_tokens=self.num_reply_tokens,
@@ -137,6 +138,7 @@ class RubricJudge:
         if submission.is_empty:
             for tally in tallies:
                 tally.scores = [min(tally.criterion.choices.values())]
+                tally.is_asked = False
                 tally.note = "nothing was submitted: not asked"
         elif asyncio.get_running_loop().time() < self._down_until:
             for tally in tallies:

@@ -139,6 +139,12 @@ def test_a_version_that_no_replica_holds_fails_the_judge_and_not_the_run(play) -
         view = views["quality/right"]
         assert (view.num_failed, view.num_scored, view.is_failing) == (6, 0, True)
         assert "no answer in 30 s" in view.note
+        last = verdicts[-1].scores[0]
+        unasked = msgspec.structs.replace(
+            last, score=0.0, repeats=0, detail="nothing was submitted"
+        )
+        add_verdict(views, msgspec.structs.replace(verdicts[-1], scores=[unasked]))
+        assert view.is_failing and view.num_scored == 1
 
     play(scenario)
 
