@@ -96,6 +96,10 @@ class Gateway(Actor):
         self._services: Services | None = None
         self._listener = Listener(config)
 
+    def not_ready(self) -> str:
+        """Return that no generator serves users yet."""
+        return self._started().not_ready
+
     async def start(self, ctx: Context) -> Effects:
         """Listen.
 

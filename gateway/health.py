@@ -22,11 +22,9 @@ async def readyz(services: Services, request: web.Request) -> web.Response:
         ApiError: 503 with what is missing.
 
     """
-    if services.is_draining:
-        raise ApiError(503, "stopping", "the gateway is stopping", retry_after_s=1.0)
-    if services.policy_version < 0:
-        text = "no generator serves a policy yet"
-        raise ApiError(503, "no_generator", text, retry_after_s=2.0)
+    if text := services.not_ready:
+        code, wait_s = ("stopping", 1.0) if services.is_draining else ("no_generator", 2.0)
+        raise ApiError(503, code, text, retry_after_s=wait_s)
     return web.json_response({"status": "ready", "policy_version": services.policy_version})
 
 

@@ -224,6 +224,13 @@ class Services:
         ready = self.replicas.ready(Purpose.LIVE, self.config.channel)
         return max((replica.policy_version for replica in ready), default=-1)
 
+    @property
+    def not_ready(self) -> str:
+        """Why chat requests cannot be answered; empty where they can."""
+        if self.is_draining:
+            return "the gateway is stopping"
+        return "" if self.policy_version >= 0 else "no generator serves a policy yet"
+
     async def owner_of(self, request_id: str) -> Owner | None:
         """Return who made a request, also one from before a restart; None where nobody knows.
 

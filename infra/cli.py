@@ -58,6 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_host_file(actor)
     text = "where it notes what it works on, for the launcher that finds it dead"
     actor.add_argument("--in-progress", metavar="FILE", default="", help=text)
+    text = "answer /healthz and /readyz on this port (default: 0, none)"
+    actor.add_argument("--health-port", type=_port, metavar="N", default=0, help=text)
     _add_replay(commands)
     text = "show the state of a run, and what it waits for"
     status = "commands.status:status_command"
@@ -94,9 +96,17 @@ def _add_run(commands: Commands) -> None:
     run.add_argument("--processes", metavar="NAMES", help=text)
     run.add_argument("--seed", type=int, help="replaces the configuration's seed")
     run.add_argument("--run-id", help="id of the new run (default: time and seed)")
+    text = "with --run-id: resume the run if it exists; then only [bus] and [store] of FILE count"
+    run.add_argument("--or-resume", action="store_true", help=text)
     run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
                      help="override one key, e.g. trainer.steps_max=10")  # fmt: skip
     run.add_argument("--no-replay", action="store_true", help="skip the replay at the end")
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) >= 1 << 16:
+        raise argparse.ArgumentTypeError(f"expected a port, 0 to 65535, got {text!r}")
+    return int(text)
 
 
 def _add_replay(commands: Commands) -> None:

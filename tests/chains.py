@@ -126,7 +126,7 @@ def play(talk: Conversation, turn: Turn, results: Sequence[str]) -> None:
 def sampled(
     ids: list[int], num_context: int, routes_from: int, index: int, is_cut: bool = False
 ) -> SampledTokens:
-    """Return tokens as a generator samples them, with routes and a version that identify the turn."""
+    """Return tokens as a generator samples them, with routes and a version that name the turn."""
     num_routes = num_context + len(ids) - 1 - routes_from
     routes = torch.full((num_routes, 2, 1), index % NUM_EXPERTS, dtype=torch.int16)
     place = {"policy_version": index, "first_position": routes_from}

@@ -96,6 +96,11 @@ class Generator(Actor):
         serves[f"abort.{self._replica}"] = self._abort
         return serves
 
+    def not_ready(self) -> str:
+        """Return that the engine has no weights yet, or has died."""
+        health = self._engine.health()
+        return "" if health.ready else health.error or "no weights yet"
+
     async def start(self, ctx: Context) -> Effects:
         """Be the newest process under this name."""
         self._started_at = ctx.now()

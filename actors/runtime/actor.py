@@ -54,6 +54,10 @@ class Actor:
         """Return processor seconds outside of its process since it started, by kind."""
         return {}
 
+    def not_ready(self) -> str:
+        """Return why it cannot serve yet, once it has started; empty where it can."""
+        return ""
+
     async def start(self, ctx: Context) -> Effects:
         """Load state; called once before any event."""
         return ()

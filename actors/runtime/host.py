@@ -104,6 +104,12 @@ class ActorHost:
             processor.join(name, self._ctx.meter)
         self._used_before: dict[str, float] = {}
         """By earlier starts, as `ProcessorUsed`."""
+        self._phase = "starting"
+
+    @property
+    def not_ready(self) -> str:
+        """Why the actor cannot serve; empty where it can."""
+        return self._phase or self._actor.not_ready()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set and everything is saved.
@@ -134,7 +140,9 @@ class ActorHost:
             return
         async with self._serving():
             self._start_loops()
+            self._phase = ""
             await self._until(stop)
+            self._phase = "stopping"
             await self._rest()
             await self._dispatcher.apply(self._actor.stop(self._ctx))
             await self._record_used()

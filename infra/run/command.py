@@ -58,11 +58,28 @@ RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; 0 when the run is complete and sound, 130 after Ctrl-C."""
-    run_dir, config = _resume(arguments) if arguments.resume else _create(arguments)
+    run_dir, config = _open(arguments)
     names = _names(config, arguments.processes)
     with run_dir.lock():
         check_space(run_dir.path)
         return asyncio.run(_run(run_dir, config, names, with_replay=not arguments.no_replay))
+
+
+def _open(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
+    """Return the run to work on: a new one, or one that exists."""
+    if arguments.or_resume and (arguments.resume or not arguments.run_id):
+        raise ConfigError("--or-resume: expected --run-id with it, and no --resume")
+    if arguments.resume:
+        return _resume(arguments)
+    try:
+        return _create(arguments)
+    except FileExistsError:
+        if not arguments.or_resume:
+            raise
+    arguments.resume = arguments.run_id
+    if RunDir(Path(arguments.runs_dir) / arguments.run_id).config.exists():
+        arguments.config = None  # Its folder is here: the launcher has only started again.
+    return _resume(arguments)
 
 
 def _create(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
@@ -118,7 +135,12 @@ def _resume(arguments: argparse.Namespace) -> tuple[RunDir, RunConfig]:
     if arguments.config is None:
         run_dir = find_run(arguments.resume, arguments.runs_dir)
     else:
-        joining = join_run(arguments.resume, arguments.runs_dir, arguments.config)
+        joining = join_run(
+            arguments.resume,
+            arguments.runs_dir,
+            arguments.config,
+            compares=not arguments.or_resume,
+        )
         run_dir = asyncio.run(joining)
     config = load_config(run_dir.config)
     check_outside(config, _names(config, arguments.processes))

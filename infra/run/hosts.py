@@ -60,8 +60,14 @@ async def reached_run(arguments: argparse.Namespace, *, any_format: bool = False
     )
 
 
-async def join_run(
-    name: str, root: Path, file: Path, *, wait_s: float = 0.0, any_format: bool = False
+async def join_run(  # noqa: PLR0913
+    name: str,
+    root: Path,
+    file: Path,
+    *,
+    wait_s: float = 0.0,
+    any_format: bool = False,
+    compares: bool = True,
 ) -> RunDir:
     """Write this host's folder of a run that another host started.
 
@@ -72,6 +78,7 @@ async def join_run(
             run's.
         wait_s: How long to wait for the run to start.
         any_format: Accept any format version.
+        compares: Whether other tables of the file must be the run's, and are not passed over.
 
     Raises:
         ConfigError: The file says otherwise, or the servers refuse us.
@@ -88,7 +95,7 @@ async def join_run(
         check_format(started.format, f"the log of run {started.run_id}")
     recorded = parse_toml(started.config_toml, "RunStarted.config_toml")
     for table, value in own.items():
-        if table not in OWN_TABLES and value != recorded.get(table):
+        if compares and table not in OWN_TABLES and value != recorded.get(table):
             text = f"expected the run's own, or none: only {', '.join(OWN_TABLES)} are a host's"
             raise ConfigError(f"{file}: {table}: {text}")
     tables = {name: with_whole_paths(own)[name] for name in OWN_TABLES if name in own}

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penstock.actors.runtime.event_dispatcher import FoldStuckError
@@ -15,6 +15,7 @@ from penstock.actors.runtime.in_progress import InProgress
 from penstock.actors.runtime.processor_time import ProcessorTime
 from penstock.infra.bus.jetstream.access import Access
 from penstock.infra.bus.jetstream.bus import NatsBus
+from penstock.infra.health import health_server
 from penstock.infra.run.charges import ExitCode
 from penstock.infra.run.config import RunConfig
 from penstock.infra.run.config_file import load_config
@@ -34,6 +35,7 @@ async def run_actors(  # noqa: PLR0913 - all of a process
     in_progress: InProgress,
     *,
     is_apart: bool,
+    health_port: int = 0,
 ) -> None:
     """Run the actors of `specs` (`role` or `role:region`) until SIGTERM, or until one fails.
 
@@ -43,6 +45,7 @@ async def run_actors(  # noqa: PLR0913 - all of a process
         specs: Roles.
         where: Servers of the run.
         is_apart: No launcher started this process: it runs while one is up, wherever that is.
+        health_port: Where `/healthz` and `/readyz` are answered; 0: nowhere.
 
     Raises:
         PenstockError: The first actor's failure; the others are stopped in order first.
@@ -52,22 +55,45 @@ async def run_actors(  # noqa: PLR0913 - all of a process
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with connect(run, where, "+".join(specs).replace("/", ".")) as bus:
+    hosts: dict[str, ActorHost] = {}
+    async with (
+        health_server(health_port, lambda: _not_ready(hosts)),
+        connect(run, where, "+".join(specs).replace("/", ".")) as bus,
+    ):
         if not is_apart:
-            await _run_until(stop, run, config, specs, bus, in_progress)
+            await _run_until(stop, run, config, specs, bus, in_progress, hosts)
             return
-        opened_at = await until_open(bus)
+        opened_at = await _opened_at(bus, stop)
         if opened_at is None:
             return
         closing = asyncio.create_task(until_closed(bus, opened_at), name="launcher")
         closing.add_done_callback(lambda _: stop.set())
         try:
-            await _run_until(stop, run, config, specs, bus, in_progress)
+            await _run_until(stop, run, config, specs, bus, in_progress, hosts)
             if closing.done() and closing.result():
                 remove_needless(run, config.sandbox.checkpoints)
         finally:
             closing.cancel()
             await asyncio.gather(closing, return_exceptions=True)
+
+
+def _not_ready(hosts: Mapping[str, ActorHost]) -> dict[str, str]:
+    if not hosts:
+        return {"process": "the run is not up yet"}
+    return {name: why for name, host in hosts.items() if (why := host.not_ready)}
+
+
+async def _opened_at(bus: NatsBus, stop: asyncio.Event) -> int | None:
+    """Wait for a launcher, as `until_open` does; None, too, where a signal comes first."""
+    opening = asyncio.create_task(until_open(bus), name="until open")
+    stopped = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait([opening, stopped], return_when=asyncio.FIRST_COMPLETED)
+        return opening.result() if opening.done() else None
+    finally:
+        for task in (opening, stopped):
+            task.cancel()
+        await asyncio.gather(opening, stopped, return_exceptions=True)
 
 
 async def _run_until(  # noqa: PLR0913, PLR0917 - all of a process
@@ -77,6 +103,7 @@ async def _run_until(  # noqa: PLR0913, PLR0917 - all of a process
     specs: Sequence[str],
     bus: NatsBus,
     in_progress: InProgress,
+    hosts: dict[str, ActorHost],
 ) -> None:
     store = run.store()
     assembly = Assembly(run=run, config=config, bus=bus, store=store)
@@ -84,7 +111,7 @@ async def _run_until(  # noqa: PLR0913, PLR0917 - all of a process
     processor = ProcessorTime()
     async with asyncio.TaskGroup() as group:
         for name, actor in actors:
-            host = ActorHost(
+            hosts[name] = host = ActorHost(
                 actor,
                 bus,
                 store,
@@ -118,7 +145,10 @@ def actor_command(arguments: argparse.Namespace) -> int:
     where = run.access() or _embedded(run, arguments.roles)
     in_progress = InProgress(Path(arguments.in_progress) if arguments.in_progress else None)
     is_apart = file is not None
-    work = run_actors(run, config, arguments.roles, where, in_progress, is_apart=is_apart)
+    port: int = arguments.health_port
+    work = run_actors(
+        run, config, arguments.roles, where, in_progress, is_apart=is_apart, health_port=port
+    )
     try:
         uvloop.run(work)
     except* Exception as failures:
