@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 
+Result = TypeVar("Result")
 PassFigures = TypeVar("PassFigures")
 Pass = Callable[[], tuple[torch.Tensor, PassFigures]]
 """Computes a 0-dim loss, and whatever the caller wants to know of the pass."""
@@ -47,6 +48,27 @@ def accumulate(
             _add(parameters, gradients)
             found.append(figures)
     return found
+
+
+def run_all(
+    tasks: Sequence[Callable[[], Result]], *, num_workers: int, num_threads: int
+) -> list[Result]:
+    """Return what tasks give, in order, computed at once and without gradients.
+
+    Args:
+        tasks: forward passes.
+        num_workers: threads that run them.
+        num_threads: of torch, inside one.
+
+    """
+
+    def run(task: Callable[[], Result]) -> Result:
+        torch.set_num_threads(num_threads)
+        with torch.no_grad():
+            return task()
+
+    with ThreadPoolExecutor(num_workers, thread_name_prefix="forward") as pool:
+        return list(pool.map(run, tasks))
 
 
 def _add(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:

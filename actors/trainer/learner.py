@@ -1,9 +1,10 @@
 """The policy with its float32 master weights and its optimizer: all that training changes."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -12,6 +13,9 @@ from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.hf.weights import find_weights
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import DECAYED_RATE, OptimizerConfig
+from penstock.actors.trainer.forward import SequenceForward
+from penstock.actors.trainer.gradients import Pass, accumulate, run_all
+from penstock.actors.trainer.norms import norm, row_squares
 from penstock.actors.trainer.versions import EarlierVersions, Weights, published
 from penstock.kernels.digest import root_digest
 from penstock.messages.errors import CorruptDataError, PenstockError
@@ -20,20 +24,23 @@ _WEIGHTS = "weights."
 _OPTIMIZER = "optimizer."
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
+Result = TypeVar("Result")
+
 
 class NonFiniteError(PenstockError, ArithmeticError):
     """A loss or a gradient is no finite number; nothing was changed by it."""
 
 
 class Learner:
-    """What a checkpoint keeps and a step changes.
+    """What a checkpoint keeps and a step changes, in one process.
 
+    What depends on that is `forward`, `run_all`, `accumulate`, `squares`, `digest` and `placed`.
     The multi-token-prediction head is a part of the weights, but only mid-training uses it.
     """
 
-    def __init__(self, policy_config: PolicyConfig, config: OptimizerConfig, seed: int) -> None:
+    def __init__(self, policy: Policy, config: OptimizerConfig) -> None:
         self.config = config
-        self.policy = Policy(policy_config, seed=seed)
+        self.policy = policy
         self.parameters = {
             name: parameter
             for name, parameter in self.policy.named_parameters()
@@ -45,8 +52,57 @@ class Learner:
             betas=(config.beta1, config.beta2),
             eps=config.eps,
             weight_decay=config.weight_decay,
+            foreach=False,
         )
         self.versions = EarlierVersions()
+
+    @classmethod
+    def initialized(
+        cls, policy_config: PolicyConfig, config: OptimizerConfig, seed: int
+    ) -> "Learner":
+        """Return a learner of random weights."""
+        return cls(Policy(policy_config, seed=seed), config)
+
+    def forward(self) -> SequenceForward:
+        """Return forward passes with the weights as they are now, which do not change meanwhile."""
+        return SequenceForward(self.policy)
+
+    def run_all(
+        self, tasks: Sequence[Callable[[], Result]], *, num_workers: int, num_threads: int
+    ) -> list[Result]:
+        """Return what forward passes give, in their order; see `gradients.run_all`."""
+        return run_all(tasks, num_workers=num_workers, num_threads=num_threads)
+
+    def accumulate(
+        self, passes: Sequence[Pass[Result]], *, num_workers: int, num_threads: int
+    ) -> list[Result]:
+        """Add the gradients of passes, one after the other; see `gradients.accumulate`.
+
+        Returns:
+            The figures of each pass, in order.
+
+        """
+        parameters = list(self.parameters.values())
+        return accumulate(parameters, passes, num_workers=num_workers, num_threads=num_threads)
+
+    def squares(self) -> list[float]:
+        """Return the sums of squares of all rows of the gradient, in any order."""
+        gradients = [each.grad for each in self.parameters.values() if each.grad is not None]
+        return [square for gradient in gradients for square in row_squares(gradient)]
+
+    def digest(self, tensors: Weights) -> str:
+        """Digest tensors by name, each as a whole."""
+        return root_digest({name: as_numpy(tensor) for name, tensor in tensors.items()})
+
+    def placed(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Return a parameter's value, or a moment of it, as it is held here: a copy.
+
+        Args:
+            name: of the parameter.
+            value: whole, or as `state` returned it.
+
+        """
+        return value.clone()
 
     def load_model(self, folder: Path) -> None:
         """Take over the weights of a Hugging Face folder; the optimizer stays as it is.
@@ -64,11 +120,11 @@ class Learner:
 
     def weights_digest(self) -> str:
         """Digest the float32 master weights."""
-        return _digest(self._weights())
+        return self.digest(self._weights())
 
     def optimizer_digest(self) -> str:
         """Digest the optimizer's moments and step counts."""
-        return _digest(self._moments())
+        return self.digest(self._moments())
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return all tensors by name, sharing memory with the learner."""
@@ -83,7 +139,7 @@ class Learner:
         """
         if any(_WEIGHTS + name not in state for name in self.parameters):
             raise CorruptDataError("checkpoint: expected the tensors of this policy's shape")
-        weights = {name: state[_WEIGHTS + name] for name in self.parameters}
+        weights = {name: self.placed(name, state[_WEIGHTS + name]) for name in self.parameters}
         self.versions.reference = published(weights)
 
     @torch.no_grad()
@@ -99,15 +155,17 @@ class Learner:
         if given != set(weights) or any(state[name].shape != weights[name].shape for name in given):
             raise CorruptDataError("checkpoint: expected the tensors of this policy's shape")
         for name, weight in weights.items():
-            weight.copy_(state[name])
+            weight.copy_(self.placed(name.removeprefix(_WEIGHTS), state[name]))
         self.optimizer.state.clear()
         for name, parameter in self.parameters.items():
             moments = {moment: state.get(_moment_name(name, moment)) for moment in _MOMENTS}
             if moments["step"] is not None:
                 self.optimizer.state[parameter] = {
-                    moment: value.clone() for moment, value in moments.items() if value is not None
+                    moment: self.placed(name, value)
+                    for moment, value in moments.items()
+                    if value is not None
                 }
-        self.versions.load_state(state)
+        self.versions.load_state(state, self.placed)
 
     @contextmanager
     def published_weights(self) -> Iterator[None]:
@@ -144,15 +202,31 @@ class Learner:
             group["lr"] = config.learning_rate * rate(config, step, steps_max)
             group["betas"] = (config.beta1, config.beta2)
             group["eps"], group["weight_decay"] = config.eps, config.weight_decay
-        norm = float(
-            torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), config.grad_clip)
-        )
-        if not math.isfinite(norm):
-            self.clear()
-            raise NonFiniteError(f"the gradient's norm is {norm}")
+        total = self.clip(config.grad_clip)
         self.optimizer.step()
         self.clear()
-        return norm
+        return total
+
+    def clip(self, norm_max: float) -> float:
+        """Scale the gradients down to a norm of at most `norm_max`.
+
+        Returns:
+            Their norm before.
+
+        Raises:
+            NonFiniteError: It is no finite number; the gradients are cleared.
+
+        """
+        total = norm(self.squares())
+        if not math.isfinite(total):
+            self.clear()
+            raise NonFiniteError(f"the gradient's norm is {total}")
+        factor = norm_max / (total + 1e-6)
+        if factor < 1.0:
+            for parameter in self.parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+        return total
 
     def clear(self) -> None:
         """Forget the gradients."""
@@ -189,7 +263,3 @@ def rate(config: OptimizerConfig, step: int, steps_max: int) -> float:
 
 def _moment_name(parameter_name: str, moment: str) -> str:
     return f"{_OPTIMIZER}{moment}.{parameter_name}"
-
-
-def _digest(tensors: dict[str, torch.Tensor]) -> str:
-    return root_digest({name: as_numpy(tensor) for name, tensor in tensors.items()})

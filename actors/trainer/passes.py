@@ -10,7 +10,6 @@ import torch
 
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.forward import SequenceForward
-from penstock.actors.trainer.gradients import accumulate
 from penstock.actors.trainer.learner import Learner, NonFiniteError
 from penstock.actors.trainer.objective.corrections import correction_weights
 from penstock.actors.trainer.objective.kl import entropies, k1, k3
@@ -111,16 +110,13 @@ def take_pass(
     total = PassSums()
     version_measured = policy_version if learner.versions.have_sampled else None
     with learner.published_weights():
-        forward = SequenceForward(learner.policy)
+        forward = learner.forward()
         passes = [
             partial(_forward, forward, batch, version_measured, config, divisor)
             for batch in micro_batches(sequences, config.micro_batch_tokens)
         ]
-        for sums in accumulate(
-            list(learner.parameters.values()),
-            passes,
-            num_workers=config.num_workers,
-            num_threads=config.num_threads,
+        for sums in learner.accumulate(
+            passes, num_workers=config.num_workers, num_threads=config.num_threads
         ):
             total.add(sums)
     if not math.isfinite(total.loss):

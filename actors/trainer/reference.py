@@ -7,14 +7,12 @@ checkpoints carry the recent ones, so that training, training resumed and replay
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
-import torch
 
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.forward import SequenceForward
 from penstock.actors.trainer.learner import Learner
 from penstock.actors.trainer.sequences import TrainingSequence, micro_batches
 from penstock.actors.trainer.versions import Weights
@@ -101,15 +99,17 @@ def logprobs_under(
 
     """
     with learner.computing_with(weights):
-        forward = SequenceForward(learner.policy)
+        forward = learner.forward()
 
         def run(batch: Sequence[TrainingSequence]) -> list[np.ndarray]:
-            torch.set_num_threads(config.num_threads)
-            with torch.no_grad():
-                logprobs = forward.run(batch).logprobs
+            logprobs = forward.run(batch).logprobs
             parts = logprobs.split([one.sampled_at.size for one in batch])
             return [part.numpy() for part in parts]
 
-        with ThreadPoolExecutor(config.num_workers, thread_name_prefix="compare") as pool:
-            batches = micro_batches(sequences, config.micro_batch_tokens)
-            return [each for parts in pool.map(run, batches) for each in parts]
+        batches = micro_batches(sequences, config.micro_batch_tokens)
+        found = learner.run_all(
+            [partial(run, batch) for batch in batches],
+            num_workers=config.num_workers,
+            num_threads=config.num_threads,
+        )
+    return [each for parts in found for each in parts]

@@ -295,7 +295,7 @@ async def first_version(
     log: ReplayLog, policy_config: PolicyConfig, config: TrainerConfig
 ) -> tuple[Learner, TrainerConfig]:
     """Return the learner at version 0, and settings that use all cores; raises as `replay`."""
-    learner = Learner(policy_config, config.optimizer, seed=0)
+    learner = Learner.initialized(policy_config, config.optimizer, seed=0)
     learner.set_threads(config.num_threads)
     key = await first_checkpoint(log.store)
     if key is None:

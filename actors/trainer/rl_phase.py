@@ -90,7 +90,7 @@ class RlPhase:
 
     async def start(self, ctx: Context, seed: int) -> Effects:
         """Take up the newest checkpoint, or make version 0; return the facts of that version."""
-        self._learner = Learner(self._policy_config, self._config.optimizer, seed)
+        self._learner = Learner.initialized(self._policy_config, self._config.optimizer, seed)
         key = await newest_checkpoint(ctx.store)
         if key is None:
             await self._load_model(ctx)

@@ -1,6 +1,6 @@
 """The weights of earlier versions that training still compares with."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -44,11 +44,13 @@ class EarlierVersions:
             for name, value in weights.items()
         }
 
-    def load_state(self, state: Weights) -> None:
-        """Take over the recent ones of a checkpoint, and no others."""
+    def load_state(
+        self, state: Weights, placed: Callable[[str, torch.Tensor], torch.Tensor]
+    ) -> None:
+        """Take over the recent ones of a checkpoint, and no others; `placed` copies a tensor."""
         found: dict[int, dict[str, torch.Tensor]] = {}
         for key, value in state.items():
             if key.startswith(_PREFIX):
                 version, _, name = key.removeprefix(_PREFIX).partition(".")
-                found.setdefault(int(version), {})[name] = value.clone()
+                found.setdefault(int(version), {})[name] = placed(name, value)
         self.recent = {version: found[version] for version in sorted(found)}

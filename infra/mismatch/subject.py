@@ -89,7 +89,7 @@ async def _of_run(arguments: argparse.Namespace) -> MismatchSubject:
 
 
 async def _of_checkpoint(store: ObjectStore, key: str, config: RunConfig) -> Policy:
-    learner = Learner(config.policy, config.trainer.optimizer, seed=0)
+    learner = Learner.initialized(config.policy, config.trainer.optimizer, seed=0)
     await load_checkpoint(store, key, learner)
     return _published(learner.policy, 1.0)
 

@@ -111,7 +111,7 @@ def label(is_desirable, weight=1.0):
 
 
 def make_learner(seed):
-    return Learner(POLICY, CONFIG.optimizer, seed)
+    return Learner.initialized(POLICY, CONFIG.optimizer, seed)
 
 
 def test_packed_replies_have_the_logprobs_of_each_alone():
@@ -133,7 +133,7 @@ def test_a_batch_s_gradient_is_that_of_its_mean_loss():
     """Over several passes, and as autograd gives it for the formula written out."""
     learner, reference = make_learner(1), published(make_learner(2).parameters)
     examples = [pair(), label(True), pair(), label(False, 0.5), label(True)]
-    referred = with_reference(learner, reference, examples, CONFIG.micro_batch_tokens)
+    referred = with_reference(learner, reference, examples, CONFIG)
     with learner.computing_with(published(learner.parameters)):
         sums = accumulate_preferences(learner, referred, CONFIG, 2.0)
         found = {
@@ -170,8 +170,8 @@ def test_the_reference_itself_has_no_margin():
     learner = make_learner(3)
     examples = [pair(), pair(), label(True), label(False)]
     with learner.computing_with(published(learner.parameters)):
-        referred = with_reference(learner, published(learner.parameters), examples, 4096)
-        sums = evaluate_preferences(learner.policy, referred, CONFIG)
+        referred = with_reference(learner, published(learner.parameters), examples, CONFIG)
+        sums = evaluate_preferences(learner, referred, CONFIG)
     assert sums.dpo_loss == pytest.approx(2 * math.log(2), rel=1e-4)
     assert sums.kto_loss == pytest.approx(2 * 0.5, rel=1e-4)
     assert sums.figures()["dpo_margin"] == pytest.approx(0.0, abs=1e-4)
@@ -190,12 +190,10 @@ def test_unrelated_replies_are_of_the_label_before_and_fit():
 
 def test_one_label_alone_has_no_kl_term():
     learner = make_learner(1)
-    (alone,) = with_reference(learner, published(make_learner(2).parameters), [label(True)], 4096)
+    (alone,) = with_reference(learner, published(make_learner(2).parameters), [label(True)], CONFIG)
     assert alone.reference.unrelated == 0.0
     with learner.computing_with(published(learner.parameters)):
-        assert evaluate_preferences(learner.policy, [alone], CONFIG).kto_kl == 0.0
+        assert evaluate_preferences(learner, [alone], CONFIG).kto_kl == 0.0
         (heavier,) = [replace(alone, weight=3.0)]
-        one = evaluate_preferences(learner.policy, [alone], CONFIG).kto_loss
-        assert evaluate_preferences(learner.policy, [heavier], CONFIG).kto_loss == pytest.approx(
-            3 * one
-        )
+        one = evaluate_preferences(learner, [alone], CONFIG).kto_loss
+        assert evaluate_preferences(learner, [heavier], CONFIG).kto_loss == pytest.approx(3 * one)

@@ -29,7 +29,7 @@ def one_thread():
 
 @pytest.fixture(params=[SPARSE, DENSE], ids=["sparse", "dense"])
 def learner(request):
-    learner = Learner(request.param, TrainerConfig().optimizer, seed=1)
+    learner = Learner.initialized(request.param, TrainerConfig().optimizer, seed=1)
     with torch.no_grad():
         for parameter in learner.policy.parameters():
             parameter.mul_(3.0)  # far from uniform, so that an error would show
@@ -76,7 +76,7 @@ async def test_a_step_makes_rewarded_turns_likelier(learner):
     losses = []
     for step in range(1, 9):
         train_step(learner, manifest_of(turns, step), turns, config_with())
-        probe = Learner(learner.policy.config, TrainerConfig().optimizer, seed=1)
+        probe = Learner.initialized(learner.policy.config, TrainerConfig().optimizer, seed=1)
         probe.load_state(learner.state())
         losses.append(
             train_step(probe, manifest_of(good), good, config_with()).metrics["logprob_mean"]
@@ -111,7 +111,7 @@ async def test_missing_or_foreign_turns_are_refused(learner):
     turns = await rollouts(learner, 2)
     manifest = manifest_of(turns)
     if learner.policy.config.is_dense:
-        other = await rollouts(Learner(SPARSE, TrainerConfig().optimizer, seed=1), 2)
+        other = await rollouts(Learner.initialized(SPARSE, TrainerConfig().optimizer, seed=1), 2)
         with pytest.raises(StaleRoutesError, match="rollout r0: routes of a model with experts"):
             train_step(learner, manifest, other, config_with())
         return

@@ -36,7 +36,7 @@ def one_thread():
 
 @pytest.fixture
 def learner():
-    learner = Learner(SPARSE, FAST, seed=1)
+    learner = Learner.initialized(SPARSE, FAST, seed=1)
     with torch.no_grad():
         for parameter in learner.policy.parameters():
             parameter.mul_(3.0)  # far from uniform, so that an error would show
@@ -103,7 +103,7 @@ async def test_kept_versions_survive_a_checkpoint(learner):
     config = config_with(versions_kept=1, correction="geometric")
     turns = await rollouts(learner)
     train_step(learner, manifest_of(turns), turns, config)
-    resumed = Learner(SPARSE, FAST, seed=2)
+    resumed = Learner.initialized(SPARSE, FAST, seed=2)
     resumed.load_state(copy_of(learner))
     resumed.versions.reference = learner.versions.reference
     assert list(resumed.versions.recent) == [0]
@@ -177,7 +177,7 @@ async def test_k1_comes_off_the_reward_before_the_groups_baseline(learner, name)
     """The step equals one whose manifest has the advantages worked out by hand."""
     config = config_with(correction="none", kl=KlConfig(where="reward", coefficient=0.2))
     config = msgspec.structs.replace(config, estimator=name)
-    other = Learner(SPARSE, FAST, seed=3)
+    other = Learner.initialized(SPARSE, FAST, seed=3)
     learner.versions.reference = published(other.parameters)
     turns = await rollouts(learner)
     state, nats = copy_of(learner), k1_by_rollout(learner, turns, config)

@@ -17,7 +17,7 @@ import torch
 from penstock.actors.policy.model import Policy, token_logprobs
 from penstock.actors.policy.packing import pack_tree
 from penstock.actors.trainer.config import TrainerConfig
-from penstock.actors.trainer.gradients import accumulate
+from penstock.actors.trainer.gradients import Pass
 from penstock.actors.trainer.learner import Learner, NonFiniteError
 from penstock.actors.trainer.preferences.config import PreferencesConfig
 from penstock.actors.trainer.preferences.examples import (
@@ -91,7 +91,10 @@ def reply_logprobs(policy: Policy, replies: Sequence[PreferenceReply]) -> torch.
 
 
 def with_reference(
-    learner: Learner, weights: Weights, examples: Sequence[PreferenceExample], tokens_max: int
+    learner: Learner,
+    weights: Weights,
+    examples: Sequence[PreferenceExample],
+    config: TrainerConfig,
 ) -> list[PreferenceExample]:
     """Return a batch's examples with what a reference policy gives their replies.
 
@@ -99,13 +102,13 @@ def with_reference(
         learner: whose policy computes; unchanged.
         weights: the reference's, as published.
         examples: of one batch, in its order.
-        tokens_max: of one pass.
+        config: bounds and threads of a pass.
 
     """
     replies = [reply for example in examples for reply in example.replies]
     with learner.computing_with(weights):
-        unrelated = iter(_unrelated(learner.policy, examples, tokens_max).tolist())
-        own = iter(_all_logprobs(learner.policy, replies, tokens_max).tolist())
+        unrelated = iter(_unrelated(learner, examples, config).tolist())
+        own = iter(_all_logprobs(learner, replies, config).tolist())
     has_kl = sum(not example.is_pair for example in examples) > 1
     return [
         example.with_reference(
@@ -131,7 +134,7 @@ def referred_examples(
     reference = learner.versions.reference
     if reference is None:
         raise ValueError("trainer.preferences: the weights of version 0 are not there")
-    return with_reference(learner, reference, examples, config.micro_batch_tokens)
+    return with_reference(learner, reference, examples, config)
 
 
 def take_preference_pass(
@@ -164,15 +167,10 @@ def accumulate_preferences(
         weight: of the whole.
 
     """
-    settings, tokens_max = config.preferences, config.micro_batch_tokens
-    kl = _kl(learner.policy, examples, tokens_max)
+    kl = _kl(learner, examples, config)
     total = PreferenceSums(kto_kl=float(kl))
-    for sums in accumulate(
-        list(learner.parameters.values()),
-        [
-            partial(_pass, learner.policy, part, settings, kl, weight / len(examples))
-            for part in _parts(examples, lambda each: each.num_tokens, tokens_max)
-        ],
+    for sums in learner.accumulate(
+        _passes(learner.policy, examples, config, kl, weight / len(examples)),
         num_workers=config.num_workers,
         num_threads=config.num_threads,
     ):
@@ -180,17 +178,32 @@ def accumulate_preferences(
     return total
 
 
-@torch.no_grad()
 def evaluate_preferences(
-    policy: Policy, examples: Sequence[PreferenceExample], config: TrainerConfig
+    learner: Learner, examples: Sequence[PreferenceExample], config: TrainerConfig
 ) -> PreferenceSums:
     """Return the figures of examples without a gradient, as one batch."""
-    tokens_max = config.micro_batch_tokens
-    kl = _kl(policy, examples, tokens_max)
+    kl = _kl(learner, examples, config)
     total = PreferenceSums(kto_kl=float(kl))
-    for part in _parts(examples, lambda each: each.num_tokens, tokens_max):
-        total.add(_pass(policy, part, config.preferences, kl, 1.0)[1])
+    for _, sums in learner.run_all(
+        _passes(learner.policy, examples, config, kl, 1.0),
+        num_workers=config.num_workers,
+        num_threads=config.num_threads,
+    ):
+        total.add(sums)
     return total
+
+
+def _passes(
+    policy: Policy,
+    examples: Sequence[PreferenceExample],
+    config: TrainerConfig,
+    kl: torch.Tensor,
+    scale: float,
+) -> list[Pass[PreferenceSums]]:
+    return [
+        partial(_pass, policy, part, config.preferences, kl, scale)
+        for part in _parts(examples, lambda each: each.num_tokens, config.micro_batch_tokens)
+    ]
 
 
 def _pass(
@@ -223,29 +236,33 @@ def _pass(
     return (dpo.sum() + kto.sum()) * scale, sums
 
 
-def _kl(policy: Policy, examples: Sequence[PreferenceExample], tokens_max: int) -> torch.Tensor:
+def _kl(
+    learner: Learner, examples: Sequence[PreferenceExample], config: TrainerConfig
+) -> torch.Tensor:
     """Return z of a batch."""
-    unrelated = _unrelated(policy, examples, tokens_max)
+    unrelated = _unrelated(learner, examples, config)
     before = [each.reference.unrelated for each in examples if not each.is_pair]
     return kto_kl(unrelated - torch.tensor(before[: len(unrelated)]))
 
 
-@torch.no_grad()
 def _unrelated(
-    policy: Policy, examples: Sequence[PreferenceExample], tokens_max: int
+    learner: Learner, examples: Sequence[PreferenceExample], config: TrainerConfig
 ) -> torch.Tensor:
     """Return the log-probabilities of the labels' unrelated replies; none with fewer than two."""
     labels = [example for example in examples if not example.is_pair]
-    replies = unrelated_replies(labels, policy.config.max_position_embeddings)
-    return _all_logprobs(policy, replies, tokens_max)
+    replies = unrelated_replies(labels, learner.policy.config.max_position_embeddings)
+    return _all_logprobs(learner, replies, config)
 
 
-@torch.no_grad()
 def _all_logprobs(
-    policy: Policy, replies: Sequence[PreferenceReply], tokens_max: int
+    learner: Learner, replies: Sequence[PreferenceReply], config: TrainerConfig
 ) -> torch.Tensor:
-    parts = _parts(replies, lambda reply: reply.num_tokens, tokens_max)
-    found = [reply_logprobs(policy, part) for part in parts]
+    parts = _parts(replies, lambda reply: reply.num_tokens, config.micro_batch_tokens)
+    found = learner.run_all(
+        [partial(reply_logprobs, learner.policy, part) for part in parts],
+        num_workers=config.num_workers,
+        num_threads=config.num_threads,
+    )
     return torch.cat(found) if found else torch.zeros(0)
 
 

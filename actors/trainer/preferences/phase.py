@@ -115,7 +115,7 @@ class PreferenceTrainer:
         if not self._heldout:
             return {}
         with self._learner.published_weights():
-            sums = evaluate_preferences(self._learner.policy, self._heldout, self._config)
+            sums = evaluate_preferences(self._learner, self._heldout, self._config)
         return sums.figures() | {"loss": sums.loss}
 
     def progress(self) -> PreferencesProgressed:
@@ -136,8 +136,7 @@ class PreferenceTrainer:
         with self._learner.published_weights():
             self._last = accumulate_preferences(self._learner, referred, self._config, 1.0)
         self.losses.append(self._last.loss)
-        parameters = list(self._learner.parameters.values())
-        torch.nn.utils.clip_grad_norm_(parameters, settings.grad_clip, error_if_nonfinite=True)
+        self._learner.clip(settings.grad_clip)
         self._optimizer.step()
         self._learner.clear()
 
@@ -149,8 +148,7 @@ class PreferenceTrainer:
         return 1.0 - (1.0 - DECAYED_RATE) * (share - warmup) / max(1.0 - warmup, 1e-9)
 
     def _referred(self, examples: Sequence[PreferenceExample]) -> list[PreferenceExample]:
-        tokens_max = self._config.micro_batch_tokens
-        return with_reference(self._learner, self._reference, examples, tokens_max)
+        return with_reference(self._learner, self._reference, examples, self._config)
 
 
 def batches(

@@ -224,7 +224,7 @@ async def _rescored(
     chosen = dice.sample(single, min(num_max, len(single)))
     newest = max(record.policy_version for record in records.values())
     own, others = [0.0], [0.0]
-    learner = Learner(config.policy, config.trainer.optimizer, seed=0)
+    learner = Learner.initialized(config.policy, config.trainer.optimizer, seed=0)
     for record in chosen:
         turn = await open_live_turn(store, vault, record.turn, record.request_id)
         entry = SampleEntry(

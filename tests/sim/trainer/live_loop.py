@@ -55,7 +55,7 @@ class LiveLoop:
         )
         self.join = FeedbackJoin(JoinConfig(signals=(signal,)))
         self.batcher = Batcher(self.config)
-        self.learner = Learner(POLICY, self.config.optimizer, seed=1)
+        self.learner = Learner.initialized(POLICY, self.config.optimizer, seed=1)
         self.turns: dict[str, Turn] = {}
         self.samples: dict[str, LiveSampleJoined] = {}
         self.manifests: list[BatchManifest] = []

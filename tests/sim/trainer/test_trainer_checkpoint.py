@@ -18,7 +18,7 @@ async def world(make_world):
 
 def learner_of(world, seed=99, **changes):
     policy = world.trainer()._policy_config
-    return Learner(changes.get("policy", policy), world.config.optimizer, seed)
+    return Learner.initialized(changes.get("policy", policy), world.config.optimizer, seed)
 
 
 async def test_it_holds_weights_moments_and_the_facts_of_its_step(world):

@@ -34,7 +34,7 @@ async def test_version_0_is_the_model_after_its_mid_training(make_world, tmp_pat
     await started_from(world, tmp_path, MODEL)
     await world.run()
     [completed] = world.log.of(MidtrainCompleted)
-    learner = Learner(MODEL, world.config.optimizer, seed=0)
+    learner = Learner.initialized(MODEL, world.config.optimizer, seed=0)
     with_model = Policy(MODEL, seed=5)
     learner.policy.load_state_dict(with_model.state_dict())
     assert (learner.weights_digest() == completed.weights_digest) == (num_tokens == 0)
@@ -65,6 +65,6 @@ async def test_a_damaged_weight_file_is_not_trained_from(make_world, tmp_path):
 
 def test_a_learner_takes_over_a_dense_folder(make_world, tmp_path):
     save_checkpoint(Policy(DENSE, seed=5), tmp_path)
-    learner = Learner(DENSE, make_world().config.optimizer, seed=0)
+    learner = Learner.initialized(DENSE, make_world().config.optimizer, seed=0)
     learner.load_model(tmp_path)
     assert learner.policy.embedding.equal(load_checkpoint(tmp_path).embedding)

@@ -137,7 +137,7 @@ def gradients(groups):
                        is_length_only=is_length_only)
         )  # fmt: skip
     manifest = BatchManifest(step=1, policy_version=0, groups=entries)
-    learner = Learner(POLICY, OptimizerConfig(), seed=1)
+    learner = Learner.initialized(POLICY, OptimizerConfig(), seed=1)
     seen = {}
 
     def applied(step, config, steps_max):

@@ -42,7 +42,9 @@ def stepped(turns_of, denominator: float, tokens_max: int = 4096):
     manifest = BatchManifest(step=1, policy_version=0, groups=[group])
     loss = LossConfig(token_denominator=denominator, correction="none")
     config = TrainerConfig(loss=loss, num_workers=1, micro_batch_tokens=tokens_max)
-    return train_step(Learner(SMALL, config.optimizer, seed=0), manifest, turns_of, config)
+    return train_step(
+        Learner.initialized(SMALL, config.optimizer, seed=0), manifest, turns_of, config
+    )
 
 
 @pytest.mark.parametrize("mode", list(SummaryMode))
