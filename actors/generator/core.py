@@ -22,11 +22,13 @@ from penstock.actors.generator.kv_cache import SlotCache
 from penstock.actors.generator.native_decoder import NativeDecoder
 from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.policy.config import ExactModeError, PolicyConfig
+from penstock.actors.policy.device import open_device
 from penstock.actors.policy.model import Policy
 from penstock.kernels.decode.layout import DecodeWeights
 from penstock.kernels.ops import raise_deferred_errors
 from penstock.messages.rollout import StopReason
 
+_DEVICE = "generator.device"
 _SHARED_PREFIX_WORTH = 16
 """Wait for a prompt in prefill if it saves computing at least this many tokens."""
 FAILURES_IN_A_ROW_MAX = 8
@@ -50,19 +52,23 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Sampled tokens a chunk carries, but the first, which has one."""
     num_threads: int = 1
     """Threads that torch uses in the worker."""
+    device: str = "cpu"
+    """One of `DEVICES`: of the weights, the cache and the step."""
 
 
 class EngineCore:
     """Scheduler, cache, decoder and sampler behind `TorchEngine`."""
 
     def __init__(self, config: PolicyConfig, options: EngineOptions) -> None:
+        config.check_device(options.device, _DEVICE)
+        self.device = open_device(options.device, _DEVICE)
         self.options = options
         self.metrics = EngineMetrics()
         self.model: Policy | DecodeWeights | None = None
         """What the decoder's `prepare` made of the weights in use."""
         self.policy_version = -1
         num_rows = options.num_running_max + options.num_parked_max
-        self.cache = SlotCache(config, num_rows, options.num_tokens_max)
+        self.cache = SlotCache(config, num_rows, options.num_tokens_max, self.device)
         self.waiting: deque[GenerationRequest] = deque()
         self.prefilling: list[GenerationRequest] = []
         self.decoding: list[GenerationRequest] = []
@@ -71,7 +77,9 @@ class EngineCore:
         """Why no request can be computed any more; empty as long as some can."""
         self._num_failures = 0
         """In a row."""
-        native = NativeDecoder.load(config, self.cache, options.num_threads)
+        native = None
+        if self.device.type == "cpu":
+            native = NativeDecoder.load(config, self.cache, options.num_threads)
         self._recomputes = config.numerics.is_exact
         if self._recomputes and native is None:
             raise ExactModeError("policy.numerics.mode: exact needs the compiled step here too")

@@ -13,9 +13,10 @@ from torch.nn import functional as F
 from penstock.actors.generator.kv_cache import SlotCache
 from penstock.actors.generator.sampler import SamplingBatch, sample
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.experts import combine, round_to, run_experts, sort_by_expert
+from penstock.actors.policy.experts import round_to, run_experts, sort_by_expert
 from penstock.actors.policy.layers import TransformerLayer
 from penstock.actors.policy.model import Policy
+from penstock.actors.policy.operations import combine, rms_norm
 
 _SPAN_STEP = 32
 """Decoding attention reads a multiple of this many positions."""
@@ -68,14 +69,22 @@ class _Places:
 
 
 class Decoder:
-    """Runs steps of a policy over a slot cache, in torch alone: where nothing can be compiled."""
+    """Runs steps of a policy over a slot cache, on the device of the cache.
 
-    name = "torch"
+    On a CPU it is torch alone: where nothing can be compiled. Logits come to the host, where tokens
+    are shaped and drawn, whatever the device.
+    """
 
     def __init__(self, config: PolicyConfig, cache: SlotCache) -> None:
         self.config = config
         self.cache = cache
-        self._columns = torch.arange(cache.num_tokens_max)
+        self._device = cache.kv.device
+        self._columns = torch.arange(cache.num_tokens_max, device=self._device)
+
+    @property
+    def name(self) -> str:
+        """Name of the step in `EngineCapabilities.arithmetic`."""
+        return "torch" if self._device.type == "cpu" else self._device.type
 
     @staticmethod
     def prepare(policy: Policy) -> Policy:
@@ -99,17 +108,17 @@ class Decoder:
         """Extend the cache by the batch's tokens.
 
         Returns:
-            Logits [len(output_rows), V].
+            Logits [len(output_rows), V], on the host.
 
         """
         places = self._places(policy, batch)
-        x = F.embedding(torch.tensor(batch.token_ids), policy.embedding)
+        x = F.embedding(self._tensor(batch.token_ids), policy.embedding)
         routes = []
         for index, layer in enumerate(policy.layers):
             assert isinstance(layer, TransformerLayer)
-            normed = F.rms_norm(x, (x.shape[1],), layer.attention_norm, layer.eps)
+            normed = rms_norm(x, layer.attention_norm, layer.eps)
             x = x + self._attention(index, layer, normed, batch, places)
-            normed = F.rms_norm(x, (x.shape[1],), layer.expert_norm, layer.eps)
+            normed = rms_norm(x, layer.expert_norm, layer.eps)
             routing, experts = layer.route(normed), layer.experts
             dispatch = sort_by_expert(routing.experts, experts.down.shape[0])
             expert_format = experts.expert_format
@@ -118,12 +127,15 @@ class Decoder:
             per_slot = outputs[3]
             x = x + combine(per_slot, routing.weights)
             routes.append(routing.recorded)
-        recorded = torch.stack(routes, dim=1).to(self.cache.routes.dtype)
-        self.cache.routes[places.rows, places.positions] = recorded
+        recorded = torch.stack(routes, dim=1).to(self.cache.routes.dtype).cpu()
+        self.cache.routes[batch.places()] = recorded
         if len(batch.output_rows) < x.shape[0]:
             x = x[batch.output_rows]
-        hidden = F.rms_norm(x, (x.shape[1],), policy.final_norm, self.config.rms_norm_eps)
-        return policy.logits(hidden)
+        hidden = rms_norm(x, policy.final_norm, self.config.rms_norm_eps)
+        return policy.logits(hidden).cpu()
+
+    def _tensor(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, device=self._device)
 
     def _places(self, policy: Policy, batch: StepBatch) -> _Places:
         rows, positions = batch.places()
@@ -132,13 +144,13 @@ class Decoder:
             end = chunk.start + chunk.num_tokens
             last_visible = self._columns[chunk.start : end].unsqueeze(1)
             masks.append(_additive(self._columns[:end] > last_visible))
-        at = torch.tensor(positions)
+        at = self._tensor(positions)
         num_decode = len(batch.decode_positions)
         longest = max(batch.decode_positions, default=0) + 1
         span = min(-(-longest // _SPAN_STEP) * _SPAN_STEP, self.cache.num_tokens_max)
         hidden = self._columns[:span] > at[:num_decode].unsqueeze(1)
         return _Places(
-            rows=torch.tensor(rows),
+            rows=self._tensor(rows),
             positions=at,
             cos=policy.cos[at].unsqueeze(1),
             sin=policy.sin[at].unsqueeze(1),
@@ -158,7 +170,7 @@ class Decoder:
         config, kv = self.config, self.cache.kv[index]
         query, key, value = layer.attention.project(x, places.cos, places.sin)
         kv[places.rows, :, places.positions] = torch.cat((key, value), dim=1)
-        attended = torch.empty(x.shape[0], config.query_dim)
+        attended = x.new_empty(x.shape[0], config.query_dim)
         num_decode = len(batch.decode_positions)
         if num_decode:
             grouped = query[:num_decode].unflatten(1, (config.num_key_value_heads, -1))
@@ -186,4 +198,5 @@ class Decoder:
 
 
 def _additive(is_hidden: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(is_hidden.shape).masked_fill_(is_hidden, -torch.inf)
+    zeros = torch.zeros(is_hidden.shape, device=is_hidden.device)
+    return zeros.masked_fill_(is_hidden, -torch.inf)

@@ -58,14 +58,23 @@ class CacheRow:
 class SlotCache:
     """Preallocated rows with longest-common-prefix reuse and least-recently-used eviction."""
 
-    def __init__(self, config: PolicyConfig, num_rows: int, num_tokens_max: int) -> None:
+    def __init__(
+        self,
+        config: PolicyConfig,
+        num_rows: int,
+        num_tokens_max: int,
+        device: torch.device,
+    ) -> None:
         layers, heads = config.num_hidden_layers, 2 * config.num_key_value_heads
         num_tokens_max = round_up(num_tokens_max)
         self.num_tokens_max = num_tokens_max
         kv_shape = (layers, num_rows, heads, num_tokens_max, config.head_dim)
-        self.kv = torch.from_numpy(huge_zeros(kv_shape, np.float32))
+        if device.type == "cpu":
+            self.kv = torch.from_numpy(huge_zeros(kv_shape, np.float32))
+        else:
+            self.kv = torch.zeros(kv_shape, device=device)
         """[L, rows, 2*Hkv, T, D]: keys then values; inside a tile of positions, the decoder's own
-        layout."""
+        layout. Routes and tokens are on the host on every device."""
         route_dtype = torch.int16 if has_wide_routes(config) else torch.uint8
         shape = (num_rows, num_tokens_max, layers, config.num_experts_per_tok)
         self.routes = torch.zeros(shape, dtype=route_dtype)

@@ -14,16 +14,18 @@ from penstock.actors.generator.engine import InvalidRequestError
 from penstock.actors.policy.checkpoint import PUBLISHED_DTYPE, hf_views, state_digest
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.model import Policy
+from penstock.actors.policy.operations import has_kernels
 from penstock.kernels.delta import Patch
+from penstock.kernels.ops import delta_apply
 from penstock.messages.errors import CorruptDataError
 
 
 class StagedWeights:
     """The double buffer. Not thread-safe: its owner runs one method at a time."""
 
-    def __init__(self, config: PolicyConfig) -> None:
-        self._live = _empty_policy(config)
-        self._standby = _empty_policy(config)
+    def __init__(self, config: PolicyConfig, device: torch.device) -> None:
+        self._live = _empty_policy(config, device)
+        self._standby = _empty_policy(config, device)
         self._views: dict[str, torch.Tensor] | None = None
         """Views of the standby, while an update is open."""
 
@@ -73,8 +75,8 @@ class StagedWeights:
         return self._views
 
 
-def _empty_policy(config: PolicyConfig) -> Policy:
-    policy = Policy(config)
+def _empty_policy(config: PolicyConfig, device: torch.device) -> Policy:
+    policy = Policy(config).to(device)
     for parameter in policy.parameters():
         parameter.detach().zero_()
     return policy.requires_grad_(False).eval()
@@ -98,7 +100,11 @@ def _write_patch(name: str, view: torch.Tensor, patch: Patch) -> None:
         raise InvalidRequestError(f"patch of {name}: int64 [N] indices and uint16 [N] values")
     if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < view.numel():
         raise InvalidRequestError(f"patch of {name}: indices must lie in 0..{view.numel() - 1}")
-    view.view(-1)[torch.from_numpy(indices)] = _from_bits(values)
+    flat, places, written = view.view(-1), torch.from_numpy(indices), _from_bits(values)
+    if has_kernels(flat):
+        delta_apply(flat, places.to(flat.device, torch.int32), written.to(flat.device))
+    else:
+        flat[places] = written
 
 
 def _from_bits(values: np.ndarray) -> torch.Tensor:

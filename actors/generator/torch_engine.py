@@ -53,7 +53,14 @@ class TorchEngine:
         options: EngineOptions | None = None,
         grammars: GrammarMasks | None = None,
     ) -> None:
-        """Make an engine; without `grammars` it refuses requests that have one."""
+        """Make an engine; without `grammars` it refuses requests that have one.
+
+        Raises:
+            InvalidRequestError: Contexts longer than the policy's.
+            ConfigError: The device cannot compute this policy.
+            DeviceUnavailableError: The device is not there.
+
+        """
         self._options = options or EngineOptions()
         if self._options.num_tokens_max > config.max_position_embeddings:
             raise InvalidRequestError(
@@ -64,7 +71,7 @@ class TorchEngine:
         self._grammars = grammars
         self._core = EngineCore(config, self._options)
         self._worker = EngineWorker(self._core, self._deliver)
-        self._weights = StagedWeights(config)
+        self._weights = StagedWeights(config, self._core.device)
         self._weights_lock = asyncio.Lock()
         self._streams: dict[str, asyncio.Queue[TokenChunk]] = {}
 

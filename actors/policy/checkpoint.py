@@ -114,8 +114,11 @@ def state_digest(state: Mapping[str, torch.Tensor]) -> str:
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """View a CPU tensor as numpy without copying; as `Snapshot` says where numpy has no dtype."""
-    tensor = tensor.detach().contiguous()
+    """View a tensor as numpy, as `Snapshot` says where numpy has no dtype.
+
+    A CPU tensor is not copied; one on a GPU is.
+    """
+    tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.uint16).numpy()
     if tensor.dtype in _BYTES:

@@ -18,6 +18,9 @@ from penstock.messages.settings import NonNegativeInt, PositiveFloat, PositiveIn
 
 MODES = ("off", "fast", "exact")
 EXPERT_FORMATS = ("bf16", "mxfp8", "nvfp4")
+DEVICES = ("cpu", "cuda")
+KERNEL_BOUNDS = {"num_experts": 1024, "num_experts_per_tok": 32, "vocab_size": 2**19}
+"""Largest sizes that the CUDA kernels compute."""
 _BLOCKS = {"bf16": 1, "mxfp8": 32, "nvfp4": 16}
 """Elements of a matmul's summed dimension that share a scale."""
 
@@ -153,6 +156,32 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             f"hidden_size and {name} must be multiples of {block} "
             f"for numerics.expert_format {self.numerics.expert_format}",
         )
+
+    def check_device(self, device: str, setting: str) -> None:
+        """Refuse a device that cannot compute this policy.
+
+        Args:
+            device: one of `DEVICES`.
+            setting: that names it, for the error.
+
+        Raises:
+            ConfigError: It cannot; the text says which setting of the policy is against it.
+
+        """
+        if device == "cpu":
+            return
+        on_device = f"with {setting} = {device!r}"
+        if self.numerics.is_exact:
+            expected = f"expected 'fast' or 'off' {on_device}, got 'exact', the CPU's compiled step"
+            raise ConfigError(f"policy.numerics.mode: {expected}")
+        if self.numerics.expert_format == "nvfp4":
+            expected = f"expected 'bf16' or 'mxfp8' {on_device}, got 'nvfp4', which has no kernel"
+            raise ConfigError(f"policy.numerics.expert_format: {expected}")
+        for name, bound in KERNEL_BOUNDS.items():
+            if (value := getattr(self, name)) > bound:
+                raise ConfigError(
+                    f"policy.{name}: expected at most {bound} {on_device}, got {value}"
+                )
 
     @property
     def is_dense(self) -> bool:

@@ -2,7 +2,7 @@
 
 The compiled step (`kernels/decode`) gives a token the same bits in any batch, chunk or cache. Here
 it runs the tokens of a packed tree, so the trainer's logprobs are those that the engine sampled
-with. Gradients are torch's, each layer's taken at the exact input: `model.TakeValue` puts exact
+with. Gradients are torch's, each layer's taken at the exact input: `TakeValue` puts exact
 values in the place of torch's, which differ in the last bits only.
 
 A piece of the tree continues in its parent's row of the cache; its siblings get copies.

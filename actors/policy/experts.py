@@ -15,16 +15,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from penstock.kernels.decode.kernel import round_mxfp8
+from penstock.actors.policy.operations import combine, rounded_mxfp8
 from penstock.kernels.reference.quantize import nvfp4_dequantize, nvfp4_rows
 
 
 def round_to(values: torch.Tensor, expert_format: str) -> torch.Tensor:
     """Round float32 [..., M, K] along K to the values of a format; bf16 leaves them as they are."""
     if expert_format == "mxfp8":
-        rounded = values.clone(memory_format=torch.contiguous_format)
-        round_mxfp8(rounded.numpy())
-        return rounded
+        return rounded_mxfp8(values)
     if expert_format == "nvfp4":
         rows = nvfp4_rows(values.flatten(0, -2).numpy())
         return torch.from_numpy(nvfp4_dequantize(*rows)).view(values.shape)
@@ -114,7 +112,7 @@ def sort_by_expert(expert_ids: torch.Tensor, num_experts: int) -> Dispatch:
     flat_ids = expert_ids.reshape(-1)
     order = torch.argsort(flat_ids, stable=True)
     inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(order.numel())
+    inverse[order] = torch.arange(order.numel(), device=order.device)
     blocks, start = [], 0
     for expert, count in enumerate(torch.bincount(flat_ids, minlength=num_experts).tolist()):
         if count:
@@ -148,14 +146,6 @@ def run_experts(
         torch.mm(activation[block], down[expert].t(), out=output[block])
     per_slot = output.index_select(0, dispatch.inverse).view(x.shape[0], -1, x.shape[1])
     return x_sorted, hidden, activation, per_slot
-
-
-def combine(per_slot: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Sum [T, K, d] weighted by [T, K] over K in slot order -> [T, d]."""
-    total = per_slot[:, 0] * weights[:, 0:1]
-    for slot in range(1, weights.shape[1]):
-        total.addcmul_(per_slot[:, slot], weights[:, slot : slot + 1])
-    return total
 
 
 def _gated_silu_backward(grad: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.experts import ExpertMlp, StraightThrough
-from penstock.kernels.reference.routing import replay_experts
+from penstock.actors.policy.operations import choose_experts, rms_norm
 
 
 class RoutedTokens(NamedTuple):
@@ -52,16 +52,14 @@ class Router(nn.Module):
 
         """
         logits = F.linear(x.to(self.dtype), self.weight.to(self.dtype)).float()
-        scores = logits.softmax(-1)
-        ids = scores.detach().topk(self.num_chosen, dim=-1).indices
-        flips = ids.new_zeros(())
-        if recorded is not None:
-            choice = replay_experts(ids, scores.detach(), recorded, self.plausible)
-            ids, flips = choice.ids, choice.num_mismatched.sum()
-        weights = scores.gather(1, ids)
-        if self.normalize:
-            weights = weights / weights.sum(-1, keepdim=True)
-        return RoutedTokens(ids, weights, ids, scores, flips)
+        chosen = choose_experts(
+            logits,
+            self.num_chosen,
+            normalize=self.normalize,
+            recorded=recorded,
+            plausible=self.plausible,
+        )
+        return RoutedTokens(chosen.ids, chosen.weights, chosen.ids, chosen.scores, chosen.flips)
 
 
 @dataclass(frozen=True)
@@ -85,11 +83,11 @@ class Segments:
         return len(set(self.lengths)) == 1 and not any(self.ancestors)
 
 
-def causal_mask(num_new: int, num_seen: int) -> torch.Tensor | None:
+def causal_mask(num_new: int, num_seen: int, device: torch.device) -> torch.Tensor | None:
     """Return [new, seen + new], 0 where a token may look, -inf elsewhere; None if none seen."""
     if num_seen == 0:
         return None
-    mask = torch.full((num_new, num_seen + num_new), -torch.inf)
+    mask = torch.full((num_new, num_seen + num_new), -torch.inf, device=device)
     return mask.triu_(num_seen + 1)
 
 
@@ -135,9 +133,8 @@ class Attention(nn.Module):
         query, key, value = heads.split(
             (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads), 1
         )
-        shape, eps = (config.head_dim,), config.rms_norm_eps
-        query = rotate(F.rms_norm(query, shape, self.query_norm, eps), cos, sin)
-        key = rotate(F.rms_norm(key, shape, self.key_norm, eps), cos, sin)
+        query = rotate(rms_norm(query, self.query_norm, config.rms_norm_eps), cos, sin)
+        key = rotate(rms_norm(key, self.key_norm, config.rms_norm_eps), cos, sin)
         return query, key, value
 
 
@@ -212,10 +209,9 @@ class TransformerLayer(nn.Module):
         self, x: torch.Tensor, segments: Segments, recorded: torch.Tensor | None
     ) -> tuple[torch.Tensor, RoutedTokens]:
         """[T, d] -> [T, d], and what the router did."""
-        shape = (x.shape[-1],)
-        normed = F.rms_norm(x, shape, self.attention_norm, self.eps)
+        normed = rms_norm(x, self.attention_norm, self.eps)
         x = x + self.attention(normed, segments)
-        normed = F.rms_norm(x, shape, self.expert_norm, self.eps)
+        normed = rms_norm(x, self.expert_norm, self.eps)
         routing = self.route(normed, recorded)
         return x + self.experts(normed, routing.experts, routing.weights), routing
 
@@ -223,8 +219,7 @@ class TransformerLayer(nn.Module):
         """Route [T, d]; without a router all of it to the one expert, and nothing is recorded."""
         if self.router is not None:
             return self.router(x, recorded)
-        only = torch.zeros(x.shape[0], 1, dtype=torch.int64)
+        only = torch.zeros(x.shape[0], 1, dtype=torch.int64, device=x.device)
         nothing = only.new_empty(x.shape[0], 0)
-        return RoutedTokens(
-            only, torch.ones(only.shape), nothing, x.new_empty(nothing.shape), only.new_zeros(())
-        )
+        weights, scores = x.new_ones(only.shape), x.new_empty(nothing.shape)
+        return RoutedTokens(only, weights, nothing, scores, only.new_zeros(()))

@@ -8,7 +8,6 @@ of their beginning, so that no token is computed twice.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.layers import Segments, TransformerLayer, causal_mask, rotary_table
+from penstock.actors.policy.operations import TakeValue, rms_norm
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,6 @@ class PolicyOutput:
         return float(self.flips.sum()) / max(self.num_recorded, 1)
 
 
-class TakeValue(torch.autograd.Function):
-    """The value of another implementation, with the gradient of this one."""
-
-    @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Return `value`, of the shape of `own`."""
-        return value.view_as(own).clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Hand the gradient to `own`."""
-        return grad_outputs[0], None
-
-
 class MtpHead(nn.Module):
     """Predicts the token after next from a hidden state and the next token's embedding.
 
@@ -71,11 +57,10 @@ class MtpHead(nn.Module):
 
     def forward(self, hidden: torch.Tensor, next_embedding: torch.Tensor) -> torch.Tensor:
         """[N, d] and [N, d] -> [N, d], to be put through `Policy.logits`."""
-        shape = (hidden.shape[-1],)
-        left = F.rms_norm(hidden, shape, self.hidden_norm, self.eps)
-        right = F.rms_norm(next_embedding, shape, self.embedding_norm, self.eps)
+        left = rms_norm(hidden, self.hidden_norm, self.eps)
+        right = rms_norm(next_embedding, self.embedding_norm, self.eps)
         mixed = F.linear(torch.cat((left, right), dim=-1), self.projection)
-        return F.rms_norm(left + F.silu(mixed), shape, self.output_norm, self.eps)
+        return rms_norm(left + F.silu(mixed), self.output_norm, self.eps)
 
 
 class Policy(nn.Module):
@@ -110,6 +95,11 @@ class Policy(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
         if seed is not None:
             self.initialize(seed)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes; its inputs must be there."""
+        return self.cos.device
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
@@ -157,7 +147,7 @@ class Policy(nn.Module):
             balance.append(_balance(routing.recorded, routing.scores))
             flips.append(routing.flips)
         return PolicyOutput(
-            hidden=F.rms_norm(x, (x.shape[-1],), self.final_norm, self.config.rms_norm_eps),
+            hidden=rms_norm(x, self.final_norm, self.config.rms_norm_eps),
             routed_experts=torch.stack(routes, dim=1),
             flips=torch.stack(flips),
             num_recorded=0 if recorded is None else int((recorded >= 0).sum()),
@@ -191,7 +181,10 @@ class Policy(nn.Module):
         return Segments(
             lengths=lengths,
             ancestors=ancestors,
-            masks=tuple(map(causal_mask, lengths, starts)),
+            masks=tuple(
+                causal_mask(length, start, input_ids.device)
+                for length, start in zip(lengths, starts, strict=True)
+            ),
             cos=torch.cat([self.cos[span] for span in spans]).unsqueeze(1),
             sin=torch.cat([self.sin[span] for span in spans]).unsqueeze(1),
         )
@@ -211,11 +204,6 @@ class Policy(nn.Module):
         if routed_experts.numel() and int(routed_experts.max()) >= config.num_experts:
             raise ValueError(f"routed_experts must be below num_experts {config.num_experts}")
         return routed_experts.to(torch.int64)
-
-
-def token_logprobs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Log-probability of each target: [N, V] and [N] int64 -> [N] float32."""
-    return -F.cross_entropy(logits.float(), targets, reduction="none")
 
 
 def _ancestors(count: int, parents: Sequence[int] | None) -> tuple[tuple[int, ...], ...]:

@@ -54,6 +54,10 @@ class TokenWindow:
             counts=counts.cumsum_(0),
         )
 
+    def rows(self, at: torch.Tensor, device: torch.device) -> "TokenWindow":
+        """Return those of some positions, int64 [m], on a device."""
+        return TokenWindow(in_context=self.in_context.to(device), counts=self.counts[at].to(device))
+
 
 def bias_vector(sampling: Sampling, vocab_size: int) -> torch.Tensor:
     """Return float32 [V]: what `logit_bias` adds."""
@@ -73,7 +77,7 @@ def shifted(logits: torch.Tensor, sampling: Sampling, window: TokenWindow | None
 
     """
     if sampling.logit_bias:
-        logits = logits + bias_vector(sampling, logits.shape[-1])
+        logits = logits + bias_vector(sampling, logits.shape[-1]).to(logits.device)
     if window is None:
         return logits
     factor = sampling.repetition_penalty
@@ -120,4 +124,5 @@ def tempered(logits: torch.Tensor, temperatures: np.ndarray) -> torch.Tensor:
     """Return logits [n, V] divided by each row's temperature, float64 [n] > 0."""
     if (temperatures == 1.0).all():
         return logits
-    return logits * torch.from_numpy((1.0 / temperatures).astype(np.float32)).unsqueeze(1)
+    factors = torch.from_numpy((1.0 / temperatures).astype(np.float32)).to(logits.device)
+    return logits * factors.unsqueeze(1)

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from penstock.actors.policy.config import DEVICES
 from penstock.actors.trainer.preferences.config import PreferencesConfig
 from penstock.messages.errors import CodecError, ConfigError
 from penstock.messages.reading.parsing import parse_json
@@ -253,6 +254,9 @@ class TrainerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     turns of the batch in training come on top."""
     micro_batch_tokens: PositiveInt = 4096
     """Bound of one forward and backward pass; a longer sequence goes alone."""
+    device: Annotated[str, one_of(DEVICES)] = "cpu"
+    """Where the model is computed; another device gives other bits. cuda is the first GPU that the
+    process sees."""
     num_threads: PositiveInt = 1
     """Threads of torch inside one pass; another number gives other bits."""
     num_workers: PositiveInt = 1

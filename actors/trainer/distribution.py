@@ -141,13 +141,12 @@ def _shaped_turn(logits: torch.Tensor, token_ids: np.ndarray, draw: TurnDraw) ->
         every = TokenWindow.of_turn(
             torch.from_numpy(context), torch.from_numpy(turn[:longest]), vocab_size
         )
-        at = torch.from_numpy(draw.at)
-        window = TokenWindow(in_context=every.in_context, counts=every.counts[at])
+        window = every.rows(torch.from_numpy(draw.at), logits.device)
     logits = shifted(logits, draw.sampling, window)
     if draw.support is None:
         return logits
     is_left = torch.from_numpy(unpack_support(draw.support, vocab_size))
-    return logits.masked_fill(~is_left, -torch.inf)
+    return logits.masked_fill(~is_left.to(logits.device), -torch.inf)
 
 
 def _is_forced(turn: Turn, num_tokens: int) -> np.ndarray:

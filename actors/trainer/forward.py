@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from penstock.actors.policy.exact import ExactForward, ExactPass, Wanted
-from penstock.actors.policy.model import Policy, TakeValue, token_logprobs
+from penstock.actors.policy.model import Policy
+from penstock.actors.policy.operations import TakeValue, token_logprobs
 from penstock.actors.policy.packing import PackedTree, pack_tree
 from penstock.actors.policy.shaping import tempered
 from penstock.actors.trainer.distribution import shaped, temperatures_of
@@ -20,9 +21,11 @@ class Forwarded:
     """What a forward pass gives for a batch with N sampled tokens, T tokens once shared."""
 
     logprobs: torch.Tensor
-    """[N] of the sampled tokens; in exact mode the sampler's own values, where the policy is."""
+    """[N] of the sampled tokens, on the host, where losses are computed; in exact mode the
+    sampler's own values."""
     logits: torch.Tensor
-    """[N, V], as the sampler shaped them: those that the logprobs came of."""
+    """[N, V], as the sampler shaped them: those that the logprobs came of; on the policy's
+    device."""
     router_mismatch: float
     """Share of the recorded routes that the routers would not have chosen."""
     recorded: np.ndarray
@@ -83,21 +86,24 @@ class SequenceForward:
 
     def _run(self, tree: PackedTree, wanted: Wanted, exact: ExactPass | None) -> Forwarded:
         """Run torch, on the exact states if there are any."""
-        routes = torch.from_numpy(tree.routed_experts) if self._replays else None
+        routes = self._placed(tree.routed_experts) if self._replays else None
         output = self._policy(
-            torch.from_numpy(tree.input_ids),
+            self._placed(tree.input_ids),
             tree.lengths,
             routes if exact is None else exact.routed_experts,
             tree.parents,
             None if exact is None else exact.states,
         )
-        rows = torch.from_numpy(wanted.rows)
+        rows = self._placed(wanted.rows)
         logits = wanted.shape(self._policy.logits(output.hidden.index_select(0, rows)))
         logits = tempered(logits, wanted.temperatures)
         return Forwarded(
-            logprobs=token_logprobs(logits, torch.from_numpy(wanted.targets)),
+            logprobs=token_logprobs(logits, self._placed(wanted.targets)).cpu(),
             logits=logits,
             router_mismatch=output.router_mismatch,
             recorded=tree.routed_experts,
-            used=output.routed_experts.numpy(),
+            used=output.routed_experts.cpu().numpy(),
         )
+
+    def _placed(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._policy.device)

@@ -212,7 +212,7 @@ def _proximal(batch: Sequence[TrainingSequence], current: torch.Tensor) -> torch
 
 
 def _entropies(logits: torch.Tensor, *, has_gradient: bool) -> torch.Tensor:
-    return entropies(logits if has_gradient else logits.detach())
+    return entropies(logits if has_gradient else logits.detach()).cpu()
 
 
 def _or_nan(sequence: TrainingSequence, logprobs: np.ndarray | None) -> np.ndarray:

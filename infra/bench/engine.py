@@ -22,7 +22,8 @@ from penstock.actors.generator.core import EngineOptions
 from penstock.actors.generator.torch_engine import TorchEngine
 from penstock.actors.policy.checkpoint import as_numpy, publishable_state, save_checkpoint
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.model import Policy, token_logprobs
+from penstock.actors.policy.model import Policy
+from penstock.actors.policy.operations import token_logprobs
 from penstock.messages.errors import NotFoundError
 from penstock.messages.task import Sampling
 

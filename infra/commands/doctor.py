@@ -35,8 +35,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 async def doctor(arguments: argparse.Namespace) -> int:
     """Print every finding; 1 if something that a run needs is missing."""
-    findings = [_python(), _disk(), _nats_server(), *_packages(), check_vllm(), *await _backends(),
-                check_confinement(), await _namespaces()]  # fmt: skip
+    findings = [_python(), _disk(), _nats_server(), *_packages(), check_gpu(),
+                check_vllm(), *await _backends(), check_confinement(),
+                await _namespaces()]  # fmt: skip
     if arguments.json:
         print_result(findings, as_json=True)
     else:
@@ -101,6 +102,24 @@ def _packages() -> list[Finding]:
         )
         for name, required, how in packages
     ]
+
+
+def check_gpu() -> Finding:
+    """Look for what `trainer.device` and `generator.device` = "cuda" take."""
+    try:
+        from penstock.kernels.cuda.launch import check_cuda, device_name  # Imports torch.
+
+        check_cuda()
+        detail, found = device_name(), True
+    except (ImportError, PenstockError) as error:
+        detail, found = str(error), False
+    return Finding(
+        name="cuda",
+        is_available=found,
+        is_required=False,
+        detail=detail,
+        how_to_get="a Hopper GPU, torch built for CUDA, nvcc, and pip install 'penstock[cuda]'",
+    )
 
 
 def check_vllm() -> Finding:

@@ -170,17 +170,26 @@ def _names(config: RunConfig, given: str | None) -> list[str]:
 
 
 def check_outside(config: RunConfig, names: Sequence[str]) -> None:
-    """Check that machines boot here and that all stores serve us, before anything starts.
+    """Check that machines boot here, that devices are there and stores serve us, before a start.
 
     Raises:
         BackendUnavailable: A sandbox host of ours cannot boot machines; the text says how to
             install what is missing.
+        DeviceUnavailableError: A GPU that a setting names is not there.
         ConfigError: A bucket refuses.
 
     """
-    specs = (spec for name in names for spec in config.processes[name])
-    if any(spec.partition(":")[0] == "sandbox" for spec in specs):
+    roles = {spec.partition(":")[0] for name in names for spec in config.processes[name]}
+    if "sandbox" in roles:
         open_backend(config.pool.backend, allow_process=config.pool.allow_process)
+    for role, device in (
+        ("trainer", config.trainer.device),
+        ("generator", config.generator.device),
+    ):
+        if role in roles and device != "cpu":
+            from penstock.actors.policy.device import check_device  # Imports torch.
+
+            check_device(device, f"{role}.device")
     check_stores(config)
 
 

@@ -33,6 +33,8 @@ def check_config(config: RunConfig) -> None:
     sources = [source.name for source in config.prepare.all_sources]
     config.evaluator.check_sets(sources, config.pacer.eval_temperature)
     _check_model(config)
+    config.policy.check_device(config.trainer.device, "trainer.device")
+    config.policy.check_device(config.generator.device, "generator.device")
     _check_sandbox_hosts(config)
     if config.rollout_worker.places_groups:
         _check_group_fits(config)

@@ -12,6 +12,7 @@ from penstock.kernels.backend import KernelUnavailableError
 from penstock.kernels.native import build
 
 FOLDER = Path(__file__).parent / "src"
+NO_NVCC = "CUDA kernels need nvcc: none on PATH nor under CUDA_HOME"
 _FLAGS = (
     *("-cubin", "-gencode=arch=compute_90a,code=sm_90a", "-std=c++17", "-O3"),
     *("-fmad=false", "-Xptxas", "-v"),
@@ -45,7 +46,7 @@ def compile_cubin(source: str) -> Path:
     """
     nvcc = find_nvcc()
     if nvcc is None:
-        raise KernelUnavailableError("CUDA kernels need nvcc: none on PATH nor under CUDA_HOME")
+        raise KernelUnavailableError(NO_NVCC)
     command = [nvcc, *_FLAGS, f"-I{FOLDER}", str(source_path(source))]
     cubin = build(command, f"{source}.cubin", source_bytes(source))
     if cubin is None:

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 from penstock.kernels.backend import KernelUnavailableError
-from penstock.kernels.cuda.compiler import compile_cubin
+from penstock.kernels.cuda.compiler import NO_NVCC, compile_cubin, find_nvcc
 
 Argument = torch.Tensor | np.generic | None
 """A tensor goes as its pointer, None as a null pointer, a numpy scalar as itself."""
+_CAPABILITY = (9, 0)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -28,6 +29,30 @@ class Launch(Protocol):
 
         """
         ...
+
+
+def check_cuda() -> None:
+    """Check that kernels can be compiled and started here.
+
+    Raises:
+        KernelUnavailableError: Something is missing; the text says what, and how to get it.
+
+    """
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
+        why = f"torch, built for CUDA {built}, finds no device" if built else "torch has no CUDA"
+        raise KernelUnavailableError(f"CUDA kernels need a GPU: {why}; see `nvidia-smi`")
+    if (found := torch.cuda.get_device_capability()) != _CAPABILITY:
+        text = ".".join(map(str, found))
+        raise KernelUnavailableError(f"CUDA kernels need a Hopper GPU (9.0), got capability {text}")
+    _cupy()
+    if find_nvcc() is None:
+        raise KernelUnavailableError(NO_NVCC)
+
+
+def device_name() -> str:
+    """Return the name and the number of the GPUs that this process sees; `check_cuda` passed."""
+    return f"{torch.cuda.get_device_name()} x {torch.cuda.device_count()}"
 
 
 def launch_cuda(name: str, grid: tuple[int, int], num_threads: int, *arguments: Argument) -> None:

@@ -12,8 +12,9 @@ from penstock.actors.generator.decoder import Decoder
 from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.generator.sampler import SamplingBatch, sample
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.model import Policy, token_logprobs
+from penstock.actors.policy.model import Policy
 from penstock.actors.policy.native import decode_shape
+from penstock.actors.policy.operations import token_logprobs
 from penstock.actors.policy.shaping import cut_support
 from penstock.kernels.backend import KernelArgumentError
 from penstock.kernels.decode.kernel import DecodeKernel

@@ -8,7 +8,8 @@ from penstock.actors.generator.core import EngineCore, EngineOptions
 from penstock.actors.generator.request import GenerationRequest
 from penstock.actors.policy.config import NumericsConfig, PolicyConfig
 from penstock.actors.policy.experts import ExpertMlp, StraightThrough, round_to
-from penstock.actors.policy.model import Policy, token_logprobs
+from penstock.actors.policy.model import Policy
+from penstock.actors.policy.operations import token_logprobs
 from penstock.kernels import native
 from penstock.kernels.decode.kernel import round_mxfp8
 from penstock.kernels.reference.quantize import mxfp8_dequantize, mxfp8_rows

@@ -15,7 +15,8 @@ from penstock.actors.policy.checkpoint import (
 )
 from penstock.actors.policy.config import PolicyConfig
 from penstock.actors.policy.experts import ExpertMlp
-from penstock.actors.policy.model import Policy, token_logprobs
+from penstock.actors.policy.model import Policy
+from penstock.actors.policy.operations import token_logprobs
 from penstock.kernels.reference.routing import ROUTE_FREE
 
 SMALL = PolicyConfig(

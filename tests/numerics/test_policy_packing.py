@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.model import Policy, token_logprobs
+from penstock.actors.policy.model import Policy
+from penstock.actors.policy.operations import token_logprobs
 from penstock.actors.policy.packing import pack_tree
 from penstock.kernels.reference.routing import ROUTE_FREE
 

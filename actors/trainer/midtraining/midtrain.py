@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from penstock.actors.policy.device import copied_to
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import MidtrainConfig
 from penstock.actors.trainer.gradients import accumulate
@@ -33,6 +34,12 @@ class PackedBatch:
     """[Q] positions that have a token after next."""
     weights: torch.Tensor
     """[T] of each token as a target."""
+
+    def on(self, device: torch.device) -> "PackedBatch":
+        """Return it with its tensors on a device."""
+        tensors = (self.token_ids, self.rows, self.mtp_rows, self.weights)
+        token_ids, rows, mtp_rows, weights = (tensor.to(device) for tensor in tensors)
+        return PackedBatch(token_ids, self.lengths, rows, mtp_rows, weights)
 
 
 @dataclass(frozen=True)
@@ -134,7 +141,8 @@ class Midtrainer:
             parameter.copy_(weight)
             if f"{_MOMENTS[0]}.{name}" in state:  # Else it never had a gradient.
                 self._optimizer.state[parameter] = {
-                    moment: state[f"{moment}.{name}"].clone() for moment in _MOMENTS
+                    moment: copied_to(parameter.device, state[f"{moment}.{name}"])
+                    for moment in _MOMENTS
                 }
         self.losses, self.num_tokens = state[_LOSSES].tolist(), num_tokens
         random = np.random.default_rng(self._seed)
@@ -165,7 +173,7 @@ class Midtrainer:
         total, weight = 0.0, 0.0
         pieces = segments(self._heldout, self._config.sequence_tokens)
         for part in packed_runs(pieces, self._config.pass_tokens):
-            batch = packed_batch(self._heldout, part)
+            batch = packed_batch(self._heldout, part).on(self._policy.device)
             hidden = self._policy(batch.token_ids, batch.lengths).hidden
             losses, weights = self._losses(hidden, batch)
             total += float((losses * weights).double().sum())
@@ -205,6 +213,7 @@ class Midtrainer:
 
     def _forward(self, batch: PackedBatch, totals: BatchTotals) -> tuple[torch.Tensor, float]:
         """Return one pass's share of the batch's loss, and of its next-token loss."""
+        batch = batch.on(self._policy.device)
         output = self._policy(batch.token_ids, batch.lengths)
         losses, weights = self._losses(output.hidden, batch)
         loss = (losses * weights).sum() / totals.next_weight

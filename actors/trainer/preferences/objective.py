@@ -14,7 +14,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from penstock.actors.policy.model import Policy, token_logprobs
+from penstock.actors.policy.model import Policy
+from penstock.actors.policy.operations import token_logprobs
 from penstock.actors.policy.packing import pack_tree
 from penstock.actors.trainer.config import TrainerConfig
 from penstock.actors.trainer.gradients import Pass
@@ -80,14 +81,18 @@ def reply_logprobs(policy: Policy, replies: Sequence[PreferenceReply]) -> torch.
     token_ids = [np.concatenate([each.context_ids, each.reply_ids]) for each in replies]
     free = [np.zeros((ids.size - 1, 1, 0), np.int64) for ids in token_ids]
     tree = pack_tree([ids[:-1] for ids in token_ids], free)
-    output = policy(torch.from_numpy(tree.input_ids), tree.lengths, None, tree.parents)
+    output = policy(_placed(policy, tree.input_ids), tree.lengths, None, tree.parents)
     at = [each.context_ids.size + np.flatnonzero(each.is_target) for each in replies]
     rows = np.concatenate([places[here - 1] for places, here in zip(tree.places, at, strict=True)])
     targets = np.concatenate([ids[here] for ids, here in zip(token_ids, at, strict=True)])
-    logits = policy.logits(output.hidden.index_select(0, torch.from_numpy(rows)))
-    logprobs = token_logprobs(logits, torch.from_numpy(targets))
+    logits = policy.logits(output.hidden.index_select(0, _placed(policy, rows)))
+    logprobs = token_logprobs(logits, _placed(policy, targets)).cpu()
     sequence = torch.arange(len(replies)).repeat_interleave(torch.tensor([len(h) for h in at]))
     return logprobs.new_zeros(len(replies)).index_add(0, sequence, logprobs)
+
+
+def _placed(policy: Policy, values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(values).to(policy.device)
 
 
 def with_reference(

@@ -17,7 +17,8 @@ from penstock.actors.policy.chat.builtin import PenstockChat
 from penstock.actors.policy.chat.format import ChatMessage, Role
 from penstock.actors.policy.checkpoint import load_published
 from penstock.actors.policy.config import PolicyConfig
-from penstock.actors.policy.model import Policy, token_logprobs
+from penstock.actors.policy.model import Policy
+from penstock.actors.policy.operations import token_logprobs
 from penstock.actors.policy.snapshot import Snapshot
 from penstock.actors.policy.tokenizer import Tokenizer, train_tokenizer
 from penstock.actors.trainer.midtraining.corpus import Corpus, encode_corpus
