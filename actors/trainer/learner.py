@@ -10,6 +10,7 @@ import torch
 
 from penstock.actors.policy.checkpoint import as_numpy, hf_views, tensor_shapes
 from penstock.actors.policy.config import PolicyConfig
+from penstock.actors.policy.device import copied_to, open_device
 from penstock.actors.policy.hf.weights import find_weights
 from penstock.actors.policy.model import Policy
 from penstock.actors.trainer.config import DECAYED_RATE, OptimizerConfig
@@ -58,10 +59,16 @@ class Learner:
 
     @classmethod
     def initialized(
-        cls, policy_config: PolicyConfig, config: OptimizerConfig, seed: int
+        cls, policy_config: PolicyConfig, config: OptimizerConfig, seed: int, device: str = "cpu"
     ) -> "Learner":
-        """Return a learner of random weights."""
-        return cls(Policy(policy_config, seed=seed), config)
+        """Return a learner of random weights, which do not depend on the device.
+
+        Raises:
+            DeviceUnavailableError: The device of `trainer.device` is not there.
+
+        """
+        place = open_device(device, "trainer.device")
+        return cls(Policy(policy_config, seed=seed).to(place), config)
 
     def forward(self) -> SequenceForward:
         """Return forward passes with the weights as they are now, which do not change meanwhile."""
@@ -102,7 +109,7 @@ class Learner:
             value: whole, or as `state` returned it.
 
         """
-        return value.clone()
+        return copied_to(self.policy.device, value)
 
     def load_model(self, folder: Path) -> None:
         """Take over the weights of a Hugging Face folder; the optimizer stays as it is.

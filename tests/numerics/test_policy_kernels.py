@@ -59,12 +59,6 @@ def sharp_policy(config):
     return policy
 
 
-def learner_of(policy):
-    learner = Learner(policy.config, OptimizerConfig(), seed=0)
-    learner.policy.load_state_dict(policy.state_dict())
-    return learner
-
-
 def passed(policy):
     """Return logprobs, routes, flips, and all gradients, of one pass over recorded routes."""
     generator = torch.Generator().manual_seed(0)
@@ -113,7 +107,7 @@ def test_the_cuda_sources_give_the_bits_of_their_reference(kernels):
 
 
 async def test_what_kernels_sampled_torch_trains_without_mismatch(kernels, monkeypatch):
-    learner = learner_of(sharp_policy(SPARSE))
+    learner = Learner(sharp_policy(SPARSE), OptimizerConfig())
     monkeypatch.setattr(NativeDecoder, "load", lambda *_: None)
     with monkeypatch.context() as sampling:
         sampling.setattr(operations, "has_kernels", lambda tensor: True)
