@@ -59,7 +59,7 @@ class WeightFiles:
         for path in self.files:
             with _opened(path) as file:
                 if _HEAD in file.keys() and not torch.equal(  # noqa: SIM118 - not a mapping
-                    _tensor(path, file, _HEAD).to(embedding.dtype), embedding
+                    _tensor(path, file, _HEAD).to(embedding), embedding
                 ):
                     raise ModelFormatError(
                         f"{path}: tensor {_HEAD} differs from {_EMBEDDING}, and "

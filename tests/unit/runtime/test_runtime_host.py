@@ -391,38 +391,3 @@ async def test_processor_time_goes_on_where_an_earlier_start_left_it(world):
     assert reports[-1] == {"process": 3.5, "machines": 4.0}
     (kept,) = await world.log(ProcessorUsed)
     assert kept.processor_s == reports[-1], "the latest wins"
-
-
-class Slow(Actor):
-    """Starts and stops for a second each, and cannot serve until told."""
-
-    role = "slow"
-    waits_for = "no weights yet"
-
-    def not_ready(self):
-        return self.waits_for
-
-    async def start(self, ctx):
-        await ctx.sleep(1.0)
-        return ()
-
-    async def stop(self, ctx):
-        await ctx.sleep(1.0)
-        return ()
-
-
-@simulated
-async def test_an_actor_says_why_it_is_not_ready(world):
-    actor = Slow()
-    host = ActorHost(actor, world.connect("a"), world.store, name="a", seed=7, clock=world.clock)
-    running = asyncio.create_task(host.run(world.stop))
-    await asyncio.sleep(0.5)
-    assert host.not_ready == "starting"
-    await asyncio.sleep(1.0)
-    assert host.not_ready == "no weights yet"
-    actor.waits_for = ""
-    assert host.not_ready == ""
-    world.stop.set()
-    await asyncio.sleep(0.5)
-    assert host.not_ready == "stopping"
-    await running
